@@ -53,8 +53,7 @@ Over several machines: `ranktable gen --help` and deploy/PD_separate/start_serve
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0 done, 1 it failed, 2 the input is wrong, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    name = f"pdserve {arguments[0]}" if arguments else "pdserve"
-    return guarded(name, lambda: _command(arguments))
+    return guarded(_signature(arguments), lambda: _command(arguments))
 
 
 def guarded(name: str, action: Callable[[], int]) -> int:
@@ -67,6 +66,12 @@ def guarded(name: str, action: Callable[[], int]) -> int:
         # The reader of our output has gone; keep the interpreter from complaining at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _signature(arguments: Sequence[str]) -> str:
+    """Return what an error begins with: the command, of `bench` the benchmark too."""
+    is_benchmark = arguments[:1] == ["bench"] and len(arguments) > 1 and arguments[1].isalpha()
+    return " ".join(("pdserve", *arguments[: 2 if is_benchmark else 1]))
 
 
 def _in_one_line(name: str, action: Callable[[], int]) -> int:

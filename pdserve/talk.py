@@ -77,7 +77,7 @@ class Talk:
                 if answer:
                     print(flush=True)
                 if self._quick is not None:
-                    raise _advised(error) from error
+                    raise _advised(error) from error.__cause__
                 print(_advised(error), file=sys.stderr, flush=True)
                 continue
             print(flush=True)
@@ -88,7 +88,7 @@ class Talk:
         try:
             reply = self._client.get(f"{self._prefix}/v1/models")
         except Unavailable as error:
-            raise _advised(error) from error
+            raise _advised(error) from error.__cause__
         if reply.status == 401:
             raise ConfigError(f"{url} refuses the API key: --api-key, or PDSERVE_API_KEY")
         try:

@@ -17,7 +17,7 @@ from pdserve.bench.load.ask import Ask
 from pdserve.bench.load.client_cpu import ClientCpu, cpu_s
 from pdserve.bench.load.dialect import Chat, Completions, Dialect, Embeddings
 from pdserve.bench.load.drive import drive
-from pdserve.bench.load.endpoint import Endpoint
+from pdserve.bench.load.endpoint import NO_CONNECTION, Endpoint
 from pdserve.bench.load.live_line import LiveLine
 from pdserve.bench.load.picture import draw
 from pdserve.bench.load.png import to_png
@@ -32,6 +32,7 @@ from pdserve.bench.serve_about import about, file_name
 from pdserve.bench.serve_asks import make_asks
 from pdserve.bench.serve_options import ServeOptions, parse
 from pdserve.termination import unwind_on_sigterm
+from pdserve.where import START_HINT
 from scheduler.loop import run
 from wire.errors import ConfigError, Unavailable
 
@@ -79,8 +80,11 @@ class _Bench:
         """Find the model, make the requests and send them. Raises ConfigError, Unavailable."""
         options = self._options
         async with open_session(options.headers, options.request_timeout, os.environ) as http:
-            await _wait_ready(http, options)
-            self._model, folder = await _find_model(http, options)
+            try:
+                await _wait_ready(http, options)
+                self._model, folder = await _find_model(http, options)
+            except Unavailable as error:
+                raise _advised(error) from error.__cause__
             asks = await make_asks(options, http, self._model, folder)
             endpoint = Endpoint(http, options.url, _dialect(options, self._model))
             await _warm_up(endpoint, asks, options.num_warmups)
@@ -124,10 +128,10 @@ class _Bench:
     def check(self) -> None:
         """Raise Unavailable where no request completed: figures of nothing are none."""
         lines = self.record.lines.values()
-        if all(line.failure is not None for line in lines):
-            raise Unavailable(
-                f"nothing was measured: none of the {len(lines)} requests to {self._options.url} completed"
-            )
+        if any(line.failure is None for line in lines):
+            return
+        words = f"nothing was measured: none of the {len(lines)} requests to {self._options.url} completed"
+        raise Unavailable(f"{words}; {START_HINT}" if self.record.errors().keys() == {NO_CONNECTION} else words)
 
 
 async def _wait_ready(http: aiohttp.ClientSession, options: ServeOptions) -> None:
@@ -139,8 +143,15 @@ async def _wait_ready(http: aiohttp.ClientSession, options: ServeOptions) -> Non
             return
         except Unavailable as error:
             if time.perf_counter() + _READY_POLL_S > deadline_s:
-                raise Unavailable(f"{error} (--ready-check-timeout-sec {options.ready_check_timeout_sec})") from error
+                words = f"{error} (--ready-check-timeout-sec {options.ready_check_timeout_sec})"
+                raise Unavailable(words) from error.__cause__
         await asyncio.sleep(_READY_POLL_S)
+
+
+def _advised(error: Unavailable) -> Unavailable:
+    """Return the error, with what to do where nobody listens."""
+    is_nobody = isinstance(error.__cause__, aiohttp.ClientConnectorError)
+    return Unavailable(f"{error}; {START_HINT}") if is_nobody else error
 
 
 async def _find_model(http: aiohttp.ClientSession, options: ServeOptions) -> tuple[str, str]:

@@ -106,7 +106,7 @@ def test_a_result_is_added_to_a_file_and_a_server_that_comes_up_is_waited_for(
     results = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
     assert [(one["model_id"], one["completed"]) for one in results] == [("org/m", 1)] * 2
     assert gone.returncode == 1
-    assert gone.stderr.endswith("no connection: Connection refused (--ready-check-timeout-sec 1)\n")
+    assert "no connection: Connection refused (--ready-check-timeout-sec 1); `pdserve up" in gone.stderr
 
 
 def test_vectors_are_a_load_too(cluster: GuideCluster, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_errors_are_counted_by_kind_and_all_of_them_is_a_failure(cluster: GuideC
     assert first.startswith("0 requests completed, 3 failed in ")
     assert kinds.startswith("  3 x HTTP 400, first: ")
     url = cluster.client.base_url
-    assert done.stderr == f"pdserve bench: nothing was measured: none of the 3 requests to {url} completed\n"
+    assert done.stderr == f"pdserve bench serve: nothing was measured: none of the 3 requests to {url} completed\n"
 
 
 def test_ctrl_c_prints_what_was_measured(cluster: GuideCluster, tmp_path: Path) -> None:
@@ -162,4 +162,4 @@ def test_a_server_that_is_not_there_is_one_line(cluster: GuideCluster) -> None:
 
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert line.startswith("pdserve bench: http://127.0.0.1:1/v1/models does not answer: ")
+    assert line.startswith("pdserve bench serve: http://127.0.0.1:1/v1/models does not answer: ")

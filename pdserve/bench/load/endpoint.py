@@ -14,6 +14,8 @@ from pdserve.bench.load.dialect import Dialect, error_words, read_piece, read_wh
 from pdserve.bench.load.sse import EventReader
 from pdserve.bench.load.timeline import Failure, Timeline
 
+NO_CONNECTION = "no connection"
+"""The kind of failure where nobody listens."""
 _MOST_WORDS = 64 << 10  # bytes read of an answer that is an error
 
 
@@ -50,7 +52,7 @@ class Endpoint:
         except _Failed as error:
             failure = error.failure
         except aiohttp.ClientConnectorError as error:
-            failure = Failure("no connection", system_words(error.os_error))
+            failure = Failure(NO_CONNECTION, system_words(error.os_error))
         except TimeoutError:
             failure = Failure("deadline", f"no whole answer within {self.http.timeout.total or 0:g} s")
         except (aiohttp.ClientError, ConnectionError) as error:
