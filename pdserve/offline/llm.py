@@ -9,7 +9,6 @@ from engine.torch_start import only_meanwhile
 from pdserve.offline import beam_search as beams
 from pdserve.offline import vectors
 from pdserve.offline.generating import Job, generate, seed_of
-from pdserve.offline.interrupted import end_as_interrupted
 from pdserve.offline.loop_thread import LoopThread
 from pdserve.offline.metrics import Metric, read_metrics
 from pdserve.offline.opening import opening
@@ -56,7 +55,6 @@ class LLM:
         max_in_flight: int | None = None, **keywords: Any,
     ) -> None:  # fmt: skip
         """Load the model, or find it. Raises ConfigError for what cannot be had, Unavailable where nobody answers."""
-        end_as_interrupted()
         if tokenizer is not None and cluster is None:
             keywords["tokenizer"] = tokenizer
         with only_meanwhile():

@@ -21,6 +21,7 @@ from pathlib import Path
 from batch.answering import NO_HEADERS, Answer, Answerer
 from batch.inflight import Inflight
 from pdserve.client import Client
+from pdserve.offline.interrupted import import_what_torch_would_at_the_end
 from pdserve.offline.surface import Surface
 from pdserve.ports import free_ports
 from pdserve.process_plan import ProcessPlan
@@ -53,6 +54,7 @@ async def open_local(config: SchedulerConfig) -> AsyncIterator[Surface]:
             app = await stack.enter_async_context(inner_app(config.engine, config.options))
         except ConfigError as error:
             raise ConfigError(as_keywords(str(error))) from error
+        import_what_torch_would_at_the_end()
         yield await _surface(AppAnswerer(app), "", _LOCAL_RETRY_S)
 
 
