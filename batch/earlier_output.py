@@ -1,72 +1,124 @@
-"""The output of a run that ended: its good answers are taken over, so that only what failed is asked again."""
+"""The answers of a run before that are kept, so that only what failed is asked again: of its output, or its journal."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from batch.input_file import InputFile
 from batch.journal import Journal
 from batch.journal_record import Record
 from batch.lines import BadLine, parse_line, shown_id
-from batch.output_line import Outcome, good_outcome
+from batch.output_line import good_outcome
 from wire.errors import ConfigError
 
 
-def take_over(output: Path, source: InputFile, journal: Journal, check: Callable[[], None]) -> frozenset[str]:
-    """Put the good answers of `output` into `journal`, for lines without one there; they may be in any order.
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """Good answers that `place` has. `wanted` are the positions of those that the journal lacks, by custom_id.
 
-    `check` is called before, where there are any; it raises ConfigError for answers that are not to be mixed with
-    others.
-
-    Returns the models that its good answers to lines without a `model` name: nothing but what is served chose them.
-    Raises ConfigError where there is no such file though the journal is empty, or it is not the output of this input;
-    then nothing was put.
+    `models` are what answers to lines without a `model` name: nothing but what was served chose them.
     """
-    positions: dict[str, int] = {}
-    nameless, models = set[int](), set[str]()
+
+    place: Path
+    wanted: Mapping[str, int] = field(default_factory=dict)
+    models: frozenset[str] = frozenset()
+
+    def records(self) -> Iterator[Record]:
+        """Yield the wanted answers. Raises ConfigError where the file lacks some of them by now."""
+        left = dict(self.wanted)
+        if not left:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            for _, answered, line in _answered(self.place):
+                position = left.get(answered["custom_id"])
+                outcome = None if position is None else good_outcome(answered, line)
+                if position is not None and outcome is not None:
+                    del left[answered["custom_id"]]
+                    yield Record(position, outcome)
+        if left:
+            words = f"{len(left)} answers less: give the command again"
+            raise ConfigError(f"{self.place} has changed since it was read, {words}")
+
+
+def of_output(output: Path, source: InputFile, journal: Journal, check: Callable[[], None]) -> Earlier:
+    """Read all of `output`, whose answers may be in any order, and return what of it is to be taken over.
+
+    `check` is called where it has good answers; it raises ConfigError for those that are not to be mixed with others.
+    Raises ConfigError where there is no such file though the journal is empty, or it is not the output of this input.
+    """
+    positions, nameless = _requests(source)
+    good, models = dict[str, int](), set[str]()
+    try:
+        for number, answered, line in _answered(output):
+            custom_id = answered["custom_id"]
+            if custom_id not in positions:
+                words = f"answers {shown_id(custom_id)}, which the input does not have: it is the output of another one"
+                raise ConfigError(f"{output}: line {number} {words}")
+            if good_outcome(answered, line) is not None:
+                good[custom_id] = positions[custom_id]
+                models |= _models(answered) if positions[custom_id] in nameless else frozenset()
+    except FileNotFoundError:
+        if journal.is_empty:
+            words = "only the output of a run that ended has lines to ask again"
+            raise ConfigError(f"{output} is not there: {words}") from None
+    if good:
+        check()
+    wanted = {custom_id: position for custom_id, position in good.items() if not journal.has(position)}
+    return Earlier(output, wanted, frozenset(models))
+
+
+def of_journal(source: InputFile, journal: Journal) -> Earlier:
+    """Return what the good answers in `journal` say; they are kept as they are. Raises ConfigError."""
+    models = set[str]()
+    _, nameless = _requests(source)
+    try:
+        for position in nameless:
+            if journal.has(position):
+                models |= _models(parse_line(journal.line(position)[0]))
+    except OSError as error:
+        raise ConfigError(f"{journal.path}: {error.strerror}") from error
+    return Earlier(journal.path, models=frozenset(models))
+
+
+def _requests(source: InputFile) -> tuple[dict[str, int], set[int]]:
+    """Return the positions of all requests by custom_id, and those of requests that name no model."""
+    positions, nameless = dict[str, int](), set[int]()
     for position in range(len(source)):
         request = parse_line(source.line(position))
         positions[request["custom_id"]] = position
         if _model(request.get("body")) is None:
             nameless.add(position)
-    try:
-        with output.open("rb") as file:
-            if sum(1 for _ in _good(file, positions, output)):  # all of it is read before anything is kept
-                check()
-            file.seek(0)
-            for position, outcome, model in _good(file, positions, output):
-                if model is not None and position in nameless:
-                    models.add(model)
-                if not journal.has(position):
-                    journal.append(Record(position, outcome))
-    except FileNotFoundError:
-        if journal.is_empty:
-            words = "only the output of a run that ended has lines to ask again"
-            raise ConfigError(f"{output} is not there: {words}") from None
-    except OSError as error:
-        raise ConfigError(f"{error.filename or output}: {error.strerror}") from error
-    return frozenset(models)
+    return positions, nameless
 
 
-def _good(file: BinaryIO, positions: Mapping[str, int], output: Path) -> Iterator[tuple[int, Outcome, str | None]]:
-    """Yield the good answers, with the positions of their requests and the model that each names, if any.
+def _answered(path: Path) -> Iterator[tuple[int, dict[str, Any], bytes]]:
+    """Yield the lines of an output: number, object, bytes.
 
-    Raises ConfigError for a line that answers none.
+    Raises FileNotFoundError, and ConfigError for what cannot be read or is no line of an output.
     """
-    for number, line in enumerate(file, 1):
-        if not line.strip():
-            continue
-        try:
-            answered = parse_line(line)
-        except BadLine as problem:
-            raise ConfigError(f"{output}: line {number} {problem}: it is no output of a batch") from None
-        custom_id = answered["custom_id"]
-        if custom_id not in positions:
-            words = f"answers {shown_id(custom_id)}, which the input does not have: it is the output of another one"
-            raise ConfigError(f"{output}: line {number} {words}")
-        outcome = good_outcome(answered, line.strip())
-        if outcome is not None:
-            yield positions[custom_id], outcome, _model(answered["response"].get("body"))
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, _parsed(path, number, line), line.strip()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"{error.filename or path}: {error.strerror}") from error
+
+
+def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        return parse_line(line)
+    except BadLine as problem:
+        raise ConfigError(f"{path}: line {number} {problem}: it is no output of a batch") from None
+
+
+def _models(answered: Mapping[str, Any]) -> frozenset[str]:
+    name = _model(answered["response"].get("body"))
+    return frozenset() if name is None else frozenset((name,))
 
 
 def _model(body: Any) -> str | None:

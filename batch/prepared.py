@@ -2,13 +2,14 @@
 
 import contextlib
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from batch.binding_note import check_note
-from batch.earlier_output import take_over
+from batch.binding_note import check_note, check_place_of_note
+from batch.earlier_output import Earlier, of_journal, of_output
 from batch.input_file import InputFile
 from batch.job import BatchJob
 from batch.journal import Journal
@@ -23,7 +24,7 @@ class Prepared:
         self.job = job
         self.source = source
         self.journal = journal
-        self.models: frozenset[str] = frozenset()  # of answers that were taken over, where no line chose them
+        self.earlier = Earlier(job.output_path)  # answers of a run before: with `retry_failed`
 
     @property
     def total(self) -> int:
@@ -33,7 +34,16 @@ class Prepared:
     @property
     def left(self) -> int:
         """How many of them have no answer yet; with none left, no answerer is asked."""
-        return self.total - self.journal.num_done
+        return self.total - self.journal.num_done - len(self.earlier.wanted)
+
+    def take_over(self) -> None:
+        """Put the answers of the earlier output into the journal: once nothing more can be said against them.
+
+        Raises OSError where the disk does not keep them, ConfigError where that output is another one by now.
+        """
+        for record in self.earlier.records():
+            self.journal.append(record)
+        self.earlier = replace(self.earlier, wanted={})
 
     def __enter__(self) -> Self:
         """Enter."""
@@ -73,12 +83,24 @@ def prepare(job: BatchJob) -> Prepared:
     if job.retry_failed:
         try:
             prepared.journal.forget_failed()
-            check = partial(check_note, job.note_path, job.binding, job.output_path)
-            prepared.models = take_over(job.output_path, source, prepared.journal, check)
+            prepared.earlier = _earlier(job, source, prepared.journal)
         except BaseException:
             prepared.close()
             raise
     return prepared
+
+
+def _earlier(job: BatchJob, source: InputFile, journal: Journal) -> Earlier:
+    """Return the answers that are kept. An output without a note, of which nothing failed, is not mixed with a journal.
+
+    That journal is of a run which began after it, and may depend on something else. Of a retry that was stopped it has
+    what an output without a note gave it.
+    """
+    if not journal.is_empty and not job.note_path.exists():
+        return of_journal(source, journal)
+    stopped = None if journal.is_empty else job.journal_path
+    check = partial(check_note, job.note_path, job.binding, job.output_path, stopped)
+    return of_output(job.output_path, source, journal, check)
 
 
 def _check_places(job: BatchJob) -> None:
@@ -86,6 +108,7 @@ def _check_places(job: BatchJob) -> None:
     for path, what in written:
         check_folder(path, what)
         check_place(path, what)
+    check_place_of_note(job.note_path, job.output_path)
     places = [os.path.realpath(path) for path, _ in written]
     for (path, what), place in zip(written, places, strict=True):
         if places.count(place) > 1:

@@ -3,7 +3,7 @@
 import threading
 from contextlib import ExitStack
 
-from batch.binding_note import write_note
+from batch.binding_note import remove_note, write_note
 from batch.prepared import Prepared
 from batch.whole_file import WholeFile
 from wire.failpoints import failpoint
@@ -38,6 +38,6 @@ def write_results(prepared: Prepared, gives_up: threading.Event) -> bool:
     if prepared.journal.num_failed:
         write_note(job.note_path, job.binding)
     else:
-        job.note_path.unlink(missing_ok=True)
+        remove_note(job.note_path)
     prepared.journal.remove()
     return True

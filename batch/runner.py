@@ -49,6 +49,8 @@ async def run_batch(
     `on_progress` is called at the start and after each line. Raises BatchStopped, or CancelledError where the caller
     cancels: then no line is being asked any more, what was answered is kept, and the same job goes on from there.
     """
+    with _in_words(prepared), _kept(prepared.journal):
+        prepared.take_over()
     run = _Run(prepared, answerer, on_progress)
     try:
         with _in_words(prepared):

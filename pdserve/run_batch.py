@@ -83,7 +83,7 @@ async def _answer(
     async with contextlib.AsyncExitStack() as stack:
         answerer = Nobody() if source is None else await stack.enter_async_context(source.opened())
         if prepared.left:
-            await check_models(answerer, prepared.models, prepared.job.output_path)
+            await check_models(answerer, prepared.earlier.models, prepared.earlier.place)
         if request.metrics is not None:
             engine = answerer if isinstance(source, ModelHere) else None
             await stack.enter_async_context(serve_metrics(*request.metrics, lambda: view.last, engine))

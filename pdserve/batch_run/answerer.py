@@ -75,13 +75,13 @@ class Server:
                 raise ConfigError(f"--model {name} is not served at {shown}, which has {', '.join(served)}")
 
 
-async def check_models(answerer: Answerer, models: Collection[str], output: Path) -> None:
-    """Raise ConfigError where answers of `output` are of a model that is not served: the others would be of another."""
+async def check_models(answerer: Answerer, models: Collection[str], place: Path) -> None:
+    """Raise ConfigError where answers in `place` are of a model that is not served: the others would be of another."""
     if models:
         served = _served(await answerer.ask("GET", "/v1/models")) or []
         for name in sorted(set(models) - set(served)):
             words = f"its failed lines would be asked of {', '.join(served) or '(none)'}"
-            raise ConfigError(f"{output} has good answers of the model {name}, and {words}: serve the same model")
+            raise ConfigError(f"{place} has good answers of the model {name}, and {words}: serve the same model")
 
 
 def model_here(request: BatchRequest) -> ModelHere:

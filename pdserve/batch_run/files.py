@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from batch.binding_note import note_of
+from batch.binding_note import note_of, remove_note
 from batch.job import BatchStopped
 from batch.redaction import redacted
 from batch.remote.addresses import AddressRules
@@ -68,7 +68,7 @@ def send(request: BatchRequest, files: BatchFiles, interruption: Interruption) -
         kept = f"all answers are kept in {files.output}: the same command sends them"
         raise BatchStopped(f"{error}; {kept}") from error
     files.output.unlink(missing_ok=True)
-    note_of(files.output).unlink(missing_ok=True)
+    remove_note(note_of(files.output))
 
 
 def _target(request: BatchRequest) -> RemoteUrl | None:

@@ -9,7 +9,8 @@ import pytest
 from batch.answering import Answer
 from batch.job import BatchJob
 from batch.prepared import prepare
-from tests.batch.scripted import NUM_LINES, Scripted, echo, line, read_lines, run_job, says, write_lines
+from batch.runner import run_batch
+from tests.batch.scripted import NUM_LINES, Scripted, echo, ignore, line, read_lines, run_job, says, write_lines
 from wire.errors import ConfigError
 
 pytestmark = pytest.mark.anyio
@@ -170,12 +171,6 @@ async def test_an_output_without_a_good_answer_parts_nobody(job: BatchJob) -> No
     assert (progress.done, progress.errors) == (NUM_LINES, 0)
 
 
-async def test_a_note_that_is_none_of_ours_is_refused(ended: BatchJob) -> None:
-    ended.note_path.write_text("my notes\n")
-
-    assert _refusal(ended).startswith(f"{ended.note_path} is no note of ours, or is damaged: remove it")
-
-
 async def test_what_failed_in_a_retry_that_was_stopped_is_asked_again(ended: BatchJob) -> None:
     def script(n: Any, times: int) -> Answer | Exception:
         return RuntimeError("killed") if n == 23 else says({"error": {"message": "still"}}, 400)
@@ -232,4 +227,20 @@ async def test_the_models_of_answers_that_no_line_chose_are_told(job: BatchJob) 
     )
 
     with prepare(replace(job, retry_failed=True)) as prepared:
-        assert (prepared.left, prepared.models) == (1, frozenset({"served"}))
+        assert (prepared.left, prepared.earlier.models) == (1, frozenset({"served"}))
+
+
+async def test_a_retry_that_goes_no_further_than_its_preparation_leaves_no_journal(ended: BatchJob) -> None:
+    before = {path: path.read_bytes() for path in ended.output_path.parent.iterdir()}
+
+    with prepare(ended) as prepared:
+        assert (prepared.left, prepared.journal.num_done) == (3, 0)
+
+    assert {path: path.read_bytes() for path in ended.output_path.parent.iterdir()} == before
+
+
+async def test_an_output_that_lost_answers_since_it_was_read_is_refused(ended: BatchJob) -> None:
+    with prepare(ended) as prepared:
+        ended.output_path.write_bytes(b"")
+        with pytest.raises(ConfigError, match=r"out\.jsonl has changed since it was read, 27 answers less"):
+            await run_batch(prepared, Scripted(), on_progress=ignore)

@@ -166,6 +166,20 @@ def test_only_what_failed_is_asked_again(tmp_path: Path, loopback: Loopback) -> 
     assert nothing.status == 0, f"no model is looked for: {nothing.err}"
 
 
+def test_a_file_of_somebody_else_where_the_note_would_be_ends_the_run_before_the_model_is_looked_for(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path / "in.jsonl", BATCH)
+    strange = write(tmp_path / "out.jsonl.asked", ["what I asked"])
+
+    ended = run(tmp_path, *COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", *NO_MODEL)
+
+    assert ended.status == 2
+    assert "out.jsonl.asked is no note of ours, or is damaged: remove it, or name another output than" in ended.err
+    assert "/no/such/model" not in ended.err
+    assert strange.read_text() == "what I asked\n"
+
+
 def test_failed_lines_are_not_asked_of_another_model_than_the_rest(tmp_path: Path, loopback: Loopback) -> None:
     write(tmp_path / "in.jsonl", [*BATCH[:3], request("id-four", "/bad_url")])
     words = (*COMMAND, "-i", "in.jsonl", "-o", "out.jsonl")
@@ -198,6 +212,7 @@ def test_failed_lines_are_not_asked_of_a_server_that_serves_another_model_by_now
     assert ended.status == 2
     assert "out.jsonl has good answers of the model m-7b, and its failed lines would be asked of tiny" in ended.err
     assert loopback.asked == {}
+    assert not (tmp_path / "out.jsonl.journal").exists(), "a run without the flag would go on with its answers"
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -83,6 +83,7 @@ def test_a1_14_a_place_that_says_no_ends_the_run_in_its_words_and_the_answers_ar
     refused = run(tmp_path, *words, "-o", f"{loopback.url}/out{SIGNATURE}")
     asked = dict(loopback.asked)
     (kept,) = (path for path in waiting.iterdir() if path.suffix == ".jsonl")
+    strange = write(kept.with_name(f"{kept.name}.asked"), ["of somebody else"])
     again = run(tmp_path, *words, "-o", f"{loopback.url}/out?X-Amz-Signature=another")
 
     assert refused.status != 0
@@ -92,6 +93,7 @@ def test_a1_14_a_place_that_says_no_ends_the_run_in_its_words_and_the_answers_ar
     assert again.status == 0, again.err
     assert loopback.asked == asked, "no line is asked a second time"
     assert texts(loopback.puts[-1][1]) == SAID
+    assert [*waiting.iterdir()] == [strange]
 
 
 def test_an_output_whose_url_has_expired_is_refused_before_the_model_is_looked_for(

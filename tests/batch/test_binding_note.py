@@ -1,0 +1,60 @@
+"""The place of the note may have a file of somebody else's, which no run removes or replaces."""
+
+from dataclasses import replace
+
+import pytest
+
+from batch.answering import Answer
+from batch.binding_note import note_of, remove_note, write_note
+from batch.job import BatchJob, BatchStopped
+from batch.prepared import prepare
+from tests.batch.scripted import NUM_LINES, Scripted, echo, read_lines, run_job, says
+from wire.errors import ConfigError
+
+pytestmark = pytest.mark.anyio
+MINE = b"what I asked of whom\n"
+
+
+@pytest.mark.parametrize("content", [MINE, b"", b'00000000 {"pdserve_batch_journal":1}\n'])
+@pytest.mark.parametrize("retry_failed", [False, True])
+def test_a_file_that_is_none_of_ours_is_refused_before_anything_is_asked(
+    job: BatchJob, content: bytes, retry_failed: bool
+) -> None:
+    job.note_path.write_bytes(content)
+
+    with pytest.raises(ConfigError) as refused:
+        prepare(replace(job, retry_failed=retry_failed))
+
+    assert str(refused.value) == (
+        f"{job.note_path} is no note of ours, or is damaged: remove it, or name another output than {job.output_path}"
+    )
+    assert job.note_path.read_bytes() == content
+    assert not job.journal_path.exists()
+
+
+@pytest.mark.parametrize("status", [200, 400])
+async def test_a_file_that_came_while_it_ran_stays_too(job: BatchJob, status: int) -> None:
+    def script(n: object, times: int) -> Answer:
+        job.note_path.write_bytes(MINE)
+        return says({}, status)
+
+    if status == 200:
+        await run_job(job, Scripted(script))
+    else:
+        with pytest.raises(BatchStopped, match=r"out\.jsonl\.asked: it is no note of ours; 30 of 30 lines"):
+            await run_job(job, Scripted(script))
+
+    assert job.note_path.read_bytes() == MINE
+    assert len(read_lines(job.output_path)) == NUM_LINES
+
+
+async def test_a_note_of_ours_is_replaced_and_removed(job: BatchJob) -> None:
+    write_note(job.note_path, {"--model": "a"})
+
+    await run_job(replace(job, binding={"--model": "b"}), Scripted(lambda n, times: says({}, 400)))
+    second = job.note_path.read_bytes()
+    await run_job(replace(job, binding={"--model": "b"}), Scripted(echo))
+
+    assert b'"--model":"b"' in second
+    assert not job.note_path.exists()
+    remove_note(note_of(job.output_path))

@@ -1,0 +1,55 @@
+"""A run that was stopped before it replaced an output goes on with what failed asked again: the two are not mixed."""
+
+from dataclasses import replace
+
+import pytest
+
+from batch.job import BatchJob
+from batch.prepared import prepare
+from tests.batch.scripted import Script, Scripted, line, read_lines, run_job, says, write_lines
+from wire.errors import ConfigError
+
+pytestmark = pytest.mark.anyio
+
+
+def _in(dtype: str) -> Script:
+    return lambda n, times: says({"dtype": dtype, "model": dtype})
+
+
+async def _stopped(job: BatchJob, dtype: str, script: Script) -> BatchJob:
+    """Run four lines to their end in float32, then from anew in `dtype`, stopped at the third; return that job."""
+    write_lines(job.input_path, [line(n, body={"n": n}) for n in range(4)])
+    await run_job(replace(job, binding={"--dtype": "float32"}), Scripted(script))
+    again = replace(job, binding={"--dtype": dtype}, max_inflight=1)
+    with pytest.raises(RuntimeError, match="killed"):
+        await run_job(again, Scripted(lambda n, times: RuntimeError("killed") if n == 2 else _in(dtype)(n, times)))
+    return replace(again, retry_failed=True)
+
+
+async def test_an_output_that_the_stopped_run_was_to_replace_gives_it_nothing(job: BatchJob) -> None:
+    retry = await _stopped(job, "bfloat16", _in("float32"))
+    answerer = Scripted(_in("bfloat16"))
+
+    with prepare(retry) as prepared:
+        assert (prepared.left, prepared.earlier.models) == (2, frozenset({"bfloat16"})), (
+            "the journal's, not the output's"
+        )
+    progress = await run_job(retry, answerer)
+
+    assert [one["response"]["body"]["dtype"] for one in read_lines(job.output_path)] == ["bfloat16"] * 4
+    assert set(answerer.asked) == {2, 3}
+    assert (progress.done, progress.resumed) == (4, 2)
+
+
+async def test_a_stopped_run_over_an_output_of_another_binding_is_ended_first(job: BatchJob) -> None:
+    retry = await _stopped(job, "bfloat16", lambda n, times: says({}, 400) if n == 1 else _in("float32")(n, times))
+
+    with pytest.raises(ConfigError) as refused:
+        prepare(retry)
+    assert str(refused.value) == (
+        f"{job.output_path} has the answers of another run: --dtype was float32 and is bfloat16 now; "
+        f"{job.journal_path} has those of a run after it that was stopped: end that one first, without asking what "
+        "failed again"
+    )
+    await run_job(replace(retry, retry_failed=False), Scripted(_in("bfloat16")))
+    assert [one["response"]["body"]["dtype"] for one in read_lines(job.output_path)] == ["bfloat16"] * 4
