@@ -1,4 +1,4 @@
-"""Each page of launch, deployment and NPUs has its Chinese one, which names the same flags, files, variables and figures."""
+"""Each page of launch, deployment and NPUs has its Chinese one: the same flags, files, variables and figures."""
 
 import re
 from collections import Counter
