@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from devices.table import AUTO
 from pdserve.ports import free_ports
-from pdserve.preset_cards import deal_cards
+from pdserve.preset_cards import deal_to_instances
 from pdserve.process_plan import ProcessPlan, environment, launch_command
 from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.devices.kinds import kind_named
@@ -38,7 +38,7 @@ def lay_out(shape: ClusterShape, tables: Path) -> tuple[ProcessPlan, ...]:
     Raises ConfigError where a variable that is set shows too few cards.
     """
     num_instances = shape.num_prefill + shape.num_decode
-    dealt = deal_cards(shape.device, num_instances, shape.num_ranks, os.environ)
+    dealt = deal_to_instances(shape.device, num_instances, shape.num_ranks, os.environ)
     ports = free_ports(num_instances, HOST)
     generated = _generate(shape, ports, tables)
     ensure_secret(tables)

@@ -95,7 +95,7 @@ def parse(argv: Sequence[str]) -> UpRequest:
     check_engine_flags(from_namespace(EngineOptions, namespace), options.prefill + options.decode)
     if not options.ray:
         check_device(from_namespace(EngineOptions, namespace))
-        _stay_off_few_cards(namespace, options.prefill + options.decode)
+        stay_off_few_cards(namespace, options.prefill + options.decode)
     elsewhere = flags_elsewhere(from_namespace(EngineOptions, namespace), os.environ) if options.address else {}
     fill_model(namespace)
     config = SchedulerConfig(from_namespace(EngineOptions, namespace), from_namespace(SchedulerOptions, namespace))
@@ -104,7 +104,8 @@ def parse(argv: Sequence[str]) -> UpRequest:
     return UpRequest(options, config.engine, *waits, flags, config.options.api_key, config.options.ssl_certfile)
 
 
-def _stay_off_few_cards(namespace: argparse.Namespace, num_instances: int) -> None:
+def stay_off_few_cards(namespace: argparse.Namespace, num_instances: int) -> None:
+    """Put the CPU where `auto` would give two ranks one card, and say why."""
     engine = from_namespace(EngineOptions, namespace)
     why = why_cpu(engine.device, num_instances * (engine.tensor_parallel_size or 1), os.environ)
     if why is not None and engine.engine != "fake":

@@ -14,11 +14,13 @@ from devices.table import KINDS
 from pdserve import LLM, SamplingParams, combined, launch
 from pdserve.bench.cases import Case, Run
 from pdserve.bench.pd.command import _contestants
+from pdserve.bench.pd.options import PdRequest
 from pdserve.bench.pd.options import parse as parse_bench_pd
 from pdserve.cli import main
 from pdserve.entrypoints.openai import api_server
 from pdserve.layout import ClusterShape, lay_out
 from pdserve.ports import free_ports
+from pdserve.up_request import UpRequest
 from pdserve.up_request import parse as parse_up
 from tests.devices.fake_device import TRAITS, FakeKind
 from tests.engine.tiny_models import make_tiny_model
@@ -126,6 +128,24 @@ def test_bench_pds_contestants_have_the_cards_of_the_device_that_was_asked_for(
     for contestant in _contestants(request, tmp_path):
         cards = [plan.env.get("CUDA_VISIBLE_DEVICES") for plan in contestant.plans]
         assert cards == ["2", "3", None], contestant.name
+
+
+@pytest.mark.parametrize("parse", [parse_up, parse_bench_pd], ids=["up", "bench-pd"])
+def test_auto_stays_on_the_cpu_where_the_variable_shows_no_card_and_says_so(
+    parse: Callable[[Sequence[str]], UpRequest | PdRequest], model: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("pdserve.few_cards.find_kind", lambda dev: "cuda")
+
+    request = parse(["--model", str(model)])
+
+    why = "2 ranks are more than the 0 cards of CUDA_VISIBLE_DEVICES"
+    assert f"--device auto: all instances run on the CPU, because {why}\n" in capsys.readouterr().err
+    assert request.flags[request.flags.index("--device") + 1] == "cpu"
+    if isinstance(request, PdRequest):
+        plans = [plan for contestant in _contestants(request, tmp_path) for plan in contestant.plans]
+        assert {plan.env.get("CUDA_VISIBLE_DEVICES") for plan in plans} == {None}
 
 
 @pytest.mark.usefixtures("no_card")

@@ -22,6 +22,14 @@ from ranktable_tools.devices.tools import Answer
         ),
         (("nvidia0", "nvidia1"), 2, {"CUDA_VISIBLE_DEVICES": "1,0"}, None),
         (("nvidia0",), 1, {"CUDA_VISIBLE_DEVICES": "0"}, None),
+        (
+            ("nvidia0",), 1, {"CUDA_VISIBLE_DEVICES": ""},
+            "1 ranks are more than the 0 cards of CUDA_VISIBLE_DEVICES",
+        ),
+        (
+            ("nvidia0",), 2, {"CUDA_VISIBLE_DEVICES": "1,-1,0"},
+            "2 ranks are more than the 1 cards of CUDA_VISIBLE_DEVICES",
+        ),
     ],
 )  # fmt: skip
 def test_no_two_ranks_share_a_card_that_nobody_gave_them(

@@ -49,6 +49,29 @@ def test_cards_of_a_variable_that_is_set_are_dealt_out(tmp_path: Path, monkeypat
         shown(1, 1, 5, "cuda")
 
 
+@pytest.mark.parametrize("preset", ["", "-1", "6"])
+@pytest.mark.parametrize("kind", ["cuda", "npu"])
+def test_auto_shows_no_card_where_the_variable_has_too_few(
+    kind: str, preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variable = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}[kind]
+    monkeypatch.setattr("pdserve.preset_cards.find_kind", lambda dev: kind)
+    monkeypatch.setenv(variable, preset)
+
+    plans = lay_out(ClusterShape(1, 1, "h", 9000, ("--engine", "fake")), tmp_path)
+
+    assert [plan.env.get(variable) for plan in plans] == ["", "", None]
+
+
+def test_auto_deals_the_cards_where_there_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdserve.preset_cards.find_kind", lambda dev: "cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,4")
+
+    plans = lay_out(ClusterShape(1, 1, "h", 9000, ()), tmp_path)
+
+    assert [plan.env.get("CUDA_VISIBLE_DEVICES") for plan in plans] == ["6", "4", None]
+
+
 def test_npus_of_a_variable_that_is_set_are_never_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "6")
 

@@ -12,7 +12,7 @@ from pdserve import combined
 from pdserve.device_map import map_devices
 from pdserve.layout import ClusterShape, lay_out
 from pdserve.ports import free_ports
-from pdserve.preset_cards import deal_cards
+from pdserve.preset_cards import deal_to_instances
 from pdserve.process_plan import ProcessPlan
 from ranktable_tools.devices.kinds import find_kind, kind_named
 from ranktable_tools.errors import RanktableError
@@ -70,7 +70,7 @@ def our_colocated(flags: Sequence[str], cores: Sequence[int], device: str = AUTO
 def _cards(device: str) -> tuple[Mapping[str, str], ...]:
     """Return what shows each of two instances the card that it would have in a table, as device 0 and device 1."""
     kind = find_kind() if device == AUTO else kind_named(device)
-    dealt = deal_cards(device, 2, 1, os.environ)
+    dealt = deal_to_instances(device, 2, 1, os.environ)
     if any(dealt) or kind == "cpu":
         return dealt
     try:

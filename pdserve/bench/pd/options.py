@@ -9,11 +9,12 @@ from pathlib import Path
 from devices.table import AUTO
 from pdserve.engine_flags import check_device
 from pdserve.flags.parser import CommandParser
-from pdserve.up_request import fill_model, to_flags
+from pdserve.up_request import fill_model, stay_off_few_cards, to_flags
 from wire.errors import ConfigError
 from wire.options import EngineOptions, add_flags, flag, from_namespace
 
 _DECIDED = ("host", "port", "ip", "kv_ip", "http_port", "share_devices", "tensor_parallel_size")
+_NUM_INSTANCES = 2  # of each contestant
 EPILOG = """\
 examples:
   pdserve bench pd                                 the default model: four loads, P/D and colocated, a few minutes
@@ -81,5 +82,7 @@ def parse(argv: Sequence[str]) -> PdRequest:
     fill_model(namespace)
     engine = from_namespace(EngineOptions, namespace)
     check_device(engine)
+    stay_off_few_cards(namespace, _NUM_INSTANCES)
+    engine = from_namespace(EngineOptions, namespace)
     cores = tuple(sorted(os.sched_getaffinity(0)))
     return PdRequest(options, Path(engine.model), engine.dtype, to_flags(namespace), cores, engine.device)
