@@ -107,6 +107,7 @@ def _run(
     from pdserve.selftest.pd import TinyModel
 
     results: list[Result] = []
+    running: str | None = None
     model = TinyModel(work / "model", device.traits.kind)
     with contextlib.ExitStack() as stack:
         far = FarProcesses(work)
@@ -116,17 +117,18 @@ def _run(
         if not checks:
             groups = ", ".join(dict.fromkeys(check.group for check in known))
             raise ConfigError(f"--only {' '.join(options.only)} is in no row's name; the groups are {groups}")
-        for check in checks:
-            running = f"{check.group}: {check.name}"
-            report.write(results, len(checks), running)
-            try:
+        try:
+            for check in checks:
+                running = f"{check.group}: {check.name}"
+                report.write(results, len(checks), running)
                 with stderr_into(work / "self-test.log"):
                     results += run_all([check])
-            except KeyboardInterrupt:
-                report.write(results, len(checks), running)
-                _tell(results, len(checks), report.path)
-                raise
-            print(row(len(results), len(checks), results[-1]), flush=True)
+                running = None
+                print(row(len(results), len(checks), results[-1]), flush=True)
+        except KeyboardInterrupt:
+            report.write(results, len(checks), running)
+            _tell(results, len(checks), report.path)
+            raise
     report.tested = replace(report.tested, notes=model.notes)
     report.write(results, len(checks))
     return results, model.notes

@@ -310,6 +310,23 @@ def test_ctrl_c_says_where_the_report_is_and_how_far_it_goes(
     assert "a library was busy" in text
 
 
+def test_ctrl_c_between_two_rows_loses_neither_the_last_one_nor_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "row", interrupted)
+
+    status, document, text = run(tmp_path / "r.md", "--device", "cpu", "--only", "sampler")
+
+    assert status == 130
+    said = capsys.readouterr().out.splitlines()
+    assert said[-2:] == ["stopped after 1 of 3 checks: 1 ok", f"report: {tmp_path / 'r.md'}"]
+    assert text.startswith("# pdserve selftest on cpu: stopped after 1 of 3 checks: 1 ok\n")
+    assert (document["running"], "had begun" in text) == (None, False)
+
+
 def test_ctrl_c_before_the_first_row_names_no_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
