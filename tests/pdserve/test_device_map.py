@@ -119,6 +119,14 @@ def test_without_nvidia_smi_cards_are_counted_and_never_guessed(tmp_path: Path) 
         map_devices("cuda", ["1"], {"PATH": "/nowhere"}, dev=tmp_path)
 
 
+@pytest.mark.parametrize("ids", ["6,7", "5,6"])
+def test_without_nvidia_smi_as_many_gpus_of_other_node_numbers_are_the_entrys(ids: str, tmp_path: Path) -> None:
+    for name in ("nvidia4", "nvidia5"):
+        (tmp_path / name).touch()
+
+    assert mapped("cuda", ids, {"PATH": "/nowhere"}, tmp_path).value is None
+
+
 def test_a_value_that_was_set_is_obeyed(tmp_path: Path) -> None:
     environ = {**npus(tmp_path, 0, 1, 2, 3), NPU: "3, 2"}
 
