@@ -70,7 +70,8 @@ class Team:
         self._serving = self._closing = False
         self._error: PdserveError | None = None
         self._told = threading.Event()
-        self._lock = threading.Lock()
+        self._lock, self._reading = threading.Lock(), threading.Lock()
+        self._words: dict[int, str] = {}  # the last ones of each rank that said some
         self._fault: Exception | None = None
         marks = make_marks(self._num_ranks)
         self.marks, self._marks_fd = Marks(marks, self._num_ranks), marks
@@ -149,6 +150,9 @@ class Team:
         self._told.wait(_VERDICT_S)
         if self._error is not None:
             return self._error
+        for child in self._children:
+            if words := self._last_words(child, 0.0):  # its process takes its time to end
+                return self._fail(f"{child} failed{words}")
         behind = self.marks.behind()
         if behind == (0,):
             return self._fail(f"{self._rank_0()}: {what}")
@@ -197,20 +201,21 @@ class Team:
 
     def _reap(self, child: _Child) -> None:
         how = _how_it_ended(child.process.wait())
-        reason = self._last_words(child)
+        reason = self._last_words(child, _VERDICT_S)
         if not self._closing:
             self._fail(f"{child} {how}{reason}")
         child.ended.set()
 
-    def _last_words(self, child: _Child) -> str:
+    def _last_words(self, child: _Child, timeout_s: float) -> str:
         """Return what a rank that served said of its end. While they load, `receive` is who reads."""
         if not self._serving or self._closing:
             return ""
-        with contextlib.suppress(ChannelClosed, TimeoutError, ValueError):
-            message = child.channel.receive(_VERDICT_S)
-            if message.kind == Kind.FAILED:
-                return f": {_failure(message)}"
-        return ""
+        number = child.setup.number
+        with self._reading, contextlib.suppress(ChannelClosed, TimeoutError, ValueError):
+            if number not in self._words:
+                message = child.channel.receive(timeout_s)
+                self._words[number] = f": {_failure(message)}" if message.kind == Kind.FAILED else ""
+        return self._words.get(number, "")
 
     def _fail(self, what: str) -> PdserveError:
         """Keep the first reason, kill all ranks, tell the owner."""

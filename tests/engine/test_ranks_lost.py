@@ -1,8 +1,10 @@
 """The loss of a rank, killed or stopped, in each phase: an error in words in bounded time, and nothing is left."""
 
+import dataclasses
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,11 +16,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from engine.ranks.channel import Kind
 from engine.ranks.load import LoadedRanks, RanksOptions, load_ranks
 from engine.step import BatchSequence, SampleRow, StepBatch
 from tests.engine.step_runner import GREEDY
 from tests.engine.tiny_models import make_tiny_model
 from wire.errors import InstanceLost, PdserveError
+from wire.rank_channel import Channel
+from wire.rank_words import pack_error
 
 _STEP_S = 2.0
 _WAIT_S = 120.0
@@ -150,6 +155,25 @@ def test_what_fails_on_rank_0_is_said_of_rank_0_and_a_rank_that_ends_with_the_mo
     model.close()
     assert "this instance is ending" in str(model._team.explain("its socket is closed"))
     assert not lost.errors
+
+
+@pytest.mark.long
+def test_a_rank_that_said_why_it_failed_and_takes_its_time_to_end_is_quoted(llama: Path) -> None:
+    lost = Lost()
+    model = _load(llama, lost).model
+    (child,) = model._team._children
+    ours, theirs = socket.socketpair()
+    try:
+        with Channel(theirs, Kind) as there, child.channel:
+            model._team._children[0] = dataclasses.replace(child, channel=Channel(ours, Kind))
+            there.send(Kind.FAILED, pack_error(RuntimeError("the device is gone")), timeout_s=_WAIT_S)
+
+            said = str(model._team.explain("its socket is closed"))
+
+        assert said.startswith(f"{child} failed: the device is gone; without it")
+        assert len(lost.errors) == 1
+    finally:
+        model.close()
 
 
 _RANK_0 = """
