@@ -80,15 +80,18 @@ class _End:
         self._receiver: KvReceiver | None = None
 
     def open(self) -> dict[str, Any]:
-        """Offer the transport."""
-        why = link_pools.lacking(self._transport, self._device, self._pool)
-        if why is not None:
-            self._pool.close()
-            return {"lacking": why}
-        self._receiver = KvReceiver(
-            self._pool, instance_id="selftest-to", epoch=2, host=HOST, transports=(self._transport,), events=_Unheard()
-        )
-        return {}
+        """Offer the transport. The pool is closed where it is not offered."""
+        try:
+            why = link_pools.lacking(self._transport, self._device, self._pool)
+            if why is None:
+                self._receiver = KvReceiver(
+                    self._pool, instance_id="selftest-to", epoch=2, host=HOST, transports=(self._transport,),
+                    events=_Unheard(),
+                )  # fmt: skip
+        finally:
+            if self._receiver is None:
+                self._pool.close()
+        return {} if why is None else {"lacking": why}
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Do what comes after `open`."""
@@ -102,8 +105,10 @@ class _End:
         if "digests" in asked:
             blocks = link_pools.deal_blocks(self._pool.layout, asked["digests"])
             return {"digests": link_pools.digests(link_pools.read(self._pool), self._pool.layout, blocks)}
-        self._receiver.close()
-        self._pool.close()
+        try:
+            self._receiver.close()
+        finally:
+            self._pool.close()
         return {}
 
 

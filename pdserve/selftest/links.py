@@ -49,16 +49,16 @@ def _send(name: str, source: Device, target: Device, far: FarProcesses) -> str:
         if why is not None:
             raise NotHere(why)
         end = far.of(target.name)
-        why = end.ask({"open": name}).get("lacking")
-        if why is not None:
-            raise NotHere(why)
         try:
-            words = _hand_over(name, pool, end)
+            why = end.ask({"open": name}).get("lacking")
+            if why is None:
+                words = _hand_over(name, pool, end)
+                end.ask({"shut": True})
+                return words
         except BaseException:
             end.close()  # nobody knows what it is at: the next row has a new one
             raise
-        end.ask({"shut": True})
-        return words
+        raise NotHere(why)
     finally:
         pool.close()
 

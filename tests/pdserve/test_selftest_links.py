@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from devices.cuda import TRAITS as CUDA
+from devices.table import open_device
 from pdserve.cli import main
-from pdserve.selftest import far_process, link_pools, links
-from pdserve.selftest.far_process import FarProcess
+from pdserve.selftest import far_end, far_process, link_pools, links
+from pdserve.selftest.check import NotHere, Wrong
+from pdserve.selftest.far_process import FarProcess, FarProcesses
 from tests.devices.fake_device import FakeDevice
 from tests.kvtransfer.rig import until
 
@@ -24,6 +26,11 @@ LINKS = ("--device", "cpu", "--only", "links: shm", "links: tcp")
 DIES = "import os, sys; os.write(2, b'driver: dead\\n'); sys.stdin.readline(); os.kill(os.getpid(), 9)"
 STOPS = "import sys; sys.stdin.readline(); sys.exit(3)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+FAILS_AT = """import sys
+for line in sys.stdin:
+    print('{{"error": "OSError: no card"}}' if '{}' in line else '{{}}', flush=True)
+"""
+LACKS = 'import sys; [print(\'{"lacking": "no library"}\', flush=True) for line in sys.stdin]'
 FAILS = 'import sys; [print(\'{"error": "OSError: no card"}\', flush=True) for line in sys.stdin]'
 
 
@@ -102,6 +109,61 @@ def test_a_far_end_that_fails_fails_its_rows_alone(
     assert status == 1
     assert [(one["verdict"], one["words"]) for one in results if one["group"] == "links"] == [("FAILED", words)] * 2
     assert children_of(os.getpid()) == []
+
+
+@pytest.mark.parametrize("fails", ["open", "shut"])
+def test_a_far_end_that_fails_to_open_or_to_shut_is_ended(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far_end_is(monkeypatch, FAILS_AT.format(fails))
+    monkeypatch.setattr(links, "_hand_over", lambda *_: "handed over")
+    far, cpu = FarProcesses(tmp_path), open_device("cpu")
+    try:
+        for _ in range(2):
+            with pytest.raises(Wrong, match="at the far end: OSError: no card"):
+                links._send("tcp", cpu, cpu, far)
+
+            assert children_of(os.getpid()) == []
+    finally:
+        far.close()
+
+
+def test_a_transport_that_the_far_end_lacks_leaves_it_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    far_end_is(monkeypatch, LACKS)
+    far, cpu = FarProcesses(tmp_path), open_device("cpu")
+    try:
+        with pytest.raises(NotHere, match="no library"):
+            links._send("tcp", cpu, cpu, far)
+
+        assert len(children_of(os.getpid())) == 1
+    finally:
+        far.close()
+
+
+class _Pool:
+    """Counts how often it is closed."""
+
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("broken", ["far_end.KvReceiver", "link_pools.lacking"])
+def test_a_far_end_that_cannot_open_gives_its_pool_back(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("no card")
+
+    pool = _Pool()
+    monkeypatch.setattr("pdserve.selftest.link_pools.make_pool", lambda _: pool)
+    monkeypatch.setattr("pdserve.selftest.link_pools.lacking", lambda *_: None)
+    monkeypatch.setattr(f"pdserve.selftest.{broken}", fail)
+    end = far_end._End(FakeDevice(), "tcp")
+
+    with pytest.raises(OSError, match="no card"):
+        end.open()
+
+    assert pool.closed == 1
 
 
 def test_a_far_end_that_says_nothing_is_ended_the_hard_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
