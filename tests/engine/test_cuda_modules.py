@@ -329,6 +329,19 @@ def test_parts_that_are_the_same_alone_and_not_together_are_put_back(
     assert [record.getMessage().split()[0] for record in caplog.records] == ["parts_put_back"] * 3
 
 
+@pytest.mark.parametrize("family", ["hunyuan_v1_moe", "phimoe", "qwen3_moe"])
+def test_a_few_tokens_that_roundings_give_other_experts_put_nothing_back(
+    family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    register()
+    path = make_family(family, tmp_path / family)
+    made = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, attn_implementation=NAME).eval()
+
+    replace_modules(made, (flashinfer(), TorchOps()))
+
+    assert "parts_put_back" not in caplog.text
+
+
 @pytest.mark.parametrize("further", [(), (None,), "rows"], ids=["one-in-a-tuple", "none", "a-tensor"])
 def test_a_layer_that_returns_more_than_its_rows_stays(further: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     layer_type = type(network(LlamaConfig(**_GQA)).model.layers[0])
