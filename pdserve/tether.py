@@ -17,6 +17,8 @@ from wire.errors import ConfigError
 VARIABLE = "PDSERVE_PARENT_PIPE"
 _CHILDREN_S = 10.0
 _PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h
+_ending = threading.Lock()
+"""Held to the end of the process by who ends it first: what a second one found orphaned meanwhile, it could not know."""
 
 
 def _nothing() -> None:
@@ -26,8 +28,8 @@ def _nothing() -> None:
 def hold_on(environ: MutableMapping[str, str], at_end: Callable[[], None] = _nothing) -> None:
     """Be killed when the parent ends, where it said so by a pipe's number in VARIABLE, which is taken out.
 
-    `at_end` is called before, once or twice, to remove what the parent would have: after all that this process started
-    has ended, or _CHILDREN_S have passed. Call it from the main thread. Raises ConfigError where the variable names no
+    `at_end` is called before, once, to remove what the parent would have: after all that this process started has ended,
+    or _CHILDREN_S have passed. Call it from the main thread. Raises ConfigError where the variable names no
     pipe.
     """
     told = environ.pop(VARIABLE, None)
@@ -38,7 +40,7 @@ def hold_on(environ: MutableMapping[str, str], at_end: Callable[[], None] = _not
     number = signal.SIGKILL
     if at_end is not _nothing:
         number = signal.SIGUSR1
-        signal.signal(number, lambda number, frame: _end(at_end))
+        signal.signal(number, lambda number, frame: _end_by_signal(number, at_end))
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     threading.Thread(target=_end_with, args=(descriptor, at_end), name="tether", daemon=True).start()
 
@@ -58,7 +60,13 @@ def _end_with(descriptor: int, at_end: Callable[[], None]) -> None:
     _end(at_end)
 
 
+def _end_by_signal(number: int, at_end: Callable[[], None]) -> None:
+    signal.signal(number, signal.SIG_IGN)  # once: a handler within itself would wait for itself
+    _end(at_end)
+
+
 def _end(at_end: Callable[[], None]) -> None:
+    _ending.acquire()
     try:
         if at_end is not _nothing:
             end_descendants(_CHILDREN_S)  # else they would run on what is removed

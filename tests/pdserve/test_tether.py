@@ -102,6 +102,37 @@ def test_what_is_removed_is_removed_after_all_that_ran_on_it_has_ended(tmp_path:
     os.close(life)
 
 
+# The signal and the pipe both tell it of its parent's end: who comes second would find orphans that he cannot know.
+_TOLD_TWICE = """
+import os, signal, threading
+from pathlib import Path
+from pdserve import tether
+entered, both = [], threading.Event()
+def ending(timeout_s):
+    entered.append(threading.get_ident())
+    if len(entered) > 1:
+        both.set()
+    both.wait(1.0)
+tether.end_descendants = ending
+tether.hold_on(os.environ, lambda: Path({left!r}).write_text(str(len(entered))))
+print("up", flush=True)
+signal.pause()
+"""
+
+
+def test_who_is_told_twice_ends_what_it_started_once(tmp_path: Path) -> None:
+    left = tmp_path / "left"
+    (tmp_path / "twice.py").write_text(_TOLD_TWICE.format(left=str(left)))
+    parent, life = _parent(f"exec(open({str(tmp_path / 'twice.py')!r}).read())".replace('"', "'"), tmp_path / "log")
+    with parent:
+        parent.kill()
+        parent.wait()
+
+    assert _ended(life)
+    assert left.read_text() == "1"
+    os.close(life)
+
+
 def test_a_parent_that_died_before_the_child_held_on_takes_it_too(tmp_path: Path) -> None:
     parent, life = _parent("signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1]); " + _LATE, tmp_path / "log")
     with parent:
