@@ -18,7 +18,7 @@ VARIABLE = "PDSERVE_PARENT_PIPE"
 _CHILDREN_S = 10.0
 _PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h
 _ending = threading.Lock()
-"""Held to the end of the process by who ends it first: what a second one found orphaned meanwhile, it could not know."""
+"""Taken by who ends the process first, and kept: a second one would not know the orphans that the first one makes."""
 
 
 def _nothing() -> None:
@@ -28,8 +28,8 @@ def _nothing() -> None:
 def hold_on(environ: MutableMapping[str, str], at_end: Callable[[], None] = _nothing) -> None:
     """Be killed when the parent ends, where it said so by a pipe's number in VARIABLE, which is taken out.
 
-    `at_end` is called before, once, to remove what the parent would have: after all that this process started has ended,
-    or _CHILDREN_S have passed. Call it from the main thread. Raises ConfigError where the variable names no
+    `at_end` is called before, once, to remove what the parent would have: after all that this process started has
+    ended, or _CHILDREN_S have passed. Call it from the main thread. Raises ConfigError where the variable names no
     pipe.
     """
     told = environ.pop(VARIABLE, None)
