@@ -63,7 +63,7 @@ class Link:
         transports: Sequence[Transport], owner: LinkOwner, *, spare: bool = False,
     ) -> None:  # fmt: skip
         self.link_epoch, self.transports, self.spare = link_epoch, tuple(transports), spare
-        self.transport = ""  # the one in use, known from "up" on
+        self.transport = ""  # the one in use, known a moment before "up"
         self._settings, self._key, self._endpoints, self._owner = settings, key, endpoints, owner
         self._phase, self._draining = "connecting", False
         self._closing = False

@@ -234,7 +234,7 @@ class Peer:
         transport = self._transports.get(link.transport)
         if transport is None or self._closed or self._health.rests(transport.name):
             return
-        lanes = [one for one in self._links if transport.name == one.transport and one.state == "up"]
+        lanes = [one for one in self._links if transport.name == one.transport and one.state in ("connecting", "up")]
         coming = [one for one in self._links if one.spare and one.state == "connecting"]
         if not coming and len(lanes) < min(self._settings.links_per_peer, transport.lanes):
             self._spare(transport)

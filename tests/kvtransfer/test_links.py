@@ -82,6 +82,29 @@ def test_shared_memory_makes_do_with_one_link() -> None:
         assert [finish(rig, ticket, 5 * i) for i, ticket in enumerate(tickets)] == ["shm"] * 4
 
 
+def test_shared_memory_makes_do_with_one_link_while_that_one_comes_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, go_on = threading.Event(), threading.Event()
+
+    def stop_at_transport(link: Link, name: str, value: object) -> None:
+        object.__setattr__(link, name, value)
+        if name == "transport" and value:
+            known.set()
+            assert go_on.wait(DEADLINE_S)
+
+    monkeypatch.setattr(Link, "__setattr__", stop_at_transport)
+    with make_rig("shm") as rig:
+        tickets = [rig.open(20, range(5 * i, 5 * i + 5)) for i in range(3)]
+        rig.hand_over(tickets[0], range(5))
+        assert known.wait(DEADLINE_S)
+        for i in (1, 2):
+            rig.hand_over(tickets[i], range(5 * i, 5 * i + 5))
+        go_on.set()
+        for ticket in tickets:
+            rig.events.wait("acked", ticket.ticket_id)
+
+        assert len([link for peer in rig.sender._peers.values() for link in peer.links()]) == 1
+
+
 def test_a_lane_that_cannot_be_dialled_harms_no_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
     with faulty_rig(monkeypatch, ("tcp",)) as (rig, made):
         one = begin_half(rig, 0)
