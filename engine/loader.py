@@ -9,7 +9,7 @@ import torch
 from devices.cpu import CpuDevice
 from devices.interface import Device
 from devices.table import AUTO
-from engine.attention.interface import GraphBackend
+from engine.attention.interface import AttentionBackend, GraphBackend
 from engine.attention.registered import register
 from engine.attention.table import make_backend
 from engine.attention.trusted import trusted
@@ -21,10 +21,11 @@ from engine.fused.decoder import FusedWeights
 from engine.fused.fuse import fuse, will_fuse
 from engine.fused.kernels import NO_KERNELS, find_kernels
 from engine.headroom import Headroom, LargestStep, measure_headroom, num_blocks
+from engine.interface import EngineInfo
 from engine.kv_probe import find_kv_tensors, rehearse
 from engine.memory_plan import cpu_budget, device_budget, plan_pool
 from engine.model_folder import ModelFolder, describe, open_folder, read_network
-from engine.rope import rotate_by_sequence
+from engine.rope import StepRope, rotate_by_sequence
 from engine.step_limit import DEFAULT_STEP_S
 from engine.torch_model import TorchModel
 from native.engine_library import Threads
@@ -79,40 +80,23 @@ def load_model(
         backend, weights.network, device, block_size=block_size, dtype=getattr(torch, choice.name)
     )  # fmt: skip
     rope = rotate_by_sequence(weights.network)
-    rows = graph_rows(max_graph_rows, device, backend, rope)
-    spare = 1 if rows else 0  # a block of the pool that only rows of padding write to
-
-    def layout_of(blocks: int) -> PoolLayout:
-        return PoolLayout(weights.kv_tensors, num_blocks=blocks, block_size=block_size)
-
     info = describe(
-        folder, weights.network, name=name, max_model_len=max_model_len, dtype=choice.name, layout=layout_of(1),
-        device=device.name,
+        folder, weights.network, name=name, max_model_len=max_model_len, dtype=choice.name,
+        layout=PoolLayout(weights.kv_tensors, num_blocks=1, block_size=block_size), device=device.name,
     )  # fmt: skip
-
-    def model_on(blocks: int, spare: int, rows: int) -> TorchModel:
-        return TorchModel(
-            weights.network, info=replace(info, layout=layout_of(blocks)), backend=backend, rope=rope,
-            memory=device.make_pool(layout_of(blocks + spare)), keeps_logits=folder.checkpoint.keeps_logits,
-            fused=weights.fused, device=device, graph_rows=rows, step_s=step_s,
-        )  # fmt: skip
-
-    headroom = Headroom()
-    if largest_step is not None and kv_cache_memory is None and not device.traits.pools_on_host:
-        smallest = num_blocks(info, largest_step, rows)
-        graphs = backend if isinstance(backend, GraphBackend) else None
-        headroom = measure_headroom(
-            lambda: model_on(smallest, 0, 0), device, largest_step, graph_rows=rows, graphs=graphs
-        )  # fmt: skip
-    budget = _budget(device, kv_cache_memory, gpu_memory_utilization, headroom)
-    budget -= spare * block_size * sum(tensor.token_bytes for tensor in weights.kv_tensors)
+    network = _PoollessModel(
+        weights, info, backend, rope, device, folder.checkpoint.keeps_logits,
+        graph_rows=graph_rows(max_graph_rows, device, backend, rope), step_s=step_s,
+    )  # fmt: skip
+    measures = largest_step if kv_cache_memory is None and not device.traits.pools_on_host else None
+    headroom = Headroom() if measures is None else network.headroom(measures)
+    budget = _budget(device, kv_cache_memory, gpu_memory_utilization, headroom) - network.spare_bytes
     plan = plan_pool(
         weights.kv_tensors, budget_bytes=budget, block_size=block_size, max_model_len=length, beside=headroom.describe()
     )  # fmt: skip
-    model = model_on(plan.num_blocks, spare, rows)
     attention: str | None = getattr(backend, "note", None)
     notes = (choice.reason, plan.describe(), kernels.note, attention, warning, *weights.notes)
-    return LoadedModel(model, tuple(note for note in notes if note))
+    return LoadedModel(network.on_pool(plan.num_blocks), tuple(note for note in notes if note))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +107,51 @@ class _ReadWeights:
     fused: FusedWeights | None
     kv_tensors: tuple[KvTensor, ...]
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _PoollessModel:
+    """All of a model but the pool that it will run on; its info has the layout of a single block."""
+
+    weights: _ReadWeights
+    info: EngineInfo
+    backend: AttentionBackend
+    rope: StepRope | None
+    device: Device
+    keeps_logits: bool
+    graph_rows: int
+    step_s: float
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of the block that only a graph's rows of padding write to, beside the pool's own blocks."""
+        return self._spare_blocks * self.info.layout.block_size * self.info.layout.token_bytes
+
+    @property
+    def _spare_blocks(self) -> int:
+        return 1 if self.graph_rows else 0
+
+    def headroom(self, largest: LargestStep) -> Headroom:
+        """Measure what steps take beside weights and pool. Raises ConfigError where one does not fit."""
+        smallest = num_blocks(self.info, largest, self.graph_rows)
+        graphs = self.backend if isinstance(self.backend, GraphBackend) else None
+        return measure_headroom(
+            lambda: self._on(smallest, 0, 0), self.device, largest, graph_rows=self.graph_rows, graphs=graphs
+        )  # fmt: skip
+
+    def on_pool(self, blocks: int) -> TorchModel:
+        """Make a pool of so many blocks, and the model that runs on it."""
+        return self._on(blocks, self._spare_blocks, self.graph_rows)
+
+    def _on(self, blocks: int, spare: int, graph_rows: int) -> TorchModel:
+        return TorchModel(
+            self.weights.network, info=replace(self.info, layout=self._layout(blocks)), backend=self.backend,
+            rope=self.rope, memory=self.device.make_pool(self._layout(blocks + spare)), keeps_logits=self.keeps_logits,
+            fused=self.weights.fused, device=self.device, graph_rows=graph_rows, step_s=self.step_s,
+        )  # fmt: skip
+
+    def _layout(self, blocks: int) -> PoolLayout:
+        return PoolLayout(self.weights.kv_tensors, num_blocks=blocks, block_size=self.info.layout.block_size)
 
 
 def _budget(device: Device, asked: int | None, utilization: float, headroom: Headroom) -> int:
