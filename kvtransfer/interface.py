@@ -80,7 +80,10 @@ class Sender(Protocol):
         ...
 
     def abort(self, ticket_id: str, reason: str) -> None:
-        """End the ticket; the receiver is told. Reports no event."""
+        """End the ticket; the receiver is told. Reports no event.
+
+        The blocks may be freed then: a commit that has not gone out by now never does.
+        """
         ...
 
     def links(self) -> tuple[LinkStatus, ...]:

@@ -167,7 +167,7 @@ class LinkSettings:
     """What all links of one sender share.
 
     `acked(ticket_id, stats)` is told by each link that a ticket went over. `claim(ticket_id)` is True exactly once: the
-    right to report that it failed; the ticket's other links drop it.
+    right to report that it failed; the ticket's other links drop it. While `is_open(ticket_id)` its blocks are held.
     """
 
     instance_id: str
@@ -177,6 +177,7 @@ class LinkSettings:
     events: SenderEvents
     acked: Callable[[str, SendStats], None]
     claim: Callable[[str], bool]
+    is_open: Callable[[str], bool]
     clock: Callable[[], float]
     progress_age: Callable[[], float]
     failpoints: Failpoints

@@ -41,6 +41,10 @@ class Routes:
             route.links += (link,)
             return True
 
+    def is_open(self, ticket_id: str) -> bool:
+        """Whether nobody has taken the ticket out: until somebody does, its blocks are held. Any thread."""
+        return ticket_id in self._routes
+
     def links(self, ticket_id: str) -> tuple[Link, ...]:
         """The links of a ticket; none for one that has ended."""
         route = self._routes.get(ticket_id)

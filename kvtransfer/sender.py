@@ -48,8 +48,8 @@ class KvSender:
         self._settings = LinkSettings(
             instance_id=instance_id, epoch=epoch, memory=memory,
             transports=make_transports(transports, memory, source=source), events=GuardedEvents(events),
-            acked=self._acked, claim=self._claim, clock=clock, progress_age=progress_age,
-            failpoints=failpoints or process_failpoints(),
+            acked=self._acked, claim=self._claim, is_open=self._routes.is_open, clock=clock,
+            progress_age=progress_age, failpoints=failpoints or process_failpoints(),
             timeouts=Timeouts(connect_timeout_s, progress_timeout_s), tend_interval_s=tend_interval_s, digests=digests,
             links_per_peer=links_per_peer, trust=trust or Trust(),
         )  # fmt: skip

@@ -169,10 +169,7 @@ class Sendings:
             case Put():
                 self._put(sending, op, behind)
             case Finish():
-                commit = sending.ticket.commit(op.description, digest_of([op.description]))
-                if commit is not None:
-                    sending.early_bytes = op.early_bytes
-                    self._commit(commit)
+                self._finish(sending, op)
             case Drop():
                 self._tell_abort(sending.ticket, HandoffFailed(op.reason))
             case Heard(Nack() as nack):
@@ -183,6 +180,20 @@ class Sendings:
                 self._acked(sending)
             case Heard(Abort() as abort):
                 self._end(sending, from_name(abort.error, abort.reason))
+
+    def _finish(self, sending: _Sending, op: Finish) -> None:
+        """Commit what was digested, or without digests what left, while the blocks were held.
+
+        An abort frees them before its Drop comes to its turn here: what was digested since may be another prompt's.
+        """
+        if not self._digests:
+            self._outbox.flush()
+        if not self._settings.is_open(op.ticket_id):
+            return
+        commit = sending.ticket.commit(op.description, digest_of([op.description]))
+        if commit is not None:
+            sending.early_bytes = op.early_bytes
+            self._commit(commit)
 
     def _commit(self, commit: Commit) -> None:
         failpoints = self._settings.failpoints

@@ -1,0 +1,100 @@
+"""A ticket that its caller dropped is never committed: its blocks may be another prompt's by the time they are sent."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from kvtransfer.framing import Cut
+from kvtransfer.sender_ticket import SenderState, SenderTicket
+from kvtransfer.sendings import Sendings
+from kvtransfer.slots import Window
+from tests.kvtransfer.every_transport import EVERY_TRANSPORT
+from tests.kvtransfer.rig import DEADLINE_S, Rig, fill, make_rig, read
+from wire.kv_layout import KvTensor
+
+P_BLOCKS, D_BLOCKS = range(5), (10, 11, 12, 13, 14)
+ONE_TENSOR = (KvTensor(0, "k", 2, 8, "float32"),)  # its rows lie in one piece, which `tcp` sends from the pool itself
+CARRIED = [one for one in EVERY_TRANSPORT if one.values[0] != "shm"]
+
+
+class Gate:
+    """Holds the link's thread at one place until it is opened."""
+
+    def __init__(self) -> None:
+        self._reached, self._open = threading.Event(), threading.Event()
+
+    def pass_by(self) -> None:
+        self._reached.set()
+        assert self._open.wait(DEADLINE_S)
+
+    def wait(self) -> None:
+        """Wait until somebody stands there."""
+        assert self._reached.wait(DEADLINE_S)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    made = Gate()
+    yield made
+    made.open()
+
+
+def _give_blocks_away(rig: Rig) -> None:
+    fill(rig.p_pool, P_BLOCKS, 20, seed=99)
+
+
+@pytest.mark.parametrize("transport", EVERY_TRANSPORT)
+@pytest.mark.parametrize("digests", [False, True])
+def test_what_is_digested_after_an_abort_is_never_committed(
+    transport: str, digests: bool, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = Sendings._send
+
+    def held_up(self: Sendings, ticket: SenderTicket, cut: Cut, where: Window, mark: None) -> None:
+        gate.pass_by()
+        send(self, ticket, cut, where, mark)
+
+    monkeypatch.setattr(Sendings, "_send", held_up)
+    with make_rig(transport, digests=digests) as rig:
+        fill(rig.p_pool, P_BLOCKS, 20)
+        ticket = rig.open(20, D_BLOCKS)
+        rig.hand_over(ticket, P_BLOCKS)
+        gate.wait()
+
+        rig.sender.abort(ticket.ticket_id, "the client went away")
+        _give_blocks_away(rig)
+        gate.open()
+        rig.events.wait("ended", ticket.ticket_id)
+
+        assert rig.events.ends[ticket.ticket_id] == (D_BLOCKS, "the client went away")
+        assert [kind for kind, _ in rig.events.reports] == ["ended"]
+
+
+@pytest.mark.parametrize("transport", CARRIED)
+def test_without_digests_all_that_is_committed_left_while_the_blocks_were_held(
+    transport: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tend = Sendings.tend
+
+    def held_up(self: Sendings) -> None:
+        if any(sending.ticket.state is SenderState.SENT for sending in self._sendings.values()):
+            gate.pass_by()  # the commit is made; what waits for the end of this turn goes out after it
+        tend(self)
+
+    monkeypatch.setattr(Sendings, "tend", held_up)
+    with make_rig(transport, digests=False, tensors=ONE_TENSOR) as rig:
+        tokens = fill(rig.p_pool, P_BLOCKS, 20)
+        ticket = rig.open(20, D_BLOCKS)
+        rig.hand_over(ticket, P_BLOCKS)
+        gate.wait()
+
+        rig.sender.abort(ticket.ticket_id, "the client went away")
+        _give_blocks_away(rig)
+        gate.open()
+        rig.events.wait("committed", ticket.ticket_id)
+
+        assert read(rig.d_pool, D_BLOCKS, 20) == tokens
