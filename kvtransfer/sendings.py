@@ -293,8 +293,8 @@ class Sendings:
 
     def _tell_abort(self, ticket: SenderTicket, error: PdserveError) -> None:
         ticket.abort()
-        self._sendings.pop(ticket.ticket_id, None)
         self._say_abort(ticket, error)
+        self._sendings.pop(ticket.ticket_id, None)  # not before: where the link is lost over that, `fail_all` ends it
 
     def _say_abort(self, of: SenderTicket | Read, error: PdserveError) -> None:
         self._outbox.add([encode(Abort(of.ticket_id, of.epoch, to_name(error), str(error)))])

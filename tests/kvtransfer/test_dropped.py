@@ -6,11 +6,13 @@ from collections.abc import Iterator
 import pytest
 
 from kvtransfer.framing import Cut
+from kvtransfer.link_ops import Put, TicketOp
 from kvtransfer.sender_ticket import SenderState, SenderTicket
 from kvtransfer.sendings import Sendings
 from kvtransfer.slots import Window
 from tests.kvtransfer.every_transport import EVERY_TRANSPORT
-from tests.kvtransfer.rig import DEADLINE_S, Rig, fill, make_rig, read
+from tests.kvtransfer.rig import DEADLINE_S, Rig, fill, make_rig, read, until
+from wire.errors import InstanceLost
 from wire.kv_layout import KvTensor
 
 P_BLOCKS, D_BLOCKS = range(5), (10, 11, 12, 13, 14)
@@ -98,3 +100,33 @@ def test_without_digests_all_that_is_committed_left_while_the_blocks_were_held(
         rig.events.wait("committed", ticket.ticket_id)
 
         assert read(rig.d_pool, D_BLOCKS, 20) == tokens
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_ticket_fails_once_although_its_link_is_lost_while_the_receiver_is_told(
+    transport: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = Sendings.handle
+
+    def held_up(self: Sendings, op: TicketOp, *, behind: bool = False) -> None:
+        if isinstance(op, Put):
+            gate.pass_by()
+        handle(self, op, behind=behind)
+
+    monkeypatch.setattr("kvtransfer.outbox._BATCH_PIECES", 1)  # as where a batch is full but for one message
+    monkeypatch.setattr(Sendings, "handle", held_up)
+    with make_rig(transport) as rig:
+        ticket = rig.open(20, D_BLOCKS)
+        rig.sender.begin(ticket)
+        rig.sender.put(ticket.ticket_id, 0, 0, 21, range(6))  # one token more than the ticket has: it is to be aborted
+        gate.wait()
+        (link,) = rig.sender._routes.links(ticket.ticket_id)
+        assert link._stream is not None
+
+        link._stream.shutdown()
+        gate.open()
+        rig.events.wait("failed", ticket.ticket_id)
+
+        assert isinstance(rig.events.failures[ticket.ticket_id], InstanceLost)
+        until(lambda: link.state == "down")
+        assert rig.events.count("failed") == 1
