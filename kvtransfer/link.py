@@ -74,6 +74,7 @@ class Link:
         self._gather_ops = _LEAST_GATHERED
         self._lock = threading.Lock()
         self._stream: Stream | None = None
+        self._reader: LinkReader | None = None
         self._sendings: Sendings | None = None
         self._probe: Probe | None = None
         self.thread = threading.Thread(target=self._run, name=f"kv-out-{key.instance_id}", daemon=True)
@@ -183,16 +184,13 @@ class Link:
         dialled = dial(
             self.transports, self._endpoints, self._hello(), self._settings.timeouts, self._settings.trust, self
         )
-        reader = LinkReader(
+        self._reader = LinkReader(
             dialled.stream, dialled.outlet, self._key.instance_id, post=self._queue.put, note=self._note,
             clock=self._settings.clock,
         )  # fmt: skip
-        try:
-            reader.start()
-            self.check_open()
-            return self._serve(*self._open(dialled))
-        finally:
-            reader.stop()
+        self._reader.start()
+        self.check_open()
+        return self._serve(*self._open(dialled))
 
     def _note(self, message: TicketMessage) -> None:
         if self._sendings is not None:
@@ -254,6 +252,7 @@ class Link:
         if error is not None:
             _log.warning("kv_link_down", peer=self._key.instance_id, transport=self.transport, reason=error)
         self._owner.down(self, error)  # first: whoever hears that a ticket failed may begin the next one at once
+        self._hang_up()
         error = error or InstanceLost(f"the KV link to {self._key.instance_id} was closed")
         ops = [*self._gathered, *(self._queue.get_nowait() for _ in range(self._queue.qsize()))]
         if self._sendings is not None:
@@ -265,6 +264,14 @@ class Link:
                 self._settings.events.failed(op.ticket.ticket_id, error)
             if isinstance(op, Measure):
                 op.done(error)
+
+    def _hang_up(self) -> None:
+        """End the connection, which may take seconds: no ticket is begun here any more meanwhile."""
+        try:
+            if self._reader is not None:
+                self._reader.stop()
+        except Exception as error:  # noqa: BLE001  what cannot be closed must not keep the tickets from ending
+            _log.error("kv_link_failed", exc=error, peer=self._key.instance_id)
 
     def _hello(self) -> Hello:
         settings, layout = self._settings, self._settings.memory.layout

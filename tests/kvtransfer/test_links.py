@@ -10,11 +10,14 @@ from contextlib import contextmanager
 import pytest
 
 from kvtransfer.all_ranks import RanksSender
+from kvtransfer.frame import Commit
 from kvtransfer.interface import PoolMemory, SenderEvents
 from kvtransfer.link import Link
 from kvtransfer.peer import FORGET_AFTER_S
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
+from kvtransfer.sendings import Sendings
+from kvtransfer.tcp import TcpOutlet
 from tests.kvtransfer.faulty import BOTH, begin_half, faulty_rig, finish, hand_over
 from tests.kvtransfer.rig import DEADLINE_S, Rig, fill, make_rig, read, until
 from wire.errors import PdserveError
@@ -212,6 +215,30 @@ def test_a_reader_that_is_held_up_closes_the_connection_itself(
     assert "kv_thread_left" in caplog.text
 
 
+def test_a_ticket_begun_while_a_lost_link_is_taken_apart_goes_over_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    closing, go_on, close = threading.Event(), threading.Event(), TcpOutlet.close
+
+    def hold_up(outlet: TcpOutlet) -> None:
+        closing.set()
+        assert go_on.wait(DEADLINE_S)
+        close(outlet)
+
+    monkeypatch.setattr(TcpOutlet, "close", hold_up)
+    with make_rig("tcp") as rig:
+        try:
+            unlucky = begin_half(rig)
+            for link in list(rig.receiver._links.values()):
+                link.shutdown()
+            assert closing.wait(DEADLINE_S)
+
+            assert hand_over(rig, 20) == "tcp"
+
+            assert rig.events.count("failed") == 0
+        finally:
+            go_on.set()
+        rig.events.wait("failed", unlucky.ticket_id)
+
+
 def test_without_a_thread_to_read_with_the_ticket_fails_and_the_connection_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -237,16 +264,25 @@ def _start_no_reader(self: threading.Thread) -> None:
 
 
 @pytest.mark.parametrize("transport", BOTH)
-def test_an_ack_that_came_before_the_link_was_lost_counts(transport: str) -> None:
-    with make_rig(transport, failpoints="kv.after_send_commit=delay:0.2") as rig:
+def test_an_ack_that_came_before_the_link_was_lost_counts(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, commit = threading.Event(), Sendings._commit
+
+    def hold_up(self: Sendings, made: Commit) -> None:
+        commit(self, made)
+        self._outbox.flush()
+        assert go_on.wait(DEADLINE_S)
+
+    monkeypatch.setattr(Sendings, "_commit", hold_up)
+    with make_rig(transport) as rig:
         ticket = rig.open(20, range(5))
         rig.hand_over(ticket, range(5))
         rig.events.wait("committed", ticket.ticket_id)
         (lane,) = _lanes(rig)
-        until(lambda: lane._queue.qsize() > 0 or bool(rig.events.acks))  # the ACK; the writer still sleeps
+        until(lambda: lane._queue.qsize() > 0)  # the ACK; the writer still stands
 
         for link in list(rig.receiver._links.values()):
             link.shutdown()
+        go_on.set()
         rig.events.wait("acked", ticket.ticket_id)
 
         until(lambda: lane.state == "down")
