@@ -185,12 +185,15 @@ class Peer:
 
     def tick(self) -> None:
         """Try a better transport again when its time has come; tickets do not wait for it (link.LinkOwner)."""
-        if self._trial is not None or self._closed or self._retired:
+        if not self._may_try():  # first without the lock: this is asked all the time
             return
         with self._lock:
-            name = None if self._trial is not None or self._closed else self._health.due(self._settings.clock())
+            name = self._health.due(self._settings.clock()) if self._may_try() else None
             if name is not None:
                 self._trial = self._spare(self._transports[name])
+
+    def _may_try(self) -> bool:
+        return self._trial is None and not self._closed and not self._retired
 
     def _carry(self, endpoints: Sequence[KvEndpoint], take: Callable[[Link], bool]) -> Link:
         """Return the link that took it."""

@@ -1,6 +1,7 @@
 """A transport that breaks: the next one carries on at once, others never suffer, and the better one comes back."""
 
 import socket
+import threading
 from dataclasses import replace
 
 import pytest
@@ -155,6 +156,39 @@ def test_a_ticket_waits_for_no_trial_even_when_the_link_in_use_is_lost(monkeypat
 
         assert hand_over(rig) == "tcp"
         assert made["shm"].num_connects == 2
+
+
+class Held:
+    """A lock that keeps the threads of links out until it is opened; all others go by."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock, self.reached, self.opened = lock, threading.Event(), threading.Event()
+
+    def __enter__(self) -> None:
+        if threading.current_thread().name.startswith("kv-out"):
+            self.reached.set()
+            assert self.opened.wait(DEADLINE_S)
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+def test_a_better_transport_that_is_due_while_its_peer_is_retired_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    with faulty_rig(monkeypatch) as (rig, made):
+        made["shm"].refuses = True
+        assert hand_over(rig) == "tcp"
+        made["shm"].refuses = False
+        (peer,) = rig.sender._peers.values()
+        peer._lock = held = Held(peer._lock)  # type: ignore[assignment]
+        assert held.reached.wait(DEADLINE_S)  # the link's thread has seen that a trial would be welcome
+
+        rig.clock.now += 1.0
+        peer.retire()
+        held.opened.set()
+
+        until(lambda: not rig.receiver._links)
+        assert made["shm"].num_connects == 1
 
 
 def test_a_pool_that_shm_cannot_serve_is_a_fallback_from_the_start_in_words() -> None:
