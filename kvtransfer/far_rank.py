@@ -286,19 +286,19 @@ class FarShare:
 
     def __init__(self, far: FarRank) -> None:
         self._far = far
-        self._progress: dict[str, int] = {}
+        self._progress: dict[str, list[int]] = {}  # one number each: what comes late of a settled ticket goes nowhere
 
     def check(self, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> None:
         """All ranks have the same blocks: rank 0's share has checked the numbers."""
 
     def reserve(self, ticket_id: str, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> None:
         """See Shares; what goes wrong there is reported as the share's end."""
-        self._progress[ticket_id] = 0
+        self._progress[ticket_id] = [0]
         self._far.tell(Said.RESERVE, pack_numbers(ticket_id, num_tokens, first_token, blocks=block_ids))
 
     def progress(self, ticket_id: str) -> int:
         """See Shares: as it last said, some seconds late at most."""
-        return self._progress.get(ticket_id, 0)
+        return self._progress.get(ticket_id, [0])[0]
 
     def settle(self, ticket_id: str, error: PdserveError | None) -> None:
         """See Shares."""
@@ -319,6 +319,6 @@ class FarShare:
             quorum.share_ready(self._far.rank.number, ticket_id, b"", numbers[0])
         elif message.kind == Said.RELEASED:
             quorum.share_released(ticket_id)
-        elif ticket_id in self._progress:
-            self._progress[ticket_id] = numbers[0]
+        elif (progress := self._progress.get(ticket_id)) is not None:
+            progress[0] = numbers[0]
             self._far.tell(Said.OTHERS, pack_numbers(ticket_id, quorum.progress(ticket_id) - numbers[0]))

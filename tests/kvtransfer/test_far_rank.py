@@ -3,14 +3,16 @@
 import select
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from kvtransfer.block_tables import TablesHeard
 from kvtransfer.far_rank import FarRank
 from kvtransfer.interface import SendStats
+from kvtransfer.quorum import Quorum
 from kvtransfer.rank_half import RankHalf
 from kvtransfer.rank_messages import (
     Figures,
@@ -29,10 +31,11 @@ from kvtransfer.rank_messages import (
 )
 from kvtransfer.ticket_table import ReceiverCounts
 from tests.kvtransfer.rank_rig import RankRig, make_rank_rig, random_kv, tensors
-from tests.kvtransfer.rig import DEADLINE_S, Pool, until
+from tests.kvtransfer.rig import DEADLINE_S, Pool, Recorder, until
 from wire.errors import ConfigError, HandoffFailed, InstanceLost, NoCapacity, Unavailable
+from wire.failpoints import Failpoints
 from wire.kv_layout import PoolLayout, Rank
-from wire.rank_channel import Channel, ChannelClosed
+from wire.rank_channel import Channel, ChannelClosed, Message
 from wire.rank_words import pack_error, unpack_error
 from wire.trust import LiveAddresses, Trust
 from wire.types import KvEndpoint, LinkStatus, Ticket
@@ -305,6 +308,34 @@ def test_who_tells_a_rank_that_takes_nothing_does_not_wait_and_the_rank_is_lost(
 
     assert met.is_lost.wait(DEADLINE_S)
     assert met.said == ["rank 1 of 2 takes no word of its hand-offs: a message was not taken within 0.05 s"]
+
+
+class SettledMeanwhile(dict[str, Any]):
+    """The tickets of a share, one of which is settled just after it was found."""
+
+    settle: Callable[[str], None]
+
+    def __contains__(self, ticket_id: object) -> bool:
+        return self.get(str(ticket_id)) is not None
+
+    def get(self, ticket_id: str, default: object = None) -> Any:
+        found, settle = super().get(ticket_id, default), self.settle
+        self.settle = lambda ticket_id: None
+        settle(ticket_id)
+        return found
+
+
+def test_a_word_about_a_ticket_that_is_settled_meanwhile_leaves_nothing_behind(met: Met) -> None:
+    quorum = Quorum(Recorder(), Failpoints.parse(""))
+    met.far.receiver(quorum)
+    share = met.far._share
+    share._progress = known = SettledMeanwhile()
+    known.settle = lambda ticket_id: share.settle(ticket_id, None)
+    share.reserve("ab", 16, 0, (1,))
+
+    share.take(Message(Said.PROGRESS, pack_numbers("ab", 5)), quorum)
+
+    assert not known
 
 
 def test_a_rank_that_closes_its_socket_is_lost(met: Met) -> None:
