@@ -9,6 +9,7 @@ from kvtransfer.interface import PoolMemory
 from kvtransfer.process_group.issue import IssueQueue
 
 _T = TypeVar("_T")
+_IDLE_S = 1.0
 
 
 def device_of(memory: PoolMemory) -> str:
@@ -67,9 +68,24 @@ class Lease:
         self._over = threading.Lock()
 
     def release(self) -> None:
-        """Give the device back; idempotent."""
-        if self._over.acquire(blocking=False):
+        """Give the device back; idempotent.
+
+        What is still being issued, as the creation of a group that outlasts its link, keeps it till that has ended:
+        else the next link would have a second thread issue beside it.
+        """
+        if not self._over.acquire(blocking=False):
+            return
+        idle = self.device.issue(_nothing)
+        try:
+            idle.result(_IDLE_S)
+        except TimeoutError:
+            idle.add_done_callback(lambda _: self._devices.give_back(self._key))
+        else:
             self._devices.give_back(self._key)
+
+
+def _nothing() -> None:
+    pass
 
 
 PROCESS_DEVICES = Devices()  # of the process, as a device's rules are: they hold for all that it does there

@@ -200,6 +200,12 @@ def stopping(sender: Node, silent: Node, timeouts: Timeouts, *, proves: bool) ->
                 stream.close()
 
 
+def hurry(ends: Ends, progress_s: float) -> None:
+    """From now on either end gives up what does not move for so long: to make the link there was more time."""
+    for end in (ends.outlet, ends.inlet):
+        end._group._progress_s = end._line._progress_s = progress_s
+
+
 def group_threads() -> list[str]:
     """The threads that links over groups left running."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith(("kv-group", "kv-issue"))]

@@ -3,6 +3,8 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,17 @@ from kvtransfer.process_group.ends import MAX_PAYLOAD_BYTES
 from kvtransfer.stream import LinkLost
 from kvtransfer.transport import Timeouts
 from tests.kvtransfer import rig as rigs
-from tests.kvtransfer.groups import Node, group_threads, hand_over_many, link, linked, make_node, pools_on, stopping
+from tests.kvtransfer.groups import (
+    Node,
+    group_threads,
+    hand_over_many,
+    hurry,
+    link,
+    linked,
+    make_node,
+    pools_on,
+    stopping,
+)
 from tests.kvtransfer.hccl_rules import HcclRules, RuleBroken
 from tests.kvtransfer.rig import DEADLINE_S, fill, make_rig, read, until
 from wire.errors import Unavailable
@@ -78,7 +90,7 @@ def test_links_in_a_circle_are_made_in_turn_on_every_device(rules: HcclRules) ->
 
 def test_a_peer_that_stops_before_the_proof_holds_the_device_for_its_turn_only(rules: HcclRules) -> None:
     p, silent, other = _nodes("pso")
-    with stopping(p, silent, Timeouts(0.5, DEADLINE_S), proves=False) as made:
+    with stopping(p, silent, Timeouts(1.5, DEADLINE_S), proves=False) as made:
         with linked(other, p, 8, Timeouts(5.0, DEADLINE_S / 2)) as ends:
             assert ends.receive(ends.send(b"its turn")) == b"its turn"
         assert isinstance(made.exception(DEADLINE_S), LinkLost)
@@ -86,7 +98,8 @@ def test_a_peer_that_stops_before_the_proof_holds_the_device_for_its_turn_only(r
 
 def test_a_link_that_hangs_is_abandoned_with_its_epoch_and_freed_when_its_work_ends(rules: HcclRules) -> None:
     p, d = _nodes("pd")
-    hung = link(p, d, 1, Timeouts(5.0, 0.5))
+    hung = link(p, d, 1)
+    hurry(hung, 0.5)
     hung.send(b"never taken")
     with pytest.raises(LinkLost, match=r"nothing moved for 0\.5 s"):
         hung.fill(MAX_PAYLOAD_BYTES, 4)
@@ -105,7 +118,8 @@ def test_a_link_that_hangs_is_abandoned_with_its_epoch_and_freed_when_its_work_e
 
 def test_a_link_that_hangs_holds_up_no_other_of_its_device(rules: HcclRules) -> None:
     p, deaf, hearing = _nodes("pde")
-    with linked(p, deaf, 1, Timeouts(5.0, 1.0)) as stalled, linked(p, hearing, 2) as moving:
+    with linked(p, deaf, 1) as stalled, linked(p, hearing, 2) as moving:
+        hurry(stalled, 1.0)
         stalled.send(b"never taken")
         for number in range(200):
             assert moving.receive(moving.send(b"m" * 1_000, number)) == b"m" * 1_000
@@ -125,6 +139,30 @@ def test_a_creation_is_given_the_time_that_the_collective_asks_for(
     else:
         with pytest.raises(LinkLost):
             link(p, d, timeouts=Timeouts(0.2, DEADLINE_S))
+
+
+def test_a_creation_that_outlasts_its_link_is_the_only_one_of_its_device(
+    rules: HcclRules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+
+    def hang(store: Any, rank: int, of: int, host: str, timeout_s: float, device: str) -> Any:
+        if device == "npu:0" and not over.is_set():
+            with rules.issuing(device, "creation"):
+                assert over.wait(DEADLINE_S)
+        return rules.make(store, rank, of, host, timeout_s, device)
+
+    monkeypatch.setitem(COLLECTIVES, "hccl", replace(rules.collective(), make=hang))
+    p, d = _nodes("pd")
+    for link_epoch in (1, 2):
+        with pytest.raises(LinkLost):
+            link(p, d, link_epoch, Timeouts(0.1, DEADLINE_S))
+    assert rules.broken == []
+
+    over.set()
+    until(lambda: not group_threads())
+    with linked(p, d, 3) as ends:
+        assert ends.receive(ends.send(b"in its turn")) == b"in its turn"
 
 
 @pytest.mark.parametrize("full", ["p", "d"])
