@@ -99,9 +99,14 @@ class Group:
         return done
 
     def _abort(self) -> None:
-        abort, group, peer = self._collective.abort, self._group, self._peer
-        if abort is not None:
-            self._lease.device.issue(lambda: abort(group, peer))
+        if self._collective.abort is not None:
+            self._lease.device.issue(self._abort_now)
+
+    def _abort_now(self) -> None:
+        """On the issuing thread, so that no other one is left with the last hold on the group."""
+        abort, group = self._collective.abort, self._group
+        if abort is not None and group is not None:
+            abort(group, self._peer)
 
     def _wait(self) -> None:
         while (item := self._works.get()) is not None:

@@ -5,17 +5,25 @@ import random
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 
+from devices.collectives import COLLECTIVES
 from kvtransfer.frame import WireError
 from kvtransfer.outbox import _BATCH_BYTES, _BATCH_PIECES
 from kvtransfer.process_group import ends as ends_module
+from kvtransfer.process_group.devices import PROCESS_DEVICES
 from kvtransfer.process_group.ends import MAX_PAYLOAD_BYTES, OUTLET_BYTES
 from kvtransfer.process_group.exchange import Exchange, Word
+from kvtransfer.process_group.group import Group
+from kvtransfer.process_group.issue import IssueQueue
 from kvtransfer.process_group.making import group_name
 from kvtransfer.stream import LinkLost
 from kvtransfer.transport import Timeouts
@@ -25,6 +33,7 @@ from tests.kvtransfer.groups import (
     frame_of,
     group_threads,
     hello_of,
+    hurry,
     link,
     linked,
     make_node,
@@ -153,7 +162,8 @@ def test_a_peer_that_goes_away_in_the_middle_of_a_frame_ends_the_link_at_once(si
 
 def test_a_peer_that_never_receives_ends_its_link_within_the_progress_timeout_and_stalls_no_other() -> None:
     p, deaf, hearing = make_node("p"), make_node("deaf"), make_node("hearing")
-    with linked(p, deaf, 1, Timeouts(5.0, 1.0)) as stalled, linked(p, hearing, 2) as moving:
+    with linked(p, deaf, 1) as stalled, linked(p, hearing, 2) as moving:
+        hurry(stalled, 1.0)
         stalled.send(b"s" * 1_000)
         lost, moved = "", 0
         while not lost:
@@ -165,7 +175,7 @@ def test_a_peer_that_never_receives_ends_its_link_within_the_progress_timeout_an
                 lost = str(error)
 
         assert "nothing moved for 1 s" in lost
-        assert moved > 100
+        assert moved > 10  # one, had they waited for the stalled one
         assert moving.receive(moving.send(b"after")) == b"after"
 
 
@@ -208,6 +218,45 @@ def test_a_peer_that_stops_after_the_group_was_made_keeps_no_other_link_waiting(
 
     assert isinstance(made.exception(DEADLINE_S), LinkLost)
     until(lambda: not group_threads())
+
+
+class FakeGroup:
+    """A group whose only operation ends when it is aborted; it notes the thread that lets it go."""
+
+    def __init__(self, freed_by: list[str]) -> None:
+        self._freed_by, self.aborted = freed_by, threading.Event()
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> SimpleNamespace:
+        return SimpleNamespace(is_completed=self.aborted.is_set, wait=lambda timeout: True)
+
+    def __del__(self) -> None:
+        self._freed_by.append(threading.current_thread().name)
+
+
+def test_a_group_that_is_aborted_is_let_go_by_its_devices_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    freed_by: list[str] = []
+    told, go_on, submit = threading.Event(), threading.Event(), IssueQueue.submit
+
+    def held_up(self: IssueQueue, task: Callable[[], object]) -> Future[object]:
+        done = submit(self, task)
+        if threading.current_thread().name == "closing":
+            told.set()
+            assert go_on.wait(DEADLINE_S)
+        return done
+
+    monkeypatch.setattr(IssueQueue, "submit", held_up)
+    fake = replace(COLLECTIVES["gloo"], polls=True, abort=lambda group, peer: group.aborted.set())
+    lease = PROCESS_DEVICES.lease(make_node("p").pool)
+    group = Group(FakeGroup(freed_by), fake, lease, name="p-d", peer=1, progress_s=DEADLINE_S, keep=None)
+    group.send(torch.zeros(1))
+    closing = threading.Thread(target=group.close, name="closing")
+    closing.start()
+    assert told.wait(DEADLINE_S)
+
+    group._waiter.join(DEADLINE_S)
+    assert freed_by == ["kv-issue-cpu"]
+    go_on.set()
+    closing.join(DEADLINE_S)
 
 
 @pytest.mark.parametrize("rounds", [10, pytest.param(300, marks=pytest.mark.long)])
