@@ -20,7 +20,7 @@ from kvtransfer.rank_half import RankHalf
 from kvtransfer.rank_messages import HalfSettings
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
-from tests.kvtransfer.rig import Clock, Pool, Recorder
+from tests.kvtransfer.rig import DEADLINE_S, Clock, Pool, Recorder
 from wire.errors import InstanceLost
 from wire.failpoints import Failpoints
 from wire.kv_layout import KvTensor, PoolLayout, Rank
@@ -155,7 +155,7 @@ class RankRig:
         else:
             self.halves.append(RankHalf(memory, settings, theirs, lambda: self.progress_age))
         self.far.append(FarRank(ours, memory.layout.rank, lost, Trust()))
-        self.far[-1].meet(10.0)
+        self.far[-1].meet(3 * DEADLINE_S)  # a process has to be started
         return self.far[-1]
 
     def fill(self, kv: Kv, block_ids: Sequence[int]) -> None:

@@ -240,8 +240,10 @@ def test_a_tcp_sender_that_stalls_in_a_frame_cannot_hold_the_blocks_of_an_aborte
 
 @pytest.mark.parametrize("transport", EVERY_TRANSPORT)
 def test_a_peer_that_stalls_in_a_message_is_cut_and_only_its_tickets_end(transport: str) -> None:
-    with make_rig(transport, progress_timeout_s=0.3) as rig:
+    with make_rig(transport) as rig:
         stalled, other, raw = rig.open(20, BLOCKS), rig.open(20, (10, 11, 12, 13, 14)), RawSender(rig)
+        (incoming,) = rig.receiver._links.values()
+        incoming._stream._timeout_s = 0.3  # of this link alone, once it is made
         raw.say(Open(stalled.ticket_id, stalled.epoch, 20, 0))
 
         raw.stream.send([PREFIX.pack(MAGIC, PROTOCOL_VERSION, MessageType.COMMIT, 0, 100), b"x"])

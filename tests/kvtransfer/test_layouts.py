@@ -180,9 +180,12 @@ def test_a_lease_that_runs_out_on_one_rank_ends_all(rig: RankRig) -> None:
     rig.progress_age = 1e9
     rig.sender.begin(ticket)
     rig.put_all(ticket, (1, 2), layers=1)
+    layout, third = rig.d_pools[2].layout, rig.receivers[2]
+    wanted = 30 * sum(layout.tensors[tensor].token_bytes for tensor in layout.tensors_of(0))
+    until(lambda: third.bytes_received == wanted and not third._table._arrivals._seen)  # what still arrives is alive
     until(lambda: all(receiver.bytes_received > 0 for receiver in rig.receivers))
 
-    rig.receivers[2].sweep(rig.clock.now + 30.0)
+    third.sweep(rig.clock.now + 30.0)
     rig.events.wait("failed", ticket.ticket_id)
     rig.events.wait("ended", ticket.ticket_id)
     until(lambda: settled(rig))

@@ -88,7 +88,8 @@ def test_shm_works_between_containers_that_share_only_the_network(pool: Pool) ->
 
     assert [stats.transport for stats in events.acks.values()] == ["shm"], events.failures
     assert arrived == b"".join(tokens[tensor] for tensor in sorted(tokens)).hex()
-    assert set(os.listdir("/dev/shm")) == before
+    left = set(os.listdir("/dev/shm")) - before  # those of other tests, too, which run beside this one
+    assert [name for name in left if "pdserve" in name or "test-pool" in name] == []
 
 
 def test_shm_is_not_tried_in_another_network_namespace(pool: Pool) -> None:
