@@ -1,14 +1,16 @@
 """A model on a device that may die: after a step that failed the device is tried, and its loss is told once, in words.
 
-step fails --> tiny op on the device --done--> the step's own error goes on
-                     |
-                     +--fails, or is late--> InstanceLost, here and to the owner; from then on nothing is asked of it
+step fails, or is late --> tiny op on the device --done--> its own error, or it goes on
+                             |
+                             +--fails, or is late--> InstanceLost, here and to the owner; nothing more is asked of it
 
 An instance that goes on without its device would answer each prompt with an error at once, and so look idle to whoever
 places prompts. Pools on the host are those of CPUs, which do not die alone: there a model is not watched.
 """
 
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -21,6 +23,8 @@ from telemetry.logs import EventLogger
 from wire.errors import InstanceLost, PdserveError
 
 _log = EventLogger("engine")
+_LOOKS = 4
+"""In the time that a tiny op may take."""
 
 OnLost = Callable[[PdserveError], None]
 """Told once when the device is lost: the instance has to end."""
@@ -30,19 +34,28 @@ Guard = Callable[[], AbstractContextManager[object]]
 
 
 class DeviceWatch:
-    """Knows whether a device was lost. Any thread."""
+    """Knows whether a device was lost. One thread asks things of the device, and another looks after it meanwhile.
 
-    def __init__(self, device: Device, on_lost: OnLost, touch_s: float) -> None:
+    That one is the watch's own, and ends soon after the watch is let go.
+    """
+
+    def __init__(
+        self, device: Device, on_lost: OnLost, touch_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:  # fmt: skip
         """Takes a few bytes of the device. `touch_s` is what a tiny op may take, behind all that is queued."""
-        self._touch, self._on_lost, self._touch_s = Touch(device), on_lost, touch_s
+        self._touch, self._on_lost, self._touch_s, self._clock = Touch(device), on_lost, touch_s, clock
         self._lock = threading.Lock()
         self._lost: str | None = None
+        self._since: float | None = None  # when what is asked of the device was begun; None while that is nothing
+        looking = (weakref.ref(self), touch_s / _LOOKS)
+        threading.Thread(target=_look_after, args=looking, name="device-watch", daemon=True).start()
 
     @contextmanager
     def guard(self) -> Iterator[None]:
         """Ask something of the device. Raises InstanceLost where it is lost, before or by this."""
         if self._lost is not None:
             raise InstanceLost(self._lost)
+        self._since = self._clock()
         try:
             yield
         except Exception as error:
@@ -50,6 +63,15 @@ class DeviceWatch:
             if lost is not None:
                 raise lost from error
             raise
+        finally:
+            self._since = None
+
+    def look(self) -> bool:
+        """Try the device where what is asked of it takes too long; return whether it is there, as far as is known."""
+        since = self._since
+        if since is not None and self._clock() - since > self._touch_s:
+            self._judge(TimeoutError(f"what was asked of it is not done after {self._touch_s:g} s"))
+        return self._lost is None
 
     def _judge(self, error: Exception) -> InstanceLost | None:
         with self._lock:
@@ -63,6 +85,16 @@ class DeviceWatch:
         _log.error("device_lost", error, reason=why)
         self._on_lost(lost)
         return lost
+
+
+def _look_after(watch: "weakref.ref[DeviceWatch]", interval_s: float) -> None:
+    """Look now and then, until the device or the watch is gone: a wait for a device that hangs has no end."""
+    while True:
+        time.sleep(interval_s)
+        found = watch()
+        if found is None or not found.look():
+            return
+        del found
 
 
 class WatchedModel:

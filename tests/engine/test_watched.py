@@ -1,8 +1,10 @@
 """After a step that failed the device is tried: a step's own fault ends its prompts, a lost device the instance."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from tests.engine.fake_engines import CONFIG, prompt, run, wanted
 from wire.errors import InstanceLost, PdserveError
 
 LATE_S = 0.05
+WAIT_S = 60.0  # a thread may come late, too, on a busy machine
 
 
 class FailingModel(FakeModel):
@@ -55,12 +58,12 @@ class FailingModel(FakeModel):
 
 @contextmanager
 def serving(
-    fails: Callable[[str], None], device: DyingDevice, *, runs_ahead: bool = False
+    fails: Callable[[str], None], device: DyingDevice, *, runs_ahead: bool = False, touch_s: float = WAIT_S
 ) -> Iterator[tuple[EngineCore, FailingModel, list[PdserveError]]]:
     """An engine on a watched model, and what its owner is told."""
     model, told = FailingModel(fails, runs_ahead=runs_ahead), list[PdserveError]()
     core = EngineCore(
-        WatchedModel(model, DeviceWatch(device, told.append, LATE_S)), max_num_seqs=4, max_num_batched_tokens=64,
+        WatchedModel(model, DeviceWatch(device, told.append, touch_s)), max_num_seqs=4, max_num_batched_tokens=64,
         prefill_chunk_size=32,
     )  # fmt: skip
     yield core, model, told
@@ -123,7 +126,8 @@ def test_a_dead_device_ends_the_instance_in_words_and_is_asked_nothing_more(what
 
 def test_a_device_that_does_not_answer_is_waited_for_so_long_and_no_longer() -> None:
     device = DyingDevice()
-    with serving(once("launch", RuntimeError("launch failed"), device.answers.clear), device) as (core, _, told):
+    fails = once("launch", RuntimeError("launch failed"), device.answers.clear)
+    with serving(fails, device, touch_s=LATE_S) as (core, _, told):
         core.add(prompt("a", 3))
         run(core)
     device.answers.set()
@@ -132,6 +136,57 @@ def test_a_device_that_does_not_answer_is_waited_for_so_long_and_no_longer() -> 
         "fake:0 did not do a tiny op within 0.05 s (after RuntimeError: launch failed); "
         "without it this instance cannot go on"
     ]
+
+
+@pytest.mark.parametrize("what", ["launch", "collect"])
+def test_a_device_that_hangs_is_lost_though_nothing_fails(what: str) -> None:
+    device, told = DyingDevice(), SimpleQueue[PdserveError]()
+
+    def hang(asked: str) -> None:
+        if asked == what and device.answers.is_set():
+            device.answers.clear()
+            assert device.answers.wait(WAIT_S)
+
+    model = WatchedModel(FailingModel(hang), DeviceWatch(device, told.put, LATE_S))
+    core = EngineCore(model, max_num_seqs=4, max_num_batched_tokens=64, prefill_chunk_size=32)
+    core.add(prompt("a", 3))
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run, core)
+        try:
+            lost = told.get(timeout=WAIT_S)
+        finally:
+            device.answers.set()
+        failed = running.result(WAIT_S).failed
+
+    assert str(lost) == (
+        "fake:0 did not do a tiny op within 0.05 s (after TimeoutError: what was asked of it is not done after 0.05 s)"
+        "; without it this instance cannot go on"
+    )
+    assert [(name, str(lost) in str(error)) for name, error in failed] == [("a", True)], "nothing more is asked of it"
+    assert told.empty()
+    core.close()
+
+
+def test_a_device_that_computes_is_not_lost_however_long_a_step_takes() -> None:
+    device, told, now = DyingDevice(), list[PdserveError](), [0.0]
+    watch = DeviceWatch(device, told.append, WAIT_S, clock=lambda: now[0])
+
+    with watch.guard():
+        now[0] += WAIT_S
+        assert watch.look()
+        assert device.recorded == 0, "it has its time"
+        now[0] += 1.0
+        assert watch.look()
+        assert device.recorded == 1, "it was tried"
+    now[0] += 2 * WAIT_S
+    assert watch.look()
+    assert device.recorded == 1, "nothing is asked of it"
+    with watch.guard():
+        now[0] += 2 * WAIT_S
+        device.fails_with = RuntimeError(FAULT)
+        assert not watch.look()
+
+    assert "does not even do a tiny op" in str(told)
 
 
 def test_a_device_that_is_full_is_not_lost() -> None:
@@ -151,7 +206,7 @@ def test_a_device_that_is_full_is_not_lost() -> None:
 def test_copies_of_blocks_are_guarded_too(what: str) -> None:
     device, told = DyingDevice(fails_with=RuntimeError(FAULT)), list[PdserveError]()
     model = FailingModel(once(what, RuntimeError(FAULT)))
-    guarded = WatchedModel(model, DeviceWatch(device, told.append, LATE_S))
+    guarded = WatchedModel(model, DeviceWatch(device, told.append, WAIT_S))
     arguments: Any = (1, 2) if what == "copy_block" else ((1,), (2,))
 
     with pytest.raises(InstanceLost, match="does not even do a tiny op"):
