@@ -15,7 +15,7 @@ from devices.interface import Device
 from engine.sampling.device_choice import choose
 from engine.sampling.device_logprobs import LogprobsToRead, queue_logprobs
 from engine.sampling.logits import shape
-from engine.sampling.sampler import failures_of, no_token
+from engine.sampling.sampler import failure, failures_of
 from engine.step import Candidates, SampleRow, ScoreRow, StepBatch, StepOutput
 from engine.transfers import Download, upload_ints
 from wire.errors import InternalError, PdserveError
@@ -58,7 +58,7 @@ class DeviceStep:
             if found.token_ids:
                 token_ids[search.row] = found.token_ids[0]
             else:
-                failures[search.row] = no_token(self._rows[search.row])
+                failures[search.row] = failure(float(search.scores[0]), self._rows[search.row])
         told = dict(zip(self._asked, _read(self._logprobs), strict=True))
         return StepOutput(
             token_ids,
@@ -103,7 +103,7 @@ class _SearchToRead:
 
     row: int
     token_ids: torch.Tensor  # [count] int64
-    scores: torch.Tensor  # [count]
+    scores: torch.Tensor  # [count], the best first: NaN where there is one
 
     def read(self) -> Candidates:
         """Return those that may be chosen."""

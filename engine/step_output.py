@@ -6,7 +6,7 @@ import torch
 
 from engine.sampling.logits import shape
 from engine.sampling.logprobs import token_logprobs
-from engine.sampling.sampler import Chooser, Sampled, TorchChooser, no_token, sample
+from engine.sampling.sampler import Chooser, Sampled, TorchChooser, failure, sample
 from engine.step import Candidates, SampleRow, ScoreRow, StepBatch, StepOutput
 from wire.errors import InternalError
 from wire.types import TokenLogprobs
@@ -57,7 +57,7 @@ def _search(
         if ranked.token_ids:
             token_ids[i] = ranked.token_ids[0]
         else:
-            failures.append((i, no_token(rows[i])))
+            failures.append((i, failure(float(scores[place].max()), rows[i])))
     return Sampled(token_ids, tuple(failures)), found
 
 

@@ -113,20 +113,21 @@ def _choose(scores: torch.Tensor, rows: Sequence[SampleRow], chooser: Chooser) -
 def failures_of(values: Sequence[float], rows: Sequence[SampleRow]) -> tuple[tuple[int, PdserveError], ...]:
     """Say why of each row whose best score is no number, -inf, or inf where a token is drawn."""
     return tuple(
-        (i, _failure(value, rows[i]))
+        (i, failure(value, rows[i]))
         for i, value in enumerate(values)
         if not value > _OFF or (value == math.inf and rows[i].params.temperature > 0)
     )
 
 
-def _failure(best: float, row: SampleRow) -> PdserveError:
+def failure(best: float, row: SampleRow) -> PdserveError:
+    """Return why nothing can be chosen of a row with this best score: no number, infinite, or -inf."""
     if best == _OFF:
-        return no_token(row)
+        return _no_token(row)
     what = "not numbers" if math.isnan(best) else "infinite"
     return InternalError(f"the model's logits of output token {row.position} are {what}")
 
 
-def no_token(row: SampleRow) -> InvalidRequest:
+def _no_token(row: SampleRow) -> InvalidRequest:
     """Return the error that nothing is left to choose from."""
     asked = (
         ("allowed_token_ids", row.params.allowed_token_ids),

@@ -94,7 +94,7 @@ def test_candidates_are_those_computed_at_once() -> None:
             assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-6)
 
 
-@pytest.mark.parametrize("candidates", [(), (1, 2)])
+@pytest.mark.parametrize("candidates", [(), (1, 2), (3, 5)])
 def test_rows_without_a_token_fail_in_the_same_words(candidates: tuple[int, ...]) -> None:
     rows = rows_of([{"temperature": float(i % 2)} for i in range(6)], candidates=candidates)
     logits = logits_of(6)

@@ -8,7 +8,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from engine.step import SampleRow, ScoreRow, StepBatch
 from engine.step_output import make_output
-from wire.errors import InvalidRequest
+from wire.errors import InternalError, InvalidRequest
 from wire.types import SamplingParams
 
 
@@ -77,6 +77,20 @@ def test_candidates_that_are_banned_are_left_out_and_none_left_is_a_failure() ->
     ((index, error),) = output.failures
     assert index == 1
     assert isinstance(error, InvalidRequest)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_search_over_no_numbers_is_the_models_fault_and_no_others(value: float) -> None:
+    logits, rows = _logits(3), (_row(candidates=4), _row(candidates=4, allowed_token_ids=(3, 5)), _row(candidates=4))
+    logits[1, 3] = logits[2, 7] = value
+
+    output = make_output(logits, StepBatch((), (), rows))
+
+    assert [(row, type(why)) for row, why in output.failures] == [(1, InternalError), (2, InternalError)]
+    assert str(output.failures[1][1]) == "the model's logits of output token 0 are not numbers"
+    first = output.candidates[0]
+    assert first is not None
+    assert first.token_ids == tuple(logits[0].topk(4).indices.tolist())
 
 
 def test_scored_rows_come_in_slices_of_any_size() -> None:
