@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.pooling.vectors import check_dimensions, check_one_answer, finish_vector
+from engine.pooling.vectors import check_dimensions, check_numbers, check_one_answer, finish_vector
 from engine.pooling_settings import PoolingSettings
 from wire.errors import InvalidRequest
 from wire.types import Pooling, PromptState
@@ -38,9 +38,11 @@ class Collected:
         self.values = [a + b for a, b in zip(self.values, values, strict=True)] if self.values else list(values)
 
     def finish(self, num_tokens: int, settings: PoolingSettings) -> tuple[float, ...]:
-        """Return the vector of a prompt of `num_tokens`."""
+        """Return the vector of a prompt of `num_tokens`. Raises InternalError where it is not all numbers."""
         divisor = num_tokens if self.is_mean else 1
-        return finish_vector([value / divisor for value in self.values], self.pooling, settings)
+        vector = finish_vector([value / divisor for value in self.values], self.pooling, settings)
+        check_numbers(vector)
+        return vector
 
 
 def resolve(state: PromptState, settings: PoolingSettings | None) -> PromptState:

@@ -12,7 +12,7 @@ from engine.grammar.interface import Grammar
 from engine.interface import EngineInfo, EngineLoad, OnLayer, PooledPrompt, StepResult
 from engine.kv.blocks import BlockPool
 from engine.pooling.encoder import Encoder
-from engine.pooling.vectors import check_dimensions, check_one_answer
+from engine.pooling.vectors import check_dimensions, check_numbers, check_one_answer
 from engine.watched import Guard
 from telemetry.logs import EventLogger
 from wire.errors import InternalError, InvalidRequest, PromptTooLong
@@ -104,7 +104,7 @@ class EncoderCore:
         return bool(self._waiting)
 
     def step(self, on_layer: OnLayer | None = None) -> StepResult:
-        """Answer the next batch. An error ends the texts that were in it."""
+        """Answer the next batch. An error ends the texts that were in it; an answer of no numbers its own text."""
         started, states = self._clock(), self._take()
         if not states:
             return StepResult()
@@ -114,11 +114,16 @@ class EncoderCore:
         except Exception as error:  # noqa: BLE001 - the step's outermost frame: answered in `failed`
             return StepResult(failed=tuple((state.prompt_id, self._failure(state, error)) for state in states))
         seconds = self._clock() - started
-        pooled = tuple(
-            PooledPrompt(state.prompt_id, values, seconds) for state, values in zip(states, answers, strict=True)
-        )
+        pooled: list[PooledPrompt] = []
+        failed: list[tuple[str, Exception]] = []
+        for state, values in zip(states, answers, strict=True):
+            try:
+                check_numbers(values)
+                pooled.append(PooledPrompt(state.prompt_id, values, seconds))
+            except InternalError as error:
+                failed.append((state.prompt_id, self._failure(state, error)))
         num_tokens = sum(len(state.token_ids) for state in states)
-        return StepResult(pooled=pooled, seconds=seconds, num_tokens=num_tokens)
+        return StepResult(pooled=tuple(pooled), failed=tuple(failed), seconds=seconds, num_tokens=num_tokens)
 
     def load(self) -> EngineLoad:
         """Return the figures of now. Any thread."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from engine.pooling_settings import PoolingSettings
-from wire.errors import InvalidRequest
+from wire.errors import InternalError, InvalidRequest
 from wire.types import Pooling, SamplingParams
 
 
@@ -14,6 +14,13 @@ def finish_vector(values: Sequence[float], pooling: Pooling, settings: PoolingSe
     normalize = settings.normalize if pooling.normalize is None else pooling.normalize
     length = math.hypot(*kept) if normalize else 0.0
     return tuple(value / length for value in kept) if length > 0 else kept
+
+
+def check_numbers(values: Sequence[float]) -> None:
+    """Raise InternalError for an answer that is not all numbers: none could be told to a client."""
+    bad = next((value for value in values if not math.isfinite(value)), None)
+    if bad is not None:
+        raise InternalError(f"the model's answer to this text has {bad} among its {len(values)} numbers")
 
 
 def check_dimensions(pooling: Pooling, hidden_size: int) -> None:

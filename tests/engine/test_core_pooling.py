@@ -1,5 +1,6 @@
 """Vectors of decoders, chunk by chunk beside prompts that generate, equal the hidden states of transformers."""
 
+import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from transformers import AutoModel, AutoModelForCausalLM, MistralConfig, Mistral
 from engine.core import EngineCore
 from engine.loader import load_model
 from engine.oracle import Oracle
+from engine.step import Pending, StepOutput
 from tests.engine.fake_engines import CONFIG, prompt
 from tests.engine.fake_engines import engine as fake_engine
 from tests.engine.tiny_encoders import say_pooling
@@ -145,6 +147,34 @@ def test_prompts_dropped_from_a_full_pool_give_the_same_vectors() -> None:
         assert core.load().preemptions > 0
 
     assert {name: pytest.approx(values) for name, values in wanted.items()} == found
+
+
+class Spoiled:
+    """A step whose first vector is not all numbers."""
+
+    def __init__(self, pending: Pending) -> None:
+        self._pending = pending
+
+    def collect(self) -> StepOutput:
+        output = self._pending.collect()
+        return replace(output, pooled=[(0.5, math.nan), *output.pooled[1:]])
+
+
+@pytest.mark.usefixtures("runs_ahead")
+def test_a_vector_of_no_numbers_ends_its_own_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_engine() as (core, model):
+        launch = model.launch
+        monkeypatch.setattr(model, "launch", lambda *step: Spoiled(launch(*step)))
+        for name in ("bad", "good"):
+            core.add(replace(prompt(name, 9), pooling=Pooling()))
+
+        result = core.step()
+
+        ((name, error),) = result.failed
+        assert name == "bad"
+        assert "the model's answer to this text has nan among its 2 numbers" in str(error)
+        assert [one.prompt_id for one in result.pooled] == ["good"]
+        assert core.blocks.num_used == 0
 
 
 @pytest.mark.usefixtures("runs_ahead")

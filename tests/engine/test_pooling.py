@@ -162,6 +162,20 @@ def test_a_failed_batch_ends_its_texts_and_no_others(bert: Path, monkeypatch: py
     core.close()
 
 
+def test_an_answer_of_no_numbers_ends_its_own_text(embedder: EncoderCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedder.add(asked("bad", TEXTS[0]))
+    embedder.add(asked("good", TEXTS[1]))
+    run = embedder._encoder.run
+    monkeypatch.setattr(embedder._encoder, "run", lambda states: [(0.5, math.nan), *run(states)[1:]])
+
+    result = embedder.step()
+
+    ((name, error),) = result.failed
+    assert (name, type(error)) == ("bad", InternalError)
+    assert "the model's answer to this text has nan among its 2 numbers" in str(error)
+    assert [one.prompt_id for one in result.pooled] == ["good"]
+
+
 def test_a_cancelled_text_is_never_answered(embedder: EncoderCore) -> None:
     embedder.add(asked("gone", TEXTS[0]))
     embedder.add(asked("stays", TEXTS[1]))
