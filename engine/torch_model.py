@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from devices.cpu import CpuDevice
@@ -112,8 +113,14 @@ class TorchModel:
         return (self._memory,)
 
     def close(self) -> None:
-        """Give the pool back; no step may follow. Idempotent."""
+        """Give the pool back, and the copies of its blocks; no step may follow. Idempotent.
+
+        It goes now, whoever still holds the model.
+        """
         self._attention.close()
+        self._store.close()
+        if self._fused is not None:
+            self._fused.close()
         self._pools = []
         self._memory.close()
 
@@ -291,7 +298,7 @@ def _pool_tensor(memory: Memory, index: int) -> torch.Tensor:
     count = shape[0] * shape[1] * shape[2]
     dtype = getattr(torch, spec.dtype)
     start, tensor = layout.offsets[index], getattr(memory, "tensor", None)
-    if tensor is not None:
-        pool: torch.Tensor = tensor
-        return pool[start : start + count * dtype.itemsize].view(dtype).view(shape)
-    return torch.frombuffer(memory.buffer, dtype=dtype, count=count, offset=start).view(shape)
+    if tensor is None:  # torch.frombuffer would not keep the memory: a step after its close would end the process
+        tensor = torch.from_numpy(np.frombuffer(memory.buffer, np.uint8))
+    pool: torch.Tensor = tensor
+    return pool[start : start + count * dtype.itemsize].view(dtype).view(shape)

@@ -119,6 +119,13 @@ class FusedDecoder:
                     self._reduce(self._memory.partial[:num_rows])
         return num_rows
 
+    def close(self) -> None:
+        """Let go of the pool: a step that followed all the same would be refused. Idempotent."""
+        self._pools = ()
+        self._weights.decoder.num_slots = 0
+        for layer in self._weights.layers:
+            layer.keys = layer.values = None
+
     @property
     def rows(self) -> torch.Tensor:
         """What the last norm takes: [all rows there is memory for, hidden] float32, valid until the next call."""

@@ -53,6 +53,10 @@ class BlockStore:
         """Copy each slot back, into its block."""
         self._copy(block_ids, slots, save=False)
 
+    def close(self) -> None:
+        """Let the copies go. Idempotent."""
+        self._extents.clear()
+
     def _copy(self, block_ids: Sequence[int], slots: Sequence[int], *, save: bool) -> None:
         if self._make_copier is not None:
             self._copier, self._make_copier = self._make_copier(), None

@@ -47,6 +47,11 @@ class DeviceBlockStore:
         for view, part in zip(self._views, torch.split(rows, self._sizes, dim=1), strict=True):
             view.index_copy_(0, at, part)
 
+    def close(self) -> None:
+        """Let the copies go, and the pool. Idempotent; nothing may follow."""
+        self._views.clear()
+        self._extents.clear()
+
     def _index(self, block_ids: Sequence[int]) -> torch.Tensor:
         return torch.tensor(block_ids, dtype=torch.int64, device=self._views[0].device)
 

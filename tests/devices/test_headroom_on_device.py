@@ -38,12 +38,12 @@ def test_the_memory_of_a_closed_model_s_pool_is_free_again(accelerator: Device, 
         model = load_model(
             path, dtype="float32", block_size=128, kv_cache_memory=64 * MIB, num_threads=1, device=accelerator
         ).model  # fmt: skip
-        network.append(model._network)  # whose layers know the model's attention
+        models.append(model)
         model.close()
 
     def twice() -> None:
         run()
         run()
 
-    network: list[object] = []
+    models: list[object] = []
     assert 64 * MIB <= accelerator.peak_bytes(twice) < 100 * MIB

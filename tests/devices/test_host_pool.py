@@ -6,6 +6,7 @@ import os
 import pytest
 
 from devices.host_pool import HostPool
+from tests.devices.open_files import File, file_of, open_files
 from wire.errors import ConfigError
 from wire.kv_layout import KvTensor, PoolLayout
 
@@ -94,10 +95,13 @@ def test_a_pool_of_another_size_is_not_joined() -> None:
 
 
 def test_a_pool_that_no_rank_took_is_given_back() -> None:
+    pools: list[File] = []
+
     def refuse(fd: int) -> None:
+        pools.append(file_of(fd))
+        assert pools[0] in open_files()
         raise ConfigError("the rank is gone")
 
-    before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ConfigError, match="the rank is gone"):
         HostPool(LAYOUT, share=refuse)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert pools[0] not in open_files()

@@ -13,6 +13,7 @@ from engine.loader import load_model
 from engine.oracle import Oracle
 from engine.step import BatchSequence, SampleRow, StepBatch
 from engine.torch_model import TorchModel
+from tests.devices.open_files import file_of, open_files
 from tests.engine.step_runner import GREEDY, generate
 from tests.engine.tiny_models import KINDS, VOCAB_SIZE, make_tiny_model
 from wire.types import SamplingParams
@@ -119,14 +120,34 @@ def test_half_precision_output_is_near_the_best_of_transformers(
     assert max(gaps) < 0.2  # logits span about 8 either way
 
 
-def test_a_closed_model_gives_its_pool_back(checkpoint: MakeModel) -> None:
-    model = _load(checkpoint("llama"))
-    descriptor = model.memory.fd
+@pytest.mark.parametrize("kind", ["llama", "opt"])
+def test_a_closed_model_gives_its_pool_back(checkpoint: MakeModel, kind: str) -> None:
+    model = _load(checkpoint(kind))
+    step = StepBatch((3, 4), (BatchSequence(0, 2, (0,)),), (SampleRow(1, GREEDY, 0, 0),))
+    model.launch(step).collect()
+    model.save_blocks([0], [0])
+    assert model.memory.fd is not None
+    pool = file_of(model.memory.fd)
+    assert pool in open_files()
 
     model.close()
     model.close()
 
-    assert not Path(f"/proc/self/fd/{descriptor}").exists()
+    assert pool not in open_files(), "it goes with the call, whoever holds the model"
+    with pytest.raises(IndexError):
+        model.launch(step)
+
+
+def test_a_tensor_over_a_pool_keeps_its_memory(checkpoint: MakeModel) -> None:
+    model = _load(checkpoint("opt"))
+    keys = model._pools[0].keys
+    assert model.memory.fd is not None
+    pool = file_of(model.memory.fd)
+
+    model.close()
+
+    assert pool in open_files(), "what reads it now must not end the process"
+    assert not keys.any()
 
 
 def test_a_step_without_samples_returns_nothing(checkpoint: MakeModel) -> None:
