@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from engine.checkpoints.conversion_child import answer_caller, convert_apart
+from engine.checkpoints.conversion_child import TIMEOUT_S, answer_caller, convert_apart
 from engine.checkpoints.file_digest import file_digest
 from engine.checkpoints.model_cache import make_once
 from wire.errors import ConfigError
@@ -47,7 +47,7 @@ def ensure_converted(file: Path, cache_dir: Path, progress: Callable[[str], None
         convert_apart("engine.checkpoints.gguf_folder", file, staging / target.name)
         return staging / target.name
 
-    return make_once(target, make, progress)
+    return make_once(target, make, progress, timeout_s=TIMEOUT_S)
 
 
 def main(argv: Sequence[str]) -> int:

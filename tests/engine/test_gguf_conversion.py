@@ -1,8 +1,10 @@
 """GGUF files of other architectures, tokenizers and widths: their weights, text and tokens, and what is refused."""
 
+import fcntl
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -198,6 +200,31 @@ def test_it_is_converted_once_under_a_name_of_its_content(tmp_path: Path) -> Non
     changed[len(changed) // 2] ^= 1
     file.write_bytes(changed)
     assert converted_path(file, tmp_path / "cache") != path
+
+
+def test_who_finds_another_converting_waits_as_long_as_that_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, _ = write_tiny_gguf(tmp_path, "llama")
+    path = converted_path(file, tmp_path / "cache")
+    path.parent.mkdir(parents=True)
+    now, said = [0.0], list[str]()
+    with (path.parent / f".{path.name}-lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+
+        def sleep(_: float) -> None:
+            now[0] += 500.0
+            if now[0] == 3500.0:
+                path.mkdir()
+                fcntl.flock(held, fcntl.LOCK_UN)
+
+        monkeypatch.setattr(
+            "engine.checkpoints.model_cache.time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+        )  # fmt: skip
+
+        assert ensure_converted(file, tmp_path / "cache", said.append) == path
+
+    assert said == [f"waiting for another process that is making {path.name}"]
 
 
 def test_a_refusal_of_the_converting_process_is_told(tmp_path: Path) -> None:
