@@ -9,7 +9,7 @@ from devices.host_pool import HostPool
 from engine.kv.pool_touch import PoolTouch
 from wire.kv_layout import KvTensor, PoolLayout
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0  # it has the lowest priority
 PLENTY = 1 << 40
 LAYOUT = PoolLayout(
     (KvTensor(0, "k", 8, 64, "float32"), KvTensor(0, "v", 8, 64, "float32")), num_blocks=300, block_size=16
@@ -50,6 +50,7 @@ def test_a_stopped_one_lets_the_pool_go(pool: HostPool) -> None:
     touch = PoolTouch(pool, available=lambda: PLENTY)
     touch.start()
     touch.stop()
+    assert touch.join(DEADLINE_S)
     pool.close()
 
     with pytest.raises(ValueError, match="released"):
