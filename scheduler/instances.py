@@ -6,7 +6,7 @@ path <-inbox-- reader <---------- session <== instance
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from scheduler.inbox import Inbox, Lost, PromptStep, Work
@@ -124,17 +124,19 @@ class Instance:
     async def run(self, events: AsyncIterator[Event]) -> None:
         """Serve the session until it is over, then tell every prompt. Raises InstanceLost."""
         told = InstanceLost(f"{self} was let go: the scheduler is closing its session")
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._read(events))
-                tasks.create_task(self._send())
-                tasks.create_task(self._watch())
-        except BaseExceptionGroup as group:
-            error = self._why(group)
+        tasks = [asyncio.create_task(work) for work in (self._read(events), self._send(), self._watch())]
+        try:  # not a TaskGroup: of Python 3.11 and 3.12, it drops a cancel that comes while it ends by itself
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            error = self._why([task for task in tasks if task in ended])
             told = InstanceLost(f"{self} was lost: {error if isinstance(error, _Found) else 'its connection broke'}")
-            raise InstanceLost(f"{self.address}: {error}") from group
+            raise InstanceLost(f"{self.address}: {error}") from error
         finally:
-            self._end(told)
+            try:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:
+                self._end(told)
 
     async def _read(self, events: AsyncIterator[Event]) -> None:
         async for event in events:
@@ -199,12 +201,13 @@ class Instance:
         if silent_s > self._limits.silence_s:
             raise _Found(f"no message for {silent_s:.1f} s (limit {self._limits.silence_s:g} s)")
 
-    def _why(self, group: BaseExceptionGroup[BaseException]) -> PdserveError:
-        for error in group.exceptions:
+    def _why(self, ended: Sequence[asyncio.Task[None]]) -> PdserveError:
+        errors = [None if task.cancelled() else task.exception() for task in ended]
+        for error in errors:
             if isinstance(error, PdserveError):
                 return error
-        log.error("session_broke", exc=group, instance=self.address)
-        return InternalError(f"internal error: {group.exceptions[0]!r}")
+        log.error("session_broke", exc=errors[0], instance=self.address)
+        return InternalError(f"internal error: {errors[0]!r}")
 
     def _end(self, error: InstanceLost) -> None:
         self._lost = error

@@ -120,7 +120,7 @@ class Member:
             session = await self._open(connection)
             events = session.events()
             try:
-                load = await self._first_load(events)
+                load = await self._first_load(events, description)
                 await self._live(description, session, events, load)
             finally:
                 await self._close(session)
@@ -133,7 +133,8 @@ class Member:
         except Incompatible as error:  # another scheduler holds it: worth waiting for, unlike a difference
             raise Unavailable(str(error)) from error
 
-    async def _first_load(self, events: AsyncIterator[Event]) -> LoadSnapshot:
+    async def _first_load(self, events: AsyncIterator[Event], description: InstanceDescription) -> LoadSnapshot:
+        """Return what the session begins with. What was described and accepted is one life of the instance alone."""
         try:
             async with asyncio.timeout(self._limits.open_s):
                 first = await anext(events)
@@ -143,6 +144,8 @@ class Member:
             raise InstanceLost("the instance ended the session at once") from None
         if not isinstance(first, SessionOpen):
             raise InstanceLost(f"the session began with {type(first).__name__}, not SessionOpen")
+        if (first.instance_id, first.epoch) != (description.instance_id, description.epoch):
+            raise InstanceLost("the instance has restarted since it described itself")
         check_progress(first.load, self._limits)
         return first.load
 
