@@ -4,6 +4,7 @@ A pair too full for a probe is as good as crossed while it works: its own long r
 """
 
 import asyncio
+import math
 
 from scheduler.limits import ControlLimits
 from scheduler.load.loads import InstanceLoad
@@ -14,6 +15,8 @@ from wire.hold import hold_limit
 from wire.types import Role
 
 Pair = tuple[int | None, int]
+_Lives = tuple[int | None, ...]
+"""The epochs of the processes at a pair's ends: what crossed it says nothing of one that came since."""
 
 
 class Readiness:
@@ -26,11 +29,11 @@ class Readiness:
         self._registry = registry
         self._is_pooled = kind is not ModelKind.TEXT
         self._limits = limits
-        self._crossed_at: dict[Pair, float] = {}
+        self._crossed: dict[Pair, tuple[_Lives, float]] = {}
 
     def crossed(self, plan: Plan) -> None:
         """A token has come over this plan's pair."""
-        self._crossed_at[plan.pair] = asyncio.get_running_loop().time()
+        self._crossed[plan.pair] = _lives(plan, self._epochs()), asyncio.get_running_loop().time()
         self._registry.confirm_ready()
 
     def names(self, plan: Plan) -> dict[str, str]:
@@ -52,27 +55,33 @@ class Readiness:
 
     def busy(self, plan: Plan) -> None:
         """No probe finds room on this pair, which works: what crossed it before counts on."""
-        if plan.pair in self._crossed_at:
-            self._crossed_at[plan.pair] = asyncio.get_running_loop().time()
+        lives = _lives(plan, self._epochs())
+        if self._crossed.get(plan.pair, (None, 0.0))[0] == lives:
+            self._crossed[plan.pair] = lives, asyncio.get_running_loop().time()
 
     def broken(self, plan: Plan) -> None:
         """A probe failed on this pair."""
-        self._crossed_at.pop(plan.pair, None)
+        self._crossed.pop(plan.pair, None)
 
     def ready(self) -> bool:
         """Whether some living pair was crossed within the window."""
-        now = asyncio.get_running_loop().time()
-        return any(
-            now - self._crossed_at[plan.pair] <= self._limits.ready_window_s
-            for plan in self.living_plans()
-            if plan.pair in self._crossed_at
-        )
+        return any(age <= self._limits.ready_window_s for age in self._ages().values())
 
     def due(self) -> list[Plan]:
         """Return the living pairs that nothing crossed lately, those crossed longest ago first."""
-        now, never = asyncio.get_running_loop().time(), float("-inf")
-        age = {plan: now - self._crossed_at.get(plan.pair, never) for plan in self.living_plans()}
-        return sorted((plan for plan in age if age[plan] > self._limits.probe_after_s), key=lambda plan: -age[plan])
+        ages = self._ages()
+        return sorted((plan for plan in ages if ages[plan] > self._limits.probe_after_s), key=lambda plan: -ages[plan])
+
+    def _ages(self) -> dict[Plan, float]:
+        """Return how long ago each living pair was crossed, infinity for one whose processes never were."""
+        now, epochs, ages = asyncio.get_running_loop().time(), self._epochs(), dict[Plan, float]()
+        for plan in self.living_plans():
+            lives, at = self._crossed.get(plan.pair, (None, 0.0))
+            ages[plan] = now - at if lives == _lives(plan, epochs) else math.inf
+        return ages
+
+    def _epochs(self) -> dict[int, int]:
+        return {instance.index: instance.description.epoch for instance in self._registry.living()}
 
     def living_plans(self) -> list[Plan]:
         """Return a plan for every pair (and combined instance) that has living sessions and can hand KV over."""
@@ -89,6 +98,10 @@ class Readiness:
         ]
         alone = [Plan("local", None, i.index, "probe") for i in living if i.role is Role.COMBINED]
         return pairs + alone
+
+
+def _lives(plan: Plan, epochs: dict[int, int]) -> _Lives:
+    return tuple(epochs.get(index) for index in plan.pair if index is not None)
 
 
 def _has_no_seat(decode: InstanceLoad) -> bool:

@@ -65,6 +65,28 @@ async def test_no_path_is_not_ready_at_once() -> None:
 
 
 @virtual
+async def test_a_process_in_the_place_of_another_is_not_ready_by_what_crossed_that_one() -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        control, decode = cluster.control, cluster.expected[1].address
+        await collect(control.dispatch.start(request((1, 2, 3))))
+        cluster.network.kill(decode)
+        await until(control.registry.missing)
+        cluster.network.listen(decode, cluster.instances[1])
+        await until(lambda: not control.registry.missing())
+        assert control.ready(), "the process is the same, over another connection"
+
+        cluster.kill(1)
+        await until(control.registry.missing)
+        cluster.boot(1, epoch=77)
+        await until(lambda: not control.registry.missing())
+        assert not control.ready()
+        assert len(control.readiness.due()) == 1
+
+        await collect(control.dispatch.start(request((1, 2, 3))))
+        assert control.ready()
+
+
+@virtual
 async def test_an_hour_of_heartbeats_and_probes_with_a_hung_instance_in_it() -> None:
     loop = asyncio.get_running_loop()
     async with FakeCluster("PPD", probes=True).serving() as cluster:
