@@ -172,8 +172,9 @@ class InstanceHost:
         session = InstanceSession(
             hello, self.workers, self._session_over, self._measure, self._grammars, lambda: self._draining
         )
-        self._session = session
         session.emit(SessionOpen(self.identity.instance_id, self.identity.epoch, self.load()))
+        session.emit(TableRead(self.table_digest))  # which may have changed since the scheduler was told
+        self._session = session  # only now: what other threads tell comes behind its first words
         log.info("session_open", scheduler=hello.scheduler_id, epoch=hello.epoch)
         return session
 

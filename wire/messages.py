@@ -11,7 +11,7 @@
        | -- Cancel ------------------------------> P, D
        | -- MeasureLink -------------------------> P | <- LinkMeasured
        | -- Heartbeat (1/s) ---------------------> |  <- Heartbeat(load)
-       | <---------------------------- TableRead -- |   when its global table has changed
+       | <---------------------------- TableRead -- |   at the start, and when its global table changes
 
 Every prompt that an instance accepted ends there exactly once: on P with HandedOff or Failed (HandedOff too when the
 first tokens end everything and no KV crosses), on D and on a combined instance with the `finish` of each of its
@@ -170,7 +170,7 @@ class LinkMeasured:
 
 @dataclass(frozen=True, slots=True)
 class TableRead:
-    """The instance goes by another global table from now on, one of this digest."""
+    """The instance goes by the global table of this digest from now on."""
 
     digest: str
 

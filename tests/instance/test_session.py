@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,9 +23,10 @@ from wire.messages import (
     Refused,
     Reserve,
     Reserved,
+    SessionOpen,
     Step,
 )
-from wire.types import PromptState, Role, SamplingParams, Ticket
+from wire.types import LoadSnapshot, PromptState, Role, SamplingParams, Ticket
 
 STATE = PromptState("r/0", "r", (3, 4, 5), SamplingParams(max_tokens=2, temperature=0.0))
 TICKET = Ticket("0" * 32, 1, "decode-0", 3, 0, 10.0, ())
@@ -87,6 +89,30 @@ def test_an_event_made_after_the_event_loop_has_closed_is_dropped() -> None:
     session = asyncio.run(open_one())
 
     session.emit(Heartbeat())
+
+
+def test_what_another_thread_tells_while_a_session_opens_comes_behind_its_first_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with running(instance_config(tmp_path, Role.COMBINED, port=4)) as (instance, _):
+            host, load = instance._host, instance._host.load
+
+            def load_meanwhile() -> LoadSnapshot:
+                telling = threading.Thread(target=host._emit, args=(Failed("of/0", "Cancelled", "an older session"),))
+                telling.start()
+                telling.join(DEADLINE_S)
+                return load()
+
+            with monkeypatch.context() as patch:
+                patch.setattr(host, "load", load_meanwhile)
+                session = await instance.connection().open(OpenSession("test", 2, DEADLINE_S), DEADLINE_S)
+            first = await anext(session.events())
+            await session.close()
+
+            assert isinstance(first, SessionOpen)
+
+    asyncio.run(run())
 
 
 def test_heartbeats_go_on_after_one_that_could_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

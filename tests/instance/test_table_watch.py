@@ -15,7 +15,7 @@ from ranktable_tools.digest import table_digest
 from ranktable_tools.launch_plan import resolve
 from ranktable_tools.table_file import read_global
 from ranktable_tools.watched_table import WatchedTable
-from tests.instance.pair import DEADLINE_S, instance_config, running
+from tests.instance.pair import DEADLINE_S, Client, instance_config, running
 from wire.errors import ConfigError, Unavailable
 from wire.messages import Generate, OpenSession, Refused, Step, TableRead
 from wire.trust import find_trust
@@ -271,15 +271,31 @@ def test_a_draining_instance_refuses_prompts_and_sessions_and_ends_those_it_has(
     asyncio.run(run())
 
 
-def test_the_scheduler_hears_of_each_other_table_once(tmp_path: Path) -> None:
+def test_the_scheduler_hears_of_the_table_at_the_start_and_of_each_other_once(tmp_path: Path) -> None:
     async def run() -> None:
         async with running(instance_config(tmp_path, Role.COMBINED, port=4)) as (instance, client):
             host = instance._host
             for digest in ("", "one", "one", "two"):
                 host.use_table(digest)
 
-            assert [await client.next(TableRead) for _ in range(2)] == [TableRead("one"), TableRead("two")]
+            told = [await client.next(TableRead) for _ in range(3)]
+            assert told == [TableRead(""), TableRead("one"), TableRead("two")]
             assert host.describe().table_digest == "two"
+
+    asyncio.run(run())
+
+
+def test_a_table_that_changes_between_the_description_and_the_session_is_told(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(instance_config(tmp_path, Role.COMBINED, port=4)) as (instance, old):
+            await old.session.close()
+            described = await instance.connection().describe(DEADLINE_S)
+            instance._host.use_table("one")
+            client = Client(await instance.connection().open(OpenSession("test", 2, DEADLINE_S), DEADLINE_S))
+
+            assert described.table_digest == ""
+            assert await client.next(TableRead) == TableRead("one")
+            await client.session.close()
 
     asyncio.run(run())
 
