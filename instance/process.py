@@ -1,12 +1,14 @@
 """One instance as a process: lock the entry, bind, load, serve gRPC until a signal, leave nothing behind."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from devices.touch import THREAD as TOUCH_THREAD
@@ -55,9 +57,9 @@ class _Ending:
         self.error: PdserveError | None = None
 
     def lost(self, error: PdserveError) -> None:
-        """Stop at once, with this error. Any thread."""
+        """Stop at once, with this error. Any thread, also after the event loop has closed."""
         self.error = error
-        self._loop.call_soon_threadsafe(self.stop.set)
+        _tell(self._loop, self.stop.set)
 
 
 async def _serve(config: InstanceConfig, lock: EntryLock) -> None:
@@ -158,9 +160,10 @@ async def _load_unless_stopped(config: InstanceConfig, ending: _Ending) -> tuple
     def load() -> None:
         try:
             built = build_engine(config, ending.lost)
-            loop.call_soon_threadsafe(loading.set_result, built)
         except Exception as error:  # noqa: BLE001 - carried to the waiting task
-            loop.call_soon_threadsafe(loading.set_exception, error)
+            _tell(loop, loading.set_exception, error)
+        else:
+            _tell(loop, loading.set_result, built)
 
     threading.Thread(target=load, name="load", daemon=True).start()
     stopped = loop.create_task(ending.stop.wait())
@@ -170,3 +173,9 @@ async def _load_unless_stopped(config: InstanceConfig, ending: _Ending) -> tuple
         return None
     stopped.cancel()
     return loading.result()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
+    """Let the event loop call; from any thread. Nobody is there to be told once it has closed."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(call, *args)

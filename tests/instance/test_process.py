@@ -1,12 +1,18 @@
 """An instance as a process: SIGTERM ends it with status 0, also where native code cannot be interrupted."""
 
+import asyncio
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from instance import process
+from wire.errors import InstanceLost
 
 WAIT_S = 60.0  # a process starts in there on a busy machine too
 PROCESS = """
@@ -129,3 +135,46 @@ def test_a_range_without_a_free_port_ends_it_in_one_line_with_nothing_beside(tmp
     *logged, last = done.stderr.splitlines()
     assert last == f"pdserve.combined: no port of {port}-{port} on 127.0.0.1 is free for KV"
     assert all(" INFO pdserve." in line for line in logged), done.stderr
+
+
+@pytest.mark.parametrize("failure", [None, RuntimeError("no such model")])
+def test_a_load_that_outlives_the_event_loop_ends_in_silence(
+    failure: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM came meanwhile."""
+    loading, go_on, broken = threading.Event(), threading.Event(), list[object]()
+    config: Any = None
+
+    def build(*_: object) -> object:
+        loading.set()
+        assert go_on.wait(WAIT_S)
+        if failure is not None:
+            raise failure
+        return None, ()
+
+    async def stop_while_it_loads() -> object:
+        ending = process._Ending()
+        stopping = asyncio.create_task(asyncio.to_thread(loading.wait, WAIT_S))
+        stopping.add_done_callback(lambda _: ending.stop.set())
+        return await process._load_unless_stopped(config, ending)
+
+    monkeypatch.setattr(process, "build_engine", build)
+    monkeypatch.setattr(threading, "excepthook", broken.append)
+    assert asyncio.run(stop_while_it_loads()) is None
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "load"]
+    go_on.set()
+    thread.join(WAIT_S)
+
+    assert not thread.is_alive()
+    assert broken == []
+
+
+def test_a_loss_that_is_told_after_the_event_loop_has_closed_harms_nobody() -> None:
+    async def begin() -> process._Ending:
+        return process._Ending()
+
+    ending = asyncio.run(begin())
+
+    ending.lost(InstanceLost("rank 1 is gone"))
+
+    assert str(ending.error) == "rank 1 is gone"
