@@ -77,11 +77,13 @@ async def serve(
     with bound, _signals(first, second):
         serving = asyncio.create_task(server.serve([bound]))
         stopping = asyncio.create_task(_drained(first, second, drain, shutdown_timeout_s))
-        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        server.config.timeout_graceful_shutdown = 0 if drain.active else _CLOSE_S  # 0: cancel them now
-        server.should_exit = True
-        await serving
+        try:
+            await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            server.config.timeout_graceful_shutdown = 0 if drain.active else _CLOSE_S  # 0: cancel them now
+            server.should_exit = True
+            await serving
 
 
 async def _drained(first: asyncio.Event, second: asyncio.Event, drain: Drain, timeout_s: float) -> None:
@@ -90,9 +92,11 @@ async def _drained(first: asyncio.Event, second: asyncio.Event, drain: Drain, ti
     drain.begin()
     _log.info("draining", active=drain.active, timeout_s=timeout_s)
     idle, hurried = asyncio.create_task(drain.wait_idle(timeout_s)), asyncio.create_task(second.wait())
-    await asyncio.wait((idle, hurried), return_when=asyncio.FIRST_COMPLETED)
-    for task in (idle, hurried):
-        task.cancel()
+    try:
+        await asyncio.wait((idle, hurried), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (idle, hurried):
+            task.cancel()
     _log.info("drained", active=drain.active)
 
 

@@ -12,9 +12,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from scheduler.app import build_app
 from scheduler.fake import ScriptedDispatcher
+from scheduler.http.drain import Drain
 from scheduler.http.server import listen
 from scheduler.http.server import serve as serve_app
 from wire.errors import ConfigError, HandoffFailed
@@ -158,6 +160,43 @@ async def test_a_second_signal_does_not_wait(listening: Listen) -> None:
         writer.close()
 
         assert server.dispatcher.endings == ["cancelled"]
+
+
+@pytest.mark.parametrize("drains", [False, True])
+async def test_one_that_is_cancelled_ends_its_requests_and_leaves_no_task(drains: bool) -> None:
+    before, drain, stop = asyncio.all_tasks(), Drain(), asyncio.Event()
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        with drain.request():
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+    bound = listen("127.0.0.1", 0)
+    address = bound.getsockname()[:2]
+    serving = asyncio.create_task(serve_app(answer, bound, drain, shutdown_timeout_s=DEADLINE_S, stop=stop))
+    _, writer = await asyncio.open_connection(*address)
+    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    await within(begun.wait())
+    if drains:
+        stop.set()
+        async with asyncio.timeout(DEADLINE_S):
+            while not drain.draining:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0)
+
+    serving.cancel()
+    await within(asyncio.wait({serving}))
+    await within(ended.wait())
+    writer.close()
+    await writer.wait_closed()
+
+    assert serving.cancelled()
+    async with asyncio.timeout(DEADLINE_S):
+        while asyncio.all_tasks() - before:  # noqa: ASYNC110 - the last ones are about to end
+            await asyncio.sleep(0)
 
 
 async def test_a_busy_port_is_named() -> None:
