@@ -93,6 +93,23 @@ def test_outputs_are_equal_when_the_prompt_crosses_or_goes_on_elsewhere() -> Non
 
 
 @pytest.mark.usefixtures("runs_ahead")
+def test_a_sequence_cancelled_before_its_first_token_keeps_no_other_from_going_on_elsewhere() -> None:
+    drawn = prompt("bound", 9, temperature=1.0, n=3)
+    with engine() as (core, _):
+        core.add(drawn, hold=True, grammar=Ladder())
+        core.cancel("bound", 1)
+        (held,) = run(core, until_held=1).prefilled
+        core.release("bound")
+
+        assert all(climbs(one) for one in held.state.outputs)
+        core.add(held.state, grammar=Ladder())
+        resumed = Answers(tokens={("bound", i): [*one] for i, one in enumerate(held.state.outputs)})
+        outputs = [*run(core, resumed).tokens.values()]
+
+    assert all(climbs(one) and len(one) == drawn.params.max_tokens for one in outputs)
+
+
+@pytest.mark.usefixtures("runs_ahead")
 def test_a_grammar_that_can_go_no_further_ends_its_own_prompt_in_its_words() -> None:
     with engine() as (core, _):
         core.add(prompt("short", 9), grammar=Ladder(length=3))
