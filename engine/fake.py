@@ -142,8 +142,9 @@ class FakeModel:
         return answer(batch, [self._checksum_at(batch, row) for row in rows_read(batch)], self._info.vocab_size)
 
     def copy_block(self, source: int, target: int) -> None:
-        """Copy one block of every tensor, behind the steps that are launched."""
-        self._queue.append(lambda: self._copy_block(source, target))
+        """Copy one block of every tensor, behind the steps that are launched; it is done on return, as on a device."""
+        self._queue.run()
+        self._copy_block(source, target)
 
     def _copy_block(self, source: int, target: int) -> None:
         for pool in self._pools:

@@ -16,12 +16,6 @@ class LaunchQueue:
         self._work: deque[Callable[[], None]] = deque()
         self._last: LaunchedFake | None = None
 
-    def append(self, work: Callable[[], None]) -> None:
-        """Do `work` behind all that is launched: at once where that is nothing."""
-        self._work.append(work)
-        if len(self._work) == 1:
-            self.run()
-
     def launch(self, batch: StepBatch, compute: Compute) -> "LaunchedFake":
         """Let `compute` make the batch's output when somebody wants it, or what was launched later."""
         launched = LaunchedFake(self, batch, compute, self._last if batch.carried else None)

@@ -155,7 +155,7 @@ class Model(Protocol):
         ...
 
     def copy_block(self, source: int, target: int) -> None:
-        """Copy one block of every tensor (copy on write)."""
+        """Copy one block of every tensor (copy on write). It is done on return: others may write either block then."""
         ...
 
     def save_blocks(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:

@@ -182,16 +182,25 @@ def test_one_that_runs_ahead_computes_in_the_order_of_launches_when_the_first_re
 
     first = ahead.launch(whole_prompt((6, 2)))
     second = ahead.launch(dataclasses.replace(last, carried=((0, 0),)))
-    ahead.copy_block(6, 7)
     assert not any(ahead.memories[0].buffer), "nothing is computed yet"
 
     expected = in_turn.launch(dataclasses.replace(last, token_ids=(known,))).collect().token_ids
     assert second.collect().token_ids == expected
     assert first.collect().token_ids == [known]
-    ahead.save_blocks([7], [0])
+    in_turn.close()
+    ahead.close()
+
+
+def test_a_copied_block_is_there_on_return_though_what_fills_it_was_only_launched() -> None:
+    ahead = FakeModel(dataclasses.replace(CONFIG, runs_ahead=True))
+    launched = ahead.launch(whole_prompt((6, 2)))
+
+    ahead.copy_block(6, 7)
+
     layout, buffer = ahead.info.layout, ahead.memories[0].buffer
     for tensor in range(len(layout.tensors)):
         source, target = (next(iter(layout.runs(tensor, [block], 0, layout.block_size))) for block in (6, 7))
         assert buffer[source.offset :][: source.length] == buffer[target.offset :][: target.length]
-    in_turn.close()
+        assert any(buffer[target.offset :][: target.length])
+    assert tuple(launched.collect().token_ids) == expected_tokens(CONFIG, PROMPT, GREEDY, count=1, salts=[5])
     ahead.close()
