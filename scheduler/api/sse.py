@@ -74,7 +74,10 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) ->
 
 
 async def _until_told(receive: Receiving, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` in this task, which our own server interrupts when the client goes."""
+    """Run `work` in this task, which our own server interrupts when the client goes; not at all if it has gone."""
+    if receive.why_gone:  # a cancel of work that never waits would hit what comes after it
+        work.close()
+        raise ClientGone(receive.why_gone)
     task = asyncio.current_task()
     assert task is not None
     receive.when_gone(task.cancel)

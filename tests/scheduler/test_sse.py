@@ -1,10 +1,13 @@
 """The writer of events by itself: what starts a response and what ends it."""
 
 import asyncio
+from typing import Any
 
+import pytest
 from starlette.types import Message
 
-from scheduler.api.sse import EventWriter
+from scheduler.api.sse import ClientGone, EventWriter, until_disconnect
+from scheduler.http.exchange import Exchange
 from tests.scheduler.virtual_time import virtual
 
 
@@ -34,3 +37,20 @@ async def test_the_response_starts_with_the_first_event_and_ends_once() -> None:
 
     assert [message["type"].rpartition(".")[2] for message in sent.messages] == ["start", "body", "body", "body"]
     assert [message.get("more_body") for message in sent.messages] == [None, True, True, False]
+
+
+@virtual
+async def test_work_for_a_client_that_has_gone_is_not_begun_and_no_cancel_is_left_over() -> None:
+    began, scope = list[str](), {"type": "http", "method": "POST", "http_version": "1.1"}
+    transport: Any = None
+    exchange = Exchange(scope, transport, [], lambda: None, lambda: None, keep_alive=True, expects=False)
+    exchange.leave("the client went away")
+
+    async def work() -> None:
+        began.append("work")
+
+    with pytest.raises(ClientGone, match="the client went away"):
+        await until_disconnect(exchange.receive, work())
+    await asyncio.sleep(0)
+
+    assert began == []

@@ -1,0 +1,161 @@
+"""Requests over the whole HTTP surface that end in every way there is, and what must be left of them: nothing."""
+
+import asyncio
+import json
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from scheduler.app import build_app
+from scheduler.config import SchedulerConfig, SchedulerOptions
+from scheduler.front import Front
+from scheduler.http.exchange import Exchange
+from scheduler.http.keys import Keys
+from scheduler.instances import Instance
+from scheduler.observability.metrics import Metrics
+from scheduler.serving import report
+from scheduler.tokens import Tokens
+from tests.scheduler.fake_cluster import FakeCluster
+from wire.options import EngineOptions
+
+KEYS = ("one", "two", "three")
+
+
+class Pipe:
+    """A transport of which only what is written to it is known."""
+
+    def __init__(self) -> None:
+        self.written, self.aborted = bytearray(), False
+
+    def write(self, content: bytes) -> None:
+        self.written += content
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+@dataclass
+class Clients:
+    """Ask a scheduler over `cluster`; `endings` counts how they were answered. `comments_s`: see keep_alive.py."""
+
+    cluster: FakeCluster
+    tokens: Tokens
+    rng: random.Random
+    comments_s: float | None = None
+    endings: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        control = self.cluster.control
+        options = SchedulerOptions(
+            first_token_timeout=6.0, stall_timeout=2.0, sse_keep_alive_interval=self.comments_s
+        )  # fmt: skip
+        self.model = "tiny"
+        config = SchedulerConfig(EngineOptions(model=self.model), options)
+        self.front = Front(
+            config, control.dispatch, self.tokens, Metrics(control.view), lambda: report(control), keys=Keys(KEYS)
+        )
+        self.app: ASGIApp = build_app(self.front)
+
+    async def ask(self) -> None:
+        """Send one request of a random kind from a random client, to its end."""
+        path, body = self._some_request()
+        pipe, read = Pipe(), asyncio.Event()
+        transport: Any = pipe
+        scope: dict[str, Any] = {
+            "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
+            "root_path": "", "http_version": "1.1", "scheme": "http", "server": None, "client": None,
+            "headers": [(b"authorization", b"Bearer " + self.rng.choice((*KEYS, "none")).encode())], "state": {},
+        }  # fmt: skip
+        exchange = Exchange(scope, transport, [], read.set, lambda: None, keep_alive=True, expects=False)
+        scope["state"] = {"exchange": exchange}
+        exchange.feed(json.dumps(body).encode())
+        exchange.complete_body()
+        answering = asyncio.create_task(exchange.run(self.app))
+        await self._behave(exchange, answering)
+        await answering
+        self.endings[_ending(pipe, exchange)] += 1
+
+    async def _behave(self, exchange: Exchange, answering: "asyncio.Task[None]") -> None:
+        """Read slowly, go away, or wait."""
+        what = self.rng.random()
+        if what < 0.3:
+            for _ in range(self.rng.randrange(4)):  # a moment between two turns of the loop
+                await asyncio.sleep(0)
+            await asyncio.wait({answering}, timeout=self.rng.choice((0.0, 0.01, 0.1, 1.0)) * self.rng.random())
+            exchange.leave("the client went away")
+        elif what < 0.5:
+            for _ in range(10):
+                exchange.pause()
+                await asyncio.wait({answering}, timeout=self.rng.random() / 10)
+                exchange.resume()
+                await asyncio.wait({answering}, timeout=self.rng.random() / 10)
+
+    def _some_request(self) -> tuple[str, dict[str, Any]]:
+        rng = self.rng
+        prompts = [self._prompt() for _ in range(rng.choice((1, 1, 1, 3)))]
+        if rng.random() < 0.15:
+            return "/v1/embeddings", {"model": self.model, "input": prompts}
+        body: dict[str, Any] = {
+            "model": self.model, "prompt": prompts, "max_tokens": rng.choice((1, 5, 20, 60)),
+            "n": rng.choice((1, 1, 2)), "stream": rng.random() < 0.6, "priority": rng.choice((0, 0, -1, 5)),
+            "temperature": 0.7,
+        }  # fmt: skip
+        if rng.random() < 0.3:
+            body["stop"] = ["a", "e", "the"]
+        if rng.random() < 0.05:
+            body["max_tokens"] = -1  # refused
+        if rng.random() < 0.05:
+            body |= {"max_tokens": 300, "n": 8}  # more than a pool ever holds
+        return "/v1/completions", body
+
+    def _prompt(self) -> list[int]:
+        return [self.rng.randrange(300) for _ in range(self.rng.randrange(1, 120))]
+
+
+def _ending(pipe: Pipe, exchange: Exchange) -> str:
+    status = pipe.written[9:12].decode()
+    if exchange.gone:
+        return "gone"
+    if b"text/event-stream" not in pipe.written:
+        return status
+    return "streamed" if b"data: [DONE]" in pipe.written else "cut short" if pipe.aborted else "failed in the stream"
+
+
+def left_behind(cluster: FakeCluster) -> dict[str, object]:
+    """Return what dispatch, its queue, its budget and the books of living instances hold: nothing when all ended."""
+    dispatch = cluster.control.dispatch
+    queue, room, retries = dispatch.admission._queue, dispatch.admission._room, dispatch.retries
+    held: dict[str, object] = {
+        "in flight": dispatch.ledger.inflight,
+        "tasks": dispatch._tasks,
+        "queued": len(queue),
+        "bands": queue._bands,
+        "priorities": queue._priorities,
+        "queued prompts": room.num_prompts,
+        "queued tokens": room.num_tokens,
+        "prompts of keys": {key: count for key, count in room._prompts.items() if count},
+        "tokens of keys": {key: count for key, count in room._tokens.items() if count},
+        "without room": dispatch.admission._without_room,
+        "staying": dispatch.admission._num_staying,
+        "retries under way": retries.num_under_way,
+        "retries waiting": retries.num_waiting,
+        "blocks": sum(cluster.blocks_used),
+    }
+    for instance in cluster.control.registry.living():
+        held |= {f"{instance}: {name}": value for name, value in _booked(instance).items()}
+    return {name: value for name, value in held.items() if value}
+
+
+def _booked(instance: Instance) -> dict[str, object]:
+    books, numbers = instance.books, ("_tokens", "_unseen", "_blocks", "_sequences", "_given_blocks")
+    booked: dict[str, object] = {name: getattr(books, name)._numbers for name in numbers}
+    booked |= {name: getattr(books, name) for name in ("_given", "_held", "_fresh", "_whole", "_chains", "_reserved")}
+    totals = {f"{name} in all": getattr(books, name).total for name in numbers}
+    return {
+        **booked, **totals, "work": instance._work, "users of prefixes": books._prefixes._users,
+        "sequences": books.sequences, "outstanding": books.outstanding_tokens,
+        "blocks not free": books.load.blocks_total - books.blocks_free,
+    }  # fmt: skip
