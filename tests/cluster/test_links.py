@@ -30,7 +30,7 @@ def _links(cluster: GuideCluster, mib: int = 8) -> list[dict[str, Any]]:
 
 def _status_of_link_up(cluster: GuideCluster, transport: str) -> str:
     """Return what `pdserve status` prints, once the instance's next heartbeat has told the scheduler of its link."""
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 60.0
     while [(one.labels["transport"], one.value) for one in cluster.gauge("pdserve_link_up")] != [(transport, 1.0)]:
         assert time.monotonic() < deadline, cluster.gauge("pdserve_link_up")
         time.sleep(0.02)

@@ -20,6 +20,7 @@ from wire.grpc_server import GrpcServer
 from wire.types import Role
 
 PROMPT = (5, 6, 7)
+DEADLINE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def test_a_server_that_goes_ends_its_requests_in_words() -> None:
             await cluster.servers[1].stop(0.0)
 
             with pytest.raises(InstanceLost, match="decode-0 was lost: its connection broke"):
-                await asyncio.wait_for(reader, 3.0)
+                await asyncio.wait_for(reader, DEADLINE_S)
             assert not cluster.control.ready()
 
     asyncio.run(run())
