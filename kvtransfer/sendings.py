@@ -188,8 +188,8 @@ class Sendings:
         """
         if not self._digests:
             self._outbox.flush()
-        if not self._settings.is_open(op.ticket_id):
-            return
+        if sending.ending_heard or not self._settings.is_open(op.ticket_id):
+            return  # its ending is in the queue
         commit = sending.ticket.commit(op.description, digest_of([op.description]))
         if commit is not None:
             sending.early_bytes = op.early_bytes

@@ -10,7 +10,7 @@ import pytest
 
 from kvtransfer.digest import Place, StopFlag
 from kvtransfer.frame import Abort, Ack, Frame, MessageType, Nack, Open
-from kvtransfer.link_ops import Begin, Finish, LinkSettings, Put
+from kvtransfer.link_ops import Begin, Finish, Heard, LinkSettings, Put
 from kvtransfer.outbox import Outbox
 from kvtransfer.sender_ticket import MOST_WAIT_LEASES, SenderState, SenderTicket
 from kvtransfer.sendings import Sendings
@@ -34,6 +34,7 @@ from tests.kvtransfer.rig import (
     read,
     until,
 )
+from wire.errors import NoCapacity
 from wire.failpoints import Failpoints
 from wire.kv_layout import Heads, KvTensor, PoolLayout
 from wire.types import KvEndpoint, Ticket
@@ -401,6 +402,22 @@ def test_after_the_receivers_abort_no_more_is_sent_of_what_was_put(one_link: One
     one_link.put(ticket_id)
 
     assert one_link.sendings.bytes_sent == 0
+
+
+def test_a_commit_before_the_receivers_abort_in_the_queue_ends_the_ticket_in_the_receivers_words(
+    one_link: OneLink,
+) -> None:
+    ticket_id = one_link.begin(1)
+    abort = Abort(ticket_id, 77, "NoCapacity", "D has no room")
+    one_link.sendings.note(abort)
+
+    one_link.put(ticket_id)
+    one_link.sendings.handle(Finish(ticket_id, b"prompt"))
+    one_link.sendings.handle(Heard(abort))
+
+    assert [*one_link.events.failures] == [ticket_id]
+    assert type(one_link.events.failures[ticket_id]) is NoCapacity
+    assert str(one_link.events.failures[ticket_id]) == "D has no room"
 
 
 def test_an_ack_that_waits_behind_a_long_put_ends_no_lease(one_link: OneLink) -> None:
