@@ -1,0 +1,221 @@
+"""A cluster under mixed load for minutes: does every request end, is every answer the same, does anything grow?
+
+    python benchmarks/soak.py                                     10 minutes, two prefill and two decode instances
+    python benchmarks/soak.py --minutes 60 --kill-every 30        an instance killed every 30 s, while all serve
+    python benchmarks/soak.py --minutes 1 --prefill 1 --decode 1 --up-flags="--kv-cache-memory 32MiB"
+
+Clients ask in turn, without a pause: greedy and seeded streams, long prompts, schemas, several choices, vectors, bad
+bodies, and clients that leave (benchmarks/soaking/asks.py). In float32 the same body has the same answer for ever, on
+any pair of instances and beside any others. When the time is over, the clients end and the cluster is looked at:
+
+    endings   none `wrong`, none `unended`; `told` (an error in words) is expected only where instances are killed
+    idle      every gauge of work is back at zero, and received requests are ended ones
+    growth    memory, descriptors and threads of each life of a process, from its second quarter to its last
+    leftovers nothing in shared memory, no process and no open port after `pdserve down`
+
+One JSON line; exit status 1 where one of these does not hold. Growth is told, and held to --most-growth.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import aiohttp
+
+from benchmarks.soaking.asks import KINDS, TOLD, UNENDED, WEIGHTS, WRONG, Asker, Ending
+from benchmarks.soaking.looks import Look, all_living, growth, look, not_idle, shared_names
+from pdserve.client import Client
+from pdserve.ports import free_ports
+from pdserve.run_folder import RunFolder
+from wire.errors import PdserveError
+
+DEADLINE_S, IDLE_S, LOOK_S = 120.0, 30.0, 2.0
+LEAST_LOOKS = 60  # a shorter life has no quarter without its start
+MOST_WORDS = 10
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Soak, print, and return the exit status."""
+    args = parse(arguments)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # so that the cluster is stopped
+    shared_before = shared_names()
+    with tempfile.TemporaryDirectory() as path:
+        folder, (port,) = RunFolder(Path(path)), free_ports(1)
+        try:
+            pdserve(
+                "up", "--detach", "--run-dir", path, "--port", str(port), "--prefill", str(args.prefill), "--decode",
+                str(args.decode), "--dtype", "float32", "--max-restarts", "1000000", *shlex.split(args.up_flags),
+                *(["--model", args.model] if args.model else []),
+            )  # fmt: skip
+            soak = Soak(args, folder, f"http://127.0.0.1:{port}")
+            row = asyncio.run(soak.run())
+            state = folder.read()
+        finally:
+            pdserve("down", "--run-dir", path)
+        row["left_behind"] = {
+            "shared_memory": sorted(shared_names() - shared_before),
+            "processes": [one.name for one in state.living()] if state else [],
+        }
+    row["held"] = holds(row, args)
+    print(json.dumps(row))
+    return 0 if all(row["held"].values()) else 1
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--clients", type=int, default=12, help="requests under way at a time (default: 12)")
+    parser.add_argument("--prefill", type=int, default=2)
+    parser.add_argument("--decode", type=int, default=2)
+    parser.add_argument("--model", help="folder of the model (default: the default model)")
+    parser.add_argument("--kill-every", type=float, default=0.0, metavar="S", help="kill an instance every S seconds")
+    parser.add_argument("--only", choices=sorted(KINDS), nargs="+", help="these kinds of requests alone")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--most-growth", type=int, default=64, metavar="MIB", help="of one process (default: 64)")
+    parser.add_argument("--up-flags", default="--kv-cache-memory 64MiB", help="more flags of `pdserve up`")
+    return parser.parse_args(arguments)
+
+
+def holds(row: dict[str, Any], args: argparse.Namespace) -> dict[str, bool]:
+    """Tell for each promise whether it held."""
+    grown = [one for lives in row["growth"].values() for one in lives]
+    return {
+        "every answer the same": not row["endings"].get(WRONG),
+        "every request ended": not row["endings"].get(UNENDED),
+        "no error without a fault": bool(args.kill_every) or not row["endings"].get(TOLD),
+        "idle afterwards": not row["not_idle"],
+        "no growth": all(one["resident_mib"] <= args.most_growth and one["threads"] <= 1 for one in grown),
+        "nothing left behind": not any(row["left_behind"].values()),
+    }
+
+
+class Soak:
+    """One run. Owner of what was seen."""
+
+    def __init__(self, args: argparse.Namespace, folder: RunFolder, url: str) -> None:
+        self.args, self.folder, self.url = args, folder, url
+        self.client = Client(url, timeout_s=DEADLINE_S)
+        self.rng = random.Random(args.seed)
+        self.endings: Counter[tuple[str, str]] = Counter()
+        self.words: list[str] = []
+        self.lives: dict[tuple[str, tuple[int, int]], list[Look]] = {}
+        self.kills = 0
+
+    async def run(self) -> dict[str, Any]:
+        """Ask for the time; then wait until it should be idle, and look."""
+        until, started = time.monotonic() + 60 * self.args.minutes, time.monotonic()
+        helpers = [asyncio.create_task(self.watch(until))]
+        if self.args.kill_every:
+            helpers.append(asyncio.create_task(self.kill(until)))
+        timeout = aiohttp.ClientTimeout(total=None)
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(self.url, timeout=timeout, connector=connector) as session:
+            asker = Asker(session, await self.model(session), self.rng, DEADLINE_S)
+            await asyncio.gather(*(self.ask(asker, until) for _ in range(self.args.clients)))
+        seconds = time.monotonic() - started
+        await asyncio.gather(*helpers)
+        left = await self.idle()
+        return self.row(seconds, left)
+
+    async def model(self, session: aiohttp.ClientSession) -> str:
+        """Return the served model's name."""
+        async with session.get("/v1/models") as response:
+            return str((await response.json())["data"][0]["id"])
+
+    async def ask(self, asker: Asker, until: float) -> None:
+        """One client: the next request when the last one has ended."""
+        kinds = self.args.only or list(KINDS)
+        weights = [WEIGHTS[kind] for kind in kinds]
+        while time.monotonic() < until:
+            self.note(await asker.ask(self.rng.choices(kinds, weights)[0]))
+
+    def note(self, ending: Ending) -> None:
+        """Count an ending; the words of the first that went wrong are kept."""
+        self.endings[ending.kind, ending.how] += 1
+        if ending.words and ending.how in (WRONG, UNENDED, TOLD):
+            line = f"{ending.kind} {ending.how}: {ending.words}"
+            if len(self.words) < MOST_WORDS and line not in self.words:
+                self.words.append(line)
+
+    async def watch(self, until: float) -> None:
+        """Look at the processes and say how it goes."""
+        while time.monotonic() < until:
+            looks = await asyncio.to_thread(look, self.folder)
+            for one in looks:
+                self.lives.setdefault((one.name, one.life), []).append(one)
+            total = sum(one.resident_bytes for one in looks) >> 20
+            by_how = Counter[str]()
+            for (_, how), count in self.endings.items():
+                by_how[how] += count
+            said = ", ".join(f"{count} {how}" for how, count in by_how.items())
+            line = f"{max(0.0, until - time.monotonic()):5.0f} s left: {said or 'nothing ended yet'}; {total} MiB"
+            print(f"\r{line:<100}", end="", file=sys.stderr, flush=True)
+            await asyncio.sleep(LOOK_S)
+        print(file=sys.stderr)
+
+    async def kill(self, until: float) -> None:
+        """Kill an instance now and then, while all of them serve; the last time with time left to come back."""
+        while time.monotonic() + 2 * self.args.kill_every < until:
+            await asyncio.sleep(self.args.kill_every)
+            if not await asyncio.to_thread(all_living, self.client, self.args.prefill + self.args.decode):
+                continue
+            state = self.folder.read()
+            instances = [one for one in state.living() if one.role != "scheduler"] if state else []
+            if instances:
+                os.kill(self.rng.choice(instances).pid, signal.SIGKILL)
+                self.kills += 1
+
+    async def idle(self) -> dict[str, float]:
+        """Return what is not given back once the cluster had time to."""
+        until, left = time.monotonic() + IDLE_S, {"no answer": 1.0}
+        while left and time.monotonic() < until:
+            await asyncio.sleep(0.5)
+            try:
+                left = await asyncio.to_thread(not_idle, self.client)
+            except PdserveError as error:
+                left = {str(error): 1.0}
+        return left
+
+    def row(self, seconds: float, left: dict[str, float]) -> dict[str, Any]:
+        """Return what was seen."""
+        endings, kinds = Counter[str](), dict[str, dict[str, int]]()
+        for (kind, how), count in sorted(self.endings.items()):
+            endings[how] += count
+            kinds.setdefault(kind, {})[how] = count
+        grown: dict[str, list[dict[str, int]]] = {}
+        for (name, _), looks in self.lives.items():
+            if len(looks) < LEAST_LOOKS:
+                continue
+            by = growth(looks)
+            grown.setdefault(name, []).append({
+                "looks": len(looks), "resident_mib": by["resident_bytes"] >> 20, "descriptors": by["descriptors"],
+                "threads": by["threads"],
+            })  # fmt: skip
+        return {
+            "measure": "soak", "seconds": round(seconds), "requests": sum(endings.values()), "kills": self.kills,
+            "endings": dict(endings), "kinds": kinds, "words": self.words, "not_idle": left, "growth": grown,
+        }  # fmt: skip
+
+
+def pdserve(*arguments: str) -> None:
+    """Run a command of pdserve."""
+    subprocess.run([sys.executable, "-P", "-m", "pdserve", *arguments], check=True, stdout=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

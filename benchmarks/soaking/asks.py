@@ -1,0 +1,234 @@
+"""The requests of a soak: one function a kind. Each asks once and says how that ended.
+
+answered  as it had to be, and equal to every earlier answer to the same body
+refused   a bad request got the status it had to get, with a message
+left      the client went away in the middle, on purpose
+told      an error in words: a status of 429 or from 500 up, or an error event that ends the stream
+wrong     an answer that is not what it had to be
+unended   nothing within the deadline, or a stream or connection that stopped without a word
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from pdserve.bench.load.sse import EventReader
+
+ANSWERED, REFUSED, LEFT, TOLD, WRONG, UNENDED = "answered", "refused", "left", "told", "wrong", "unended"
+_SENTENCE = (
+    "river mountain engine window garden letter winter ocean paper silver candle bridge market forest thunder violin "
+    "harbor lantern meadow compass orchard marble whisper canyon feather granite"
+)
+_WORDS = _SENTENCE.split()
+_SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}, "people": {"type": "integer"}},
+    "required": ["city", "people"],
+    "additionalProperties": False,
+}
+_BAD: tuple[tuple[dict[str, Any], int], ...] = (
+    ({"temperature": -1}, 400),
+    ({"model": "no-such-model"}, 404),
+    ({"max_tokens": 10**9}, 400),
+    ({"prompt": []}, 400),
+    ({"stop": ["a"] * 100}, 400),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How one request ended, and in which words."""
+
+    kind: str
+    how: str
+    words: str = ""
+
+
+class Unended(Exception):
+    """A stream stopped without a last word."""
+
+
+class Told(Exception):
+    """The server said that it cannot."""
+
+
+@dataclass
+class Asker:
+    """Asks one model at one URL. Owner of what was answered before: the same body has the same answer for ever."""
+
+    session: aiohttp.ClientSession
+    model: str
+    rng: random.Random
+    deadline_s: float
+    known: dict[str, Any] = field(default_factory=dict)
+
+    async def ask(self, kind: str) -> Ending:
+        """Ask one request of this kind and wait for its end."""
+        try:
+            async with asyncio.timeout(self.deadline_s):
+                how, words = await KINDS[kind](self)
+        except Told as error:
+            how, words = TOLD, str(error)
+        except TimeoutError:
+            how, words = UNENDED, f"nothing within {self.deadline_s:g} s"
+        except (aiohttp.ClientError, ConnectionError, Unended) as error:
+            how, words = UNENDED, f"{type(error).__name__}: {error}"
+        return Ending(kind, how, words)
+
+    def text(self, number: int, words: int) -> str:
+        """Return text `number`: the same for ever; every fourth one starts alike."""
+        own = random.Random(number)
+        start = _WORDS[:12] if number % 4 == 0 else []
+        return "Tell a story of " + " ".join([*start, *(own.choice(_WORDS) for _ in range(words))])
+
+    async def post(self, path: str, body: dict[str, Any], due: int = 200) -> Any:
+        """Return a JSON answer of status `due`. Raises Told."""
+        async with self.session.post(path, json={"model": self.model, **body}) as response:
+            said = await response.read()
+            if response.status != due:
+                if response.status == 429 or response.status >= 500:
+                    raise Told(f"{response.status}: {_message(said)}")
+                raise Told(f"unexpected {response.status}: {_message(said)}")
+            return json.loads(said)
+
+    async def events(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Yield a stream's events up to [DONE]. Raises Told, Unended."""
+        async with self.session.post(path, json={"model": self.model, **body, "stream": True}) as response:
+            if response.status != 200:
+                raise Told(f"{response.status}: {_message(await response.read())}")
+            reader = EventReader()
+            async for chunk in response.content.iter_any():
+                for data in reader.feed(chunk):
+                    if data == b"[DONE]":
+                        return
+                    event = json.loads(data)
+                    if "error" in event:
+                        raise Told(f"in the stream: {event['error']['message']}")
+                    yield event
+        raise Unended("the stream stopped without [DONE] or an error")
+
+    def same(self, name: str, answer: Any) -> tuple[str, str]:
+        """Compare with the first answer of this name."""
+        first = self.known.setdefault(name, answer)
+        return (ANSWERED, "") if first == answer else (WRONG, f"{name}: {answer!r:.160}, at first {first!r:.160}")
+
+
+async def _greedy(asker: Asker) -> tuple[str, str]:
+    number = asker.rng.randrange(40)
+    body = {"prompt": asker.text(number, 10 + 5 * number), "max_tokens": 8 + number, "temperature": 0}
+    return asker.same(f"greedy {number}", await _streamed(asker, body))
+
+
+async def _seeded(asker: Asker) -> tuple[str, str]:
+    number = asker.rng.randrange(20)
+    body = {
+        "prompt": asker.text(number, 30), "max_tokens": 24, "temperature": 0.8, "top_p": 0.9, "seed": number,
+        "presence_penalty": 0.5,
+    }  # fmt: skip
+    return asker.same(f"seeded {number}", await _streamed(asker, body))
+
+
+async def _long(asker: Asker) -> tuple[str, str]:
+    number = asker.rng.randrange(6)
+    body = {"prompt": asker.text(100 + number, 700), "max_tokens": 6, "temperature": 0}
+    return asker.same(f"long {number}", await _streamed(asker, body))
+
+
+async def _schema(asker: Asker) -> tuple[str, str]:
+    number = asker.rng.randrange(10)
+    answer = await asker.post("/v1/chat/completions", {
+        "messages": [{"role": "user", "content": f"Name a city and its people. {asker.text(number, 5)}"}],
+        "max_tokens": 64, "temperature": 0,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "city", "schema": _SCHEMA}},
+    })  # fmt: skip
+    choice = answer["choices"][0]
+    if choice["finish_reason"] == "stop":
+        city = json.loads(choice["message"]["content"])
+        if set(city) != {"city", "people"} or not isinstance(city["people"], int):
+            return WRONG, f"not by its schema: {city!r:.160}"
+    return asker.same(f"schema {number}", choice["message"]["content"])
+
+
+async def _choices(asker: Asker) -> tuple[str, str]:
+    number = asker.rng.randrange(10)
+    answer = await asker.post("/v1/completions", {
+        "prompt": asker.text(number, 20), "max_tokens": 12, "n": 3, "temperature": 1.0, "seed": number, "logprobs": 2,
+    })  # fmt: skip
+    texts = [choice["text"] for choice in sorted(answer["choices"], key=lambda choice: choice["index"])]
+    if len(texts) != 3 or any(len(choice["logprobs"]["tokens"]) > 12 for choice in answer["choices"]):
+        return WRONG, f"3 choices of 12 tokens were due: {texts!r:.160}"
+    return asker.same(f"choices {number}", texts)
+
+
+async def _leaves(asker: Asker) -> tuple[str, str]:
+    after = asker.rng.randrange(6)
+    body = {"prompt": asker.text(asker.rng.randrange(1000), 60), "max_tokens": 60, "temperature": 0}
+    events = asker.events("/v1/completions", body)
+    try:
+        for _ in range(after):
+            await anext(events)
+    except StopAsyncIteration:
+        return ANSWERED, ""
+    finally:
+        await events.aclose()  # type: ignore[attr-defined]
+    return LEFT, ""
+
+
+async def _leaves_unasked(asker: Asker) -> tuple[str, str]:
+    body = {"prompt": asker.text(asker.rng.randrange(1000), 60), "max_tokens": 40, "temperature": 0}
+    asking = asyncio.ensure_future(asker.post("/v1/completions", body))
+    await asyncio.wait([asking], timeout=asker.rng.random() / 2)
+    if asking.done():
+        return (ANSWERED, "") if await asking else (WRONG, "an empty answer")
+    asking.cancel()
+    await asyncio.wait([asking])
+    return LEFT, ""
+
+
+async def _bad(asker: Asker) -> tuple[str, str]:
+    change, due = asker.rng.choice(_BAD)
+    async with asker.session.post(
+        "/v1/completions", json={"model": asker.model, "prompt": "x", "max_tokens": 4, **change}
+    ) as response:
+        said = await response.read()
+    if response.status != due or not _message(said):
+        return WRONG, f"{change!r:.80}: {response.status} in place of {due}: {said[:160]!r}"
+    return REFUSED, ""
+
+
+async def _vector(asker: Asker) -> tuple[str, str]:
+    number = asker.rng.randrange(10)
+    answer = await asker.post("/v1/embeddings", {"input": asker.text(number, 20)})
+    vector = answer["data"][0]["embedding"]
+    return asker.same(f"vector {number}", [round(value, 3) for value in vector])
+
+
+async def _streamed(asker: Asker, body: dict[str, Any]) -> tuple[str, str | None]:
+    text, finish = "", None
+    async for event in asker.events("/v1/completions", body):
+        for choice in event["choices"]:
+            text += choice["text"]
+            finish = choice["finish_reason"] or finish
+    return text, finish
+
+
+def _message(said: bytes) -> str:
+    try:
+        return str(json.loads(said)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+KINDS: dict[str, Callable[[Asker], Awaitable[tuple[str, str]]]] = {
+    "greedy": _greedy, "seeded": _seeded, "long": _long, "schema": _schema, "choices": _choices, "leaves": _leaves,
+    "leaves_unasked": _leaves_unasked, "bad": _bad, "vector": _vector,
+}  # fmt: skip
+WEIGHTS = {
+    "greedy": 8, "seeded": 4, "long": 1, "schema": 2, "choices": 2, "leaves": 4, "leaves_unasked": 3, "bad": 3,
+    "vector": 1,
+}  # fmt: skip

@@ -1,0 +1,87 @@
+"""What a cluster holds while it is soaked: memory, descriptors, threads of each process; shared memory; its gauges."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from pdserve.client import Client
+from pdserve.run_folder import RunFolder
+
+_SHARED = Path("/dev/shm")
+# Zero when nothing runs: what was taken for a request and not given back shows here.
+IDLE = (
+    "pdserve_requests_inflight", "pdserve_queued_prompts", "pdserve_queued_tokens", "pdserve_retries_inflight",
+    "pdserve_retries_waiting", "pdserve_kv_blocks_used", "pdserve_kv_blocks_swapped", "pdserve_running",
+    "pdserve_waiting", "pdserve_held_prompts", "pdserve_uncomputed_tokens",
+)  # fmt: skip
+_ENDED = ("completed", "failed", "cancelled")  # what was rejected was never received
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One process at one moment; `life` tells it from the one that was started in its place."""
+
+    name: str
+    life: tuple[int, int]
+    resident_bytes: int
+    descriptors: int
+    threads: int
+
+
+def look(folder: RunFolder) -> list[Look]:
+    """Return a look at every living process of the cluster."""
+    state, looks = folder.read(), []
+    if state is None:
+        return []
+    for record in (*state.living(), *([state.supervisor] if state.supervisor else [])):
+        try:
+            process = psutil.Process(record.pid)
+            with process.oneshot():
+                family = [process, *process.children(recursive=True)] if record.name != "supervisor" else [process]
+                resident = sum(one.memory_info().rss - one.memory_info().shared for one in family)
+                looks.append(Look(
+                    record.name, (record.pid, record.started), resident, process.num_fds(), process.num_threads(),
+                ))  # fmt: skip
+        except psutil.NoSuchProcess:
+            continue
+    return looks
+
+
+def shared_names() -> set[str]:
+    """Return the names in shared memory."""
+    return {path.name for path in _SHARED.iterdir()} if _SHARED.is_dir() else set()
+
+
+def not_idle(client: Client) -> dict[str, float]:
+    """Return the gauges that should be zero now and are not, and what the counts of ended requests leave over."""
+    counts: dict[str, float] = {}
+    left: dict[str, float] = {}
+    for sample in client.metrics():
+        if sample.name in IDLE and sample.value:
+            where = f"{sample.name}{sample.labels.get('instance', '')}"
+            left[where] = sample.value
+        counts[sample.name] = counts.get(sample.name, 0) + sample.value
+    ended = sum(counts[f"pdserve_requests_{how}_total"] for how in _ENDED)
+    if counts["pdserve_requests_received_total"] != ended:
+        left["requests received and not ended"] = counts["pdserve_requests_received_total"] - ended
+    return left
+
+
+def all_living(client: Client, num_instances: int) -> bool:
+    """Tell whether so many instances serve, by the scheduler's word."""
+    infos = [sample for sample in client.metrics() if sample.name == "pdserve_instance_info" and sample.value]
+    return sum(info.labels["state"] == "living" for info in infos) == num_instances
+
+
+def growth(looks: Sequence[Look]) -> dict[str, int]:
+    """Return by how much one life grew from the second quarter of its looks to the last: medians."""
+    quarter = max(1, len(looks) // 4)
+    early, late = looks[quarter : 2 * quarter] or looks[:1], looks[-quarter:]
+    return {
+        what: round(statistics.median(getattr(one, what) for one in late))
+        - round(statistics.median(getattr(one, what) for one in early))
+        for what in ("resident_bytes", "descriptors", "threads")
+    }
