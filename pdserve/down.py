@@ -30,10 +30,10 @@ def main(argv: Sequence[str]) -> int:
         print(_nothing(folder))
     else:
         killed = end(state, arguments.timeout)
-        print(f"stopped {', '.join(process.name for process in state.processes)}")
+        print(f"stopped {', '.join(process.name for process in state.processes) or 'a cluster that was starting'}")
         for process in killed:
             print(f"{process.name} did not stop in time and was killed (log: {process.log})")
-    folder.clear()
+    folder.clear_unless_held()
     return 0
 
 

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -81,7 +81,7 @@ class ClusterState:
 def start_time(pid: int) -> int | None:
     """Return when a process started, in clock ticks since boot; None when it is gone or a zombie."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a pid may be another's, of any name
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = stat[stat.rindex(")") + 2 :].split()
@@ -94,7 +94,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.tables = path / "tables"
-        self._state = path / "state.json"
+        self._state, self._draft = path / "state.json", path / "state.new"
 
     def log(self, name: str) -> Path:
         """Return where the process `name` logs."""
@@ -137,16 +137,25 @@ class RunFolder:
             raise ConfigError(f"{self._state} is not a state pdserve wrote: {error}; delete it") from error
 
     def write(self, state: ClusterState) -> None:
-        """Replace the cluster's state, whole or not at all."""
+        """Replace the cluster's state, whole or not at all; whoever does holds the lock. Raises OSError."""
         self.path.mkdir(parents=True, exist_ok=True)
-        draft = self._state.with_suffix(f".{os.getpid()}")
-        draft.write_text(json.dumps(dataclasses.asdict(state), indent=2) + "\n")
-        draft.replace(self._state)
+        with self._draft.open("w") as draft:
+            draft.write(json.dumps(dataclasses.asdict(state), indent=2) + "\n")
+            draft.flush()
+            os.fsync(draft.fileno())  # else its name may outlive its content when the machine stops
+        self._draft.replace(self._state)
 
     def clear(self) -> None:
-        """Forget the cluster: its state and its tables. Logs stay."""
-        self._state.unlink(missing_ok=True)
+        """Forget the cluster: its state and its tables. Logs stay. Whoever does holds the lock."""
+        for file in (self._state, self._draft):
+            file.unlink(missing_ok=True)
         shutil.rmtree(self.tables, ignore_errors=True)
+
+    def clear_unless_held(self) -> None:
+        """Forget a cluster that has ended; where a `pdserve up` holds the folder, what is there is that one's."""
+        with suppress(FileNotFoundError, BlockingIOError), (self.path / "lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.clear()
 
     def put_logs_aside(self) -> None:
         """Keep the last run's logs as NAME.log.1, also of processes that the next run has not."""

@@ -91,6 +91,17 @@ class Interrupts:
         if self._count == 1 and self._raises:
             raise KeyboardInterrupt
 
+    @contextmanager
+    def later(self) -> Iterator[None]:
+        """Raise what comes meanwhile at the end of the block: within the start of a process nobody would know of it."""
+        self._raises = False
+        try:
+            yield
+        finally:
+            self._raises = True
+        if self._count:
+            raise KeyboardInterrupt
+
     def hold(self) -> Callable[[], bool]:
         """Raise none any more; return what tells whether one came from here on."""
         self._raises, before = False, max(1, self._count)
@@ -140,7 +151,10 @@ class _Cluster:
         grace_s = _FAILED_GRACE_S
         try:
             folder.clear()
-            supervisor.start(site.plans())
+            self._write((), journal)  # `pdserve down` can end it from now on, while tables are made or Ray has no room
+            for plan in site.plans():
+                with self._interrupts.later():
+                    supervisor.start([plan])
             wait_ready(supervisor.children, Client(request.base_url), request.startup_timeout_s, journal.say)
             self._is_starting = False
             self._write(tuple(child.record for child in supervisor.children), journal)
@@ -148,7 +162,8 @@ class _Cluster:
             grace_s = request.shutdown_timeout_s + _CLOSE_S
             leave()
             while True:
-                supervisor.tick(time.monotonic())
+                with self._interrupts.later():
+                    supervisor.tick(time.monotonic())
                 time.sleep(POLL_S)
         except KeyboardInterrupt:
             grace_s = request.shutdown_timeout_s + _CLOSE_S

@@ -71,6 +71,54 @@ def test_state_of_another_form_is_refused_by_its_path(tmp_path: Path) -> None:
         RunFolder(tmp_path).read()
 
 
+def test_a_state_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, kept, sync = RunFolder(tmp_path), list[tuple[str, bool]](), os.fsync
+
+    def watched(descriptor: int) -> None:
+        text = Path(f"/proc/self/fd/{descriptor}").read_text()
+        kept.append((text, (tmp_path / "state.json").exists()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+
+    folder.write(ClusterState("http://x", "m", ()))
+
+    assert kept == [((tmp_path / "state.json").read_text(), False)]
+
+
+def test_a_state_that_could_not_be_written_leaves_nothing_behind_the_run(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    (tmp_path / "state.json").mkdir()  # its place is taken
+
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"state\.json"):
+            folder.write(ClusterState("http://x", "m", ()))
+    (tmp_path / "state.json").rmdir()
+    folder.clear()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_left_is_forgotten_unless_somebody_holds_the_folder(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with folder.lock():
+        folder.write(ClusterState("http://x", "m", ()))
+        folder.tables.mkdir()
+        folder.clear_unless_held()
+        while_held = folder.read(), folder.tables.exists()
+
+    folder.clear_unless_held()
+
+    assert while_held == (ClusterState("http://x", "m", ()), True)
+    assert (folder.read(), folder.tables.exists()) == (None, False)
+
+
+def test_where_no_run_was_nothing_is_made_to_be_forgotten(tmp_path: Path) -> None:
+    RunFolder(tmp_path / "run").clear_unless_held()
+
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_clear_keeps_the_logs(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.write(ClusterState("http://x", "m", ()))
@@ -102,6 +150,27 @@ def test_a_pid_with_another_start_time_is_not_alive() -> None:
     assert started is not None
     assert _record(os.getpid(), started).alive
     assert not _record(os.getpid(), started + 1).alive
+
+
+# A process may call itself by any bytes.
+_NAMED = """
+import signal
+with open("/proc/self/comm", "wb") as name:
+    name.write(b"a\\xff) b")
+print("named", flush=True)
+signal.pause()
+"""
+
+
+def test_a_process_that_has_the_pid_now_may_have_any_name() -> None:
+    with subprocess.Popen([sys.executable, "-S", "-c", _NAMED], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"named\n"
+        started = start_time(process.pid)
+        process.kill()
+
+    assert started is not None
+    assert started >= (start_time(os.getpid()) or 0)
 
 
 def test_a_zombie_is_not_alive() -> None:

@@ -1,0 +1,108 @@
+"""`up` that is ended while it starts its processes, or before: by `down`, or by a signal at the worst moment."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pdserve import cli
+from pdserve.run_folder import RunFolder, start_time
+
+# `up` until it makes its tables: as long as Ray has no room, or a disk is slow.
+_LAYS_OUT = """
+import signal, sys
+from pdserve import up
+from pdserve.cli import guarded
+from pdserve.site import LocalSite
+from pdserve.up_options import UpOptions
+from wire.options import EngineOptions
+
+def plans(self):
+    print("laying out", flush=True)
+    signal.pause()
+
+LocalSite.plans = plans
+up.parse = lambda argv: up.UpRequest(UpOptions(detach="detach" in argv), EngineOptions(model="m"), 60.0, 30.0, ())
+up.check_model = up.check_kv_room = lambda *told, **more: None
+sys.exit(guarded("pdserve up", lambda: up.main(sys.argv[1:])))
+"""
+
+
+@pytest.mark.parametrize(("words", "status"), [((), 143), (("detach",), 1)])
+def test_down_ends_an_up_that_still_makes_its_tables(
+    words: tuple[str, ...], status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", _LAYS_OUT, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PDSERVE_RUN_DIR": str(tmp_path)},
+    ) as up:  # fmt: skip
+        assert up.stdout is not None
+        try:
+            assert up.stdout.readline() == "laying out\n"
+            assert cli.main(["down", "--run-dir", str(tmp_path)]) == 0
+            said, _ = up.communicate(timeout=60)
+        finally:
+            up.send_signal(signal.SIGKILL)
+
+    assert capsys.readouterr().out == "stopped a cluster that was starting\n"
+    assert (said, up.returncode) == ("stopping\n", status)
+    assert RunFolder(tmp_path).read() is None
+
+
+def test_down_takes_nothing_from_an_up_that_holds_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pdserve.down.DEFAULT_URL", "http://127.0.0.1:1")
+    folder = RunFolder(tmp_path)
+    with folder.lock():  # it begins just when `down` has seen that nothing runs
+        folder.tables.mkdir()
+        assert cli.main(["down", "--run-dir", str(tmp_path)]) == 0
+
+        assert folder.tables.exists()
+    assert capsys.readouterr().out == "nothing runs here\n"
+
+
+# One process, which knows no tether, is there; whoever starts it does not know yet.
+_STARTS = """
+import os, signal, subprocess, sys
+from pdserve import up
+from pdserve.cli import guarded
+from pdserve.process_plan import ProcessPlan
+from pdserve.site import LocalSite
+from pdserve.up_options import UpOptions
+from wire.options import EngineOptions
+
+start = subprocess.Popen.__init__
+
+def started(popen, *told, **more):
+    start(popen, *told, **more)
+    print(popen.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+code = "import signal; signal.pause()"
+plan = ProcessPlan("prefill-0", "prefill", "127.0.0.1:1", (sys.executable, "-S", "-c", code), {})
+subprocess.Popen.__init__ = started
+LocalSite.plans = lambda site: [plan]
+up.parse = lambda argv: up.UpRequest(UpOptions(), EngineOptions(model="m"), 60.0, 30.0, ())
+up.check_model = up.check_kv_room = lambda *told, **more: None
+sys.exit(guarded("pdserve up", lambda: up.main([])))
+"""
+
+
+def test_a_process_whose_start_a_signal_falls_into_is_ended_too(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", _STARTS], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PDSERVE_RUN_DIR": str(tmp_path)},
+    ) as up:  # fmt: skip
+        assert up.stdout is not None
+        pid = int(up.stdout.readline())
+        said, _ = up.communicate(timeout=60)
+    is_left = start_time(pid) is not None
+    if is_left:
+        os.kill(pid, signal.SIGKILL)
+
+    assert (said, up.returncode) == ("stopping\n", 143)
+    assert not is_left
