@@ -1,7 +1,7 @@
 """Do something again and again until a signal, and say each thing that is wrong once."""
 
+import queue
 import signal
-import threading
 from collections.abc import Callable, Iterable
 from types import FrameType
 
@@ -26,9 +26,28 @@ class Changes:
         self._last = now
 
 
-def until_signal() -> threading.Event:
+class Stop:
+    """Set by a signal's handler, which may run within `wait` and within itself: it takes no lock that `wait` holds."""
+
+    def __init__(self) -> None:
+        self._told: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def set(self) -> None:
+        """End one wait, that of now or the next."""
+        self._told.put(None)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether it was set, after `timeout_s` at most."""
+        try:
+            self._told.get(timeout=timeout_s)
+        except queue.Empty:
+            return False
+        return True
+
+
+def until_signal() -> Stop:
     """Return what SIGTERM and SIGINT set."""
-    stop = threading.Event()
+    stop = Stop()
 
     def end(number: int, frame: FrameType | None) -> None:
         stop.set()
@@ -38,12 +57,12 @@ def until_signal() -> threading.Event:
     return stop
 
 
-def repeat(turn: Callable[[], Iterable[str]], stop: threading.Event, every_s: float, say: Say) -> None:
+def repeat(turn: Callable[[], Iterable[str]], stop: Stop, every_s: float, say: Say) -> None:
     """Call `turn` until `stop`, every so many seconds; its lines, and the errors of bad turns, are said once."""
-    changes = Changes(say)
-    while not stop.is_set():
+    changes, wait_s = Changes(say), 0.0
+    while not stop.wait(wait_s):
+        wait_s = every_s
         try:
             changes.say(turn())
         except RanktableError as error:
             changes.say((f"trying again: {error}",))
-        stop.wait(every_s)

@@ -12,7 +12,7 @@ from ranktable_tools.kube.announcer import Announcer, Member
 from ranktable_tools.kube.api import Access, KubeApi, KubeError, access_in_pod
 from ranktable_tools.kube.merging import Wanted
 from ranktable_tools.kube.names import PART_FILE, TABLE_FILE, TABLE_KEY
-from ranktable_tools.kube.turns import repeat
+from ranktable_tools.kube.turns import Stop, repeat
 from ranktable_tools.kube.writer import Places, Writer
 from tests.deploy.fake_kube import Cluster, access, serving
 from tests.deploy.kube_parts import part
@@ -187,7 +187,7 @@ def test_a_server_that_is_not_there_is_said(tmp_path: Path) -> None:
 
 
 def test_a_bad_turn_is_said_once_and_tried_again(tmp_path: Path) -> None:
-    stop, said, turns = threading.Event(), list[str](), iter([0, 0, 0, 1, 1, 1])
+    stop, said, turns = Stop(), list[str](), iter([0, 0, 0, 1, 1, 1])
 
     def turn() -> list[str]:
         match next(turns, None):
