@@ -69,7 +69,15 @@ def _end(at_end: Callable[[], None]) -> None:
     _ending.acquire()
     try:
         if at_end is not _nothing:
+            _hold_the_main_thread()
             end_descendants(_CHILDREN_S)  # else they would run on what is removed
             at_end()
     finally:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _hold_the_main_thread() -> None:
+    """Let it wait in its handler where this is another one: it would go on starting and writing what we remove."""
+    main = threading.main_thread()
+    if main is not threading.current_thread() and main.ident is not None:
+        signal.pthread_kill(main.ident, signal.SIGUSR1)

@@ -133,6 +133,42 @@ def test_who_is_told_twice_ends_what_it_started_once(tmp_path: Path) -> None:
     os.close(life)
 
 
+# The pipe alone tells it, on its own thread; the main thread would go on and make anew what is removed.
+_GOES_ON = """
+import os, select, signal
+from pathlib import Path
+from pdserve import tether
+folder, removed, again = Path({folder!r}), os.pipe(), os.pipe()
+def at_end():
+    folder.rmdir()
+    os.write(removed[1], b"1")
+    select.select([again[0]], [], [], 1.0)
+tether.hold_on(os.environ, at_end)
+print("up", flush=True)
+os.read(removed[0], 1)
+folder.mkdir()
+os.write(again[1], b"1")
+signal.pause()
+"""
+
+
+def test_what_is_removed_is_not_made_again_meanwhile(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    held, ours = os.pipe()
+    command = [sys.executable, "-c", _GOES_ON.format(folder=str(folder))]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, pass_fds=(held,), env={**os.environ, VARIABLE: str(held)}
+    ) as child:
+        os.close(held)
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        os.close(ours)
+
+        assert child.wait(30) == -signal.SIGKILL
+    assert not folder.exists()
+
+
 def test_a_parent_that_died_before_the_child_held_on_takes_it_too(tmp_path: Path) -> None:
     parent, life = _parent("signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1]); " + _LATE, tmp_path / "log")
     with parent:
