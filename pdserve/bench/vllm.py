@@ -7,10 +7,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pdserve import tether
 from pdserve.bench.cases import Run
+from pdserve.bench.pd.contestants import kept
 
 _SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "peers" / "vllm_peer.py"  # of a clone
 _START_S, _RUN_S, _END_S = 600.0, 900.0, 20.0
@@ -36,15 +39,20 @@ class Vllm:
         self.log = home / "vllm-rates.log"
         self._buffer = b""
         self._replies, theirs = os.pipe()
+        held, self._life = os.pipe()  # the guard of what stands still for long, for when we are killed
+        keeper = kept(
+            sorted(os.sched_getaffinity(0)), [str(python), "-u", str(_SCRIPT), str(model), dtype, str(theirs)]
+        )
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                [str(python), "-u", str(_SCRIPT), str(model), dtype, str(theirs)], stdin=subprocess.PIPE, stdout=log,
-                stderr=subprocess.STDOUT, pass_fds=[theirs], env=_environment(environ), start_new_session=True,
+                keeper, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, pass_fds=[theirs, held],
+                env={**_environment(environ), tether.VARIABLE: str(held)}, start_new_session=True,
             )  # fmt: skip
-        os.close(theirs)
+        for descriptor in (theirs, held):
+            os.close(descriptor)
         try:
             self.version = str(self._reply(_START_S)["version"])
-        except Missing:
+        except BaseException:  # Ctrl-C too, which its session does not hear
             self.close()
             raise
         self._signal(signal.SIGSTOP)
@@ -70,7 +78,11 @@ class Vllm:
         """End the whole process group."""
         self._signal(signal.SIGKILL)
         self._process.wait(_END_S)
-        os.close(self._replies)
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        for descriptor in (self._replies, self._life):
+            os.close(descriptor)
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process.poll() is None:

@@ -1,7 +1,8 @@
 """`python -P -m pdserve.bench.pd.keeper CORES COMMAND...`: become COMMAND on those cores, its process group ours.
 
-What it starts ends with whoever started us: a guard in the group reads the tether's pipe (pdserve/tether.py), which
-only that process holds open, and kills the group when it is gone. So a peer that knows no tether leaves nothing either.
+What it starts ends with whoever started us: a guard reads the tether's pipe (pdserve/tether.py), which only that
+process holds open, and kills the group when it is gone. So a peer that knows no tether leaves nothing either, nor one
+that is stopped: the guard is in a group of its own, and in our session, so that nobody else gets the group's number.
 
 bench --Popen--> keeper ==exec==> COMMAND --> its children
                    `--fork--> guard: waits for the pipe's end, kills the group
@@ -11,6 +12,8 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import NoReturn
 
 from pdserve import tether
 from wire.errors import ConfigError
@@ -35,11 +38,17 @@ def parse_cores(text: str) -> set[int]:
         raise ConfigError(f"{text!r} are no cores: write 0,2") from error
 
 
-def _guard(pipe: int) -> None:
+def _guard(pipe: int) -> NoReturn:
+    group = os.getpgrp()
+    os.setpgid(0, 0)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
+    os.closerange(0, pipe)  # whoever reads what COMMAND writes hears of its end
+    os.closerange(pipe + 1, os.sysconf("SC_OPEN_MAX"))
     os.read(pipe, 1)
-    os.killpg(0, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,115 @@
+"""vLLM as a contestant leaves nothing, however the benchmark ends; a script stands for it here."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pdserve.bench.vllm import Missing, Vllm
+
+# It has a child, as vLLM has; `python -u SCRIPT MODEL DTYPE REPLY_FD`.
+_PEER = """#!{python}
+import os, signal, subprocess, sys
+from pathlib import Path
+child = subprocess.Popen([sys.executable, "-S", "-c", "import signal; signal.pause()"])
+Path(__file__).with_name("pids").write_text(f"{{os.getpid()}} {{child.pid}}")
+{does}
+"""
+_LOADED = """os.write(int(sys.argv[5]), b'{"version": "0.0"}\\n'); signal.pause()"""
+
+
+def _home(folder: Path, does: str) -> Path:
+    """Return a PEERS_HOME whose vLLM does that."""
+    python = folder / "vllm" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(_PEER.format(python=sys.executable, does=does))
+    python.chmod(0o755)
+    return folder
+
+
+def _lives(home: Path) -> list[int]:
+    return [os.pidfd_open(int(pid)) for pid in (home / "vllm" / "bin" / "pids").read_text().split()]
+
+
+def _ended(lives: list[int]) -> list[bool]:
+    """Tell of each whether it ends; none stays."""
+    ended = [bool(select.select([life], [], [], 30.0)[0]) for life in lives]
+    for life, is_over in zip(lives, ended, strict=True):
+        if not is_over:
+            signal.pidfd_send_signal(life, signal.SIGKILL)
+        os.close(life)
+    return ended
+
+
+@pytest.fixture
+def before() -> Iterator[set[str]]:
+    """The descriptors that are open, which are the same in the end."""
+    open_ones = set(os.listdir("/proc/self/fd"))
+    yield open_ones
+    assert set(os.listdir("/proc/self/fd")) == open_ones
+
+
+@pytest.mark.usefixtures("before")
+def test_it_is_ready_once_it_says_so_and_ends_with_all_below_it(tmp_path: Path) -> None:
+    home = _home(tmp_path, _LOADED)
+    peer = Vllm(tmp_path, dtype="float32", environ={**os.environ, "PEERS_HOME": str(home)})
+    lives = _lives(home)
+
+    peer.close()
+
+    assert peer.version == "0.0"
+    assert _ended(lives) == [True, True]
+
+
+@pytest.mark.usefixtures("before")
+def test_one_that_ends_is_heard_of_at_once(tmp_path: Path) -> None:
+    home = _home(tmp_path, "child.kill()")
+
+    with pytest.raises(Missing, match="vLLM ended: see "):
+        Vllm(tmp_path, dtype="float32", environ={**os.environ, "PEERS_HOME": str(home)})
+
+
+@pytest.mark.usefixtures("before")
+def test_ctrl_c_while_it_loads_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, lives, reply = _home(tmp_path, _LOADED), list[int](), Vllm._reply
+
+    def broken_off(peer: Vllm, timeout_s: float) -> None:
+        reply(peer, timeout_s)
+        lives.extend(_lives(home))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Vllm, "_reply", broken_off)
+
+    with pytest.raises(KeyboardInterrupt):
+        Vllm(tmp_path, dtype="float32", environ={**os.environ, "PEERS_HOME": str(home)})
+
+    assert _ended(lives) == [True, True]
+
+
+_BENCHMARK = """
+import os, signal
+from pathlib import Path
+from pdserve.bench.vllm import Vllm
+peer = Vllm(Path("m"), dtype="float32")
+print("stands still", flush=True)
+signal.pause()
+"""
+
+
+def test_one_that_stands_still_ends_with_a_benchmark_that_is_killed(tmp_path: Path) -> None:
+    home = _home(tmp_path, _LOADED)
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", _BENCHMARK], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PEERS_HOME": str(home)},
+    ) as benchmark:  # fmt: skip
+        assert benchmark.stdout is not None
+        assert benchmark.stdout.readline() == "stands still\n"
+        lives = _lives(home)
+        benchmark.kill()
+
+    assert _ended(lives) == [True, True]
