@@ -1,6 +1,8 @@
 """`pdserve serve MODEL`: the scheduler's surface over one combined instance, in one process."""
 
 import argparse
+import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Sequence
@@ -45,6 +47,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(
             f"serving needs the engine ({error.name} is missing): pip install 'pdserve[engine]'"
         ) from error
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as SIGTERM, until it serves: a loop's end would wait for the load
     run(_serve(config))
     return 0
 
@@ -86,10 +89,12 @@ async def _serve(config: SchedulerConfig) -> None:
 
     told = InstanceConfig(config.engine, Role.COMBINED, server_ip=HOST, device_ids=DEVICE_IDS)
     lost: list[PdserveError] = []
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     def end(error: PdserveError) -> None:
         lost.append(error)
-        os.kill(os.getpid(), signal.SIGTERM)  # what ends it in order
+        with contextlib.suppress(RuntimeError):  # the loop has closed: it has ended
+            loop.call_soon_threadsafe(stop.set)
 
     instance = await LocalInstance.start(told, end)
     for note in instance.notes:
@@ -101,7 +106,7 @@ async def _serve(config: SchedulerConfig) -> None:
 
     expected = ExpectedInstance(0, "combined-0", Role.COMBINED, f"{HOST}:{config.engine.port}", HOST, DEVICE_IDS)
     try:
-        await serve_cluster(config, Cluster((expected,), lambda address: instance.connection(), health=health))
+        await serve_cluster(config, Cluster((expected,), lambda address: instance.connection(), health=health), stop)
     finally:
         await instance.stop()
     if lost:
