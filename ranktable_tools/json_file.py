@@ -1,11 +1,13 @@
 """Read JSON files strictly and write them whole: no duplicate keys or absurd sizes in, no half files out."""
 
 import contextlib
+import errno
 import json
 import os
 import re
 import stat
 import tempfile
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -14,6 +16,7 @@ from ranktable_tools.errors import RanktableError
 from ranktable_tools.owner import whose
 
 _MAX_BYTES = 16 * 1024 * 1024
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # a file system that has no hard links
 _MAX_DEPTH = 32
 _MAX_DIGITS = 640  # what Python converts under any of its settings
 # Pipes that are named for this process, as a shell's <(...) is: somebody writes to them.
@@ -47,21 +50,46 @@ def parse_json(text: str, path: str) -> object:
 
 def write_private(path: Path, text: str) -> None:
     """Write `text` to `path` with mode 0600 by an atomic rename. Raises RanktableError naming the file."""
-    temporary: Path | None = None
+    with _draft(path, text) as draft:
+        draft.replace(path)
+
+
+def write_private_first(path: Path, text: str) -> bool:
+    """Write it where nothing is there yet; False where something is. Raises RanktableError naming the file.
+
+    Of several who write at once one is first, but on a file system without hard links: there the last one's stays.
+    """
+    with _draft(path, text) as draft:
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            draft.replace(path)
+    return True
+
+
+@contextlib.contextmanager
+def _draft(path: Path, text: str) -> Iterator[Path]:
+    """Yield a file beside `path` that has the text, on the disk; what is left of it in the end is removed."""
+    draft: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        temporary = Path(name)
+        draft = Path(name)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        yield draft
     except OSError as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
         raise RanktableError(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        if draft is not None:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
 
 
 class _Pairs(list[tuple[str, object]]):

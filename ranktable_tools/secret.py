@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from ranktable_tools.errors import RanktableError
-from ranktable_tools.json_file import write_private
+from ranktable_tools.json_file import write_private, write_private_first
 from ranktable_tools.owner import mode_of_own, whose
 
 SECRET_NAME = "cluster_secret"  # noqa: S105 - a file name
@@ -22,12 +22,17 @@ _GIVE = "run as that user, or as root with --owner UID"
 def ensure_secret(directory: Path, owner: int | None = None) -> tuple[Path, bool]:
     """Write 32 random bytes as hex, mode 0600, unless the file exists; return its path and whether it is new.
 
-    Raises RanktableError as `check_secret` does.
+    Of several at once all have the first one's. Raises RanktableError as `check_secret` does.
     """
     path = directory / SECRET_NAME
     if check_secret(directory, owner):
         return path, False
-    write_private(path, secrets.token_hex(32) + "\n")
+    secret = secrets.token_hex(32) + "\n"
+    if write_private_first(path, secret):
+        return path, True
+    if check_secret(directory, owner):
+        return path, False
+    write_private(path, secret)  # in the place of a link that leads nowhere
     return path, True
 
 

@@ -1,5 +1,6 @@
 """Strict JSON in, whole private files out."""
 
+import errno
 import os
 import stat
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ranktable_tools.errors import RanktableError
-from ranktable_tools.json_file import read_json, write_private
+from ranktable_tools.json_file import read_json, write_private, write_private_first
 from tests.ranktable_tools.stranger import as_a_stranger, as_an_owner_who_may_not
 
 Save = Callable[[str, object], str]
@@ -124,6 +125,51 @@ def test_a_failed_write_names_the_file_and_leaves_nothing(tmp_path: Path) -> Non
         write_private(path, "text")
 
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_ctrl_c_while_it_writes_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        write_private(tmp_path / "t.json", "text")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_written_first_stays(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "t"
+
+    written = [write_private_first(path, text) for text in ("first", "second")]
+
+    assert written == [True, False]
+    assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("first", 0o600)
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_without_hard_links_it_is_written_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_here(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", none_here)
+
+    assert write_private_first(tmp_path / "t", "text")
+
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("t", "text")]
+
+
+def test_a_disk_that_takes_no_link_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "link", full)
+
+    with pytest.raises(RanktableError, match=r"/t: cannot be written: No space left on device"):
+        write_private_first(tmp_path / "t", "text")
+
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import secrets
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,36 @@ def test_an_existing_secret_is_kept(tmp_path: Path) -> None:
     path, is_new = ensure_secret(tmp_path)
 
     assert (path.read_bytes(), is_new) == (GOOD, False)
+
+
+def test_of_two_that_make_one_at_once_both_have_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first: list[tuple[Path, bool]] = []
+    draw = secrets.token_hex
+
+    def while_another_is_faster(num_bytes: int) -> str:
+        monkeypatch.setattr(secrets, "token_hex", draw)
+        first.append(ensure_secret(tmp_path))
+        kept.append(first[0][0].read_text())
+        return draw(num_bytes)
+
+    kept: list[str] = []
+    monkeypatch.setattr(secrets, "token_hex", while_another_is_faster)
+
+    path, is_new = ensure_secret(tmp_path)
+
+    assert (first, is_new) == ([(path, True)], False)
+    assert [path.read_text()] == kept
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_that_leads_nowhere_gives_way_to_a_secret(tmp_path: Path) -> None:
+    (tmp_path / "cluster_secret").symlink_to(tmp_path / "gone")
+
+    path, is_new = ensure_secret(tmp_path)
+
+    assert is_new
+    assert not path.is_symlink()
+    assert check_secret(tmp_path)
 
 
 @pytest.mark.parametrize("size", [0, 5, MIN_SECRET_BYTES - 1, MAX_SECRET_BYTES + 1])
