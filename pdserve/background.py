@@ -39,7 +39,9 @@ def in_background(name: str, work: Callable[[Callable[[], None]], int], log: Pat
     os.close(write)
     told: list[int] = []
     with _passed_on_to(pid, told):
-        status = _wait(pid, read, told)
+        status = None if _has_left(read) and not told else _status(pid)
+    if status is None and told:  # as it left
+        status = _status(pid)
     if status is None:
         return 0
     if status not in _ENDED_AS_TOLD:
@@ -67,11 +69,14 @@ def _passed_on_to(pid: int, told: list[int]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _wait(pid: int, read: int, told: list[int]) -> int | None:
-    """Return the exit status, or None where the work goes on: it has left, and nobody told it to end."""
+def _has_left(read: int) -> bool:
+    """Return, once it is known, whether the work goes on without us."""
     with os.fdopen(read, "rb", buffering=0) as left:
-        if left.read(1) and not told:
-            return None
+        return bool(left.read(1))
+
+
+def _status(pid: int) -> int:
+    """Wait for its end and return its exit status. Raises Unavailable where a signal ended it."""
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status < 0:
         raise Unavailable(f"what starts the cluster was ended by {signal.Signals(-status).name}")

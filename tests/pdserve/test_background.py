@@ -23,8 +23,8 @@ print("after", flush=True)
 """
 
 
-def _command(work: str, log: Path) -> "subprocess.Popen[str]":
-    code = _BEGIN + "".join(f"    {line}\n" for line in work.splitlines()) + _END
+def _command(work: str, log: Path, *, before: str = "") -> "subprocess.Popen[str]":
+    code = _BEGIN + "".join(f"    {line}\n" for line in work.splitlines()) + before + _END
     return subprocess.Popen(
         [sys.executable, "-c", code, str(log)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -94,6 +94,28 @@ def test_work_that_was_told_to_end_as_it_left_is_not_called_done(tmp_path: Path)
         out, _ = command.communicate(timeout=30)
 
     assert out.splitlines() == ["status 130", "after"]
+
+
+# The signal comes when the work has left and nobody was told yet, as far as was looked.
+_TOLD_LATE = """
+import contextlib
+from pdserve import background
+passed_on_to = background._passed_on_to
+@contextlib.contextmanager
+def and_tells(pid, told):
+    with passed_on_to(pid, told):
+        yield
+        os.kill(os.getpid(), signal.SIGTERM)
+background._passed_on_to = and_tells
+"""
+
+
+def test_work_that_was_told_to_end_just_after_it_left_is_not_called_done(tmp_path: Path) -> None:
+    work = "signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))\nleave()\nsignal.pause()"
+    with _command(work, tmp_path / "log", before=_TOLD_LATE) as command:
+        out, _ = command.communicate(timeout=30)
+
+    assert out.splitlines() == ["status 143", "after"]
 
 
 @pytest.mark.parametrize("end", ["return 0", "os.kill(os.getpid(), signal.SIGTERM)", "raise KeyboardInterrupt"])
