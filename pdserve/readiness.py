@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from pdserve.client import Client
+from pdserve.client import Client, Reply
 from pdserve.processes import POLL_S, Watched
 from wire.errors import ConfigError, DeadlineExceeded, Unavailable
 
@@ -14,7 +14,7 @@ _WRONG_INPUT = 2
 def wait_ready(
     children: Sequence[Watched], client: Client, timeout_s: float, say: Callable[[str], None]
 ) -> None:  # fmt: skip
-    """Return when /ready says so, telling by `say` what it waits for.
+    """Return when /ready of their own scheduler says so, telling by `say` what it waits for.
 
     Raises Unavailable, with its last log line, when a process ends (ConfigError where it says that what it was told is
     wrong), and DeadlineExceeded after `timeout_s`.
@@ -27,9 +27,12 @@ def wait_ready(
             end = child.ended()
             if end is not None:
                 raise (ConfigError if child.exit_status == _WRONG_INPUT else Unavailable)(end)
-        ready, words = ask(client)
-        if ready:
+        reply = _reply(client)
+        ready, words = _told(reply)
+        if ready and _is_of(children, reply):
             return
+        if ready:  # it took the port after we looked: our own scheduler will say so and end
+            words = f"another cluster serves at {client.base_url}"
         if words not in ("", told):
             told = words
             say(f"waiting: {words}")
@@ -40,11 +43,32 @@ def wait_ready(
 
 def ask(client: Client) -> tuple[bool, str]:
     """Return whether the cluster is ready, and what /ready says it waits for."""
+    return _told(_reply(client))
+
+
+def _reply(client: Client) -> Reply | None:
     try:
-        reply = client.get("/ready")
+        return client.get("/ready")
     except Unavailable:
+        return None
+
+
+def _told(reply: Reply | None) -> tuple[bool, str]:
+    if reply is None:
         return False, ""
     return reply.status == 200, "" if reply.status == 200 else _words(reply.json())
+
+
+def _is_of(children: Sequence[Watched], reply: Reply | None) -> bool:
+    """Tell whether an instance that is named there is one of ours."""
+    body = None if reply is None else reply.json()
+    listed = body.get("instances") if isinstance(body, dict) else None
+    named = {_plain(str(one.get("address"))) for one in listed or () if isinstance(one, dict)}
+    return not named.isdisjoint(_plain(child.record.address) for child in children)
+
+
+def _plain(address: str) -> str:
+    return address.replace("[", "").replace("]", "")
 
 
 def _words(body: object) -> str:

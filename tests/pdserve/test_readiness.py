@@ -1,5 +1,6 @@
-"""What `up` makes of a process that ends before the cluster is ready."""
+"""What `up` makes of a process that ends before the cluster is ready, and of another cluster on its port."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from pdserve.client import Client
 from pdserve.layout import ProcessPlan
 from pdserve.processes import Child
 from pdserve.readiness import wait_ready
+from pdserve.run_folder import ProcessRecord
+from tests.pdserve.quiet_server import QuietHandler, serving
 from wire.errors import ConfigError, PdserveError, Unavailable
 
 
@@ -28,3 +31,48 @@ def test_a_process_that_was_told_wrong_is_the_users_to_mend(
         wait_ready([child], Client("http://127.0.0.1:1"), 30.0, print)
 
     assert type(caught.value) is error
+
+
+class _Scripted:
+    """A process of ours that has `looks` looks to live: a Watched."""
+
+    exit_status = 2
+
+    def __init__(self, name: str, address: str, looks: int = 1000) -> None:
+        self.record = ProcessRecord(name, name.partition("-")[0], 0, 0, address, "/log")
+        self._looks = looks
+
+    def ended(self) -> str | None:
+        self._looks -= 1
+        return f"{self.record.name} ended: its port is in use" if self._looks < 0 else None
+
+
+def _ready(address: str) -> type[QuietHandler]:
+    body = {"ready": True, "missing": [], "instances": [{"name": "prefill-0", "address": address}]}
+
+    class Handler(QuietHandler):
+        def do_GET(self) -> None:
+            self.answer(200, json.dumps(body).encode())
+
+    return Handler
+
+
+def test_a_cluster_that_took_the_port_meanwhile_is_not_taken_for_ours() -> None:
+    said: list[str] = []
+    ours = [_Scripted("prefill-0", "127.0.0.1:8089"), _Scripted("scheduler", "127.0.0.1:9000", looks=3)]
+
+    with serving(_ready("127.0.0.1:8088")) as url, pytest.raises(ConfigError, match="scheduler ended: its port is in"):
+        wait_ready(ours, Client(url), 60.0, said.append)
+
+    assert said == ["starting prefill-0, scheduler", f"waiting: another cluster serves at {url}"]
+
+
+@pytest.mark.parametrize(("ours", "named"), [("127.0.0.1:8088", "127.0.0.1:8088"), ("fd00::1:8088", "[fd00::1]:8088")])
+def test_our_own_cluster_is_known_by_the_addresses_of_its_instances(ours: str, named: str) -> None:
+    said: list[str] = []
+    children = [_Scripted("prefill-0", ours), _Scripted("scheduler", "127.0.0.1:9000")]
+
+    with serving(_ready(named)) as url:
+        wait_ready(children, Client(url), 60.0, said.append)
+
+    assert said == ["starting prefill-0, scheduler"]
