@@ -65,7 +65,7 @@ class Tail:
     def __init__(self, path: Path, with_name: bool) -> None:
         self._path = path
         self._prefix = f"{path.stem:<10} | " if with_name else ""
-        self._offset = 0
+        self._offset, self._file = 0, -1  # the inode
 
     def show_last(self, lines: int) -> None:
         """Print the last lines."""
@@ -73,8 +73,6 @@ class Tail:
 
     def show_new(self) -> None:
         """Print the lines that came since; a log begun anew is shown from its start."""
-        if self._path.exists() and self._path.stat().st_size < self._offset:
-            self._offset = 0
         self._print(self._read())
 
     def _print(self, lines: Sequence[str]) -> None:
@@ -85,6 +83,9 @@ class Tail:
         """Return the whole lines from where we are."""
         try:
             with self._path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                if found.st_ino != self._file or found.st_size < self._offset:
+                    self._file, self._offset = found.st_ino, 0
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:

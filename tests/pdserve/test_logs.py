@@ -52,6 +52,22 @@ def test_a_log_begun_anew_is_shown_from_its_start(run_dir: str, capsys: pytest.C
     assert capsys.readouterr().out == "prefill-0  | new\n"
 
 
+def test_a_log_that_is_longer_than_the_one_before_it_is_shown_whole(
+    run_dir: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (path,) = find(run_dir, "prefill-0")
+    tail = Tail(path, with_name=False)
+    tail.show_last(0)
+
+    path.replace(f"{path}.1")  # as a new run does
+    path.write_text("a longer first line\nand another\n")
+    tail.show_new()
+    path.replace(f"{path}.1")
+    tail.show_new()
+
+    assert capsys.readouterr().out == "a longer first line\nand another\n"
+
+
 def test_logs_of_a_cluster_that_has_ended_are_called_that_first(
     run_dir: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
