@@ -61,9 +61,13 @@ class Supervisor:
         return [place.child for place in self._places]
 
     def start(self, plans: Sequence[ProcessPlan]) -> None:
-        """Start all processes, each known to `changed` from its start on."""
+        """Start all processes, each known to `changed` from its start on. Raises Unavailable where one cannot be."""
         for plan in plans:
-            self._places.append(_Place(plan, Restarts(self._limits), self._spawn(plan, False)))
+            try:
+                child = self._spawn(plan, False)
+            except OSError as error:
+                raise Unavailable(f"{plan.name} cannot be started: {error}") from error
+            self._places.append(_Place(plan, Restarts(self._limits), child))
             self._tell()
 
     def tick(self, now: float) -> None:

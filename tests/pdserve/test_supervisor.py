@@ -112,6 +112,13 @@ def test_the_loss_of_the_last_of_a_role_is_the_end(cluster: _Cluster, name: str)
         cluster.supervisor.tick(3.0)
 
 
+def test_a_first_start_that_the_system_refuses_is_said_in_words(cluster: _Cluster) -> None:
+    cluster.no_fork = True
+
+    with pytest.raises(Unavailable, match=r"^decode-0 cannot be started: no more processes$"):
+        cluster.start(decode_0=_STAYS)
+
+
 def test_a_start_that_the_system_refuses_counts_as_a_death(cluster: _Cluster) -> None:
     cluster.start(decode_0=_DIES, decode_1=_STAYS)
     cluster.wait_dead("decode-0")
