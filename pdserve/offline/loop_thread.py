@@ -59,11 +59,7 @@ class LoopThread(Generic[T]):
             )
         run = _Run(work, self._runs)
         try:
-            self._loop.call_soon_threadsafe(run.begin)
-        except RuntimeError:
-            work.close()
-            raise self._failure or Unavailable("this LLM is closed") from None
-        try:
+            self._hand_over(run)
             return self._result(run)
         except concurrent.futures.CancelledError:
             self._thread.join(self._close_s)
@@ -72,6 +68,13 @@ class LoopThread(Generic[T]):
             self._tell(run.cancel)
             concurrent.futures.wait([run.future], _CANCEL_S)
             raise
+
+    def _hand_over(self, run: "_Run[Any]") -> None:
+        try:
+            self._loop.call_soon_threadsafe(run.begin)
+        except RuntimeError:
+            run.drop()
+            raise self._failure or Unavailable("this LLM is closed") from None
 
     def _result(self, run: "_Run[R]") -> R:
         """Wait for it. Raises Unavailable where the loop had its last turn before it could begin."""
@@ -157,9 +160,11 @@ class _Run(Generic[R]):
         self._work.close()
 
     def cancel(self) -> None:
-        """End it early, where it runs."""
+        """End it early; it has not begun where Ctrl-C came before it was handed over."""
         if self.task is not None:
             self.task.cancel()
+        elif self.future.cancel():
+            self.drop()
 
     def _ended(self, task: asyncio.Task[R]) -> None:
         self._runs.discard(self)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import inspect
 import os
 import subprocess
 import sys
@@ -129,6 +130,29 @@ def test_an_interrupt_cancels_what_is_waited_for_and_nothing_else(monkeypatch: p
 
     assert place.said == ["open", "cancelled"]
     assert thread.run(number()) == 7
+    thread.close()
+
+
+@pytest.mark.parametrize("is_handed_over", [True, False])
+def test_an_interrupt_as_the_work_is_handed_over_leaves_none_of_it(
+    is_handed_over: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place()
+    thread = LoopThread(place.open)
+    hand_over, work = thread._loop.call_soon_threadsafe, wait(threading.Event(), place)
+
+    def interrupted(*told: Any) -> None:
+        monkeypatch.undo()
+        if is_handed_over:
+            hand_over(*told)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(thread._loop, "call_soon_threadsafe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        thread.run(work)
+
+    assert thread.run(number()) == 7
+    assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
     thread.close()
 
 
