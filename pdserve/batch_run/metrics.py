@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeout
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -33,7 +34,7 @@ async def serve_metrics(
         asked = asyncio.run_coroutine_threadsafe(engine.ask("GET", "/metrics"), loop)
         try:
             return own + asked.result(_ENGINE_S).body
-        except (PdserveError, FutureTimeout):
+        except (PdserveError, FutureTimeout, CancelledError):  # the last: the batch has ended meanwhile
             asked.cancel()
             return own
 

@@ -5,6 +5,7 @@ import socket
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
@@ -32,21 +33,23 @@ class Engine:
         return Answer(200, {}, self.page)
 
 
+def fetch(port: int, path: str = "/metrics") -> tuple[int, str]:
+    """Fetch one page."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"http://127.0.0.1:{port}{path}", timeout=30) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, ""
+
+
 def fetched(progress: Progress | None, engine: Engine | None, path: str = "/metrics") -> tuple[int, str]:
     """Serve on a free port and fetch one page."""
 
-    def fetch(port: int) -> tuple[int, str]:
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with opener.open(f"http://127.0.0.1:{port}{path}", timeout=30) as response:
-                return response.status, response.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, ""
-
     async def ask() -> tuple[int, str]:
         async with serve_metrics("127.0.0.1", 0, lambda: progress, engine) as port:
-            return await asyncio.to_thread(fetch, port)
+            return await asyncio.to_thread(fetch, port, path)
 
     return asyncio.run(ask())
 
@@ -76,6 +79,36 @@ def test_an_engine_that_tells_nothing_takes_nothing_away() -> None:
     status, page = fetched(PROGRESS, Engine(None))
 
     assert (status, "pdserve_batch_file_lines 10.0\n" in page) == (200, True)
+
+
+class Busy(Engine):
+    """An engine that is asked and does not come to answer."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.asked = asyncio.Event()
+
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
+    ) -> Answer:  # fmt: skip
+        self.asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def test_whoever_asks_as_the_batch_ends_gets_its_own_figures(capfd: pytest.CaptureFixture[str]) -> None:
+    async def ask() -> "Future[tuple[int, str]]":
+        engine = Busy()
+        async with serve_metrics("127.0.0.1", 0, lambda: PROGRESS, engine) as port:
+            asking = asker.submit(fetch, port)
+            await engine.asked.wait()
+        return asking
+
+    with ThreadPoolExecutor(1) as asker:
+        status, page = asyncio.run(ask()).result(30)
+
+    assert (status, "pdserve_batch_file_lines 10.0\n" in page) == (200, True)
+    assert capfd.readouterr().err == ""
 
 
 def test_before_the_first_line_there_are_none_and_other_paths_are_404() -> None:
