@@ -95,7 +95,8 @@ class ReceiverTicket:
         """
         known = self._inflows.get(link)
         if self.over or (known is None and not self._is_awaited(source)):
-            raise HandoffFailed(f"ticket {self.ticket_id} is {self.state} and cannot be opened here by {source}")
+            why = f": {self.reason}" if self.reason else ""
+            raise HandoffFailed(f"ticket {self.ticket_id} is {self.state} and cannot be opened here by {source}{why}")
         if (num_tokens, first_token) != (self.num_tokens, self.first_token):
             raise HandoffFailed(
                 f"tokens [{self.first_token}, {self.num_tokens}) are wanted, [{first_token}, {num_tokens}) are offered"

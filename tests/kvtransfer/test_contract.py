@@ -11,6 +11,8 @@ import pytest
 from kvtransfer.frame import Abort, Ack, Commit, Nack, Open
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.terms import seal_of
+from kvtransfer.ticket import ReceiverTicket
+from kvtransfer.ticket_table import TicketTable
 from tests.kvtransfer.every_transport import EVERY_TRANSPORT
 from tests.kvtransfer.rig import DEADLINE_S, TENSORS, RawSender, Rig, fill, make_rig, read, until
 from wire.errors import HandoffFailed, InstanceLost, NoCapacity
@@ -230,6 +232,30 @@ def test_who_comes_late_is_told_why_the_ticket_ended(rig: Rig, message: type[Ope
     answer = raw.hear()
     assert isinstance(answer, Abort)
     assert answer.reason == f"ticket {ticket.ticket_id} is over: the client went away"
+    raw.stream.close()
+
+
+def test_who_comes_while_the_ticket_ends_is_told_why(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticket, raw = rig.open(4, D_BLOCKS, first_token=4), RawSender(rig)
+    ends, go_on, release = threading.Event(), threading.Event(), TicketTable._release
+
+    def held_up(self: TicketTable, one: ReceiverTicket) -> None:
+        if threading.current_thread() is aborting:
+            ends.set()
+            assert go_on.wait(DEADLINE_S)
+        release(self, one)
+
+    monkeypatch.setattr(TicketTable, "_release", held_up)
+    aborting = threading.Thread(target=rig.receiver.abort, args=(ticket.ticket_id, "the client went away"))
+    aborting.start()
+    assert ends.wait(DEADLINE_S)
+    raw.say(Open(ticket.ticket_id, ticket.epoch, 4, 4))
+    answer = raw.hear()
+    go_on.set()
+    aborting.join(DEADLINE_S)
+
+    assert isinstance(answer, Abort)
+    assert answer.reason.endswith("cannot be opened here by raw of epoch 5, rank 0 of 1: the client went away")
     raw.stream.close()
 
 
