@@ -65,11 +65,18 @@ class Driver(RuleBasedStateMachine):
     """Keeps what every sequence has been told, and compares it with the reference."""
 
     config = CONFIG
+    longest = 20
+    swapped_blocks = 0
 
     def __init__(self) -> None:
         super().__init__()
         self.model = Counting(self.config)
-        self.core = EngineCore(self.model, max_num_seqs=5, max_num_batched_tokens=9, prefill_chunk_size=6)
+        layout = self.model.info.layout
+        self.core = EngineCore(
+            self.model, max_num_seqs=5, max_num_batched_tokens=self.longest // 2 - 1,
+            prefill_chunk_size=self.longest // 3,
+            swap_bytes=self.swapped_blocks * layout.block_size * layout.token_bytes,
+        )  # fmt: skip
         self.states: dict[str, PromptState] = {}
         self.outputs: dict[tuple[str, int], list[int]] = {}
         self.finish: dict[tuple[str, int], FinishReason] = {}
@@ -78,17 +85,18 @@ class Driver(RuleBasedStateMachine):
         self.reserved: list[tuple[int, ...]] = []
 
     @rule(
-        length=st.integers(1, 20), max_tokens=st.integers(1, 8), n=st.integers(1, 3), hold=st.booleans(),
+        share=st.floats(0, 1), max_tokens=st.integers(1, 8), n=st.integers(1, 3), hold=st.booleans(),
         bans=st.sampled_from((0, 0, 0, 1, 2)),
     )  # fmt: skip
-    def add(self, length: int, max_tokens: int, n: int, hold: bool, bans: int) -> None:
-        name = f"p{len(self.states)}"
+    def add(self, share: float, max_tokens: int, n: int, hold: bool, bans: int) -> None:
+        name, length = f"p{len(self.states)}", max(1, round(share * self.longest))
         bad_words = tuple((i,) if i % 2 else (i, i + 1) for i in range(5, 5 + 25 * bans))
         params = SamplingParams(
             max_tokens, n=n, seed=length, stop_token_ids=tuple(range(6)), min_tokens=max_tokens // 2,
             bad_words=bad_words,
         )  # fmt: skip
-        state = PromptState(name, name, tuple((length * 13 + i * 5) % 60 for i in range(length)), params)
+        start = 7 * (length % 2) if self.swapped_blocks else 13 * length
+        state = PromptState(name, name, tuple((start + i * 5) % 60 for i in range(length)), params)
         self.core.add(state, hold=hold)
         self.track(state)
 
@@ -96,12 +104,13 @@ class Driver(RuleBasedStateMachine):
     @rule(data=st.data())
     def hand_off(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.held)))
-        state, layout = self.held[name].state, CONFIG.block_size
+        state, blocks = self.held[name].state, self.core.blocks
+        prefix = blocks.chain(state).names(state.token_ids, len(state.token_ids) - 1)
         try:
-            target = self.core.blocks.allocate(-(-len(state.token_ids) // layout))
+            target, num_held = blocks.take(-(-len(state.token_ids) // self.config.block_size), prefix)
         except NoCapacity:
             return
-        for source, block in zip(self.tables[name], target, strict=True):
+        for source, block in zip(self.tables[name][num_held:], target[num_held:], strict=True):
             self.model.copy_now(source, block)
         admitted = replace(state, prompt_id=f"{name}-admitted")
         self.core.admit(admitted, target)
@@ -228,6 +237,23 @@ class AheadDriver(Driver):
     config = replace(CONFIG, runs_ahead=True)
 
 
+class CachingDriver(Driver):
+    """The same with prompts that have their beginnings in common, a prefix cache, and a small swap area."""
+
+    config = replace(CONFIG, block_size=16, num_blocks=11, max_model_len=80)
+    longest = 50
+    swapped_blocks = 3
+
+
+class CachingAheadDriver(CachingDriver):
+    """Both."""
+
+    config = replace(CachingDriver.config, runs_ahead=True)
+
+
 TestDriver, TestAheadDriver = Driver.TestCase, AheadDriver.TestCase
+TestCachingDriver, TestCachingAheadDriver = CachingDriver.TestCase, CachingAheadDriver.TestCase
 TestDriver.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
 TestAheadDriver.settings = TestDriver.settings
+TestCachingDriver.settings = settings(TestDriver.settings, max_examples=80)
+TestCachingAheadDriver.settings = TestCachingDriver.settings
