@@ -60,11 +60,11 @@ class FailingModel(FakeModel):
 def serving(
     fails: Callable[[str], None], device: DyingDevice, *, runs_ahead: bool = False, touch_s: float = WAIT_S
 ) -> Iterator[tuple[EngineCore, FailingModel, list[PdserveError]]]:
-    """An engine on a watched model, and what its owner is told."""
+    """An engine on a watched model, and what its owner is told; no time passes for what has not failed."""
     model, told = FailingModel(fails, runs_ahead=runs_ahead), list[PdserveError]()
+    watch = DeviceWatch(device, told.append, touch_s, clock=lambda: 0.0)
     core = EngineCore(
-        WatchedModel(model, DeviceWatch(device, told.append, touch_s)), max_num_seqs=4, max_num_batched_tokens=64,
-        prefill_chunk_size=32,
+        WatchedModel(model, watch), max_num_seqs=4, max_num_batched_tokens=64, prefill_chunk_size=32
     )  # fmt: skip
     yield core, model, told
     core.close()
