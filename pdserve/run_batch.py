@@ -38,12 +38,20 @@ def main(argv: Sequence[str], command: Sequence[str] = ("pdserve", "run-batch"))
             _run(request, interruption, view)
         except KeyboardInterrupt:
             again = command_again(command, argv)
-            print(f"stopped: {view.line()}; go on with\n  {again}", file=sys.stderr, flush=True)
+            _say(f"stopped: {view.line()}; go on with\n  {again}")
             return interruption.status
         except UnusableLines as error:
             print(f"{' '.join(command)}: {error}", file=sys.stderr, flush=True)  # as it is: a line of the file, a line
             return 2
     return 0
+
+
+def _say(text: str) -> None:
+    """Print the last words; whoever read them may have ended by the same Ctrl-C, as a pager does."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - else the interpreter's end fails over what was not written
 
 
 def _run(request: BatchRequest, interruption: Interruption, view: ProgressView) -> None:

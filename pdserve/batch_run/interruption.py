@@ -4,6 +4,7 @@ no work on a loop -> KeyboardInterrupt where the signal fell; work on a loop -> 
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Coroutine
@@ -65,7 +66,8 @@ class Interruption:
         if self.number is not None:
             os._exit(128 + number)
         self.number = number
-        os.write(2, _SAID)
+        with contextlib.suppress(OSError):  # whoever listened may have had the same Ctrl-C
+            os.write(2, _SAID)
         if self._work is None:
             raise KeyboardInterrupt
         loop, task = self._work

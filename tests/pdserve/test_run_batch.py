@@ -243,6 +243,22 @@ def test_a_stopped_run_says_how_it_goes_on_and_does(tmp_path: Path, number: sign
     assert all(headers.get("Authorization") == "Bearer sk-5ec3e7" for headers in model.headers)
 
 
+def test_a_run_whose_words_nobody_reads_any_more_stops_as_another_does(tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", BATCH)
+    with Loopback(free=2) as model:
+        model.hold.clear()
+        words = [*COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", "--base-url", model.url, "--max-inflight", "1"]
+        child = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, cwd=tmp_path)
+        assert child.stderr is not None
+        assert model.held.acquire(timeout=DEADLINE_S)
+        child.stderr.close()  # as that of `2>&1 | tee`, which the same Ctrl-C ends
+        child.send_signal(signal.SIGINT)
+
+        assert child.wait(DEADLINE_S) == 130
+        model.hold.set()
+    assert len((tmp_path / "out.jsonl.journal").read_bytes().splitlines()) == 3
+
+
 def test_figures_are_served_while_it_runs(tmp_path: Path) -> None:
     write(tmp_path / "in.jsonl", BATCH)
     (port,) = free_ports(1)

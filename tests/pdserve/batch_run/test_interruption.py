@@ -60,6 +60,19 @@ def test_the_first_signal_ends_it_in_order(code: str, number: signal.Signals, st
     assert child.returncode == status
 
 
+@pytest.mark.parametrize("code", [_STUBBORN.format(after="raise"), _BLOCKED], ids=["on a loop", "without one"])
+def test_who_listened_and_has_ended_by_the_same_ctrl_c_keeps_it_from_nothing(code: str) -> None:
+    with start(code) as child:
+        assert child.stderr is not None
+        assert child.stdout is not None
+        child.stderr.close()
+
+        child.send_signal(signal.SIGINT)
+
+        assert child.stdout.read() == "cancelled\n"
+        assert child.wait(60) == 130
+
+
 def test_work_that_does_not_end_is_ended_by_the_second_signal() -> None:
     child = start(_STUBBORN.format(after="pass"))
     assert child.stdout is not None
