@@ -75,8 +75,8 @@ async def open_pair(
     words: Sequence[str], prefill: int, decode: int, *, connections: int, startup_timeout_s: float
 ) -> AsyncIterator[Surface]:
     """Start a cluster of our own here. Raises what it ends with, as ConfigError or Unavailable, with its last lines."""
-    folder = Path(tempfile.mkdtemp(prefix="pdserve-llm-"))
     key, (port,) = secrets.token_urlsafe(24), free_ports(1, _HOST)
+    folder = Path(tempfile.mkdtemp(prefix="pdserve-llm-"))
     flags = ("--host", _HOST, "--port", str(port), "--prefill", str(prefill), "--decode", str(decode))
     command = (sys.executable, "-P", "-m", "pdserve.offline.pair_process", str(folder), *flags, *words)
     plan = ProcessPlan("cluster", "scheduler", f"{_HOST}:{port}", command, {"PDSERVE_API_KEY": key})
