@@ -55,7 +55,7 @@ def _given(ports: tuple[int, int], decode_host: str = HERE) -> Tables:
 
 def test_grpc_is_told_from_other_speakers_and_from_nobody() -> None:
     with _listener(SETTINGS) as grpc, _listener(b"HTTP/1.1 400 Bad Request\r\n\r\n") as http, _listener(b"") as short:
-        states = [ask_port(HERE, port, 2.0).state for port in (grpc, http, short)]
+        states = [ask_port(HERE, port, 30.0).state for port in (grpc, http, short)]
 
     assert states == ["gRPC", "other", "other"]
     assert ask_port(HERE, _free_port(), 2.0).state == "free"
@@ -76,7 +76,7 @@ def test_mutual_tls_is_told_from_other_speakers(tmp_path: Path, version: ssl.TLS
     context.maximum_version = version
 
     with _listener(SETTINGS, context=context) as port:
-        answer = ask_port(HERE, port, 5.0)
+        answer = ask_port(HERE, port, 30.0)
 
     assert answer.state == "TLS"
 

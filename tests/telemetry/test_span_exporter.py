@@ -35,7 +35,7 @@ def _exporting(url: str, *, environ: dict[str, str] | None = None, max_queued: i
     try:
         yield exporter
     finally:
-        exporter.close()
+        exporter.close(WAIT_S)
 
 
 @KINDS
@@ -150,7 +150,7 @@ def test_a_defect_of_ours_does_not_end_the_thread() -> None:
     exporter.put([_span()])
     _until(lambda: exporter.num_dropped)
     exporter.put([_span()])
-    exporter.close()
+    exporter.close(WAIT_S)
 
     assert (taken, exporter.num_sent, exporter.num_dropped) == ([b""], 1, 1)
 
@@ -161,7 +161,7 @@ def test_what_is_queued_leaves_at_the_end_and_nothing_after_it() -> None:
         exporter = SpanExporter(transport, lambda spans: encode(spans, "test"), rejected, period_s=WAIT_S)
         exporter.put([_span()])
 
-        exporter.close()
+        exporter.close(WAIT_S)
         exporter.put([_span()])
 
         assert (exporter.num_sent, exporter.num_dropped) == (1, 1)
