@@ -2,13 +2,14 @@
 
     python benchmarks/soak.py                                     10 minutes, two prefill and two decode instances
     python benchmarks/soak.py --minutes 60 --kill-every 30        an instance killed every 30 s, while all serve
+    python benchmarks/soak.py --minutes 60 --freeze-every 30      an instance stopped for 10 s every 30 s, then woken
     python benchmarks/soak.py --minutes 1 --prefill 1 --decode 1 --up-flags="--kv-cache-memory 32MiB"
 
 Clients ask in turn, without a pause: greedy and seeded streams, long prompts, schemas, several choices, vectors, bad
 bodies, and clients that leave (benchmarks/soaking/asks.py). In float32 the same body has the same answer for ever, on
 any pair of instances and beside any others. When the time is over, the clients end and the cluster is looked at:
 
-    endings   none `wrong`, none `unended`; `told` (an error in words) is expected only where instances are killed
+    endings   none `wrong`, none `unended`; `told` (an error in words) only where instances are killed or stopped
     idle      every gauge of work is back at zero, and received requests are ended ones
     growth    memory, descriptors and threads of each life of a process, from its second quarter to its last
     leftovers nothing in shared memory, no process and no open port after `pdserve down`
@@ -18,6 +19,7 @@ One JSON line; exit status 1 where one of these does not hold. Growth is told, a
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -28,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,7 @@ from pdserve.run_folder import RunFolder
 from wire.errors import PdserveError
 
 DEADLINE_S, IDLE_S, LOOK_S = 120.0, 30.0, 2.0
+FROZEN_S = 10.0  # longer than the silence after which an instance is given up
 LEAST_LOOKS = 60  # a shorter life has no quarter without its start
 MOST_WORDS = 10
 
@@ -84,6 +87,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--decode", type=int, default=2)
     parser.add_argument("--model", help="folder of the model (default: the default model)")
     parser.add_argument("--kill-every", type=float, default=0.0, metavar="S", help="kill an instance every S seconds")
+    parser.add_argument(
+        "--freeze-every",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help=f"stop one for {FROZEN_S:g} s every S seconds",
+    )
     parser.add_argument("--only", choices=sorted(KINDS), nargs="+", help="these kinds of requests alone")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--most-growth", type=int, default=64, metavar="MIB", help="of one process (default: 64)")
@@ -97,7 +107,7 @@ def holds(row: dict[str, Any], args: argparse.Namespace) -> dict[str, bool]:
     return {
         "every answer the same": not row["endings"].get(WRONG),
         "every request ended": not row["endings"].get(UNENDED),
-        "no error without a fault": bool(args.kill_every) or not row["endings"].get(TOLD),
+        "no error without a fault": bool(args.kill_every or args.freeze_every) or not row["endings"].get(TOLD),
         "idle afterwards": not row["not_idle"],
         "no growth": all(one["resident_mib"] <= args.most_growth and one["threads"] <= 1 for one in grown),
         "nothing left behind": not any(row["left_behind"].values()),
@@ -114,14 +124,15 @@ class Soak:
         self.endings: Counter[tuple[str, str]] = Counter()
         self.words: list[str] = []
         self.lives: dict[tuple[str, tuple[int, int]], list[Look]] = {}
-        self.kills = 0
+        self.kills = self.freezes = 0
 
     async def run(self) -> dict[str, Any]:
         """Ask for the time; then wait until it should be idle, and look."""
         until, started = time.monotonic() + 60 * self.args.minutes, time.monotonic()
         helpers = [asyncio.create_task(self.watch(until))]
-        if self.args.kill_every:
-            helpers.append(asyncio.create_task(self.kill(until)))
+        for every_s, fault in ((self.args.kill_every, self.kill), (self.args.freeze_every, self.freeze)):
+            if every_s:
+                helpers.append(asyncio.create_task(self.disturb(until, every_s, fault)))
         timeout = aiohttp.ClientTimeout(total=None)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(self.url, timeout=timeout, connector=connector) as session:
@@ -168,17 +179,29 @@ class Soak:
             await asyncio.sleep(LOOK_S)
         print(file=sys.stderr)
 
-    async def kill(self, until: float) -> None:
-        """Kill an instance now and then, while all of them serve; the last time with time left to come back."""
-        while time.monotonic() + 2 * self.args.kill_every < until:
-            await asyncio.sleep(self.args.kill_every)
+    async def disturb(self, until: float, every_s: float, fault: Callable[[int], Awaitable[None]]) -> None:
+        """Do this to an instance now and then, while all of them serve; the last time with time left to come back."""
+        while time.monotonic() + 2 * every_s < until:
+            await asyncio.sleep(every_s)
             if not await asyncio.to_thread(all_living, self.client, self.args.prefill + self.args.decode):
                 continue
             state = self.folder.read()
             instances = [one for one in state.living() if one.role != "scheduler"] if state else []
             if instances:
-                os.kill(self.rng.choice(instances).pid, signal.SIGKILL)
-                self.kills += 1
+                await fault(self.rng.choice(instances).pid)
+
+    async def kill(self, pid: int) -> None:
+        """Kill a process."""
+        os.kill(pid, signal.SIGKILL)
+        self.kills += 1
+
+    async def freeze(self, pid: int) -> None:
+        """Stop a process for a while; one that was killed meanwhile is left alone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+            self.freezes += 1
+            await asyncio.sleep(FROZEN_S)
+            os.kill(pid, signal.SIGCONT)
 
     async def idle(self) -> dict[str, float]:
         """Return what is not given back once the cluster had time to."""
@@ -208,7 +231,8 @@ class Soak:
             })  # fmt: skip
         return {
             "measure": "soak", "seconds": round(seconds), "requests": sum(endings.values()), "kills": self.kills,
-            "endings": dict(endings), "kinds": kinds, "words": self.words, "not_idle": left, "growth": grown,
+            "freezes": self.freezes, "endings": dict(endings), "kinds": kinds, "words": self.words, "not_idle": left,
+            "growth": grown,
         }  # fmt: skip
 
 

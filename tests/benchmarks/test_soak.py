@@ -60,7 +60,7 @@ def test_what_is_not_given_back_and_what_never_ended_is_named() -> None:
     ],
 )
 def test_each_promise_can_be_broken(differs: dict[str, object], broken: str | None) -> None:
-    held = soak.holds(_row(**differs), argparse.Namespace(kill_every=0.0, most_growth=64))
+    held = soak.holds(_row(**differs), argparse.Namespace(kill_every=0.0, freeze_every=0.0, most_growth=64))
 
     assert [promise for promise, kept in held.items() if not kept] == ([] if broken is None else [broken])
 
