@@ -155,8 +155,8 @@ class Peer:
             self._health.ready(link.transport, self._settings.clock())
             if link is self._trial:
                 self._trial = None
-            best = self._best()
-            if best is None:
+            best = self._best_up()
+            if best is None:  # this one drains already
                 return
             worse = [one for one in self._links if one.state == "up" and self._rank(one) > self._rank(best)]
             change, passed_over = self._health.use(best.transport), self._passed_over(best.transport)
@@ -225,12 +225,13 @@ class Peer:
 
     def _best(self) -> Link | None:
         """The least loaded link over the best transport; one that is still connecting only where none is up."""
-        up = [link for link in self._links if link.state == "up"]
-        if up:
-            best = min(map(self._rank, up))
-            return min((link for link in up if self._rank(link) == best), key=lambda link: link.load)
         connecting = (link for link in self._links if link.state == "connecting" and not link.spare)
-        return min(connecting, key=lambda link: link.load, default=None)
+        return self._best_up() or min(connecting, key=lambda link: link.load, default=None)
+
+    def _best_up(self) -> Link | None:
+        up = [link for link in self._links if link.state == "up"]
+        best = min(map(self._rank, up), default=None)
+        return min((link for link in up if self._rank(link) == best), key=lambda link: link.load, default=None)
 
     def _widen(self, link: Link) -> None:
         """Dial another lane beside a loaded link, if its transport makes use of one."""

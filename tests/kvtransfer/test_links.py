@@ -356,6 +356,30 @@ def test_a_ticket_begun_while_its_link_drains_goes_over_another() -> None:
         assert rig.sender.links()[0].failures == 0
 
 
+def test_a_link_that_drains_before_it_is_up_serves_its_ticket_while_another_is_dialled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with faulty_rig(monkeypatch, ("tcp",)) as (rig, made):
+        tcp, first, second = made["tcp"], made["tcp"].free, threading.Event()
+        first.clear()
+        one, two = rig.open(20, range(5)), rig.open(20, range(5, 10))
+        rig.hand_over(one, range(5))
+        assert tcp.waiting.wait(DEADLINE_S)
+        (peer,) = rig.sender._peers.values()
+        (link,) = peer.links()
+        link.drain()
+        tcp.free = second
+        rig.hand_over(two, range(5, 10))
+        until(lambda: tcp.num_connects == 2)
+
+        first.set()
+        rig.events.wait("acked", one.ticket_id)
+        second.set()
+        rig.events.wait("acked", two.ticket_id)
+
+        assert rig.events.count("failed") == 0
+
+
 def test_where_no_thread_can_be_had_the_ticket_fails_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     with make_rig("tcp") as rig:
         ticket = rig.open(20, range(5))
