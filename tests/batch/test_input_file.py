@@ -208,8 +208,8 @@ def test_a_line_that_was_changed_is_not_run(path: Path) -> None:
 
 
 def test_no_descriptor_is_left_where_the_input_is_refused(path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = set(os.listdir("/proc/self/fd"))
     for content in (b"x", b"\xff\xfe"):
         _refused(path, content)
 
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before, "what others left may go meanwhile"

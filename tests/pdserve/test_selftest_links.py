@@ -44,7 +44,7 @@ def children_of(pid: int) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            stat, words = (folder / "stat").read_text(), (folder / "cmdline").read_bytes()
+            stat, words = (folder / "stat").read_text(errors="replace"), (folder / "cmdline").read_bytes()
         except OSError:
             continue
         if int(stat.rpartition(")")[2].split()[1]) == pid and b"far_end" in words:
