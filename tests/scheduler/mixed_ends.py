@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,26 @@ class Pipe:
         self.aborted = True
 
 
+@dataclass(frozen=True)
+class Asked:
+    """One request under way."""
+
+    pipe: Pipe
+    exchange: Exchange
+    answering: "asyncio.Task[None]"
+
+    @property
+    def ending(self) -> str:
+        """How it was answered: a status, or how its stream ended."""
+        if self.exchange.gone:
+            return "gone"
+        if b"text/event-stream" not in self.pipe.written:
+            return self.pipe.written[9:12].decode()
+        if b"data: [DONE]" in self.pipe.written:
+            return "streamed"
+        return "cut short" if self.pipe.aborted else "failed in the stream"
+
+
 @dataclass
 class Clients:
     """Ask a scheduler over `cluster`; `endings` counts how they were answered. `comments_s`: see keep_alive.py."""
@@ -61,22 +82,25 @@ class Clients:
 
     async def ask(self) -> None:
         """Send one request of a random kind from a random client, to its end."""
-        path, body = self._some_request()
-        pipe, read = Pipe(), asyncio.Event()
+        asked = self.begin(*self._some_request(), self.rng.choice((*KEYS, "none")))
+        await self._behave(asked.exchange, asked.answering)
+        await asked.answering
+        self.endings[asked.ending] += 1
+
+    def begin(self, path: str, body: Mapping[str, Any], key: str) -> "Asked":
+        """Send a request over a connection of its own."""
+        pipe = Pipe()
         transport: Any = pipe
         scope: dict[str, Any] = {
             "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
             "root_path": "", "http_version": "1.1", "scheme": "http", "server": None, "client": None,
-            "headers": [(b"authorization", b"Bearer " + self.rng.choice((*KEYS, "none")).encode())], "state": {},
+            "headers": [(b"authorization", b"Bearer " + key.encode())], "state": {},
         }  # fmt: skip
-        exchange = Exchange(scope, transport, [], read.set, lambda: None, keep_alive=True, expects=False)
+        exchange = Exchange(scope, transport, [], lambda: None, lambda: None, keep_alive=True, expects=False)
         scope["state"] = {"exchange": exchange}
-        exchange.feed(json.dumps(body).encode())
+        exchange.feed(json.dumps({"model": self.model, **body}).encode())
         exchange.complete_body()
-        answering = asyncio.create_task(exchange.run(self.app))
-        await self._behave(exchange, answering)
-        await answering
-        self.endings[_ending(pipe, exchange)] += 1
+        return Asked(pipe, exchange, asyncio.create_task(exchange.run(self.app)))
 
     async def _behave(self, exchange: Exchange, answering: "asyncio.Task[None]") -> None:
         """Read slowly, go away, or wait."""
@@ -97,9 +121,9 @@ class Clients:
         rng = self.rng
         prompts = [self._prompt() for _ in range(rng.choice((1, 1, 1, 3)))]
         if rng.random() < 0.15:
-            return "/v1/embeddings", {"model": self.model, "input": prompts}
+            return "/v1/embeddings", {"input": prompts}
         body: dict[str, Any] = {
-            "model": self.model, "prompt": prompts, "max_tokens": rng.choice((1, 5, 20, 60)),
+            "prompt": prompts, "max_tokens": rng.choice((1, 5, 20, 60)),
             "n": rng.choice((1, 1, 2)), "stream": rng.random() < 0.6, "priority": rng.choice((0, 0, -1, 5)),
             "temperature": 0.7,
         }  # fmt: skip
@@ -113,15 +137,6 @@ class Clients:
 
     def _prompt(self) -> list[int]:
         return [self.rng.randrange(300) for _ in range(self.rng.randrange(1, 120))]
-
-
-def _ending(pipe: Pipe, exchange: Exchange) -> str:
-    status = pipe.written[9:12].decode()
-    if exchange.gone:
-        return "gone"
-    if b"text/event-stream" not in pipe.written:
-        return status
-    return "streamed" if b"data: [DONE]" in pipe.written else "cut short" if pipe.aborted else "failed in the stream"
 
 
 def left_behind(cluster: FakeCluster) -> dict[str, object]:
