@@ -6,10 +6,12 @@ import pytest
 
 from scheduler.limits import ControlLimits
 from tests.scheduler.fake_cluster import FakeCluster, control_over
+from tests.scheduler.test_live_table import LiveCluster
 from tests.scheduler.virtual_time import until, virtual
 from wire.connection import Session
 from wire.fake_network import FakeConnection
 from wire.messages import OpenSession
+from wire.types import Role
 
 
 @pytest.mark.parametrize("num_turns", range(16))
@@ -50,3 +52,30 @@ async def test_an_instance_that_restarts_between_its_description_and_its_session
     (decode,) = [instance for instance in control.registry.living() if instance.name == "decode-0"]
     assert (decode.description.epoch, decode.description.num_blocks) == (77, 10)
     running.cancel()
+
+
+@pytest.mark.parametrize("turns_gone", [0, 2, 7])
+@pytest.mark.parametrize("turns_dialled", range(30))
+@virtual
+async def test_one_that_leaves_in_any_turn_of_its_dial_and_comes_back_lives_once(
+    turns_dialled: int, turns_gone: int
+) -> None:
+    async with LiveCluster("PD").serving() as cluster:
+        before, added = tuple(cluster.all), cluster.add(Role.DECODE)
+        registry = cluster.control.registry
+        for entries, turns in (((*before, added), turns_dialled), (before, turns_gone)):
+            cluster.use(*entries)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+        cluster.use(*before, added)
+        await until(lambda: not registry.missing() and not registry.leaving)
+        await asyncio.sleep(3.0)
+        assert not registry.missing()
+        assert set(registry._members._tasks) == set(registry.members)
+
+        cluster.use(*before)
+        await until(lambda: not registry.leaving)
+        await asyncio.sleep(3.0)
+        assert cluster.instances[2]._session is None
+        assert not registry._members._drains
