@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
@@ -71,15 +72,19 @@ def only_meanwhile(environ: MutableMapping[str, str] = os.environ) -> Iterator[N
 def loading() -> Iterator[None]:
     """Collect only young garbage meanwhile: what imports and checkpoints make is nearly all kept.
 
-    It is then set apart, so that no later collection walks it in the middle of a step.
+    In a process of ours it is then set apart, so that no later collection walks it in the middle of a step. Where
+    somebody is in `only_meanwhile` it is not: that process may drop the model, and what is set apart stays for good.
     """
+    if _kept and "torch" in sys.modules:
+        gc.collect()  # the last one's memory, before this one takes its own
     thresholds = gc.get_threshold()
     gc.set_threshold(_YOUNG, _NEVER, _NEVER)
     try:
         yield
     finally:
         gc.set_threshold(*thresholds)
-        gc.freeze()
+        if not _kept:
+            gc.freeze()
 
 
 def _restore(environ: MutableMapping[str, str], before: Mapping[str, str | None]) -> None:

@@ -1,6 +1,10 @@
 """Before torch: which backends it loads, how its threads wait, and what the collector does while loading."""
 
 import gc
+import sys
+import weakref
+from contextlib import nullcontext
+from types import ModuleType
 
 import pytest
 
@@ -101,3 +105,36 @@ def test_the_collector_is_as_before_after_loading_even_if_it_fails() -> None:
     assert meanwhile != [before]
     assert gc.get_threshold() == before
     gc.unfreeze()
+
+
+class Circle:
+    """What only a collection lets go, as a model is."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_what_was_loaded_is_set_apart_in_a_process_of_ours_alone(is_ours: bool) -> None:
+    with nullcontext() if is_ours else only_meanwhile({}), loading():
+        made = Circle()
+    gone = weakref.ref(made)
+
+    del made
+    gc.collect()
+
+    assert (gone() is None) is not is_ours, "a script that drops a model has its memory back"
+    gc.unfreeze()
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_script_s_next_load_begins_without_what_an_earlier_one_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", sys.modules.get("torch", ModuleType("torch")))
+    with only_meanwhile({}), loading():
+        made = Circle()
+    gone = weakref.ref(made)
+    del made
+
+    with only_meanwhile({}), loading():
+        assert gone() is None
