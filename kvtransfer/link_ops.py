@@ -167,7 +167,8 @@ class LinkSettings:
     """What all links of one sender share.
 
     `acked(ticket_id, stats)` is told by each link that a ticket went over. `claim(ticket_id)` is True exactly once: the
-    right to report that it failed; the ticket's other links drop it. While `is_open(ticket_id)` its blocks are held.
+    right to report that it failed; the ticket's other links drop it. While `is_open(ticket_id)` its blocks are held;
+    `catch_up()` is False where what was dropped in another process could not be heard.
     """
 
     instance_id: str
@@ -178,6 +179,7 @@ class LinkSettings:
     acked: Callable[[str, SendStats], None]
     claim: Callable[[str], bool]
     is_open: Callable[[str], bool]
+    catch_up: Callable[[], bool] | None
     clock: Callable[[], float]
     progress_age: Callable[[], float]
     failpoints: Failpoints

@@ -3,8 +3,8 @@
 rank 0 == Unix socket ==> heard: in their order, by the hearing thread, or by a link's that has to know what was said
        <= Unix socket === said:  by one thread, from a queue, so that who reports something never waits
 
-A ticket that a link's peer names may still be in rank 0's queue: the link's thread says CATCH_UP, and hears until
-CAUGHT_UP comes, which lies behind all that was said before.
+A ticket that a link's peer names may still be in rank 0's queue, and so may the abort of one that is to be committed:
+the link's thread says CATCH_UP, and hears until CAUGHT_UP comes, which lies behind all that was said before.
 
 The tickets and their endings are rank 0's: here a receiver asks for nothing, and what happens to its share is reported.
 """
@@ -81,8 +81,11 @@ class RankHalf:
         self._thread.start()
         self._speaker.start()
 
-    def catch_up(self) -> None:
-        """Do all that rank 0 has said before this call. Not to be called with a lock of the hand-off."""
+    def catch_up(self) -> bool:
+        """Do all that rank 0 has said before this call, and tell whether that came in time.
+
+        Not to be called with a lock of the hand-off.
+        """
         number, deadline = next(self._asked), time.monotonic() + _SAY_S
         self._speaker.say(Said.CATCH_UP, pack_numbers("", number))
         with self._hearing:
@@ -92,6 +95,7 @@ class RankHalf:
                         self._take(self._channel.receive(_SAY_S))
             except (OSError, ValueError) as error:
                 self._broken(error)
+            return self._num_answered >= number
 
     def close(self) -> None:
         """End both and the threads. Idempotent."""
@@ -124,6 +128,7 @@ class RankHalf:
             memory, instance_id=settings.instance_id, epoch=settings.epoch, transports=settings.transports,
             events=_Endings(self._speaker.say, self._tables.end), progress_age=progress_age,
             links_per_peer=settings.links_per_peer, digests=settings.digests, trust=trust, source=settings.source,
+            catch_up=self.catch_up,
         )  # fmt: skip
 
     def _hear(self) -> None:
@@ -218,11 +223,14 @@ class _Endings:
 class Reports:
     """Implements quorum.Book for a rank's receiver: rank 0 hears what it reports, and says what becomes of a ticket."""
 
-    def __init__(self, say: Callable[[Said, bytes], None], catch_up: Callable[[], None]) -> None:
-        self._say = say
-        self.catch_up = catch_up
+    def __init__(self, say: Callable[[Said, bytes], None], catch_up: Callable[[], bool]) -> None:
+        self._say, self._catch_up = say, catch_up
         self._share: Shares | None = None
         self._others: dict[str, int] = {}  # how far the other ranks were, by ticket
+
+    def catch_up(self) -> None:
+        """See Book."""
+        self._catch_up()
 
     def join(self, shares: Shares) -> None:
         """Be told by rank 0 what these are to do."""

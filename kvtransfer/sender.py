@@ -42,13 +42,14 @@ class KvSender:
         events: SenderEvents, clock: Callable[[], float] = time.monotonic, progress_age: Callable[[], float],
         connect_timeout_s: float = 2.0, progress_timeout_s: float = 10.0, tend_interval_s: float = 0.5,
         digests: bool = True, links_per_peer: int = 2, trust: Trust | None = None,
-        failpoints: Failpoints | None = None, source: str | None = None,
+        failpoints: Failpoints | None = None, source: str | None = None, catch_up: Callable[[], bool] | None = None,
     ) -> None:  # fmt: skip
+        """`catch_up` does what was said so far by the process that drops tickets, where that is another one."""
         self._routes = Routes()
         self._settings = LinkSettings(
             instance_id=instance_id, epoch=epoch, memory=memory,
             transports=make_transports(transports, memory, source=source), events=GuardedEvents(events),
-            acked=self._acked, claim=self._claim, is_open=self._routes.is_open, clock=clock,
+            acked=self._acked, claim=self._claim, is_open=self._routes.is_open, catch_up=catch_up, clock=clock,
             progress_age=progress_age, failpoints=failpoints or process_failpoints(),
             timeouts=Timeouts(connect_timeout_s, progress_timeout_s), tend_interval_s=tend_interval_s, digests=digests,
             links_per_peer=links_per_peer, trust=trust or Trust(),

@@ -186,8 +186,11 @@ class Sendings:
 
         An abort frees them before its Drop comes to its turn here: what was digested since may be another prompt's.
         """
-        if not self._digests:
+        catch_up = self._settings.catch_up
+        if catch_up is not None or not self._digests:
             self._outbox.flush()
+        if catch_up is not None and not catch_up():
+            raise HandoffFailed(f"ticket {op.ticket_id}: rank 0 does not say whether it still stands")
         if sending.ending_heard or not self._settings.is_open(op.ticket_id):
             return  # its ending is in the queue
         commit = sending.ticket.commit(op.description, digest_of([op.description]))

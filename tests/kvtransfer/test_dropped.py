@@ -5,15 +5,20 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvtransfer.far_rank import FarRank
 from kvtransfer.framing import Cut
-from kvtransfer.link_ops import Put, TicketOp
+from kvtransfer.link import Link
+from kvtransfer.link_ops import Drop, Put, TicketOp
+from kvtransfer.rank_messages import Said
 from kvtransfer.sender_ticket import SenderState, SenderTicket
 from kvtransfer.sendings import Sendings
 from kvtransfer.slots import Window
 from tests.kvtransfer.every_transport import EVERY_TRANSPORT
+from tests.kvtransfer.rank_rig import make_rank_rig, random_kv
 from tests.kvtransfer.rig import DEADLINE_S, Rig, fill, make_rig, read, until
 from wire.errors import InstanceLost
 from wire.kv_layout import KvTensor
+from wire.rank_channel import Channel, Message
 
 P_BLOCKS, D_BLOCKS = range(5), (10, 11, 12, 13, 14)
 ONE_TENSOR = (KvTensor(0, "k", 2, 8, "float32"),)  # its rows lie in one piece, which `tcp` sends from the pool itself
@@ -130,3 +135,59 @@ def test_a_ticket_fails_once_although_its_link_is_lost_while_the_receiver_is_tol
         assert isinstance(rig.events.failures[ticket.ticket_id], InstanceLost)
         until(lambda: link.state == "down")
         assert rig.events.count("failed") == 1
+
+
+@pytest.mark.parametrize("digests", [False, True])
+def test_a_far_rank_commits_nothing_that_rank_0_dropped_before(
+    digests: bool, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, handle, say, take = Sendings._send, Sendings.handle, Channel.send, FarRank._take
+    heard = threading.Event()  # of the drop, by the rank's links: not before the rank asks, or commits unasked
+
+    def held_up(self: Sendings, ticket: SenderTicket, cut: Cut, where: Window, mark: None) -> None:
+        if self._settings.memory.layout.rank.number:
+            gate.pass_by()
+        send(self, ticket, cut, where, mark)
+
+    def handled_late(self: Sendings, op: TicketOp, *, behind: bool = False) -> None:
+        if isinstance(op, Drop):
+            assert heard.wait(DEADLINE_S)
+        handle(self, op, behind=behind)
+
+    def said_late(self: "Channel[Said]", kind: Said, payload: bytes, *, timeout_s: float) -> None:
+        if kind == Said.ABORT:
+            assert heard.wait(DEADLINE_S)
+        say(self, kind, payload, timeout_s=timeout_s)
+
+    def asked(self: FarRank, message: "Message[Said]") -> None:
+        if message.kind == Said.CATCH_UP and gave_away.is_set():
+            heard.set()
+        take(self, message)
+
+    gave_away = threading.Event()
+    monkeypatch.setattr(Sendings, "_send", held_up)
+    monkeypatch.setattr(Sendings, "handle", handled_late)
+    monkeypatch.setattr(Channel, "send", said_late)
+    monkeypatch.setattr(FarRank, "_take", asked)
+    with make_rank_rig("tcp", p_ranks=2, d_ranks=2, far=True, digests=digests) as rig:
+        ticket = rig.open(20, (1, 2))
+        rig.hand_over(ticket, (3, 4))
+        gate.wait()
+        (link,) = rig.senders[0]._routes.links(ticket.ticket_id)
+        until(lambda: _state(link, ticket.ticket_id) is SenderState.SENT)  # rank 0's part is committed
+
+        rig.sender.abort(ticket.ticket_id, "the client went away")
+        rig.fill(random_kv(rig.tensors, 20, seed=99), (3, 4))
+        gave_away.set()
+        gate.open()
+        until(lambda: heard.is_set() or rig.events.count("committed") > 0)
+        heard.set()
+        rig.events.wait("ended", ticket.ticket_id)
+
+        assert [kind for kind, _ in rig.events.reports] == ["ended"]
+        assert not rig.lost
+
+
+def _state(link: Link, ticket_id: str) -> SenderState | None:
+    sending = link._sendings._sendings.get(ticket_id) if link._sendings is not None else None
+    return None if sending is None else sending.ticket.state

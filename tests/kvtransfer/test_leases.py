@@ -327,9 +327,9 @@ class OneLink:
         self.outbox = Outbox(cast(Stream, self.stream))
         settings = LinkSettings(
             instance_id="prefill-0", epoch=55, memory=self.pool, transports=(), events=self.events,
-            acked=self.events.acked, claim=lambda ticket_id: True, is_open=lambda ticket_id: True, clock=self.clock,
-            progress_age=lambda: self.age, failpoints=Failpoints.parse(""), timeouts=Timeouts(), tend_interval_s=0.5,
-            digests=True,
+            acked=self.events.acked, claim=lambda ticket_id: True, is_open=lambda ticket_id: True, catch_up=None,
+            clock=self.clock, progress_age=lambda: self.age, failpoints=Failpoints.parse(""), timeouts=Timeouts(),
+            tend_interval_s=0.5, digests=True,
         )  # fmt: skip
         self.sendings = Sendings(settings, self.outbox, TcpOutlet(), "tcp", True)
 
