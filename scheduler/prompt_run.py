@@ -20,6 +20,10 @@ from wire.types import PromptState, StageTimes
 _TIMES = tuple((field.name, field.default) for field in dataclasses.fields(StageTimes))
 
 
+class AllEnded(Exception):
+    """While a prompt waits to be tried again its client has ended all of its sequences."""
+
+
 class PromptRun:
     """Owns a prompt's output, limits and inbox.
 
@@ -42,6 +46,7 @@ class PromptRun:
         self._started_at = asyncio.get_running_loop().time()
         self._stage_at = self._started_at
         self._works: list[Work] = []
+        self._give_up: Callable[[], object] | None = None
         self.begin_attempt()
 
     def begin_attempt(self) -> None:
@@ -133,6 +138,25 @@ class PromptRun:
             self._stage_at = loop.time()
             return arrival
 
+    @contextmanager
+    def wanted(self, give_up: Callable[[], object]) -> Iterator[None]:
+        """Wait only as long as the client wants more of the prompt: then `give_up` cancels what is waited for.
+
+        Raises AllEnded.
+        """
+        if self.output.all_ended:
+            raise AllEnded
+        self._give_up = give_up
+        try:
+            yield
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self.output.all_ended and task is not None and not task.cancelling():
+                raise AllEnded from None
+            raise
+        finally:
+            self._give_up = None
+
     def _chain_with(self, output: tuple[int, ...]) -> Chain:
         """Return the links of the prompt and `output`; none where instances look for none."""
         request = self.request
@@ -202,3 +226,5 @@ class PromptRun:
             for work in self._works:
                 work.cancel_sequence(sequence)
             self.inbox.put_nowait(Arrival(None, Stopped()))
+            if self._give_up is not None and self.output.all_ended:
+                self._give_up()

@@ -60,6 +60,12 @@ class RetryBudget:
             self.give_back(retry)
             raise
 
+    def give_up(self, retry: "Retry") -> None:
+        """Cancel the wait of `retry`, if it waits."""
+        for waits, turn in self._waiting:
+            if waits is retry:
+                turn.cancel()
+
     def give_back(self, retry: "Retry") -> None:
         """Count `retry` no more, whether it is under way or waits. Idempotent."""
         forget = self._under_way.pop(retry, None)
@@ -87,6 +93,10 @@ class Retry(AbstractContextManager["Retry"]):
     async def begin(self) -> None:
         """Wait until the budget has room for one more."""
         await self._budget.take(self)
+
+    def give_up(self) -> None:
+        """Cancel the wait of `begin`."""
+        self._budget.give_up(self)
 
     def done(self) -> None:
         """It has succeeded, or ended. Idempotent."""

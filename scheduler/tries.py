@@ -11,7 +11,7 @@ from scheduler.paths.handoff import HandoffPath
 from scheduler.paths.local import LocalPath
 from scheduler.paths.pooling import PoolingPath
 from scheduler.placement import Plan
-from scheduler.prompt_run import PromptRun
+from scheduler.prompt_run import AllEnded, PromptRun
 from scheduler.queue.waiting import Waiting
 from scheduler.readiness import Readiness
 from scheduler.request import PromptDone
@@ -57,8 +57,9 @@ class Tries:
         failure: PdserveError | None = None
         num_failures, stalls_at = 0, math.inf
         with self._retries.retry() as retry:
+            grant = await self._wait_for_grant(prompt, places[prompt], None)
             while True:
-                grant = await self._wait_for_grant(prompt, places[prompt], failure)
+                has_failed = False
                 try:
                     with grant:
                         await self.run_path(prompt, grant, retry)
@@ -73,10 +74,29 @@ class Tries:
                     num_failures += 1
                     if num_failures >= self._limits.max_tries:
                         raise
-                    failure, stalls_at = error, math.inf
+                    failure, stalls_at, has_failed = error, math.inf, True
                     self._note_retry(prompt, grant.plan, error)
-                    await self._wait_for_retry(prompt, retry)
-                self._requeue(prompt, places)
+                try:
+                    grant = await self._grant_again(prompt, places, retry, failure, has_failed=has_failed)
+                except AllEnded:
+                    return _done(prompt, grant, tries=max(1, num_failures))
+
+    async def _grant_again(
+        self, prompt: PromptRun, places: dict[PromptRun, Waiting], retry: Retry, failure: PdserveError | None, *,
+        has_failed: bool,
+    ) -> Grant:  # fmt: skip
+        """Go back to the queue, a prompt that failed as the budget allows. Raises AllEnded, with no place there."""
+        if has_failed:
+            with prompt.wanted(retry.give_up):
+                await self._wait_for_retry(prompt, retry)
+        self._requeue(prompt, places)
+        waiting = places[prompt]
+        try:
+            with prompt.wanted(waiting.grant.cancel):
+                return await self._wait_for_grant(prompt, waiting, failure)
+        except AllEnded:
+            self._admission.leave(waiting)
+            raise
 
     async def run_path(self, prompt: PromptRun, grant: Grant, retry: Retry | None = None) -> None:
         """Run the granted plan once. Raises what failed it."""

@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from scheduler.limits import ControlLimits
+from scheduler.request import PromptDone
 from tests.scheduler.fake_cluster import Answer, FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded, InstanceLost
@@ -247,3 +249,33 @@ async def test_each_prompt_of_a_request_has_its_own_tries() -> None:
         }
         ledger = cluster.control.dispatch.ledger
         assert (ledger.completed, ledger.failed, ledger.retried_prompts) == (1, 0, 8)
+
+
+@pytest.mark.parametrize("limits", [ControlLimits(), ControlLimits(min_retries=0, retry_share=0.0)])
+@virtual
+async def test_a_prompt_whose_client_wants_no_more_while_it_waits_to_be_tried_again_has_ended(
+    limits: ControlLimits,
+) -> None:
+    async with FakeCluster("PDD", limits=limits, max_num_seqs=1).serving() as cluster:
+        dispatch = cluster.control.dispatch
+        for instance in cluster.instances[1:]:
+            instance.behaviour.step_s = 0.1
+        running = dispatch.start(request(PROMPT, max_tokens=500))
+        other = asyncio.create_task(collect(dispatch.start(request(PROMPT, max_tokens=900))))
+        events = running.events()
+        await anext(events)
+        await until(lambda: cluster.instances[1].prompts and cluster.instances[2].prompts)
+        cluster.kill(1)
+        await until(lambda: dispatch.ledger.retried_prompts)
+        await asyncio.sleep(1.0)
+        assert dispatch.admission.num_waiting + dispatch.retries.num_waiting == 1
+        before = asyncio.get_running_loop().time()
+
+        running.stop_sequence(0, 0)
+        *_, done = [event async for event in events]
+
+        assert isinstance(done, PromptDone)
+        assert asyncio.get_running_loop().time() == before
+        assert dispatch.ledger.completed == 1
+        assert (dispatch.admission.num_waiting, dispatch.retries.num_waiting) == (0, 0)
+        other.cancel()
