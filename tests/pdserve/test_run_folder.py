@@ -165,9 +165,11 @@ signal.pause()
 def test_a_process_that_has_the_pid_now_may_have_any_name() -> None:
     with subprocess.Popen([sys.executable, "-S", "-c", _NAMED], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"named\n"
-        started = start_time(process.pid)
-        process.kill()
+        try:
+            assert process.stdout.readline() == b"named\n"
+            started = start_time(process.pid)
+        finally:
+            process.kill()
 
     assert started is not None
     assert started >= (start_time(os.getpid()) or 0)
