@@ -60,7 +60,10 @@ class Asked:
 
 @dataclass
 class Clients:
-    """Ask a scheduler over `cluster`; `endings` counts how they were answered. `comments_s`: see keep_alive.py."""
+    """Ask a scheduler over `cluster`; `endings` counts how they were answered.
+
+    `comments_s`: see scheduler/api/keep_alive.py.
+    """
 
     cluster: FakeCluster
     tokens: Tokens
