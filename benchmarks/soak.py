@@ -14,7 +14,8 @@ any pair of instances and beside any others. When the time is over, the clients 
     growth    memory, descriptors and threads of each life of a process, from its second quarter to its last
     leftovers nothing in shared memory, no process and no open port after `pdserve down`
 
-One JSON line; exit status 1 where one of these does not hold. Growth is told, and held to --most-growth.
+One JSON line; exit status 1 where one of these does not hold. Growth is told, and held to
+--most-growth, a thread, and a descriptor for each client.
 """
 
 import argparse
@@ -109,7 +110,10 @@ def holds(row: dict[str, Any], args: argparse.Namespace) -> dict[str, bool]:
         "every request ended": not row["endings"].get(UNENDED),
         "no error without a fault": bool(args.kill_every or args.freeze_every) or not row["endings"].get(TOLD),
         "idle afterwards": not row["not_idle"],
-        "no growth": all(one["resident_mib"] <= args.most_growth and one["threads"] <= 1 for one in grown),
+        "no growth": all(
+            one["resident_mib"] <= args.most_growth and one["threads"] <= 1 and one["descriptors"] <= args.clients
+            for one in grown
+        ),
         "nothing left behind": not any(row["left_behind"].values()),
     }
 

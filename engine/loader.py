@@ -84,19 +84,19 @@ def load_model(
         folder, weights.network, name=name, max_model_len=max_model_len, dtype=choice.name,
         layout=PoolLayout(weights.kv_tensors, num_blocks=1, block_size=block_size), device=device.name,
     )  # fmt: skip
-    network = _PoollessModel(
+    poolless = _PoollessModel(
         weights, info, backend, rope, device, folder.checkpoint.keeps_logits,
         graph_rows=graph_rows(max_graph_rows, device, backend, rope), step_s=step_s,
     )  # fmt: skip
     measures = largest_step if kv_cache_memory is None and not device.traits.pools_on_host else None
-    headroom = Headroom() if measures is None else network.headroom(measures)
-    budget = _budget(device, kv_cache_memory, gpu_memory_utilization, headroom) - network.spare_bytes
+    headroom = Headroom() if measures is None else poolless.headroom(measures)
+    budget = _budget(device, kv_cache_memory, gpu_memory_utilization, headroom) - poolless.spare_bytes
     plan = plan_pool(
         weights.kv_tensors, budget_bytes=budget, block_size=block_size, max_model_len=length, beside=headroom.describe()
     )  # fmt: skip
     attention: str | None = getattr(backend, "note", None)
     notes = (choice.reason, plan.describe(), kernels.note, attention, warning, *weights.notes)
-    return LoadedModel(network.on_pool(plan.num_blocks), tuple(note for note in notes if note))
+    return LoadedModel(poolless.on_pool(plan.num_blocks), tuple(note for note in notes if note))
 
 
 @dataclass(frozen=True, slots=True)

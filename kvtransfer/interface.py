@@ -82,7 +82,7 @@ class Sender(Protocol):
     def abort(self, ticket_id: str, reason: str) -> None:
         """End the ticket; the receiver is told. Reports no event.
 
-        The blocks may be freed then: a commit that has not gone out by now never does.
+        The blocks may be freed then: what has not been read of them by now is never committed.
         """
         ...
 

@@ -57,6 +57,10 @@ class Told(Exception):
     """The server said that it cannot."""
 
 
+class Unexpected(Exception):
+    """A good request was refused."""
+
+
 @dataclass
 class Asker:
     """Asks one model at one URL. Owner of what was answered before: the same body has the same answer for ever."""
@@ -74,6 +78,8 @@ class Asker:
                 how, words = await KINDS[kind](self)
         except Told as error:
             how, words = TOLD, str(error)
+        except Unexpected as error:
+            how, words = WRONG, str(error)
         except TimeoutError:
             how, words = UNENDED, f"nothing within {self.deadline_s:g} s"
         except (aiohttp.ClientError, ConnectionError, Unended) as error:
@@ -86,21 +92,18 @@ class Asker:
         start = _WORDS[:12] if number % 4 == 0 else []
         return "Tell a story of " + " ".join([*start, *(own.choice(_WORDS) for _ in range(words))])
 
-    async def post(self, path: str, body: dict[str, Any], due: int = 200) -> Any:
-        """Return a JSON answer of status `due`. Raises Told."""
+    async def post(self, path: str, body: dict[str, Any]) -> Any:
+        """Return a JSON answer. Raises Told, Unexpected."""
         async with self.session.post(path, json={"model": self.model, **body}) as response:
             said = await response.read()
-            if response.status != due:
-                if response.status == 429 or response.status >= 500:
-                    raise Told(f"{response.status}: {_message(said)}")
-                raise Told(f"unexpected {response.status}: {_message(said)}")
+            _check(response.status, said)
             return json.loads(said)
 
     async def events(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Yield a stream's events up to [DONE]. Raises Told, Unended."""
+        """Yield a stream's events up to [DONE]. Raises Told, Unexpected, Unended."""
         async with self.session.post(path, json={"model": self.model, **body, "stream": True}) as response:
             if response.status != 200:
-                raise Told(f"{response.status}: {_message(await response.read())}")
+                _check(response.status, await response.read())
             reader = EventReader()
             async for chunk in response.content.iter_any():
                 for data in reader.feed(chunk):
@@ -215,6 +218,12 @@ async def _streamed(asker: Asker, body: dict[str, Any]) -> tuple[str, str | None
             text += choice["text"]
             finish = choice["finish_reason"] or finish
     return text, finish
+
+
+def _check(status: int, said: bytes) -> None:
+    """Raise Told for a status that a server without room or path gives, Unexpected for any other but 200."""
+    if status != 200:
+        raise (Told if status == 429 or status >= 500 else Unexpected)(f"{status}: {_message(said)}")
 
 
 def _message(said: bytes) -> str:

@@ -1,6 +1,7 @@
 """The soak: what it holds against a cluster, and that it runs with the fake engine."""
 
 import argparse
+import asyncio
 import json
 import random
 import subprocess
@@ -9,7 +10,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from benchmarks import soak
 from benchmarks.soaking.asks import Asker
@@ -56,11 +60,13 @@ def test_what_is_not_given_back_and_what_never_ended_is_named() -> None:
         ({"endings": {"told": 1}}, "no error without a fault"),
         ({"not_idle": {"pdserve_running": 1.0}}, "idle afterwards"),
         ({"growth": {"decode-0": [{"resident_mib": 65, "descriptors": 0, "threads": 0}]}}, "no growth"),
+        ({"growth": {"decode-0": [{"resident_mib": 0, "descriptors": 13, "threads": 0}]}}, "no growth"),
+        ({"growth": {"decode-0": [{"resident_mib": 0, "descriptors": 0, "threads": 2}]}}, "no growth"),
         ({"left_behind": {"shared_memory": ["psm_1"], "processes": []}}, "nothing left behind"),
     ],
 )
 def test_each_promise_can_be_broken(differs: dict[str, object], broken: str | None) -> None:
-    held = soak.holds(_row(**differs), argparse.Namespace(kill_every=0.0, freeze_every=0.0, most_growth=64))
+    held = soak.holds(_row(**differs), argparse.Namespace(kill_every=0.0, freeze_every=0.0, most_growth=64, clients=12))
 
     assert [promise for promise, kept in held.items() if not kept] == ([] if broken is None else [broken])
 
@@ -71,6 +77,21 @@ def test_another_answer_to_the_same_body_is_wrong() -> None:
     assert asker.same("greedy 1", "a") == ("answered", "")
     assert asker.same("greedy 2", "b") == ("answered", "")
     assert asker.same("greedy 1", "b")[0] == "wrong"
+
+
+@pytest.mark.parametrize(("status", "how"), [(400, "wrong"), (404, "wrong"), (429, "told"), (503, "told")])
+def test_a_good_request_that_is_refused_is_wrong_and_one_without_room_is_told(status: int, how: str) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": "no"}}, status=status)
+
+    async def endings() -> set[str]:
+        app = web.Application()
+        app.router.add_post("/v1/completions", answer)
+        async with TestServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as session:
+            asker = Asker(session, "model", random.Random(0), 10.0)
+            return {(await asker.ask(kind)).how for kind in ("greedy", "choices")}
+
+    assert asyncio.run(endings()) == {how}
 
 
 @pytest.mark.long

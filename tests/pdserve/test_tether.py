@@ -39,6 +39,19 @@ def _parent(child: str, log: Path) -> "tuple[subprocess.Popen[str], int]":
     return parent, os.pidfd_open(int(parent.stdout.readline()))
 
 
+def _left_by(child: str, tmp_path: Path) -> str:
+    """Return what this child has written to its `left` when it has ended, after its parent was killed."""
+    script, left = tmp_path / "child.py", tmp_path / "left"
+    script.write_text(child.format(left=str(left)))
+    parent, life = _parent(f"exec(open({str(script)!r}).read())".replace('"', "'"), tmp_path / "log")
+    with parent:
+        parent.kill()
+        parent.wait()
+    assert _ended(life)
+    os.close(life)
+    return left.read_text()
+
+
 def _ended(life: int, timeout_s: float = 10.0) -> bool:
     return bool(select.select([life], [], [], timeout_s)[0])
 
@@ -90,16 +103,7 @@ signal.pause()
 
 
 def test_what_is_removed_is_removed_after_all_that_ran_on_it_has_ended(tmp_path: Path) -> None:
-    left = tmp_path / "left"
-    (tmp_path / "family.py").write_text(_FAMILY.format(left=str(left)))
-    parent, life = _parent(f"exec(open({str(tmp_path / 'family.py')!r}).read())".replace('"', "'"), tmp_path / "log")
-    with parent:
-        parent.kill()
-        parent.wait()
-
-    assert _ended(life)
-    assert left.read_text() == "[None, None]"
-    os.close(life)
+    assert _left_by(_FAMILY, tmp_path) == "[None, None]"
 
 
 # The signal and the pipe both tell it of its parent's end: who comes second would find orphans that he cannot know.
@@ -121,16 +125,7 @@ signal.pause()
 
 
 def test_who_is_told_twice_ends_what_it_started_once(tmp_path: Path) -> None:
-    left = tmp_path / "left"
-    (tmp_path / "twice.py").write_text(_TOLD_TWICE.format(left=str(left)))
-    parent, life = _parent(f"exec(open({str(tmp_path / 'twice.py')!r}).read())".replace('"', "'"), tmp_path / "log")
-    with parent:
-        parent.kill()
-        parent.wait()
-
-    assert _ended(life)
-    assert left.read_text() == "1"
-    os.close(life)
+    assert _left_by(_TOLD_TWICE, tmp_path) == "1"
 
 
 # The pipe alone tells it, on its own thread; the main thread would go on and make anew what is removed.
