@@ -13,12 +13,13 @@ from batch.output_line import Outcome, answered, failed, new_request_id, words_o
 from batch.request_line import Question, Refused, question_of
 from batch.retry_after import retry_after_s
 from telemetry.capped import CappedLog
-from wire.errors import Unavailable
+from wire.errors import DeadlineExceeded, PdserveError, Unavailable
 
 _BUSY = 429
 _PASSING = frozenset({_BUSY, 408, 502, 503, 504})
 """Answers that say nothing of the line: it is asked again."""
 _PROBES = ("/health", "/ready")
+_PROBE_S = 30.0
 
 
 class Asker:
@@ -51,9 +52,14 @@ class Asker:
             return answered(custom_id, request_id, question.path, answer)
         except Unavailable as error:
             return failed(custom_id, request_id, 503, str(error))
+        except DeadlineExceeded as hung:
+            return failed(custom_id, request_id, 504, str(hung))
 
     async def _insist(self, question: Question, headers: Mapping[str, str]) -> Answer:
-        """Ask until the answer is of the line's own making, or the tries are used up. Raises Unavailable."""
+        """Ask until the answer is of the line's own making, or the tries are used up.
+
+        Raises Unavailable, and DeadlineExceeded for a line that hangs.
+        """
         failures = busy = 0
         while True:
             answer, lost = await self._try(question, headers)
@@ -63,20 +69,29 @@ class Asker:
                 busy += 1
             else:
                 failures += 1
-            if failures >= self._retries.attempts or busy >= self._retries.busy_attempts:
+            is_last = failures >= self._retries.attempts or busy >= self._retries.busy_attempts
+            if is_last or isinstance(lost, DeadlineExceeded):
                 return await self._give_up(answer, lost)
             self._log.warning("batch_retry", "retry", status=None if answer is None else answer.status, error=str(lost))
             wait_s = 0.0 if answer is None else retry_after_s(answer.headers.get("retry-after", ""))
             await asyncio.sleep(self._retries.delay_s(failures + busy, wait_s, self._rng.random()))
 
-    async def _try(self, question: Question, headers: Mapping[str, str]) -> tuple[Answer | None, Unavailable | None]:
+    async def _try(self, question: Question, headers: Mapping[str, str]) -> tuple[Answer | None, PdserveError | None]:
         try:
-            ask = partial(self._answerer.ask, "POST", question.path, question.body, headers)
-            return await self._inflight.ask(ask), None
-        except Unavailable as error:
+            return await self._inflight.ask(partial(self._ask_in_time, question, headers)), None
+        except (Unavailable, DeadlineExceeded) as error:
             return None, error
 
-    async def _give_up(self, answer: Answer | None, lost: Unavailable | None) -> Answer:
+    async def _ask_in_time(self, question: Question, headers: Mapping[str, str]) -> Answer:
+        """Return the answer. Raises DeadlineExceeded, with the request cancelled at the server."""
+        limit_s = self._retries.timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._answerer.ask("POST", question.path, question.body, headers)
+        except TimeoutError:
+            raise DeadlineExceeded(f"no whole answer within {limit_s:g} s (--request-timeout)") from None
+
+    async def _give_up(self, answer: Answer | None, lost: PdserveError | None) -> Answer:
         """Return what came last, or raise it, as the line's error; raise BatchStopped where nobody could answer."""
         words = str(lost) if answer is None else f"the server answers {answer.status}, {words_of(answer)}"
         if (ill := await self._illness()) is not None:
@@ -90,8 +105,9 @@ class Asker:
         """Say how the answerer is not well, None if it is; one without such paths has at least answered."""
         for path in _PROBES:
             try:
-                status = (await self._answerer.ask("GET", path)).status
-            except Unavailable:
+                async with asyncio.timeout(_PROBE_S):
+                    status = (await self._answerer.ask("GET", path)).status
+            except (Unavailable, TimeoutError):
                 return f"nobody answers {path}"
             if status >= 500:
                 return f"{path} answers {status}"

@@ -89,7 +89,7 @@ class InputFile:
     def _scan(self, file: BinaryIO, limits: InputLimits) -> None:
         size = os.fstat(self._descriptor).st_size
         if size > limits.max_bytes:
-            raise ConfigError(f"{self.path} has {size} bytes; {limits.max_bytes} are the limit")
+            raise ConfigError(f"{self.path} has {size} bytes; {limits.max_bytes} are the limit (--max-input-bytes)")
         _check_mark(self.path, file.read(3))
         file.seek(0)
         problems, seen, digest = _Problems(), _CustomIds(), hashlib.sha256()
@@ -99,10 +99,11 @@ class InputFile:
             if not line.content.strip():
                 continue
             if len(self) == limits.max_lines:
-                raise ConfigError(f"{self.path} has more than {limits.max_lines} lines, which is the limit")
+                raise ConfigError(f"{self.path} has more than {limits.max_lines} lines, the limit (--max-input-lines)")
             try:
                 if line.num_bytes > limits.max_line_bytes:
-                    raise BadLine(f"has {line.num_bytes} bytes; {limits.max_line_bytes} are the limit")
+                    limit = f"{limits.max_line_bytes} are the limit (--max-line-bytes)"
+                    raise BadLine(f"has {line.num_bytes} bytes; {limit}")
                 seen.add(parse_line(line.content)["custom_id"], line.number)
             except BadLine as problem:
                 problems.add(line.number, str(problem))

@@ -26,7 +26,8 @@ class RetryPolicy:
     """How often a line is asked again before what came last becomes its error.
 
     The wait doubles from `first_delay_s` to `max_delay_s`; a Retry-After lengthens it to at most `max_retry_after_s`.
-    A server that is full (429) is asked `busy_attempts` times, one that fails or is gone `attempts` times.
+    A server that is full (429) is asked `busy_attempts` times, one that fails or is gone `attempts` times. A try
+    without a whole answer after `timeout_s` is the line's last: what hangs once hangs again.
     """
 
     attempts: int = 10
@@ -34,6 +35,7 @@ class RetryPolicy:
     first_delay_s: float = 0.5
     max_delay_s: float = 30.0
     max_retry_after_s: float = 300.0
+    timeout_s: float = 3600.0
 
     def delay_s(self, failures: int, retry_after_s: float, spread: float) -> float:
         """Return the wait after the `failures`-th failed try in a row; `spread` in [0, 1) parts those that wait."""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from batch.input_file import UnusableLines
-from batch.job import BatchJob, BatchStopped, InputLimits
+from batch.job import BatchJob, BatchStopped, InputLimits, RetryPolicy
 from batch.prepared import Prepared, prepare
 from batch.runner import Progress, run_batch
 from pdserve.batch_run.answerer import ModelHere, Nobody, Server, check_models, model_here, server
@@ -32,7 +32,7 @@ def main(argv: Sequence[str], command: Sequence[str] = ("pdserve", "run-batch"))
     request = parse(argv)
     engine = request.engine
     logs.configure(engine.log_level if "log_level" in request.typed else _QUIET, log_format=engine.log_format)
-    view = ProgressView()
+    view = ProgressView(max_inflight=request.max_inflight)
     with Interruption() as interruption:
         try:
             _run(request, interruption, view)
@@ -132,7 +132,8 @@ def _job(request: BatchRequest, files: BatchFiles) -> BatchJob:
         request.binding,
         request.max_inflight,
         InputLimits(options.max_input_bytes, options.max_input_lines, options.max_line_bytes),
-        retry_failed=options.retry_failed,
+        RetryPolicy(timeout_s=request.request_timeout_s),
+        options.retry_failed,
     )
 
 

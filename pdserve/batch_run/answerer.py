@@ -94,7 +94,9 @@ def model_here(request: BatchRequest) -> ModelHere:
 def server(request: BatchRequest) -> Server:
     """Return the server that was named. Raises ConfigError where the URL or the key is none."""
     assert request.options.base_url is not None
-    answerer = UrlAnswerer(request.options.base_url, request.api_key, connections=request.max_inflight)
+    answerer = UrlAnswerer(
+        request.options.base_url, request.api_key, connections=request.max_inflight, timeout_s=request.request_timeout_s
+    )
     engine = request.engine
     names = (engine.model, *engine.served_model_name) if "model" in request.typed else engine.served_model_name
     return Server(answerer, tuple(name for name in names if name))

@@ -19,6 +19,10 @@ class BatchOptions:
     max_inflight: int | None = flag(
         None, "most lines asked at once (default: 512, and 64 of a server at --base-url)", parse=int
     )
+    request_timeout: float | None = flag(
+        None, "longest that a line may wait for its answer, in seconds; then that is its error (default: 86400, and "
+        "3600 of a server at --base-url)", parse=float,
+    )  # fmt: skip
     output_tmp_dir: str | None = flag(
         None, "folder where an output that goes to a URL is written first (default: one in pdserve's cache)"
     )

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TextIO
 
 from batch.runner import Progress
+from pdserve.batch_run.time_left import TimeLeft
 
 EVERY_S = 30.0
 _BAR_EVERY_S = 1.0
-_BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} lines [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+_BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} lines [{elapsed}, {rate_fmt}{postfix}]"
 
 
 class ProgressView:
@@ -20,12 +21,16 @@ class ProgressView:
     Rates are of this run alone: lines that a run before it answered count as done and not as speed.
     """
 
-    def __init__(self, *, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic, max_inflight: int = 1
+    ) -> None:  # fmt: skip
+        """`max_inflight`: how many lines are out at once."""
         self._stream = stream or sys.stderr
         self._clock = clock
         self._began = clock()
         self._first: Progress | None = None
         self._last: Progress | None = None
+        self._left = TimeLeft(max_inflight)
         self._bar: Any = None
 
     @property
@@ -43,6 +48,7 @@ class ProgressView:
         if self._first is None:
             self._first, self._began = progress, self._clock()
         self._last = progress
+        self._left.take(self._clock(), progress.done)
         with _for_whoever_looks():
             if self._stream.isatty():
                 self._draw(progress)
@@ -60,11 +66,9 @@ class ProgressView:
         if self._last is None:
             return "0 lines answered"
         lines, tokens = self.rates()
-        left = (self._last.total - self._last.done) / lines if lines > 0 else None
         return (
             f"{self._last.done:,} of {self._last.total:,} lines, {self._last.errors:,} errors, "
-            f"{lines:.1f} lines/s, {tokens:.1f} tokens/s, {'?' if left is None else _short(left)} left"
-            f"{_fewer(self._last)}"
+            f"{lines:.1f} lines/s, {tokens:.1f} tokens/s, {self._left_of(self._last)}{_fewer(self._last)}"
         )
 
     @contextlib.asynccontextmanager
@@ -87,7 +91,8 @@ class ProgressView:
             with _for_whoever_looks():
                 if not is_bar:
                     print(self.line(), file=self._stream, flush=True)
-                elif self._bar is not None:
+                elif self._last is not None:
+                    self._draw(self._last)
                     self._bar.refresh()
 
     def _draw(self, progress: Progress) -> None:
@@ -99,9 +104,14 @@ class ProgressView:
                 bar_format=_BAR,
             )  # fmt: skip
         self._bar.set_postfix_str(
-            f"{self.rates()[1]:.1f} tokens/s, {progress.errors} errors{_fewer(progress)}", refresh=False
+            f"{self.rates()[1]:.1f} tokens/s, {self._left_of(progress)}, {progress.errors} errors{_fewer(progress)}",
+            refresh=False,
         )
         self._bar.update(progress.done - self._bar.n)
+
+    def _left_of(self, progress: Progress) -> str:
+        left = self._left.seconds(self._clock(), progress.total)
+        return f"{'?' if left is None else _short(left)} left"
 
 
 @contextlib.contextmanager

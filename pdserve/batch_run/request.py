@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import math
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -20,7 +21,7 @@ from wire.options import EngineOptions, add_flags, from_namespace
 METRICS_PORT = 8000
 MOST_INFLIGHT = 65_536
 _INFLIGHT, _INFLIGHT_AT_URL = 512, 64
-_FIRST_TOKEN_S = 86_400.0  # a line waits for those before it, and nobody for the line
+_LINE_S, _LINE_AT_URL_S = 86_400.0, 3600.0  # in this process a line waits for those before it, and nobody for the line
 EPILOG = """\
 examples:
   pdserve run-batch -i requests.jsonl -o results.jsonl --model ~/models/Qwen3-0.6B
@@ -84,7 +85,7 @@ class BatchRequest:
         """
         told = {name: value for name, value in vars(self.namespace).items() if name not in _SERVERS}
         patient = {
-            "first_token_timeout": _FIRST_TOKEN_S,
+            "first_token_timeout": _LINE_S,
             "max_queued_requests": MOST_INFLIGHT,
             "max_queued_tokens": self.max_inflight * self.options.max_line_bytes,
         }
@@ -102,6 +103,11 @@ class BatchRequest:
     def max_inflight(self) -> int:
         """How many lines are asked at once."""
         return self.options.max_inflight or (_INFLIGHT if self.options.base_url is None else _INFLIGHT_AT_URL)
+
+    @property
+    def request_timeout_s(self) -> float:
+        """How long a line may wait for its answer."""
+        return self.options.request_timeout or (_LINE_S if self.options.base_url is None else _LINE_AT_URL_S)
 
 
 def command_parser() -> CommandParser:
@@ -162,6 +168,9 @@ def _check_options(options: BatchOptions) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ConfigError(f"{_flag(name)} {value} is out of range: 1 or more")
+    limit_s = options.request_timeout
+    if limit_s is not None and not 0 < limit_s < math.inf:
+        raise ConfigError(f"--request-timeout {limit_s:g} is out of range: a number of seconds above 0")
     if options.max_inflight is not None and options.max_inflight > MOST_INFLIGHT:
         raise ConfigError(f"--max-inflight {options.max_inflight} is above {MOST_INFLIGHT}")
 

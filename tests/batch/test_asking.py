@@ -10,11 +10,12 @@ import pytest
 from batch.answering import Answer
 from batch.asking import Asker
 from batch.inflight import Inflight
-from batch.job import RetryPolicy
+from batch.job import BatchStopped, RetryPolicy
 from telemetry.capped import CappedLog
 from telemetry.logs import EventLogger
 from tests.batch.scripted import Scripted, echo, line, says
 from tests.scheduler.virtual_time import virtual
+from wire.errors import Unavailable
 
 
 def test_waits_double_up_to_a_limit_and_are_spread() -> None:
@@ -51,3 +52,51 @@ def test_a_retry_after_is_waited_for(status: int, header: str, least: float, mos
 
     run()
     assert least <= times[1] - times[0] <= most
+
+
+def _hanging(probe: int | Exception) -> Scripted:
+    answerer = Scripted(probe=probe)
+    answerer.hold = asyncio.Event()
+    return answerer
+
+
+@virtual
+async def test_a_line_that_hangs_fails_after_its_one_try() -> None:
+    answerer = _hanging(200)
+    asker = Asker(answerer, RetryPolicy(timeout_s=7.0), Inflight(1), random.Random(0), CappedLog(EventLogger("test")))
+    began = asyncio.get_running_loop().time()
+
+    outcome = await asker.ask(json.dumps(line(0)).encode())
+
+    assert asyncio.get_running_loop().time() - began == 7.0
+    assert outcome.failed
+    response = json.loads(outcome.line)["response"]
+    assert response["status_code"] == 504
+    assert response["body"]["error"]["message"] == "no whole answer within 7 s (--request-timeout)"
+    assert (answerer.asked[0], answerer.cancelled) == (1, 1)
+
+
+@virtual
+async def test_a_line_that_waits_for_its_turn_does_not_hang() -> None:
+    inflight = Inflight(1)
+
+    async def other() -> Answer:
+        await asyncio.sleep(100.0)
+        return echo(1)
+
+    asker = Asker(Scripted(), RetryPolicy(timeout_s=7.0), inflight, random.Random(0), CappedLog(EventLogger("test")))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(inflight.ask(other))
+        await asyncio.sleep(0)
+        waiting = group.create_task(asker.ask(json.dumps(line(0)).encode()))
+
+    assert not waiting.result().failed
+
+
+@virtual
+async def test_a_hang_of_a_server_that_is_gone_stops_the_run() -> None:
+    policy = RetryPolicy(timeout_s=7.0)
+    asker = Asker(_hanging(Unavailable("no")), policy, Inflight(1), random.Random(0), CappedLog(EventLogger("test")))
+
+    with pytest.raises(BatchStopped, match=r"no whole answer within 7 s .*, and nobody answers /health"):
+        await asker.ask(json.dumps(line(0)).encode())

@@ -145,7 +145,7 @@ def test_a_line_may_be_as_long_as_the_limit_and_no_byte_longer(path: Path, end: 
 
     assert _read(path, _line("x") + b"\n" + fits + end, limits) == [(1, _line("x")), (2, fits)]
     told = _refused(path, _line("x") + b"\n" + _line("a" * (65 - len(_line("")))) + end, limits)
-    assert "line 2 has 65 bytes; 64 are the limit" in told
+    assert "line 2 has 65 bytes; 64 are the limit (--max-line-bytes)" in told
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
@@ -166,8 +166,9 @@ def test_a_2_mb_line_is_refused_by_default(path: Path) -> None:
 def test_more_lines_or_bytes_than_the_limit_are_refused(path: Path) -> None:
     lines = b"\n".join(_line(f"r{i}") for i in range(5))
 
-    assert "has more than 4 lines" in _refused(path, lines, InputLimits(max_lines=4))
-    assert f"has {len(lines)} bytes; 50 are the limit" in _refused(path, lines, InputLimits(max_bytes=50))
+    assert "has more than 4 lines, the limit (--max-input-lines)" in _refused(path, lines, InputLimits(max_lines=4))
+    words = f"has {len(lines)} bytes; 50 are the limit (--max-input-bytes)"
+    assert words in _refused(path, lines, InputLimits(max_bytes=50))
     assert len(_read(path, b"\n\n" + lines, InputLimits(max_lines=5, max_bytes=len(lines) + 2))) == 5
 
 

@@ -436,3 +436,19 @@ class SlowToEnd(Dying):
         yield self
         signal.raise_signal(signal.SIGINT)
         await asyncio.sleep(60)
+
+
+def test_a_line_that_hangs_is_an_error_and_the_others_are_answered(tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", BATCH)
+    with Loopback(free=3) as model:
+        model.hold.clear()
+        ended = run(
+            tmp_path, *COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", "--base-url", model.url, "--request-timeout", "5"
+        )  # fmt: skip
+
+    assert ended.status == 0, ended.err
+    assert "4 lines answered (1 error)" in ended.out
+    failed = [line for line in read(tmp_path / "out.jsonl") if line["error"] is not None]
+    assert [line["error"]["code"] for line in failed] == [504]
+    assert failed[0]["error"]["message"] == "no whole answer within 5 s (--request-timeout)"
+    assert set(model.asked.values()) == {1}, "it is not asked again"

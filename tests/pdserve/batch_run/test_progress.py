@@ -64,6 +64,49 @@ def test_the_time_left_is_short(seconds: int, shown: str) -> None:
     assert view.line().endswith(f" {shown} left")
 
 
+def _left(view: ProgressView) -> str:
+    return view.line().rpartition(", ")[2]
+
+
+def test_the_time_left_waits_for_as_many_as_are_out() -> None:
+    clock = Clock()
+    view = ProgressView(stream=io.StringIO(), clock=clock, max_inflight=8)
+    view.take(progress(0))
+
+    shown = []
+    for done in range(1, 10):
+        clock.now += 10
+        view.take(progress(done))
+        shown.append(_left(view))
+
+    assert shown[:7] == ["? left"] * 7, "the first of many at once say how long one takes, not how many come a second"
+    assert shown[7:] == ["32m00s left", "31m50s left"]
+
+
+def test_the_time_left_follows_the_last_lines() -> None:
+    clock = Clock()
+    view = ProgressView(stream=io.StringIO(), clock=clock, max_inflight=4)
+    view.take(progress(0))
+    for done in range(1, 181):
+        clock.now += 1 if done <= 100 else 10
+        view.take(progress(done))
+
+    assert _left(view) == "3m20s left", "20 lines at 10 s each; the mean of the run says 1m40s"
+
+
+def test_the_time_left_grows_while_no_line_comes() -> None:
+    clock = Clock()
+    view = ProgressView(stream=io.StringIO(), clock=clock, max_inflight=4)
+    view.take(progress(0))
+    for done in range(1, 200):
+        clock.now += 1
+        view.take(progress(done))
+    before = _left(view)
+    clock.now += 600
+
+    assert (before, _left(view)) == ("1s left", "10m00s left"), "the last line of 200 hangs"
+
+
 def test_elsewhere_a_plain_line_comes_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pdserve.batch_run.progress, "EVERY_S", 0.0)
     told = asyncio.Event()
@@ -104,7 +147,7 @@ def test_a_terminal_has_a_bar_that_begins_where_the_run_before_ended() -> None:
     assert "50/200 lines [" in shown[0]
     assert "100%|" in shown[-1]
     assert "200/200 lines [" in shown[-1]
-    assert "4.0 tokens/s, 7 errors]" in shown[-1]
+    assert "4.0 tokens/s, 0s left, 7 errors]" in shown[-1]
 
 
 class Gone(Terminal):

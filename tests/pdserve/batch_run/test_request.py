@@ -23,6 +23,8 @@ def parsed(*typed: str, **environ: str) -> BatchRequest:
         (("-o", "a"), "-i/--input-file"),
         ((*ENDS, "--max-inflight", "0"), "--max-inflight 0 is out of range"),
         ((*ENDS, "--max-inflight", "70000"), "--max-inflight 70000 is above 65536"),
+        ((*ENDS, "--request-timeout", "0"), "--request-timeout 0 is out of range: a number of seconds above 0"),
+        ((*ENDS, "--request-timeout", "nan"), "--request-timeout nan is out of range: a number of seconds above 0"),
         ((*ENDS, "--max-line-bytes", "0"), "--max-line-bytes 0 is out of range"),
         ((*ENDS, "--metrics-port", "70000"), "70000, is not in 1..65535"),
         ((*ENDS, "--max-infligth", "3"), "did you mean --max-inflight?"),
@@ -60,6 +62,13 @@ def test_a_file_for_every_command_is_a_file_for_this_one(tmp_path: Path) -> None
 
     assert (told.engine.model, told.engine.dtype, told.max_inflight) == ("m", "float32", 7)
     assert (told.engine.share_devices, told.metrics, at_url.max_inflight) == (False, None, 7)
+
+
+@pytest.mark.parametrize(
+    ("typed", "seconds"), [(ENDS, 86_400), (AT_URL, 3600), ((*AT_URL, "--request-timeout", "2.5"), 2.5)]
+)
+def test_a_line_may_take_an_hour_of_a_server(typed: tuple[str, ...], seconds: float) -> None:
+    assert parsed(*typed).request_timeout_s == seconds
 
 
 def test_a_key_comes_from_the_flag_the_file_or_the_environment(tmp_path: Path) -> None:

@@ -1,0 +1,38 @@
+"""How long a batch goes on, by the speed of its last lines. Pure: the time is passed in."""
+
+from collections import deque
+
+_LEAST = 16  # lines of a window
+
+
+class TimeLeft:
+    """The lines of one run over time. Owns the window: as many lines as are out at once, 16 at least.
+
+    Lines come in waves of `max_inflight`: before a whole one, or half of the run, the speed is not known.
+    """
+
+    def __init__(self, max_inflight: int) -> None:
+        self._wave = max_inflight
+        self._first: int | None = None
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def take(self, now: float, done: int) -> None:
+        """Take how many lines are done."""
+        self._first = done if self._first is None else self._first
+        self._samples.append((now, done))
+        while len(self._samples) > 2 and done - self._samples[1][1] >= max(self._wave, _LEAST):
+            self._samples.popleft()
+
+    def seconds(self, now: float, total: int) -> float | None:
+        """Return how long the others of `total` lines take, None where that is not known.
+
+        A line that hangs has taken as long as nothing has come: so much is left at least.
+        """
+        if self._first is None:
+            return None
+        (began, before), (last, done) = self._samples[0], self._samples[-1]
+        if done == total:
+            return 0.0
+        if done - self._first < min(self._wave, -(-(total - self._first) // 2)) or done == before:
+            return None
+        return max((total - done) * (now - began) / (done - before), now - last)
