@@ -62,9 +62,12 @@ class Front:
         figures = self.metrics.figures
         return figures if self.traces is None else self.traces.observer(figures, headers)
 
-    def check_model(self, name: str) -> None:
-        """Raise UnknownModel unless clients may use `name`."""
+    def model_named(self, name: str | None) -> str:
+        """Return the model that a body's `model` names: the served one where it names none. Raises UnknownModel."""
         names = self.config.engine.served_names()
+        if name is None:
+            return names[0]
         if name not in names:
             shown = ", ".join(one for one in names if not one.startswith("/"))  # no folder of this host
             raise UnknownModel(f"the model {name[:200]!r} does not exist here; served: {shown or 'see /v1/models'}")
+        return name

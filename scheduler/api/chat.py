@@ -32,12 +32,12 @@ async def create_chat_completion(front: Front, request: Request) -> Generation:
     raw = await read_json(request, front.config.options)
     refuse_fields(raw)
     body = ChatBody.read(raw)
-    front.check_model(body.model)
     return await prepare(front, body, request)
 
 
 async def prepare(front: Front, body: ChatBody, request: Request) -> Generation:
     """Render, tokenise and check a body against the model."""
+    model = front.model_named(body.model)
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
     messages, options = read_messages(body.messages), chat_options(body)
@@ -51,7 +51,7 @@ async def prepare(front: Front, body: ChatBody, request: Request) -> Generation:
     )  # fmt: skip
     role = front.config.options.response_role if options.add_generation_prompt else messages[-1]["role"]
     request_id = new_id("chatcmpl")
-    shape = ChatShape(shown_id(request_id, request), body.model, role, prepared.teller, prepared.asked)
+    shape = ChatShape(shown_id(request_id, request), model, role, prepared.teller, prepared.asked)
     return prepared.generation(request_id, shape, echo=_echo(body, messages, role))
 
 

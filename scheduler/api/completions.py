@@ -31,12 +31,12 @@ async def create_completion(front: Front, request: Request) -> Generation:
     raw = await read_json(request, front.config.options)
     refuse_fields(raw)
     body = CompletionBody.read(raw)
-    front.check_model(body.model)
     return await prepare(front, body, request)
 
 
 async def prepare(front: Front, body: CompletionBody, request: Request) -> Generation:
     """Tokenise and check a body against the model."""
+    model = front.model_named(body.model)
     if body.suffix:
         raise InvalidRequest("suffix is not currently supported: no model here fills in the middle", "suffix")
     options, tokens = front.config.options, front.tokens
@@ -57,7 +57,7 @@ async def prepare(front: Front, body: CompletionBody, request: Request) -> Gener
     shares_seed = body.seed is not None or len(prompts) == 1
     seeds = () if shares_seed else tuple(draw_seed() for _ in prompts)  # else equal prompts answer alike
     request_id = new_id("cmpl")
-    shape = CompletionShape(shown_id(request_id, request), body.model, prepared.teller, prepared.asked)
+    shape = CompletionShape(shown_id(request_id, request), model, prepared.teller, prepared.asked)
     return prepared.generation(request_id, shape, echo=echo, seeds=seeds)
 
 

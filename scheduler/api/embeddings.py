@@ -33,7 +33,7 @@ _AT_ONCE = 16  # vectors that are written before others have their turn
 class EmbeddingBody(ConversationBody):
     """The body of /v1/embeddings: `input`, or `messages` in the model's chat template."""
 
-    model: str
+    model: str | None = None
     input: AnyPrompt = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = None
@@ -49,7 +49,7 @@ async def create_embedding(front: Front, request: Request) -> Pooled:
     raw = await read_json(request, front.config.options)
     refuse_fields(raw)
     body = EmbeddingBody.read(raw)
-    front.check_model(body.model)
+    model = front.model_named(body.model)
     prompts = await _prompts(front, body)
     poolings = (Pooling(dimensions=body.dimensions),) * len(prompts)
     wanted = pooling_request(front, request, new_id("embd"), prompts, poolings, priority=body.priority)
@@ -60,7 +60,7 @@ async def create_embedding(front: Front, request: Request) -> Pooled:
             "id": shown_id(wanted.request_id, request),
             "object": "list",
             "created": int(time.time()),
-            "model": body.model,
+            "model": model,
             "data": await _written(vectors, as_base64=body.encoding_format == "base64", max_bytes=most),
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens, "completion_tokens": 0},
         }

@@ -41,7 +41,6 @@ class GenerateBody(GenerationBody):
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
-    model: str = ""
     prompt: AnyPrompt = None
     logprobs: Annotated[int, Field(ge=0)] | None = None
     detokenize: Literal[True] | None = None
@@ -52,8 +51,7 @@ async def generate(front: Front, request: Request) -> "Texts":
     raw = await read_json(request, front.config.options)
     refuse_fields(raw)
     body, tokens = GenerateBody.read(raw), front.tokens
-    if body.model:
-        front.check_model(body.model)
+    front.model_named(body.model)
     bounded = body.truncate_prompt_tokens is None
     (given,) = read_prompts(body.prompt, max_prompts=1, max_model_len=tokens.max_model_len if bounded else None)
     add_special = body.add_special_tokens is not False

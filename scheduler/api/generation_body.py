@@ -29,7 +29,7 @@ class StreamOptions(Body):
 class GenerationBody(Body):
     """What the routes share."""
 
-    model: str
+    model: str | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None

@@ -19,7 +19,7 @@ async def list_models(front: Front, _: Request) -> Response:
 async def retrieve_model(front: Front, request: Request) -> Response:
     """Return the card of one served name. Raises UnknownModel."""
     name = request.path_params["name"]
-    front.check_model(name)
+    front.model_named(name)
     return json_response(_card(front, name))
 
 

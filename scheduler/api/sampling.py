@@ -68,7 +68,7 @@ def draw_seed() -> int:
 
 
 def _max_tokens(front: Front, body: GenerationBody, prompt_len: int, default: int | None, param: str) -> int:
-    """Return the limit of output tokens; it fits behind the longest prompt. Where none is wanted, one is computed."""
+    """Return the limit of output tokens; cut to what fits behind the longest prompt. Where none is wanted, one is computed."""
     model_len = front.tokens.max_model_len
     limit = f"This model's maximum context length is {model_len} tokens"
     left = model_len - prompt_len
@@ -81,12 +81,11 @@ def _max_tokens(front: Front, body: GenerationBody, prompt_len: int, default: in
         return left if default is None else min(default, left)
     if asked == 0 and not (body.echoes or body.prompt_logprobs is not None):
         raise InvalidRequest(f"{name} is 0, must be 1 or more; 0 goes with echo or prompt_logprobs", name)
-    if asked > left:
-        raise PromptTooLong(
-            f"{limit}; the prompt has {prompt_len} and {name} asks for {asked}, together {prompt_len + asked}",
-            name,
+    if asked > model_len:
+        raise InvalidRequest(
+            f"{name} is {asked}; this model's maximum context length is {model_len} tokens, prompt and output", name
         )
-    return max(asked, 1)
+    return min(max(asked, 1), left)
 
 
 def _check_n(body: GenerationBody, options: SchedulerOptions, *, greedy: bool) -> int:

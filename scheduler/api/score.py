@@ -28,7 +28,7 @@ Ids = tuple[int, ...]
 class ScoreBody(Body):
     """The body of /v1/score: one text against one or several, or as many against as many, pair by pair."""
 
-    model: str
+    model: str | None = None
     text_1: AnyTexts
     text_2: AnyTexts
     truncate_prompt_tokens: int | None = None
@@ -51,7 +51,7 @@ async def create_score(front: Front, request: Request) -> Pooled:
     raw = await read_json(request, front.config.options)
     refuse_fields(raw)
     body = ScoreBody.read(raw)
-    front.check_model(body.model)
+    model = front.model_named(body.model)
     first, second = _texts(body, front.config.options.max_inputs)
     is_cross = front.tokens.files.kind is ModelKind.SCORES
     reading = await (_read_pairs if is_cross else _read_apart)(front, body, first, second)
@@ -63,7 +63,7 @@ async def create_score(front: Front, request: Request) -> Pooled:
             "id": shown_id(wanted.request_id, request),
             "object": "list",
             "created": int(time.time()),
-            "model": body.model,
+            "model": model,
             "data": [
                 {"index": index, "object": "score", "score": score}
                 for index, score in enumerate(reading.scores(vectors))

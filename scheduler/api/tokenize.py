@@ -44,7 +44,7 @@ async def tokenize(front: Front, request: Request) -> Response:
     raw = await read_json(request, front.config.options)
     refuse_fields(raw)
     body = TokenizeBody.read(raw)
-    _check_model(front, body.model)
+    front.model_named(body.model)
     ids = await _encode(front, body)
     told = {
         "count": len(ids),
@@ -58,7 +58,7 @@ async def tokenize(front: Front, request: Request) -> Response:
 async def detokenize(front: Front, request: Request) -> Response:
     """Return the text of ids, special tokens included."""
     body = DetokenizeBody.read(await read_json(request, front.config.options))
-    _check_model(front, body.model)
+    front.model_named(body.model)
     if body.tokens:
         check_token_ids(tuple(body.tokens), front.tokens, "tokens")
     if len(body.tokens) > _FEW:
@@ -82,12 +82,6 @@ async def _encode(front: Front, body: TokenizeBody) -> tuple[int, ...]:
     if body.prompt is not None:
         return await front.tokens.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     return await front.tokens.encode_chat(read_messages(body.messages), chat_options(body))
-
-
-def _check_model(front: Front, name: str | None) -> None:
-    """The tokenizer is the one model's, so that no name has to be given."""
-    if name is not None:
-        front.check_model(name)
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -96,7 +96,7 @@ READINGS: dict[int, str] = {
     6: "the guide's three fields with temperature 0 and without n are 200 (132)",
     7: "defaults are the guide's table; --generation-config auto takes the model's",
     8: "a .bin-only checkpoint is converted once, in a process of its own, with a notice",
-    9: "other pickles are refused", 10: "an absent model is 400 with USE_OPENAI=1 (120)",
+    9: "other pickles are refused", 10: "an absent model is the served one (120)",
     11: "max_tokens 0 only with echo or prompt_logprobs (122)",
     12: "16 tokens on completions and /generate, the context that is left on chats (122)",
     13: "image parts are 400 in words (40)", 14: "the scheduler takes all engine flags (113)",

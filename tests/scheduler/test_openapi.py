@@ -68,7 +68,7 @@ async def test_bodies_are_described_with_their_bounds(serve: Any) -> None:
         "$ref": "#/components/schemas/CompletionBody"
     }
     body = document["components"]["schemas"]["CompletionBody"]
-    assert body["required"] == ["model", "prompt"]
+    assert body["required"] == ["prompt"]
     assert [kind["type"] for kind in body["properties"]["prompt"]["anyOf"]] == ["string", "array", "array", "array"]
     assert {"type": "number", "minimum": 0, "maximum": 2} in body["properties"]["temperature"]["anyOf"]
 

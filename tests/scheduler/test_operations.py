@@ -46,6 +46,26 @@ async def test_served_names_and_the_model_as_typed_are_all_accepted(serve: Any, 
         assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "model")
 
 
+_TEXT = {"prompt": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", _TEXT), ("/v1/completions", _TEXT | {"model": None}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/embeddings", {"input": "hi"}), ("/v1/score", {"text_1": "a", "text_2": "b"}),
+        ("/tokenize", _TEXT),
+    ],
+)  # fmt: skip
+async def test_a_body_without_model_is_served_by_the_one_model(serve: Any, path: str, body: Any) -> None:
+    async with serve(names=("a", "b")) as served:
+        answer = await served.client.post(path, json=body)
+
+        assert answer.status_code == 200, answer.text
+        assert answer.json().get("model", "a") == "a"
+
+
 @pytest.mark.parametrize(("reason", "status"), [(None, 200), ("the engine made no progress for 11 s", 503)])
 async def test_b_ops_1_health_is_the_process_own(serve: Any, reason: str | None, status: int) -> None:
     async with serve(health=lambda: reason) as served:
