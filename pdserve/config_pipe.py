@@ -5,7 +5,6 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from pdserve.flags.config_file import MAX_BYTES
 from pdserve.flags.parser import take_config
 from wire.errors import ConfigError
 
@@ -28,6 +27,8 @@ def kept_config(argv: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _copy(path: str, descriptor: int) -> None:
+    from pdserve.flags.config_file import MAX_BYTES
+
     try:
         with os.fdopen(descriptor, "wb", closefd=False) as copy, open(path, "rb") as pipe:
             copy.write(pipe.read(MAX_BYTES + 1))  # one byte more than is allowed is refused where it is read

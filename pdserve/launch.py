@@ -6,30 +6,21 @@ deploy/PD_separate/start_servers.sh and `pdserve up` run this, with the same fla
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
 if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
     del sys.path[0]  # the folder one starts from must not shadow our packages
 
-from devices.table import AUTO
-from pdserve.addresses import check_kv_address, with_own_address
 from pdserve.cli import guarded
 from pdserve.config_pipe import kept_config
-from pdserve.engine_flags import check_engine_flags, refuse_empty
+from pdserve.engine_flags import refuse_empty
 from pdserve.flags.parser import CONFIG_HELP, prepare
-from pdserve.instance_environment import prepare_environment
-from pdserve.model_flags import with_plain_model
-from pdserve.ports import require_free
-from pdserve.start_lines import instance_lines, scheduler_lines
-from pdserve.step_tokens import check_step_tokens
+from pdserve.start_lines import say
 from pdserve.table_wait import when_completed
 from pdserve.tether import hold_on
-from pdserve.trust import trust_of
 from ranktable_tools.devices.kinds import kind_named, may_share
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.launch_plan import LaunchPlan, resolve
-from telemetry import logs
 from wire.errors import ConfigError
 from wire.failpoints import process_failpoints
 from wire.options import EngineOptions
@@ -67,7 +58,7 @@ def plan_of(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan:
 
     namespace = read_flags(argv, environ)
     share = getattr(namespace, "share_devices", False)
-    device = getattr(namespace, "device", AUTO)
+    device = getattr(namespace, "device", EngineOptions().device)
     if share and not may_share(kind_named(device)):
         raise ConfigError(f"--share-devices is for GPUs: with --device {device} each NPU is in one instance alone")
     try:
@@ -109,8 +100,10 @@ def _launch(argv: Sequence[str]) -> int:
     process_failpoints()  # a wrong setting ends the process before it serves
     with kept_config(argv) as kept:
         plan = plan_of(kept, os.environ)
-        _tell((describe(plan), *plan.notes, *(f"warning: {warning}" for warning in plan.warnings)))
-        return _run_scheduler(kept, plan) if plan.role == "scheduler" else _run_instance(kept, plan)
+        say((describe(plan), *plan.notes, *(f"warning: {warning}" for warning in plan.warnings)))
+        from pdserve import role_process  # what serving takes, for a plan that is right
+
+        return role_process.run(kept, plan)
 
 
 def _help() -> int:
@@ -122,57 +115,6 @@ def _help() -> int:
     parser.prog, parser.usage, parser.description = "start_servers.sh", "start_servers.sh [flags]", None
     parser.print_help()
     return 0
-
-
-def _run_scheduler(argv: Sequence[str], plan: LaunchPlan) -> int:
-    from scheduler import config, process
-
-    prepared = prepare(argv, config.parser(), os.environ, serves=True)
-    if prepared.notice:
-        print(prepared.notice, flush=True)
-    parsed = config.parse(prepared.argv, os.environ)
-    parsed = replace(parsed, engine=with_plain_model(parsed.engine, os.environ, weights=False))
-    check_step_tokens(parsed.engine)
-    require_free(parsed.engine.host, parsed.engine.port)
-    trust = trust_of(plan, os.environ, parsed.engine)
-    _tell(scheduler_lines(parsed.engine, plan))
-    logs.configure(parsed.engine.log_level, log_format=parsed.engine.log_format)
-    return process.run(parsed, plan, trust)
-
-
-def _run_instance(argv: Sequence[str], plan: LaunchPlan) -> int:
-    from pdserve import instance_flags
-
-    typed = instance_flags.typed_over_file(argv, os.environ)
-    options = with_own_address(typed.options, plan.own.server_ip)
-    trust = trust_of(plan, os.environ, options)
-    check_kv_address(options.kv_ip, trust)
-    check_engine_flags(options)
-    around = prepare_environment(options, plan, os.environ)
-    options = replace(options, device=around.device)
-    launch = instance_flags.launch(with_plain_model(options, os.environ), plan, trust)
-    _tell((*typed.notices, *launch.notices))
-    options = launch.config.options
-    _require_ports(options)
-    from instance import process
-    from instance.kv_address import kv_host
-
-    _tell(instance_lines(launch.config, plan, kv_host(launch.config), around.device_line, around.network))
-    logs.configure(options.log_level, log_format=options.log_format)
-    return process.run(launch.config)
-
-
-def _require_ports(options: EngineOptions) -> None:
-    if options.http_port == options.port:
-        raise ConfigError(f"--http-port {options.http_port} is --port {options.port} too: give each a port of its own")
-    require_free(options.host, options.port)
-    if options.http_port is not None:
-        require_free(options.host, options.http_port, "--http-port")
-
-
-def _tell(lines: Iterable[str]) -> None:
-    for line in lines:
-        print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What start_servers.sh prints once a process knows what it is: ports, devices, network, and what to do next. Pure."""
+"""What start_servers.sh prints once a process knows what it is: ports, devices, network, and what to do next."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ranktable_tools.addresses import canonical, is_address
@@ -41,6 +41,12 @@ def scheduler_lines(engine: EngineOptions, plan: LaunchPlan) -> tuple[str, ...]:
         "devices: none",
         f"next: it waits for {instances}; once it is ready, ask: curl http://{_reached(engine, plan)}{question}",
     )
+
+
+def say(lines: Iterable[str]) -> None:
+    """Print them at once: stdout may be a file that somebody follows."""
+    for line in lines:
+        print(line, flush=True)
 
 
 def _unheard(host: str, server_ip: str) -> tuple[str, ...]:

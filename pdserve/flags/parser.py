@@ -7,8 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pdserve.flags.config_file import read
-from pdserve.flags.from_file import FileWords, words
 from pdserve.flags.settle import notice, settle
 from pdserve.flags.table import dashed, find
 from wire.errors import ConfigError
@@ -53,13 +51,24 @@ def prepare(
     """Return what `parser` is given: the file's flags, then those typed, vLLM's settled. Raises ConfigError."""
     known = parser._option_string_actions
     path, rest = take_config(_said_once(typed) if serves else typed)
-    file = words(read(path), known, environ, serves=serves) if path is not None else FileWords((), frozenset())
-    merged = (*file.argv, *rest)
-    alone = file.fields - _fields(rest, known)
+    said, fields = ((), frozenset()) if path is None else _of_file(path, known, environ, serves)
+    merged = (*said, *rest)
+    alone = fields - _fields(rest, known)
     if not serves:
         return Prepared(merged, alone, None)
     settled = settle(merged, known)
     return Prepared(settled.argv, alone, notice(settled.without_effect) if settled.without_effect else None)
+
+
+def _of_file(
+    path: str, known: Mapping[str, argparse.Action], environ: Mapping[str, str], serves: bool
+) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Return the file's flags and their fields; YAML and the tables' parsers are imported for a file alone."""
+    from pdserve.flags.config_file import read
+    from pdserve.flags.from_file import words
+
+    file = words(read(path), known, environ, serves=serves)
+    return file.argv, file.fields
 
 
 def _said_once(typed: Sequence[str]) -> tuple[str, ...]:

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from wire.errors import ConfigError, InvalidRequest
 
 CONTENT_FORMATS = ("auto", "string", "openai")
@@ -80,6 +78,8 @@ def parse_kwargs(text: str) -> Mapping[str, Any]:
     """Return the object of `--default-chat-template-kwargs`; no text is an empty one. Raises ConfigError."""
     if not text:
         return {}
+    import orjson  # every launch comes here for its flags, few with this one
+
     try:
         kwargs = orjson.loads(text)
         if not isinstance(kwargs, dict):
@@ -91,6 +91,8 @@ def parse_kwargs(text: str) -> Mapping[str, Any]:
 
 
 def _check_kwargs(kwargs: Mapping[str, Any]) -> None:
+    import orjson
+
     name = "chat_template_kwargs"
     for key in kwargs:
         if key in RESERVED_KWARGS:

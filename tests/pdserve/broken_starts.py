@@ -41,7 +41,7 @@ def _scheduler(what: str, *words: str, files: Mapping[str, Any] | None = None, *
     return _decode(what, *words, files=files, **{**_SCHEDULER, **environ})
 
 
-START_SERVERS = (
+TABLES = (
     _decode("no global table is named", GLOBAL_RANK_TABLE_FILE_PATH="unset"),
     _decode("the global table is not there", GLOBAL_RANK_TABLE_FILE_PATH="gone.json"),
     _decode("the global table is no JSON", files={**_TABLES, "g.json": "{"}),
@@ -60,6 +60,10 @@ START_SERVERS = (
         **_TABLES, "g.json": modelarts(prefill=[server(A, 4, 5)], decode=[server(A, 6, 7)]),
     }),
     _scheduler("scheduler: USE_OPENAI is neither 1 nor 0", USE_OPENAI="yes"),
+)  # fmt: skip
+
+START_SERVERS = (
+    *TABLES,
     _decode("a slip in a flag", "--max-modellen=4096"),
     _decode("a flag of vLLM's that is refused", "--pipeline-parallel-size=2"),
     _decode("a variable that is not set for a value", "--served-model-name="),

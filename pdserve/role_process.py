@@ -1,0 +1,70 @@
+"""Run one process of a cluster in the role that its plan gives it: everything that serving takes is imported here."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pdserve.addresses import check_kv_address, with_own_address
+from pdserve.engine_flags import check_engine_flags
+from pdserve.flags.parser import prepare
+from pdserve.instance_environment import prepare_environment
+from pdserve.model_flags import with_plain_model
+from pdserve.ports import require_free
+from pdserve.start_lines import instance_lines, say, scheduler_lines
+from pdserve.step_tokens import check_step_tokens
+from pdserve.trust import trust_of
+from ranktable_tools.launch_plan import LaunchPlan
+from telemetry import logs
+from wire.errors import ConfigError
+from wire.options import EngineOptions
+
+
+def run(argv: Sequence[str], plan: LaunchPlan) -> int:
+    """Run the process until SIGTERM. Raises ConfigError for flags that the role cannot take."""
+    return _run_scheduler(argv, plan) if plan.role == "scheduler" else _run_instance(argv, plan)
+
+
+def _run_scheduler(argv: Sequence[str], plan: LaunchPlan) -> int:
+    from scheduler import config, process
+
+    prepared = prepare(argv, config.parser(), os.environ, serves=True)
+    if prepared.notice:
+        print(prepared.notice, flush=True)
+    parsed = config.parse(prepared.argv, os.environ)
+    parsed = replace(parsed, engine=with_plain_model(parsed.engine, os.environ, weights=False))
+    check_step_tokens(parsed.engine)
+    require_free(parsed.engine.host, parsed.engine.port)
+    trust = trust_of(plan, os.environ, parsed.engine)
+    say(scheduler_lines(parsed.engine, plan))
+    logs.configure(parsed.engine.log_level, log_format=parsed.engine.log_format)
+    return process.run(parsed, plan, trust)
+
+
+def _run_instance(argv: Sequence[str], plan: LaunchPlan) -> int:
+    from pdserve import instance_flags
+
+    typed = instance_flags.typed_over_file(argv, os.environ)
+    options = with_own_address(typed.options, plan.own.server_ip)
+    trust = trust_of(plan, os.environ, options)
+    check_kv_address(options.kv_ip, trust)
+    check_engine_flags(options)
+    around = prepare_environment(options, plan, os.environ)
+    options = replace(options, device=around.device)
+    launch = instance_flags.launch(with_plain_model(options, os.environ), plan, trust)
+    say((*typed.notices, *launch.notices))
+    options = launch.config.options
+    _require_ports(options)
+    from instance import process
+    from instance.kv_address import kv_host
+
+    say(instance_lines(launch.config, plan, kv_host(launch.config), around.device_line, around.network))
+    logs.configure(options.log_level, log_format=options.log_format)
+    return process.run(launch.config)
+
+
+def _require_ports(options: EngineOptions) -> None:
+    if options.http_port == options.port:
+        raise ConfigError(f"--http-port {options.http_port} is --port {options.port} too: give each a port of its own")
+    require_free(options.host, options.port)
+    if options.http_port is not None:
+        require_free(options.host, options.http_port, "--http-port")
