@@ -15,6 +15,7 @@ from wire.errors import InvalidRequest
 _MAX_DEPTH = 64
 _LARGE_BYTES = 256 * 2**10  # above it parsing would hold up the event loop
 _MAX_PARTS = 2**18
+_BYTES_A_VALUE = 16  # of --max-body-bytes: fewer make millions of numbers, which take seconds
 _STRIDE = 2**20
 
 
@@ -22,35 +23,42 @@ async def read_json(request: Request, options: SchedulerOptions) -> dict[str, An
     """Return the body's object. Raises InvalidRequest, HttpError (408, 413, 415) or ClientGone."""
     _check_content_type(request.headers.get("content-type", "application/json"))
     exchange: Exchange | None = request.scope["state"].get("exchange")
+    if exchange is not None:
+        _check_size(exchange.body_bytes or 0, options.max_body_bytes)
     content = None if exchange is None else exchange.whole_body()  # as a rule it came with the head
     if content is None:
         content = await _read_in_time(request, options)
     _check_size(len(content), options.max_body_bytes)
     if len(content) <= _LARGE_BYTES:
         return _parse(content)
-    await asyncio.to_thread(_check_parts, content)
+    await asyncio.to_thread(_check_parts, content, options.max_body_bytes // _BYTES_A_VALUE)
     return await asyncio.to_thread(_parse, content)
 
 
-def _check_parts(content: bytes) -> None:
+def _check_parts(content: bytes, max_values: int) -> None:
     """Refuse what takes seconds to make objects of, in whatever thread: nothing else runs while orjson parses."""
-    if _num_parts(content) <= _MAX_PARTS:
-        return
+    for marks, limit, what in (
+        ((b"[", b"{", b":"), _MAX_PARTS, "objects, arrays and members of objects"),
+        ((b",",), max_values, "values"),
+    ):
+        if _count(content, marks) > limit and _has_more_outside_texts(content, marks, limit):
+            raise InvalidRequest(f"the body has more than {limit} {what}, the limit")
+
+
+def _has_more_outside_texts(content: bytes, marks: tuple[bytes, ...], limit: int) -> bool:
     plain = content.replace(rb"\\", b"").replace(rb"\"", b"")
     number = inside = 0
     for at in range(0, len(plain), _STRIDE):  # not at once: others have their turn in between
         pieces = plain[at : at + _STRIDE].split(b'"')
-        number += sum(map(_num_parts, pieces[inside::2]))
+        number += _count(b"".join(pieces[inside::2]), marks)
+        if number > limit:
+            return True
         inside ^= (len(pieces) - 1) % 2
-    if number > _MAX_PARTS:
-        raise InvalidRequest(
-            f"the body has {number} objects, arrays and members of objects; at most {_MAX_PARTS} are allowed"
-        )
+    return False
 
 
-def _num_parts(text: bytes) -> int:
-    """Return how many objects, arrays and members begin in a text without strings; of one with strings, at most."""
-    return text.count(b"[") + text.count(b"{") + text.count(b":")
+def _count(text: bytes, marks: tuple[bytes, ...]) -> int:
+    return sum(map(text.count, marks))
 
 
 def _parse(content: bytes) -> dict[str, Any]:

@@ -14,24 +14,28 @@ _log = EventLogger("server")
 _LINES = {status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in http.HTTPStatus}
 _BARE = frozenset((204, 304))
 _UNSAFE = re.compile(rb"[\x00-\x1f\x7f]")
+MAX_DROPPED_BYTES = 2**20  # of what a client still sends when nothing more of it is answered
 
 
 class Exchange:
     """Owns the body that came and is not read yet, and how far the answer is. `receive` is the app's, and so `send`.
 
-    The head of an answer leaves with its first bytes of body. `keep_alive` may be set to False until then.
+    The head of an answer leaves with its first bytes of body. `keep_alive` may be set to False until then, and is where
+    too much of the body is still to come, or the client may leave it out. `body_bytes`: its declared length, None in
+    chunks.
     """
 
     def __init__(
         self, scope: Scope, transport: asyncio.Transport, default_headers: list[tuple[bytes, bytes]],
         answered: Callable[[], None], read_on: Callable[[], None], *, keep_alive: bool, expects: bool,
+        body_bytes: int | None = 0,
     ) -> None:  # fmt: skip
         """`answered` is called when the answer is whole, `read_on` when there is room for more of the body."""
-        self.keep_alive = keep_alive
+        self.keep_alive, self.body_bytes = keep_alive, body_bytes
         self.receive = Receiving(self)
         self._scope, self._transport, self._default_headers = scope, transport, default_headers
         self._answered, self._read_on, self._expects = answered, read_on, expects
-        self._body, self._body_complete = bytearray(), False
+        self._body, self._body_complete, self._fed_bytes = bytearray(), False, 0
         self._was_read, self._told_all = False, False
         self._changed: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
@@ -52,6 +56,7 @@ class Exchange:
 
     def feed(self, body: bytes) -> int:
         """Take a part of the body; return how many bytes are not read. Of an answered request nothing is kept."""
+        self._fed_bytes += len(body)
         if self.complete or self.gone:
             return 0
         self._body += body
@@ -149,12 +154,20 @@ class Exchange:
             else:
                 self.keep_alive = False  # HTTP/1.0 knows only the end of the connection
                 self._left = -1
+        if self._leaves_too_much():
+            self.keep_alive = False
         if not self.keep_alive:
             parts.append(b"connection: close\r\n")
         elif self._scope["http_version"] != "1.1":
             parts.append(b"connection: keep-alive\r\n")
         parts.append(b"\r\n")
         return b"".join(parts)
+
+    def _leaves_too_much(self) -> bool:
+        """Whether what is still to come of the body is unknown, or not worth reading for one more request."""
+        if self._body_complete:
+            return False
+        return self.body_bytes is None or self._expects or self.body_bytes - self._fed_bytes > MAX_DROPPED_BYTES
 
     def _write(self, body: bytes, *, more: bool) -> None:
         if self._chunked:

@@ -3,9 +3,10 @@
     head (15 s) --> request runs (reading it: scheduler/api/body.py) --> answered
       ^                                                                     |
       +---- first byte ---- idle (30 s) <---- the rest of its body (15 s) <-+
+                            closed <---- at most 1 MiB more, dropped (15 s) <-+
 
-At any time a client that reads of what is written, beyond what buffers hold, less than a tenth in 30 s is given up. One
-that oversteps a limit is told where it can be, and its connection is closed; no other one notices.
+At any time a client that reads of what is written, beyond what buffers hold, less than a tenth in 30 s is given up. A
+request that oversteps a limit is refused behind the answers that are owed, and its connection is closed.
 """
 
 import asyncio
@@ -18,21 +19,12 @@ from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from scheduler.http.exchange import Exchange
+from scheduler.http.bad_request import MAX_HEAD_BYTES, MAX_HEADERS, HeadTooLarge, NotHttp1, refusal
+from scheduler.http.exchange import MAX_DROPPED_BYTES, Exchange
 
-MAX_HEAD_BYTES = 64 * 2**10
-MAX_HEADERS = 128
-MAX_WAITING = 64  # requests that came whole behind the one under way: each costs far more than its bytes
+SLICE_BYTES = 4 * 2**10  # parsed at once: a request that waits behind another costs far more than its bytes
 PAUSE_BODY_BYTES = 64 * 2**10
 _LEAST_READ = 0.1  # of what is unread, in `reader_s`
-
-
-class _Refused(Exception):
-    """What is being parsed oversteps a limit."""
-
-
-class _NotHttp1(Exception):
-    """The head is of another version, or does not name one host."""
 
 
 class HttpProtocol(asyncio.Protocol):
@@ -62,7 +54,10 @@ class HttpProtocol(asyncio.Protocol):
         self._unread_timer: asyncio.TimerHandle | None = None
         self._in_head, self._head_bytes = False, 0
         self._is_told, self._untold_bytes = False, 0  # whether the parser made anything of what came, and how much not
+        self._unparsed: bytes | memoryview = b""  # what came behind a request that waits
         self._is_first, self._closing = True, False
+        self._refusal = b""  # what is written last
+        self._has_more, self._dropped_bytes = False, 0  # whether bytes come that nothing is made of, and how many did
         self._why_gone = "the client went away"
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -90,12 +85,25 @@ class HttpProtocol(asyncio.Protocol):
         """A client that says no more counts as gone: the transport closes."""
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came; refuse a head that is too long, too many fields or no HTTP.
-
-        Of a field, a chunk's size or a trailer without an end the parser tells nothing, so such bytes are counted here.
-        """
+        """Parse what came, or drop it where the connection only waits to be closed."""
         if self._closing:
+            self._drop(len(data))
             return
+        self._unparsed = bytes(self._unparsed) + data if self._unparsed else data
+        self._parse()
+
+    def _parse(self) -> None:
+        """Parse in slices, until a request waits behind the one under way: the rest waits for its answer unread."""
+        while self._unparsed and not self._waiting and not self._closing:
+            came = memoryview(self._unparsed)
+            self._unparsed = came[SLICE_BYTES:]
+            self._parse_slice(came[:SLICE_BYTES])
+
+    def _parse_slice(self, data: memoryview) -> None:
+        """Parse; refuse a head that is too long, too many fields or no HTTP.
+
+        Of a field, a chunk's size or a trailer without an end the parser reports nothing: such bytes are counted here.
+        """
         was_in_head, self._is_told = self._in_head, False
         try:
             self._parser.feed_data(data)
@@ -106,7 +114,7 @@ class HttpProtocol(asyncio.Protocol):
             return
         self._untold_bytes = 0 if self._is_told else self._untold_bytes + len(data)
         if self._untold_bytes > MAX_HEAD_BYTES:
-            self._refuse(_Refused())
+            self._refuse(HeadTooLarge())
         elif self._in_head and not was_in_head and self._exchange is None and not self._is_first:
             self._expect(self.head_s)
 
@@ -153,12 +161,10 @@ class HttpProtocol(asyncio.Protocol):
         """Start the request, or queue it behind the one under way."""
         self._in_head, self._is_first, self._is_told = False, False, True
         self._expect(None)
-        if len(self._waiting) == MAX_WAITING:
-            raise _Refused
         version = self._parser.get_http_version()
         num_hosts = sum(name == b"host" for name, _ in self._headers)
         if version not in ("1.0", "1.1") or num_hosts > 1 or (version == "1.1" and not num_hosts):
-            raise _NotHttp1
+            raise NotHttp1
         url = httptools.parse_url(self._url)
         raw_path = url.path or b"/"
         path = raw_path.decode("ascii")
@@ -172,7 +178,7 @@ class HttpProtocol(asyncio.Protocol):
         expects = any(name == b"expect" and value.lower() == b"100-continue" for name, value in self._headers)
         self._reading = exchange = Exchange(
             scope, self.transport, self._state.default_headers, self._answered, self._read_on,
-            keep_alive=keep_alive, expects=expects,
+            keep_alive=keep_alive, expects=expects, body_bytes=_body_bytes(self._headers),
         )  # fmt: skip
         scope["state"]["exchange"] = exchange
         if self._exchange is None:
@@ -210,19 +216,42 @@ class HttpProtocol(asyncio.Protocol):
             self.transport.resume_reading()
 
     def _answered(self) -> None:
-        """The exchange under way has its answer: go on with the next, or wait for one."""
+        """The exchange under way has its answer: go on with the next, wait for one, or close."""
         self._state.total_requests += 1
         exchange, self._exchange = self._exchange, None
         assert exchange is not None
         if not exchange.keep_alive:
-            self._closing = True
-            self.transport.close()
-            return
-        if self._waiting:
+            self._close()
+        elif self._waiting:
             self._start(self._waiting.popleft())
+            self._parse()
+        elif self._closing:
+            self._close()
         else:
             self.transport.resume_reading()
             self._expect(self.head_s if self._reading is not None or self._in_head else self._idle_s)
+
+    def _close(self) -> None:
+        """Close behind what is written; who may still send is waited for, as a reset would lose its answers."""
+        has_more = bool(self._has_more or self._reading or self._unparsed)
+        self._closing, self._unparsed = True, b""
+        if self._refusal:
+            self.transport.write(self._refusal)
+        if not has_more:
+            self.transport.close()
+            return
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.transport.resume_reading()
+        self._expect(self.head_s)
+
+    def _drop(self, num_bytes: int) -> None:
+        """Read what nothing is made of, to learn that the client goes; only so much of it once all is answered."""
+        self._has_more = True
+        if self._exchange is None:
+            self._dropped_bytes += num_bytes
+            if self._dropped_bytes > MAX_DROPPED_BYTES:
+                self.transport.close()
 
     def _wait_for_reader(self, least_bytes: int) -> None:
         """Give up a client that reads less in `reader_s`: a large answer would stay here for long."""
@@ -246,7 +275,7 @@ class HttpProtocol(asyncio.Protocol):
     def _count(self, num_bytes: int) -> None:
         self._head_bytes += num_bytes
         if self._head_bytes > MAX_HEAD_BYTES or len(self._headers) > MAX_HEADERS:
-            raise _Refused
+            raise HeadTooLarge
 
     def _take_no_more(self) -> None:
         """A client asked for another protocol: its request is answered as HTTP, and nothing after it is read."""
@@ -255,24 +284,26 @@ class HttpProtocol(asyncio.Protocol):
         self._closing = True
 
     def _refuse(self, why: BaseException | None) -> None:
-        """Close the connection, after words where they are not taken for another request's answer."""
+        """Parse no more: the answers that are owed leave first, then a refusal where it is no answered request's."""
         self._expect(None)
-        self._closing = True
-        asks, reads = self._exchange, self._reading
-        if asks is not None and asks is reads and not asks.started:
-            asks.leave("its body is no HTTP")
-            asks = reads = None
-        if asks is None and reads is None:
-            line, words = b"400 Bad Request", "this is not HTTP/1.1"
-            if isinstance(why, _NotHttp1):
-                words = "a request is of HTTP/1.0 or 1.1 and names one Host"
-            elif isinstance(why, _Refused):
-                line = b"431 Request Header Fields Too Large"
-                words = f"the head has more than {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} fields"
-            self.transport.write(_refusal(line, words))
-            self.transport.close()
-        else:
-            self.transport.abort()
+        self._closing = self._has_more = True
+        broken, self._reading = self._reading, None
+        if broken is not None and broken.started and not broken.complete:
+            self.transport.abort()  # its answer cannot be whole
+            return
+        if broken is None or not broken.started:
+            self._refusal = refusal(why)
+        if broken is not None:
+            self._forget(broken)
+        if self._exchange is None:
+            self._close()
+
+    def _forget(self, broken: Exchange) -> None:
+        broken.leave("its body is no HTTP")
+        if broken is self._exchange:
+            self._exchange = None
+        elif broken in self._waiting:
+            self._waiting.remove(broken)
 
     def _expect(self, seconds: float | None) -> None:
         """Give the client so long for what it owes; None while it owes nothing."""
@@ -281,11 +312,14 @@ class HttpProtocol(asyncio.Protocol):
         self._timer = None if seconds is None else self._loop.call_later(seconds, self.transport.abort)
 
 
-def _refusal(line: bytes, words: str) -> bytes:
-    kind = '"type":"invalid_request_error","param":null'
-    body = f'{{"error":{{"message":"{words}",{kind},"code":{line[:3].decode()}}}}}'.encode()
-    head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-    return head % (line, len(body)) + body
+def _body_bytes(headers: list[tuple[bytes, bytes]]) -> int | None:
+    """Return the declared length, which the parser has checked; None for a body in chunks."""
+    for name, value in headers:
+        if name == b"content-length":
+            return int(value[-20:])  # zeros before it may be many
+        if name == b"transfer-encoding":
+            return None
+    return 0
 
 
 def _address(told: Any) -> tuple[str, int] | None:

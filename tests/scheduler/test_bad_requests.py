@@ -10,6 +10,9 @@ pytestmark = pytest.mark.anyio
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 
+PARTS = "more than 262144 objects, arrays and members of objects, the limit"
+VALUES = "more than 1048576 values, the limit"
+
 BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": -1}, "max_tokens"),
@@ -231,6 +234,16 @@ async def test_a_body_that_is_no_sane_json_object_is_400(serve: Any, content: by
         assert response.json()["error"]["type"] == "invalid_request_error"
 
 
+async def test_the_last_of_two_equal_keys_counts(serve: Any) -> None:
+    async with serve() as served:
+        twice = b'{"model": "x", "prompt": "hi", "max_tokens": 3, "max_tokens": 2, "model": "%b"}'
+        content = twice % served.model.encode()
+        response = await served.client.post("/v1/completions", content=content)
+
+        assert response.status_code == 200, response.text
+        assert served.dispatcher.requests[0].params.max_tokens == 2
+
+
 async def test_b_errors_7_a_body_over_the_limit_is_413(serve: Any) -> None:
     async with serve(max_body_bytes=1000) as served:
         response = await served.client.post("/v1/completions", json={"model": served.model, "prompt": "a" * 1000})
@@ -240,21 +253,25 @@ async def test_b_errors_7_a_body_over_the_limit_is_413(serve: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "many",
-    [b"[" + b"[]," * 300_000 + b"1]", b"[" + b'{"a":1},' * 140_000 + b"1]", b'{"k":0' + b',"k":0' * 270_000 + b"}"],
-    ids=["arrays", "objects", "members"],
+    ("many", "limit"),
+    [
+        pytest.param(b"[" + b"[]," * 300_000 + b"1]", PARTS, id="arrays"),
+        pytest.param(b"[" + b'{"a":1},' * 140_000 + b"1]", PARTS, id="objects"),
+        pytest.param(b'{"k":0' + b',"k":0' * 270_000 + b"}", PARTS, id="members"),
+        pytest.param(b"[" + b"1," * 7_000_000 + b"1]", VALUES, id="values"),
+    ],
 )
-async def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(serve: Any, many: bytes) -> None:
+async def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(serve: Any, many: bytes, limit: str) -> None:
     async with serve() as served:
         body = b'{"model": "%b", "prompt": "hi", "user": "a \\" b \\\\", "x": %b}' % (served.model.encode(), many)
         answer = await served.client.post("/v1/completions", content=body)
 
         assert answer.status_code == 400
-        assert "objects, arrays and members of objects; at most 262144 are allowed" in answer.text
+        assert limit in answer.text
 
 
 async def test_what_only_looks_like_parts_in_a_long_text_is_none(serve: Any) -> None:
-    code = "def f(a: int) -> list: return [{'a\\\\\"': [a]}]\n" * 70_000
+    code = "def f(a: int) -> list: return [{'a\\\\\"': [a]}]\n" * 70_000 + "," * 1_100_000
     async with serve("hello") as served:
         answer = await served.client.post(
             "/v1/completions", json={"model": served.model, "prompt": "hi", "user": code, "x": [1] * 300_000}

@@ -141,6 +141,17 @@ async def test_an_endless_chunked_body_is_cut_at_the_limit(serve: Serve) -> None
         assert await door.is_well()
 
 
+@pytest.mark.parametrize("length", ["1000000000000000000", "18446744073709551615", "0" * 5000 + "16777217"])
+async def test_a_declared_length_past_the_limit_is_413_at_once(serve: Serve, length: str) -> None:
+    async with _door(serve) as door:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\nExpect: 100-continue\r\n\r\n"
+        answer = await door.answer(head.encode())
+
+        assert _status(answer) == 413
+        assert b"connection: close" in answer
+        assert await door.is_well()
+
+
 @pytest.mark.parametrize(
     "sent",
     [

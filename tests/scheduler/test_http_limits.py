@@ -11,15 +11,17 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from scheduler.http.bad_request import MAX_HEAD_BYTES
 from scheduler.http.drain import Drain
 from scheduler.http.exchange import Receiving
-from scheduler.http.protocol import MAX_HEAD_BYTES, MAX_WAITING, HttpProtocol
+from scheduler.http.protocol import SLICE_BYTES, HttpProtocol
 from scheduler.http.server import listen, serve
 
 pytestmark = pytest.mark.anyio
 DEADLINE_S = 20.0
 CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 LARGE = 16 * 2**20
 
 
@@ -64,6 +66,24 @@ class Pipe:
 
     def abort(self) -> None:
         self.aborted = True
+
+
+@dataclass
+class Held:
+    """A transport whose client waits."""
+
+    is_paused: bool = False
+
+    def abort(self) -> None: ...
+
+    def get_extra_info(self, _: str) -> None:
+        return None
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
 
 
 @dataclass
@@ -190,22 +210,69 @@ async def test_trailers_are_no_headers() -> None:
     assert [name for name, _ in app.scopes[0]["headers"]] == [b"host", b"transfer-encoding"]
 
 
-async def test_requests_behind_one_that_takes_its_time_are_bounded() -> None:
+@pytest.mark.parametrize("count", [2, 70, 3000])
+async def test_requests_sent_at_once_are_all_answered(count: int) -> None:
     app = App()
     async with _connected(app) as (reader, writer):
-        writer.write(GET * (1 + MAX_WAITING + 1))
-        with suppress(ConnectionError):
-            assert await reader.read() == b""
-
-
-async def test_as_many_requests_as_may_wait_are_all_answered() -> None:
-    app = App()
-    async with _connected(app) as (reader, writer):
-        writer.write(GET * (1 + MAX_WAITING))
+        writer.write(GET * count)
         await app.has_body.wait()
         app.may_answer.set()
-        for _ in range(1 + MAX_WAITING):
+        for _ in range(count):
             assert (await reader.readuntil(b"kk")).startswith(b"HTTP/1.1 200")
+
+
+async def test_few_requests_are_read_ahead_of_one_under_way() -> None:
+    transport: Any = Held()
+    config: Any = SimpleNamespace(loaded=True, loaded_app=App(), timeout_keep_alive=30)
+    protocol = HttpProtocol(config, ServerState(), {}, asyncio.get_running_loop())
+    protocol.connection_made(transport)
+    protocol.data_received(GET * 10_000)
+
+    assert 1 <= len(protocol._waiting) <= SLICE_BYTES // len(GET)
+    assert transport.is_paused
+    protocol.connection_lost(None)
+
+
+@pytest.mark.parametrize(
+    ("behind", "status"),
+    [
+        pytest.param(b"nonsense\r\n\r\n", b"400", id="no HTTP"),
+        pytest.param(b'{"more": "than Content-Length says"}', b"400", id="the rest of a body"),
+        pytest.param(b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n", b"431", id="too many fields"),
+        pytest.param(CHUNKED + b"nonsense\r\n", b"400", id="a broken body"),
+        pytest.param(b"\0" * LARGE, b"400", id="much of it"),
+    ],
+)
+async def test_owed_answers_leave_before_the_connection_closes(behind: bytes, status: bytes) -> None:
+    app = App()
+    async with _connected(app) as (reader, writer):
+        writer.write(POST + GET + behind)
+        await app.has_body.wait()
+        app.may_answer.set()
+        for _ in range(2):
+            assert (await reader.readuntil(b"kk")).startswith(b"HTTP/1.1 200")
+        assert (await reader.readuntil(b"}}")).split()[1] == status
+
+
+@pytest.mark.parametrize(
+    ("head", "stays_open"),
+    [
+        (b"Content-Length: 10\r\n", True),
+        (b"Content-Length: 10\r\nExpect: 100-continue\r\n", False),  # who expects it may leave the body out
+        (b"Content-Length: %d\r\n" % LARGE, False),
+        (b"Transfer-Encoding: chunked\r\n", False),
+    ],
+)
+async def test_an_early_answer_reads_little_of_the_rest(head: bytes, stays_open: bool) -> None:
+    async with _connected(Refusing()) as (reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n")
+        answer = await reader.readuntil(b"no")
+        assert (b"connection: close" in answer) is not stays_open
+        if stays_open:
+            writer.write(b"a" * 10 + GET)
+            assert (await reader.readuntil(b"no")).startswith(b"HTTP/1.1 413")
+        else:
+            assert await _write_until_cut(writer, b"a" * 65_536, 4 * LARGE) < 4 * LARGE
 
 
 async def test_a_long_head_behind_a_body_in_parts_is_no_endless_one() -> None:

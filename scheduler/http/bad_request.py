@@ -1,0 +1,26 @@
+"""What the server answers to bytes that are no request, before any route is known."""
+
+MAX_HEAD_BYTES = 64 * 2**10
+MAX_HEADERS = 128
+
+
+class HeadTooLarge(Exception):
+    """What is being parsed oversteps a limit."""
+
+
+class NotHttp1(Exception):
+    """The head is of another version, or does not name one host."""
+
+
+def refusal(why: BaseException | None) -> bytes:
+    """Return the whole answer, which closes the connection; `why` is None for what the parser cannot read."""
+    line, words = b"400 Bad Request", "this is not HTTP/1.1"
+    if isinstance(why, NotHttp1):
+        words = "a request is of HTTP/1.0 or 1.1 and names one Host"
+    elif isinstance(why, HeadTooLarge):
+        line = b"431 Request Header Fields Too Large"
+        words = f"the head has more than {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} fields"
+    kind = '"type":"invalid_request_error","param":null'
+    body = f'{{"error":{{"message":"{words}",{kind},"code":{line[:3].decode()}}}}}'.encode()
+    head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+    return head % (line, len(body)) + body
