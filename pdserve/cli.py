@@ -76,11 +76,13 @@ def _signature(arguments: Sequence[str]) -> str:
 
 def _in_one_line(name: str, action: Callable[[], int]) -> int:
     from engine.torch_start import name_backends
+    from pdserve.variables import check_variables
     from ranktable_tools.errors import RanktableError
     from wire.errors import ConfigError, DeadlineExceeded, Incompatible, PdserveError
 
     name_backends()  # of this process and its children: torch is imported by the action, if at all
     try:
+        check_variables(os.environ)
         return action()
     except (PdserveError, RanktableError) as error:
         sys.stdout.flush()

@@ -21,6 +21,7 @@ from pdserve.tether import hold_on
 from ranktable_tools.devices.kinds import kind_named, may_share
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.launch_plan import LaunchPlan, resolve
+from ranktable_tools.node_ports import refuse_port_of_scheduler
 from wire.errors import ConfigError
 from wire.failpoints import process_failpoints
 from wire.options import EngineOptions
@@ -62,7 +63,7 @@ def plan_of(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan:
     if share and not may_share(kind_named(device)):
         raise ConfigError(f"--share-devices is for GPUs: with --device {device} each NPU is in one instance alone")
     try:
-        return when_completed(
+        plan = when_completed(
             lambda: resolve(table_variables(namespace, environ), share_devices=share),
             getattr(namespace, "startup_timeout", SchedulerOptions().startup_timeout),
             lambda line: print(line, flush=True),
@@ -72,6 +73,19 @@ def plan_of(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan:
             raise
         words = f"{error} Two instances may have one GPU where every process is started with --share-devices"
         raise RanktableError(words, code=error.code, place=error.place, value=error.value) from error
+    _check_port(namespace, plan)
+    return plan
+
+
+def _check_port(namespace: argparse.Namespace, plan: LaunchPlan) -> None:
+    """Refuse a typed --port that nobody could find, and the scheduler's own among the instances' on its host."""
+    from scheduler.config import DEFAULT_PORT
+
+    port = getattr(namespace, "port", DEFAULT_PORT)
+    if not 0 < port < 65536:
+        raise ConfigError(f"--port {port} is not in 1..65535")
+    source = "NODE_PORTS" if plan.has_node_ports else "the global table"
+    refuse_port_of_scheduler(plan.instance_addresses, plan.global_table.scheduler, port, source)
 
 
 def read_flags(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:

@@ -12,9 +12,10 @@ import threading
 from collections.abc import Callable, MutableMapping
 
 from pdserve.descendants import end_descendants
+from pdserve.variables import OF_PARENT
 from wire.errors import ConfigError
 
-VARIABLE = "PDSERVE_PARENT_PIPE"
+VARIABLE = OF_PARENT
 _CHILDREN_S = 10.0
 _PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h
 _ending = threading.Lock()

@@ -63,6 +63,17 @@ def parse_node_ports(value: str, table: GlobalTable) -> tuple[int, ...]:
     return tuple(ports)
 
 
+def refuse_port_of_scheduler(addresses: Sequence[InstanceAddress], scheduler: Server, port: int, source: str) -> None:
+    """Raise RanktableError, with the `source` of its port, for an instance on the scheduler's host and --port."""
+    comparer = HostComparer()
+    for one in addresses:
+        if one.port == port and comparer.same(one.server.server_ip, scheduler.server_ip):
+            raise RanktableError(
+                f"{source} has port {port} on {one.server.server_ip} for {one.name}, and the "
+                f"scheduler listens on --port {port} of that host: give each a port of its own"
+            )
+
+
 def _refuse_shared(value: str, ports: Sequence[int], instances: Sequence[Instance]) -> None:
     comparer = HostComparer()
     for second, port in enumerate(ports):

@@ -78,7 +78,7 @@ def check_folder(path: Path) -> None:
     if not (path / "config.json").is_file():
         held = "it has no config.json" if path.is_dir() else "it is a file"
         why = held if path.exists() else "there is no such folder"
-        raise ConfigError(f"{path} is not a model folder: {why}")
+        raise ConfigError(f"--model {path} is not a model folder: {why}")
 
 
 def read_json(file: Path) -> dict[str, Any]:

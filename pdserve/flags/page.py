@@ -9,6 +9,7 @@ from pdserve.flags.engine_rows import BATCH_FLAGS, MEMORY_FLAGS, MODEL_FLAGS, RA
 from pdserve.flags.recent_rows import RECENT_ROWS
 from pdserve.flags.row import Takes, Verdict, VllmFlag
 from pdserve.flags.server_rows import SERVER_ROWS
+from pdserve.variables import VARIABLES
 
 _HEAD: Final = """\
 # Flags
@@ -57,6 +58,13 @@ docker_run.sh and build_image.sh: each flag is a key, without its dashes.
 - `ranktable doctor` finds the table of the file (`global-rank-table`, `node-ports`) as start_servers.sh does.
 - The environment's variables that are flags: GLOBAL_RANK_TABLE_FILE_PATH (`global-rank-table`), NODE_PORTS
   (`node-ports`), USE_OPENAI (`use-openai`), PDSERVE_RUN_DIR (`run-dir`).
+
+## Variables
+
+A variable whose name begins with `PDSERVE_` and is near one of these is refused, exit status 2, with the name that was
+meant: `PDSERVE_API_KYE` would serve everyone. Any other is one warning; those that Kubernetes sets for a service whose
+name begins with `pdserve` pass.
+
 """
 
 _PARTS: Final[tuple[tuple[str, Sequence[VllmFlag]], ...]] = (
@@ -75,7 +83,10 @@ _SHOWN: Final = {
 
 def page() -> str:
     """Return the whole page."""
-    return "\n".join((_HEAD, *(_part(title, rows) for title, rows in _PARTS), _TAIL))
+    variables = "\n".join(
+        ("| variable | |", "|---|---|", *(f"| `{name}` | {what} |" for name, what in VARIABLES.items()))
+    )
+    return "\n".join((_HEAD, *(_part(title, rows) for title, rows in _PARTS), f"{_TAIL}{variables}\n"))
 
 
 def _part(title: str, rows: Sequence[VllmFlag]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from pdserve import cli, launch
 from tests.docs.broken_input import Broken, Command
 from tests.ranktable_tools.broken_inputs import with_value
-from tests.ranktable_tools.documents import A, Document, local, modelarts, server
+from tests.ranktable_tools.documents import A, B, Document, local, modelarts, server
 
 
 def _start(arguments: Sequence[str]) -> int:
@@ -59,11 +59,18 @@ TABLES = (
     _scheduler("scheduler: a port twice on one host", NODE_PORTS="8088,8088", files={
         **_TABLES, "g.json": modelarts(prefill=[server(A, 4, 5)], decode=[server(A, 6, 7)]),
     }),
+    _scheduler("scheduler: its own port for an instance on its host", NODE_PORTS="8089,8088", files={
+        **_TABLES, "g.json": modelarts(prefill=[server(A, 4, 5)], decode=[server(B, 6, 7)]),
+    }),
+    _scheduler("scheduler: port 0", "--port=0"),
+    _decode("port 0", "--port=0"),
     _scheduler("scheduler: USE_OPENAI is neither 1 nor 0", USE_OPENAI="yes"),
 )  # fmt: skip
 
 START_SERVERS = (
     *TABLES,
+    _decode("a slip in a variable", PDSERVE_API_KYE="x"),
+    _decode("a model that is not there", "--model=/nope"),
     _decode("a slip in a flag", "--max-modellen=4096"),
     _decode("a flag of vLLM's that is refused", "--pipeline-parallel-size=2"),
     _decode("a variable that is not set for a value", "--served-model-name="),
@@ -90,6 +97,8 @@ PDSERVE_UP = (
     _up("Ray's client for a cluster", "--ray", "--address=ray://10.0.0.18:10001"),
     _up("restarts below none", "--max-restarts=-1"),
     _up("a port that is none", "--port=70000"),
+    _up("port 0", "--port=0"),
+    _up("a model that is not there", "--model=/nope"),
     _up("what it decides itself", "--node-ports=8088,8089"),
     _up("a slip in a flag", "--prefil=2"),
     _up("a variable that is not set for a value", "--host="),

@@ -1,0 +1,59 @@
+"""The variables of the environment that are pdserve's: a slip in a name is refused, for nothing else would show it."""
+
+import difflib
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from wire.errors import ConfigError
+
+PREFIX: Final = "PDSERVE_"
+VARIABLES: Final[Mapping[str, str]] = {
+    "PDSERVE_API_KEY": "keys that clients have to show, one a line; what `pdserve` commands show to a server",
+    "PDSERVE_CACHE_DIR": "folder of prepared models and native libraries (default: `~/.cache/pdserve`)",
+    "PDSERVE_CERT_FILE": "certificate that `pdserve` commands trust, where a server has one of its own",
+    "PDSERVE_FAILPOINTS": "for tests: where a process fails (`wire/failpoints.py`)",
+    "PDSERVE_NATIVE": "`off`: no native code",
+    "PDSERVE_PYTHON": "the Python that the scripts of `deploy/` run",
+    "PDSERVE_RUN_DIR": "folder of state and logs (`--run-dir`; default: `~/.local/state/pdserve`)",
+    "PDSERVE_SECRET_FILE": "the cluster secret (default: `cluster_secret` beside the global ranktable)",
+}
+OF_PARENT: Final = "PDSERVE_PARENT_PIPE"
+_NOT_READ: Final = frozenset((  # by deploy/compose.yaml, scripts/ and tests
+    "PDSERVE_BIND", "PDSERVE_FAULT_RESULTS", "PDSERVE_IMAGE", "PDSERVE_MODEL", "PDSERVE_PORT", OF_PARENT,
+))  # fmt: skip
+_OF_TESTS: Final = "PDSERVE_TEST_"
+# What Kubernetes puts into each container for a service whose name begins with pdserve.
+_OF_SERVICE: Final = re.compile(r"PDSERVE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)")
+_LIKENESS: Final = 0.75
+
+
+def check_variables(environ: Mapping[str, str]) -> None:
+    """Warn once, on stderr, of variables that nobody reads. Raises ConfigError for one that is near a name we read.
+
+    A process of ours that another one started says nothing: that one has.
+    """
+    if OF_PARENT in environ:
+        return
+    unknown = sorted(name for name in environ if name.upper().startswith(PREFIX) and not _is_known(name))
+    for name in unknown:
+        if (near := next(_near(name), None)) is not None:
+            raise ConfigError(f"there is no variable {name}: did you mean {near}?")
+    if unknown:
+        print(f"warning: nothing reads {', '.join(unknown)}: docs/flags.md lists the variables", file=sys.stderr)
+
+
+def _is_known(name: str) -> bool:
+    is_ours = name in VARIABLES or name in _NOT_READ or name.startswith(_OF_TESTS)
+    return is_ours or _OF_SERVICE.fullmatch(name) is not None
+
+
+def _near(name: str) -> Iterator[str]:
+    """Yield the names that are near: what follows the prefix is alike, or one is the beginning of the other."""
+    rest = name.upper().removeprefix(PREFIX)
+    ours = {known.removeprefix(PREFIX): known for known in VARIABLES}
+    for other, known in ours.items():
+        if f"{other}_".startswith(f"{rest}_") or f"{rest}_".startswith(f"{other}_"):
+            yield known
+    yield from (ours[other] for other in difflib.get_close_matches(rest, ours, n=1, cutoff=_LIKENESS))
