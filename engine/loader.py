@@ -1,5 +1,6 @@
 """From a model folder to a TorchModel that runs: checks, weights, KV layout, pool, attention backend."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,13 +57,15 @@ def load_model(
     max_graph_rows: int = 0,
     largest_step: LargestStep | None = None,
     step_s: float = DEFAULT_STEP_S,
+    on_read: Callable[[], None] = lambda: None,
 ) -> LoadedModel:
     """Load the checkpoint in folder `path` on `device` (the CPU); `name` is the identity's, by default the folder's.
 
     `kv_cache_memory` is in bytes, None chooses; `quantization` must be what the checkpoint says, None takes that. Steps
     of up to `max_graph_rows` sequences are replayed from graphs, where the device and the model allow it. A pool whose
-    size is ours to choose leaves memory of the device for `largest_step`. A step may take `step_s`. Sets torch's thread
-    count for the whole process. Raises ConfigError, before the weights are read where the config tells.
+    size is ours to choose leaves memory of the device for `largest_step`. A step may take `step_s`. `on_read` is
+    called when the weights begin to be read. Sets torch's thread count for the whole process. Raises ConfigError,
+    before the weights are read where the config suffices.
     """
     device = device or CpuDevice()
     device.activate()
@@ -75,7 +78,7 @@ def load_model(
     choice = choose_dtype(dtype, folder.checkpoint.stored_dtype, cpu_flags=flags, is_native=is_native)
     torch.set_num_threads(num_threads)
     register()
-    weights = _read_weights(folder, choice.name, kernels.threads, device)
+    weights = _read_weights(folder, choice.name, kernels.threads, device, on_read)
     backend, warning = trusted(
         backend, weights.network, device, block_size=block_size, dtype=getattr(torch, choice.name)
     )  # fmt: skip
@@ -162,9 +165,12 @@ def _budget(device: Device, asked: int | None, utilization: float, headroom: Hea
     return device_budget(asked, utilization, now.total, now.free, headroom.total_bytes)
 
 
-def _read_weights(folder: ModelFolder, dtype: str, threads: Threads | None, device: Device) -> _ReadWeights:
+def _read_weights(
+    folder: ModelFolder, dtype: str, threads: Threads | None, device: Device, on_read: Callable[[], None]
+) -> _ReadWeights:  # fmt: skip
     """Read the weights; a model whose KV can be told without them is refused before, where it has to be."""
     foreseen = rehearse(folder.checkpoint, dtype)
+    on_read()
     read = read_network(folder, dtype, device=device.torch_device, kept_linears=device.traits.kept_linears)
     network = read.loaded.network
     known = None if read.has_kept else foreseen  # a layer that was replaced runs once before it serves

@@ -32,19 +32,22 @@ from wire.failpoints import process_failpoints
 
 log = EventLogger("instance")
 
+OnRead = Callable[[], None]
+
 
 def build_engine(
-    config: InstanceConfig, on_lost: Callable[[PdserveError], None]
+    config: InstanceConfig, on_lost: Callable[[PdserveError], None], on_read: OnRead = lambda: None
 ) -> tuple[Engine, tuple[str, ...]]:  # fmt: skip
     """Load the model and make its engine; return it with notes for the log. Blocks; heavy.
 
-    `on_lost` is told, from any thread, when its device or one of its ranks is lost: nothing can be computed then.
+    `on_lost` is called, from any thread, when its device or one of its ranks is lost: nothing can be computed then.
+    `on_read` is called when its weights begin to be read.
     """
     if config.options.engine != "fake" and may_be_encoder(config.options.model):
-        encoder = load_encoder_engine(config, on_lost)
+        encoder = load_encoder_engine(config, on_lost, on_read)
         if encoder is not None:
             return encoder
-    model, notes = _load(config, on_lost)
+    model, notes = _load(config, on_lost, on_read)
     options, max_model_len = config.options, model.info.max_model_len
     if options.max_model_len is not None and options.max_model_len > max_model_len:
         raise ConfigError(f"--max-model-len {options.max_model_len} exceeds the model's {max_model_len}")
@@ -113,14 +116,20 @@ def _cache_notes(wanted: bool, block_size: int) -> tuple[str, ...]:
     return () if reason is None else (f"the prefix cache is off: {reason}",)
 
 
-def _load(config: InstanceConfig, on_lost: Callable[[PdserveError], None]) -> tuple[Model, tuple[str, ...]]:
+def _load(
+    config: InstanceConfig, on_lost: Callable[[PdserveError], None], on_read: OnRead
+) -> tuple[Model, tuple[str, ...]]:  # fmt: skip
     if config.options.engine == "fake":
+        on_read()
         return _fake_model(config)
-    return _torch_model(config, on_lost) if config.num_ranks == 1 else ranks_model(config, on_lost)
+    if config.num_ranks == 1:
+        return _torch_model(config, on_lost, on_read)
+    on_read()  # by each rank, in a process of its own
+    return ranks_model(config, on_lost)
 
 
 def _torch_model(
-    config: InstanceConfig, on_lost: Callable[[PdserveError], None]
+    config: InstanceConfig, on_lost: Callable[[PdserveError], None], on_read: OnRead
 ) -> tuple[Model, tuple[str, ...]]:  # fmt: skip
     options = config.options
     num_threads = len(config.cores) or len(os.sched_getaffinity(0))
@@ -145,6 +154,7 @@ def _torch_model(
             max_graph_rows=0 if options.enforce_eager else options.max_num_seqs,
             largest_step=LargestStep(config.prefill_chunk_size(device.name), options.max_num_seqs),
             step_s=options.rank_timeout,
+            on_read=on_read,
         )
     model = watched(loaded.model, device, on_lost, options.rank_timeout)
     return model, (f"{choice.reason} ({device.describe()})", *loaded.notes)

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from devices.table import choose
@@ -23,10 +24,12 @@ def may_be_encoder(model: str) -> bool:
     return not str(named[0]).endswith(("ForCausalLM", "LMHeadModel"))
 
 
-def load_encoder_engine(config: InstanceConfig, on_lost: OnLost) -> tuple[Engine, tuple[str, ...]] | None:
+def load_encoder_engine(
+    config: InstanceConfig, on_lost: OnLost, on_read: Callable[[], None] = lambda: None
+) -> tuple[Engine, tuple[str, ...]] | None:  # fmt: skip
     """Return the engine with notes for the user, or None where the model is a decoder. Raises ConfigError.
 
-    `on_lost` is told when its device is lost.
+    `on_lost` is called when its device is lost, `on_read` when its weights begin to be read.
     """
     options, path = config.options, Path(config.options.model)
     num_threads = len(config.cores) or len(os.sched_getaffinity(0))
@@ -44,6 +47,7 @@ def load_encoder_engine(config: InstanceConfig, on_lost: OnLost) -> tuple[Engine
         torch.set_num_threads(num_threads)
         choice = choose(options.device)
         device = choice.kind.open()
+        on_read()
         encoder, notes = load_encoder(
             path, dtype=options.dtype, max_model_len=options.max_model_len, device=device
         )  # fmt: skip

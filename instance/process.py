@@ -22,6 +22,7 @@ from instance.http import build_server
 from instance.table_watch import TableWatch
 from ranktable_tools.launch_plan import LaunchPlan
 from telemetry.logs import EventLogger
+from telemetry.start_marks import LOADED, SESSION, WEIGHTS, StartMarks
 from wire.errors import InstanceLost, PdserveError
 from wire.grpc_server import GrpcServer
 
@@ -29,17 +30,22 @@ log = EventLogger("instance")
 
 STOP_GRACE_S = 1.0
 HEALTH_S = 1.0
+SESSION_S = 0.05
 GRAMMARS_WARM_S = 5.0
 _NATIVE_THREADS = ("load", "engine", TOUCH_THREAD)
 
 
-def run(config: InstanceConfig) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit status. Raises ConfigError for what the user must mend."""
-    if config.cores:
-        os.sched_setaffinity(0, config.cores)
+def run(config: InstanceConfig, marks: StartMarks | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit status. Raises ConfigError for what the user must fix.
+
+    `marks` report how far the start is.
+    """
+    marks = marks or StartMarks()
+    for task in os.listdir("/proc/self/task") if config.cores else ():
+        os.sched_setaffinity(int(task), config.cores)
     lock = EntryLock(_entry_name(config, config.table_digest), config.server_ip, config.device_ids)
     try:
-        asyncio.run(_serve(config, lock))
+        asyncio.run(_serve(config, lock, marks))
     except InstanceLost as error:
         _leave_native_work_behind(error)
         raise
@@ -62,7 +68,7 @@ class _Ending:
         _tell(self._loop, self.stop.set)
 
 
-async def _serve(config: InstanceConfig, lock: EntryLock) -> None:
+async def _serve(config: InstanceConfig, lock: EntryLock, marks: StartMarks) -> None:
     ending = _Ending()
     stop = ending.stop
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -71,7 +77,7 @@ async def _serve(config: InstanceConfig, lock: EntryLock) -> None:
     server = GrpcServer(config.options.host, config.options.port, config.trust)
     port = await server.start()
     try:
-        host = await _prepare(config, server, port, ending)
+        host = await _prepare(config, server, port, ending, marks)
     except BaseException:
         await server.stop(0)
         raise
@@ -80,7 +86,7 @@ async def _serve(config: InstanceConfig, lock: EntryLock) -> None:
         return
     identity = host.identity
     async with asyncio.TaskGroup() as tasks:
-        beside = [tasks.create_task(_report_health(host, server))]
+        beside = [tasks.create_task(_report_health(host, server)), tasks.create_task(_report_session(host, marks))]
         if config.options.http_port is not None:
             http = build_server(config.options.host, config.options.http_port, load=host.load, healthy=host.healthy)
             beside.append(tasks.create_task(http.serve()))
@@ -96,12 +102,15 @@ async def _serve(config: InstanceConfig, lock: EntryLock) -> None:
         raise ending.error
 
 
-async def _prepare(config: InstanceConfig, server: GrpcServer, port: int, ending: _Ending) -> InstanceHost | None:
+async def _prepare(
+    config: InstanceConfig, server: GrpcServer, port: int, ending: _Ending, marks: StartMarks
+) -> InstanceHost | None:  # fmt: skip
     """Load the engine, open the KV listeners and serve sessions; None if a signal came before that."""
     began = time.monotonic()
-    loaded = await _load_unless_stopped(config, ending)
+    loaded = await _load_unless_stopped(config, ending, marks)
     if loaded is None:
         return None
+    marks.set(LOADED)
     engine, notes = loaded
     for note in notes:
         log.info("note", text=note)
@@ -146,20 +155,30 @@ def _leave_native_work_behind(error: PdserveError | None = None) -> None:
         os._exit(0 if error is None else 1)
 
 
+async def _report_session(host: InstanceHost, marks: StartMarks) -> None:
+    while True:
+        await asyncio.sleep(SESSION_S)
+        if host.in_session:
+            marks.set(SESSION)
+            return
+
+
 async def _report_health(host: InstanceHost, server: GrpcServer) -> None:
     while True:
         await server.set_healthy(host.healthy())
         await asyncio.sleep(HEALTH_S)
 
 
-async def _load_unless_stopped(config: InstanceConfig, ending: _Ending) -> tuple[Engine, tuple[str, ...]] | None:
+async def _load_unless_stopped(
+    config: InstanceConfig, ending: _Ending, marks: StartMarks
+) -> tuple[Engine, tuple[str, ...]] | None:  # fmt: skip
     """Load in a daemon thread, so that a signal in the middle ends the process at once; None if one came."""
     loop = asyncio.get_running_loop()
     loading: asyncio.Future[tuple[Engine, tuple[str, ...]]] = loop.create_future()
 
     def load() -> None:
         try:
-            built = build_engine(config, ending.lost)
+            built = build_engine(config, ending.lost, lambda: marks.set(WEIGHTS))
         except Exception as error:  # noqa: BLE001 - carried to the waiting task
             _tell(loop, loading.set_exception, error)
         else:

@@ -22,6 +22,7 @@ from ranktable_tools.devices.kinds import kind_named, may_share
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.launch_plan import LaunchPlan, resolve
 from ranktable_tools.node_ports import refuse_port_of_scheduler
+from telemetry.start_marks import PROCESS, StartMarks
 from wire.errors import ConfigError
 from wire.failpoints import process_failpoints
 from wire.options import EngineOptions
@@ -111,13 +112,15 @@ def _launch(argv: Sequence[str]) -> int:
     if {"-h", "--help"} & set(argv):
         return _help()
     hold_on(os.environ)
+    marks = StartMarks.take(os.environ)
+    marks.set(PROCESS)
     process_failpoints()  # a wrong setting ends the process before it serves
     with kept_config(argv) as kept:
         plan = plan_of(kept, os.environ)
         say((describe(plan), *plan.notes, *(f"warning: {warning}" for warning in plan.warnings)))
         from pdserve import role_process  # what serving takes, for a plan that is right
 
-        return role_process.run(kept, plan)
+        return role_process.run(kept, plan, marks)
 
 
 def _help() -> int:

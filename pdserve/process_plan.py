@@ -20,7 +20,17 @@ class ProcessPlan:
 
 def launch_command(host: str, port: int, flags: Sequence[str]) -> tuple[str, ...]:
     """Return the command line of a process of a cluster; which one it is, its environment says."""
-    return (sys.executable, "-P", "-m", "pdserve.launch", "--host", host, "--port", str(port), *flags)
+    return (*_launcher(), "--host", host, "--port", str(port), *flags)
+
+
+def launch_flags(plan: ProcessPlan) -> tuple[str, ...] | None:
+    """Return the flags of what launch_command made, None for another program."""
+    start = _launcher()
+    return plan.command[len(start) :] if plan.command[: len(start)] == start else None
+
+
+def _launcher() -> tuple[str, ...]:
+    return (sys.executable, "-P", "-m", "pdserve.launch")
 
 
 def environment(plan: ProcessPlan, environ: Mapping[str, str]) -> dict[str, str]:

@@ -7,12 +7,15 @@ import subprocess
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from pdserve import tether
 from pdserve.process_plan import ProcessPlan, environment
 from pdserve.run_folder import ProcessRecord, last_line, start_time
+from telemetry.start_marks import VARIABLE as START_PIPE
+from telemetry.start_marks import Mark, MarkReader
 
 POLL_S = 0.1
 SCHEDULER_GRACE_S = 35.0
@@ -33,8 +36,13 @@ class Watched(Protocol):
         """Return the exit status, None while it runs, and where it did not get so far."""
         ...
 
+    @property
+    def marks(self) -> Mapping[str, Mark]:
+        """Return how far its start is, by name; empty where it does not say."""
+        ...
+
     def ended(self) -> str | None:
-        """Return how it ended, in words, or None while it runs."""
+        """Return how it ended, with a message, or None while it runs."""
         ...
 
 
@@ -42,30 +50,49 @@ class Child:
     """One process we started. `record` names it for others. A child that knows tether.py ends with us.
 
     `again` is for one that died: what it says now follows in its log what it said then. It starts in `folder`, by
-    default ours. The thread that starts it must stay: to the kernel that thread is the parent. Raises OSError.
+    default ours, with `stdin`, by default none. The thread that starts it must stay: to the kernel that thread is the
+    parent. Raises OSError.
     """
 
     def __init__(
         self, plan: ProcessPlan, log: Path, environ: Mapping[str, str], *, again: bool = False,
-        folder: Path | None = None,
+        folder: Path | None = None, stdin: int = subprocess.DEVNULL,
     ) -> None:  # fmt: skip
         log.parent.mkdir(parents=True, exist_ok=True)
         if log.exists() and not again:
             log.replace(log.with_name(log.name + ".1"))  # what the last run said last is often what one looks for
         held, ours = os.pipe()
         weakref.finalize(self, os.close, ours)
-        env = environment(plan, environ) | {tether.VARIABLE: str(held)}
+        read_end, marked = os.pipe()
+        self._reader = MarkReader(read_end)
+        weakref.finalize(self, self._reader.close)
+        env = environment(plan, environ) | {tether.VARIABLE: str(held), START_PIPE: str(marked)}
         try:
             with log.open("ab") as output:
                 # Its own session: Ctrl-C reaches us alone, and we stop the cluster in order.
                 self._popen = subprocess.Popen(
-                    plan.command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                    start_new_session=True, pass_fds=(held,), cwd=folder,
+                    plan.command, env=env, stdin=stdin, stdout=output, stderr=subprocess.STDOUT,
+                    start_new_session=True, pass_fds=(held, marked), cwd=folder,
                 )  # fmt: skip
         finally:
             os.close(held)
+            os.close(marked)
         started = start_time(self._popen.pid) or 0
         self.record = ProcessRecord(plan.name, plan.role, self._popen.pid, started, plan.address, str(log))
+
+    def become(self, plan: ProcessPlan, log: Path) -> None:
+        """Go by another name from now on: a spare that has got its command line."""
+        self.record = replace(self.record, name=plan.name, role=plan.role, address=plan.address, log=str(log))
+
+    def reap(self, timeout_s: float = KILL_WAIT_S) -> None:
+        """Wait for one that was killed, so that no zombie stays."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(timeout_s)
+
+    @property
+    def marks(self) -> Mapping[str, Mark]:
+        """Return how far its start is, by name."""
+        return self._reader.marks()
 
     def ended(self) -> str | None:
         """Return how the process ended, with its log's last line and path, or None while it runs."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from pdserve.client import Client, Reply
 from pdserve.processes import POLL_S, Watched
+from pdserve.run_folder import ProcessRecord
 from wire.errors import ConfigError, DeadlineExceeded, Unavailable
 
 _WRONG_INPUT = 2
@@ -46,6 +47,14 @@ def ask(client: Client) -> tuple[bool, str]:
     return _told(_reply(client))
 
 
+def serves(client: Client, record: ProcessRecord) -> bool:
+    """Return whether the cluster is ready, and this process, if it is an instance, living."""
+    reply = _reply(client)
+    if not _told(reply)[0]:
+        return False
+    return record.role == "scheduler" or _plain(record.address) in _addresses(reply, "living")
+
+
 def _reply(client: Client) -> Reply | None:
     try:
         return client.get("/ready")
@@ -61,10 +70,15 @@ def _told(reply: Reply | None) -> tuple[bool, str]:
 
 def _is_of(children: Sequence[Watched], reply: Reply | None) -> bool:
     """Tell whether an instance that is named there is one of ours."""
+    return not _addresses(reply).isdisjoint(_plain(child.record.address) for child in children)
+
+
+def _addresses(reply: Reply | None, state: str | None = None) -> set[str]:
+    """Return where the instances are that /ready lists, those in one state alone where it is given."""
     body = None if reply is None else reply.json()
     listed = body.get("instances") if isinstance(body, dict) else None
-    named = {_plain(str(one.get("address"))) for one in listed or () if isinstance(one, dict)}
-    return not named.isdisjoint(_plain(child.record.address) for child in children)
+    instances = [one for one in listed or () if isinstance(one, dict) and state in (None, one.get("state"))]
+    return {_plain(str(one.get("address"))) for one in instances}
 
 
 def _plain(address: str) -> str:

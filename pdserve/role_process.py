@@ -15,13 +15,14 @@ from pdserve.step_tokens import check_step_tokens
 from pdserve.trust import trust_of
 from ranktable_tools.launch_plan import LaunchPlan
 from telemetry import logs
+from telemetry.start_marks import StartMarks
 from wire.errors import ConfigError
 from wire.options import EngineOptions
 
 
-def run(argv: Sequence[str], plan: LaunchPlan) -> int:
-    """Run the process until SIGTERM. Raises ConfigError for flags that the role cannot take."""
-    return _run_scheduler(argv, plan) if plan.role == "scheduler" else _run_instance(argv, plan)
+def run(argv: Sequence[str], plan: LaunchPlan, marks: StartMarks) -> int:
+    """Run the process until SIGTERM; `marks` report its start. Raises ConfigError for flags the role cannot take."""
+    return _run_scheduler(argv, plan) if plan.role == "scheduler" else _run_instance(argv, plan, marks)
 
 
 def _run_scheduler(argv: Sequence[str], plan: LaunchPlan) -> int:
@@ -40,7 +41,7 @@ def _run_scheduler(argv: Sequence[str], plan: LaunchPlan) -> int:
     return process.run(parsed, plan, trust)
 
 
-def _run_instance(argv: Sequence[str], plan: LaunchPlan) -> int:
+def _run_instance(argv: Sequence[str], plan: LaunchPlan, marks: StartMarks) -> int:
     from pdserve import instance_flags
 
     typed = instance_flags.typed_over_file(argv, os.environ)
@@ -59,7 +60,7 @@ def _run_instance(argv: Sequence[str], plan: LaunchPlan) -> int:
 
     say(instance_lines(launch.config, plan, kv_host(launch.config), around.device_line, around.network))
     logs.configure(options.log_level, log_format=options.log_format)
-    return process.run(launch.config)
+    return process.run(launch.config, marks)
 
 
 def _require_ports(options: EngineOptions) -> None:

@@ -12,9 +12,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
+from pdserve.replacement import Phase
 from wire.errors import ConfigError
+
+_BESIDE = ("supervisor", "spare")
 
 
 def default_run_dir(environ: Mapping[str, str]) -> Path:
@@ -31,8 +34,9 @@ def default_cache_dir(environ: Mapping[str, str]) -> Path:
 class ProcessRecord:
     """One process of a cluster. `started` tells it from a later one with the same pid.
 
-    `restarts` counts its starts but the first; `note` says what becomes of it where it died, in two words. One that
-    runs on another machine has the pid 0, which no process has.
+    `restarts` counts its starts but the first; `note` says what becomes of it where it died, in two words. `phases` are
+    those of its last replacement, as far as it is, by the spare or not. One that runs on another machine has the pid 0,
+    which no process has.
     """
 
     name: str
@@ -43,6 +47,8 @@ class ProcessRecord:
     log: str
     restarts: int = 0
     note: str = ""
+    phases: tuple[Phase, ...] = ()
+    from_spare: bool = False
 
     @property
     def is_here(self) -> bool:
@@ -67,6 +73,7 @@ class ClusterState:
     processes: tuple[ProcessRecord, ...]
     supervisor: ProcessRecord | None = None
     is_starting: bool = False
+    spare: ProcessRecord | None = None
 
     @property
     def is_up(self) -> bool:
@@ -86,6 +93,14 @@ def start_time(pid: int) -> int | None:
         return None
     fields = stat[stat.rindex(")") + 2 :].split()
     return None if fields[0] in "ZX" else int(fields[19])
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the memory that a process has in RAM, 0 for one that is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
 
 
 class RunFolder:
@@ -125,10 +140,9 @@ class RunFolder:
         """Return the cluster's state, or None when there is none. Raises ConfigError for one that cannot be read."""
         try:
             data = json.loads(self._state.read_text())
-            processes = tuple(ProcessRecord(**process) for process in data.pop("processes"))
-            supervisor = data.pop("supervisor", None)
-            watcher = None if supervisor is None else ProcessRecord(**supervisor)
-            return ClusterState(processes=processes, supervisor=watcher, **data)
+            processes = tuple(map(_record, data.pop("processes")))
+            watcher, spare = (None if one is None else _record(one) for one in map(data.pop, _BESIDE, (None, None)))
+            return ClusterState(processes=processes, supervisor=watcher, spare=spare, **data)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -161,6 +175,10 @@ class RunFolder:
         """Keep the last run's logs as NAME.log.1, also of processes that the next run has not."""
         for log in list(self.log("any").parent.glob("*.log")):
             log.replace(log.with_name(log.name + ".1"))
+
+
+def _record(data: dict[str, Any]) -> ProcessRecord:
+    return ProcessRecord(**{**data, "phases": tuple(Phase(*one) for one in data.get("phases", ()))})
 
 
 def last_line(log: Path) -> str:

@@ -7,7 +7,9 @@ from typing import Protocol
 from pdserve.layout import ClusterShape, lay_out
 from pdserve.process_plan import ProcessPlan
 from pdserve.processes import Child, Watched
-from pdserve.run_folder import RunFolder
+from pdserve.restarts import RestartLimits, Restarts
+from pdserve.run_folder import ProcessRecord, RunFolder
+from pdserve.spare import Spare, SpareKeeper, why_no_spare
 from pdserve.up_request import UpRequest
 
 
@@ -22,16 +24,28 @@ class Site(Protocol):
         """Start one, anew or again. Raises OSError."""
         ...
 
+    def tick(self, now: float, *, is_calm: bool) -> None:
+        """Do what is due beside the processes; `is_calm`: none of them is starting."""
+        ...
+
+    @property
+    def spare(self) -> ProcessRecord | None:
+        """Return what names the warm spare, or says why there is none; None where the site has no such thing."""
+        ...
+
     def close(self, at_once: Callable[[], bool]) -> Sequence[str]:
         """End what runs on other machines, in order until `at_once` says so; return the names of those killed."""
         ...
 
 
 class LocalSite:
-    """This machine."""
+    """This machine, with one warm spare for all its instances."""
 
-    def __init__(self, request: UpRequest, folder: RunFolder) -> None:
+    def __init__(self, request: UpRequest, folder: RunFolder, say: Callable[[str], None]) -> None:
         self._request, self._folder = request, folder
+        limits = RestartLimits(most=request.options.max_restarts, window_s=request.options.restart_window)
+        why_none = why_no_spare(request.options.spare, os.environ)
+        self._keeper = SpareKeeper(self._make_spare, Restarts(limits), say, why_none)
 
     def plans(self) -> Sequence[ProcessPlan]:
         """Lay out tables and ports."""
@@ -43,9 +57,24 @@ class LocalSite:
         return lay_out(shape, self._folder.tables)
 
     def spawn(self, plan: ProcessPlan, again: bool) -> Watched:
-        """Start a child of ours."""
-        return Child(plan, self._folder.log(plan.name), os.environ, again=again)
+        """Start a child of ours; an instance that died is the spare from now on, where there is a warm one."""
+        log = self._folder.log(plan.name)
+        spare = self._keeper.take(plan, log, os.environ) if again and plan.role != "scheduler" else None
+        return spare or Child(plan, log, os.environ, again=again)
+
+    def tick(self, now: float, *, is_calm: bool) -> None:
+        """Look after the spare."""
+        self._keeper.tick(now, is_calm=is_calm)
+
+    @property
+    def spare(self) -> ProcessRecord:
+        """Return what names the spare, or says why there is none."""
+        return self._keeper.record
 
     def close(self, at_once: Callable[[], bool]) -> Sequence[str]:
-        """Nothing is elsewhere."""
+        """End the spare; nothing is elsewhere."""
+        self._keeper.close()
         return ()
+
+    def _make_spare(self) -> Spare:
+        return Spare(self._request.flags, self._folder.log("spare"), os.environ)

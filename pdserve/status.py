@@ -9,7 +9,8 @@ from pdserve.cluster_page import Instance, Link, read_page, read_table
 from pdserve.flags.parser import CommandParser
 from pdserve.question import served_model
 from pdserve.readiness import ask
-from pdserve.run_folder import ClusterState, ProcessRecord
+from pdserve.replacement import SERVING, describe
+from pdserve.run_folder import ClusterState, ProcessRecord, resident_bytes
 from pdserve.text_table import on_or_off, printable, text_table
 from pdserve.where import Where, add_where, find
 from wire.errors import Unavailable
@@ -74,7 +75,8 @@ def table(
             seen = by_address.get(process.address)
             pid, condition = _condition(process, seen)
             rows.append(_row(process.name, process.role, process.address, pid, condition, str(process.restarts), seen))
-    return [*text_table(_HEADER, rows), *_wrong(rows, reasons or {})]
+    replaced = () if state is None else state.processes
+    return [*text_table(_HEADER, rows), *_wrong(rows, reasons or {}), *map(_replaced, filter(_was_replaced, replaced))]
 
 
 def _condition(process: ProcessRecord, seen: Instance | None) -> tuple[str, str]:
@@ -105,6 +107,23 @@ def _wrong(rows: Sequence[Sequence[str]], reasons: Mapping[str, str]) -> list[st
         for name, _, address, _, condition, *_ in rows
         if condition not in ("living", "gone") and reasons.get(address)
     ]
+
+
+def _was_replaced(process: ProcessRecord) -> bool:
+    return bool(process.phases)
+
+
+def _replaced(process: ProcessRecord) -> str:
+    """Return how long its last replacement took, or takes so far."""
+    seconds = sum(phase.seconds for phase in process.phases)
+    is_over = process.phases[-1].name == SERVING
+    how = "from the spare" if process.from_spare else "by a new process"
+    words = (
+        f"replaced {process.name} in {seconds:.1f} s"
+        if is_over
+        else f"replacing {process.name}, {seconds:.1f} s so far,"
+    )
+    return f"{words} {how}: {describe(process.phases)}"
 
 
 def _row(
@@ -161,6 +180,15 @@ def _around(samples: tuple[Sample, ...] | None, where: Where) -> Iterator[str]:
     watcher = None if where.state is None else where.state.supervisor
     if watcher is not None:
         yield f"supervisor {watcher.pid}" if watcher.alive else "no supervisor: nothing is started again"
+    if where.state is not None and where.state.spare is not None:
+        yield _spare(where.state.spare)
+
+
+def _spare(spare: ProcessRecord) -> str:
+    """Return the spare's pid, whether it is warm, and its memory; or why there is none."""
+    if not spare.alive:
+        return f"no spare ({spare.note if spare.pid == 0 else 'gone'})"
+    return f"spare {spare.pid} ({spare.note}, {resident_bytes(spare.pid) / 1e6:.0f} MB)"
 
 
 def _reasons(client: Client) -> dict[str, str]:

@@ -16,7 +16,7 @@ from pdserve.membership import Membership
 from pdserve.model_flags import check_model
 from pdserve.ports import require_free
 from pdserve.processes import POLL_S, Watched, stop
-from pdserve.readiness import wait_ready
+from pdserve.readiness import serves, wait_ready
 from pdserve.restarts import RestartLimits
 from pdserve.run_folder import ClusterState, ProcessRecord, RunFolder, default_run_dir, start_time
 from pdserve.site import LocalSite, Site
@@ -25,6 +25,7 @@ from pdserve.up_request import UpRequest, parse
 from wire.errors import ConfigError
 
 _FAILED_GRACE_S = 3.0
+_PROBE_S = 0.5
 _CLOSE_S = 5.0  # the scheduler's own, after its requests
 
 
@@ -133,6 +134,7 @@ class _Cluster:
     def __init__(self, request: UpRequest, folder: RunFolder, interrupts: Interrupts) -> None:
         self._request, self._folder, self._interrupts = request, folder, interrupts
         self._is_starting = True
+        self._spare: ProcessRecord | None = None
 
     def run(self, leave: Callable[[], None]) -> int:
         """Start it, call `leave` when it is ready, and supervise it until a signal; return the exit status.
@@ -145,9 +147,11 @@ class _Cluster:
         options = request.options
         limits = RestartLimits(most=options.max_restarts, window_s=options.restart_window)
         site = self._site(journal)
+        probe = Client(request.base_url, timeout_s=_PROBE_S)
         supervisor = Supervisor(
-            limits, site.spawn, journal.say, lambda records: self._write(records, journal), Membership().has
-        )
+            limits, site.spawn, journal.say, lambda records: self._write(records, journal), Membership().has,
+            lambda record: serves(probe, record),
+        )  # fmt: skip
         grace_s = _FAILED_GRACE_S
         try:
             folder.clear()
@@ -164,6 +168,7 @@ class _Cluster:
             while True:
                 with self._interrupts.later():
                     supervisor.tick(time.monotonic())
+                    self._tick_site(site, supervisor, journal)
                 time.sleep(POLL_S)
         except KeyboardInterrupt:
             grace_s = request.shutdown_timeout_s + _CLOSE_S
@@ -175,6 +180,12 @@ class _Cluster:
             return 0
         finally:
             self._stop(site, supervisor.children, grace_s, journal)
+
+    def _tick_site(self, site: Site, supervisor: Supervisor, journal: Journal) -> None:
+        site.tick(time.monotonic(), is_calm=supervisor.is_calm)
+        if site.spare != self._spare:
+            self._spare = site.spare
+            self._write(supervisor.records, journal)
 
     def _stop(self, site: Site, children: Sequence[Watched], grace_s: float, journal: Journal) -> None:
         at_once = self._interrupts.hold()
@@ -189,7 +200,7 @@ class _Cluster:
 
     def _site(self, journal: Journal) -> Site:
         if not self._request.options.ray:
-            return LocalSite(self._request, self._folder)
+            return LocalSite(self._request, self._folder, journal.say)
         from pdserve.ray_cluster.site import RaySite
 
         return RaySite(self._request, self._folder, journal.say)
@@ -200,7 +211,7 @@ class _Cluster:
         watcher = ProcessRecord("supervisor", "supervisor", pid, start_time(pid) or 0, "", log)
         try:
             self._folder.write(
-                ClusterState(request.base_url, request.engine.model, processes, watcher, self._is_starting)
+                ClusterState(request.base_url, request.engine.model, processes, watcher, self._is_starting, self._spare)
             )
         except OSError as error:  # a disk that fills up must not end a cluster that serves
             journal.say(f"the state is not written, `pdserve status` shows the one before: {error}")

@@ -15,6 +15,7 @@ class UpOptions:
     detach: bool = flag(False, "return when the cluster is ready, and leave it serving")
     max_restarts: int = flag(5, "restarts of one process within --restart-window before it is given up", parse=int)
     restart_window: float = flag(300.0, "seconds within which restarts of one process are counted", parse=float)
+    spare: bool = flag(True, "keep one warm process that replaces an instance that died (docs/operations.md)")
     ray: bool = flag(False, "place the instances on the nodes of a Ray cluster (docs/ray.md)")
     address: str | None = flag(None, "with --ray: HOST:PORT of the cluster, or auto (default: a Ray of its own, here)")
     ray_strategy: str = flag("spread", "with --ray: how instances lie on nodes", choices=STRATEGIES)

@@ -5,7 +5,7 @@ seating ---> waiting (the table lacks others) ---> starting ---> running ---> en
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +15,7 @@ from pdserve.processes import status_words
 from pdserve.ray_cluster.messages import Look, News, Orders, Seat, Wanted, decode, encode
 from pdserve.run_folder import ProcessRecord, last_line
 from ranktable_tools.errors import RanktableError
+from telemetry.start_marks import Mark
 from wire.errors import ConfigError, DeadlineExceeded, Incompatible, PdserveError
 
 NEWS_EVERY_S = 0.5
@@ -86,6 +87,11 @@ class RemoteChild:
         """What names it for others: no pid, which would be another machine's."""
         address = "" if self.seat is None else f"{self.seat.ip}:{self.seat.port}"
         return ProcessRecord(self._plan.name, self._plan.role, 0, 0, address, str(self._log))
+
+    @property
+    def marks(self) -> Mapping[str, Mark]:
+        """Return none: they stay on its node."""
+        return {}
 
     def ended(self) -> str | None:
         """Look once; return how it ended, None while it has not."""

@@ -88,6 +88,14 @@ class RaySite:
             return Child(plan, self._folder.log(plan.name), self._environ, again=again)
         return self._begin(plan, again=True) if again else self._children[plan.name]
 
+    def tick(self, now: float, *, is_calm: bool) -> None:
+        """Do nothing: there is no spare on Ray's nodes."""
+
+    @property
+    def spare(self) -> None:
+        """Return None."""
+        return None
+
     def close(self, at_once: Callable[[], bool]) -> Sequence[str]:
         """Stop the instances, SIGTERM first, and leave the Ray cluster."""
         if self._session is None:

@@ -85,6 +85,14 @@ class Pdserve:
             assert time.monotonic() < deadline, self("status").stdout + self("logs", "supervisor").stdout
             time.sleep(_POLL_S)
 
+    def warm_spare(self) -> ProcessRecord:
+        """Return the spare when it can become an instance."""
+        deadline = time.monotonic() + DEADLINE_S
+        while (spare := self.state.spare) is None or spare.note != "warm":
+            assert time.monotonic() < deadline, self("status").stdout
+            time.sleep(_POLL_S)
+        return spare
+
     def wait_log(self, words: str) -> None:
         """Return when the supervisor has said this."""
         log, deadline = self.folder.log("supervisor"), time.monotonic() + DEADLINE_S

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,7 @@ from wire.errors import Unavailable
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 ASK = {"model": "tiny", "prompt": "hello", "max_tokens": 4}
+PHASES = ["process", "weights", "session", "serving"]
 LONG = {"model": "tiny", "prompt": "hello", "max_tokens": 400, "ignore_eos": True}
 
 
@@ -51,10 +53,40 @@ def test_a_killed_instance_is_started_again_and_its_supervisor_says_so(pdserve: 
     assert line.split()[3:5] == [str(pdserve.record("decode-0").pid), "living"]
 
 
+def test_the_warm_spare_becomes_an_instance_that_died(pdserve: Pdserve) -> None:
+    assert pdserve.up().returncode == 0
+    for name in ("decode-0", "prefill-0"):
+        dead, spare = pdserve.record(name), pdserve.warm_spare()
+
+        os.kill(dead.pid, signal.SIGKILL)
+        pdserve.wait_replaced(dead)
+
+        assert pdserve.record(name).pid == spare.pid
+        until(partial(_was_replaced, pdserve, name))
+        assert pdserve.client.post("/v1/completions", ASK).status == 200
+    said = pdserve("status").stdout
+    assert said.count("replaced decode-0 in ") == said.count("replaced prefill-0 in ") == 1
+    assert "  spare " in said.splitlines()[0] or "  no spare (" in said.splitlines()[0]
+
+
+def test_without_a_spare_a_new_process_replaces_one(pdserve: Pdserve) -> None:
+    assert pdserve.up("--no-spare").returncode == 0
+    dead = pdserve.record("decode-0")
+    os.kill(dead.pid, signal.SIGKILL)
+
+    pdserve.wait_replaced(dead)
+
+    pdserve.wait_log("replaced decode-0 in ")
+    assert " s by a new process: process " in pdserve("logs", "supervisor").stdout
+    assert "no spare (--no-spare)" in pdserve("status").stdout
+
+
 def test_a_killed_supervisor_leaves_nothing(pdserve: Pdserve) -> None:
     assert pdserve.up().returncode == 0
+    spare = pdserve.warm_spare()
     watcher, *below = pdserve.everything()
-    assert len(below) >= 3
+    assert len(below) >= 4
+    assert spare.pid in {process.pid for process in below}
 
     watcher.kill()
 
@@ -182,6 +214,10 @@ def test_any_one_of_two_by_two_may_be_killed_and_the_cluster_serves_on(pdserve: 
 
     assert [process.restarts for process in pdserve.state.processes] == [1, 1, 1, 1, 1]
     until(lambda: _blocks_used(pdserve) == [0, 0, 0, 0])
+
+
+def _was_replaced(pdserve: Pdserve, name: str) -> bool:
+    return [phase.name for phase in pdserve.record(name).phases] == PHASES
 
 
 def _blocks_used(pdserve: Pdserve) -> list[float]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from instance import process
+from telemetry.start_marks import StartMarks
 from wire.errors import InstanceLost
 
 WAIT_S = 60.0  # a process starts in there on a busy machine too
@@ -23,7 +24,7 @@ from instance.config import InstanceConfig
 from wire.options import EngineOptions
 from wire.types import Role
 
-def load_for_ever(config, on_lost):
+def load_for_ever(config, on_lost, on_read):
     print("loading", flush=True)
     time.sleep(3600)
 
@@ -82,7 +83,7 @@ class Dying(FakeModel):
         device.answers.clear()
         raise RuntimeError("the step failed")
 
-def build(config, on_lost):
+def build(config, on_lost, on_read):
     model = WatchedModel(Dying(CONFIG), DeviceWatch(device, on_lost, 0.2))
     return EngineCore(model, max_num_seqs=4, max_num_batched_tokens=64, prefill_chunk_size=32), ()
 
@@ -156,7 +157,7 @@ def test_a_load_that_outlives_the_event_loop_ends_in_silence(
         ending = process._Ending()
         stopping = asyncio.create_task(asyncio.to_thread(loading.wait, WAIT_S))
         stopping.add_done_callback(lambda _: ending.stop.set())
-        return await process._load_unless_stopped(config, ending)
+        return await process._load_unless_stopped(config, ending, StartMarks())
 
     monkeypatch.setattr(process, "build_engine", build)
     monkeypatch.setattr(threading, "excepthook", broken.append)

@@ -12,6 +12,7 @@ from pdserve.layout import ProcessPlan
 from pdserve.processes import Child
 from pdserve.readiness import wait_ready
 from pdserve.run_folder import ProcessRecord
+from telemetry.start_marks import Mark
 from tests.pdserve.quiet_server import QuietHandler, serving
 from wire.errors import ConfigError, PdserveError, Unavailable
 
@@ -41,6 +42,10 @@ class _Scripted:
     def __init__(self, name: str, address: str, looks: int = 1000) -> None:
         self.record = ProcessRecord(name, name.partition("-")[0], 0, 0, address, "/log")
         self._looks = looks
+
+    @property
+    def marks(self) -> dict[str, Mark]:
+        return {}
 
     def ended(self) -> str | None:
         self._looks -= 1

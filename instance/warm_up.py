@@ -1,0 +1,62 @@
+"""Import what an instance will need, for a process that waits to become one. Opens no device and no port."""
+
+import contextlib
+import importlib
+import os
+import time
+from pathlib import Path
+
+from engine.torch_start import prepare_torch
+from instance.encoders import may_be_encoder
+from native.builder import find_library
+from native.libraries import RECIPES
+from wire.errors import PdserveError
+from wire.options import EngineOptions
+
+_BUILD_S = 900.0
+_LOOK_S = 1.0
+_LIBRARIES = ("engine", "move")
+_ALWAYS = ("instance.process", "instance.http")
+_ENCODERS = ("engine.pooling.core", "engine.pooling.encoder")
+_DECODERS = ("engine.loader", "engine.headroom", "engine.core", "engine.grammar.store", "engine.grammar.tokenizer_file")
+
+
+def import_all(options: EngineOptions) -> None:
+    """Import the modules of this engine and model, and open its native libraries. Raises ImportError.
+
+    A model that cannot be read is no error here: the instance will say so.
+    """
+    for name in _ALWAYS:
+        importlib.import_module(name)
+    if options.engine == "fake":
+        importlib.import_module("instance.fake")
+        return
+    prepare_torch(2)  # what it sets does nothing to a team of one
+    _wait_for_libraries()
+    with contextlib.suppress(PdserveError):
+        if may_be_encoder(options.model):
+            for name in _ENCODERS:
+                importlib.import_module(name)
+    for name in _DECODERS:
+        importlib.import_module(name)
+    with contextlib.suppress(PdserveError):
+        _import_model(options)
+
+
+def _import_model(options: EngineOptions) -> None:
+    """Import the classes of the model by making its network of shapes alone."""
+    from engine.kv_probe import rehearse
+    from engine.model_folder import open_folder
+
+    rehearse(open_folder(Path(options.model), options.quantization).checkpoint, "float32")
+
+
+def _wait_for_libraries() -> None:
+    """Wait until the native libraries are built, as far as they can be: no replacement has to build one."""
+    deadline = time.monotonic() + _BUILD_S
+    for name in _LIBRARIES:
+        while (found := find_library(RECIPES[name], os.environ)).is_awaited and time.monotonic() < deadline:
+            if found.build is None:
+                time.sleep(_LOOK_S)  # another process builds it
+            else:
+                found.build.wait(deadline - time.monotonic())

@@ -1,0 +1,129 @@
+"""`python -P -m pdserve.spare_process FLAGS`: import what an instance needs, then wait to become one.
+
+    warm up at low priority -> "warm" -> the command line on stdin -> pdserve.launch in this very process
+
+FLAGS are those of the cluster's processes: they say which engine and model to import for. On stdin comes one JSON
+object {"name", "argv", "env", "folder", "cores", "log"}; its end without one ends the process. It opens no device.
+"""
+
+import gc
+import json
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from pdserve import launch
+from pdserve.tether import hold_on
+from telemetry.start_marks import VARIABLE, WARM, StartMarks
+from wire.options import EngineOptions, from_namespace
+
+MOST_BYTES = 1 << 20  # of a command line with its environment: what a pipe may hold without privileges
+_NICE = 19
+_FIRST_VICTIM = "1000"
+_DEVICES = ("/dev/nvidia", "/dev/davinci", "/dev/devmm_svm", "/dev/hisi_hdc", "/dev/dri", "/dev/kfd")
+
+
+def main(flags: Sequence[str]) -> int:
+    """Warm up, wait, and run the instance; return its exit status, 0 where none is wanted."""
+    hold_on(os.environ)
+    marks = StartMarks.take(os.environ)
+    score = _be_first_victim()
+    _at_low_priority(flags)
+    held = sorted(path for path in _open_files() if path.startswith(_DEVICES))
+    if held:
+        print(f"a spare must not hold a device, and this one has {', '.join(held)} open", file=sys.stderr)
+        return 1
+    marks.set(WARM)
+    order = _read_order()
+    if not order:
+        return 0
+    argv = _take_over(json.loads(order), score, marks)
+    return launch.main(argv)
+
+
+def _be_first_victim() -> str:
+    """Let the kernel end this process before all others when memory runs out; return the score it had."""
+    path = Path("/proc/self/oom_score_adj")
+    try:
+        before = path.read_text()
+        path.write_text(_FIRST_VICTIM)
+    except OSError:
+        return ""
+    return before
+
+
+def _at_low_priority(flags: Sequence[str]) -> None:
+    """Import in a thread of the lowest priority: the main thread, and what it starts later, keep theirs."""
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        try:
+            _import(flags)
+        except BaseException as error:  # noqa: BLE001 - raised in the main thread
+            failed.append(error)
+
+    thread = threading.Thread(target=work, name="warm-up")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    gc.collect()
+    gc.freeze()
+
+
+def _import(flags: Sequence[str]) -> None:
+    from instance.warm_up import import_all
+    from pdserve import instance_flags, role_process  # noqa: F401 - what serving takes, beside the engine
+
+    import_all(from_namespace(EngineOptions, launch.read_flags(flags, os.environ)))
+
+
+def _open_files() -> list[str]:
+    """Return what the descriptors of this process are open on."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+        except FileNotFoundError:  # the one of the listing
+            continue
+    return found
+
+
+def _read_order() -> bytes:
+    """Return all of stdin, which ends where nothing comes. Raises ValueError past MOST_BYTES."""
+    data = bytearray()
+    while part := os.read(0, 65_536):
+        data += part
+        if len(data) > MOST_BYTES:
+            raise ValueError(f"a command line of more than {MOST_BYTES} bytes")
+    return bytes(data)
+
+
+def _take_over(order: dict[str, object], score: str, marks: StartMarks) -> list[str]:
+    """Become the process that the order describes; return its command line."""
+    env, argv, cores = order["env"], order["argv"], order["cores"]
+    assert isinstance(env, dict)
+    assert isinstance(argv, list)
+    assert isinstance(cores, list)
+    if score:
+        Path("/proc/self/oom_score_adj").write_text(score)
+    with open(os.devnull, "rb") as nothing, open(str(order["log"]), "ab") as log:
+        for source, target in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(source.fileno(), target)
+    os.environ.clear()
+    os.environ.update(env)
+    if marks.descriptor is not None:
+        os.environ[VARIABLE] = str(marks.descriptor)
+    os.chdir(str(order["folder"]))
+    for task in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(task), cores)
+    Path("/proc/self/comm").write_text(str(order["name"]))  # as `ps` shows it
+    sys.argv[1:] = argv
+    return argv
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

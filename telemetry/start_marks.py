@@ -1,0 +1,85 @@
+"""How far a process is in its start: marks with the clock and the CPU time so far, over a pipe to its supervisor.
+
+process --"weights 81234.512 0.41\\n"--> pipe --> supervisor      seconds of CLOCK_MONOTONIC, one for a whole host
+"""
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+
+VARIABLE = "PDSERVE_START_PIPE"
+PROCESS, WEIGHTS, LOADED, SESSION = "process", "weights", "loaded", "session"
+"""Our code runs; weights begin to be read; the engine has them; a scheduler has a session."""
+WARM = "warm"
+"""A spare has imported everything."""
+_MOST_BYTES = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One point of a process's start: when, on the host's monotonic clock, and its CPU seconds until then."""
+
+    name: str
+    at: float
+    cpu_s: float
+
+
+class StartMarks:
+    """The end of the pipe in the process that starts. Marks are lost where nobody reads; any thread may set one."""
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        """`descriptor` is the pipe's end to write to, None where nobody wants to know."""
+        self.descriptor = descriptor
+
+    @classmethod
+    def take(cls, environ: MutableMapping[str, str]) -> "StartMarks":
+        """Return those that the environment names by VARIABLE, which is taken out: it means no child of ours."""
+        text = environ.pop(VARIABLE, "")
+        with contextlib.suppress(OSError):
+            if text.isdecimal() and stat.S_ISFIFO(os.fstat(int(text)).st_mode):
+                os.set_inheritable(int(text), False)
+                os.set_blocking(int(text), False)
+                return cls(int(text))
+        return cls()
+
+    def set(self, name: str) -> None:
+        """Report that the start has come to this mark. Never waits, never raises."""
+        if self.descriptor is not None:
+            line = f"{name} {time.monotonic():.6f} {time.process_time():.6f}\n"
+            with contextlib.suppress(OSError):
+                os.write(self.descriptor, line.encode())
+
+
+class MarkReader:
+    """The supervisor's end of the pipe. Owns the descriptor `read_end` until `close`."""
+
+    def __init__(self, read_end: int) -> None:
+        os.set_blocking(read_end, False)
+        self._read_end: int | None = read_end
+        self._rest = b""
+        self._marks: dict[str, Mark] = {}
+
+    def marks(self) -> dict[str, Mark]:
+        """Return the marks so far by name, the last of each; what is no mark is passed over. Never waits."""
+        if self._read_end is not None:
+            with contextlib.suppress(BlockingIOError):
+                self._take(os.read(self._read_end, _MOST_BYTES))
+        return dict(self._marks)
+
+    def close(self) -> None:
+        """Let go of the pipe. Idempotent."""
+        if self._read_end is not None:
+            os.close(self._read_end)
+            self._read_end = None
+
+    def _take(self, data: bytes) -> None:
+        if not data:
+            self.close()
+        *lines, self._rest = (self._rest[-_MOST_BYTES:] + data).split(b"\n")
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                name, at, cpu_s = line.decode().split(" ")
+                self._marks[name] = Mark(name, float(at), float(cpu_s))
