@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from telemetry.start_marks import VARIABLE as START_PIPE
 from wire.errors import ConfigError
 
 PREFIX: Final = "PDSERVE_"
@@ -21,7 +22,7 @@ VARIABLES: Final[Mapping[str, str]] = {
 }
 OF_PARENT: Final = "PDSERVE_PARENT_PIPE"
 _NOT_READ: Final = frozenset((  # by deploy/compose.yaml, scripts/ and tests
-    "PDSERVE_BIND", "PDSERVE_FAULT_RESULTS", "PDSERVE_IMAGE", "PDSERVE_MODEL", "PDSERVE_PORT", OF_PARENT,
+    "PDSERVE_BIND", "PDSERVE_FAULT_RESULTS", "PDSERVE_IMAGE", "PDSERVE_MODEL", "PDSERVE_PORT", OF_PARENT, START_PIPE,
 ))  # fmt: skip
 _OF_TESTS: Final = "PDSERVE_TEST_"
 # What Kubernetes puts into each container for a service whose name begins with pdserve.
@@ -34,7 +35,7 @@ def check_variables(environ: Mapping[str, str]) -> None:
 
     A process of ours that another one started says nothing: that one has.
     """
-    if OF_PARENT in environ:
+    if OF_PARENT in environ or START_PIPE in environ:
         return
     unknown = sorted(name for name in environ if name.upper().startswith(PREFIX) and not _is_known(name))
     for name in unknown:

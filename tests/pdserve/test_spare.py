@@ -48,13 +48,14 @@ def test_it_runs_the_command_line_with_that_environment(warm: Spare, tmp_path: P
     log.write_text("before\n")
     tables = {"GLOBAL_RANK_TABLE_FILE_PATH": str(tmp_path / "g.json"), "RANK_TABLE_FILE_PATH": str(tmp_path / "l.json")}
 
-    child = warm.become(_plan("--startup-timeout", "0.1", **tables), log, os.environ)
+    child = warm.become(_plan("--startup-timeout", "0.1", **tables), log, {**os.environ, "PDSERVE_MOOD": "x"})
 
     assert child is not None
     assert (child.record.name, child.record.role, child.record.pid) == ("decode-0", "decode", pid)
     said = _said(child)
     assert said.startswith("before\n")
     assert str(tmp_path / "g.json") in said or str(tmp_path / "l.json") in said
+    assert "PDSERVE_MOOD" not in said  # `up` has said so
     assert child.exit_status == 2
 
 
