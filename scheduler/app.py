@@ -20,6 +20,7 @@ from scheduler.api.gate import Gate
 from scheduler.api.generate import GenerateBody, generate
 from scheduler.api.generation_body import ChatBody, CompletionBody
 from scheduler.api.health import health, metrics, ready
+from scheduler.api.invocations import invoke
 from scheduler.api.models import list_models, retrieve_model
 from scheduler.api.ops import load, own_version, ping, version
 from scheduler.api.route import TEXT, VECTORS, Route
@@ -50,6 +51,10 @@ OPENAI_ROUTES: tuple[Route, ...] = (
     ),
     Route("POST", "/v1/score", create_score, "vectors", "How alike two texts are", ScoreBody, queues=True),
     Route("POST", "/score", create_score, "vectors", "The same as /v1/score", ScoreBody, queues=True),
+    Route(
+        "POST", "/invocations", invoke, "text", "The route of SageMaker: what the body holds says which it is",
+        media_types=_STREAMED, queues=True,
+    ),
     Route("POST", "/tokenize", tokenize, "tokenizer", "The token ids of a text or a conversation", TokenizeBody),
     Route("POST", "/detokenize", detokenize, "tokenizer", "The text of token ids", DetokenizeBody),
     Route(

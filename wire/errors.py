@@ -4,7 +4,8 @@ PdserveError
 ├── InvalidRequest          the caller's input is wrong               400  INVALID_ARGUMENT
 │   ├── PromptTooLong       prompt (+ output) exceeds the model       400
 │   ├── InvalidGrammar      structured output that cannot be had      400
-│   └── NeverFits           more KV than the whole pool can hold      400
+│   ├── NeverFits           more KV than the whole pool can hold      400
+│   └── NotInstalled        this server lacks what it takes           501  UNIMPLEMENTED
 ├── UnknownModel            no such model is served                   404  NOT_FOUND
 ├── Overloaded              the queue is full; come back later        429  RESOURCE_EXHAUSTED
 ├── NoCapacity              no free blocks now; the caller may wait   503  RESOURCE_EXHAUSTED
@@ -44,6 +45,10 @@ class InvalidGrammar(InvalidRequest):
 
 class NeverFits(InvalidRequest):
     """The request needs more KV blocks than the whole pool has."""
+
+
+class NotInstalled(InvalidRequest):
+    """The request is right, and this server lacks a package that it takes."""
 
 
 class UnknownModel(PdserveError):
@@ -109,6 +114,7 @@ class Appearance:
 
 _APPEARANCE: dict[type[PdserveError], Appearance] = {
     InvalidRequest: Appearance("INVALID_ARGUMENT", 400, "invalid_request_error"),
+    NotInstalled: Appearance("UNIMPLEMENTED", 501, "not_implemented_error"),
     UnknownModel: Appearance("NOT_FOUND", 404, "not_found_error"),
     Overloaded: Appearance("RESOURCE_EXHAUSTED", 429, "rate_limit_error"),
     NoCapacity: Appearance("RESOURCE_EXHAUSTED", 503, "service_unavailable_error"),
@@ -133,8 +139,9 @@ def appearance(error: BaseException) -> Appearance:
 _BY_NAME: dict[str, type[PdserveError]] = {
     cls.__name__: cls
     for cls in (
-        InvalidRequest, PromptTooLong, InvalidGrammar, NeverFits, UnknownModel, Overloaded, NoCapacity, Unavailable,
-        InstanceLost, Draining, HandoffFailed, DeadlineExceeded, Cancelled, Incompatible, ConfigError, InternalError,
+        InvalidRequest, PromptTooLong, InvalidGrammar, NeverFits, NotInstalled, UnknownModel, Overloaded, NoCapacity,
+        Unavailable, InstanceLost, Draining, HandoffFailed, DeadlineExceeded, Cancelled, Incompatible, ConfigError,
+        InternalError,
     )
 }  # fmt: skip
 

@@ -3,12 +3,12 @@
 from engine.grammar.interface import Backend
 from engine.grammar.limits import GrammarLimits, StepLimits
 from engine.grammar.tokenizer_file import TokenizerFile
-from wire.errors import InvalidGrammar
+from wire.errors import NotInstalled
 from wire.structured_output import LLGUIDANCE
 
 
 def make_backend(name: str, tokenizer: TokenizerFile, limits: GrammarLimits) -> Backend:
-    """Load `name` for one tokenizer. Raises InvalidGrammar where it is not installed or cannot use the tokenizer."""
+    """Load `name` for one tokenizer. Raises NotInstalled, or InvalidGrammar where it cannot use the tokenizer."""
     try:
         from engine.grammar.llguidance_backend import LlguidanceBackend
 
@@ -19,6 +19,6 @@ def make_backend(name: str, tokenizer: TokenizerFile, limits: GrammarLimits) -> 
 
         return XgrammarBackend(tokenizer, limits, first.token_bytes())
     except ModuleNotFoundError as error:
-        raise InvalidGrammar(
-            f"the structured output backend {name} is not installed: no module {error.name}"
+        raise NotInstalled(
+            f"this server lacks the structured output backend {name}, which this output needs: no module {error.name}"
         ) from error

@@ -22,7 +22,7 @@ from engine.grammar.interface import Backend
 from engine.grammar.limits import MIB, GrammarLimits
 from engine.grammar.source import Kind, Source
 from engine.grammar.tokenizer_file import TokenizerFile
-from wire.errors import InvalidGrammar
+from wire.errors import InvalidGrammar, NotInstalled
 
 _PR_SET_PDEATHSIG = 1
 _STACK_BYTES = MIB  # so that what does not overflow here does not in a thread of the parent
@@ -39,7 +39,7 @@ def main(descriptor: int) -> None:
         limits = GrammarLimits(**hello["limits"])
         try:
             backend = make_backend(hello["backend"], TokenizerFile.from_json(hello["tokenizer"]), limits)
-        except InvalidGrammar as error:
+        except (InvalidGrammar, NotInstalled) as error:
             send(connection, {"refused": str(error)})
             return
         _bound_memory(limits)

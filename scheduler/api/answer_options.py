@@ -11,34 +11,40 @@ from scheduler.config import SchedulerOptions
 class AnswerOptions:
     """`logprobs` and `prompt_logprobs`: how many likeliest tokens at each position, None for nothing.
 
-    `usage` is told at a stream's end, `continuous_usage` with every chunk too.
+    `usage` is sent at a stream's end, with the names of the `instances` that served it where requested;
+    `continuous_usage` with every chunk too.
     """
 
     n: int = 1
     stream: bool = False
     usage: bool = False
     continuous_usage: bool = False
+    instances: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     token_ids: bool = False
     tokens_by_number: bool = False
     echoes_prompt: bool = False
+    skips_special: bool = True
     structured_by: str | None = None
 
 
 def read_answer_options(body: GenerationBody, options: SchedulerOptions, *, structured_by: str | None) -> AnswerOptions:
     """Return what `body` asks to be told; `structured_by` is the field that says what the output must be."""
     asked = body.stream_options
+    usage = options.enable_force_include_usage or bool(asked and asked.include_usage)
     return AnswerOptions(
         n=body.n or 1,
         stream=bool(body.stream),
-        usage=options.enable_force_include_usage or bool(asked and asked.include_usage),
-        continuous_usage=bool(asked and asked.continuous_usage_stats),
+        usage=usage,
+        continuous_usage=usage and bool(asked and asked.continuous_usage_stats),
+        instances=bool(asked and asked.include_instances),
         logprobs=_count(body.num_logprobs),
         prompt_logprobs=_count(body.prompt_logprobs),
         token_ids=bool(body.return_token_ids),
         tokens_by_number=bool(body.return_tokens_as_token_ids or options.return_tokens_as_token_ids),
         echoes_prompt=body.echoes,
+        skips_special=body.skip_special_tokens is not False,
         structured_by=structured_by,
     )
 

@@ -8,16 +8,15 @@ import orjson
 from starlette.requests import Request
 
 from scheduler.api.answer_options import AnswerOptions
-from scheduler.api.body import read_json
 from scheduler.api.conversation import ConversationBody
 from scheduler.api.generation import Generation
 from scheduler.api.generation_body import ChatBody
 from scheduler.api.logprobs import TokenTeller, scored_output, scored_prompt
 from scheduler.api.messages import read_messages, text_of
 from scheduler.api.prepared import prepare_generation
-from scheduler.api.refusals import refuse_fields
+from scheduler.api.read_body import read_body
 from scheduler.api.request_ids import new_id, shown_id
-from scheduler.api.shape import Ended, PromptTold, Usage
+from scheduler.api.shape import ANSWER_NULLS, CHOICE_NULLS, Ended, PromptTold, Usage
 from scheduler.api.sse import event
 from scheduler.front import Front
 from scheduler.templates.chat_options import ChatOptions
@@ -29,13 +28,10 @@ _ASSISTANT = "assistant"
 
 async def create_chat_completion(front: Front, request: Request) -> Generation:
     """Return the answer to one request, not yet run. Raises a PdserveError or HttpError for a bad one."""
-    raw = await read_json(request, front.config.options)
-    refuse_fields(raw)
-    body = ChatBody.read(raw)
-    return await prepare(front, body, request)
+    return await prepare_chat(front, await read_body(front, request, ChatBody), request)
 
 
-async def prepare(front: Front, body: ChatBody, request: Request) -> Generation:
+async def prepare_chat(front: Front, body: ChatBody, request: Request) -> Generation:
     """Render, tokenise and check a body against the model."""
     model = front.model_named(body.model)
     if body.top_logprobs and not body.logprobs:
@@ -133,7 +129,7 @@ class ChatShape:
 
     def whole(self, choices: list[Ended], prompts: Sequence[PromptTold], usage: Usage) -> dict[str, Any]:
         """Return the whole answer."""
-        answer = self._head | {
+        answer = self._head | ANSWER_NULLS | _NULLS | {
             "object": "chat.completion", "choices": [self._choice(one) for one in choices], "usage": usage,
         }  # fmt: skip
         prompt = prompts[0]
@@ -145,9 +141,9 @@ class ChatShape:
         return answer
 
     def _choice(self, one: Ended) -> dict[str, Any]:
-        choice: dict[str, Any] = {
+        choice: dict[str, Any] = CHOICE_NULLS | {
             "index": one.index,
-            "message": {"role": self._role, "content": one.text},
+            "message": {"role": self._role, "content": one.text} | _MESSAGE_NULLS,
             "logprobs": one.logprobs,
             "finish_reason": one.finish_reason,
             "stop_reason": one.stop_reason,
@@ -163,4 +159,6 @@ class ChatShape:
         return self._before[index]
 
 
+_NULLS = dict.fromkeys(("prompt_logprobs", "prompt_token_ids", "prompt_text"))
+_MESSAGE_NULLS = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
 _AFTER_CONTENT = b'},"logprobs":null,"finish_reason":null}]}\n\n'

@@ -8,17 +8,17 @@ import orjson
 from starlette.requests import Request
 
 from scheduler.api.answer_options import AnswerOptions
-from scheduler.api.body import read_json
 from scheduler.api.generation import Generation
 from scheduler.api.generation_body import CompletionBody
 from scheduler.api.logprobs import Scored, TokenTeller, scored_output, scored_prompt
 from scheduler.api.prepared import prepare_generation
 from scheduler.api.prompts import encode_prompt, read_prompts
-from scheduler.api.refusals import refuse_fields
+from scheduler.api.read_body import read_body
 from scheduler.api.request_ids import new_id, shown_id
 from scheduler.api.sampling import draw_seed
-from scheduler.api.shape import Ended, PromptTold, Usage
+from scheduler.api.shape import ANSWER_NULLS, CHOICE_NULLS, Ended, PromptTold, Usage
 from scheduler.api.sse import event
+from scheduler.api.text_offsets import TextOffsets
 from scheduler.front import Front
 from scheduler.text.pieces import Piece
 from wire.errors import InvalidRequest
@@ -28,13 +28,10 @@ DEFAULT_MAX_TOKENS = 16
 
 async def create_completion(front: Front, request: Request) -> Generation:
     """Return the answer to one request, not yet run. Raises a PdserveError or HttpError for a bad one."""
-    raw = await read_json(request, front.config.options)
-    refuse_fields(raw)
-    body = CompletionBody.read(raw)
-    return await prepare(front, body, request)
+    return await prepare_completion(front, await read_body(front, request, CompletionBody), request)
 
 
-async def prepare(front: Front, body: CompletionBody, request: Request) -> Generation:
+async def prepare_completion(front: Front, body: CompletionBody, request: Request) -> Generation:
     """Tokenise and check a body against the model."""
     model = front.model_named(body.model)
     if body.suffix:
@@ -50,26 +47,31 @@ async def prepare(front: Front, body: CompletionBody, request: Request) -> Gener
     )
     echo: tuple[str, ...] = ()
     if body.echo:
+        skips = body.skip_special_tokens is not False
         echo = tuple(
-            one if isinstance(one, str) and bounded else tokens.decode(ids)
+            one if isinstance(one, str) and bounded else tokens.decode(ids, skip_special_tokens=skips)
             for one, ids in zip(given, prepared.prompts, strict=True)
         )
     shares_seed = body.seed is not None or len(prompts) == 1
     seeds = () if shares_seed else tuple(draw_seed() for _ in prompts)  # else equal prompts answer alike
     request_id = new_id("cmpl")
-    shape = CompletionShape(shown_id(request_id, request), model, prepared.teller, prepared.asked)
+    shape = CompletionShape(shown_id(request_id, request), model, prepared.teller, prepared.asked, echo)
     return prepared.generation(request_id, shape, echo=echo, seeds=seeds)
 
 
 class CompletionShape:
     """text_completion objects, whole and in chunks of the same kind."""
 
-    def __init__(self, answer_id: str, model: str, teller: TokenTeller, asked: AnswerOptions) -> None:
+    def __init__(
+        self, answer_id: str, model: str, teller: TokenTeller, asked: AnswerOptions, echo: Sequence[str] = ()
+    ) -> None:
+        """`echo`: the text that stands before each prompt's choices, nothing where it is not requested."""
         self._head = {"id": answer_id, "object": "text_completion", "created": int(time.time()), "model": model}
         self._teller = teller
         self._asked = asked
+        self._echo = echo
         self._is_plain = asked.logprobs is None and not asked.token_ids
-        self._offsets: dict[int, int] = {}
+        self._offsets: dict[int, TextOffsets] = {}
         self._opened: set[int] = set()
         self._before: dict[int, bytes] = {}
 
@@ -92,12 +94,17 @@ class CompletionShape:
         """Return the log probabilities of a piece's tokens, behind those of an echoed prompt; offsets go on."""
         if self._asked.logprobs is None:
             return None
-        scored: list[Scored] = scored_output(piece.tokens)
-        if piece.index not in self._offsets and self._asked.echoes_prompt:
-            scored = scored_prompt(prompt.token_ids, prompt.logprobs) + scored
-        offset = self._offsets.get(piece.index, 0)
-        self._offsets[piece.index] = offset + sum(len(self._teller.texts.of(token_id).text) for token_id, _ in scored)
-        return self._teller.completion(scored, offset)
+        echoed: list[Scored] = []
+        if piece.index not in self._offsets:
+            echo = self._echo[piece.index // self._asked.n] if self._echo else ""
+            self._offsets[piece.index] = TextOffsets(self._teller.texts, echo, skips_special=self._asked.skips_special)
+            echoed = scored_prompt(prompt.token_ids, prompt.logprobs) if self._asked.echoes_prompt else []
+        offsets, scored = self._offsets[piece.index], scored_output(piece.tokens)
+        begins = [
+            *(offsets.of_prompt(token) for token, _ in echoed),
+            *(offsets.of_output(token) for token, _ in scored),
+        ]
+        return self._teller.completion(echoed + scored, begins)
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
         """Return the last chunk."""
@@ -105,8 +112,8 @@ class CompletionShape:
 
     def whole(self, choices: list[Ended], prompts: Sequence[PromptTold], usage: Usage) -> dict[str, Any]:
         """Return the whole answer."""
-        told = [self._choice(one, prompts[one.index // self._asked.n], is_first=True) for one in choices]
-        return self._head | {"choices": told, "usage": usage}
+        told = [_NULLS | self._choice(one, prompts[one.index // self._asked.n], is_first=True) for one in choices]
+        return self._head | ANSWER_NULLS | {"choices": told, "usage": usage}
 
     def _prefix(self, index: int) -> bytes:
         if index not in self._before:
@@ -132,4 +139,5 @@ class CompletionShape:
         return choice
 
 
+_NULLS = CHOICE_NULLS | {"prompt_logprobs": None, "prompt_token_ids": None}
 _AFTER_TEXT = b',"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'

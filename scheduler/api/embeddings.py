@@ -11,14 +11,13 @@ import orjson
 from pydantic import Field
 from starlette.requests import Request
 
-from scheduler.api.body import read_json
 from scheduler.api.chat import chat_options
 from scheduler.api.conversation import ConversationBody
 from scheduler.api.described import AnyPrompt
 from scheduler.api.inputs import encode_inputs, fitting, read_inputs
 from scheduler.api.messages import read_messages
 from scheduler.api.pooled import Pooled, pooling_request
-from scheduler.api.refusals import refuse_fields
+from scheduler.api.read_body import read_body
 from scheduler.api.request_ids import new_id, shown_id
 from scheduler.api.schemas import Priority
 from scheduler.front import Front
@@ -46,9 +45,11 @@ class EmbeddingBody(ConversationBody):
 
 async def create_embedding(front: Front, request: Request) -> Pooled:
     """Return the answer to one request, not yet run. Raises a PdserveError or HttpError for a bad one."""
-    raw = await read_json(request, front.config.options)
-    refuse_fields(raw)
-    body = EmbeddingBody.read(raw)
+    return await prepare_embedding(front, await read_body(front, request, EmbeddingBody), request)
+
+
+async def prepare_embedding(front: Front, body: EmbeddingBody, request: Request) -> Pooled:
+    """Tokenise and check a body against the model."""
     model = front.model_named(body.model)
     prompts = await _prompts(front, body)
     poolings = (Pooling(dimensions=body.dimensions),) * len(prompts)

@@ -16,21 +16,20 @@ from pydantic import ConfigDict, Field
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from scheduler.api.body import read_json
 from scheduler.api.completions import DEFAULT_MAX_TOKENS
 from scheduler.api.described import AnyPrompt
 from scheduler.api.errors import error_body, json_response, request_id_of
 from scheduler.api.generation_body import GenerationBody
 from scheduler.api.prepared import Prepared, prepare_generation
 from scheduler.api.prompts import encode_prompt, read_prompts
-from scheduler.api.refusals import refuse_fields
+from scheduler.api.read_body import read_body
 from scheduler.api.request_ids import new_id
 from scheduler.api.sse import ClientGone, until_disconnect
 from scheduler.front import Front
 from scheduler.request import GenerationRequest
 from scheduler.stream import TextStream
 from telemetry.logs import EventLogger
-from wire.errors import Draining, InvalidGrammar
+from wire.errors import Draining, InvalidGrammar, NotInstalled
 
 _log = EventLogger("api")
 _HEADERS = [(b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -48,9 +47,7 @@ class GenerateBody(GenerationBody):
 
 async def generate(front: Front, request: Request) -> "Texts":
     """Return the answer to one request, not yet run. Raises a PdserveError or HttpError for a bad one."""
-    raw = await read_json(request, front.config.options)
-    refuse_fields(raw)
-    body, tokens = GenerateBody.read(raw), front.tokens
+    body, tokens = await read_body(front, request, GenerateBody), front.tokens
     front.model_named(body.model)
     bounded = body.truncate_prompt_tokens is None
     (given,) = read_prompts(body.prompt, max_prompts=1, max_model_len=tokens.max_model_len if bounded else None)
@@ -79,7 +76,7 @@ class Texts:
                 await until_disconnect(receive, run(scope, receive, send))
             except ClientGone as gone:
                 _log.info("client_gone", request_id=self.request_id, reason=gone)
-            except InvalidGrammar as error:
+            except (InvalidGrammar, NotInstalled) as error:
                 error.param = error.param or self.prepared.asked.structured_by
                 raise
 

@@ -20,7 +20,7 @@ from scheduler.request import GenerationRequest
 from scheduler.stream import TextStream
 from scheduler.text.pieces import Piece, TextOptions
 from telemetry.logs import EventLogger
-from wire.errors import Draining, InvalidGrammar
+from wire.errors import Draining, InvalidGrammar, NotInstalled
 
 _log = EventLogger("api")
 
@@ -44,7 +44,10 @@ class Generation:
                 await until_disconnect(receive, run)
             except ClientGone as gone:
                 _log.info("client_gone", request_id=self.request.request_id, reason=gone)
-            except InvalidGrammar as error:  # an instance's words cross the wire, the name of the field does not
+            except (
+                InvalidGrammar,
+                NotInstalled,
+            ) as error:  # the field's name crosses no wire
                 error.param = error.param or self.asked.structured_by
                 raise
 
@@ -97,7 +100,9 @@ class Generation:
             else:
                 await self._write_with_comments(writer, told, with_quiet(made, interval_s, told.written_s))
         if self.asked.usage:
-            last = self.shape.usage_chunk(self._usage(output)) | {"pdserve": served.report(output.served)}
+            last = self.shape.usage_chunk(self._usage(output)) | {
+                "pdserve": served.report(output.served, instances=self.asked.instances)
+            }
             await writer.write(event(last))
         await writer.write(DONE)
         await writer.end()
@@ -118,7 +123,7 @@ class _Told:
 
     def __init__(self, generation: Generation, writer: EventWriter, output: TextStream) -> None:
         self._shape, self._asked, self._writer, self._output = generation.shape, generation.asked, writer, output
-        self._opened: set[int] = set()
+        self._is_open = False
         self._clock = asyncio.get_running_loop().time
         self._written_s = self._clock()
 
@@ -141,12 +146,13 @@ class _Told:
         self._writer.write_now(self.events_of(piece))
 
     def events_of(self, piece: Piece) -> bytes:
-        """Return the event of a piece, behind the one that opens its choice."""
+        """Return the event of a piece; before the first one those that open the choices."""
         self._written_s = self._clock()
         prompt = prompt_told(self._output, piece.index // self._asked.n)
         usage = served.usage(self._output) if self._asked.continuous_usage else None
         content = self._shape.event(piece, prompt, usage)
-        if piece.index in self._opened:
+        if self._is_open:
             return content
-        self._opened.add(piece.index)
-        return self._shape.opening(piece.index, prompt, usage) + content
+        self._is_open = True
+        start = served.usage_at_start(self._output) if self._asked.continuous_usage else None
+        return b"".join(self._shape.opening(index, prompt, start) for index in range(self._asked.n)) + content

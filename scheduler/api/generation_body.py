@@ -24,6 +24,7 @@ class StreamOptions(Body):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_instances: bool | None = None
 
 
 class GenerationBody(Body):

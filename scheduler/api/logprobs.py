@@ -30,14 +30,10 @@ class TokenTeller:
         """Return what a token is called."""
         return f"token_id:{token_id}" if self.by_number else self.texts.of(token_id).text
 
-    def completion(self, scored: Sequence[Scored], offset: int) -> dict[str, Any]:
-        """Return the `logprobs` of a completion; `offset` is where in its text the first token begins."""
-        offsets = []
-        for token_id, _ in scored:
-            offsets.append(offset)
-            offset += len(self.texts.of(token_id).text)
+    def completion(self, scored: Sequence[Scored], offsets: Sequence[int]) -> dict[str, Any]:
+        """Return the `logprobs` of a completion; `offsets` are where in its text the tokens begin."""
         return {
-            "text_offset": offsets,
+            "text_offset": list(offsets),
             "token_logprobs": [None if one is None else _told(one.logprob) for _, one in scored],
             "tokens": [self.name(token_id) for token_id, _ in scored],
             "top_logprobs": [None if one is None else self._best(token_id, one) for token_id, one in scored],

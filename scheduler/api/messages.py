@@ -51,6 +51,8 @@ def _content(value: Any, path: str) -> str | list[dict[str, str]]:
 def _part(value: Any, path: str) -> dict[str, str]:
     part = value if isinstance(value, dict) else {}
     kind, text = part.get("type"), part.get("text")
+    if kind == "refusal":  # what an assistant said in place of an answer
+        kind, text = "text", part.get("refusal")
     if kind == "text" and isinstance(text, str):
         return {"type": "text", "text": text}
     if isinstance(kind, str) and kind != "text":

@@ -47,6 +47,11 @@ class Route:
 
     def check_model(self, kind: ModelKind) -> None:
         """Raise InvalidRequest where a model of this kind can never answer."""
-        if kind not in self.needs:
-            wanted = " or ".join(needed.does for needed in ModelKind if needed in self.needs)
-            raise InvalidRequest(f"the model {kind.does}; {self.path} needs one that {wanted}", "model")
+        check_kind(kind, self.needs, self.path)
+
+
+def check_kind(kind: ModelKind, needs: frozenset[ModelKind], what: str) -> None:
+    """Raise InvalidRequest where a model of `kind` can never answer `what`, which needs one of `needs`."""
+    if kind not in needs:
+        wanted = " or ".join(needed.does for needed in ModelKind if needed in needs)
+        raise InvalidRequest(f"the model {kind.does}; {what} needs one that {wanted}", "model")

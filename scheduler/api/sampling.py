@@ -68,7 +68,7 @@ def draw_seed() -> int:
 
 
 def _max_tokens(front: Front, body: GenerationBody, prompt_len: int, default: int | None, param: str) -> int:
-    """Return the limit of output tokens; cut to what fits behind the longest prompt. Where none is wanted, one is computed."""
+    """Return the limit of output tokens, cut to what fits behind the longest prompt; where none is wanted, 1."""
     model_len = front.tokens.max_model_len
     limit = f"This model's maximum context length is {model_len} tokens"
     left = model_len - prompt_len

@@ -8,11 +8,10 @@ from typing import Any, Literal
 
 from starlette.requests import Request
 
-from scheduler.api.body import read_json
 from scheduler.api.described import AnyTexts
 from scheduler.api.inputs import encode_inputs, fitting, read_texts
 from scheduler.api.pooled import Pooled, pooling_request
-from scheduler.api.refusals import refuse_fields
+from scheduler.api.read_body import read_body
 from scheduler.api.request_ids import new_id, shown_id
 from scheduler.api.schemas import Body, Priority
 from scheduler.front import Front
@@ -48,9 +47,11 @@ class _Reading:
 
 async def create_score(front: Front, request: Request) -> Pooled:
     """Return the answer to one request, not yet run. Raises a PdserveError or HttpError for a bad one."""
-    raw = await read_json(request, front.config.options)
-    refuse_fields(raw)
-    body = ScoreBody.read(raw)
+    return await prepare_score(front, await read_body(front, request, ScoreBody), request)
+
+
+async def prepare_score(front: Front, body: ScoreBody, request: Request) -> Pooled:
+    """Tokenise and check a body against the model."""
     model = front.model_named(body.model)
     first, second = _texts(body, front.config.options.max_inputs)
     is_cross = front.tokens.files.kind is ModelKind.SCORES

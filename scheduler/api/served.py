@@ -13,11 +13,20 @@ _STAGES = ("queue", "reserve", "prefill", "send", "first_step")
 def usage(stream: TextStream, *, details: bool = False) -> dict[str, Any]:
     """Return OpenAI's token counts; with `details`, known at the end, how many prompt tokens were cached."""
     prompt, output = stream.num_prompt_tokens, stream.num_output_tokens
-    counts: dict[str, Any] = {"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output}
-    if details:
-        cached = sum(done.times.cached_tokens for done in stream.served)
-        counts["prompt_tokens_details"] = {"cached_tokens": cached}
-    return counts
+    cached = sum(done.times.cached_tokens for done in stream.served)
+    return _counts(prompt, output, {"cached_tokens": cached} if details else None)
+
+
+def usage_at_start(stream: TextStream) -> dict[str, Any]:
+    """Return the token counts of before the first output token."""
+    return _counts(stream.num_prompt_tokens, 0)
+
+
+def _counts(prompt: int, output: int, details: dict[str, int] | None = None) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output,
+        "prompt_tokens_details": details,
+    }  # fmt: skip
 
 
 def server_timing(served: Sequence[PromptDone]) -> str:
@@ -32,18 +41,21 @@ def server_timing(served: Sequence[PromptDone]) -> str:
     return ", ".join(parts)
 
 
-def report(served: Sequence[PromptDone]) -> Any:
-    """Return the usage chunk's `pdserve`: an object, or a list of them in prompt order for several prompts."""
-    told = [_told(done) for done in sorted(served, key=lambda done: done.prompt)]
+def report(served: Sequence[PromptDone], *, instances: bool) -> Any:
+    """Return the usage chunk's `pdserve`: an object, or a list of them in prompt order for several prompts.
+
+    `instances`: with the names of those that served it, which are of the operator's network.
+    """
+    told = [_told(done, instances=instances) for done in sorted(served, key=lambda done: done.prompt)]
     return told[0] if len(told) == 1 else told
 
 
-def _told(done: PromptDone) -> dict[str, Any]:
+def _told(done: PromptDone, *, instances: bool) -> dict[str, Any]:
+    names = {"prefill_instance": done.prefill_instance, "decode_instance": done.decode_instance}
     return {
         "path": done.path,
         "reason": done.reason,
-        "prefill_instance": done.prefill_instance,
-        "decode_instance": done.decode_instance,
+        **(names if instances else {}),
         "stages_ms": {name: round(milliseconds, 3) for name, milliseconds in _stages_ms(done.times).items()},
         "kv_bytes": done.times.kv_bytes,
         "kv_bytes_early": done.times.kv_bytes_early,

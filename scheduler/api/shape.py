@@ -9,6 +9,12 @@ from scheduler.text.pieces import Piece
 from wire.types import TokenLogprobs
 
 Usage = dict[str, Any]
+ANSWER_NULLS = dict.fromkeys(
+    ("service_tier", "system_fingerprint", "kv_transfer_params", "ec_transfer_params", "metrics")
+)  # fmt: skip
+"""Keys of a whole answer that vLLM sends as null where it has nothing for them, and its clients read."""
+CHOICE_NULLS = dict.fromkeys(("token_ids", "routed_experts", "weight_versions"))
+"""Those of each choice."""
 
 
 @dataclass(frozen=True, slots=True)

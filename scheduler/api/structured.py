@@ -41,7 +41,7 @@ def _from_format(given: Any) -> Wish | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return "response_format", StructuredOutput("json_object", "")
+        return "response_format", _json_object(given.get("value"))
     if kind == "structural_tag":
         _check_size("response_format", given)
         return "response_format", StructuredOutput("structural_tag", json.dumps(dict(given), ensure_ascii=False))
@@ -54,6 +54,13 @@ def _from_format(given: Any) -> Wish | None:
         )
     _check_size("response_format.json_schema", schema["schema"])
     return "response_format", json_output(schema["schema"])
+
+
+def _json_object(schema: Any) -> StructuredOutput:
+    """Return any JSON object, or what huggingface_hub means with a schema as `value`."""
+    if schema is None:
+        return StructuredOutput("json_object", "")
+    return _wish("response_format.value", "json", schema, None, "auto")
 
 
 def _from_structured_outputs(given: Any) -> Wish | None:

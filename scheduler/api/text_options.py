@@ -29,10 +29,6 @@ def _check_stream(body: GenerationBody) -> None:
     asked = body.stream_options
     if asked is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream: true", "stream_options")
-    if asked is not None and asked.continuous_usage_stats and not asked.include_usage:
-        raise InvalidRequest(
-            "stream_options.continuous_usage_stats needs include_usage: true", "stream_options.continuous_usage_stats"
-        )
     if body.stream and body.use_beam_search:
         raise InvalidRequest("use_beam_search cannot be streamed: its texts are known only at the end", "stream")
     if body.stream and body.prompt_logprobs is not None:

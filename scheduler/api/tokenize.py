@@ -9,13 +9,12 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from scheduler.api.body import read_json
 from scheduler.api.chat import chat_options
 from scheduler.api.conversation import ConversationBody
 from scheduler.api.errors import json_response
 from scheduler.api.messages import read_messages
 from scheduler.api.prompts import check_token_ids
-from scheduler.api.refusals import refuse_fields
+from scheduler.api.read_body import read_body
 from scheduler.api.schemas import Body
 from scheduler.front import Front
 from wire.errors import InvalidRequest
@@ -41,9 +40,7 @@ class DetokenizeBody(Body):
 
 async def tokenize(front: Front, request: Request) -> Response:
     """Return the ids of a text or a conversation. Raises a PdserveError or HttpError for a bad one."""
-    raw = await read_json(request, front.config.options)
-    refuse_fields(raw)
-    body = TokenizeBody.read(raw)
+    body = await read_body(front, request, TokenizeBody)
     front.model_named(body.model)
     ids = await _encode(front, body)
     told = {
@@ -57,7 +54,7 @@ async def tokenize(front: Front, request: Request) -> Response:
 
 async def detokenize(front: Front, request: Request) -> Response:
     """Return the text of ids, special tokens included."""
-    body = DetokenizeBody.read(await read_json(request, front.config.options))
+    body = await read_body(front, request, DetokenizeBody)
     front.model_named(body.model)
     if body.tokens:
         check_token_ids(tuple(body.tokens), front.tokens, "tokens")

@@ -23,7 +23,9 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._added = {token_id: token.content for token_id, token in tokenizer.get_added_tokens_decoder().items()}
+        added = tokenizer.get_added_tokens_decoder()
+        self._added = {token_id: token.content for token_id, token in added.items()}
+        self.special = frozenset(token_id for token_id, token in added.items() if token.special)
         kinds = _decoder_kinds(tokenizer)
         self._is_byte_level = "ByteLevel" in kinds
         self._has_metaspace = "Metaspace" in kinds or "ByteFallback" in kinds

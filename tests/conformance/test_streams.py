@@ -49,8 +49,8 @@ def test_b_usage_1_2_3_4_counts_come_as_asked_and_never_else(served: Served, pat
     assert counts == sorted(counts)
     assert counts[-1] == last["usage"]["completion_tokens"]
 
-    alone = {"stream": True, "stream_options": {"continuous_usage_stats": True}}
-    assert served.refused(path, **BODIES[path], **alone)["param"] == "stream_options.continuous_usage_stats"
+    alone = streamed(served, path, stream_options={"continuous_usage_stats": True})
+    assert not any("usage" in chunk for chunk in alone)
     assert served.refused(path, **BODIES[path], stream_options={"include_usage": True})["param"] == "stream_options"
 
 

@@ -43,7 +43,7 @@ SURFACES: dict[str, dict[int, str]] = {
     },
     "b_usage": {
         1: "stream_options only with stream", 2: "include_usage: one more chunk without choices",
-        3: "continuous_usage_stats: counts in every chunk, never smaller; needs include_usage",
+        3: "continuous_usage_stats: counts in every chunk, never smaller, with include_usage",
         4: "else no usage anywhere", 5: "--enable-force-include-usage and --enable-prompt-tokens-details",
     },
     "b_logprobs": {

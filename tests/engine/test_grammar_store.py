@@ -22,7 +22,7 @@ from engine.grammar.store import GrammarStore
 from engine.grammar.tokenizer_file import TokenizerFile
 from tests.engine.grammar_tools import EOS_ID, allowed_ids, tokenizer_of
 from tests.engine.tiny_models import save_tiny_tokenizer
-from wire.errors import Draining, InvalidGrammar, Overloaded
+from wire.errors import Draining, InvalidGrammar, NotInstalled, Overloaded
 from wire.types import StructuredOutput
 
 _WAIT_S = 60.0
@@ -67,6 +67,19 @@ def test_once_warm_no_tokenizer_is_made_again(folder: Path, monkeypatch: pytest.
         assert len(made) == 1
         _grammar(store.prepare(_regex("a")))
         assert len(made) == 1
+
+
+def test_a_backend_that_is_not_installed_is_the_servers_lack(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    newer = StructuredOutput("structural_tag", '{"format": {"type": "any_text"}}')
+
+    def lacks() -> None:
+        raise ModuleNotFoundError("No module named 'xgrammar'", name="xgrammar")
+
+    monkeypatch.setattr("engine.grammar.xgrammar_backend.load_binding", lacks)
+    with GrammarStore(tokenizer_of(folder), _LIMITS) as store:
+        for _ in range(2):
+            with pytest.raises(NotInstalled, match="this server lacks the structured output backend xgrammar"):
+                _grammar(store.prepare(newer))
 
 
 def test_a_tokenizer_that_is_none_for_grammars_is_waited_for_no_longer(tmp_path: Path) -> None:

@@ -30,12 +30,14 @@ async def test_the_guides_request_is_served_verbatim(serve: Any) -> None:
         assert response.status_code == 200
         assert answer["object"] == "chat.completion"
         assert answer["id"].startswith("chatcmpl-")
-        assert answer["choices"][0]["message"] == {"role": "assistant", "content": "hello there"}
+        message = answer["choices"][0]["message"]
+        assert (message["role"], message["content"]) == ("assistant", "hello there")
         assert served.dispatcher.requests[0].params.temperature == 0
 
 
 async def test_the_prompt_is_the_models_template(serve: Any) -> None:
-    messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    parts = [{"type": "text", "text": "hi"}]
+    messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": parts}]
     async with serve() as served:
         await served.client.post("/v1/chat/completions", json={"model": served.model, "messages": messages})
         await served.client.post(
@@ -48,6 +50,16 @@ async def test_the_prompt_is_the_models_template(serve: Any) -> None:
         with_header, without = (request.prompts[0] for request in served.dispatcher.requests)
         assert list(with_header) == tokenizer.encode(said + "<|im_start|>assistant\n").ids
         assert list(without) == tokenizer.encode(said).ids
+
+
+async def test_a_refusal_part_is_text(serve: Any) -> None:
+    async with serve() as served:
+        for part in ({"type": "refusal", "refusal": "no"}, {"type": "text", "text": "no"}):
+            messages = [*HELLO, {"role": "assistant", "content": [part]}, *HELLO]
+            await served.client.post("/v1/chat/completions", json={"messages": messages})
+
+        refused, said = served.dispatcher.requests
+        assert refused.prompts == said.prompts
 
 
 async def test_max_tokens_defaults_to_the_context_left(serve: Any) -> None:

@@ -13,7 +13,7 @@ IMPOSSIBLE = TokenLogprobs(-math.inf, 3, (5, 6), (-0.5, -math.inf))
 def test_b_logprobs_3_an_impossible_token_is_told_as_a_number(tokens: Tokens) -> None:
     teller = TokenTeller(tokens.texts, 2)
 
-    completion, chat = teller.completion([(7, IMPOSSIBLE)], 0), teller.chat([(7, IMPOSSIBLE)])
+    completion, chat = teller.completion([(7, IMPOSSIBLE)], [0]), teller.chat([(7, IMPOSSIBLE)])
     prompt = teller.prompt([(7, IMPOSSIBLE)])
 
     assert completion["token_logprobs"] == [-9999.0]

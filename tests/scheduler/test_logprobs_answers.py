@@ -54,6 +54,25 @@ async def test_b_logprobs_2_an_echo_with_logprobs_begins_with_null_and_the_promp
             assert told["text_offset"][len(prompt)] == len("San Francisco")
 
 
+@pytest.mark.parametrize("as_ids", [False, True])
+@pytest.mark.parametrize("skips", [False, True])
+async def test_text_offset_indexes_the_text(serve: Any, as_ids: bool, skips: bool) -> None:
+    async with serve("世界 hello<|endoftext|> é!") as served:
+        text = "<|im_start|>San 世界 Francisco<|im_end|>"
+        prompt = list(served.ids(text)) if as_ids else text
+        body = {"model": served.model, "prompt": prompt, "logprobs": 0, "echo": True, "skip_special_tokens": skips}
+        choice = (await served.client.post("/v1/completions", json=body | {"max_tokens": 99})).json()["choices"][0]
+
+        told, whole = choice["logprobs"], choice["text"]
+        found = [
+            (token, at) for token, at in zip(told["tokens"], told["text_offset"], strict=True) if "\ufffd" not in token
+        ]
+        hidden = {token for token, at in found if not whole.startswith(token, at)}
+        assert hidden <= ({"<|im_start|>", "<|im_end|>", "<|endoftext|>"} if skips else set())
+        assert told["text_offset"] == sorted(told["text_offset"])
+        assert whole[told["text_offset"][-1] :] == "!"
+
+
 async def test_offsets_go_on_across_the_chunks_of_a_stream(serve: Any) -> None:
     async with serve("hello world") as served:
         body = {"model": served.model, "prompt": "San", "logprobs": 1, "echo": True}
@@ -128,6 +147,31 @@ async def test_prompt_logprobs_are_told_by_id_with_rank(serve: Any) -> None:
             "logprob": pytest.approx(-0.01), "rank": 1, "decoded_token": served.front.tokens.decode([1]),
         }  # fmt: skip
         assert len(chat.json()["prompt_logprobs"]) == chat.json()["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("path", "base", "top", "of_choice", "of_message"),
+    [
+        ("/v1/completions", {"prompt": "San"}, "", "prompt_logprobs prompt_token_ids token_ids", ""),
+        (
+            "/v1/chat/completions", {"messages": CHAT}, "prompt_logprobs prompt_token_ids prompt_text", "token_ids",
+            "refusal annotations audio function_call reasoning",
+        ),
+    ],
+)  # fmt: skip
+async def test_keys_that_vllm_sends_as_null_are_null(
+    serve: Any, path: str, base: Any, top: str, of_choice: str, of_message: str
+) -> None:
+    async with serve("hello") as served:
+        answer = (await served.client.post(path, json=base)).json()
+
+        choice, everywhere = answer["choices"][0], "service_tier system_fingerprint kv_transfer_params metrics"
+        assert [answer[key] for key in f"{everywhere} ec_transfer_params {top}".split()] == [None] * (
+            5 + len(top.split())
+        )
+        assert {choice[key] for key in f"logprobs routed_experts weight_versions {of_choice}".split()} == {None}
+        assert {choice.get("message", {})[key] for key in of_message.split()} <= {None}
+        assert answer["usage"]["prompt_tokens_details"] is None
 
 
 async def test_token_ids_are_told_where_asked(serve: Any) -> None:

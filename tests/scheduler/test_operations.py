@@ -66,6 +66,28 @@ async def test_a_body_without_model_is_served_by_the_one_model(serve: Any, path:
         assert answer.json().get("model", "a") == "a"
 
 
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (_TEXT, "text_completion"), ({"messages": [{"role": "user", "content": "hi"}]}, "chat.completion"),
+        ({"input": "hi"}, "list"), ({"text_1": "a", "text_2": "b"}, "list"),
+    ],
+)  # fmt: skip
+async def test_invocations_answer_as_the_route_of_the_body(serve: Any, body: Any, kind: str) -> None:
+    async with serve() as served:
+        answer = await served.client.post("/invocations", json=body)
+
+        assert (answer.status_code, answer.json()["object"]) == (200, kind), answer.text
+
+
+async def test_invocations_of_no_known_body_are_400(serve: Any) -> None:
+    async with serve() as served:
+        for body in ({}, {"x": 1}):
+            error = (await served.client.post("/invocations", json=body)).json()["error"]
+
+            assert error["message"].startswith("the body has none of messages, prompt, input, text_1")
+
+
 @pytest.mark.parametrize(("reason", "status"), [(None, 200), ("the engine made no progress for 11 s", 503)])
 async def test_b_ops_1_health_is_the_process_own(serve: Any, reason: str | None, status: int) -> None:
     async with serve(health=lambda: reason) as served:

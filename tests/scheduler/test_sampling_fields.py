@@ -60,6 +60,10 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array"}}}},
         {"structured": StructuredOutput("json", '{"type": "array"}')},
     ),
+    (
+        {"response_format": {"type": "json_object", "value": {"type": "array"}}},
+        {"structured": StructuredOutput("json", '{"type": "array"}')},
+    ),
     ({"structured_outputs": {"regex": "b"}}, {"structured": StructuredOutput("regex", "b")}),
     ({"structured_outputs": {"json_object": True}}, {"structured": StructuredOutput("json_object", "")}),
     (

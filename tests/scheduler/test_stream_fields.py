@@ -46,6 +46,23 @@ async def test_usage_is_told_as_asked_and_never_else(serve: Any, path: str, base
         assert counts == sorted(counts)
         assert counts[-1] == last["usage"]["completion_tokens"] == total
         assert all(chunk["usage"]["prompt_tokens"] == last["usage"]["prompt_tokens"] for chunk in chunks)
+        if "messages" in base:  # the chunks that name the speaker
+            assert [chunk["choices"][0]["delta"].get("role") for chunk in chunks[:2]] == ["assistant"] * 2
+            assert counts[:2] == [0, 0]
+            assert chunks[0]["usage"]["total_tokens"] == last["usage"]["prompt_tokens"]
+
+        assert not any("usage" in chunk for chunk in await stream(continuous_usage_stats=True))
+
+
+@pytest.mark.parametrize(("path", "base"), SURFACES)
+async def test_usage_names_instances_only_where_requested(serve: Any, path: str, base: Any) -> None:
+    async with serve("hello world") as served:
+        for options, shown in (({}, False), ({"include_instances": True}, True)):
+            body = {"model": served.model, "stream": True, "stream_options": {"include_usage": True} | options}
+            told = events(await served.client.post(path, json=body | base))[-1]["pdserve"]
+
+            assert told["path"] == "handoff"
+            assert ("prefill_instance" in told, "decode_instance" in told) == (shown, shown)
 
 
 async def test_b_usage_5_an_operator_can_have_usage_told_always_and_with_details(serve: Any) -> None:

@@ -10,6 +10,7 @@ from wire import errors
     [
         (errors.PromptTooLong("x"), 400),
         (errors.UnknownModel("x"), 404),
+        (errors.NotInstalled("x"), 501),
         (errors.Overloaded("x"), 429),
         (errors.InstanceLost("x"), 503),
         (errors.DeadlineExceeded("x"), 504),

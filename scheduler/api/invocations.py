@@ -1,0 +1,46 @@
+"""POST /invocations, the one route of SageMaker's containers: what the body holds says which route it is of."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from scheduler.api.body import read_json
+from scheduler.api.chat import prepare_chat
+from scheduler.api.completions import prepare_completion
+from scheduler.api.embeddings import EmbeddingBody, prepare_embedding
+from scheduler.api.generation_body import ChatBody, CompletionBody
+from scheduler.api.read_body import AnyBody, check_body
+from scheduler.api.route import ANY_MODEL, TEXT, VECTORS, check_kind
+from scheduler.api.score import ScoreBody, prepare_score
+from scheduler.front import Front
+from scheduler.model.kind import ModelKind
+from wire.errors import InvalidRequest
+
+_Answer = Callable[[Front, Mapping[str, Any], Request], Awaitable[ASGIApp]]
+
+
+async def invoke(front: Front, request: Request) -> ASGIApp:
+    """Return the answer of the route that the body is of. Raises a PdserveError or HttpError for a bad one."""
+    raw = await read_json(request, front.config.options)
+    for field, (needs, answer) in _BY_FIELD.items():
+        if raw.get(field) is not None:
+            check_kind(front.tokens.files.kind, needs, f"{field} in /invocations")
+            return await answer(front, raw, request)
+    raise InvalidRequest(f"the body has none of {', '.join(_BY_FIELD)}: one of them says what is wanted")
+
+
+def _answer_as(kind: type[AnyBody], prepare: Callable[[Front, AnyBody, Request], Awaitable[ASGIApp]]) -> _Answer:
+    async def answer(front: Front, raw: Mapping[str, Any], request: Request) -> ASGIApp:
+        return await prepare(front, check_body(raw, kind, request), request)
+
+    return answer
+
+
+_BY_FIELD: dict[str, tuple[frozenset[ModelKind], _Answer]] = {
+    "messages": (TEXT, _answer_as(ChatBody, prepare_chat)),
+    "prompt": (TEXT, _answer_as(CompletionBody, prepare_completion)),
+    "input": (VECTORS, _answer_as(EmbeddingBody, prepare_embedding)),
+    "text_1": (ANY_MODEL, _answer_as(ScoreBody, prepare_score)),
+}
