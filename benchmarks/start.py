@@ -1,27 +1,32 @@
-"""Seconds from `pdserve up --detach` to the first answer, and where they go.
+"""Seconds from `pdserve up --detach` to the first answer, or from `kill -9` of an instance to the next one.
 
     python benchmarks/start.py --runs 3
     python benchmarks/start.py --model MODEL --prefill 2 --decode 2
+    python benchmarks/start.py --replace decode-0 prefill-0 --runs 3     also with --no-spare
 
-Each run starts a cluster, asks for one token, and stops it. The stages come from the processes' own log lines, in
-seconds from the command's start; the slowest instance counts. JSON: one line a run, then the medians.
+Each run starts a cluster, requests one token, and stops it. The stages come from the processes' own log lines, in
+seconds from the command's start; the slowest instance counts. With --replace each named instance is killed once the
+spare is warm; the phases are the supervisor's (docs/operations.md), with the CPU seconds of the new process in each,
+which other load does not change. JSON: one line a measurement with the machine's load, then the medians.
 """
 
 import argparse
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-START_S, ANSWER_S = 300, 60
+START_S, ANSWER_S, POLL_S = 300, 60, 0.05
 PORT = 9300
 STAMP = re.compile(r"^(\S+Z) \S+ \S+ (\S+)")
 
@@ -33,12 +38,79 @@ def main() -> None:
     parser.add_argument("--model", help="folder of the model (default: the default model)")
     parser.add_argument("--prefill", type=int, default=1)
     parser.add_argument("--decode", type=int, default=1)
+    parser.add_argument(
+        "--replace", nargs="+", default=[], metavar="NAME", help="kill these and time their replacement"
+    )
+    parser.add_argument("--no-spare", action="store_true", help="with --replace: by new processes")
     args = parser.parse_args()
     flags = ["--prefill", str(args.prefill), "--decode", str(args.decode)]
     flags += ["--model", args.model] if args.model else []
-    rows = [measure(flags) for _ in range(args.runs)]
+    flags += ["--no-spare"] if args.no_spare else []
+    if not args.replace:
+        summarise("start", [measure(flags) for _ in range(args.runs)])
+        return
+    runs = [replace(flags, args.replace, is_warm=not args.no_spare) for _ in range(args.runs)]
+    for place, name in enumerate(args.replace):
+        summarise(f"replace {name}", [rows[place] for rows in runs])
+
+
+def summarise(what: str, rows: Sequence[dict[str, float]]) -> None:
+    """Print the medians of the rows."""
     medians = {key: round(statistics.median(row[key] for row in rows), 2) for key in rows[0]}
-    print(json.dumps({"measure": "start", "runs": args.runs, "cores": len(os.sched_getaffinity(0)), **medians}))
+    print(json.dumps({"measure": what, "runs": len(rows), "cores": len(os.sched_getaffinity(0)), **medians}))
+
+
+def replace(flags: Sequence[str], names: Sequence[str], *, is_warm: bool) -> list[dict[str, float]]:
+    """Start a cluster and kill each of its processes `names`; return a row of seconds for each."""
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**os.environ, "PDSERVE_RUN_DIR": folder}
+        state = Path(folder) / "state.json"
+        try:
+            pdserve("up", "--detach", "--port", str(PORT), *flags, env=env)
+            ask()
+            return [replaced(name, state, is_warm=is_warm) for name in names]
+        finally:
+            pdserve("down", env=env)
+
+
+def replaced(name: str, state: Path, *, is_warm: bool) -> dict[str, float]:
+    """Kill one process; return seconds until an answer, and by phase."""
+    wait(lambda: not is_warm or json.loads(state.read_text())["spare"]["note"] == "warm")
+    load, began = os.getloadavg()[0], time.monotonic()
+    os.kill(record(state, name)["pid"], signal.SIGKILL)
+    wait(lambda: record(state, name)["restarts"] > 0 and answers())
+    row = {"answers_again": time.monotonic() - began, "load": load}
+    wait(lambda: [phase[0] for phase in record(state, name)["phases"]][-1:] == ["serving"])
+    phases = record(state, name)["phases"]
+    row["serves_again"] = sum(seconds for _, seconds, _ in phases)
+    for phase, seconds, cpu_s in phases:
+        row |= {f"{phase}_s": seconds, f"{phase}_cpu_s": cpu_s}
+    row = {key: round(value, 2) for key, value in row.items()}
+    print(json.dumps({"replaced": name, **row}), flush=True)
+    return row
+
+
+def record(state: Path, name: str) -> dict[str, Any]:
+    """Return what the run folder says of a process."""
+    return next(one for one in json.loads(state.read_text())["processes"] if one["name"] == name)
+
+
+def answers() -> bool:
+    """Return whether a request is answered now."""
+    try:
+        ask()
+    except OSError:  # no connection, or a 503
+        return False
+    return True
+
+
+def wait(condition: Callable[[], bool]) -> None:
+    """Return when the condition holds. Raises TimeoutError after START_S."""
+    deadline = time.monotonic() + START_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not after {START_S} s")
+        time.sleep(POLL_S)
 
 
 def measure(flags: Sequence[str]) -> dict[str, float]:
