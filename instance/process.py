@@ -73,7 +73,6 @@ async def _serve(config: InstanceConfig, lock: EntryLock, marks: StartMarks) -> 
     stop = ending.stop
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    config.trust.warn()
     server = GrpcServer(config.options.host, config.options.port, config.trust)
     port = await server.start()
     try:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from devices.interface import Memory
+from engine.ranks.process import leave
 from engine.ranks.process import main as serve_rank
 
 
@@ -27,4 +28,4 @@ def _open_half(
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from pdserve.cli import guarded
+from pdserve.run_folder import open_log
 from wire.errors import Unavailable
 
 _STOP = (signal.SIGINT, signal.SIGTERM)
@@ -84,7 +85,7 @@ def _status(pid: int) -> int:
 
 
 def _leave(write: int, log: Path) -> None:
-    with log.open("ab") as output, open(os.devnull, "r+b") as nothing:
+    with open_log(log) as output, open(os.devnull, "r+b") as nothing:
         os.dup2(nothing.fileno(), 0)
         os.dup2(nothing.fileno(), 1)
         os.dup2(output.fileno(), 2)

@@ -6,16 +6,15 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from pdserve.run_folder import open_log
+
 
 class Journal:
     """Says lines. Owns the log, which is begun anew; the last run's is kept beside it."""
 
     def __init__(self, log: Path) -> None:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        if log.exists():
-            log.replace(log.with_name(log.name + ".1"))
         self.log = log
-        log.touch()
+        open_log(log, anew=True).close()
 
     def say(self, text: str) -> None:
         """Print the text and log it with the time, in UTC.

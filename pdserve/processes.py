@@ -13,7 +13,7 @@ from typing import Protocol
 
 from pdserve import tether
 from pdserve.process_plan import ProcessPlan, environment
-from pdserve.run_folder import ProcessRecord, last_line, start_time
+from pdserve.run_folder import ProcessRecord, last_line, open_log, start_time
 from telemetry.start_marks import VARIABLE as START_PIPE
 from telemetry.start_marks import Mark, MarkReader
 
@@ -58,9 +58,6 @@ class Child:
         self, plan: ProcessPlan, log: Path, environ: Mapping[str, str], *, again: bool = False,
         folder: Path | None = None, stdin: int = subprocess.DEVNULL,
     ) -> None:  # fmt: skip
-        log.parent.mkdir(parents=True, exist_ok=True)
-        if log.exists() and not again:
-            log.replace(log.with_name(log.name + ".1"))  # what the last run said last is often what one looks for
         held, ours = os.pipe()
         weakref.finalize(self, os.close, ours)
         read_end, marked = os.pipe()
@@ -68,7 +65,7 @@ class Child:
         weakref.finalize(self, self._reader.close)
         env = environment(plan, environ) | {tether.VARIABLE: str(held), START_PIPE: str(marked)}
         try:
-            with log.open("ab") as output:
+            with open_log(log, anew=not again) as output:
                 # Its own session: Ctrl-C reaches us alone, and we stop the cluster in order.
                 self._popen = subprocess.Popen(
                     plan.command, env=env, stdin=stdin, stdout=output, stderr=subprocess.STDOUT,

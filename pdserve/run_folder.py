@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from pdserve.replacement import Phase
 from wire.errors import ConfigError
 
 _BESIDE = ("supervisor", "spare")
+_OWN = frozenset(("lock", "logs", "state.json", "state.new", "tables"))
 
 
 def default_run_dir(environ: Mapping[str, str]) -> Path:
@@ -127,10 +128,18 @@ class RunFolder:
 
     def _lock_file(self) -> TextIO:
         try:
-            (self.path / "logs").mkdir(parents=True, exist_ok=True)
-            return (self.path / "lock").open("w")
+            self._make()
+            return open(self.path / "lock", "w", opener=_private)
         except OSError as error:
             raise self._cannot_be_used(error) from error
+
+    def _make(self) -> None:
+        """Make the folder for its owner alone; one that is there is closed to others where nothing else lies in it."""
+        for folder in (self.path, self.log("any").parent):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if {one.name for one in self.path.iterdir()} <= _OWN:
+            with suppress(PermissionError):  # it is another user's
+                self.path.chmod(0o700)
 
     def _cannot_be_used(self, error: OSError) -> ConfigError:
         words = f"the run folder {self.path} cannot be used: {error.strerror}"
@@ -152,8 +161,8 @@ class RunFolder:
 
     def write(self, state: ClusterState) -> None:
         """Replace the cluster's state, whole or not at all; whoever does holds the lock. Raises OSError."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with self._draft.open("w") as draft:
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(self._draft, "w", opener=_private) as draft:
             draft.write(json.dumps(dataclasses.asdict(state), indent=2) + "\n")
             draft.flush()
             os.fsync(draft.fileno())  # else its name may outlive its content when the machine stops
@@ -179,6 +188,21 @@ class RunFolder:
 
 def _record(data: dict[str, Any]) -> ProcessRecord:
     return ProcessRecord(**{**data, "phases": tuple(Phase(*one) for one in data.get("phases", ()))})
+
+
+def open_log(log: Path, *, anew: bool = False) -> BinaryIO:
+    """Open a log to append to it; file and folder are made for their owner alone. Raises OSError.
+
+    Where it is begun `anew`, what the last run said is kept beside it: often that is what one looks for.
+    """
+    if anew and log.exists():
+        log.replace(log.with_name(log.name + ".1"))
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return open(log, "ab", opener=_private)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, mode=0o600)
 
 
 def last_line(log: Path) -> str:

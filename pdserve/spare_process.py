@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pdserve import launch
+from pdserve.run_folder import open_log
 from pdserve.tether import hold_on
 from telemetry.start_marks import VARIABLE, WARM, StartMarks
 from wire.options import EngineOptions, from_namespace
@@ -110,7 +111,7 @@ def _take_over(order: dict[str, object], score: str, marks: StartMarks) -> list[
     assert isinstance(cores, list)
     if score:
         Path("/proc/self/oom_score_adj").write_text(score)
-    with open(os.devnull, "rb") as nothing, open(str(order["log"]), "ab") as log:
+    with open(os.devnull, "rb") as nothing, open_log(Path(str(order["log"]))) as log:
         for source, target in ((nothing, 0), (log, 1), (log, 2)):
             os.dup2(source.fileno(), target)
     os.environ.clear()

@@ -11,7 +11,6 @@ from wire.options import EngineOptions
 if TYPE_CHECKING:
     from instance.config import InstanceConfig  # the scheduler comes here too, and it may lack the engine's packages
 
-PUBLIC_PORT = 9000
 _ANY_HOST = ("0.0.0.0", "::", "")  # noqa: S104 - compared, never bound
 
 
@@ -27,8 +26,7 @@ def instance_lines(
         device_line or _cores(config),
         *set_here,
         *_unheard(options.host, plan.own.server_ip),
-        f"next: start the other instances and the scheduler{_node_ports(options, plan)}; "
-        f"`pdserve status --url http://{_at(plan.global_table.scheduler.server_ip, PUBLIC_PORT)}` shows them",
+        f"next: start the other instances and the scheduler{_node_ports(options, plan)}; {_status(plan)}",
     )
 
 
@@ -83,9 +81,16 @@ def _node_ports(options: EngineOptions, plan: LaunchPlan) -> str:
     return f", whose NODE_PORTS has {options.port} as number {plan.index + 1} of {len(plan.global_table.instances)}"
 
 
+def _status(plan: LaunchPlan) -> str:
+    """Say how to look at the cluster; an instance knows the scheduler's port only where the table has it."""
+    scheduler = plan.global_table.scheduler
+    port, where = scheduler.server_port, "" if scheduler.server_port else ", at the scheduler's --port,"
+    return f"`pdserve status --url http://{_at(scheduler.server_ip, port or 'PORT')}`{where} shows them"
+
+
 def _reached(engine: EngineOptions, plan: LaunchPlan) -> str:
     return _at(plan.own.server_ip if engine.host in _ANY_HOST else engine.host, engine.port)
 
 
-def _at(host: str, port: int | None) -> str:
+def _at(host: str, port: int | str | None) -> str:
     return f"{f'[{host}]' if ':' in host else host}:{port}"

@@ -21,10 +21,10 @@ VARIABLES: Final[Mapping[str, str]] = {
     "PDSERVE_SECRET_FILE": "the cluster secret (default: `cluster_secret` beside the global ranktable)",
 }
 OF_PARENT: Final = "PDSERVE_PARENT_PIPE"
-_NOT_READ: Final = frozenset((  # by deploy/compose.yaml, scripts/ and tests
+_OTHERS: Final = frozenset((  # read by deploy/compose.yaml and scripts/, or set by a parent
     "PDSERVE_BIND", "PDSERVE_FAULT_RESULTS", "PDSERVE_IMAGE", "PDSERVE_MODEL", "PDSERVE_PORT", OF_PARENT, START_PIPE,
 ))  # fmt: skip
-_OF_TESTS: Final = "PDSERVE_TEST_"
+_OF_TESTS: Final = "PDSERVE_TEST"
 # What Kubernetes puts into each container for a service whose name begins with pdserve.
 _OF_SERVICE: Final = re.compile(r"PDSERVE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)")
 _LIKENESS: Final = 0.75
@@ -46,7 +46,7 @@ def check_variables(environ: Mapping[str, str]) -> None:
 
 
 def _is_known(name: str) -> bool:
-    is_ours = name in VARIABLES or name in _NOT_READ or name.startswith(_OF_TESTS)
+    is_ours = name in VARIABLES or name in _OTHERS or name.startswith(_OF_TESTS)
     return is_ours or _OF_SERVICE.fullmatch(name) is not None
 
 

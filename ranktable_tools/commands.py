@@ -21,6 +21,7 @@ from ranktable_tools.generate import (
 )
 from ranktable_tools.save_tables import make_directory
 from ranktable_tools.table_file import read_local, write_global, write_local
+from ranktable_tools.tables import whole
 
 Say = Callable[[str], None]
 
@@ -56,7 +57,13 @@ def gen(
     generated = build(request, _device_ips(request, kind, arguments.device_ip_from, environ, root / "etc/hccn.conf"))
     _save(generated, arguments.save_dir, say)
     absent = absent_note(kind, request.device_ids, present_devices(kind, root / "dev"))
-    for note in (_address_note(arguments, request), tensor_parallel_note([*map(len, request.instances)]), absent):
+    stale = _stale_note(generated, request.ip, arguments.save_dir)
+    for note in (
+        _address_note(arguments, request),
+        tensor_parallel_note([*map(len, request.instances)]),
+        absent,
+        stale,
+    ):
         if note is not None:
             say(f"Note: {note}")
     say(f"Generate global ranktable successful, host ip is {request.ip}")
@@ -78,6 +85,15 @@ def _address_note(arguments: GenArguments, request: GenRequest) -> str | None:
     if arguments.ip is not None or request.ip != "127.0.0.1":
         return None
     return "no address but loopback was found, which no other host can reach. Please provide it via --ip argument."
+
+
+def _stale_note(generated: Generated, ip: str, save_dir: str) -> str | None:
+    """Name local tables of an earlier gen that lie there: of this host, or of any where this table is the whole."""
+    pattern = "local_ranktable_*.json" if whole(generated.part) is not None else f"local_ranktable_{ip}_*.json"
+    names = {path.name for path in Path(save_dir).glob(pattern)} - {local.file_name for local in generated.locals}
+    if not names:
+        return None
+    return f"{save_dir} has local tables of an earlier gen, not of this global table: {', '.join(sorted(names))}"
 
 
 def _device_ips(

@@ -2,13 +2,13 @@
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ranktable_tools.generate import Generated, NamedLocal
 from ranktable_tools.tables import Instance, whole
 
-_FIRST_PORT = 8088
+_FIRST_PORT, _PUBLIC_PORT = 8088, 9000
 
 
 def after_gen(generated: Generated, save_dir: str) -> list[str]:
@@ -42,7 +42,7 @@ def _start_lines(generated: Generated, global_path: str, save_dir: str) -> Itera
     for instance, local, port in zip(generated.part.instances, generated.instances, ports, strict=True):
         yield _line(global_path, save_dir, local, "", port) + f"{flags}  # {instance}"
     assert generated.host is not None
-    scheduler = _line(global_path, save_dir, generated.host, _node_ports(generated), 9000)
+    scheduler = _line(global_path, save_dir, generated.host, _node_ports(generated), _public_port(ports))
     yield f"{scheduler}{flags}  # scheduler, the public port"
 
 
@@ -72,6 +72,11 @@ def _unsaid_ports(generated: Generated) -> str:
 
 def _port(instance: Instance) -> int:
     return instance.server.server_port or _FIRST_PORT + instance.index
+
+
+def _public_port(ports: Sequence[int]) -> int:
+    """Return the guide's port of the scheduler, or the next one that no instance has."""
+    return next(port for port in range(_PUBLIC_PORT, 65536) if port not in ports)
 
 
 def _launcher() -> str:

@@ -13,7 +13,7 @@ from typing import Protocol
 from pdserve.process_plan import ProcessPlan
 from pdserve.processes import status_words
 from pdserve.ray_cluster.messages import Look, News, Orders, Seat, Wanted, decode, encode
-from pdserve.run_folder import ProcessRecord, last_line
+from pdserve.run_folder import ProcessRecord, last_line, open_log
 from ranktable_tools.errors import RanktableError
 from telemetry.start_marks import Mark
 from wire.errors import ConfigError, DeadlineExceeded, Incompatible, PdserveError
@@ -142,8 +142,8 @@ class RemoteChild:
             return
         news = decode(News, answer)
         self.offset = news.offset
-        with suppress(OSError), self._log.open("a") as file:  # a full disk costs the log
-            file.write(news.log)
+        with suppress(OSError), open_log(self._log) as file:  # a full disk costs the log
+            file.write(news.log.encode())
         self._next = self._clock() + (0.0 if news.more else NEWS_EVERY_S)
         if news.exit_status is not None and not news.more:
             self.exit_status = news.exit_status

@@ -15,7 +15,7 @@ from pdserve.ray_cluster.need import Need, need_of
 from pdserve.ray_cluster.remote_child import Handle, Pending, RemoteChild
 from pdserve.ray_cluster.roll import Roll
 from pdserve.ray_cluster.session import RaySession
-from pdserve.run_folder import RunFolder
+from pdserve.run_folder import RunFolder, open_log
 from pdserve.up_request import UpRequest
 from ranktable_tools.dialects.modelarts import local_text
 from ranktable_tools.file_names import local_name
@@ -204,10 +204,7 @@ class RaySite:
     def _log(self, name: str, *, again: bool) -> Path:
         """Return where what the instance says is kept; the last run's log is kept beside it."""
         log = self._folder.log(name)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        if log.exists() and not again:
-            log.replace(log.with_name(log.name + ".1"))
-        log.touch()
+        open_log(log, anew=not again).close()
         return log
 
 

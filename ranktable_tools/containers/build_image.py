@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ranktable_tools.arguments import OneLineParser
-from ranktable_tools.containers.base_image import ask_image
+from ranktable_tools.containers.base_image import BaseImage, ask_image, parse_version
 from ranktable_tools.containers.image_plan import IMAGE_KINDS, ImagePlan, plan_image
 from ranktable_tools.containers.vision import VISION_URL, check_tag, choose_tag, remote_tags, vision_of
 from ranktable_tools.errors import RanktableError
 
 _PROG = "build_image.sh"
 _IMAGE = re.compile(r"[a-z0-9]([A-Za-z0-9._/:@-]{0,254}[A-Za-z0-9])?")
+_OF_ASCEND = re.compile("cann|ascend", re.IGNORECASE)
 _NEWEST = ""
 # Their values come from the environment: docker takes them by name, and they are not on the command line.
 _PASSED_ON = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "PIP_INDEX_URL",
@@ -24,7 +25,8 @@ _PASSED_ON = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROX
 _EPILOG = """\
 The base image is asked first (docker run) what it brings. Its torch is kept and has to be 2.10 or newer, on Ascend with
 the torch_npu made for it; without torch, that of constraints.txt is installed. What does not go together is refused
-before anything is built. Exit status: docker's, or 2 for bad input.
+before anything is built. Without docker --print takes a base image for one of Ascend where its name has cann or ascend,
+or --device says so, and for one without torch. Exit status: docker's, or 2 for bad input.
 
 examples:
   build_image.sh --base-image=quay.io/ascend/cann:9.1.0-910b-ubuntu22.04-py3.12 --image-name=pdserve
@@ -42,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for flag, name in (("--base-image", arguments.base_image), ("--image-name", arguments.image_name)):
             if _IMAGE.fullmatch(name) is None:
                 raise RanktableError(f"{flag} {name!r}: is no name of an image")
-        plan = plan_image(ask_image(arguments.base_image), pinned_version(clone, "torch"), arguments.device)
+        plan = plan_image(_base_image(arguments), pinned_version(clone, "torch"), arguments.device)
         tag = _vision_tag(arguments, plan)
         for note in (*plan.notes, *([f"torchvision_npu {tag}"] if tag else [])):
             print(f"{_PROG}: {note}", file=sys.stderr)
@@ -98,8 +100,24 @@ def command_parser() -> OneLineParser:
         "--device", choices=IMAGE_KINDS,
         help="default: ascend where the base image has CANN, cuda where its torch is a CUDA build, else cpu",
     )  # fmt: skip
-    parser.add_argument("--print", action="store_true", help="print the docker build line, and build nothing")
+    parser.add_argument(
+        "--print", action="store_true", help="print the docker build line and build nothing; needs no docker"
+    )
     return parser
+
+
+def _base_image(arguments: argparse.Namespace) -> BaseImage:
+    """Ask the base image; with --print, where docker cannot, take it for one that its name describes, and say so."""
+    name: str = arguments.base_image
+    try:
+        return ask_image(name)
+    except RanktableError as error:
+        if not arguments.print:
+            raise
+        has_cann = arguments.device == "ascend" or (arguments.device is None and _OF_ASCEND.search(name) is not None)
+        held = "CANN and no torch" if has_cann else "no CANN and no torch"
+        print(f"{_PROG}: {error}: {name} is taken to have Python 3.11, {held}", file=sys.stderr)
+        return BaseImage(name, python=parse_version("3.11"), has_cann=has_cann)
 
 
 def _vision_tag(arguments: argparse.Namespace, plan: ImagePlan) -> str | None:

@@ -102,6 +102,33 @@ def test_the_image_follows_the_base_images_torch(
     assert docker.asked("build") == []
 
 
+@pytest.mark.parametrize("docker_is", ["not installed", "not running"])
+@pytest.mark.parametrize(
+    ("image", "words", "kind"),
+    [
+        ("ascend/cann:9.1", (), "ascend"),
+        ("python:3.12", (), "cpu"),
+        ("python:3.12", ("--device=cuda",), "cuda"),
+        ("mine:1", ("--device=ascend",), "ascend"),
+    ],
+)
+def test_print_needs_no_docker(
+    docker: StubDocker, capsys: Capture, image: str, words: tuple[str, ...], kind: str, docker_is: str
+) -> None:
+    if docker_is == "not installed":
+        (docker.folder / "docker").unlink()
+    else:
+        docker.answers_run("Cannot connect to the Docker daemon", 1)
+
+    status = build_image.main([f"--base-image={image}", "--image-name=pdserve", "--print", *words])
+
+    said = capsys.readouterr()
+    assert status == 0, said.err
+    assert shlex.split(said.out)[2].endswith(f"/Dockerfile.{kind}")
+    held = "CANN" if kind == "ascend" else "no CANN"
+    assert f"{image} is taken to have Python 3.11, {held} and no torch" in said.err
+
+
 @pytest.mark.parametrize(
     ("torch", "tag", "vision"),
     [("2.10.0+cpu", "v0.25.0-26.0.0", "0.25"), ("2.13.0", "v0.28.0-26.1.0", "0.28"), ("", "v0.28.0-26.1.0", "0.28")],

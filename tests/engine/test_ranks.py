@@ -299,10 +299,24 @@ def test_what_cannot_be_cut_is_refused_before_a_rank_starts(tmp_path: Path) -> N
 def test_a_rank_that_cannot_load_says_why() -> None:
     team = Team([RankSetup("/no/model", "float32", 1, 2, 16, "auto", None, (), 1, 30.0)], Lost())
 
-    with pytest.raises(ConfigError, match=r"rank 1 of 2 \(pid \d+\): /no/model is not a model folder"):
+    with pytest.raises(ConfigError, match=r"rank 1 of 2 \(pid \d+\): --model /no/model is not a model folder"):
         team.receive(1, Kind.LOADED, _WAIT_S)
     team.close()
     assert _is_gone(team.pids[0])
+
+
+def test_an_orderly_close_kills_no_rank(
+    tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow_end = "import atexit, threading\natexit.register(threading.Event().wait)\n"
+    (tmp_path / "sitecustomize.py").write_text(slow_end)
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        model = _load(llama, Lost()).model
+
+    model.close()
+
+    assert "rank_killed" not in caplog.text
 
 
 _PARENT = """

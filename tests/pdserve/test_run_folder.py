@@ -1,6 +1,7 @@
 """The run folder: state that survives, processes told from reused pids, one holder."""
 
 import os
+import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,6 +17,7 @@ from pdserve.run_folder import (
     default_run_dir,
     last_line,
     last_lines,
+    open_log,
     start_time,
 )
 from wire.errors import ConfigError
@@ -32,6 +34,31 @@ def test_state_reads_back_as_written(tmp_path: Path) -> None:
     folder.write(state)
 
     assert folder.read() == state
+
+
+@pytest.mark.parametrize("before", ["no folder", "a folder that others may read"])
+def test_a_run_folder_is_for_its_owner_alone(tmp_path: Path, before: str) -> None:
+    folder = RunFolder(tmp_path / "run")
+    if before != "no folder":
+        folder.log("any").parent.mkdir(parents=True, mode=0o755)
+        folder.path.chmod(0o755)
+
+    with folder.lock():
+        folder.write(ClusterState("http://127.0.0.1:9000", "/model", ()))
+        open_log(folder.log("decode-0")).close()
+
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (folder.path, *folder.path.rglob("*"))}
+    assert {name: oct(modes[name]) for name in ("run", "lock", "state.json", "decode-0.log")} == {
+        "run": "0o700", "lock": "0o600", "state.json": "0o600", "decode-0.log": "0o600",
+    }  # fmt: skip
+
+
+def test_a_folder_of_other_files_keeps_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").touch()
+    tmp_path.chmod(0o755)
+
+    with RunFolder(tmp_path).lock():
+        assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
 
 
 def test_a_cluster_is_up_while_its_supervisor_is_whatever_became_of_its_processes(tmp_path: Path) -> None:

@@ -40,8 +40,18 @@ def test_an_instance_says_ports_devices_and_the_next_step(tmp_path: Path) -> Non
         "ports: control 0.0.0.0:8089, KV any free port of 10.0.0.18, /health and /metrics off (--http-port)",
         "devices: rank 0 = device 6, rank 1 = device 7 on CPU cores 2,3",
         "next: start the other instances and the scheduler, whose NODE_PORTS has 8089 as number 2 of 2; "
-        "`pdserve status --url http://10.0.0.18:9000` shows them",
+        "`pdserve status --url http://10.0.0.18:PORT`, at the scheduler's --port, shows them",
     )
+
+
+def test_the_next_step_has_the_schedulers_port_of_the_table(tmp_path: Path) -> None:
+    plan = _plan(tmp_path, 1)
+    scheduler = replace(plan.global_table.scheduler, server_port=9100)
+    plan = replace(plan, global_table=replace(plan.global_table, scheduler=scheduler))
+
+    lines = instance_lines(_config(), plan, "10.0.0.18", None, {})
+
+    assert lines[-1].endswith("; `pdserve status --url http://10.0.0.18:9100` shows them")
 
 
 def test_flags_change_what_it_says(tmp_path: Path) -> None:
@@ -53,7 +63,8 @@ def test_flags_change_what_it_says(tmp_path: Path) -> None:
 
     assert lines[0] == ("ports: control 0.0.0.0:8089, KV 20000-20001 of 10.0.1.18, /health and /metrics 0.0.0.0:9100")
     assert lines[3] == (
-        "next: start the other instances and the scheduler; `pdserve status --url http://10.0.0.18:9000` shows them"
+        "next: start the other instances and the scheduler; `pdserve status --url http://10.0.0.18:PORT`, "
+        "at the scheduler's --port, shows them"
     )
     assert lines[1:3] == ("devices: rank 0 = device 6 on 2", "network: HCCL_IF_IP=10.0.1.18")
     shm = instance_lines(_config(kv_transport=("shm",)), _plan(tmp_path, 1), "", None, {})
@@ -92,7 +103,7 @@ def test_an_ipv6_scheduler_stands_in_brackets(tmp_path: Path) -> None:
 
     lines = instance_lines(config, _plan(tmp_path, 1, address="fd00::2"), kv_host(config), None, {})
 
-    assert "`pdserve status --url http://[fd00::2]:9000` shows them" in lines[-1]
+    assert "`pdserve status --url http://[fd00::2]:PORT`, at the scheduler's --port, shows them" in lines[-1]
 
 
 @pytest.mark.parametrize(("host", "reached"), [("0.0.0.0", "10.0.0.18:9000"), ("127.0.0.1", "127.0.0.1:9000")])

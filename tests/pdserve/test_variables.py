@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.cli import guarded
-from pdserve.variables import _NOT_READ, PREFIX, VARIABLES
+from pdserve.variables import _OTHERS, PREFIX, VARIABLES
 
 CLONE = Path(__file__).parents[2]
 _TEXTS = {"PDSERVE_WRITES_ON_FROM_HERE", "PDSERVE_API_KYE"}  # a mark in chat templates, and a slip that docs show
@@ -15,7 +15,7 @@ _TEXTS = {"PDSERVE_WRITES_ON_FROM_HERE", "PDSERVE_API_KYE"}  # a mark in chat te
 
 @pytest.fixture(autouse=True)
 def _none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*VARIABLES, *_NOT_READ):
+    for name in (*VARIABLES, *_OTHERS):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -74,7 +74,7 @@ def test_every_variable_of_the_product_is_in_the_table() -> None:
     texts = [(CLONE / name).read_text() for name in files if not name.startswith("tests/")]
     found = {name for text in texts for name in re.findall(rf"{PREFIX}[A-Z_]*[A-Z]", text)}
 
-    known = {*VARIABLES, *_NOT_READ, *_TEXTS}
+    known = {*VARIABLES, *_OTHERS, *_TEXTS}
     assert {name for name in found - known if not name.startswith("PDSERVE_TEST")} == set()
 
 

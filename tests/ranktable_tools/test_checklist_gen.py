@@ -64,6 +64,20 @@ def test_a7_85_two_prefill_instances_are_two_local_files_in_order(tmp_path: Path
     }  # fmt: skip
 
 
+def test_local_tables_of_an_earlier_gen_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = ("--prefill-server-list", "4,5", "--decode-server-list", "6,7", "--api-server")
+    (tmp_path / "local_ranktable_10.0.0.99_01.json").write_text("{}")
+    _gen(tmp_path, "--prefill-server-list", "2,3")
+    part = capsys.readouterr().out
+
+    _gen(tmp_path, *whole)
+    _gen(tmp_path / "new", *whole)
+
+    assert "an earlier gen" not in part  # another host's is not ours to judge
+    (note,) = [line for line in capsys.readouterr().out.splitlines() if "an earlier gen" in line]
+    assert note.endswith(": local_ranktable_10.0.0.18_23.json, local_ranktable_10.0.0.99_01.json")
+
+
 def test_a7_86_a_host_may_have_decode_instances_alone(tmp_path: Path) -> None:
     assert _gen(tmp_path, "--decode-server-list", "0,1", "2,3") == 0
 

@@ -78,13 +78,15 @@ def test_api_server_with_one_list_or_none_writes_group_0(tmp_path: Path) -> None
 
 def test_ports_stand_in_the_tables_and_in_the_next_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["gen", "--prefill-server-list", "0", "1", "--decode-server-list", "2", "3", "--ip", IP]
-    assert main([*arguments, "--ports", "9001,9002,9003,9004", "--device-type", "cpu"]) == 0
+    assert main([*arguments, "--ports", "9000,9002,9003,9004", "--device-type", "cpu"]) == 0
 
     groups = json.loads((tmp_path / f"global_ranktable_{IP}.json").read_text())["server_group_list"]
     assert [server["server_port"] for group in groups[1:] for server in group["server_list"]] == [
-        "9001", "9002", "9003", "9004",
+        "9000", "9002", "9003", "9004",
     ]  # fmt: skip
-    assert "NODE_PORTS=9001,9002,9003,9004 " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "NODE_PORTS=9000,9002,9003,9004 " in said
+    assert "--port=9001  # scheduler, the public port" in said
 
 
 def test_the_next_steps_end_with_a_doctor_that_knows_the_ports(capsys: pytest.CaptureFixture[str]) -> None:

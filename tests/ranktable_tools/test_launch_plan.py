@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ranktable_tools import cli
 from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.digest import table_digest
 from ranktable_tools.errors import RanktableError
@@ -37,6 +38,17 @@ def two_by_two(tmp_path: Path) -> dict[str, str]:
         "GLOBAL_RANK_TABLE_FILE_PATH": str(tmp_path / "global_ranktable_10.0.0.18.json"),
         "RANK_TABLE_FILE_PATH": str(tmp_path / "local_ranktable_10.0.0.18_host.json"),
     }
+
+
+def test_a_byte_order_mark_is_read_by_lint_and_start_alike(
+    environ: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [Path(environ[name]) for name in ("GLOBAL_RANK_TABLE_FILE_PATH", "RANK_TABLE_FILE_PATH")]
+    for path in paths:
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+
+    assert cli.main(["lint", *map(str, paths)]) == 0
+    assert resolve(environ).role == "scheduler"
 
 
 def _refusal(environ: dict[str, str]) -> str:
