@@ -6,7 +6,8 @@ off the whole run's: the difference of two long times, which means little on a d
 the table `disturbed`) where the prefill alone took longer. So `median_full_step_ms` times each step that decodes the
 whole batch and nothing else. `fraction` is the floor's time over the time taken: a step reads the weights and the
 batch's KV once and multiplies, at the speeds measured here before and after the rest (the better of both), whichever
-takes longer. Rows `Python a step` follow where native kernels run the model (python_time.py). JSON lines, then the
+takes longer; a row is printed when it is done, with the floor measured before, the table has the better one. Rows
+`Python a step` follow where native kernels run the model (python_time.py). JSON lines, then the
 table as Markdown.
 """
 
@@ -105,13 +106,14 @@ def main(argv: Sequence[str]) -> int:
     peer = start_peer(options, path, info.dtype)
     cases = chosen(options.only)
     try:
-        times = [Times(), Times()]
-        for _ in range(options.repeats):
-            one_round(cases, [ours] if peer is None else [ours, peer], times)
+        times = (Times(), None if peer is None else Times())
+        for case in timed(cases, [ours] if peer is None else [ours, peer], times, options.repeats):
+            say(**row(case, *times, floors, ours.full_steps_s))
         python = list(time_python(loaded.model, options))
         if cases:
             floors = floors.better(measure_floors(path, info, say, device))
-            report(cases, times[0], None if peer is None else times[1], floors, ours.full_steps_s)
+            rows = [row(case, *times, floors, ours.full_steps_s) for case in cases]
+            print("\n" + table(rows, with_peer=peer is not None))
         for line in python:
             print(line)
     finally:
@@ -165,35 +167,35 @@ def start_peer(options: BenchOptions, path: Path, dtype: str) -> Vllm | None:
     return peer
 
 
-def one_round(cases: Sequence[Case], contestants: Sequence[Contestant], times: Sequence[Times]) -> None:
-    """Time every run once with each contestant, one after another."""
+def timed(
+    cases: Sequence[Case], contestants: Sequence[Contestant], times: Sequence[Times | None], repeats: int
+) -> Iterator[Case]:
+    """Time the runs of each case `repeats` times, each with every contestant in turn; yield a case when it is done."""
     for case in cases:
-        for run in case.runs:
+        for run in case.runs * repeats:
             for contestant, its_times in zip(contestants, times, strict=False):
+                assert its_times is not None, "as many as contestants"
                 its_times.add(run, contestant.time(run))
+        yield case
 
 
-def report(
-    cases: Sequence[Case], ours: Times, peer: Times | None, floors: Floors, full_steps_s: dict[int, list[float]]
-) -> None:
-    """Print a JSON line for each case, then the table."""
-    rows = []
-    for case in cases:
-        rate = ours.rate(case)
-        fields: dict[str, object] = {"measure": case.measure, "tokens_per_s": rate}
-        fields["fraction"] = None if rate is None else floors.case_s(case) / ours.case_s(case)
-        if case.before is not None:
-            step_s = statistics.median(full_steps_s[case.run.requests])
-            fields["median_full_step_ms"] = 1000 * step_s
-            fields["floor_ms_per_step"] = 1000 * floors.case_s(case) / (case.run.out - case.before.out)
-        if peer is not None:
-            peer_rate = peer.rate(case)
-            fields["peer_tokens_per_s"] = peer_rate
-            fields["ratio"] = None if rate is None or peer_rate is None else rate / peer_rate
-            fields["goal"] = goals()[case.measure]
-        say(**fields)
-        rows.append(fields)
-    print("\n" + table(rows, with_peer=peer is not None))
+def row(
+    case: Case, ours: Times, peer: Times | None, floors: Floors, full_steps_s: dict[int, list[float]]
+) -> dict[str, object]:
+    """Return the fields of a case that is timed."""
+    rate = ours.rate(case)
+    fields: dict[str, object] = {"measure": case.measure, "tokens_per_s": rate}
+    fields["fraction"] = None if rate is None else floors.case_s(case) / ours.case_s(case)
+    if case.before is not None:
+        step_s = statistics.median(full_steps_s[case.run.requests])
+        fields["median_full_step_ms"] = 1000 * step_s
+        fields["floor_ms_per_step"] = 1000 * floors.case_s(case) / (case.run.out - case.before.out)
+    if peer is not None:
+        peer_rate = peer.rate(case)
+        fields["peer_tokens_per_s"] = peer_rate
+        fields["ratio"] = None if rate is None or peer_rate is None else rate / peer_rate
+        fields["goal"] = goals()[case.measure]
+    return fields
 
 
 def table(rows: Sequence[dict[str, object]], *, with_peer: bool) -> str:

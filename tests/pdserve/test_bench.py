@@ -11,7 +11,7 @@ import pytest
 from engine.loader import load_model
 from pdserve.bench import main, python_time
 from pdserve.bench.cases import Case, Run, Times, all_cases, goals
-from pdserve.bench.engine import chosen, parse, report, table
+from pdserve.bench.engine import chosen, parse, row, table, timed
 from pdserve.bench.floors import Floors
 from pdserve.bench.python_time import ASKED, python_ms
 from pdserve.bench.vllm import Missing, Vllm
@@ -59,20 +59,41 @@ def test_the_rate_of_decoding_takes_the_prefills_time_off() -> None:
     assert times.rate(case) == 2 * 63 / 3.0
 
 
-def test_a_rate_that_a_disturbed_machine_makes_no_sense_of_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rate_that_a_disturbed_machine_makes_no_sense_of_is_none() -> None:
     case = Case("decode, batch 8", Run(8, 256, 64), Run(8, 256, 1))
     times, quiet = Times(), Times()
     for one, seconds in ((times, 2.0), (quiet, 0.5)):
         one.add(case.run, 1.0)
         one.add(Run(8, 256, 1), seconds)
 
-    report([case], times, quiet, Floors(1e3, 10.0, 1, 1, 1, 1), {8: [0.01]})
+    fields = row(case, times, quiet, Floors(1e3, 10.0, 1, 1, 1, 1), {8: [0.01]})
 
-    line, table = capsys.readouterr().out.split("\n\n")
-    row = json.loads(line)
-    assert (row["tokens_per_s"], row["fraction"], row["ratio"]) == (None, None, None)
-    assert row["peer_tokens_per_s"] == 8 * 63 / 0.5
-    assert "| decode, batch 8 | disturbed | disturbed |" in table
+    assert (fields["tokens_per_s"], fields["fraction"], fields["ratio"]) == (None, None, None)
+    assert fields["peer_tokens_per_s"] == 8 * 63 / 0.5
+    assert "| decode, batch 8 | disturbed | disturbed |" in table([fields], with_peer=True)
+
+
+class _Clocked:
+    """Notes what is timed."""
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+
+    def time(self, run: Run) -> float:
+        self.runs.append(run)
+        return float(len(self.runs))
+
+
+def test_a_row_is_done_before_the_next_one_is_timed() -> None:
+    ours, peer = _Clocked(), _Clocked()
+    first, second = Case("prefill", Run(1, 512, 1)), Case("decode", Run(1, 256, 64), Run(1, 256, 1))
+    times = (Times(), Times())
+
+    cases = timed([first, second], [ours, peer], times, 2)
+
+    assert (next(cases), ours.runs, peer.runs) == (first, [first.run] * 2, [first.run] * 2)
+    assert (next(cases), ours.runs[2:]) == (second, [*second.runs, *second.runs])
+    assert times[0].seconds[second.run] == [4.0, 6.0]
 
 
 def test_the_floor_is_the_better_of_two_measurements() -> None:
