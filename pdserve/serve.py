@@ -64,8 +64,8 @@ def parse(argv: Sequence[str]) -> SchedulerConfig:
     )
     folder_help = "folder of the model, or its name at the hub (default: the default model)"
     parser.add_argument("folder", nargs="?", metavar="MODEL", help=folder_help)
-    add_flags(parser, EngineOptions, "engine")
-    add_flags(parser, SchedulerOptions, "front door")
+    add_flags(parser, EngineOptions)
+    add_flags(parser, SchedulerOptions)
     namespace = parser.parse_args(argv)
     refuse_empty(namespace, {"folder": "MODEL"})
     if namespace.folder and "model" in namespace and "model" not in parser.from_file:

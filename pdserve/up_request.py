@@ -68,7 +68,7 @@ def parse(argv: Sequence[str]) -> UpRequest:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    for options_type, title in ((UpOptions, "cluster"), (EngineOptions, "engine"), (SchedulerOptions, "scheduler")):
+    for options_type, title in ((UpOptions, "cluster"), (EngineOptions, None), (SchedulerOptions, None)):
         add_flags(parser, options_type, title)
     for action in parser._actions:
         if action.dest in _DECIDED:

@@ -140,8 +140,8 @@ def parser() -> argparse.ArgumentParser:
         epilog="Engine flags are accepted so that one line can start every role; the scheduler uses --model, "
         "--served-model-name, --max-model-len, --host, --port and --log-level.",
     )
-    add_flags(made, SchedulerOptions, "scheduler")
-    add_flags(made, EngineOptions, "engine (as given to every process of the cluster)")
+    add_flags(made, EngineOptions)
+    add_flags(made, SchedulerOptions)
     return made
 
 

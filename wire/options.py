@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from wire.errors import ConfigError
+from wire.flag_groups import place_of, rank_of
 
 T = TypeVar("T")
 
@@ -115,28 +116,32 @@ class EngineOptions:
         return tuple(dict.fromkeys((*self.served_model_name, self.model)))
 
 
-def add_flags(parser: argparse.ArgumentParser, options: type[Any], title: str) -> None:
-    """Add the flags of a dataclass to `parser` under `title`; absent ones stay out of the namespace."""
-    group = parser.add_argument_group(title)
-    for field in dataclasses.fields(options):
-        meta = field.metadata
-        if not meta:
-            continue
-        default = (
-            "" if field.default in (None, (), "") or "(default" in meta["help"] else f" (default: {field.default})"
-        )
-        kwargs: dict[str, Any] = {"help": meta["help"] + default, "default": argparse.SUPPRESS, "dest": field.name}
-        if isinstance(field.default, bool):
-            kwargs["action"] = argparse.BooleanOptionalAction
-        else:
-            kwargs |= {
-                "type": _told(meta["parse"] or str),
-                "choices": meta["choices"],
-                "nargs": "+" if meta["many"] else None,
-                "action": "append" if meta["secret"] else "store",
-            }
-            kwargs["metavar"] = None if meta["choices"] else field.name.split("_")[-1].upper()
-        group.add_argument("--" + field.name.replace("_", "-"), **kwargs)
+def add_flags(parser: argparse.ArgumentParser, options: type[Any], title: str | None = None) -> None:
+    """Add the flags of a dataclass to `parser` under `title`, else in groups; absent ones stay out of the namespace."""
+    fields = [field for field in dataclasses.fields(options) if field.metadata]
+    if title is None:
+        fields.sort(key=lambda field: place_of(field.name)[0])
+    groups = {group.title: group for group in parser._action_groups}
+    for field in fields:
+        name = title or place_of(field.name)[1]
+        if name not in groups:
+            groups[name] = parser.add_argument_group(name)
+        groups[name].add_argument("--" + field.name.replace("_", "-"), **_keywords(field))
+
+
+def _keywords(field: "dataclasses.Field[Any]") -> dict[str, Any]:
+    meta = field.metadata
+    default = "" if field.default in (None, (), "") or "(default" in meta["help"] else f" (default: {field.default})"
+    kwargs: dict[str, Any] = {"help": meta["help"] + default, "default": argparse.SUPPRESS, "dest": field.name}
+    if isinstance(field.default, bool):
+        return kwargs | {"action": argparse.BooleanOptionalAction}
+    return kwargs | {
+        "type": _told(meta["parse"] or str),
+        "choices": meta["choices"],
+        "nargs": "+" if meta["many"] else None,
+        "action": "append" if meta["secret"] else "store",
+        "metavar": None if meta["choices"] else field.name.split("_")[-1].upper(),
+    }
 
 
 def _told(parse: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -177,6 +182,11 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{"allow_abbrev": False} | kwargs)
+
+    def format_help(self) -> str:
+        """Return the help, its groups in order."""
+        self._action_groups.sort(key=lambda group: rank_of(group.title))
+        return super().format_help()
 
     def error(self, message: str) -> Any:
         """Raise instead of printing usage and exiting."""

@@ -123,7 +123,7 @@ def command_parser() -> CommandParser:
     parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="one request a line: path or URL")
     parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="one answer a line: path or URL")
     parser.add_argument("--url", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    options = (BatchOptions, "batch"), (EngineOptions, "engine"), (SchedulerOptions, "front end")
+    options = (BatchOptions, "batch"), (EngineOptions, None), (SchedulerOptions, None)
     for options_type, title in options:
         add_flags(parser, options_type, title)
     for action in parser._actions:

@@ -98,8 +98,8 @@ def without_effect_on_cluster(keywords: Mapping[str, Any]) -> str | None:
 
 def _parser() -> Parser:
     parser = Parser(prog="LLM", add_help=False)
-    add_flags(parser, EngineOptions, "engine")
-    add_flags(parser, SchedulerOptions, "front door")
+    add_flags(parser, EngineOptions)
+    add_flags(parser, SchedulerOptions)
     return parser
 
 

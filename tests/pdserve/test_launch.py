@@ -1,9 +1,17 @@
-"""What a launch imports before its tables are known to be right."""
+"""What a launch imports before its tables are known to be right, and the help of what takes its flags."""
 
+import re
 import subprocess
 import sys
+from dataclasses import fields
 
+import pytest
+
+from pdserve import cli, launch
+from scheduler.config import SchedulerOptions
 from tests.pdserve.broken_starts import TABLES
+from wire.flag_groups import GROUPS, GUIDE
+from wire.options import EngineOptions
 
 _HEAVY = {
     "devices.table", "fastapi", "google.protobuf", "grpc", "numpy", "orjson", "pydantic", "torch",
@@ -22,3 +30,26 @@ def test_bad_tables_are_refused_before_heavy_imports() -> None:
 
     assert done.stderr == ""
     assert done.stdout == f"{[2] * len(TABLES)} []\n"
+
+
+@pytest.mark.parametrize("command", ["start_servers.sh", "up", "serve", "run-batch"])
+def test_help_has_the_guides_ten_flags_first(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if command == "start_servers.sh":
+        launch.main(["--help"])
+    else:
+        with pytest.raises(SystemExit):
+            cli.main([command, "--help"])
+
+    said = capsys.readouterr().out
+    flags = re.findall(r"^  (--[a-z-]+)", said.partition(f"{GUIDE}:\n")[2], re.MULTILINE)
+    assert flags[:10] == ["--" + name.replace("_", "-") for name in GROUPS[GUIDE]]
+    titles = re.findall(r"^([A-Za-z' ()]+):$", said, re.MULTILINE)
+    assert titles.index(GUIDE) < titles.index("options")
+    assert "more" not in titles
+
+
+def test_every_group_names_flags_that_there_are() -> None:
+    there = {field.name for options in (EngineOptions, SchedulerOptions) for field in fields(options)}
+
+    named = [name for names in GROUPS.values() for name in names]
+    assert sorted(named) == sorted(set(named) & there)

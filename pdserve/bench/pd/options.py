@@ -64,7 +64,7 @@ def parse(argv: Sequence[str]) -> PdRequest:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_flags(parser, PdOptions, "bench pd")
-    add_flags(parser, EngineOptions, "engine")
+    add_flags(parser, EngineOptions)
     for action in parser._actions:
         if action.dest in _DECIDED:
             action.help = argparse.SUPPRESS

@@ -1,0 +1,61 @@
+"""The groups in which --help lists the flags of engine and scheduler: the guide's first, in its order."""
+
+from collections.abc import Mapping
+from typing import Final
+
+GUIDE: Final = "the guide's flags"
+MORE: Final = "more"
+GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    GUIDE: (
+        "model", "served_model_name", "host", "port", "tensor_parallel_size", "max_model_len", "max_num_seqs",
+        "max_num_batched_tokens", "quantization", "dtype",
+    ),
+    "model": ("revision", "download_dir", "hub", "generation_config", "override_generation_config"),
+    "device and memory": (
+        "device", "share_devices", "kv_cache_memory", "gpu_memory_utilization", "block_size", "swap_bytes",
+        "enable_prefix_caching", "prefill_chunk_size", "attention_backend", "enforce_eager", "rank_timeout", "engine",
+    ),
+    "addresses and KV links": (
+        "ip", "kv_ip", "http_port", "kv_transport", "kv_links", "kv_digests", "kv_port_range",
+    ),
+    "ranktable (the scheduler)": ("global_rank_table", "node_ports", "use_openai"),
+    "keys and certificates": (
+        "api_key", "api_key_file", "protect_metrics", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs",
+        "tls_cert", "tls_key", "tls_ca",
+    ),
+    "browsers and proxies": (
+        "allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials", "root_path",
+    ),
+    "chat": (
+        "chat_template", "chat_template_content_format", "default_chat_template_kwargs", "trust_request_chat_template",
+        "response_role",
+    ),
+    "waits": (
+        "startup_timeout", "first_token_timeout", "stall_timeout", "client_timeout", "shutdown_timeout",
+        "sse_keep_alive_interval",
+    ),
+    "limits of requests": (
+        "max_queued_requests", "max_queued_tokens", "retry_share", "min_retries", "max_body_bytes", "max_answer_bytes",
+        "max_logprobs", "max_n", "max_prompts", "max_stop_strings", "max_stop_chars", "max_inputs",
+    ),
+    "answers": (
+        "return_tokens_as_token_ids", "enable_prompt_tokens_details", "enable_force_include_usage", "enable_docs",
+        "enable_tokenizer_info_endpoint",
+    ),
+    "logs and traces": ("log_level", "log_format", "otlp_traces_endpoint"),
+}  # fmt: skip
+"""The fields of each group. One that is in none is listed under `MORE`."""
+
+_FIELDS: Final = tuple((name, title) for title, names in GROUPS.items() for name in names)
+_PLACES: Final = {name: (at, title) for at, (name, title) in enumerate(_FIELDS)}
+_RANKS: Final = {title: at for at, title in enumerate((None, *GROUPS, MORE))} | {GUIDE: -1}
+
+
+def place_of(name: str) -> tuple[int, str]:
+    """Return where a field stands in the help, and the title of its group."""
+    return _PLACES.get(name, (len(_PLACES), MORE))
+
+
+def rank_of(title: str | None) -> int:
+    """Return where a group stands in the help: the guide's, then a command's own, then the others of GROUPS."""
+    return _RANKS.get(title, 0)
