@@ -110,7 +110,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.tables = path / "tables"
-        self._state, self._draft = path / "state.json", path / "state.new"
+        self.state, self._draft = path / "state.json", path / "state.new"
 
     def log(self, name: str) -> Path:
         """Return where the process `name` logs."""
@@ -148,7 +148,7 @@ class RunFolder:
     def read(self) -> ClusterState | None:
         """Return the cluster's state, or None when there is none. Raises ConfigError for one that cannot be read."""
         try:
-            data = json.loads(self._state.read_text())
+            data = json.loads(self.state.read_text())
             processes = tuple(map(_record, data.pop("processes")))
             watcher, spare = (None if one is None else _record(one) for one in map(data.pop, _BESIDE, (None, None)))
             return ClusterState(processes=processes, supervisor=watcher, spare=spare, **data)
@@ -157,7 +157,7 @@ class RunFolder:
         except OSError as error:
             raise self._cannot_be_used(error) from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ConfigError(f"{self._state} is not a state pdserve wrote: {error}; delete it") from error
+            raise ConfigError(f"{self.state} is not a state pdserve wrote: {error}; delete it") from error
 
     def write(self, state: ClusterState) -> None:
         """Replace the cluster's state, whole or not at all; whoever does holds the lock. Raises OSError."""
@@ -166,11 +166,11 @@ class RunFolder:
             draft.write(json.dumps(dataclasses.asdict(state), indent=2) + "\n")
             draft.flush()
             os.fsync(draft.fileno())  # else its name may outlive its content when the machine stops
-        self._draft.replace(self._state)
+        self._draft.replace(self.state)
 
     def clear(self) -> None:
         """Forget the cluster: its state and its tables. Logs stay. Whoever does holds the lock."""
-        for file in (self._state, self._draft):
+        for file in (self.state, self._draft):
             file.unlink(missing_ok=True)
         shutil.rmtree(self.tables, ignore_errors=True)
 

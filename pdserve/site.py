@@ -11,6 +11,7 @@ from pdserve.restarts import RestartLimits, Restarts
 from pdserve.run_folder import ProcessRecord, RunFolder
 from pdserve.spare import Spare, SpareKeeper, why_no_spare
 from pdserve.up_request import UpRequest
+from pdserve.variables import STATE_FILE
 
 
 class Site(Protocol):
@@ -59,7 +60,9 @@ class LocalSite:
     def spawn(self, plan: ProcessPlan, again: bool) -> Watched:
         """Start a child of ours; an instance that died is the spare from now on, where there is a warm one."""
         log = self._folder.log(plan.name)
-        spare = self._keeper.take(plan, log, os.environ) if again and plan.role != "scheduler" else None
+        if plan.role == "scheduler":
+            return Child(plan, log, os.environ | {STATE_FILE: str(self._folder.state)}, again=again)
+        spare = self._keeper.take(plan, log, os.environ) if again else None
         return spare or Child(plan, log, os.environ, again=again)
 
     def tick(self, now: float, *, is_calm: bool) -> None:

@@ -21,8 +21,11 @@ VARIABLES: Final[Mapping[str, str]] = {
     "PDSERVE_SECRET_FILE": "the cluster secret (default: `cluster_secret` beside the global ranktable)",
 }
 OF_PARENT: Final = "PDSERVE_PARENT_PIPE"
+STATE_FILE: Final = "PDSERVE_STATE_FILE"
+"""As in scheduler/observability/replacements.py."""
 _OTHERS: Final = frozenset((  # read by deploy/compose.yaml and scripts/, or set by a parent
     "PDSERVE_BIND", "PDSERVE_FAULT_RESULTS", "PDSERVE_IMAGE", "PDSERVE_MODEL", "PDSERVE_PORT", OF_PARENT, START_PIPE,
+    STATE_FILE,
 ))  # fmt: skip
 _OF_TESTS: Final = "PDSERVE_TEST"
 # What Kubernetes puts into each container for a service whose name begins with pdserve.

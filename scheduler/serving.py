@@ -6,6 +6,7 @@ import dataclasses
 import random
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from pathlib import Path
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -25,6 +26,7 @@ from scheduler.model.files import read_model_files
 from scheduler.model.generation_defaults import read_defaults
 from scheduler.model.kind import ModelKind
 from scheduler.observability.metrics import Metrics
+from scheduler.observability.replacements import VARIABLE as STATE_FILE
 from scheduler.observability.traces import open_traces
 from scheduler.placement import most_output
 from scheduler.registry import Registry
@@ -108,6 +110,7 @@ async def open_serving(
             model_name=model,
             max_model_len=files.max_model_len,
             exporter=None if traces is None else traces.exporter,
+            state_file=Path(environ[STATE_FILE]) if environ.get(STATE_FILE) else None,
         ),
         readiness=lambda: report(control),
         health=cluster.health,

@@ -1,6 +1,7 @@
 """The scheduler's Prometheus metrics: the cluster's, and what the figures say, under our names and vLLM's."""
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -8,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from scheduler.observability import edges
 from scheduler.observability.cluster_metrics import ClusterCollector
 from scheduler.observability.figures import Figures
+from scheduler.observability.replacements import ReplacementCollector
 from scheduler.observability.vllm_metrics import VllmCollector
 from scheduler.view import ClusterView
 from telemetry.exposition import exposed
@@ -18,17 +20,22 @@ _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class Metrics:
-    """Owns the figures and one registry of what shows them. `model_name` is the label that vLLM's metrics have."""
+    """Owns the figures and one registry of what shows them. `model_name` is the label that vLLM's metrics have.
+
+    `state_file` is that of `pdserve up`, where it started this scheduler.
+    """
 
     def __init__(
         self, view: Callable[[], ClusterView] | None = None, *, model_name: str = "",
         max_model_len: int = edges.DEFAULT_MODEL_LEN, exporter: SpanExporter | None = None,
+        state_file: Path | None = None,
     ) -> None:  # fmt: skip
         self.figures = Figures(max_model_len)
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._registry.register(FiguresCollector(self.figures, exporter))
         self._registry.register(VllmCollector(self.figures, view, model_name))
+        self._registry.register(ReplacementCollector(state_file))
         if view is not None:
             self._registry.register(ClusterCollector(view))
 

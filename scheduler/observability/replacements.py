@@ -1,0 +1,54 @@
+"""Metrics of processes that `pdserve up` started again, read from its state file at every scrape."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+VARIABLE = "PDSERVE_STATE_FILE"
+"""The file's path, in the environment of a scheduler that `pdserve up` started."""
+_MOST_BYTES = 1 << 20
+_LABELS = ("name", "phase")
+
+
+class ReplacementCollector:
+    """Shows the restarts of each process and the phases of its last one; nothing where there is no such file."""
+
+    def __init__(self, state: Path | None) -> None:
+        self._state = state
+
+    def describe(self) -> list[Metric]:
+        """Return nothing: registering must not read the file."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of now."""
+        restarts = CounterMetricFamily("pdserve_restarts", "Restarts by `pdserve up`", labels=("name",))
+        seconds, cpu = (
+            GaugeMetricFamily(f"pdserve_replacement_{what}", f"{text} of a phase of the last one", labels=_LABELS)
+            for what, text in (("seconds", "Seconds"), ("cpu_seconds", "CPU seconds of the new process"))
+        )
+        for process in self._processes():
+            restarts.add_metric((process["name"],), process["restarts"])
+            for phase, spent, cpu_s in process["phases"]:
+                seconds.add_metric((process["name"], phase), spent)
+                cpu.add_metric((process["name"], phase), cpu_s)
+        yield from (restarts, seconds, cpu)
+
+    def _processes(self) -> list[dict[str, Any]]:
+        """Return the processes with all that is shown of them, none where the file does not say it."""
+        if self._state is None:
+            return []
+        try:
+            with self._state.open("rb") as file:
+                found = json.loads(file.read(_MOST_BYTES))["processes"]
+            return [_checked(process) for process in found]
+        except (OSError, ValueError, TypeError, KeyError):
+            return []
+
+
+def _checked(process: dict[str, Any]) -> dict[str, Any]:
+    phases = [(str(name), float(seconds), float(cpu_s)) for name, seconds, cpu_s in process["phases"]]
+    return {"name": str(process["name"]), "restarts": int(process["restarts"]), "phases": phases}
