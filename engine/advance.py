@@ -95,7 +95,7 @@ class Advance:
             return
         length, num_outputs = sequence.prompt_length, sequence.num_outputs
         ending = ending_at(
-            token_id, num_outputs, state.params, prompt_length=length, max_model_len=self._info.max_model_len
+            sequence.token_ids, num_outputs, state.params, prompt_length=length, max_model_len=self._info.max_model_len
         )
         finish, stop_token_id = ending or (None, None)
         outcome.tokens.append(

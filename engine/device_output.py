@@ -75,8 +75,9 @@ class DeviceStep:
         if not self._asked:
             return []
         places = upload_ints(self._asked, logits.device)
-        tops = [self._rows[i].params.logprobs or 0 for i in self._asked]
-        return queue_logprobs(logits.index_select(0, places), token_ids.index_select(0, places), tops, self._download)
+        wanted = [self._rows[i].params.wanted_logprobs for i in self._asked]
+        chosen = token_ids.index_select(0, places)
+        return queue_logprobs(logits.index_select(0, places), chosen, wanted, self._download)
 
     def _reckon_scores(
         self, rows: Sequence[ScoreRow], scored: Iterable[torch.Tensor]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from wire.types import FinishReason, SamplingParams
+from wire.types import FinishReason, RepetitionDetection, SamplingParams
 
 Ending = tuple[FinishReason, int | None]
 """The reason, and the stop token id if one was the reason."""
@@ -14,21 +14,34 @@ def finish_of(
     """Return how a sequence with these output token ids has ended, or None while it goes on."""
     if not outputs:
         return None
-    return ending_at(outputs[-1], len(outputs), params, prompt_length=prompt_length, max_model_len=max_model_len)
+    return ending_at(outputs, len(outputs), params, prompt_length=prompt_length, max_model_len=max_model_len)
 
 
 def ending_at(
-    last: int, num_outputs: int, params: SamplingParams, *, prompt_length: int, max_model_len: int
+    tokens: Sequence[int], num_outputs: int, params: SamplingParams, *, prompt_length: int, max_model_len: int
 ) -> Ending | None:
-    """Return how a sequence has ended whose `num_outputs` outputs, one or more, end with the token `last`.
+    """Return how a sequence has ended whose last `num_outputs` tokens, one or more, are its outputs.
 
-    A stop token counts once `min_tokens` outputs are there, and wins over a length that is reached with it.
+    A stop token counts once `min_tokens` outputs are there, and wins over a length that is reached with it; a
+    repetition, which counts from then on too, comes last.
     """
+    last = tokens[-1]
     if last in params.stop_token_ids and num_outputs >= params.min_tokens:
         return FinishReason.STOP, last
     if is_full(num_outputs, params, prompt_length=prompt_length, max_model_len=max_model_len):
         return FinishReason.LENGTH, None
+    if params.repetition is not None and num_outputs >= params.min_tokens:
+        return (FinishReason.REPETITION, None) if repeats(tokens, num_outputs, params.repetition) else None
     return None
+
+
+def repeats(tokens: Sequence[int], num_outputs: int, rule: RepetitionDetection) -> bool:
+    """Whether the last `num_outputs` of `tokens` end with a pattern as often as `rule` counts."""
+    largest = min(rule.max_pattern_size, num_outputs // rule.min_count)
+    return any(
+        all(tokens[-at] == tokens[-at - size] for at in range(1, size * (rule.min_count - 1) + 1))
+        for size in range(rule.min_pattern_size, largest + 1)
+    )
 
 
 def is_full(num_outputs: int, params: SamplingParams, *, prompt_length: int, max_model_len: int) -> bool:

@@ -49,7 +49,7 @@ def answer(batch: StepBatch, checksums: Sequence[int], vocab_size: int) -> StepO
     token_ids = [token_id or 0 for token_id in chosen]
     rows = list(zip(batch.samples, token_ids, checksums, strict=False))
     logprobs = [
-        None if row.params.logprobs is None else likelihood(c, token_id, row.params.logprobs, vocab_size)
+        None if row.params.logprobs is None else likelihood(c, token_id, row.params.wanted_logprobs, vocab_size)
         for row, token_id, c in rows
     ]
     candidates = [_candidates(c, row, vocab_size) if row.candidates else None for row, _, c in rows]
@@ -69,11 +69,11 @@ def choose_token(checksum: int, sample: SampleRow, vocab_size: int) -> int | Non
     return next(_choices(hash64(checksum, draw), sample, vocab_size), None)
 
 
-def likelihood(checksum: int, token_id: int, top: int, vocab_size: int) -> TokenLogprobs:
-    """Return how likely `token_id` is, and the `top` likeliest."""
+def likelihood(checksum: int, token_id: int, wanted: int | tuple[int, ...], vocab_size: int) -> TokenLogprobs:
+    """Return how likely `token_id` is, and so many likeliest tokens, or those `wanted`."""
     best = hash64(checksum, 0)
     distance = (token_id - best) % vocab_size
-    tops = range(min(top, vocab_size))
+    tops = range(min(wanted, vocab_size)) if isinstance(wanted, int) else [(i - best) % vocab_size for i in wanted]
     return TokenLogprobs(
         -(distance + 1) / _UNIT,
         distance + 1,

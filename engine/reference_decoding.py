@@ -64,7 +64,7 @@ class _Row:
         draw = uniform(params.seed, self.asked.number, len(self.outputs))
         token, distance = _choose(logits, prompt, self.outputs, params, draw)
         self.margin = min(self.margin, distance)
-        self.told.append(describe_token(logits.log_softmax(-1), token, params.logprobs or 0))
+        self.told.append(describe_token(logits.log_softmax(-1), token, params.wanted_logprobs))
         self.outputs.append(token)
 
 
@@ -161,14 +161,14 @@ def _sequences_of(prompt: Sequence[int], params: SamplingParams) -> list[_Asked]
     return [_Asked(tuple(prompt), bare, number) for number in range(params.num_sequences)]
 
 
-def describe_token(scores: torch.Tensor, token: int, top: int) -> TokenLogprobs:
-    """Return what log probabilities `scores` [vocab_size] say of a token and of the `top` best."""
-    best = scores.topk(top) if top else None
+def describe_token(scores: torch.Tensor, token: int, wanted: int | tuple[int, ...]) -> TokenLogprobs:
+    """Return what log probabilities `scores` [vocab_size] say of a token, and of the best or those `wanted`."""
+    ids = scores.topk(wanted).indices.tolist() if isinstance(wanted, int) else wanted
     return TokenLogprobs(
         logprob=float(scores[token]),
         rank=1 + int((scores > scores[token]).sum()),
-        top_ids=() if best is None else tuple(best.indices.tolist()),
-        top_logprobs=() if best is None else tuple(best.values.tolist()),
+        top_ids=tuple(ids),
+        top_logprobs=tuple(float(scores[one]) for one in ids),
     )
 
 

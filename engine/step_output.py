@@ -75,8 +75,8 @@ def _logprobs(
     if not asked:
         return ()
     picked = logits if len(asked) == len(rows) else logits[asked]
-    tops = [rows[i].params.logprobs or 0 for i in asked]
-    told = dict(zip(asked, token_logprobs(picked, [token_ids[i] for i in asked], tops), strict=True))
+    wanted = [rows[i].params.wanted_logprobs for i in asked]
+    told = dict(zip(asked, token_logprobs(picked, [token_ids[i] for i in asked], wanted), strict=True))
     return [told.get(i) for i in range(len(rows))]
 
 

@@ -23,19 +23,25 @@ if TYPE_CHECKING:
         ScoringRequestOutput,
     )
     from pdserve.offline.prompts import TextPrompt, TokensPrompt
-    from pdserve.offline.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+    from pdserve.offline.sampling_params import (
+        BeamSearchParams,
+        RepetitionDetectionParams,
+        RequestOutputKind,
+        SamplingParams,
+    )
     from pdserve.offline.structured_params import GuidedDecodingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
 __all__ = [
     "LLM", "BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence", "CompletionOutput", "EmbeddingOutput",
     "EmbeddingRequestOutput", "GuidedDecodingParams", "Logprob", "PoolingOutput", "PoolingRequestOutput",
-    "RequestOutput", "RequestOutputKind", "SamplingParams", "ScoringOutput", "ScoringRequestOutput",
-    "StructuredOutputsParams", "TextPrompt", "TokensPrompt",
+    "RepetitionDetectionParams", "RequestOutput", "RequestOutputKind", "SamplingParams", "ScoringOutput",
+    "ScoringRequestOutput", "StructuredOutputsParams", "TextPrompt", "TokensPrompt",
 ]  # fmt: skip
 
 _FILES = {
     "LLM": "llm", "BeamSearchParams": "sampling_params", "RequestOutputKind": "sampling_params",
+    "RepetitionDetectionParams": "sampling_params",
     "SamplingParams": "sampling_params",
     "GuidedDecodingParams": "structured_params", "StructuredOutputsParams": "structured_params",
     "TextPrompt": "prompts", "TokensPrompt": "prompts",

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pdserve.feature_judges import (
@@ -19,7 +19,7 @@ from pdserve.feature_judges import (
     reads_as,
 )
 from pdserve.feature_stops import ends_before_stop
-from wire.types import BeamSearch, Pooling, SamplingParams, StructuredOutput
+from wire.types import BeamSearch, Pooling, RepetitionDetection, SamplingParams, StructuredOutput
 
 if TYPE_CHECKING:
     from engine.reference_decoding import ReferenceDecoder
@@ -88,6 +88,11 @@ def _sampling_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, 
         "bad_words": greedy | {"bad_words": words},
         "min_tokens, stop_token_ids": drawn | {"stop_token_ids": some, "min_tokens": min(3, max_tokens)},
         "ignore_eos": greedy | {"stop_token_ids": ()},
+        "repetition_detection": greedy
+        | {
+            "allowed_token_ids": some[:2],
+            "repetition": RepetitionDetection(max_pattern_size=3, min_pattern_size=1, min_count=2),
+        },
     }
     return [Case(name, _asks(prompts, SamplingParams(**values)), equal_tokens) for name, values in chosen.items()]
 
@@ -112,9 +117,11 @@ def _stop_case(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_t
 
 def _logprob_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int) -> list[Case]:
     told = SamplingParams(max_tokens=max_tokens, temperature=0.8, seed=3, logprobs=5)
+    listed = replace(told, logprobs=0, logprob_token_ids=(7, 5, vocabulary.size - 1))
     prompt = SamplingParams(max_tokens=max_tokens, temperature=0.0, prompt_logprobs=3)
     return [
         Case("logprobs", _asks(prompts, told), equal_logprobs),
+        Case("logprob_token_ids", _asks(prompts, listed), equal_logprobs),
         Case("prompt_logprobs, echo", _asks(prompts, prompt), equal_prompt_logprobs),
     ]
 

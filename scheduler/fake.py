@@ -145,20 +145,20 @@ class _Playing:
         return NewToken(event.prompt, event.sequence, event.index, None, finish)
 
 
-def scores_of(token_id: int, count: int) -> TokenLogprobs:
+def scores_of(token_id: int, wanted: int | tuple[int, ...]) -> TokenLogprobs:
     """Return what the script says of a token: its id's hundredth below zero, the likeliest those from id 1 on."""
-    best = tuple(range(1, count + 1))
+    best = tuple(range(1, wanted + 1)) if isinstance(wanted, int) else wanted
     return TokenLogprobs(-token_id / 100, token_id, best, tuple(-other / 100 for other in best))
 
 
 def _events(key: tuple[int, int], line: Line, params: SamplingParams) -> list[NewToken]:
-    max_tokens, count = params.max_tokens, params.logprobs
+    max_tokens = params.max_tokens
     ids = list(line.token_ids)
     if line.stop_token_id is not None:
         ids.append(line.stop_token_id)
     stops = line.stop_token_id is not None and len(ids) <= max_tokens
     ids = ids[:max_tokens]
-    scores = [None if count is None else scores_of(token_id, count) for token_id in ids]
+    scores = [None if params.logprobs is None else scores_of(token_id, params.wanted_logprobs) for token_id in ids]
     *first, last = [NewToken(*key, index, token_id, logprobs=scores[index]) for index, token_id in enumerate(ids)]
     finish = FinishReason.STOP if stops else FinishReason.LENGTH
     stop_token_id = line.stop_token_id if stops else None

@@ -3,9 +3,11 @@
 from collections.abc import Iterable, Sequence
 
 from wire.errors import InvalidGrammar, InvalidRequest
-from wire.types import BeamSearch, Pooling, PromptState, SamplingParams, StructuredOutput
+from wire.types import BeamSearch, Pooling, PromptState, RepetitionDetection, SamplingParams, StructuredOutput
 
 MAX_LOGPROBS = 128  # at each position; what one message cannot hold is told in several (instance/step_parts.py)
+MAX_LOGPROB_IDS = 128  # as vLLM's
+MAX_PATTERN_SIZE = 1024  # what is compared at every token
 MAX_STOP_TOKENS = 1024
 MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 1024, 64
 MAX_LISTED_TOKENS = 300_000  # where a model's vocabulary is smaller, that is the limit: its engine says so
@@ -58,6 +60,10 @@ def check_params(params: SamplingParams) -> None:
     for token_id, bias in params.logit_bias:
         if not -100.0 <= bias <= 100.0:
             raise InvalidRequest(f"logit_bias of token {token_id} is {bias}, must be in [-100, 100]", "logit_bias")
+    if params.logprob_token_ids and params.logprobs is None:
+        raise InvalidRequest("logprob_token_ids needs logprobs: leave it out, or set logprobs", "logprob_token_ids")
+    if params.repetition is not None:
+        check_repetition(params.repetition)
     if params.beam_search is not None:
         _check_beams(params, params.beam_search)
     if params.structured is not None:
@@ -67,6 +73,17 @@ def check_params(params: SamplingParams) -> None:
 def check_seed(seed: int) -> None:
     """Raise InvalidRequest for a seed out of range."""
     _refuse((("seed", seed, 0 <= seed <= MAX_SEED, f"in [0, {MAX_SEED}]"),))
+
+
+def check_repetition(rule: RepetitionDetection) -> None:
+    """Raise InvalidRequest for a rule that is out of range, or can never be met."""
+    most, least = rule.max_pattern_size, rule.min_pattern_size
+    name = "repetition_detection"
+    _refuse((
+        (f"{name}.max_pattern_size", most, 1 <= most <= MAX_PATTERN_SIZE, f"in [0, {MAX_PATTERN_SIZE}]"),
+        (f"{name}.min_pattern_size", least, 1 <= least <= most, f"in [0, max_pattern_size = {most}]"),
+        (f"{name}.min_count", rule.min_count, 2 <= rule.min_count <= MAX_COUNT, "at least 2"),
+    ))  # fmt: skip
 
 
 def check_ids(name: str, token_ids: Sequence[int]) -> None:
@@ -83,6 +100,7 @@ def _check_lists(params: SamplingParams) -> None:
         ("bad_words", len(params.bad_words), MAX_BAD_WORDS),
         ("logit_bias", len(params.logit_bias), MAX_LISTED_TOKENS),
         ("allowed_token_ids", len(params.allowed_token_ids), MAX_LISTED_TOKENS),
+        ("logprob_token_ids", len(params.logprob_token_ids), MAX_LOGPROB_IDS),
     ):
         if length > most:
             raise InvalidRequest(f"{name} has {length} entries, at most {most} are allowed", name)
@@ -93,6 +111,7 @@ def _check_lists(params: SamplingParams) -> None:
         check_ids("bad_words", word)
     check_ids("stop_token_ids", params.stop_token_ids)
     check_ids("allowed_token_ids", params.allowed_token_ids)
+    check_ids("logprob_token_ids", params.logprob_token_ids)
     check_ids("logit_bias", [token_id for token_id, _ in params.logit_bias])
 
 

@@ -1,12 +1,23 @@
 """How tokens are chosen and how likely they were <-> protobuf. The values are checked in check_prompt.py."""
 
+import dataclasses
+
 from wire import cluster_pb2 as pb
 from wire.errors import InvalidRequest
-from wire.types import Beam, BeamSearch, Pooling, PromptLogprobs, SamplingParams, StructuredOutput, TokenLogprobs
+from wire.types import (
+    Beam,
+    BeamSearch,
+    Pooling,
+    PromptLogprobs,
+    RepetitionDetection,
+    SamplingParams,
+    StructuredOutput,
+    TokenLogprobs,
+)
 
 _PLAIN = (
     "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "n", "min_tokens", "stop_token_ids",
-    "repetition_penalty", "presence_penalty", "frequency_penalty", "allowed_token_ids",
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "allowed_token_ids", "logprob_token_ids",
 )  # fmt: skip
 _OPTIONAL_POOLING = ("normalize", "dimensions", "second_text")
 _OPTIONAL = ("best_of", "logprobs", "prompt_logprobs")
@@ -25,13 +36,15 @@ def params_to_pb(params: SamplingParams) -> pb.SamplingParams:
         early = _EARLY_STOPPING[params.beam_search.early_stopping]
         message.beam_search.length_penalty = params.beam_search.length_penalty
         message.beam_search.early_stopping = early
+    if params.repetition is not None:
+        message.repetition.CopyFrom(pb.RepetitionDetection(**dataclasses.asdict(params.repetition)))
     return message
 
 
 def params_from_pb(message: pb.SamplingParams) -> SamplingParams:
     """Convert sampling parameters. Raises InvalidRequest for an early_stopping this version does not know."""
     values = {name: getattr(message, name) for name in _PLAIN}
-    values |= {name: tuple(values[name]) for name in ("stop_token_ids", "allowed_token_ids")}
+    values |= {name: tuple(values[name]) for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids")}
     values |= {name: getattr(message, name) if message.HasField(name) else None for name in _OPTIONAL}
     return SamplingParams(
         **values,
@@ -39,6 +52,7 @@ def params_from_pb(message: pb.SamplingParams) -> SamplingParams:
         bad_words=tuple(tuple(word.token_ids) for word in message.bad_words),
         structured=_structured_from_pb(message.structured) if message.HasField("structured") else None,
         beam_search=_beam_search_from_pb(message.beam_search) if message.HasField("beam_search") else None,
+        repetition=_repetition_from_pb(message.repetition) if message.HasField("repetition") else None,
     )
 
 
@@ -98,6 +112,10 @@ def _structured_to_pb(structured: StructuredOutput) -> pb.StructuredOutput:
 def _structured_from_pb(message: pb.StructuredOutput) -> StructuredOutput:
     whitespace = message.whitespace_pattern if message.HasField("whitespace_pattern") else None
     return StructuredOutput(message.kind, message.value, whitespace, message.backend)
+
+
+def _repetition_from_pb(message: pb.RepetitionDetection) -> RepetitionDetection:
+    return RepetitionDetection(message.max_pattern_size, message.min_pattern_size, message.min_count)
 
 
 def _beam_search_from_pb(message: pb.BeamSearch) -> BeamSearch:

@@ -18,12 +18,25 @@ class Role(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """How a sequence ended. `stop` and `length` are good endings."""
+    """How a sequence ended. `stop`, `length` and `repetition` are good endings."""
 
     STOP = "stop"
     LENGTH = "length"
+    REPETITION = "repetition"
     CANCELLED = "cancelled"
     FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class RepetitionDetection:
+    """A sequence finishes when its outputs end with one pattern `min_count` times, one behind the other.
+
+    Patterns have from `min_pattern_size` to `max_pattern_size` tokens.
+    """
+
+    max_pattern_size: int
+    min_pattern_size: int
+    min_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +77,8 @@ class SamplingParams:
 
     `best_of` sequences are generated of which the client gets the `n` likeliest (None: n). `allowed_token_ids` and
     `bad_words` (each the ids of one word) are off when empty. `logprobs` and `prompt_logprobs` say how many of the best
-    tokens are told at each position beside the one that is there; 0 tells that one alone, None nothing.
+    tokens are told at each position beside the one that is there; 0 tells that one alone, None nothing. With
+    `logprob_token_ids` an output position has those in place of the best; `repetition` None detects nothing.
     """
 
     max_tokens: int
@@ -87,6 +101,13 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     structured: StructuredOutput | None = None
     beam_search: BeamSearch | None = None
+    logprob_token_ids: tuple[int, ...] = ()
+    repetition: RepetitionDetection | None = None
+
+    @property
+    def wanted_logprobs(self) -> "int | tuple[int, ...]":
+        """How many of the best tokens, or which ones, have log probabilities at each output position."""
+        return self.logprob_token_ids or self.logprobs or 0
 
     @property
     def num_sequences(self) -> int:

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.sampling.logprobs import rows_at_once
+from engine.sampling.logprobs import Wanted, by_wanted, rows_at_once
 from engine.transfers import Download, upload_ints
 from wire.types import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
-class _Best:
-    """The best tokens of those rows that asked for as many."""
+class _Beside:
+    """The tokens beside the chosen ones, of those rows that want the same."""
 
     rows: list[int]
-    token_ids: torch.Tensor  # [len(rows), top] int64
-    logprobs: torch.Tensor  # [len(rows), top]
+    token_ids: torch.Tensor  # [len(rows), num_wanted] int64
+    logprobs: torch.Tensor  # [len(rows), num_wanted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class LogprobsToRead:
 
     logprobs: torch.Tensor  # [num_rows]
     num_better: torch.Tensor  # [num_rows] int64
-    best: tuple[_Best, ...]
+    best: tuple[_Beside, ...]
 
     def read(self) -> Iterator[TokenLogprobs]:
         """Yield what is told of each row."""
@@ -42,26 +42,30 @@ class LogprobsToRead:
 
 
 def queue_logprobs(
-    logits: torch.Tensor, token_ids: torch.Tensor, tops: Sequence[int], download: Download
+    logits: torch.Tensor, token_ids: torch.Tensor, wanted: Sequence[Wanted], download: Download
 ) -> list[LogprobsToRead]:
-    """Reckon for each row of `logits` [num_rows, vocab_size] its token's likelihood and the `top` best, in slices.
+    """Reckon for each row of `logits` [num_rows, vocab_size] its token's logprob and those wanted, in slices.
 
     `token_ids` [num_rows] int64 lie on the same device.
     """
     size = rows_at_once(logits.shape[-1])
-    starts = range(0, len(tops), size)
-    return [_slice(logits[i : i + size], token_ids[i : i + size], tops[i : i + size], download) for i in starts]
+    starts = range(0, len(wanted), size)
+    return [_slice(logits[i : i + size], token_ids[i : i + size], wanted[i : i + size], download) for i in starts]
 
 
-def _slice(logits: torch.Tensor, token_ids: torch.Tensor, tops: Sequence[int], download: Download) -> LogprobsToRead:
+def _slice(
+    logits: torch.Tensor, token_ids: torch.Tensor, wanted: Sequence[Wanted], download: Download
+) -> LogprobsToRead:
     logits, own = logits.float(), token_ids[:, None]
     logprobs = logits.log_softmax(dim=-1)
     num_better = (logits > logits.gather(1, own)).sum(dim=-1)
     best = []
-    for top in sorted({top for top in tops if top > 0}):
-        rows = [i for i, wanted in enumerate(tops) if wanted == top]
+    for what, rows in by_wanted(wanted).items():
         places = upload_ints(rows, logits.device)
-        ids = logits.index_select(0, places).topk(min(top, logits.shape[-1]), dim=-1).indices
+        if isinstance(what, int):
+            ids = logits.index_select(0, places).topk(min(what, logits.shape[-1]), dim=-1).indices
+        else:
+            ids = upload_ints(what, logits.device).expand(len(rows), -1)
         values = logprobs.index_select(0, places).gather(1, ids)
-        best.append(_Best(rows, download.take(ids), download.take(values)))
+        best.append(_Beside(rows, download.take(ids), download.take(values)))
     return LogprobsToRead(download.take(logprobs.gather(1, own).squeeze(1)), download.take(num_better), tuple(best))

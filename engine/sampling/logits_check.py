@@ -7,7 +7,7 @@ from wire.types import SamplingParams
 
 
 def check_token_params(params: SamplingParams, vocab_size: int) -> None:
-    """Raise InvalidRequest naming an id of logit_bias, allowed_token_ids or bad_words that the model does not have.
+    """Raise InvalidRequest naming an id, none that stops, that the model does not have.
 
     Stop ids may lie past the vocabulary (tokenizers name some that a model never gives): they are never chosen. None
     is negative. No list of ids may be longer than the vocabulary.
@@ -16,6 +16,7 @@ def check_token_params(params: SamplingParams, vocab_size: int) -> None:
     _check_length("allowed_token_ids", len(params.allowed_token_ids), vocab_size)
     _check("logit_bias", (token for token, _ in params.logit_bias), vocab_size)
     _check("allowed_token_ids", params.allowed_token_ids, vocab_size)
+    _check("logprob_token_ids", params.logprob_token_ids, vocab_size)
     _check("bad_words", (token for word in params.bad_words for token in word), vocab_size)
     lowest = min(params.stop_token_ids, default=0)
     if lowest < 0:

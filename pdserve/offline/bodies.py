@@ -1,5 +1,7 @@
 """From sampling parameters to the body of a request for text. Pure."""
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from pdserve.offline.sampling_params import SamplingParams
@@ -12,6 +14,7 @@ _IF_ASKED = (
     "best_of", "presence_penalty", "frequency_penalty", "use_beam_search", "length_penalty", "early_stopping",
     "stop_token_ids", "bad_words", "ignore_eos", "min_tokens", "prompt_logprobs", "skip_special_tokens",
     "spaces_between_special_tokens", "include_stop_str_in_output", "truncate_prompt_tokens", "allowed_token_ids",
+    "logprob_token_ids",
 )  # fmt: skip
 
 
@@ -26,6 +29,9 @@ def sampling_body(params: SamplingParams, *, max_tokens: int | None, seed: int |
         body["stop"] = params.stops
     if params.logit_bias:
         body["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias.items()}
+    if params.repetition_detection is not None:
+        rule = params.repetition_detection
+        body["repetition_detection"] = dict(rule) if isinstance(rule, Mapping) else dataclasses.asdict(rule)
     wish = structured_body(params.structured_outputs or params.guided_decoding)
     return body if wish is None else body | {"structured_outputs": wish}
 

@@ -22,6 +22,18 @@ class RequestOutputKind(Enum):
     FINAL_ONLY = 2
 
 
+@dataclass(slots=True)
+class RepetitionDetectionParams:
+    """When an output that repeats itself ends; `max_pattern_size` 0 is never. The server checks it.
+
+    The last tokens are one pattern of `min_pattern_size` (0: 1) to `max_pattern_size` tokens, `min_count` times.
+    """
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+
 @dataclass(slots=True, kw_only=True)
 class SamplingParams:
     """The parameters of one prompt or of many. Raises ValueError naming the field, its value and its limit.
@@ -58,6 +70,8 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = None
     logit_bias: Mapping[int, float] | Mapping[str, float] | None = None
     allowed_token_ids: list[int] | None = None
+    logprob_token_ids: list[int] | None = None
+    repetition_detection: RepetitionDetectionParams | Mapping[str, int] | None = None
     structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
     guided_decoding: StructuredOutputsParams | Mapping[str, Any] | None = None
     logits_processors: Sequence[Callable[..., Any]] | None = None
@@ -70,10 +84,8 @@ class SamplingParams:
     routed_experts_prompt_start: int = 0
     # What would, and is refused: _REFUSED says why.
     extra_args: Mapping[str, Any] | None = None
-    logprob_token_ids: list[int] | None = None
     prompt_logprob_start: int | None = None
     prompt_logprob_token_ids: list[int] | None = None
-    repetition_detection: Any = None
     thinking_token_budget: int | None = None
     trace_decode_token_ids: list[int] | None = None
     watermarking: bool | None = None
@@ -177,13 +189,8 @@ _NONE: tuple[Any, ...] = (None,)
 _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "logits_processors": ((None, [], ()), "none are run, for the engine may be on another machine"),
     "extra_args": ((None, {}), "they are for plugins of vLLM's engine, which is not run here"),
-    "logprob_token_ids": (_NONE, "logprobs=-1 tells all of them, with LLM(max_logprobs=-1)"),
     "prompt_logprob_start": (_NONE, "prompt_logprobs tells all of them, from the first"),
     "prompt_logprob_token_ids": (_NONE, "prompt_logprobs=-1 tells all of them, with LLM(max_logprobs=-1)"),
-    "repetition_detection": (
-        _NONE,
-        "repetition_penalty and frequency_penalty make loops unlikely, max_tokens ends them",
-    ),
     "thinking_token_budget": ((None, -1), "max_tokens bounds thoughts and answer together"),
     "trace_decode_token_ids": (_NONE, "prompt_logprobs says how likely given tokens are"),
     "watermarking": ((None, False), "outputs are drawn as the model's odds are, without a mark"),

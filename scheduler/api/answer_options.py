@@ -39,7 +39,7 @@ def read_answer_options(body: GenerationBody, options: SchedulerOptions, *, stru
         usage=usage,
         continuous_usage=usage and bool(asked and asked.continuous_usage_stats),
         instances=bool(asked and asked.include_instances),
-        logprobs=_count(body.num_logprobs),
+        logprobs=sys.maxsize if body.logprob_token_ids else _count(body.num_logprobs),
         prompt_logprobs=_count(body.prompt_logprobs),
         token_ids=bool(body.return_token_ids),
         tokens_by_number=bool(body.return_tokens_as_token_ids or options.return_tokens_as_token_ids),

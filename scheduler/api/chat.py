@@ -47,7 +47,7 @@ async def prepare_chat(front: Front, body: ChatBody, request: Request) -> Genera
     )  # fmt: skip
     role = front.config.options.response_role if options.add_generation_prompt else messages[-1]["role"]
     request_id = new_id("chatcmpl")
-    shape = ChatShape(shown_id(request_id, request), model, role, prepared.teller, prepared.asked)
+    shape = ChatShape(shown_id(request_id, request, body.request_id), model, role, prepared.teller, prepared.asked)
     return prepared.generation(request_id, shape, echo=_echo(body, messages, role))
 
 

@@ -55,7 +55,8 @@ async def prepare_completion(front: Front, body: CompletionBody, request: Reques
     shares_seed = body.seed is not None or len(prompts) == 1
     seeds = () if shares_seed else tuple(draw_seed() for _ in prompts)  # else equal prompts answer alike
     request_id = new_id("cmpl")
-    shape = CompletionShape(shown_id(request_id, request), model, prepared.teller, prepared.asked, echo)
+    answer_id = shown_id(request_id, request, body.request_id)
+    shape = CompletionShape(answer_id, model, prepared.teller, prepared.asked, echo)
     return prepared.generation(request_id, shape, echo=echo, seeds=seeds)
 
 

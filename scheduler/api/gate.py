@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -23,7 +24,7 @@ class Gate:
 
     The path is the one that came in, less `root_path`: key, label and route are chosen by the same text. What it
     learns of a request stands in the scope's `state`: request_id, arrived_s, refusals, and the key's tenant, "" where
-    no key is asked for.
+    no key is asked for. What an endpoint leaves there as `warning` is the header of that name.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Gate:
         scope.setdefault("state", {}).update(
             request_id=own_id, arrived_s=asyncio.get_running_loop().time(), refusals=self._refusals, tenant=tenant
         )
-        exchange = _Exchange(send, client_id or own_id)
+        exchange = _Exchange(send, client_id or own_id, scope["state"])
         try:
             if scope["method"] == "POST" and tenant is not None:  # who has no key makes nobody wait
                 await self._turnstile.enter()
@@ -76,18 +77,21 @@ class Gate:
 class _Exchange:
     """Passes messages on; adds the request id to the response's start, keeps its status and whether it is whole."""
 
-    def __init__(self, send: Send, shown_id: str) -> None:
+    def __init__(self, send: Send, shown_id: str, state: Mapping[str, Any]) -> None:
         self.status: int | None = None
         self.complete = False
         self._send = send
         self._shown_id = shown_id
+        self._state = state
 
     async def send(self, message: Message) -> None:
         """Pass one message on."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            header = (b"x-request-id", self._shown_id.encode())
-            message = {**message, "headers": [*message.get("headers", ()), header]}
+            headers = [*message.get("headers", ()), (b"x-request-id", self._shown_id.encode())]
+            if "warning" in self._state:
+                headers.append((b"warning", self._state["warning"].encode()))
+            message = {**message, "headers": headers}
         elif not message.get("more_body"):
             self.complete = True
         await self._send(message)

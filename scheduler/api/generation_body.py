@@ -10,6 +10,7 @@ from pydantic import Field, StringConstraints
 from scheduler.api.conversation import ConversationBody
 from scheduler.api.described import AnyFormat, AnyObject, AnyPrompt, AnySchema, AnyStop, AnyStopping
 from scheduler.api.schemas import Body, Count, Priority
+from wire.check_prompt import MAX_LOGPROB_IDS
 
 _MAX_STOP_IDS = 128
 _MAX_BAD_WORDS = 128
@@ -25,6 +26,14 @@ class StreamOptions(Body):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_instances: bool | None = None
+
+
+class RepetitionBody(Body):
+    """`repetition_detection`."""
+
+    max_pattern_size: Annotated[int, Field(ge=0)] = 0
+    min_pattern_size: Annotated[int, Field(ge=0)] = 0
+    min_count: Annotated[int, Field(ge=0)] = 0
 
 
 class GenerationBody(Body):
@@ -60,6 +69,8 @@ class GenerationBody(Body):
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
     prompt_logprobs: Annotated[int, Field(ge=-1)] | None = None
+    logprob_token_ids: Annotated[list[int], Field(max_length=MAX_LOGPROB_IDS)] | None = None
+    repetition_detection: RepetitionBody | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
     response_format: AnyFormat = None
@@ -74,6 +85,7 @@ class GenerationBody(Body):
     priority: Priority | None = None
     cache_salt: _Salt | None = None
     user: str | None = None
+    request_id: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 

@@ -19,12 +19,14 @@ class TokenTeller:
     """Tells tokens with the `most` likeliest beside each; by number (`token_id:N`) where the client asked for that.
 
     `ranked` tells an output once more as prompts are: by token id, with ranks, whatever tokens are called alike.
+    Beside a token stand those that the client `listed`, whose ranks are not known, in place of the likeliest.
     """
 
     texts: TokenTexts
     most: int
     by_number: bool = False
     ranked: bool = False
+    listed: bool = False
 
     def name(self, token_id: int) -> str:
         """Return what a token is called."""
@@ -77,9 +79,10 @@ class TokenTeller:
         }
 
     def _ranked(self, token_id: int, one: TokenLogprobs) -> dict[str, Any]:
-        likeliest = [(other, logprob, rank) for rank, (other, logprob) in enumerate(self._likeliest(one), 1)]
-        told: dict[str, Any] = {}
-        for other, logprob, rank in (*likeliest, (token_id, one.logprob, one.rank)):
+        beside = enumerate(self._likeliest(one), 1)
+        likeliest = [(other, logprob, None if self.listed else rank) for rank, (other, logprob) in beside]
+        own, told = (token_id, one.logprob, one.rank), dict[str, Any]()
+        for other, logprob, rank in (own, *likeliest) if self.listed else (*likeliest, own):
             text = self.texts.of(other).text
             told.setdefault(str(other), {"logprob": _told(logprob), "rank": rank, "decoded_token": text})
         return told

@@ -69,7 +69,10 @@ async def prepare_generation(
     tenant = str(request.scope["state"].get("tenant", ""))
     return Prepared(
         front, cut, params, text, asked,
-        TokenTeller(front.tokens.texts, asked.logprobs or 0, asked.tokens_by_number, ranked=asked.token_ids),
+        TokenTeller(
+            front.tokens.texts, asked.logprobs or 0, asked.tokens_by_number, ranked=asked.token_ids,
+            listed=bool(params.logprob_token_ids),
+        ),
         tenant, cache_salt_of(tenant, body.cache_salt), priority_of(body.priority, request),
     )  # fmt: skip
 

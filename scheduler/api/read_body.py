@@ -1,16 +1,22 @@
 """Read a request's body as the class of its route: every field implemented, refused, or without an effect by nature."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 
 from scheduler.api.body import read_json
-from scheduler.api.refusals import refuse_fields
+from scheduler.api.refusals import NOT_SERVED, WITHOUT_EFFECT, refuse_fields
 from scheduler.api.schemas import Body
 from scheduler.front import Front
+from telemetry.logs import EventLogger
+from wire.near_names import near_name
 
 AnyBody = TypeVar("AnyBody", bound=Body)
+_log = EventLogger("api")
+_NAME = re.compile("[A-Za-z0-9_.-]+")  # what a header can carry, and no log is broken by
+_LONGEST, _MOST_UNKNOWN = 40, 8
 
 
 async def read_body(front: Front, request: Request, kind: type[AnyBody]) -> AnyBody:
@@ -19,6 +25,21 @@ async def read_body(front: Front, request: Request, kind: type[AnyBody]) -> AnyB
 
 
 def check_body(raw: Mapping[str, Any], kind: type[AnyBody], request: Request) -> AnyBody:
-    """Return `raw` as `kind`. Raises InvalidRequest naming the field."""
+    """Return `raw` as `kind`. Raises InvalidRequest naming the field.
+
+    A name that no API has passes; one that nearly is a known field is named in the log and a Warning header.
+    """
     refuse_fields(raw)
-    return kind.read(raw)
+    body = kind.read(raw)
+    if meant := _misspelt(raw, kind):
+        words = ", ".join(f"{name} is no field and has no effect: did you mean {known}?" for name, known in meant)
+        request.scope["state"]["warning"] = f'199 pdserve "{words}"'
+        _log.warning("unknown_fields", request_id=request.scope["state"]["request_id"], fields=words)
+    return body
+
+
+def _misspelt(raw: Mapping[str, Any], kind: type[Body]) -> list[tuple[str, str]]:
+    """Return unknown names, of the first few, with the known one that each nearly is."""
+    known = {*kind.model_fields, *NOT_SERVED, *WITHOUT_EFFECT}
+    unknown = [name for name in raw if name not in known and len(name) <= _LONGEST and _NAME.fullmatch(name)]
+    return [(name, meant) for name in unknown[:_MOST_UNKNOWN] if (meant := near_name(name, known))]

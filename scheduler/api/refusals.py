@@ -15,18 +15,42 @@ TRANSFER_FIELDS = frozenset((
 """Names of ours and of other engines' for how KV is handed on; refused by name whatever their value, null too."""
 
 _NOTHING: tuple[Any, ...] = ()
-_NOT_SERVED: dict[str, tuple[tuple[Any, ...], str]] = {
+_OFF: tuple[Any, ...] = (False,)
+_NO_TOOLS = "tools are not supported yet: leave it out"
+_TEXT_ALONE = "models are served for text alone"
+NOT_SERVED: dict[str, tuple[tuple[Any, ...], str]] = {
     "tools": (_NOTHING, "tools are not supported yet: leave them out"),
-    "tool_choice": (("none",), "tools are not supported yet: leave it out"),
+    "tool_choice": (("none",), _NO_TOOLS),
     "functions": (_NOTHING, "functions are not supported: leave them out"),
     "function_call": (("none",), "functions are not supported: leave it out"),
     "logits_processors": (([],), "logits processors from requests are not run"),
     "prompt_embeds": (_NOTHING, "embeddings are not taken as prompts: send text or token ids"),
-    "audio": (_NOTHING, "models are served for text alone"),
-    "modalities": ((["text"],), "models are served for text alone"),
+    "audio": (_NOTHING, _TEXT_ALONE),
+    "modalities": ((["text"],), _TEXT_ALONE),
+    "media_io_kwargs": (({},), _TEXT_ALONE),
+    "mm_processor_kwargs": (({},), _TEXT_ALONE),
     "prediction": (_NOTHING, "predicted output is not used: leave it out"),
+    "vllm_xargs": (({},), "they are for plugins of vLLM's engine, which is not run here"),
+    "thinking_token_budget": ((-1,), "thoughts are not told from answers: max_tokens bounds both together"),
+    "watermarking": (_OFF, "outputs are drawn as the model's odds are, without a mark"),
+    "return_weight_versions": (_OFF, "weights are never replaced while a server runs"),
+    "routed_experts_prompt_start": ((0,), "routed experts are not part of answers"),
+    "return_prompt_text": (_OFF, "ask for return_token_ids, and /detokenize for their text"),
+    "stream_interval": ((1,), "a stream's chunks follow the client's reading: what waits goes out in one"),
 }
 """What is refused, with the values that ask for nothing (null always does) and the reason."""
+
+WITHOUT_EFFECT: dict[str, str] = {
+    "session_id": "requests of a conversation are placed where their prefix is cached, found by its tokens",
+    "include_reasoning": "no reasoning parser runs: what a model thinks is part of its text, as in vLLM without one",
+    "parallel_tool_calls": "there are no calls: tools are refused",
+    "return_token_offsets": "of vLLM's render routes alone; its generation routes ignore it too",
+    "mm_payload": "of vLLM's render routes alone; its generation routes ignore it too",
+    "return_mm_kwargs": "of vLLM's render routes alone; its generation routes ignore it too",
+    "metadata": "the client's own notes", "store": "nothing is stored", "service_tier": "there is one",
+    "safety_identifier": "as user: the client's own name for who asks", "prompt_cache_key": "as session_id",
+}  # fmt: skip
+"""Fields of other APIs that are taken, as by their nature they change nothing here, and why."""
 
 
 def refuse_fields(body: Mapping[str, Any]) -> None:
@@ -34,7 +58,7 @@ def refuse_fields(body: Mapping[str, Any]) -> None:
     for name, value in body.items():
         if name in TRANSFER_FIELDS:
             raise InvalidRequest(f"{name} belongs to the cluster: clients may not set it", name)
-        if value is not None and name in _NOT_SERVED:
-            neutral, reason = _NOT_SERVED[name]
-            if value not in neutral:
+        if value is not None and name in NOT_SERVED:
+            neutral, reason = NOT_SERVED[name]
+            if not any(value == one and type(value) is type(one) for one in neutral):
                 raise InvalidRequest(f"{name}: {reason}", name)

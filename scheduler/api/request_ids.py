@@ -13,9 +13,9 @@ def new_id(kind: str) -> str:
     return f"{kind}-{secrets.token_hex(16)}"
 
 
-def shown_id(own_id: str, request: Request) -> str:
-    """Return the `id` of an answer: ours, or of the same kind with the client's X-Request-Id behind it."""
-    client_id = clean_client_id(request.headers.get("x-request-id", ""))
+def shown_id(own_id: str, request: Request, body_id: str | None = None) -> str:
+    """Return the `id` of an answer: ours, or of its kind with the X-Request-Id, else the body's id, behind it."""
+    client_id = clean_client_id(request.headers.get("x-request-id", "")) or clean_client_id(body_id or "")
     return own_id if client_id is None else f"{own_id.partition('-')[0]}-{client_id}"
 
 

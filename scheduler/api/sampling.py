@@ -11,8 +11,9 @@ from scheduler.api.token_rules import read_allowed, read_bad_words, read_logit_b
 from scheduler.config import SchedulerOptions
 from scheduler.front import Front
 from scheduler.tokens import Tokens
+from wire.check_prompt import check_repetition
 from wire.errors import InvalidRequest, PromptTooLong
-from wire.types import SamplingParams
+from wire.types import RepetitionDetection, SamplingParams
 
 _LEAST_TEMPERATURE = 0.01  # below it logits / temperature overflows; 0 itself is greedy
 _ALL = -1
@@ -59,6 +60,8 @@ async def read_sampling(
         prompt_logprobs=_prompt_logprobs(body, logprobs, front),
         structured=None if wish is None else wish[1],
         beam_search=beams,
+        logprob_token_ids=_logprob_ids(body, tokens),
+        repetition=_repetition(body),
     )
 
 
@@ -109,6 +112,28 @@ def _stop_ids(body: GenerationBody, tokens: Tokens) -> tuple[int, ...]:
     if given:
         check_token_ids(given, tokens, "stop_token_ids")
     return given if body.ignore_eos else tuple(dict.fromkeys((*tokens.eos_token_ids, *given)))
+
+
+def _logprob_ids(body: GenerationBody, tokens: Tokens) -> tuple[int, ...]:
+    """Return the tokens whose log probabilities are wanted in place of the likeliest's."""
+    given = tuple(dict.fromkeys(body.logprob_token_ids or ()))
+    if not given:
+        return ()
+    check_token_ids(given, tokens, "logprob_token_ids")
+    if body.num_logprobs is None:
+        raise InvalidRequest("logprob_token_ids needs logprobs", "logprob_token_ids")
+    if body.echoes and body.prompt_logprobs is None:
+        raise InvalidRequest("logprob_token_ids are of the output: leave echo out", "logprob_token_ids")
+    return given
+
+
+def _repetition(body: GenerationBody) -> RepetitionDetection | None:
+    given = body.repetition_detection
+    if given is None or given.max_pattern_size == 0:
+        return None
+    rule = RepetitionDetection(given.max_pattern_size, given.min_pattern_size or 1, given.min_count)
+    check_repetition(rule)
+    return rule
 
 
 def _prompt_logprobs(body: GenerationBody, logprobs: int | None, front: Front) -> int | None:

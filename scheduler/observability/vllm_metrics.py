@@ -16,7 +16,7 @@ from telemetry.histogram import Histogram
 from wire.types import STEP_TOKEN_EDGES, LoadSnapshot
 
 CLUSTER = "cluster"
-REASONS = ("stop", "length", "abort", "error")
+REASONS = ("stop", "length", "abort", "error", "repetition")
 _LABELS = ("model_name", "engine")
 _UNCOUNTED = frozenset(("/health", "/ready", "/ping", "/load", "/version", "/metrics"))
 _EDGE_TEXTS = (*(f"{edge:.1f}" for edge in STEP_TOKEN_EDGES), "+Inf")

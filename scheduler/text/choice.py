@@ -5,8 +5,11 @@ from scheduler.text.detokenizer import Detokenizer
 from scheduler.text.pieces import Piece, TextOptions
 from scheduler.text.stops import StopFinder
 from scheduler.tokens import Tokens
+from wire.types import FinishReason
 
 _CONTEXT_TOKENS = 4
+REPEATED = "repetition_detected"
+"""The stop_reason of a repetition, as vLLM's."""
 
 
 class Choice:
@@ -72,5 +75,7 @@ class Choice:
         tokens, self._new = tuple(self._new), []
         return Piece(self._index, text, reason, stop, tokens, self.cumulative_logprob)
 
-    def _stop_reason(self, event: NewToken) -> int | None:
+    def _stop_reason(self, event: NewToken) -> int | str | None:
+        if event.finish is FinishReason.REPETITION:
+            return REPEATED
         return None if event.stop_token_id in self._options.silent_stop_ids else event.stop_token_id

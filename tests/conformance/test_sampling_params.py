@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.served import CHAT, PROMPT, Oracle, Served
+from tests.conformance.served import CHAT, PROMPT, Oracle, Served, events
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
@@ -96,6 +96,24 @@ def test_a3_51_a_stop_string_is_in_the_output_only_when_asked(served: Served, or
 
     assert text(stop=stop, **asked) == whole[:cut]
     assert text(stop=[stop, "zz"], include_stop_str_in_output=True, **asked) == whole[: cut + len(stop)]
+
+
+def test_listed_tokens_and_repetitions_are_the_same_over_p_and_d(served: Served) -> None:
+    listed = {"logprobs": 0, "logprob_token_ids": [40, 41], "return_tokens_as_token_ids": True}
+    told = served.completion(**listed)["choices"][0]["logprobs"]
+    assert all({"token_id:40", "token_id:41"} <= set(one) for one in told["top_logprobs"])
+    served.agree("listed", [[*one] for one in told["top_logprobs"]])
+
+    rule = {"max_pattern_size": 4, "min_count": 3}
+    asked = {"allowed_token_ids": [40], "max_tokens": 20, "return_token_ids": True}
+    choice = served.completion(repetition_detection=rule, **asked)["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("repetition", "repetition_detected")
+    assert choice["token_ids"] == [40] * 3
+    for streamed in (True, False):
+        body = {"prompt": PROMPT, "temperature": 0, "repetition_detection": rule, "stream": streamed} | asked
+        answer = served.post("/v1/completions", **body)
+        last = events(answer)[-1] if streamed else answer.json()
+        assert last["choices"][0]["stop_reason"] == "repetition_detected"
 
 
 def test_b_finish_1_2_a3_52_a9_133_ignore_eos_fills_max_tokens(served: Served) -> None:

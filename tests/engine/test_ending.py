@@ -2,11 +2,12 @@
 
 import pytest
 
-from engine.ending import banned_tokens, finish_of
-from wire.types import FinishReason, SamplingParams
+from engine.ending import banned_tokens, finish_of, repeats
+from wire.types import FinishReason, RepetitionDetection, SamplingParams
 
 STOP = FinishReason.STOP, 9
 LENGTH = FinishReason.LENGTH, None
+REPETITION = FinishReason.REPETITION, None
 
 
 @pytest.mark.parametrize(
@@ -20,12 +21,29 @@ LENGTH = FinishReason.LENGTH, None
         ([1, 2, 9], SamplingParams(max_tokens=3, stop_token_ids=(9,)), STOP),
         ([9], SamplingParams(max_tokens=3, min_tokens=2, stop_token_ids=(9,)), None),
         ([1, 9], SamplingParams(max_tokens=3, min_tokens=2, stop_token_ids=(9,)), STOP),
+        ([5, 1, 2, 1, 2], SamplingParams(max_tokens=9, repetition=RepetitionDetection(2, 1, 2)), REPETITION),
+        ([5, 1, 2, 1, 2], SamplingParams(max_tokens=9, repetition=RepetitionDetection(2, 1, 3)), None),
+        ([5, 1, 2, 1, 2], SamplingParams(max_tokens=9, repetition=RepetitionDetection(1, 1, 2)), None),
+        ([1, 2, 1, 2, 1], SamplingParams(max_tokens=9, repetition=RepetitionDetection(4, 1, 2)), REPETITION),
+        ([7, 7, 7], SamplingParams(max_tokens=9, repetition=RepetitionDetection(4, 1, 3)), REPETITION),
+        ([7, 7, 7], SamplingParams(max_tokens=9, repetition=RepetitionDetection(4, 2, 2)), None),
+        ([7, 7], SamplingParams(max_tokens=9, min_tokens=3, repetition=RepetitionDetection(4, 1, 2)), None),
+        ([7, 7], SamplingParams(max_tokens=2, repetition=RepetitionDetection(4, 1, 2)), LENGTH),
+        ([9, 9], SamplingParams(max_tokens=2, stop_token_ids=(9,), repetition=RepetitionDetection(4, 1, 2)), STOP),
+        ([7], SamplingParams(max_tokens=9, repetition=RepetitionDetection(1024, 1, 2)), None),
     ],
 )
 def test_the_last_token_decides(
     outputs: list[int], params: SamplingParams, expected: tuple[FinishReason, int | None] | None
 ) -> None:
     assert finish_of(outputs, params, prompt_length=5, max_model_len=100) == expected
+
+
+def test_a_prompts_tokens_are_no_part_of_a_repetition() -> None:
+    rule = RepetitionDetection(2, 1, 2)
+
+    assert not repeats([7, 7, 7], 1, rule)
+    assert repeats([5, 7, 7], 2, rule)
 
 
 def test_a_sequence_as_long_as_the_model_ends_by_length() -> None:

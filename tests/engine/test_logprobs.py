@@ -59,3 +59,15 @@ def test_equal_logits_are_told_the_same_whatever_the_neighbours_ask() -> None:
 
 def test_a_slice_has_at_least_one_row() -> None:
     assert rows_at_once(10**9) == 1
+
+
+def test_listed_tokens_are_those_of_the_log_softmax_whoever_is_beside() -> None:
+    logits = torch.randn(3, 100, generator=torch.Generator().manual_seed(5))
+    expected = logits.log_softmax(dim=-1)
+
+    told = token_logprobs(logits, [3, 5, 7], [(40, 2), 1, (40, 2)])
+
+    assert [one.top_ids for one in told] == [(40, 2), (int(logits[1].argmax()),), (40, 2)]
+    for row in (0, 2):
+        assert list(told[row].top_logprobs) == expected[row, [40, 2]].tolist()
+    assert token_logprobs(logits[2:], [7], [(40, 2)]) == told[2:]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from scheduler.model.generation_defaults import GenerationDefaults
-from wire.types import BeamSearch, StructuredOutput
+from wire.types import BeamSearch, RepetitionDetection, StructuredOutput
 
 pytestmark = pytest.mark.anyio
 
@@ -54,6 +54,11 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"guided_regex": "a", "guided_decoding_backend": "xgrammar:no-fallback"},
         {"structured": StructuredOutput("regex", "a", None, "xgrammar")},
     ),
+    (
+        {"repetition_detection": {"max_pattern_size": 8, "min_count": 3}},
+        {"repetition": RepetitionDetection(8, 1, 3)},
+    ),
+    ({"repetition_detection": {"max_pattern_size": 0}}, {"repetition": None}),
     ({"response_format": {"type": "text"}}, {"structured": None}),
     ({"response_format": {"type": "json_object"}}, {"structured": StructuredOutput("json_object", "")}),
     (

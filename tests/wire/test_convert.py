@@ -55,6 +55,7 @@ from wire.types import (
     Pooling,
     PromptLogprobs,
     PromptState,
+    RepetitionDetection,
     Role,
     SamplingParams,
     StageTimes,
@@ -74,7 +75,8 @@ PARAMS = SamplingParams(
     max_tokens=5, temperature=0.7, top_k=3, top_p=0.9, min_p=0.1, seed=2**63, n=2, min_tokens=1, stop_token_ids=(2, 7),
     best_of=3, repetition_penalty=1.1, presence_penalty=-2.0, frequency_penalty=0.5, logit_bias=((3, -100.0), (4, 1.5)),
     allowed_token_ids=(1, 2, 3), bad_words=((5,), (6, 7)), logprobs=0, prompt_logprobs=2,
-    structured=StructuredOutput("json", "{}", "", "xgrammar"),
+    structured=StructuredOutput("json", "{}", "", "xgrammar"), logprob_token_ids=(9, 3),
+    repetition=RepetitionDetection(4, 1, 2),
 )  # fmt: skip
 SEARCH = SamplingParams(max_tokens=5, temperature=0.0, n=2, best_of=4, beam_search=BeamSearch(0.5, "never"))
 PAIR = PromptState("r/2", "r", (1, 2, 3), SamplingParams(max_tokens=1), pooling=Pooling("score", "cls", True, 5, 2))

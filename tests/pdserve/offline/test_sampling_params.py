@@ -9,6 +9,7 @@ import pytest
 from pdserve import (
     BeamSearchParams,
     GuidedDecodingParams,
+    RepetitionDetectionParams,
     RequestOutputKind,
     SamplingParams,
     StructuredOutputsParams,
@@ -112,13 +113,29 @@ WITHOUT_EFFECT: dict[str, Any] = {
     "skip_reading_prefix_cache": True, "routed_experts_prompt_start": 3,
 }  # fmt: skip
 REFUSED: dict[str, Any] = {
-    "watermarking": True, "prompt_logprob_start": 1, "prompt_logprob_token_ids": [1], "logprob_token_ids": [1],
-    "extra_args": {"a": 1}, "thinking_token_budget": 9, "repetition_detection": object(), "trace_decode_token_ids": [1],
+    "watermarking": True, "prompt_logprob_start": 1, "prompt_logprob_token_ids": [1],
+    "extra_args": {"a": 1}, "thinking_token_budget": 9, "trace_decode_token_ids": [1],
 }  # fmt: skip
 
 
+TAKEN: dict[str, tuple[Any, Any]] = {
+    "logprob_token_ids": ([5, 9], [5, 9]),
+    "repetition_detection": (
+        RepetitionDetectionParams(max_pattern_size=4, min_count=2),
+        {"max_pattern_size": 4, "min_pattern_size": 0, "min_count": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_new_field_is_sent_as_the_server_takes_it(name: str) -> None:
+    given, sent = TAKEN[name]
+
+    assert sampling_body(SamplingParams(**{name: given}), max_tokens=16, seed=None)[name] == sent
+
+
 def test_every_field_of_vllms_newest_is_taken_or_refused_in_words() -> None:
-    assert {*WITHOUT_EFFECT, *REFUSED} == NEWEST
+    assert {*WITHOUT_EFFECT, *REFUSED, *TAKEN} == NEWEST
     taken = SamplingParams(**WITHOUT_EFFECT, watermarking=False, extra_args={}, thinking_token_budget=-1)
     plain = sampling_body(SamplingParams(), max_tokens=16, seed=None)
 

@@ -1,0 +1,129 @@
+"""Every field of vLLM 0.33's request classes: implemented, refused with the reason, or without effect by its nature."""
+
+from typing import Any
+
+import pytest
+
+from scheduler.api.generation_body import ChatBody, CompletionBody
+from scheduler.api.refusals import NOT_SERVED, TRANSFER_FIELDS, WITHOUT_EFFECT
+
+SHARED = [
+    "model", "echo", "frequency_penalty", "logit_bias", "logprobs", "max_tokens", "n", "presence_penalty", "seed",
+    "stop", "stream", "stream_options", "temperature", "top_p", "user", "use_beam_search", "top_k", "min_p",
+    "repetition_penalty", "watermarking", "length_penalty", "stop_token_ids", "include_stop_str_in_output",
+    "ignore_eos", "min_tokens", "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens",
+    "truncation_side", "allowed_token_ids", "prompt_logprobs", "logprob_token_ids", "bad_words",
+    "add_special_tokens", "response_format", "structured_outputs", "priority", "request_id", "session_id",
+    "return_tokens_as_token_ids", "return_token_ids", "return_weight_versions", "routed_experts_prompt_start",
+    "return_token_offsets", "mm_payload", "return_mm_kwargs", "cache_salt", "kv_transfer_params",
+    "ec_transfer_params", "vllm_xargs", "repetition_detection", "thinking_token_budget", "stream_interval",
+]  # fmt: skip
+COMPLETION = [
+    "prompt", "suffix", "prompt_embeds",
+]  # fmt: skip
+CHAT = [
+    "messages", "top_logprobs", "max_completion_tokens", "tools", "tool_choice", "reasoning_effort",
+    "include_reasoning", "parallel_tool_calls", "add_generation_prompt", "continue_final_message", "documents",
+    "chat_template", "chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs", "return_prompt_text",
+]  # fmt: skip
+"""The names of CompletionRequest's and ChatCompletionRequest's fields in the wheel vllm 0.33.0."""
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("names", "body"), [([*SHARED, *COMPLETION], CompletionBody), ([*SHARED, *CHAT], ChatBody)], ids=["text", "chat"]
+)
+def test_each_field_has_one_verdict(names: list[str], body: Any) -> None:
+    tables = [set(body.model_fields), set(NOT_SERVED), set(TRANSFER_FIELDS), set(WITHOUT_EFFECT)]
+
+    verdicts = {name: sum(name in table for table in tables) for name in names}
+    assert {name for name, count in verdicts.items() if count != 1} == set()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", [name for name in NOT_SERVED if name not in ("tools", "functions")])
+async def test_what_is_refused_says_why_and_its_neutral_values_pass(serve: Any, name: str) -> None:
+    neutral, reason = NOT_SERVED[name]
+    async with serve() as served:
+        refused = await served.client.post("/v1/chat/completions", json={"messages": MESSAGES, name: "x"})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"], error["message"]) == (400, name, f"{name}: {reason}")
+        for value in (None, *neutral):
+            passed = await served.client.post("/v1/chat/completions", json={"messages": MESSAGES, name: value})
+            assert passed.status_code == 200, passed.text
+            assert "warning" not in passed.headers
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("max_token", "max_tokens"), ("temprature", "temperature"), ("repetition_detect", "repetition_detection"),
+        ("unheard_of", None), ("nvext", None), ("session_id", None), ("metadata", None), ("x\n", None),
+        ("a" * 999, None),
+    ],
+)  # fmt: skip
+async def test_a_name_near_a_known_field_is_named_in_a_warning(serve: Any, name: str, meant: str | None) -> None:
+    async with serve() as served:
+        for stream in (False, True):
+            body = {"messages": MESSAGES, "stream": stream, name: 1}
+            answer = await served.client.post("/v1/chat/completions", json=body)
+
+            warning = (
+                None
+                if meant is None
+                else (f'199 pdserve "{name} is no field and has no effect: did you mean {meant}?"')
+            )
+            assert (answer.status_code, answer.headers.get("warning")) == (200, warning)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("header", "shown"), [({}, "cmpl-mine"), ({"x-request-id": "of-header"}, "cmpl-of-header")])
+async def test_a_bodys_request_id_ends_the_answers_id(serve: Any, header: dict[str, str], shown: str) -> None:
+    async with serve() as served:
+        body = {"prompt": "San", "request_id": "mine"}
+        answer = await served.client.post("/v1/completions", json=body, headers=header)
+
+        assert answer.json()["id"].startswith(shown)
+
+
+@pytest.mark.anyio
+async def test_listed_tokens_have_their_log_probabilities(serve: Any) -> None:
+    async with serve("hello") as served:
+        listed = {"logprob_token_ids": [9, 5, 9], "return_tokens_as_token_ids": True, "return_token_ids": True}
+        text = await served.client.post("/v1/completions", json={"prompt": "San", "logprobs": 1} | listed)
+        chat = {"messages": MESSAGES, "logprobs": True} | listed
+        said = (await served.client.post("/v1/chat/completions", json=chat)).json()["choices"][0]
+
+        own = served.ids("hello")[0]
+        told = text.json()["choices"][0]["logprobs"]
+        assert told["top_logprobs"][0] == pytest.approx(
+            {"token_id:9": -0.09, "token_id:5": -0.05, f"token_id:{own}": -own / 100}
+        )
+        assert [one["token"] for one in said["logprobs"]["content"][0]["top_logprobs"]] == ["token_id:9", "token_id:5"]
+        assert [one["rank"] for one in told["ranked"][0].values()] == [own, None, None]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logprob_token_ids": [5]}, "logprob_token_ids"),
+        ({"logprob_token_ids": [384], "logprobs": 1}, "logprob_token_ids"),
+        ({"logprob_token_ids": list(range(129)), "logprobs": 1}, "logprob_token_ids"),
+        ({"logprob_token_ids": [5], "logprobs": 1, "echo": True}, "logprob_token_ids"),
+        ({"repetition_detection": {"max_pattern_size": 3}}, "repetition_detection.min_count"),
+        (
+            {"repetition_detection": {"max_pattern_size": 3, "min_pattern_size": 4, "min_count": 2}},
+            "repetition_detection.min_pattern_size",
+        ),
+        ({"repetition_detection": {"max_pattern_size": 1025, "min_count": 2}}, "repetition_detection.max_pattern_size"),
+        ({"repetition_detection": 3}, "repetition_detection"),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_listed_or_detected_is_400(serve: Any, fields: Any, param: str) -> None:
+    async with serve() as served:
+        answer = await served.client.post("/v1/completions", json={"prompt": "San"} | fields)
+
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text

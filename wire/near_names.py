@@ -1,0 +1,31 @@
+"""Find the known name that an unknown one was probably meant to be. Pure."""
+
+from collections.abc import Iterable
+
+MAX_DISTANCE = 2
+_LEAST_PREFIX = 3  # characters: fewer begin too many names
+
+
+def near_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the nearest of `known`: at most two edits away, of a name long enough to tell, or one that it begins."""
+    found = [(distance, other) for other in known if (distance := _distance(name, other)) is not None]
+    return min(found)[1] if found else None
+
+
+def _distance(name: str, other: str) -> int | None:
+    """Return the edits between two names, one more than allowed for a beginning, None where they are not near."""
+    if abs(len(name) - len(other)) <= MAX_DISTANCE:
+        edits = edit_distance(name, other)
+        if 0 < edits <= MAX_DISTANCE and 2 * edits <= len(name):
+            return edits
+    return MAX_DISTANCE + 1 if len(name) >= _LEAST_PREFIX and other.startswith(name) and other != name else None
+
+
+def edit_distance(one: str, other: str) -> int:
+    """Return how many insertions, removals and replacements of a character make `other` of `one` (Levenshtein)."""
+    row = list(range(len(other) + 1))
+    for i, a in enumerate(one, 1):
+        last, row[0] = row[0], i
+        for j, b in enumerate(other, 1):
+            last, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, last + (a != b))
+    return row[-1]
