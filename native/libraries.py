@@ -6,5 +6,6 @@ from native.engine_library import ENGINE
 from native.library import RECIPE as MOVE
 from native.ranks import RECIPE as RANKS
 from native.recipe import Recipe
+from native.ticker import RECIPE as TICKER
 
-RECIPES: dict[str, Recipe[Any]] = {recipe.name: recipe for recipe in (MOVE, RANKS, ENGINE)}
+RECIPES: dict[str, Recipe[Any]] = {recipe.name: recipe for recipe in (MOVE, RANKS, TICKER, ENGINE)}

@@ -1,0 +1,153 @@
+"""How long the machine kept this process from running (ticker.c): limits on silence and progress leave that out.
+
+    silence = time passed - time starved       of whoever measures: a starved observer finds nobody silent
+
+`start_ticker` belongs to a process's entry point; `starved_s` is 0 in a process without a ticker.
+"""
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from native.builder import find_library
+from native.cache import NoNative
+from native.recipe import Recipe
+
+INTERVAL_S = 0.1
+_NS = 1_000_000_000
+
+
+class Ticker(Protocol):
+    """A running ticker."""
+
+    name: str
+
+    def starved_s(self) -> float:
+        """Return the seconds starved since it began, those of a tick that is late just now included."""
+        ...
+
+    def stop(self) -> None:
+        """End its thread. Nothing may follow."""
+        ...
+
+
+class Counters(ctypes.Structure):
+    """What the native thread writes; native/ticker.c: struct counters."""
+
+    _fields_ = (
+        ("num_bytes", ctypes.c_int64), ("last_tick_ns", ctypes.c_int64), ("starved_ns", ctypes.c_int64),
+        ("num_ticks", ctypes.c_int64),
+    )  # fmt: skip
+
+
+class TickerLibrary:
+    """The native ticker."""
+
+    def __init__(self, path: Path) -> None:
+        """Load a built library. Raises OSError, AttributeError."""
+        library = ctypes.CDLL(str(path))
+        self._start, self._stop = library.native_ticker_start, library.native_ticker_stop
+        self._start.argtypes, self._start.restype = (ctypes.c_int64,), ctypes.POINTER(Counters)
+        self._stop.argtypes, self._stop.restype = (ctypes.POINTER(Counters),), None
+
+    def start(self, interval_s: float = INTERVAL_S) -> "NativeTicker":
+        """Begin to tick. Raises NoNative where no thread can be had or the library was built of other sources."""
+        counters = self._start(int(interval_s * _NS))
+        if not counters or counters.contents.num_bytes != ctypes.sizeof(Counters):
+            raise NoNative("the native ticker does not start")
+        return NativeTicker(counters, self._stop, interval_s)
+
+
+class NativeTicker:
+    """Implements Ticker by the native thread, which needs no GIL."""
+
+    name = "native"
+
+    def __init__(self, counters: "ctypes._Pointer[Counters]", stop: Callable[..., None], interval_s: float) -> None:
+        self._pointer, self._counters, self._stop = counters, counters.contents, stop
+        self._late_after_ns = int(2 * interval_s * _NS)
+
+    @property
+    def num_ticks(self) -> int:
+        """Ticks so far."""
+        return int(self._counters.num_ticks)
+
+    def starved_s(self) -> float:
+        """See Ticker."""
+        counters = self._counters
+        last, starved = counters.last_tick_ns, counters.starved_ns
+        return float(starved + max(0, time.monotonic_ns() - last - self._late_after_ns)) / _NS
+
+    def stop(self) -> None:
+        """See Ticker."""
+        self._stop(self._pointer)
+
+
+class PythonTicker:
+    """Implements Ticker by a thread of Python: it also counts time in which others held the GIL."""
+
+    name = "python"
+
+    def __init__(self, interval_s: float = INTERVAL_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._interval_s, self._clock = interval_s, clock
+        self._last_tick, self._starved = clock(), 0.0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ticker", daemon=True)
+        self._thread.start()
+
+    def starved_s(self) -> float:
+        """See Ticker."""
+        last, starved = self._last_tick, self._starved
+        return starved + max(0.0, self._clock() - last - 2 * self._interval_s)
+
+    def stop(self) -> None:
+        """See Ticker."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._interval_s):
+            now = self._clock()
+            late = now - self._last_tick - self._interval_s
+            if late > self._interval_s:
+                self._starved += late
+            self._last_tick = now
+
+
+_ticker: Ticker | None = None
+
+
+def start_ticker(environ: Mapping[str, str] = os.environ) -> Ticker:
+    """Return this process's ticker, begun at the first call: the native one where it is built, else Python's."""
+    global _ticker
+    if _ticker is None:
+        library = find_library(RECIPE, environ).library
+        _ticker = PythonTicker() if library is None else library.start()
+    return _ticker
+
+
+def starved_s() -> float:
+    """Return the seconds in which this process was kept from running since its ticker began; 0 without one."""
+    return 0.0 if _ticker is None else _ticker.starved_s()
+
+
+def run_time(clock: Callable[[], float] = time.monotonic, starved: Callable[[], float] = starved_s) -> float:
+    """Return `clock` less the time starved: differences of two are the time in which this process could run."""
+    return clock() - starved()
+
+
+def _checked(path: Path) -> TickerLibrary:
+    """Load a library and let it tick. Raises NoNative."""
+    try:
+        library = TickerLibrary(path)
+    except (OSError, AttributeError) as error:
+        raise NoNative(f"{path} cannot be loaded: {error}") from error
+    library.start().stop()
+    return library
+
+
+RECIPE = Recipe("ticker", ("ticker.c",), _checked)
