@@ -1,7 +1,7 @@
 """Choose how many tokens of which sequence the next step computes. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,23 @@ class BatchLimits:
         for name in ("max_num_seqs", "max_num_batched_tokens", "prefill_chunk_size"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+
+
+SLOW_STEP_S = 2.0
+"""A step that takes longer keeps others waiting: the next one has fewer tokens of prompts."""
+_LEAST_CHUNK = 64
+
+
+def paced(limits: BatchLimits, largest: BatchLimits, step_s: float) -> BatchLimits:
+    """Return the limits of the next step after one that took `step_s`: half the chunk after a slow one, down to 64
+    tokens, and twice the chunk after a quick one, up to the `largest`.
+    """
+    size, most = limits.prefill_chunk_size, largest.prefill_chunk_size
+    if step_s > SLOW_STEP_S:
+        size = max(size // 2, min(_LEAST_CHUNK, most))
+    elif step_s < SLOW_STEP_S / 4:
+        size = min(2 * size, most)
+    return limits if size == limits.prefill_chunk_size else replace(limits, prefill_chunk_size=size)
 
 
 def plan_step(remaining: Sequence[int], limits: BatchLimits) -> list[int]:

@@ -13,7 +13,7 @@ from devices.interface import Memory
 from engine.advance import Advance
 from engine.ahead import lets_follow
 from engine.assembly import Announcer, batch_of, samples_of
-from engine.batcher import BatchLimits
+from engine.batcher import BatchLimits, paced
 from engine.grammar.interface import Grammar
 from engine.interface import EngineInfo, EngineLoad, OnLayer, StepResult
 from engine.kv.blocks import BlockPool
@@ -177,6 +177,8 @@ class EngineCore:
         ended = self._clock()
         for behind in self._launched:
             behind.since = ended
+        if outcome.num_tokens:
+            self._roster.limits = paced(self._roster.limits, self._limits, ended - started)
         return outcome.result(ended - started)
 
     def _launch(self, selection: Selection, now: float, on_layer: OnLayer | None, outcome: Outcome) -> None:

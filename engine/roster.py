@@ -48,7 +48,7 @@ class Roster:
         self._model = model
         self._blocks = blocks
         self.swap = swap
-        self._limits = limits
+        self.limits = limits
         self._block_size = model.info.layout.block_size
         self.waiting: deque[Prompt] = deque()
         self.running: dict[str, Prompt] = {}
@@ -133,10 +133,10 @@ class Roster:
     def _share_out(self, pieces: list[Piece], selection: Selection) -> None:
         """Deal the step out to those that have their blocks: what one that lacks them leaves goes to the others."""
         unlaunched = wanted = [piece.sequence.unlaunched for piece in pieces]
-        counts = plan_step(wanted, self._limits)
+        counts = plan_step(wanted, self.limits)
         while (got := self._rooms(pieces, counts, selection)) != counts:
             wanted = [room if room < count else want for want, count, room in zip(wanted, counts, got, strict=True)]
-            counts = plan_step(wanted, self._limits)
+            counts = plan_step(wanted, self.limits)
         for piece, count, left in zip(pieces, counts, unlaunched, strict=True):
             sequence = piece.sequence
             if count and sequence.has_room(count):  # else its prompt had to go after it had been asked
@@ -226,9 +226,9 @@ class Roster:
         """
         running = self.running.values()
         backlog = sum(other.unlaunched_tokens for other in running)
-        seats = self._limits.max_num_seqs - sum(other.num_seats for other in running)
+        seats = self.limits.max_num_seqs - sum(other.num_seats for other in running)
         growing = sum(other.num_seats for other in running if not other.hold)
-        if seats < prompt.num_seats or (backlog >= self._limits.prefill_chunk_size and not prompt.state.probe):
+        if seats < prompt.num_seats or (backlog >= self.limits.prefill_chunk_size and not prompt.state.probe):
             return False
         needed, found = self._blocks_to_start(prompt)
         missing = needed + growing - self._blocks.num_free

@@ -26,6 +26,7 @@ from kvtransfer.quorum import Quorum
 from kvtransfer.rank_ends import RankReceiver, RankSender
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
+from native.ticker import run_time
 from telemetry.logs import EventLogger
 from wire.errors import ConfigError, PdserveError
 from wire.failpoints import process_failpoints
@@ -67,7 +68,6 @@ def connect_handoff(config: InstanceConfig, engine: Engine, identity: Identity, 
     """Open the KV listeners and start the instance's threads."""
     check_named(config.options.kv_transport, engine.memories[0])
     log.info("kv_mover", name=process_mover().name)
-    clock: Callable[[], float] = time.monotonic
     far = meet_ranks(config, engine.memories, identity)
 
     def receive(memory: PoolMemory, quorum: Quorum) -> RankReceiver:
@@ -81,7 +81,7 @@ def connect_handoff(config: InstanceConfig, engine: Engine, identity: Identity, 
             host=kv_host(config),
             transports=config.options.kv_transport,
             quorum=quorum,
-            clock=clock,
+            clock=run_time,
             lease_s=config.ticket_lease_s,
             port_range=config.port_range(),
             digests=config.options.kv_digests,
@@ -98,7 +98,6 @@ def connect_handoff(config: InstanceConfig, engine: Engine, identity: Identity, 
             epoch=identity.epoch,
             transports=config.options.kv_transport,
             events=events,
-            clock=clock,
             progress_age=host.loop.progress_age,
             links_per_peer=config.options.kv_links,
             digests=config.options.kv_digests,

@@ -1,4 +1,8 @@
-"""The engine thread: runs what others post between steps, then one step, for ever; its turns are the progress mark."""
+"""The engine thread: runs what others post between steps, then one step, for ever; its turns are the progress mark.
+
+mark ----- layer ----- layer ----- step done ----- idle turn        each sets the mark
+     turn        turn        turn            (no turn)              the longest lately is `slowest_turn_s`
+"""
 
 import threading
 from collections import deque
@@ -12,20 +16,28 @@ from wire.types import STEP_TOKEN_EDGES
 log = EventLogger("engine")
 
 IDLE_TURN_S = 0.5
+_KEPT_A_STEP = 0.999
 
 
 class EngineLoop:
-    """Owns the one thread that may call the engine."""
+    """Owns the one thread that may call the engine.
+
+    `clock` counts seconds in which the process could run; `chunk_tokens` is the largest chunk of a step.
+    """
 
     def __init__(
-        self, engine: Engine, *, clock: Callable[[], float], on_layer: OnLayer, on_step: Callable[[StepResult], None]
-    ) -> None:
-        self._engine, self._clock = engine, clock
+        self, engine: Engine, *, clock: Callable[[], float], on_layer: OnLayer, on_step: Callable[[StepResult], None],
+        chunk_tokens: int = 1,
+    ) -> None:  # fmt: skip
+        self._engine, self._clock, self._chunk_tokens = engine, clock, chunk_tokens
         self._on_layer, self._on_step = on_layer, on_step
         self._inbox: deque[Callable[[Engine], None]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
         self._mark = clock()
+        self._longest_turn_s = self._turns_s = 0.0
+        self._num_turns = 0
+        self.slowest_turn_s = 0.0
         self.steps = 0
         self.step_seconds = 0.0
         self.step_tokens = Histogram(STEP_TOKEN_EDGES)
@@ -73,13 +85,30 @@ class EngineLoop:
         if not self._engine.has_work():
             self._idle()
             return
+        self._mark = self._clock()
+        self._longest_turn_s = self._turns_s = 0.0
+        self._num_turns = 0
         result = self._engine.step(self._layer_done)
+        self._progressed()
+        self._measure_turns(result.num_tokens)
         self.steps += 1
         self.step_seconds += result.seconds
         if result.num_tokens:
             self.step_tokens.observe(result.num_tokens)
-        self._mark = self._clock()
         self._on_step(result)
+
+    def _progressed(self) -> None:
+        now = self._clock()
+        self._longest_turn_s = max(self._longest_turn_s, now - self._mark)
+        self._turns_s += now - self._mark
+        self._num_turns += 1
+        self._mark = now
+
+    def _measure_turns(self, num_tokens: int) -> None:
+        """A chunk may come next: what its turns take is not known, so the usual one is scaled up to its tokens."""
+        if num_tokens:
+            usual_s = self._turns_s / self._num_turns * max(1.0, self._chunk_tokens / num_tokens)
+            self.slowest_turn_s = max(self._longest_turn_s, usual_s, _KEPT_A_STEP * self.slowest_turn_s)
 
     def _run_inbox(self) -> None:
         while self._inbox:
@@ -90,7 +119,7 @@ class EngineLoop:
                 log.error("posted_work_failed", error, error=error)
 
     def _layer_done(self, layer: int, chunks: Sequence[Chunk]) -> None:
-        self._mark = self._clock()
+        self._progressed()
         self._on_layer(layer, chunks)
 
     def _idle(self) -> None:

@@ -7,6 +7,7 @@ session --commands--> workers --post--> engine loop --results--> workers --event
 """
 
 import asyncio
+import functools
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from instance.links import CountedReceiver, LinkedSender, LinkMeasurer, with_lin
 from instance.offers import transports_in_words
 from instance.session import InstanceSession
 from instance.workers import Workers
+from native.ticker import run_time, starved_s
 from telemetry.logs import EventLogger
 from wire.errors import Draining, Incompatible
 from wire.messages import Event, Heartbeat, MeasureLink, OpenSession, SessionOpen, TableRead
@@ -59,7 +61,10 @@ class InstanceHost:
         self._port, self._grammars = port, grammars
         self.table_digest = config.table_digest
         self._draining: str | None = None
-        self.loop = EngineLoop(engine, clock=clock, on_layer=self._on_layer, on_step=self._on_step)
+        self.loop = EngineLoop(
+            engine, clock=functools.partial(run_time, clock), on_layer=self._on_layer, on_step=self._on_step,
+            chunk_tokens=config.prefill_chunk_size(engine.info.device),
+        )  # fmt: skip
         self.workers = Workers(engine, self.loop.post, self._emit, self.load, clock)
         self._session: InstanceSession | None = None
         self._sender: LinkedSender | None = None
@@ -192,6 +197,8 @@ class InstanceHost:
             uncomputed_tokens=engine.uncomputed_tokens,
             held_prompts=engine.held_prompts,
             progress_age_s=self.loop.progress_age(),
+            slowest_turn_s=self.loop.slowest_turn_s,
+            starved_s=starved_s(),
             steps=self.loop.steps,
             step_seconds=self.loop.step_seconds,
             tokens_computed=int(self.loop.step_tokens.sum),

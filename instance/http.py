@@ -23,6 +23,8 @@ GAUGES = {
     "uncomputed_tokens": "Prompt tokens accepted and not yet computed",
     "held_prompts": "Prompts that are computed and not yet handed off",
     "progress_age_s": "Seconds since the engine last made progress",
+    "slowest_turn_s": "Longest seconds lately between two signs of progress",
+    "starved_s": "Seconds in which the machine kept the process from running, since its start",
     "steps": "Steps of the engine since the start",
     "step_seconds": "Seconds spent in steps since the start",
     "tokens_computed": "Tokens that went through the model since the start, of prompts and of outputs",

@@ -20,6 +20,7 @@ from instance.grammars import make_grammars
 from instance.host import Identity, InstanceHost
 from instance.http import build_server
 from instance.table_watch import TableWatch
+from native.ticker import start_ticker
 from ranktable_tools.launch_plan import LaunchPlan
 from telemetry.logs import EventLogger
 from telemetry.start_marks import LOADED, SESSION, WEIGHTS, StartMarks
@@ -43,6 +44,7 @@ def run(config: InstanceConfig, marks: StartMarks | None = None) -> int:
     marks = marks or StartMarks()
     for task in os.listdir("/proc/self/task") if config.cores else ():
         os.sched_setaffinity(int(task), config.cores)
+    start_ticker()
     lock = EntryLock(_entry_name(config, config.table_digest), config.server_ip, config.device_ids)
     try:
         asyncio.run(_serve(config, lock, marks))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from engine.grammar.interface import Grammar
 from instance.grammar_gate import GrammarGate
 from instance.workers import Workers
+from native.ticker import run_time
 from telemetry.logs import EventLogger
 from wire.errors import Cancelled, Draining, PdserveError, to_name
 from wire.messages import (
@@ -45,7 +46,7 @@ class InstanceSession:
         self._loop = loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
         self._gate = GrammarGate(grammars, loop)
-        self._last_heard = loop.time()
+        self._last_heard = self._run_time()
         self._over = False
 
     @property
@@ -54,8 +55,8 @@ class InstanceSession:
         return self._over
 
     def silent_for(self) -> float:
-        """Return seconds since the scheduler was last heard."""
-        return self._loop.time() - self._last_heard
+        """Return the seconds since the scheduler was last heard in which this process could run."""
+        return self._run_time() - self._last_heard
 
     def emit(self, event: Event) -> None:
         """Queue an event for the scheduler. Any thread; order is kept per thread."""
@@ -64,7 +65,7 @@ class InstanceSession:
 
     def handle(self, command: Command) -> None:
         """Take one command."""
-        self._last_heard = self._loop.time()
+        self._last_heard = self._run_time()
         if self._over:
             return
         match command:
@@ -84,7 +85,7 @@ class InstanceSession:
 
     def refuse(self, prompt_id: str, error: PdserveError) -> None:
         """Answer Refused in place of a command that cannot be taken."""
-        self._last_heard = self._loop.time()
+        self._last_heard = self._run_time()
         if not self._over:
             self._emit_refused(prompt_id, error)
 
@@ -105,6 +106,9 @@ class InstanceSession:
             self._gate.drop_all()
             self._on_over(self)
             self._queue.put_nowait(None)
+
+    def _run_time(self) -> float:
+        return run_time(self._loop.time)
 
     def _take(self, state: PromptState, take: Callable[[Grammar | None], None]) -> None:
         """Take a prompt once its grammar is compiled; none while the instance drains."""

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable
 
 from starlette.types import ASGIApp
 
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.control import Control
+from scheduler.limits import ControlLimits
 from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.serving import Cluster, Serving, open_serving
 from telemetry.logs import EventLogger
@@ -20,7 +22,8 @@ log = EventLogger("inner_app")
 _DEVICE_IDS = ("0",)
 _HOST = "127.0.0.1"
 _READY_POLL_S = 0.01
-_PROBE_TIMEOUT_S = 600.0  # nobody else would take over: a probe that waits behind long prompts is no news
+_LIMITS = ControlLimits(probe_timeout_s=600.0, suspect_s=math.inf, silence_s=math.inf, progress_s=math.inf)
+"""Of an engine in this process, which nobody could take over from: a step may take as long as it takes."""
 
 
 @contextlib.asynccontextmanager
@@ -33,7 +36,7 @@ async def inner_app(engine: EngineOptions, scheduler: SchedulerOptions) -> Async
     async with (
         _ended_by_loss() as end,
         _instance(engine, end) as cluster,
-        open_serving(config, cluster, {}, probe_timeout_s=_PROBE_TIMEOUT_S) as serving,
+        open_serving(config, cluster, {}, limits=_LIMITS) as serving,
         _kept(serving, end),
     ):
         await _until_ready(serving.control)

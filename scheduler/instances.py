@@ -3,6 +3,9 @@
 path --post--> outbox --sender--> session ==> instance
 path <-inbox-- reader <---------- session <== instance
                watch: heartbeat out and silence checked, once a second
+
+living --suspect_s without a message--> suspect (no new work, streams kept) --silence_s--> lost
+   ^------------------a message-------------|
 """
 
 import asyncio
@@ -13,6 +16,7 @@ from scheduler.inbox import Inbox, Lost, PromptStep, Work
 from scheduler.limits import ControlLimits
 from scheduler.link_answers import LinkAnswers
 from scheduler.load.books import Books
+from scheduler.patience import Slowness, patient
 from telemetry.logs import EventLogger
 from wire.connection import Session
 from wire.errors import InstanceLost, InternalError, PdserveError
@@ -69,8 +73,10 @@ class Instance:
         self._work: dict[str, Work] = {}
         self._changed = changed
         self._lost: InstanceLost | None = None
-        self._heard_at = asyncio.get_running_loop().time()
+        self._slowness = Slowness()
+        self._heard_at = self._run_time()
         self._stepped_at = float("-inf")
+        self.is_suspect = False
 
     def __str__(self) -> str:
         """Its name for clients: no address."""
@@ -85,6 +91,15 @@ class Instance:
     def is_living(self) -> bool:
         """Whether the session still stands."""
         return self._lost is None
+
+    @property
+    def slowness(self) -> float:
+        """How many times longer than it needs it takes for everything, by its own account; 1 and more."""
+        return self._slowness.factor
+
+    def starved_s(self) -> float:
+        """Return the seconds in which it was kept from running, by its last message."""
+        return self.load.starved_s
 
     def stepped_within(self, seconds: float) -> bool:
         """Whether it told of a new step in the last `seconds`."""
@@ -140,7 +155,9 @@ class Instance:
 
     async def _read(self, events: AsyncIterator[Event]) -> None:
         async for event in events:
-            self._heard_at = asyncio.get_running_loop().time()
+            self._heard_at = self._run_time()
+            if self.is_suspect:
+                self._suspect(is_suspect=False)
             self._route(event)
         raise _Found("it ended the session")
 
@@ -166,8 +183,10 @@ class Instance:
 
     def _update(self, load: LoadSnapshot | None) -> None:
         if load is not None:
+            now = asyncio.get_running_loop().time()
+            self._slowness.measure(now, load.starved_s)
             if load.steps > self.load.steps:
-                self._stepped_at = asyncio.get_running_loop().time()
+                self._stepped_at = now
             self.books.update(load)
             check_progress(load, self._limits)
 
@@ -182,7 +201,7 @@ class Instance:
             while not self._outbox.empty():
                 commands.append(self._outbox.get_nowait())
             try:
-                async with asyncio.timeout(self._limits.send_s):
+                async with patient(self._limits.send_s, self._limits.starved):
                     await self._session.send(*commands)
             except TimeoutError:
                 raise _Found(f"it took no command for {self._limits.send_s:g} s") from None
@@ -194,12 +213,23 @@ class Instance:
             await asyncio.sleep(interval)
             self.post(Heartbeat())
             if loop.time() - due < interval:  # else our own loop was stuck: its messages are still to be read
-                self._check_heard(loop.time())
+                self._check_heard()
 
-    def _check_heard(self, now: float) -> None:
-        silent_s = now - self._heard_at
-        if silent_s > self._limits.silence_s:
-            raise _Found(f"no message for {silent_s:.1f} s (limit {self._limits.silence_s:g} s)")
+    def _check_heard(self) -> None:
+        """Suspect or lose an instance for its silence, in seconds in which we could run."""
+        limits, silent_s = self._limits, self._run_time() - self._heard_at
+        limit_s = min(limits.silence_s * self.slowness, max(limits.silence_s, limits.silence_most_s))
+        if silent_s > limit_s:
+            raise _Found(f"no message for {silent_s:.1f} s (limit {limit_s:.3g} s)")
+        if not self.is_suspect and silent_s > min(limits.suspect_s * self.slowness, limit_s / 2):
+            self._suspect(is_suspect=True)
+
+    def _suspect(self, *, is_suspect: bool) -> None:
+        self.is_suspect = is_suspect
+        self._changed()
+
+    def _run_time(self) -> float:
+        return asyncio.get_running_loop().time() - self._limits.starved()
 
     def _why(self, ended: Sequence[asyncio.Task[None]]) -> PdserveError:
         errors = [None if task.cancelled() else task.exception() for task in ended]
@@ -219,8 +249,10 @@ class Instance:
 
 def check_progress(load: LoadSnapshot, limits: ControlLimits) -> None:
     """Raise InstanceLost if the engine that reports `load` is stuck."""
-    if load.progress_age_s > limits.progress_s:
-        raise _Found(f"its engine made no progress for {load.progress_age_s:.1f} s (limit {limits.progress_s:g} s)")
+    measured_s = min(limits.slow_turns * load.slowest_turn_s, limits.progress_most_s)
+    limit_s = max(limits.progress_s, measured_s)
+    if load.progress_age_s > limit_s:
+        raise _Found(f"its engine made no progress for {load.progress_age_s:.1f} s (limit {limit_s:.3g} s)")
 
 
 def _split(step: Step) -> Iterator[PromptStep]:

@@ -2,13 +2,19 @@
 
 from dataclasses import dataclass
 
+from native.ticker import starved_s
+from scheduler.patience import Starved
+
 
 @dataclass(frozen=True, slots=True)
 class ControlLimits:
-    """Seconds unless named otherwise.
+    """Seconds unless named otherwise, in which the waiting process could run: `starved` returns those it could not.
 
-    A dead instance is seen when its stream breaks; a frozen one after `silence_s` without a message; one whose engine
-    is stuck when its progress mark is older than `progress_s`: both within 10 s, a heartbeat's delay included. Retries
+    A dead instance is seen when its stream breaks. One that is silent for `suspect_s` gets no new work, and is lost
+    after `silence_s`; both are longer by what the instance itself says it is starved, up to `silence_most_s`. One
+    whose engine is stuck is lost when its progress mark is older than `progress_s`, or than
+    `slow_turns` of its slowest turns, up to `progress_most_s`. Where nothing is starved or slow both are found
+    within 10 s, a heartbeat's delay included. A session is worth a quick reconnect once it has lived `lived_s`. Retries
     under way at once are `retry_share` of the active requests, at least `min_retries`; none counts longer than
     `retry_window_s`. A reservation takes `reserve_s` at most, and `grammar_s` more where a grammar is compiled for it,
     which may wait behind others (engine/grammar/limits.py: wait_s and compile_s); after `put_off_s` of that, others may
@@ -26,14 +32,20 @@ class ControlLimits:
     min_retries: int = 3
     retry_window_s: float = 60.0
     heartbeat_s: float = 1.0
+    suspect_s: float = 2.5
     silence_s: float = 6.0
+    silence_most_s: float = 60.0
     progress_s: float = 8.5
+    progress_most_s: float = 120.0
+    slow_turns: float = 4.0
     lease_s: float = 10.0
     describe_s: float = 5.0
     open_s: float = 5.0
     send_s: float = 5.0
     backoff_first_s: float = 0.1
     backoff_most_s: float = 0.5
+    backoff_young_s: float = 8.0
+    lived_s: float = 10.0
     refused_retry_s: float = 10.0
     reserve_s: float = 5.0
     grammar_s: float = 50.0
@@ -45,3 +57,4 @@ class ControlLimits:
     probe_after_s: float = 5.0
     probe_timeout_s: float = 5.0
     ready_window_s: float = 10.0
+    starved: Starved = starved_s

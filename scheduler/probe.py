@@ -47,7 +47,7 @@ class Probe:
             self._readiness.busy(plan)
             return True
         try:
-            await self._dispatch.probe(self._request(), plan)
+            await self._dispatch.probe(self._request(self._readiness.slowness(plan)), plan)
         except PdserveError as error:
             if self._found_no_room(error, plan):
                 self._readiness.busy(plan)
@@ -65,8 +65,8 @@ class Probe:
             return self._readiness.moves(plan)
         return isinstance(error, DeadlineExceeded) and self._readiness.works(plan)
 
-    def _request(self) -> GenerationRequest:
-        timeout_s = self._limits.probe_timeout_s
+    def _request(self, slowness: float) -> GenerationRequest:
+        timeout_s = self._limits.probe_timeout_s * slowness
         return GenerationRequest(
             "probe", (PROBE_TOKEN_IDS,), _PROBE_PARAMS, timeout_s, timeout_s, probe=True, poolings=self._poolings
         )

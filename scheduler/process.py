@@ -5,6 +5,7 @@ import functools
 import os
 import socket
 
+from native.ticker import start_ticker
 from ranktable_tools.launch_plan import LaunchPlan
 from scheduler.config import SchedulerConfig
 from scheduler.http.certificate import Https, read_https
@@ -26,6 +27,7 @@ log = EventLogger("scheduler")
 def run(config: SchedulerConfig, plan: LaunchPlan, trust: Trust) -> int:
     """Serve until SIGTERM or SIGINT; return the exit status. Raises ConfigError, Incompatible."""
     trust.warn()
+    start_ticker()
     run_loop(serve_cluster(config, cluster_of(plan, trust)))
     return 0
 

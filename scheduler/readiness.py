@@ -53,6 +53,10 @@ class Readiness:
         ends = [one for one in self._registry.living() if one.index in plan.pair]
         return any(one.stepped_within(self._limits.probe_after_s) for one in ends)
 
+    def slowness(self, plan: Plan) -> float:
+        """Return how many times longer than it needs a pair takes because the machine starves one of its ends."""
+        return self._registry.slowness(plan.pair)
+
     def busy(self, plan: Plan) -> None:
         """No probe finds room on this pair, which works: what crossed it before counts on."""
         lives = _lives(plan, self._epochs())
@@ -65,12 +69,15 @@ class Readiness:
 
     def ready(self) -> bool:
         """Whether some living pair was crossed within the window."""
-        return any(age <= self._limits.ready_window_s for age in self._ages().values())
+        window_s = self._limits.ready_window_s
+        return any(age <= window_s * self.slowness(plan) for plan, age in self._ages().items())
 
     def due(self) -> list[Plan]:
         """Return the living pairs that nothing crossed lately, those crossed longest ago first."""
-        ages = self._ages()
-        return sorted((plan for plan in ages if ages[plan] > self._limits.probe_after_s), key=lambda plan: -ages[plan])
+        ages, after_s = self._ages(), self._limits.probe_after_s
+        return sorted(
+            (plan for plan in ages if ages[plan] > after_s * self.slowness(plan)), key=lambda plan: -ages[plan]
+        )
 
     def _ages(self) -> dict[Plan, float]:
         """Return how long ago each living pair was crossed, infinity for one whose processes never were."""

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import operator
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from scheduler.instances import Instance
@@ -138,6 +138,10 @@ class Registry:
             unjoined.setdefault(gap.sender, {})[gap.receiver] = gap.why
         return [_load(instance, unjoined.get(instance.index, {})) for instance in self.living()]
 
+    def slowness(self, indices: Collection[int | None]) -> float:
+        """Return how many times longer than it needs the slowest living one of these takes; 1 where none is."""
+        return max((one.slowness for one in self.living() if one.index in indices), default=1.0)
+
     def has_path(self, *, stays: bool = False) -> bool:
         """Whether living instances can serve a request; one that `stays` needs no decode instance."""
         living = self.living()
@@ -244,4 +248,5 @@ def _load(instance: Instance, unjoined: dict[int, str]) -> InstanceLoad:
         max_num_seqs=description.max_num_seqs,
         held_for=books.held_for,
         unjoined=unjoined,
+        is_suspect=instance.is_suspect,
     )

@@ -81,21 +81,23 @@ class Serving:
 
 @contextlib.asynccontextmanager
 async def open_serving(
-    config: SchedulerConfig, cluster: Cluster, environ: Mapping[str, str], *,
-    probe_timeout_s: float = ControlLimits().probe_timeout_s,
+    config: SchedulerConfig, cluster: Cluster, environ: Mapping[str, str], *, limits: ControlLimits | None = None,
 ) -> AsyncIterator[Serving]:  # fmt: skip
-    """Make a scheduler over `cluster`; on leaving, what is under way ends. Raises ConfigError."""
+    """Make a scheduler over `cluster`; on leaving, what is under way ends. Raises ConfigError.
+
+    What options say of the queue and of retries overrules `limits`.
+    """
     options = config.options
     keys = read_keys(options, environ)
     defaults = read_defaults(config.engine.model, options.generation_config, options.override_generation_config)
     files = read_model_files(config.engine.model, config.engine.max_model_len, options.chat_template)
-    limits = ControlLimits(
+    limits = dataclasses.replace(
+        limits or ControlLimits(),
         max_queued_requests=options.max_queued_requests,
         max_queued_tokens=options.max_queued_tokens,
         num_tenants=max(1, len(keys)),
         retry_share=options.retry_share,
         min_retries=options.min_retries,
-        probe_timeout_s=probe_timeout_s,
     )
     control = build_control(cluster, limits, files.kind)
     model = config.engine.served_names()[0]

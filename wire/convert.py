@@ -178,7 +178,8 @@ _LOAD_FIELDS = (
     "blocks_total", "blocks_used", "blocks_probe", "blocks_cached", "running", "waiting", "uncomputed_tokens",
     "held_prompts", "progress_age_s", "steps", "step_seconds", "kv_bytes_sent", "kv_bytes_received", "preemptions",
     "kv_frames_corrupt", "kv_frames_resent", "kv_frames_dropped", "kv_frames_duplicate", "kv_links_refused",
-    "prefix_tokens_sought", "prefix_tokens_found", "blocks_swapped", "tokens_computed",
+    "prefix_tokens_sought", "prefix_tokens_found", "blocks_swapped", "tokens_computed", "slowest_turn_s",
+    "starved_s",
 )  # fmt: skip
 _load_values = attrgetter(*_LOAD_FIELDS)  # in the order of LoadSnapshot, one comes with each step
 _LINK_FIELDS = (

@@ -93,6 +93,8 @@ class FakeInstance:
             held_prompts=sum(prompt.stage == "sending" for prompt in prompts),
             progress_age_s=now - self._progress_at if self.behaviour.stuck else 0.0,
             steps=self.steps,
+            slowest_turn_s=self.behaviour.slowest_turn_s,
+            starved_s=self.behaviour.starved_share * now,
         )
 
     def get_stuck(self) -> None:

@@ -12,12 +12,15 @@ class FakeBehaviour:
 
     The next reservations are refused with the errors named in `refuse`; the next `fail_handoffs` hand-offs fail. All
     its events leave `lag_s` late. A `deaf` instance ignores commands; a stuck one (see `get_stuck`) makes no step. It
-    runs as many prompts at once as it has `seats`, the oldest; None is no limit.
+    runs as many prompts at once as it has `seats`, the oldest; None is no limit. It reports `slowest_turn_s`, and that
+    the machine starves it for `starved_share` of the time.
     """
 
     step_s: float = 0.01
     send_s: float = 0.005
     lag_s: float = 0.0
+    slowest_turn_s: float = 0.0
+    starved_share: float = 0.0
     repeat_tokens: bool = False
     stuck: bool = False
     deaf: bool = False

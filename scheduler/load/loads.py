@@ -23,6 +23,7 @@ class InstanceLoad:
     `outstanding_tokens` are prompt tokens given and not yet prefilled; `sequences` run, wait or are booked there;
     `waiting` of them have been dropped from a full pool, or wait for their prefill there. `held_for` is finished KV
     that waits for a receiver, by the receiver's index; `unjoined` are receivers that no KV transport reaches, and why.
+    One that `is_suspect` has been silent for a while.
     """
 
     index: int
@@ -38,6 +39,7 @@ class InstanceLoad:
     max_num_seqs: int
     held_for: Mapping[int, Held] = field(default_factory=dict)
     unjoined: Mapping[int, str] = field(default_factory=dict)
+    is_suspect: bool = False
 
     @property
     def can_start(self) -> bool:

@@ -18,6 +18,7 @@ def obstacles(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts, sh
 
 def of_end(decode: InstanceLoad, prompt: PromptFacts) -> Iterator[str]:
     """Yield what keeps the prompt from ending there, wherever it starts."""
+    yield from _of_silence(decode)
     yield from _of_blocks(decode, prompt)
     if decode.waiting > 0:
         yield f"{decode.name} has {decode.waiting} prompts that wait for KV blocks"
@@ -26,6 +27,7 @@ def of_end(decode: InstanceLoad, prompt: PromptFacts) -> Iterator[str]:
 
 def of_start(start: InstanceLoad, prompt: PromptFacts) -> Iterator[str]:
     """Yield what keeps the prompt from starting there, wherever it ends."""
+    yield from _of_silence(start)
     if not start.can_start:
         outstanding, limit = start.outstanding_tokens, start.prefill_chunk_size
         yield f"{start.name} has {outstanding} prompt tokens to compute (limit {limit}, its next step)"
@@ -33,6 +35,11 @@ def of_start(start: InstanceLoad, prompt: PromptFacts) -> Iterator[str]:
     if held >= limit:
         yield f"{start.name} holds {held} tokens of KV for its receivers (limit {limit})"
     yield from _of_blocks(start, prompt)
+
+
+def _of_silence(load: InstanceLoad) -> Iterator[str]:
+    if load.is_suspect:
+        yield f"{load.name} is suspect: it is silent"
 
 
 def _of_link(start: InstanceLoad, decode: InstanceLoad, share: LinkShare) -> Iterator[str]:

@@ -22,10 +22,15 @@ Connect = Callable[[str], Connection]
 
 
 class MemberState(StrEnum):
-    """Where an entry of the table stands. `refused`: it answers and does not belong; `draining`: it is leaving."""
+    """Where an entry of the table stands.
+
+    `suspect`: it is silent, gets no new work and keeps its streams; `refused`: it answers and does not belong;
+    `draining`: it is leaving.
+    """
 
     CONNECTING = "connecting"
     LIVING = "living"
+    SUSPECT = "suspect"
     DRAINING = "draining"
     LOST = "lost"
     REFUSED = "refused"
@@ -74,6 +79,7 @@ class Member:
         self._limits = limits
         self._rng = rng
         self._backoff_s = limits.backoff_first_s
+        self._most_backoff_s = limits.backoff_most_s
         self._still = CappedLog(log)
 
     @property
@@ -160,18 +166,35 @@ class Member:
             session,
             load,
             self._limits,
-            self._registry.changed,
+            self._suspicion_changed,
         )
         self.description = description
-        self._backoff_s = self._limits.backoff_first_s
         self._become(MemberState.LIVING, "")
+        began = asyncio.get_running_loop().time()
         try:
             await self.instance.run(events)
         except InstanceLost as error:
             self._become(MemberState.LOST, str(error))
             raise
         finally:
+            self._note_life(asyncio.get_running_loop().time() - began)
             self.instance = None
+
+    def _suspicion_changed(self) -> None:
+        """Follow the instance, whose state or load is new."""
+        if self.instance is not None and self.state in (MemberState.LIVING, MemberState.SUSPECT):
+            is_suspect = self.instance.is_living and self.instance.is_suspect
+            self._become(*((MemberState.SUSPECT, "it is silent") if is_suspect else (MemberState.LIVING, "")))
+        else:
+            self._registry.changed()
+
+    def _note_life(self, lived_s: float) -> None:
+        """After a session that lived, reconnect quickly; after one that broke young, ever more slowly."""
+        if lived_s >= self._limits.lived_s:
+            self._backoff_s = self._limits.backoff_first_s
+            self._most_backoff_s = self._limits.backoff_most_s
+        else:
+            self._most_backoff_s = self._limits.backoff_young_s
 
     def _become(self, state: MemberState, why: str) -> None:
         is_well = state in (MemberState.LIVING, MemberState.CONNECTING, MemberState.DRAINING)
@@ -186,7 +209,7 @@ class Member:
 
     def _next_backoff(self) -> float:
         backoff_s = self._backoff_s
-        self._backoff_s = min(backoff_s * 1.6, self._limits.backoff_most_s)
+        self._backoff_s = min(backoff_s * 1.6, self._most_backoff_s)
         return backoff_s * self._rng.uniform(0.75, 1.25)
 
     async def _close(self, closing: Session | Connection) -> None:

@@ -19,6 +19,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[LoadSnapshot], float]], ...] = (
     ("held_prompts", "Prefilled prompts whose KV is not yet handed off", lambda load: load.held_prompts),
     ("uncomputed_tokens", "Prompt tokens accepted and not yet computed", lambda load: load.uncomputed_tokens),
     ("progress_age_seconds", "Since the engine last made progress", lambda load: load.progress_age_s),
+    ("slowest_turn_seconds", "Longest time lately between two signs of progress", lambda load: load.slowest_turn_s),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[LoadSnapshot], float]], ...] = (
     ("kv_bytes_sent", "KV bytes sent by the instance", lambda load: load.kv_bytes_sent),
@@ -34,6 +35,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[LoadSnapshot], float]], ...] = (
     ("steps", "Steps of the instance", lambda load: load.steps),
     ("step_seconds", "Seconds in its steps", lambda load: load.step_seconds),
     ("tokens_computed", "Tokens that went through its model", lambda load: load.tokens_computed),
+    ("starved_seconds", "Time in which the machine kept the instance from running", lambda load: load.starved_s),
 )
 _LEDGER: tuple[tuple[str, str, Callable[[LedgerView], float]], ...] = (
     ("requests_received", "Requests accepted", lambda ledger: ledger.received),

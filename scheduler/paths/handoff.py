@@ -12,6 +12,7 @@ from scheduler.inbox import Arrival, Lost, PromptStep, Work
 from scheduler.instances import Instance
 from scheduler.limits import ControlLimits
 from scheduler.paths.endings import to_error
+from scheduler.patience import patient
 from scheduler.prompt_run import PromptRun
 from telemetry.logs import EventLogger
 from wire.errors import DeadlineExceeded, HandoffFailed, PdserveError
@@ -52,7 +53,7 @@ class HandoffPath:
         compiles = prompt.state.params.structured is not None
         limit_s = self._limits.reserve_s + (self._limits.grammar_s if compiles else 0.0)
         try:
-            async with asyncio.timeout(limit_s):
+            async with patient(limit_s, self._limits.starved, self._decode.starved_s):
                 with self._put_off(prompt) if compiles else nullcontext():
                     return await self._reserve(prompt, on_decode)
         except TimeoutError:
@@ -135,7 +136,8 @@ class HandoffPath:
         error = to_error(ending, self._prefill, prompt)
         if isinstance(ending, Refused) or not prompt.output.all_started:
             raise error
-        self._in_doubt = (error, asyncio.get_running_loop().time() + self._limits.settle_s)
+        settle_s = self._limits.settle_s * self._decode.slowness
+        self._in_doubt = (error, asyncio.get_running_loop().time() + settle_s)
 
     def _prefilled(self, prompt: PromptRun) -> None:
         self._prefill.books.prefilled(prompt.prompt_id)
@@ -170,7 +172,7 @@ class HandoffPath:
     async def _until_ended(self, prompt: PromptRun, on_prefill: Work) -> AsyncIterator[Arrival]:
         """Yield what still arrives until P has said its end, for `settle_s` at most."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._limits.settle_s
+        deadline = loop.time() + self._limits.settle_s * self._prefill.slowness
         while not on_prefill.ended or not prompt.inbox.empty():
             try:
                 arrival = await prompt.inbox.get(deadline)

@@ -1,10 +1,12 @@
 """Batcher: decodes first, chunks in order of age, every limit kept."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batcher import BatchLimits, plan_step
+from engine.batcher import BatchLimits, paced, plan_step
 
 
 def test_decodes_come_before_older_chunks() -> None:
@@ -41,3 +43,21 @@ def test_a_plan_keeps_every_limit_and_wastes_none(remaining: list[int], limits: 
     assert sum(counts) <= limits.max_num_batched_tokens
     assert chunk_tokens <= limits.prefill_chunk_size
     assert not remaining or sum(counts) > 0
+
+
+@pytest.mark.parametrize(
+    ("size", "step_s", "then"),
+    [(512, 2.1, 256), (100, 9.0, 64), (64, 9.0, 64), (64, 1.0, 64), (64, 0.4, 128), (512, 0.1, 512), (300, 0.1, 512)],
+)
+def test_a_slow_step_halves_the_next_chunk_and_a_quick_one_doubles_it(size: int, step_s: float, then: int) -> None:
+    largest = BatchLimits(8, 2048, 512)
+
+    assert paced(replace(largest, prefill_chunk_size=size), largest, step_s) == replace(
+        largest, prefill_chunk_size=then
+    )
+
+
+def test_a_chunk_below_the_least_stays_as_it_is_set() -> None:
+    largest = BatchLimits(8, 2048, 16)
+
+    assert paced(largest, largest, 9.0) is largest

@@ -11,12 +11,17 @@ from tests.faults.cases import ANSWER, CLOSED, ERROR
 
 @dataclass
 class Seen:
-    """What one client saw. `words` are the tokens, `ending` one of cases' three; `ended_at` is `time.time()`."""
+    """What one client saw. `words` are a fake engine's tokens, `ending` is one of cases' three.
+
+    `ended_at` is `time.time()`.
+    """
 
     words: list[str] = field(default_factory=list)
     ending: str = ""
     message: str = ""
     ended_at: float = 0.0
+    text: str = ""
+    num_tokens: int = 0
 
 
 async def ask(client: httpx.AsyncClient, prompt: list[int], max_tokens: int) -> Seen:
@@ -24,7 +29,7 @@ async def ask(client: httpx.AsyncClient, prompt: list[int], max_tokens: int) -> 
     seen = Seen()
     body = {
         "model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True,
-        "stream": True,
+        "stream": True, "stream_options": {"include_usage": True},
     }  # fmt: skip
     try:
         async with client.stream("POST", "/v1/completions", json=body) as response:
@@ -54,7 +59,11 @@ async def _read(response: httpx.Response, seen: Seen) -> None:
         if "error" in event:
             seen.ending, seen.message = ERROR, event["error"]["message"]
             continue
+        if not event["choices"]:
+            seen.num_tokens = event["usage"]["completion_tokens"]
+            continue
         choice = event["choices"][0]
+        seen.text += choice["text"]
         seen.words += choice["text"].split()
         assert reason is None, f"{line} came after finish_reason {reason}"
         reason = choice["finish_reason"]

@@ -85,3 +85,23 @@ def test_posted_work_that_raises_does_not_keep_the_rest_from_running() -> None:
         loop.post(lambda core: done.set())
 
         assert done.wait(DEADLINE_S)
+
+
+def test_the_slowest_turn_is_of_the_largest_chunk() -> None:
+    ticks, finished = iter(range(1_000_000)), threading.Event()
+
+    def on_step(result: StepResult) -> None:
+        if any(token.finish for token in result.tokens):
+            finished.set()
+
+    with engine() as (core, _):
+        loop = EngineLoop(
+            core, clock=lambda: float(next(ticks)), on_layer=lambda layer, chunks: None, on_step=on_step,
+            chunk_tokens=512,
+        )  # fmt: skip
+        loop.start()
+        loop.post(lambda core: core.add(prompt("p", 3, max_tokens=5)))
+        assert finished.wait(DEADLINE_S)
+        assert loop.stop(DEADLINE_S)
+
+    assert loop.slowest_turn_s == 512.0, "each turn lasts a second of this clock, and one token may be 512"

@@ -141,7 +141,7 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
     links = (LinkStatus("d0", "shm", "up", 1, 10, 0), LinkStatus("d1", "tcp", "down", 1, 0, 3))
     load = LoadSnapshot(
         blocks_total=100, blocks_used=7, blocks_probe=2, blocks_cached=30, running=3, waiting=1, uncomputed_tokens=9,
-        held_prompts=1, progress_age_s=0.5, kv_bytes_sent=4096, links=links,
+        held_prompts=1, progress_age_s=0.5, kv_bytes_sent=4096, links=links, slowest_turn_s=0.25, starved_s=1.5,
         kv_frames_corrupt=5, kv_frames_resent=4, kv_frames_dropped=3, kv_frames_duplicate=2, kv_links_refused=1,
         prefix_tokens_sought=96, prefix_tokens_found=64, blocks_swapped=12,
     )  # fmt: skip
@@ -156,6 +156,7 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
     assert {name: float(value) for name, value in values.items()} == {
         "kv_blocks_used": 5, "kv_blocks_probe": 2, "kv_blocks_cached": 30, "kv_blocks_total": 100, "running": 3,
         "waiting": 1, "held_prompts": 1, "uncomputed_tokens": 9, "progress_age_seconds": 0.5,
+        "slowest_turn_seconds": 0.25, "starved_seconds_total": 1.5,
         "kv_bytes_sent_total": 4096, "kv_bytes_received_total": 0, "preemptions_total": 0, "steps_total": 0,
         "step_seconds_total": 0, "tokens_computed_total": 0,
         "kv_frames_corrupt_total": 5, "kv_frames_resent_total": 4, "kv_frames_dropped_total": 3,

@@ -1,0 +1,157 @@
+"""A starved process is slow, not dead: what its silence means depends on what kept whom from running."""
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+
+from scheduler.limits import ControlLimits
+from scheduler.membership.member import MemberState
+from scheduler.patience import MOST_SLOWNESS, Slowness, patient
+from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
+from tests.scheduler.virtual_time import until, virtual
+
+PROMPT = (1, 2, 3)
+
+
+@dataclass
+class Starved:
+    """Seconds in which this process was kept from running: none, or all of them since `since`."""
+
+    since: float | None = None
+
+    def __call__(self) -> float:
+        return 0.0 if self.since is None else asyncio.get_running_loop().time() - self.since
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _states(cluster: FakeCluster) -> list[MemberState]:
+    return [member.state for member in cluster.control.registry.members]
+
+
+@pytest.mark.parametrize(
+    ("starved_share", "silent_s", "state"),
+    [
+        (0.0, 2.0, MemberState.LIVING), (0.0, 4.0, MemberState.SUSPECT), (0.0, 7.5, MemberState.LOST),
+        (0.9, 15.0, MemberState.LIVING), (0.9, 40.0, MemberState.SUSPECT), (0.9, 62.0, MemberState.LOST),
+    ],
+)  # fmt: skip
+@virtual
+async def test_silence_is_judged_by_how_starved_the_instance_is(
+    starved_share: float, silent_s: float, state: MemberState
+) -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        cluster.instances[1].behaviour.starved_share = starved_share
+        await asyncio.sleep(5.0)
+        cluster.network.freeze(cluster.expected[1].address)
+        await asyncio.sleep(silent_s)
+
+        assert _states(cluster) == [MemberState.LIVING, state]
+
+
+@virtual
+async def test_a_starved_scheduler_finds_nobody_silent() -> None:
+    starved = Starved()
+    async with FakeCluster("PD", limits=ControlLimits(starved=starved)).serving() as cluster:
+        starved.since = _now()
+        cluster.network.freeze(cluster.expected[1].address)
+        await asyncio.sleep(30.0)
+
+        assert _states(cluster) == [MemberState.LIVING, MemberState.LIVING]
+
+
+@virtual
+async def test_a_suspect_instance_keeps_its_stream_and_gets_no_new_work() -> None:
+    async with FakeCluster("PDD").serving() as cluster:
+        first = cluster.control.dispatch.start(request(PROMPT, max_tokens=8, limits_s=(60.0, 60.0)))
+        await until(lambda: any(prompt.stage == "decoding" for prompt in cluster.instances[1].prompts.values()))
+        cluster.network.freeze(cluster.expected[1].address)
+        await until(lambda: _states(cluster)[1] is MemberState.SUSPECT)
+        later = [cluster.control.dispatch.start(request((9, 8, turn))) for turn in range(3)]
+        answers = [await collect(one) for one in later]
+        cluster.network.thaw(cluster.expected[1].address)
+
+        assert [answer.done[0].decode_instance for answer in answers] == ["decode-2"] * 3
+        answer = await collect(first)
+        assert answer.tokens[0, 0] == expected(PROMPT, 8)
+        assert (answer.done[0].tries, answer.done[0].decode_instance) == (1, "decode-1")
+        await until(lambda: _states(cluster)[1] is MemberState.LIVING)
+
+
+@pytest.mark.parametrize(("slowest_turn_s", "lost_after_s"), [(0.1, 8.5), (6.0, 24.0), (500.0, 120.0)])
+@virtual
+async def test_the_limit_of_progress_follows_the_slowest_turn(slowest_turn_s: float, lost_after_s: float) -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        cluster.instances[1].behaviour.slowest_turn_s = slowest_turn_s
+        cluster.instances[1].get_stuck()
+        stuck_at = _now()
+        await until(lambda: _states(cluster)[1] is MemberState.LOST, timeout_s=200.0)
+
+        assert lost_after_s <= _now() - stuck_at <= lost_after_s + 1.1
+
+
+@virtual
+async def test_reconnects_slow_down_until_a_session_has_lived() -> None:
+    limits = ControlLimits()
+    async with FakeCluster("PD").serving() as cluster:
+        member = cluster.control.registry.members[1]
+        pauses = []
+        for _ in range(14):
+            lost_at = _now()
+            before, cluster.instances[1]._session = cluster.instances[1]._session, None
+            assert before is not None
+            before.lost()
+            await until(lambda: not member.is_living)
+            await until(lambda: member.is_living)
+            pauses.append(_now() - lost_at)
+        await asyncio.sleep(limits.lived_s)
+        cluster.kill(1)
+        cluster.boot(1, epoch=9)
+        lost_at = _now()
+        await until(lambda: not member.is_living)
+        await until(lambda: member.is_living)
+
+        assert pauses[-1] > 0.7 * limits.backoff_young_s
+        assert pauses[0] < limits.backoff_most_s
+        assert _now() - lost_at < limits.backoff_most_s
+
+
+@pytest.mark.parametrize(("starved_for_s", "lasts_s"), [((0.0, 0.0), 5.0), ((3.0, 0.0), 8.0), ((2.0, 4.0), 9.0)])
+@virtual
+async def test_a_patient_wait_leaves_out_the_longest_starvation(
+    starved_for_s: tuple[float, float], lasts_s: float
+) -> None:
+    began = _now()
+
+    def starved(most_s: float) -> float:
+        return 100.0 + min(most_s, _now() - began)
+
+    with pytest.raises(TimeoutError):
+        async with patient(5.0, *(lambda most_s=most_s: starved(most_s) for most_s in starved_for_s)):
+            await asyncio.sleep(60.0)
+
+    assert _now() - began == pytest.approx(lasts_s)
+
+
+def test_slowness_rises_at_once_and_falls_slowly() -> None:
+    slowness, factors = Slowness(), []
+    starved = 0.0
+    for second, share in enumerate((0.0, 0.0, 0.9, 0.9, 0.0, 0.0)):
+        starved += share
+        slowness.measure(float(second), starved)
+        factors.append(round(slowness.factor, 2))
+
+    assert factors == [1.0, 1.0, 10.0, 10.0, 8.2, 6.76]
+
+
+def test_slowness_has_a_most_and_begins_anew_with_a_process() -> None:
+    slowness = Slowness()
+    for second, starved in ((0.0, 0.0), (1.0, 1.0), (2.0, 0.0), (3.0, 0.0)):
+        slowness.measure(second, starved)
+        if second == 1.0:
+            assert slowness.factor == MOST_SLOWNESS
+
+    assert 1.0 < slowness.factor < MOST_SLOWNESS
