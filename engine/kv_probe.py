@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from engine.attention.interface import AttentionOptions
-from engine.attention.registered import PROBE, Mask, attach, register
+from engine.attention.registered import NAME, PROBE, Mask, attach, register
 from engine.checkpoints.checkpoint import Checkpoint
 from engine.network import build_network
 from engine.rope import check_rotaries, ignore_lengths
 from engine.rope_lengths import longest_sequence
+from engine.row_check import check_uncounted
 from wire.errors import ConfigError
 from wire.kv_layout import KvTensor
 
@@ -69,6 +70,7 @@ def rehearse(checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ...] | None:
     register()
     network = build_network(checkpoint, dtype=dtype, attention=PROBE).eval()
     network.set_experts_implementation("batched_mm")  # the one that does not look which experts are chosen
+    vars(network.config)["pad_token_id"] = None  # else some models look for it in the tokens; past a check of types
     try:
         check_rotaries(network)
     except ConfigError as error:
@@ -76,7 +78,7 @@ def rehearse(checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ...] | None:
     ignore_lengths(network)
     try:
         with torch.device("meta"):
-            return _run_one_token(network, checkpoint, dtype)
+            return _run(network, checkpoint, dtype)
     except RuntimeError:  # tensors on meta have no data to look at: the loaded network is probed
         return None
 
@@ -86,24 +88,30 @@ def find_kv_tensors(network: Any, checkpoint: Checkpoint, dtype: str) -> tuple[K
 
     Raises ConfigError for what cannot be paged. The network's attention is as before on return.
     """
-    before = network.config._attn_implementation
-    network.set_attn_implementation(PROBE)
+    attention, experts = network.config._attn_implementation, network.config._experts_implementation
+    network.set_experts_implementation("eager")  # the one that numbers no rows to sort them by expert
     try:
-        return _run_one_token(network, checkpoint, dtype)
+        return _run(network, checkpoint, dtype)
     finally:
-        network.set_attn_implementation(before)
+        network.set_attn_implementation(attention)
+        network.set_experts_implementation(experts)
 
 
 @torch.inference_mode()
-def _run_one_token(network: Any, checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ...]:
+def _run(network: Any, checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ...]:
+    """Run one token, which shows the KV tensors, and then a step of several rows."""
     text, kind = checkpoint.text_config, checkpoint.config.model_type
+    network.set_attn_implementation(PROBE)
     probe = KvProbe(dtype, max_length=longest_sequence(text))
     attach(network, probe)
     place = next(iter(network.parameters())).device
     zero, one = (make(1, 1, dtype=torch.int64, device=place) for make in (torch.zeros, torch.ones))
     try:
         network(input_ids=zero, position_ids=zero, attention_mask=one, use_cache=False)
-        return probe.tensors(text.num_hidden_layers)
+        tensors = probe.tensors(text.num_hidden_layers)
+        network.set_attn_implementation(NAME)
+        check_uncounted(network)
+        return tensors
     except ConfigError as error:
         raise ConfigError(f"{checkpoint.path}: {kind}: {error}") from error
     except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:

@@ -1,11 +1,17 @@
-"""Whether a network's rows meet nowhere but in attention, tried on its weights where nobody has seen it exact."""
+"""Whether a network's rows meet nowhere but in attention, and go by the positions that each step gives them.
+
+check_uncounted   of every network, before its weights are read where that can be: does it number the step's rows?
+check_rows        of loaded networks whose type no test finds exact: do their logits depend on neighbours?
+"""
 
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from engine.attention.interface import AttentionOptions
 from engine.attention.registered import NAME, attach
+from engine.rope_lengths import longest_sequence
 from wire.errors import ConfigError
 
 TRIED = frozenset(
@@ -21,16 +27,49 @@ _TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.05}
 _PLACE = 3
 _NEIGHBOURS = (3, 11)
 _TOKENS = (7, 23, 42)  # the smallest gap counts: rounding may send one of them to other experts
+_NUM_ROWS = 37  # a size that no other tensor of a network has
+_COUNTING = frozenset({torch.arange, torch.cumsum, torch.Tensor.cumsum, torch.Tensor.cumsum_})
 
 
 class _Alone:
-    """Attention in which each token sees itself alone: its output is its value."""
+    """Attention in which each token sees itself alone: its output is its value. Keeps what the last one asked with."""
+
+    def __init__(self) -> None:
+        self.asked: dict[int, torch.Tensor] = {}  # [heads, dim] of queries and keys, by layer
 
     def run_layer(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """See LayerHandler.run_layer."""
+        self.asked[layer] = torch.cat([query[:, -1], key[:, -1]]).float()
         return value.repeat_interleave(query.shape[0] // value.shape[0], dim=0).transpose(0, 1).contiguous()
+
+
+class _Uncounted(TorchFunctionMode):
+    """Raises ConfigError within its block for a tensor of numbers, or of sums, along _NUM_ROWS rows."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call `func`, then look at what it made."""
+        given = kwargs or {}
+        made = func(*args, **given)
+        if func in _COUNTING:
+            along = 0 if func is torch.arange else given.get("dim", args[1] if len(args) > 1 else 0)
+            if made.shape[along] == _NUM_ROWS:
+                raise ConfigError(f"its layers count the rows of a step ({func.__name__}) as positions: not supported")
+        return made
+
+
+@torch.inference_mode()
+def check_uncounted(network: Any) -> None:
+    """Raise ConfigError if a network makes positions of its own for the rows of a step, whatever it is given.
+
+    `network` runs our attention, and may have no memory. RuntimeError: it has none and looks at its data.
+    """
+    attach(network, _Alone())
+    place = next(iter(network.parameters())).device
+    rows = torch.zeros(1, _NUM_ROWS, dtype=torch.int64, device=place)
+    with _Uncounted():
+        network(input_ids=rows, position_ids=rows, use_cache=False)
 
 
 def check_untried(network: Any, dtype: str) -> None:
@@ -43,30 +82,35 @@ def check_rows(network: Any, dtype: str) -> None:
     """Raise ConfigError if a row's logits depend on its neighbours, or on where in the step it stands.
 
     `network` runs our attention, in `dtype`. Attention is taken out, so a state beside it shows: of a convolution, a
-    recurrence, or positions counted from the start of the step.
+    recurrence, or positions counted from the start of the step. What it is asked with is compared too, at a low
+    position and at the last one, from which on some models scale or turn queries in another way.
     """
     assert network.config._attn_implementation == NAME
-    attach(network, _Alone())
-    gap = min(_gap(network, token_id) for token_id in _TOKENS)
-    if not gap <= _TOLERANCE[dtype]:
-        raise ConfigError(
-            f"{network.config.model_type}: logits differ by {gap:.2g} of their size with another sequence in the step, "
-            f"above {_TOLERANCE[dtype]}: its layers keep a state beside attention, which is not supported"
-        )
+    last = longest_sequence(network.config.get_text_config(decoder=True))
+    for position in (_PLACE, _PLACE if last is None else last - 1):
+        gap = min(_gap(network, token_id, position) for token_id in _TOKENS)
+        if not gap <= _TOLERANCE[dtype]:
+            raise ConfigError(
+                f"{network.config.model_type}: logits differ by {gap:.2g} of their size with another sequence in the "
+                f"step, at position {position}, above {_TOLERANCE[dtype]}: its layers keep a state beside attention, "
+                "which is not supported"
+            )
 
 
-def _gap(network: Any, token_id: int) -> float:
-    """Return by how much of their size the token's logits differ with neighbours from those alone."""
-    alone = _logits(network, [token_id])
-    there = [_logits(network, [neighbour, token_id]) for neighbour in _NEIGHBOURS]
-    return max(float((logits - alone).abs().max() / alone.abs().max()) for logits in there)
+def _gap(network: Any, token_id: int, position: int) -> float:
+    """Return by how much of their size the token's logits, queries and keys differ with neighbours from those alone."""
+    alone = _seen(network, [token_id], position)
+    beside = [_seen(network, [neighbour, token_id], position) for neighbour in _NEIGHBOURS]
+    pairs = [pair for other in beside for pair in zip(alone, other, strict=True)]
+    return max(float((other - one).abs().max() / one.abs().max()) for one, other in pairs)
 
 
 @torch.inference_mode()
-def _logits(network: Any, token_ids: list[int]) -> torch.Tensor:
-    """Return the last token's logits; that token is at the same place of its sequence in every call."""
-    positions, place = [0] * (len(token_ids) - 1) + [_PLACE], next(iter(network.parameters())).device
+def _seen(network: Any, token_ids: list[int], position: int) -> list[torch.Tensor]:
+    """Return the last token's logits, and what each layer asked with; it is at `position` of its own sequence."""
+    attach(network, alone := _Alone())
+    positions, place = [0] * (len(token_ids) - 1) + [position], next(iter(network.parameters())).device
     logits: torch.Tensor = network(
         input_ids=torch.tensor([token_ids]).to(place), position_ids=torch.tensor([positions]).to(place), use_cache=False
     ).logits
-    return logits[0, -1].float()
+    return [logits[0, -1].float(), *(alone.asked[layer] for layer in sorted(alone.asked))]

@@ -8,7 +8,7 @@ from typing import Any
 from engine.core import EngineCore
 from engine.fake import FakeConfig, FakeModel, expected_tokens
 from engine.interface import Prefilled
-from wire.types import FinishReason, PromptState, SamplingParams, TokenOutput
+from wire.types import FinishReason, PromptState, SamplingParams, TokenLogprobs, TokenOutput
 
 CONFIG = FakeConfig(salt=1, block_size=4, num_blocks=64, vocab_size=500, max_model_len=100, eos_token_ids=())
 MAX_STEPS = 2000
@@ -23,6 +23,7 @@ class Answers:
     prefilled: list[Prefilled] = field(default_factory=list)
     failed: list[tuple[str, Exception]] = field(default_factory=list)
     first_steps: list[str] = field(default_factory=list)
+    prompt_logprobs: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)  # by prompt id
 
     def take(self, outputs: Sequence[TokenOutput]) -> None:
         for output in outputs:
@@ -64,6 +65,8 @@ def run(core: EngineCore, answers: Answers | None = None, *, until_held: int = 0
         answers.prefilled.extend(result.prefilled)
         answers.failed.extend(result.failed)
         answers.first_steps.extend(prompt_id for prompt_id, _ in result.first_steps)
+        for part in result.prompt_logprobs:
+            answers.prompt_logprobs.setdefault(part.prompt_id, []).extend(part.tokens)
         core.blocks.check()
     raise AssertionError(f"work is left after {MAX_STEPS} steps: {core.load()}")
 

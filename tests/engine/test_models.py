@@ -1,4 +1,7 @@
-"""Every family of models: batched, chunked, and handed from one engine to another, it equals plain transformers."""
+"""Every family of models: batched, chunked, and handed from one engine to another, it equals plain transformers.
+
+Tokens of all prompts, and where a step computes it the log probabilities of the prompts.
+"""
 
 import random
 from collections.abc import Callable
@@ -7,25 +10,27 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 
 from engine.core import EngineCore
 from engine.interface import Chunk, Prefilled
 from engine.loader import load_model
-from engine.oracle import Oracle
+from engine.oracle import Oracle, load_plain
 from engine.step import Model
 from tests.engine.fake_engines import Answers, run
-from tests.engine.tiny_families import NAMED, OTHERS, make_family
+from tests.engine.tiny_families import NAMED, OTHERS, VARIANTS, make_family
 from tests.engine.tiny_models import VOCAB_SIZE
 from wire.types import PromptState, SamplingParams
 
 _NUM_TOKENS = 10
 _LENGTHS = (1, 19, 40, 70)  # three are longer than the window of 12
-_FAMILIES = [*NAMED, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)]
+_FAMILIES = [*NAMED, *VARIANTS, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)]
 
 
 class _Family(NamedTuple):
     path: Path
     expected: list[list[int]]
+    prompt_logprobs: list[list[float]]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +40,8 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], _Family]
     @cache
     def make(name: str) -> _Family:
         path = make_family(name, tmp_path_factory.mktemp("families") / name)
-        return _Family(path, Oracle(path, "float32").generate_greedy(_prompts(), _NUM_TOKENS, ignore_eos=True))
+        expected = Oracle(path, "float32").generate_greedy(_prompts(), _NUM_TOKENS, ignore_eos=True)
+        return _Family(path, expected, _prompt_logprobs(path))
 
     return make
 
@@ -43,9 +49,9 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], _Family]
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("reference", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", _FAMILIES)
 def test_batched_and_chunked_it_equals_transformers(family: Callable[[str], _Family], name: str, backend: str) -> None:
-    path, expected = family(name)
+    path, expected, prompt_logprobs = family(name)
     core = EngineCore(_model(path, backend), max_num_seqs=8, max_num_batched_tokens=48, prefill_chunk_size=13)
-    for state in _states():
+    for state in _states(prompt_logprobs=0):
         core.add(state)
 
     answers = run(core)
@@ -53,11 +59,14 @@ def test_batched_and_chunked_it_equals_transformers(family: Callable[[str], _Fam
     core.close()
     assert answers.failed == []
     assert [answers.tokens[state.prompt_id, 0] for state in _states()] == expected
+    for state, logprobs in zip(_states(), prompt_logprobs, strict=True):
+        got = [one.logprob for one in answers.prompt_logprobs[state.prompt_id] if one is not None]
+        assert got == pytest.approx(logprobs, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", _FAMILIES)
 def test_handed_over_it_equals_transformers(family: Callable[[str], _Family], name: str) -> None:
-    path, expected = family(name)
+    path, expected, _ = family(name)
     p_model, d_model = _model(path, "reference"), _model(path, "cpu", block_size=32)
     p, d = (EngineCore(m, max_num_seqs=8, max_num_batched_tokens=48, prefill_chunk_size=13) for m in (p_model, d_model))
     for state in _states():
@@ -98,8 +107,18 @@ def _prompts() -> list[tuple[int, ...]]:
     return [tuple(numbers.randrange(3, VOCAB_SIZE - 20) for _ in range(length)) for length in _LENGTHS]
 
 
-def _states() -> list[PromptState]:
-    params = SamplingParams(max_tokens=_NUM_TOKENS, temperature=0.0)
+@torch.inference_mode()
+def _prompt_logprobs(path: Path) -> list[list[float]]:
+    """Return transformers' log probability of each prompt's tokens but the first."""
+    network, logprobs = load_plain(path, "float32"), list[list[float]]()
+    for prompt in _prompts():
+        after = torch.log_softmax(network(input_ids=torch.tensor([prompt]), use_cache=False).logits[0], dim=-1)
+        logprobs.append([float(after[place, token]) for place, token in enumerate(prompt[1:])])
+    return logprobs
+
+
+def _states(*, prompt_logprobs: int | None = None) -> list[PromptState]:
+    params = SamplingParams(max_tokens=_NUM_TOKENS, temperature=0.0, prompt_logprobs=prompt_logprobs)
     return [PromptState(f"p{n}", f"r{n}", prompt, params) for n, prompt in enumerate(_prompts())]
 
 

@@ -51,6 +51,14 @@ def test_a_model_of_code_of_its_own_is_refused_by_its_type(tmp_path: Path) -> No
         _load(tmp_path)
 
 
+def test_positions_counted_along_a_steps_rows_are_refused(tmp_path: Path) -> None:
+    layers = ["full_attention"] * 4
+    path = _config_alone("llama4_text", tmp_path, layer_types=layers, attn_temperature_tuning=True)
+
+    with pytest.raises(ConfigError, match=r"llama4_text: its layers count the rows of a step \(arange\) as positions"):
+        _load(path)
+
+
 def test_a_model_that_can_be_served_is_missed_only_its_weights(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="missing keys"):
         _load(_config_alone("llama", tmp_path))

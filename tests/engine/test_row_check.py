@@ -1,5 +1,6 @@
 """A model whose rows meet outside attention is found on its weights; those that the tests know are not asked."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from engine import row_check
 from engine.attention.registered import NAME, register
+from engine.checkpoints.checkpoint import open_checkpoint
+from engine.kv_probe import find_kv_tensors
 from engine.loader import load_model
 from engine.row_check import TRIED, check_rows
 from tests.engine.tiny_families import NAMED, make_family, save_random
@@ -44,6 +47,35 @@ def test_positions_counted_from_the_start_of_the_step_are_found(tmp_path: Path) 
 
     with pytest.raises(ConfigError, match="gpt2: logits differ"):
         check_rows(network, "float32")
+
+
+def test_what_changes_at_high_positions_alone_is_found(tmp_path: Path) -> None:
+    network = _network(tmp_path, "gpt2", "float32")
+    network.transformer.wpe.register_forward_pre_hook(
+        lambda _, args: (torch.where(args[0] > 100, args[0] - args[0].shape[1], args[0]),)
+    )
+
+    with pytest.raises(ConfigError, match=r"gpt2: logits differ .* at position 511"):
+        check_rows(network, "float32")
+
+
+def test_what_attention_is_asked_with_is_compared(tmp_path: Path) -> None:
+    network = _network(tmp_path, "llama", "float32")
+    network.model.layers[2].self_attn.q_proj.register_forward_hook(lambda _, args, out: out * args[0].shape[1])
+
+    with pytest.raises(ConfigError, match="llama: logits differ"):
+        check_rows(network, "float32")
+
+
+@pytest.mark.parametrize("count", [torch.arange, lambda rows: torch.ones(rows).cumsum(0)], ids=["arange", "cumsum"])
+def test_loaded_networks_may_not_count_rows_either(count: Callable[[int], torch.Tensor], tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(save_random({}, "mixtral", tmp_path))
+    network = _network(tmp_path, "mixtral", "float32")
+
+    assert len(find_kv_tensors(network, checkpoint, "float32")) == 8
+    network.model.layers[3].register_forward_pre_hook(lambda _, args: (count(args[0].shape[1]), None)[1])
+    with pytest.raises(ConfigError, match=r"mixtral: its layers count the rows of a step"):
+        find_kv_tensors(network, checkpoint, "float32")
 
 
 def test_the_tried_ones_are_those_of_every_test_run() -> None:

@@ -1,6 +1,6 @@
 """A tiny random model of every family that transformers runs through its attention interface, with hard cases in it.
 
-make_family("gemma2", folder)    # names: NAMED and OTHERS
+make_family("gemma2", folder)    # names: NAMED, OTHERS and VARIANTS
 
 Windows are shorter than the prompts of the tests, biases and sinks are not zero, and embeddings are small beside what
 the layers add, so that tokens depend on more than the last one.
@@ -117,7 +117,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "laguna": {},
     "lfm2": {"layer_types": ["full_attention"] * _LAYERS},
     "lfm2_moe": {"layer_types": ["full_attention"] * _LAYERS},
-    "llama4_text": {"layer_types": ["full_attention"] * _LAYERS},
+    "llama4_text": {"layer_types": ["full_attention"] * _LAYERS, "attn_temperature_tuning": False},
     "mellum": {},
     "mimo_v2_flash": {},
     "minicpm3": _MLA,
@@ -142,13 +142,37 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 """Run by `scripts/test --all`."""
 
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "cohere-normed": ("cohere", {"use_qk_norm": True, "logit_scale": 0.25}),
+    "deepseek_v3-whole_queries": ("deepseek_v3", {**_MLA, "q_lora_rank": None, "norm_topk_prob": False}),
+    "gemma2-capped": ("gemma2", {"final_logit_softcapping": 3.0}),
+    "gpt2-scaled": ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True}),
+    "gpt_neox-serial": ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
+    "granite-multiplied": (
+        "granite",
+        {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.1, "logits_scaling": 4.0},
+    ),
+    "llama-biased": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "llama-yarn": ("llama", {"rope_parameters": _YARN}),
+    "ministral3-scaled": (
+        "ministral3",
+        {"rope_parameters": _YARN | {"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.5}},
+    ),
+    "mixtral-full": ("mixtral", {"sliding_window": None}),
+    "opt-post_norm": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 48}),
+    "qwen3_moe-mixed": ("qwen3_moe", {"mlp_only_layers": [1], "norm_topk_prob": True, "decoder_sparse_step": 2}),
+}
+"""Other configs of these: a name to the model type and what its config adds to NAMED or OTHERS."""
+
 
 def make_family(model_type: str, directory: Path, *, seed: int = 0, **changes: Any) -> Path:
     """Save a random model of the type in `directory` with tokenizer and chat template; return `directory`.
 
-    `changes` go to its config on top of NAMED or OTHERS. Raises KeyError for a type that stands in neither.
+    `model_type` may be a name of VARIANTS. `changes` go to its config on top of these tables. Raises KeyError for a
+    type that stands in none.
     """
-    return save_random({**NAMED, **OTHERS}[model_type] | changes, model_type, directory, seed)
+    kind, variant = VARIANTS.get(model_type, (model_type, {}))
+    return save_random({**NAMED, **OTHERS}[kind] | variant | changes, kind, directory, seed)
 
 
 def save_random(settings: dict[str, Any], model_type: str, directory: Path, seed: int = 0) -> Path:
