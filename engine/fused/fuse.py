@@ -2,7 +2,8 @@
 
 find the family -> pack a layer -> compare it with the original on random rows -> free the original -> next layer
 
-Nothing is freed before the first layer agrees. Other networks get the faster layout of engine/linear_layout.py.
+Where a layer disagrees the ones that were freed get their weights back, out of the packed ones, and the network stays
+as it was. Other networks get the faster layout of engine/linear_layout.py.
 """
 
 import json
@@ -37,8 +38,7 @@ _log = logging.getLogger("pdserve.engine")
 def fuse(network: Any, *, threads: Threads | None) -> FusedWeights | None:
     """Return what a FusedDecoder needs; `network` has then lost its weights. None where it stays, laid out for CPUs.
 
-    `threads` run the kernels and stay open; None where there are none. Raises RuntimeError for a layer that differs
-    from the original after others were freed.
+    `threads` run the kernels and stay open; None where there are none.
     """
     reason = why_not(network)
     if reason is None and (threads is None or threads.isa == "plain"):
@@ -132,10 +132,22 @@ class _Fusion:
             rope=RopeTable(model.rotary_emb, dtype), memory=self._memory, functions=self._functions,
             threads=self._threads,
         )  # fmt: skip
-        check = LayerCheck(self._network, weights)
+        freed: list[int] = []
+        try:
+            self._replace(weights, freed)
+        except Disagreement:
+            for index in freed:
+                self._restore(index)
+            raise
+        return weights
+
+    def _replace(self, weights: FusedWeights, freed: list[int]) -> None:
+        """Pack, check and free all layers, then the output layer; `freed` has those whose weights are gone."""
+        model, check = self._network.model, LayerCheck(self._network, weights)
         for index, layer in enumerate(model.layers):
             self._pack_layer(index, layer)
             check.layer(index)
+            freed.append(index)
             for joined in self._parts[index].all():
                 for linear in joined:
                     free(linear)
@@ -144,7 +156,12 @@ class _Fusion:
         free(self._network.lm_head)
         if self._tied:
             free(model.embed_tokens)
-        return weights
+
+    def _restore(self, index: int) -> None:
+        native = self._layers[index]
+        products = native.qkv, native.out, native.gate_up, native.down
+        for product, joined in zip(products, self._parts[index].all(), strict=True):
+            self._memory.unpack(product, joined)
 
     def _pack_layer(self, index: int, layer: Any) -> None:
         parts, memory, native = self._parts[index], self._memory, self._layers[index]

@@ -1,11 +1,12 @@
 """Weights packed for the native kernels: one piece of memory in huge pages, filled layer by layer.
 
-A linear layer's own weight is freed once it is packed, so that no second copy stays.
+A linear layer's own weight is freed once it is packed, so that no second copy stays; it can be unpacked again.
 """
 
 import ctypes
 import mmap
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -38,17 +39,28 @@ class PackedMemory:
         """
         first, gated = weights[0].weight, finish is Finish.GATED_SILU
         place = self._take(packed_bytes(weights))
-        panels = 0
-        for index, linear in enumerate(weights):
+        for linear, start, step in _places(weights, gated):
             columns, k = linear.weight.shape
-            start, step = (index, 2) if gated else (panels, 1)
             source = linear.weight.detach().contiguous()
             packing = Packing(place, source.data_ptr(), columns, k, start, step, FORMATS[source.dtype])
             self._functions.pack(self._threads.address, address(packing))
-            panels += num_panels(columns)
+        panels = sum(num_panels(linear.out_features) for linear in weights)
         bias = self._bias(weights, gated)
         n = first.shape[0] if len(weights) == 1 else panels * PANEL
         return Linear(place, bias, first.shape[1], n, FORMATS[first.dtype], finish)
+
+    def unpack(self, product: Linear, weights: Sequence[nn.Linear]) -> None:
+        """Give linear layers that were packed as `product`, and then freed, their weights back, bit for bit."""
+        dtype = next(dtype for dtype, number in FORMATS.items() if number == product.format)
+        for linear, start, step in _places(weights, product.finish == Finish.GATED_SILU):
+            rows = torch.empty(linear.out_features, linear.in_features, dtype=torch.float32)
+            columns = array("q", ((start + c // PANEL * step) * PANEL + c % PANEL for c in range(len(rows))))
+            fault = self._functions.embed(
+                self._threads.address, address(product), columns.buffer_info()[0], len(rows), rows.data_ptr(),
+                rows.stride(0),
+            )  # fmt: skip
+            assert not fault, "every column was packed"
+            linear.weight = nn.Parameter(rows.to(dtype), requires_grad=False)
 
     def keep(self, values: torch.Tensor) -> int:
         """Return the address of a copy of a vector as float32, zeros up to a multiple of 32."""
@@ -81,10 +93,17 @@ def num_panels(columns: int) -> int:
     return -(-columns // PANEL)
 
 
-def free(module: nn.Module) -> None:
-    """Let a packed layer's own weights go."""
-    for name, parameter in [*module.named_parameters(recurse=False)]:
-        setattr(module, name, nn.Parameter(parameter.new_empty(0), requires_grad=False))
+def free(module: nn.Linear | nn.Embedding) -> None:
+    """Let a packed layer's own weight go; its bias is small and stays."""
+    module.weight = nn.Parameter(module.weight.new_empty(0), requires_grad=False)
+
+
+def _places(weights: Sequence[nn.Linear], gated: bool) -> Iterator[tuple[nn.Linear, int, int]]:
+    """Yield (linear, its first panel, panels from one of its panels to the next)."""
+    panels = 0
+    for index, linear in enumerate(weights):
+        yield (linear, index, 2) if gated else (linear, panels, 1)
+        panels += num_panels(linear.out_features)
 
 
 def _panels_of_bias(linear: nn.Linear) -> torch.Tensor:

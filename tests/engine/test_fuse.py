@@ -1,5 +1,7 @@
 """Fused networks: the logits of transformers, whatever is batched; unknown ones stay; the originals are freed."""
 
+import copy
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -283,21 +285,43 @@ def test_a_network_that_is_not_known_stays(threads: Threads, tmp_path: Path) -> 
     torch.testing.assert_close(_expected_here(network), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_layer_that_disagrees_is_not_kept(
-    threads: Threads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    network = _network(make_tiny_model("llama", tmp_path))
-    expected = _expected_here(network)
-    pack = PackedMemory.pack
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("packed", "what"), [(0, "layer 0"), (1, "layer 1"), (2, "the output layer")])
+def test_where_a_layer_disagrees_the_network_stays_whole(
+    packed: int, what: str, dtype: torch.dtype, threads: Threads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    network = _network(make_tiny_model("qwen2", tmp_path), dtype)
+    before = {name: parameter.clone() for name, parameter in network.named_parameters()}
+    pack, calls = PackedMemory.pack, itertools.count()
 
-    def swapped(memory: PackedMemory, weights: Any, finish: Any) -> Any:
-        return pack(memory, weights[::-1], finish)  # up takes the place of gate
+    def wrong(memory: PackedMemory, weights: Any, finish: Any) -> Any:
+        joined = [copy.deepcopy(linear) for linear in weights]
+        if next(calls) // 4 == packed:
+            joined[-1].weight *= -1
+        return pack(memory, joined, finish)
 
-    monkeypatch.setattr(PackedMemory, "pack", swapped)
+    monkeypatch.setattr(PackedMemory, "pack", wrong)
+    monkeypatch.setattr("engine.fused.fuse.lay_out", lambda network: None)  # it packs the output layer in its way
 
     assert fuse(network, threads=threads) is None
-    assert "layer 0 differs" in caplog.text
-    torch.testing.assert_close(_expected_here(network), expected, rtol=1e-4, atol=1e-4)
+    assert f"{what} differs" in caplog.text
+    assert all(torch.equal(parameter, before[name]) for name, parameter in network.named_parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_layers_that_add_nothing_are_fused(dtype: torch.dtype, threads: Threads, tmp_path: Path) -> None:
+    network = _network(make_tiny_model("llama", tmp_path), dtype)
+    with torch.no_grad():
+        for layer in network.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    expected = _expected(network, _PROMPTS)
+    network.set_attn_implementation(NAME)
+
+    got = _run(_decoder(_fused(network, threads), CpuAttention()), [(prompt, len(prompt)) for prompt in _PROMPTS])
+
+    assert float((got - expected).norm() / expected.norm()) < (1e-5 if dtype == torch.float32 else 2e-2)
 
 
 def test_ranks_sum_their_halves(threads: Threads, tmp_path: Path) -> None:
