@@ -1,6 +1,5 @@
 """Make an instance's parts from its config: the engine over a real or the fake model, the KV sender and receiver."""
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -131,7 +130,7 @@ def _torch_model(
     config: InstanceConfig, on_lost: Callable[[PdserveError], None], on_read: OnRead
 ) -> tuple[Model, tuple[str, ...]]:  # fmt: skip
     options = config.options
-    num_threads = len(config.cores) or len(os.sched_getaffinity(0))
+    num_threads = config.num_threads
     prepare_torch(num_threads)
     with loading():
         choice = choose(options.device)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from devices.interface import Traits
 from devices.table import AUTO, find_kind, traits_of
 from kvtransfer.transports import NAMES
+from ranktable_tools.core_quota import usable_threads
 from ranktable_tools.launch_plan import LaunchPlan
 from wire.errors import ConfigError
 from wire.options import QUANTIZATIONS, EngineOptions
@@ -33,7 +34,7 @@ class InstanceConfig:
     """One instance.
 
     `server_ip` and `device_ids` are its table entry, `table_port` the port that stands there, which tells two clusters
-    of one host apart; `cores` are the CPU cores it runs on (empty: all).
+    of one host apart; `cores` are the CPU cores it runs on (empty: all), `quota_share` its part of this host's quota.
     `session_lease_s` bounds how long a silent scheduler's work is kept, and `ticket_lease_s` how long a reservation is.
     `trust` says who its peers are: by default, without a table, loopback alone. `plan` is what its tables said at the
     start; the global one is followed while it changes.
@@ -46,6 +47,7 @@ class InstanceConfig:
     table_digest: str = ""
     table_port: int | None = None
     cores: tuple[int, ...] = ()
+    quota_share: float = 1.0
     session_lease_s: float = 10.0
     ticket_lease_s: float = 10.0
     drain_s: float = 10.0
@@ -64,6 +66,11 @@ class InstanceConfig:
     def num_ranks(self) -> int:
         """Ranks of the instance: as asked, else one for each device."""
         return self.options.tensor_parallel_size or len(self.device_ids)
+
+    @property
+    def num_threads(self) -> int:
+        """Threads that compute: one for each core, as far as the quota of a container around it goes."""
+        return usable_threads(self.cores, share=self.quota_share)
 
     def max_num_batched_tokens(self, max_model_len: int) -> int:
         """Return the bound of a whole step: the flag, raised to the model's length."""

@@ -1,6 +1,5 @@
 """Load the engine of a model that reads whole texts and generates none: vectors, or scores of pairs."""
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +31,7 @@ def load_encoder_engine(
     `on_lost` is called when its device is lost, `on_read` when its weights begin to be read.
     """
     options, path = config.options, Path(config.options.model)
-    num_threads = len(config.cores) or len(os.sched_getaffinity(0))
+    num_threads = config.num_threads
     prepare_torch(num_threads)
     with loading():
         import torch

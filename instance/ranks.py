@@ -69,7 +69,7 @@ def ranks_model(config: InstanceConfig, on_lost: OnLost) -> tuple[Model, tuple[s
     """Load the model for several ranks; return it with notes. `on_lost` hears of a rank that is lost once it serves."""
     options = config.options
     cores = deal_cores(config.cores or sorted(os.sched_getaffinity(0)), config.num_ranks)
-    num_threads = max(1, min(map(len, cores)))
+    num_threads = max(1, min(*map(len, cores), config.num_threads // config.num_ranks))
     prepare_torch(num_threads)
     with loading():
         device = CPU.kind if options.device == AUTO else choose(options.device).kind.traits.kind

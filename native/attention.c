@@ -7,6 +7,10 @@ enum {
     CLAIMED_LATE = 4 /* items a thread */
 };
 
+const uint32_t attention_struct_sizes[] = {
+    sizeof(struct attention_step), sizeof(struct attention_rows), sizeof(struct attention_layer),
+};
+
 struct attention *attention_open(struct threads *threads) {
     struct attention *attention = calloc(1, sizeof *attention);
     if (attention == NULL) return NULL;

@@ -55,6 +55,9 @@ struct attention_layer {
     float softcap; /* 0: none */
 };
 
+/* Bytes of struct attention_step, attention_rows and attention_layer, which native/attention.py mirrors. */
+extern const uint32_t attention_struct_sizes[];
+
 /* Scratch memory for the threads of one team, and the plan of the layer in hand. */
 struct attention;
 

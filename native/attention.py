@@ -4,7 +4,7 @@ import ctypes
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from native.engine_library import Threads
+from native.engine_library import EngineLibrary, Threads
 
 if TYPE_CHECKING:
     from array import array
@@ -15,10 +15,13 @@ MAX_DIM, DIM_STEP = 256, 8
 WRITE, ATTEND = 1, 2
 _ERRORS = ("", "there is no memory for it", "a shape or length is wrong", "a block or slot is outside the pool")
 _int32, _pointer = ctypes.c_int32, ctypes.c_void_p
+_Export = ctypes.c_char * 0  # of a buffer of any size: its length is not looked at
 
 
 class Step(ctypes.Structure):
-    """struct attention_step."""
+    """struct attention_step; `exports` holds the arrays that it points into."""
+
+    exports: "list[ctypes.Array[ctypes.c_char]]"
 
     _fields_ = (
         ("num_sequences", _int32), ("num_tokens", _int32), ("block_size", _int32), ("num_blocks", _int32),
@@ -47,16 +50,23 @@ class Layer(ctypes.Structure):
     )  # fmt: skip
 
 
+def check_structs(library: EngineLibrary) -> None:
+    """Raise NoNative for a library whose structs are of other sizes than these."""
+    library.check_sizes("attention_struct_sizes", (Step, Rows, Layer))
+
+
 def step_of(
     query_ends: "array[int]", kv_lengths: "array[int]", table_ends: "array[int]", blocks: "array[int]",
     slots: "array[int]", *, block_size: int, num_blocks: int,
 ) -> Step:  # fmt: skip
-    """Return a step over these arrays, of int32 but for the slots, of int64, which the caller keeps alive.
+    """Return a step over these arrays, of int32 but for the slots, of int64; they stay, at this size, while it does.
 
     `num_blocks` is the pool's.
     """
-    pointers = (column.buffer_info()[0] for column in (query_ends, kv_lengths, table_ends, blocks, slots))
-    return Step(len(query_ends), len(slots), block_size, num_blocks, *pointers)
+    exports = [_Export.from_buffer(column) for column in (query_ends, kv_lengths, table_ends, blocks, slots)]
+    step = Step(len(query_ends), len(slots), block_size, num_blocks, *map(ctypes.addressof, exports))
+    step.exports = exports
+    return step
 
 
 class AttentionMemory:

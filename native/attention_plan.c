@@ -48,8 +48,8 @@ static int check(const struct attention_layer *layer) {
         layer->window < 0 || step->block_size < 1)
         return ATTENTION_BAD_SHAPE;
     for (int32_t i = 0; i < step->num_sequences; i++) {
-        int64_t queries = step->query_ends[i] - before(step->query_ends, i);
-        int64_t held = (int64_t)(step->table_ends[i] - before(step->table_ends, i)) * step->block_size;
+        int64_t queries = (int64_t)step->query_ends[i] - before(step->query_ends, i);
+        int64_t held = ((int64_t)step->table_ends[i] - before(step->table_ends, i)) * step->block_size;
         if (queries < 1 || step->kv_lengths[i] < queries || held < step->kv_lengths[i]) return ATTENTION_BAD_SHAPE;
     }
     for (int32_t i = 0, all = before(step->table_ends, step->num_sequences); i < all; i++)

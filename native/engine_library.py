@@ -2,7 +2,7 @@
 
 import ctypes
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -34,6 +34,13 @@ class EngineLibrary:
         self.isas = tuple(name for number, name in enumerate(ISAS) if found >> number & 1)
         self.functions.native_best_isa.restype = ctypes.c_uint32
         self.best_isa = ISAS[int(self.functions.native_best_isa())]
+
+    def check_sizes(self, symbol: str, structs: Sequence[type[ctypes.Structure]]) -> None:
+        """Raise NoNative unless `symbol`, an array of uint32 in the library, has the sizes of `structs`."""
+        sizes = (ctypes.c_uint32 * len(structs)).in_dll(self.functions, symbol)
+        for struct, size in zip(structs, sizes, strict=True):
+            if ctypes.sizeof(struct) != size:
+                raise NoNative(f"{self.path}: struct {struct.__name__} has {size} bytes, here {ctypes.sizeof(struct)}")
 
     def threads(self, count: int, *, isa: str | None = None) -> "Threads":
         """Start a team of `count` threads that uses the instructions `isa`, one of `isas`, the fastest by default.

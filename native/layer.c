@@ -2,6 +2,11 @@
 
 #include <string.h>
 
+const uint32_t decoder_struct_sizes[] = {
+    sizeof(struct linear), sizeof(struct packing), sizeof(struct layer), sizeof(struct decoder), sizeof(struct step),
+    sizeof(struct instruction),
+};
+
 struct program {
     struct threads *threads;
     const struct decoder *decoder;
@@ -258,6 +263,7 @@ static enum decoder_error check(struct program *program) {
 
 int decoder_run(struct threads *threads, const struct decoder *decoder, const struct step *step,
                 const struct instruction *instructions, size_t count) {
+    if (decoder->num_layers == 0) return DECODER_BAD_PROGRAM;
     const struct linear_kernel *products = linear_kernel_of(threads_isa(threads), decoder->layers[0].qkv.format);
     struct program program = {threads, decoder, step, instructions, count, products, {0}, ATTENTION_OK, 0};
     enum decoder_error error = check(&program);

@@ -5,7 +5,7 @@
  *
  * Values are float32; with `rounded` each one that transformers keeps in bfloat16 is rounded to it. With `partial`
  * OUT and MLP leave their product in `step.partial` (a rank's share, to be summed over the ranks), and ADD adds it.
- * Who calls gives all memory. Structs are mirrored in engine/fused/structs.py.
+ * Who calls gives all memory. Structs are mirrored in engine/fused/structs.py, which compares their sizes.
  */
 
 #ifndef NATIVE_LAYER_H
@@ -60,8 +60,11 @@ enum { SCRATCH_ROWS = 16 };
 
 enum decoder_error { DECODER_OK, DECODER_BAD_PROGRAM, DECODER_BAD_INDEX, DECODER_ATTENTION };
 
-/* Run `count` instructions in order. Returns enum decoder_error: an operation or layer that is not known, ATTEND without
- * attention for all rows, a slot, position or row outside its table, or what attention_prepare refused, added to
+/* Bytes of struct linear, packing, layer, decoder, step and instruction. */
+extern const uint32_t decoder_struct_sizes[];
+
+/* Run `count` instructions in order. Returns enum decoder_error: an operation or layer that is not known, a decoder
+ * without layers, ATTEND without attention for all rows, a slot, position or row outside its table, or what attention_prepare refused, added to
  * DECODER_ATTENTION. */
 int decoder_run(struct threads *threads, const struct decoder *decoder, const struct step *step,
                 const struct instruction *instructions, size_t count);

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from urllib.parse import urlsplit
 
 from pdserve import __version__
+from ranktable_tools.core_quota import core_quota
 from ranktable_tools.doctor.machine import Machine
 from ranktable_tools.doctor.versions import package_version, stack_facts
 
@@ -68,7 +69,8 @@ def _limits(machine: Machine) -> Iterator[tuple[str, str]]:
     for name, limit in (("open files", resource.RLIMIT_NOFILE), ("locked memory", resource.RLIMIT_MEMLOCK)):
         soft, hard = (_limit(value) for value in resource.getrlimit(limit))
         yield name, f"{soft}, at most {hard}"
-    yield "cpu quota", (machine.text("/sys/fs/cgroup/cpu.max") or "-").strip()
+    quota = core_quota(machine.root)
+    yield "cpu quota", "-" if quota is None else f"{quota:g} cores"
     yield "memory limit", (machine.text("/sys/fs/cgroup/memory.max") or "-").strip()
     yield "python flags", "safe path" if sys.flags.safe_path else "-"
 

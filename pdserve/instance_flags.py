@@ -69,6 +69,7 @@ def launch(options: EngineOptions, plan: LaunchPlan, trust: Trust | None = None)
         table_digest=plan.table_digest,
         table_port=plan.own.server_port,
         cores=share.cores,
+        quota_share=share.of_host,
         trust=trust or Trust(),
         plan=plan,
     )

@@ -9,10 +9,14 @@ from ranktable_tools.tables import GlobalTable, Server
 
 @dataclass(frozen=True, slots=True)
 class CoreShare:
-    """The cores of one instance; `shared` when the host has more device ids than cores."""
+    """The cores of one instance; `shared` when the host has more device ids than cores.
+
+    `of_host` is its part of all device ids here, and so of a quota around all.
+    """
 
     cores: tuple[int, ...]
     shared: bool
+    of_host: float = 1.0
 
 
 def core_share(table: GlobalTable, own: Server, own_addresses: Collection[str], cores: Sequence[int]) -> CoreShare:
@@ -28,7 +32,8 @@ def core_share(table: GlobalTable, own: Server, own_addresses: Collection[str], 
     dealt: set[int] = set()
     for device_id in own.device_ids:
         dealt.update(_deal(ids.index(device_id), len(ids), cores))
-    return CoreShare(tuple(core for core in cores if core in dealt), shared=len(ids) > len(cores))
+    own_cores = tuple(core for core in cores if core in dealt)
+    return CoreShare(own_cores, shared=len(ids) > len(cores), of_host=len(own.device_ids) / len(ids))
 
 
 def _deal(position: int, num_ids: int, cores: Sequence[int]) -> Sequence[int]:

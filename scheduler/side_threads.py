@@ -8,6 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
+from ranktable_tools.core_quota import usable_threads
+
 P = ParamSpec("P")
 T = TypeVar("T")
 _NICER = 5
@@ -17,7 +19,7 @@ class SideThreads:
     """Owns the threads, half as many as cores at most, so that a burst leaves the loop a core; without work none."""
 
     def __init__(self) -> None:
-        most = max(1, len(os.sched_getaffinity(0)) // 2)
+        most = max(1, usable_threads() // 2)
         self._pool = ThreadPoolExecutor(most, thread_name_prefix="pdserve-side", initializer=_stand_back)
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from engine.fused import structs
+from native import attention
+from native.cache import NoNative
 from native.engine_library import Threads, find_engine
 
 
@@ -24,9 +27,14 @@ NO_KERNELS = Kernels(None, False, "")
 def find_kernels(num_threads: int) -> Kernels:
     """Start a team of `num_threads` threads if the kernels are there; let them be built if not. Never waits for it."""
     found = find_engine()
-    if found.library is not None:
-        threads = found.library.threads(num_threads)
-        return Kernels(threads, False, f"native kernels with {threads.isa}")
     if found.is_awaited:
         return Kernels(None, True, "torch instead of native kernels: they are being built for the next start")
-    return Kernels(None, False, f"torch instead of native kernels: {' '.join(found.reason.split())}")
+    try:
+        if found.library is None:
+            raise NoNative(found.reason)
+        structs.check_structs(found.library)
+        attention.check_structs(found.library)
+    except NoNative as error:
+        return Kernels(None, False, f"torch instead of native kernels: {' '.join(str(error).split())}")
+    threads = found.library.threads(num_threads)
+    return Kernels(threads, False, f"native kernels with {threads.isa}")

@@ -122,6 +122,11 @@ class Functions:
     draw: Any
 
 
+def check_structs(library: EngineLibrary) -> None:
+    """Raise NoNative for a library whose structs are of other sizes than these."""
+    library.check_sizes("decoder_struct_sizes", (Linear, Packing, Layer, Decoder, Step, Instruction))
+
+
 def declare(library: EngineLibrary) -> Functions:
     """Return the functions with their argument types. Raises AttributeError for a library without them."""
     pointer, size = ctypes.c_void_p, ctypes.c_size_t

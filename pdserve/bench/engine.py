@@ -32,6 +32,7 @@ from pdserve.bench.floors import Floors, measure_floors
 from pdserve.bench.vllm import Missing, Vllm
 from pdserve.flags.parser import CommandParser
 from pdserve.termination import unwind_on_sigterm
+from ranktable_tools.core_quota import usable_threads
 from wire.errors import ConfigError
 from wire.options import EngineOptions, add_flags, flag, from_namespace
 
@@ -75,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
     """Load, measure the machine, the engine and the peer in turn, print JSON lines and the table."""
     options = parse(argv)
     unwind_on_sigterm()
-    threads = options.threads or len(os.sched_getaffinity(0))
+    threads = options.threads or usable_threads()
     prepare_torch(threads)
     choice = choose(options.device)
     device = choice.kind.open()

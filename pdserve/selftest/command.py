@@ -19,6 +19,7 @@ from pdserve.selftest.printed import stderr_into
 from pdserve.selftest.report import Report, Tested, default_path, row, summary
 from pdserve.termination import unwind_on_sigterm
 from pdserve.work_folder import work_folder
+from ranktable_tools.core_quota import usable_threads
 from ranktable_tools.devices.kinds import kind_named
 from ranktable_tools.doctor.machine import Machine
 from telemetry import logs
@@ -59,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     options = parse(argv)
     logs.configure("ERROR")  # a fallback is a row and a note here
     unwind_on_sigterm()
-    prepare_torch(len(os.sched_getaffinity(0)))
+    prepare_torch(usable_threads())
     choice = choose(options.device)
     if choice.kind.traits.pools_on_host and options.index:
         raise ConfigError(f"--index {options.index}: the {choice.kind.traits.kind} is one device, 0")
@@ -156,7 +157,7 @@ def _checks(
 
     assert isinstance(model, TinyModel)
     on_host = device.traits.pools_on_host
-    kernels = find_kernels(len(os.sched_getaffinity(0))) if on_host else NO_KERNELS
+    kernels = find_kernels(usable_threads()) if on_host else NO_KERNELS
     if kernels.threads is not None:
         stack.callback(kernels.threads.close)
     host = device if on_host else find_kind(AUTO_ORDER[-1]).open()

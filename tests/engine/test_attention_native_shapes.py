@@ -1,5 +1,7 @@
 """Shapes that do not fit the step or its pool are refused before the kernel reads by them."""
 
+import ctypes
+from array import array
 from collections.abc import Iterator
 
 import pytest
@@ -7,6 +9,7 @@ import torch
 
 from engine.attention.interface import AttentionOptions
 from engine.attention.native import NativeAttention
+from native.attention import WRITE, AttentionMemory, Layer, step_of
 from tests.engine.attention_case import Shape, make_case
 from tests.native.built import built_engine
 
@@ -36,6 +39,28 @@ def test_a_query_of_another_shape_is_refused(backend: NativeAttention, shape: tu
 
     with pytest.raises(ValueError, match=said):
         backend.plan(case.metadata).attend(torch.zeros(shape), pool.keys, pool.values, _OPTIONS)
+
+
+def test_table_ends_that_wrap_around_are_refused() -> None:
+    ends, lengths, tables = array("i", [1, 2]), array("i", [1, 1]), array("i", [1, -(1 << 31)])
+    step = step_of(ends, lengths, tables, array("i", [0]), array("q", [0, 0]), block_size=16, num_blocks=1)
+    layer = Layer(ctypes.addressof(step), num_heads=1, num_kv_heads=1, key_dim=8, value_dim=8)
+
+    wrong = pytest.raises(ValueError, match="a shape or length is wrong")
+    with built_engine().threads(1) as threads, AttentionMemory(threads) as memory, wrong:
+        memory.run(layer, WRITE)
+
+
+def test_a_steps_arrays_keep_their_size_while_it_is_there() -> None:
+    arrays = [array("i", [1]), array("i", [1]), array("i", [1]), array("i", [0]), array("q")]
+    step = step_of(*arrays, block_size=16, num_blocks=1)
+
+    for column in arrays:
+        with pytest.raises(BufferError):
+            column.append(1)
+    del step
+    for column in arrays:
+        column.append(1)
 
 
 @pytest.mark.parametrize(

@@ -265,6 +265,15 @@ def test_a_program_that_attends_without_attention_is_refused(threads: Threads, t
             decoder._call(attend)
 
 
+def test_a_program_over_no_layers_is_refused(threads: Threads, tmp_path: Path) -> None:
+    weights = _fused(_network(make_tiny_model("llama", tmp_path)), threads)
+    decoder = _decoder(weights, ReferenceAttention())
+    weights.decoder.num_layers, weights.decoder.layers = 0, None
+
+    with pytest.raises(ValueError, match=f"refused: fault {int(Fault.PROGRAM)}"):
+        decoder._call(instructions([(Operation.HEAD, 0)]))
+
+
 def test_a_layer_runs_alone_where_the_program_attends_otherwise(threads: Threads, tmp_path: Path) -> None:
     weights = _fused(_network(make_tiny_model("llama", tmp_path)), threads)
     metadata = build(

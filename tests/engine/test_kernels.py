@@ -1,8 +1,10 @@
 """A load without built kernels: it does not wait for them, says so, and chooses the dtype of the loads that follow."""
 
+import ctypes
 import os
 import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -10,13 +12,17 @@ from transformers import AutoModelForCausalLM
 
 from engine.attention.cpu import CpuAttention
 from engine.checkpoints.dtypes import read_cpu_flags
+from engine.fused import structs
+from engine.fused.kernels import find_kernels
 from engine.loader import LoadedModel, load_model
 from engine.ranks.part import load_part
 from engine.ranks.reduce import Reduce
 from engine.ranks.setup import RankSetup
+from native import attention
 from native.cache import NoNative, building, library_folder
 from native.engine_library import build_engine
 from tests.engine.tiny_models import make_tiny_model
+from tests.native.built import built_engine
 from tests.native.test_library import script
 
 _WAIT_S = 90.0
@@ -46,6 +52,20 @@ def held_cc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PDSERVE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("PDSERVE_NATIVE", raising=False)
     return tmp_path / "go"
+
+
+@pytest.mark.parametrize(("mirror", "name"), [(structs, "Decoder"), (attention, "Layer")])
+def test_structs_of_other_sizes_leave_work_to_torch(
+    mirror: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built_engine()
+    wider = type(name, (getattr(mirror, name),), {"_fields_": (("more", ctypes.c_int64),)})
+    monkeypatch.setattr(mirror, name, wider)
+
+    kernels = find_kernels(1)
+
+    assert kernels.threads is None
+    assert f"struct {name} has " in kernels.note
 
 
 def test_ranks_do_as_rank_0_found_it(llama: Path) -> None:

@@ -22,8 +22,8 @@ def test_one_prefill_and_one_decode_get_half_of_the_cores_each() -> None:
     prefill, decode = _server("0"), _server("1")
     table = _table([prefill], [decode])
 
-    assert core_share(table, prefill, HERE, range(16)) == CoreShare(tuple(range(8)), shared=False)
-    assert core_share(table, decode, HERE, range(16)) == CoreShare(tuple(range(8, 16)), shared=False)
+    assert core_share(table, prefill, HERE, range(16)) == CoreShare(tuple(range(8)), shared=False, of_host=0.5)
+    assert core_share(table, decode, HERE, range(16)) == CoreShare(tuple(range(8, 16)), shared=False, of_host=0.5)
 
 
 def test_two_ids_on_two_cores_pin_one_each() -> None:
@@ -37,8 +37,8 @@ def test_four_ids_on_two_cores_share() -> None:
     prefill, decode = _server("4", "5"), _server("6", "7")
     table = _table([prefill], [decode])
 
-    assert core_share(table, prefill, HERE, (0, 1)) == CoreShare((0,), shared=True)
-    assert core_share(table, decode, HERE, (0, 1)) == CoreShare((1,), shared=True)
+    assert core_share(table, prefill, HERE, (0, 1)) == CoreShare((0,), shared=True, of_host=0.5)
+    assert core_share(table, decode, HERE, (0, 1)) == CoreShare((1,), shared=True, of_host=0.5)
 
 
 def test_an_instance_with_more_devices_gets_the_sum() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ranktable_tools.doctor.cards import check_card_health, check_card_users, check_cards
-from ranktable_tools.doctor.cores import check_cores, core_quota
+from ranktable_tools.doctor.cores import check_cores
 from tests.ranktable_tools import recorded
 from tests.ranktable_tools.bench import HERE, Bench, server, tables
 
@@ -151,10 +151,3 @@ def test_a_containers_quota_counts(tmp_path: Path) -> None:
 
     words = "2 device ids share 16 cores, a quota of 1.5 of them: they take turns"
     assert (verdict.result, verdict.words) == ("warn", words)
-
-
-@pytest.mark.parametrize(
-    ("text", "quota"), [(None, None), ("max 100000\n", None), ("200000 100000\n", 2.0), ("x", None), ("1 0", None)]
-)
-def test_the_quota_is_read_as_cgroups_write_it(text: str | None, quota: float | None) -> None:
-    assert core_quota(text) == quota
