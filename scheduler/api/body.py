@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import orjson
+from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
 from scheduler.api.errors import HttpError
@@ -17,6 +18,7 @@ _LARGE_BYTES = 256 * 2**10  # above it parsing would hold up the event loop
 _MAX_PARTS = 2**18
 _BYTES_A_VALUE = 16  # of --max-body-bytes: fewer make millions of numbers, which take seconds
 _STRIDE = 2**20
+_NO_INTEGER = 2.0**63  # from here on orjson reads whole numbers as floats
 
 
 async def read_json(request: Request, options: SchedulerOptions) -> dict[str, Any]:
@@ -69,6 +71,10 @@ def _parse(content: bytes) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise InvalidRequest(f"the body is a JSON {_json_name(body)}, not an object")
     _check_depth(body)
+    huge = [name for name, value in body.items() if isinstance(value, float) and abs(value) >= _NO_INTEGER]
+    if huge:
+        exact = from_json(content)  # whole numbers of any size, so that a refusal shows what was typed
+        body |= {name: exact[name] for name in huge}
     return body
 
 

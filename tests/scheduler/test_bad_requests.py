@@ -210,6 +210,18 @@ async def test_max_tokens_beyond_the_model_alone_is_400(serve: Any) -> None:
         )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "seed", ["18446744073709551617", "-99999999999999999999", "9223372036854775808", "1e30", "2.5"]
+)
+async def test_a_seed_out_of_range_is_shown_as_typed(serve: Any, seed: str) -> None:
+    async with serve() as served:
+        answer = await served.client.post("/v1/completions", content=f'{{"prompt": "hi", "seed": {seed}}}')
+
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "seed")
+        assert error["message"].endswith(f", got {seed.replace('1e30', '1e+30')}")
+
+
 async def test_an_unknown_model_is_404(serve: Any) -> None:
     async with serve() as served:
         unknown = await served.client.post("/v1/completions", json={"model": "gpt-9", "prompt": "hi"})
