@@ -128,6 +128,25 @@ async def test_a_1_12_a_line_of_another_model_fails_alone(text_model: Path, tmp_
     assert "other" in second["error"]["message"]
 
 
+@pytest.mark.parametrize("by_url", [False, True], ids=["app", "url"])
+@pytest.mark.parametrize("named", [{}, {"model": None}], ids=["absent", "null"])
+async def test_a_line_without_a_model_takes_what_is_served(
+    text_model: Path, tmp_path: Path, by_url: bool, named: dict[str, Any]
+) -> None:
+    job = _job(tmp_path, *GOOD)
+    objects = read_lines(job.input_path)
+    for one in objects:
+        del one["body"]["model"]
+        one["body"] |= named
+    write_lines(job.input_path, objects)
+
+    async with _asked(text_model, by_url) as (answerer, _):
+        lines = await _run(job, answerer)
+
+    assert [line["error"] for line in lines] == [None] * len(GOOD)
+    assert {line["response"]["body"]["model"] for line in lines} == {NAME}
+
+
 @pytest.mark.parametrize(("url", "body"), GOOD[:2])
 async def test_a_1_23_an_endpoint_that_the_model_lacks_is_the_lines_error(
     vector_model: Path, tmp_path: Path, url: str, body: dict[str, Any]
