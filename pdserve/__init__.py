@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from pdserve.own_packages import claim
 
 if TYPE_CHECKING:
+    from pdserve.offline.engine_args import EngineArgs, FlexibleArgumentParser
+    from pdserve.offline.flat_logprobs import FlatLogprobs
     from pdserve.offline.llm import LLM
     from pdserve.offline.outputs import (
         BeamSearchOutput,
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
         ScoringOutput,
         ScoringRequestOutput,
     )
+    from pdserve.offline.printing import print_embeddings
     from pdserve.offline.prompts import TextPrompt, TokensPrompt
+    from pdserve.offline.request_stats import RequestStateStats
     from pdserve.offline.sampling_params import (
         BeamSearchParams,
         RepetitionDetectionParams,
@@ -34,14 +38,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "LLM", "BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence", "CompletionOutput", "EmbeddingOutput",
-    "EmbeddingRequestOutput", "GuidedDecodingParams", "Logprob", "PoolingOutput", "PoolingRequestOutput",
-    "RepetitionDetectionParams", "RequestOutput", "RequestOutputKind", "SamplingParams", "ScoringOutput",
-    "ScoringRequestOutput", "StructuredOutputsParams", "TextPrompt", "TokensPrompt",
+    "EmbeddingRequestOutput", "EngineArgs", "FlatLogprobs", "FlexibleArgumentParser", "GuidedDecodingParams", "Logprob",
+    "PoolingOutput", "PoolingRequestOutput", "RepetitionDetectionParams", "RequestOutput", "RequestOutputKind",
+    "RequestStateStats", "SamplingParams", "ScoringOutput", "ScoringRequestOutput", "StructuredOutputsParams",
+    "TextPrompt", "TokensPrompt", "print_embeddings",
 ]  # fmt: skip
 
 _FILES = {
-    "LLM": "llm", "BeamSearchParams": "sampling_params", "RequestOutputKind": "sampling_params",
-    "RepetitionDetectionParams": "sampling_params",
+    "EngineArgs": "engine_args", "FlexibleArgumentParser": "engine_args", "FlatLogprobs": "flat_logprobs",
+    "LLM": "llm", "print_embeddings": "printing", "RequestStateStats": "request_stats",
+    "BeamSearchParams": "sampling_params", "RepetitionDetectionParams": "sampling_params",
+    "RequestOutputKind": "sampling_params",
     "SamplingParams": "sampling_params",
     "GuidedDecodingParams": "structured_params", "StructuredOutputsParams": "structured_params",
     "TextPrompt": "prompts", "TokensPrompt": "prompts",
@@ -52,6 +59,10 @@ claim()
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
+        from pdserve.offline.refused import NAMES
+
+        if name in NAMES:
+            raise ImportError(f"pdserve has no {name}: {NAMES[name]}", name=name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 

@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -116,9 +116,11 @@ class EngineOptions:
         return tuple(dict.fromkeys((*self.served_model_name, self.model)))
 
 
-def add_flags(parser: argparse.ArgumentParser, options: type[Any], title: str | None = None) -> None:
+def add_flags(
+    parser: argparse.ArgumentParser, options: type[Any], title: str | None = None, without: Collection[str] = ()
+) -> None:  # fmt: skip
     """Add the flags of a dataclass to `parser` under `title`, else in groups; absent ones stay out of the namespace."""
-    fields = [field for field in dataclasses.fields(options) if field.metadata]
+    fields = [field for field in dataclasses.fields(options) if field.metadata and field.name not in without]
     if title is None:
         fields.sort(key=lambda field: place_of(field.name)[0])
     groups = {group.title: group for group in parser._action_groups}

@@ -1,9 +1,13 @@
 """Texts and chats: every prompt checked first, then all of them asked for, a bounded number at once."""
 
+import functools
 import hashlib
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import orjson
 
 from pdserve.offline.answers import of_chat, of_completion
 from pdserve.offline.bodies import chat_logprobs, completion_logprobs, sampling_body
@@ -12,6 +16,7 @@ from pdserve.offline.lengths import room_behind_chat, room_for
 from pdserve.offline.outputs import RequestOutput
 from pdserve.offline.progress import Progress
 from pdserve.offline.prompts import Prompt
+from pdserve.offline.request_stats import request_stats
 from pdserve.offline.sampling_params import SamplingParams
 from pdserve.offline.surface import Surface
 from wire.errors import InvalidRequest
@@ -22,13 +27,14 @@ Chat = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt or chat to be continued; `seed` None is a random one."""
+    """One prompt or chat to be continued; `seed` None is a random one, `cache_salt` that of all prompts of an LLM."""
 
     index: int
     prompt: Prompt | Chat
     params: SamplingParams
     priority: int = 0
     seed: int | None = None
+    cache_salt: str | None = None
 
 
 async def generate(surface: Surface, jobs: Sequence[Job], limit: int, progress: Progress) -> list[RequestOutput]:
@@ -66,8 +72,11 @@ async def _one(surface: Surface, job: Job, max_tokens: int | None) -> RequestOut
     body = sampling_body(job.params, max_tokens=max_tokens, seed=job.seed)
     if job.priority:
         body["priority"] = job.priority
-    ask: Callable[..., Awaitable[RequestOutput]] = _complete if isinstance(job.prompt, Prompt) else _chat
-    return await ask(surface, job, body)
+    own = job.prompt.cache_salt if isinstance(job.prompt, Prompt) else None
+    if salts := [salt for salt in (job.cache_salt, own) if salt is not None]:
+        body["cache_salt"] = "-".join(salts)
+    make: Callable[..., Awaitable[RequestOutput]] = _complete if isinstance(job.prompt, Prompt) else _chat
+    return await make(surface, job, body)
 
 
 async def _complete(surface: Surface, job: Job, body: dict[str, Any]) -> RequestOutput:
@@ -75,14 +84,27 @@ async def _complete(surface: Surface, job: Job, body: dict[str, Any]) -> Request
     assert isinstance(prompt, Prompt)
     body |= completion_logprobs(job.params)
     body["prompt"] = prompt.text if prompt.token_ids is None else list(prompt.token_ids)
-    if prompt.cache_salt is not None:
-        body["cache_salt"] = prompt.cache_salt
-    answer = await surface.post("/v1/completions", body)
-    return of_completion(answer, prompt.text, detokenize=job.params.detokenize)
+    make = functools.partial(of_completion, prompt=prompt.text)
+    return await _timed(surface, "/v1/completions", body, job.params, make)
 
 
 async def _chat(surface: Surface, job: Job, body: dict[str, Any]) -> RequestOutput:
     assert isinstance(job.prompt, Mapping)
-    answer = await surface.post("/v1/chat/completions", {**body, **job.prompt, **chat_logprobs(job.params)})
-    text = (await surface.post("/detokenize", {"tokens": answer["prompt_token_ids"]}))["prompt"]
-    return of_chat(answer, text, detokenize=job.params.detokenize)
+    body |= {**job.prompt, **chat_logprobs(job.params)}
+    output = await _timed(surface, "/v1/chat/completions", body, job.params, functools.partial(of_chat, prompt=""))
+    output.prompt = (await surface.post("/detokenize", {"tokens": output.prompt_token_ids}))["prompt"]
+    return output
+
+
+async def _timed(
+    surface: Surface, path: str, body: Mapping[str, Any], params: SamplingParams, make: Callable[..., RequestOutput]
+) -> RequestOutput:
+    arrived, queued = time.time(), time.monotonic()
+    answer = await surface.post_whole(path, body)
+    last = time.monotonic()
+    output = make(orjson.loads(answer.body), detokenize=params.detokenize, flat=params.flat_logprobs)
+    output.metrics = request_stats(
+        answer.headers.get("server-timing", ""), arrival_time=arrived, queued_ts=queued, last_token_ts=last,
+        num_tokens=sum(len(one.token_ids) for one in output.outputs),
+    )  # fmt: skip
+    return output

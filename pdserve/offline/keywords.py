@@ -21,7 +21,7 @@ from scheduler.config import SchedulerConfig, SchedulerOptions
 from wire.errors import ConfigError
 from wire.options import EngineOptions, Parser, add_flags, from_namespace
 
-_DECIDED = frozenset((
+DECIDED = frozenset((
     "host", "port", "ip", "kv_ip", "http_port", "share_devices", "global_rank_table", "node_ports", "use_openai",
     "api_key_file", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "root_path", "config",
 ))  # fmt: skip
@@ -50,7 +50,8 @@ def read_keywords(model: str, keywords: Mapping[str, Any]) -> Told:
     for name in keywords:
         _check_name(name)
     parser = _parser()
-    given = {"model": model or None, **_OFFLINE, **keywords}
+    asked = {name: value for name, value in keywords.items() if value is not None}
+    given = {"model": model or None, **_OFFLINE, **asked}
     words = [word for name, value in given.items() for word in _words(name, value)]
     try:
         prepared = prepare(words, parser, os.environ, serves=True)
@@ -104,13 +105,13 @@ def _parser() -> Parser:
 
 
 def _check_name(name: str) -> None:
-    if name in _DECIDED:
+    if name in DECIDED:
         raise ConfigError(f"{name} is for servers: LLM takes none")
     ours = {field.name for options in (EngineOptions, SchedulerOptions) for field in dataclasses.fields(options)}
     if name in ours or find(_flag(name)) is not None:
         return
     taken = {row.name[2:].replace("-", "_") for row in ROWS if row.verdict is not Verdict.REFUSED}
-    near = difflib.get_close_matches(name, sorted((ours | taken) - _DECIDED), n=1)
+    near = difflib.get_close_matches(name, sorted((ours | taken) - DECIDED), n=1)
     raise TypeError(f"LLM has no keyword {name!r}" + (f": did you mean {near[0]}?" if near else ""))
 
 

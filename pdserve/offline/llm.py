@@ -1,5 +1,7 @@
 """`LLM`: text, chats, vectors and scores from a Python script, by an engine here or by a cluster."""
 
+import secrets
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -8,9 +10,11 @@ from typing import Any, NoReturn, Self, TypeVar
 from engine.torch_start import only_meanwhile
 from pdserve.offline import beam_search as beams
 from pdserve.offline import vectors
+from pdserve.offline.engine_args import EngineArgs
 from pdserve.offline.generating import Job, generate, seed_of
 from pdserve.offline.loop_thread import LoopThread
 from pdserve.offline.metrics import Metric, read_metrics
+from pdserve.offline.model_config import ModelConfig
 from pdserve.offline.opening import opening
 from pdserve.offline.outputs import (
     BeamSearchOutput,
@@ -23,10 +27,11 @@ from pdserve.offline.outputs import (
 from pdserve.offline.plainly import plainly
 from pdserve.offline.progress import Progress, UseTqdm
 from pdserve.offline.prompts import Prompts, conversations, one_each, read_prompts
-from pdserve.offline.refused import METHODS, refuse
+from pdserve.offline.refused import MEMBERS, refuse
 from pdserve.offline.sampling_params import BeamSearchParams, SamplingParams
 from pdserve.offline.surface import Surface
-from pdserve.offline.tokenizer import load_tokenizer
+from pdserve.offline.tokenizer import SetTokenizer, load_tokenizer
+from scheduler.memory import release_free
 
 R = TypeVar("R")
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -63,8 +68,15 @@ class LLM:
                 max_in_flight=max_in_flight,
             )  # fmt: skip
             self._tokenizer, self._seed, self._numbers = tokenizer, seed, _Numbers()
+            self._set_tokenizer: SetTokenizer | None = None
+            self._cache_salt: str | None = None
             self._thread: LoopThread[Surface] = LoopThread(self._opening.open)
-        self._close = weakref.finalize(self, self._thread.close)  # at the interpreter's end too
+        self._close = weakref.finalize(self, _close, self._thread)  # at the interpreter's end too
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        """Return what these keywords make. Raises as LLM(...) does."""
+        return cls(**engine_args.keywords())
 
     def __enter__(self) -> Self:
         return self
@@ -77,9 +89,10 @@ class LLM:
         self._close()
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Raises AttributeError, with the reason for what vLLM's class has."""
-        reason = f": {METHODS[name]}" if name in METHODS else ""
-        raise AttributeError(f"LLM has no {name}{reason}", name=name, obj=self)
+        """Raises NotImplementedError with the reason for what vLLM's class has, AttributeError for all else."""
+        if name in MEMBERS:
+            raise NotImplementedError(f"LLM has no {name}: {MEMBERS[name]}")
+        raise AttributeError(f"LLM has no {name}", name=name, obj=self)
 
     @plainly
     def generate(
@@ -175,18 +188,32 @@ class LLM:
         with Progress(len(pairs.right), use_tqdm) as progress:
             return self._run(lambda surface, limit: vectors.score(surface, pairs, options, limit, progress))
 
-    def classify(self, prompts: Prompts, **_: Any) -> NoReturn:
-        """Refuse: a model of several classes is not served."""
-        raise NotImplementedError("classify is not supported: models of one class score pairs, LLM.score")
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Let no later text or chat of this LLM find what is cached by now; return True.
 
-    def reset_prefix_cache(self) -> NoReturn:
-        """Refuse: what is cached is found by content, so that it can be old but never wrong."""
-        raise NotImplementedError("the prefix cache cannot be emptied: LLM(..., enable_prefix_caching=False) has none")
+        They get another salt, so that other clients of a cluster keep what they have; old blocks go as others come.
+        """
+        self._cache_salt = secrets.token_hex(8)
+        return True
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """What is known of the model."""
+        surface = self._thread.value
+        return ModelConfig(
+            surface.root, surface.model, self._tokenizer or surface.root, surface.max_model_len, self._seed
+        )
 
     @plainly
     def get_tokenizer(self) -> Any:
-        """Return the model's tokenizer, as transformers' AutoTokenizer makes it of a folder on this machine."""
+        """Return the one that was set, else the model's, as transformers makes it of a folder on this machine."""
+        if self._set_tokenizer is not None:
+            return self._set_tokenizer.tokenizer
         return load_tokenizer(self._tokenizer, self._thread.value.root)
+
+    def set_tokenizer(self, tokenizer: Any) -> None:
+        """Let `tokenizer` encode the texts of generate, and decode outputs of generate and chat, from now on."""
+        self._set_tokenizer = SetTokenizer(tokenizer)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return what `generate` takes where it is given nothing: vLLM's defaults, or what generation_config says."""
@@ -211,16 +238,28 @@ class LLM:
         for one in own:
             _check_params(one)
         order = one_each(priority, len(prompts), 0, "priorities")
+        if self._set_tokenizer is not None:
+            prompts = self._set_tokenizer.encoded(prompts, own)
         first = self._numbers.take(len(prompts))
         jobs = [
-            Job(index, prompt, one, urgency, seed_of(one, self._seed, first + index))
+            Job(index, prompt, one, urgency, seed_of(one, self._seed, first + index), self._cache_salt)
             for index, (prompt, one, urgency) in enumerate(zip(prompts, own, order, strict=True))
         ]
         with Progress(len(jobs), use_tqdm) as progress:
-            return self._run(lambda surface, limit: generate(surface, jobs, limit, progress))
+            outputs = self._run(lambda surface, limit: generate(surface, jobs, limit, progress))
+        if self._set_tokenizer is not None:
+            self._set_tokenizer.decode(outputs, own)
+        return outputs
 
     def _run(self, work: Callable[[Surface, int], Coroutine[Any, Any, R]]) -> R:
         return self._thread.run(work(self._thread.value, self._opening.in_flight))
+
+
+def _close(thread: LoopThread[Surface]) -> None:
+    """Close it, and give back what the C library keeps of freed weights and KV: of others it would be fragments."""
+    thread.close()
+    if not sys.is_finalizing():
+        release_free()
 
 
 class _Numbers:

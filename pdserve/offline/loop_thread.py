@@ -33,7 +33,8 @@ class LoopThread(Generic[T]):
         self._close_s = close_s
         self._runs: set[_Run[Any]] = set()
         self._failure: BaseException | None = None
-        self._opened: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._opened: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._value: T | None = None
         self._loop = new_loop()
         self._stop = asyncio.Event()
         self._holding: asyncio.Task[None] | None = None
@@ -41,10 +42,19 @@ class LoopThread(Generic[T]):
         self._thread = threading.Thread(target=self._main, name="pdserve-offline", daemon=True)
         self._thread.start()
         try:
-            self.value = self._opened.result()
+            self._opened.result()
         except BaseException:
             self.close()
             raise
+
+    @property
+    def value(self) -> T:
+        """What is open. Raises what ended the loop, Unavailable once this is closed."""
+        value = self._value
+        if value is None:
+            self._thread.join(self._close_s)
+            raise self._failure or Unavailable("this LLM is closed")
+        return value
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
         """Return what `work` returns. Raises what it raises, and what ended the loop meanwhile.
@@ -127,10 +137,12 @@ class LoopThread(Generic[T]):
         if self._stop.is_set():
             raise asyncio.CancelledError
         async with self._open() as value:
-            self._opened.set_result(value)
+            self._value = value
+            self._opened.set_result(None)
             try:
                 await self._stop.wait()
             finally:
+                self._value = None  # it holds the app and the model, whoever still holds this
                 await self._end_runs()
 
     async def _end_runs(self) -> None:

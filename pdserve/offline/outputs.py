@@ -3,12 +3,16 @@
 RequestOutput -> CompletionOutput -> {token id: Logprob} a position
 BeamSearchOutput -> BeamSearchSequence
 PoolingRequestOutput -> PoolingOutput; EmbeddingRequestOutput -> EmbeddingOutput; ScoringRequestOutput -> ScoringOutput
+Attributes can be set, as there: scripts label outputs with their own.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from pdserve.offline.request_stats import RequestStateStats
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass
 class Logprob:
     """How likely a token was: natural logarithm, its place among all tokens (1 is the likeliest), its text alone."""
 
@@ -17,15 +21,17 @@ class Logprob:
     decoded_token: str | None = None
 
 
-Logprobs = list[dict[int, Logprob]]
-PromptLogprobs = list[dict[int, Logprob] | None]
+Logprobs = Sequence[dict[int, Logprob]]
+"""A list, or a FlatLogprobs for SamplingParams(flat_logprobs=True)."""
+PromptLogprobs = Sequence[dict[int, Logprob] | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class CompletionOutput:
-    """One output of a prompt. `cumulative_logprob` and `logprobs` are None where nobody asked for them.
+    """One output of a prompt. `cumulative_logprob` and `logprobs` are None where they were not requested.
 
     `finish_reason` is stop or length; `stop_reason` the text or token id that stopped it, None at the model's own end.
+    Adapters, experts and transfer parameters are None: there are none.
     """
 
     index: int
@@ -35,17 +41,20 @@ class CompletionOutput:
     logprobs: Logprobs | None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    lora_request: None = field(default=None, repr=False)
+    routed_experts: None = field(default=None, repr=False)
+    kv_transfer_params: None = field(default=None, repr=False)
 
     def finished(self) -> bool:
         """Tell whether it has ended: always."""
         return self.finish_reason is not None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class RequestOutput:
     """A prompt and its outputs. `prompt` is None where token ids were given; of a chat it is the rendered template.
 
-    `metrics` and `lora_request` are None: get_metrics() has the server's figures, and adapters are not supported.
+    Adapters, encoders and transfer parameters are None: there are none.
     """
 
     request_id: str
@@ -54,12 +63,15 @@ class RequestOutput:
     prompt_logprobs: PromptLogprobs | None
     outputs: list[CompletionOutput]
     finished: bool = True
-    metrics: None = field(default=None, repr=False)
+    metrics: RequestStateStats | None = field(default=None, repr=False)
     lora_request: None = field(default=None, repr=False)
     num_cached_tokens: int | None = None
+    encoder_prompt: None = field(default=None, repr=False)
+    encoder_prompt_token_ids: None = field(default=None, repr=False)
+    kv_transfer_params: None = field(default=None, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class BeamSearchSequence:
     """One hypothesis: its tokens and its text, both behind the prompt's, and the sum of its tokens' logarithms."""
 
@@ -71,14 +83,14 @@ class BeamSearchSequence:
     stop_reason: int | str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class BeamSearchOutput:
     """The hypotheses of one prompt, the best first."""
 
     sequences: list[BeamSearchSequence]
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(repr=False)
 class PoolingOutput:
     """What a model read out of one prompt."""
 
@@ -89,7 +101,7 @@ class PoolingOutput:
         return f"PoolingOutput(data=[{len(self.data)} numbers])"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class PoolingRequestOutput:
     """A prompt and what was read out of it."""
 
@@ -99,7 +111,7 @@ class PoolingRequestOutput:
     finished: bool = True
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(repr=False)
 class EmbeddingOutput:
     """A vector."""
 
@@ -115,7 +127,7 @@ class EmbeddingOutput:
         return len(self.embedding)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class EmbeddingRequestOutput:
     """A prompt and its vector."""
 
@@ -125,14 +137,14 @@ class EmbeddingRequestOutput:
     finished: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class ScoringOutput:
     """How alike two texts are."""
 
     score: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class ScoringRequestOutput:
     """A pair and its score. `prompt_token_ids` are empty: the server says the score alone."""
 

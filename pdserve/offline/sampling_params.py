@@ -75,10 +75,10 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
     guided_decoding: StructuredOutputsParams | Mapping[str, Any] | None = None
     logits_processors: Sequence[Callable[..., Any]] | None = None
+    flat_logprobs: bool = False
     # What changes no output here: how outputs are streamed, kept and cached.
     output_kind: RequestOutputKind | None = None
     stream_interval: int | None = None
-    flat_logprobs: bool = False
     skip_clone: bool = False
     skip_reading_prefix_cache: bool | None = None
     routed_experts_prompt_start: int = 0

@@ -7,6 +7,7 @@ from typing import Any
 
 from pdserve.offline.plainly import plainly
 
+_COMPILERS = ("backend", "disable_fallback")
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
@@ -15,6 +16,7 @@ class StructuredOutputsParams:
     """Exactly one of KINDS, and how white space may stand in JSON. Raises ValueError for none or several.
 
     `disable_additional_properties`: objects of a JSON schema that do not say otherwise have no others than it names.
+    `backend` and `disable_fallback` choose a compiler of vLLM's, and have no effect: the engine chooses its own.
     """
 
     json: str | dict[str, Any] | None = None
@@ -26,6 +28,8 @@ class StructuredOutputsParams:
     whitespace_pattern: str | None = None
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
+    backend: str | None = None
+    disable_fallback: bool = False
 
     @plainly
     def __post_init__(self) -> None:
@@ -38,6 +42,7 @@ class StructuredOutputsParams:
         told = {
             field.name: value for field in fields(self) if (value := getattr(self, field.name)) not in (None, False)
         }
+        told = {name: value for name, value in told.items() if name not in _COMPILERS}
         if told.pop("disable_additional_properties", False) and self.json is not None:
             told["json"] = _closed(_read_schema(self.json))
         return told

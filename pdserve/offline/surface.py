@@ -81,7 +81,11 @@ class Surface:
 
         Raises InvalidRequest for one that is refused, and what the server ails.
         """
-        return orjson.loads((await self._ask("POST", path, orjson.dumps({"model": self.model, **body}))).body)
+        return orjson.loads((await self.post_whole(path, body)).body)
+
+    async def post_whole(self, path: str, body: Mapping[str, Any]) -> Answer:
+        """Return the answer to the same with its headers. Raises as `post`."""
+        return await self._ask("POST", path, orjson.dumps({"model": self.model, **body}))
 
     async def _ask(self, method: str, path: str, body: bytes) -> Answer:
         clock, failed_s, wait_s = asyncio.get_running_loop().time, None, _FIRST_WAIT_S

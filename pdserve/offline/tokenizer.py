@@ -1,9 +1,13 @@
 """The tokenizer of a model, as transformers makes it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.torch_start import name_backends, only_meanwhile
+from pdserve.offline.outputs import RequestOutput
+from pdserve.offline.prompts import Prompt
+from pdserve.offline.sampling_params import SamplingParams
 from wire.errors import ConfigError
 
 
@@ -25,3 +29,28 @@ def _load(asked: str | None, root: str) -> Any:
     if asked is None and not Path(root).is_dir():
         raise ConfigError(f"the model {root!r} is on another machine: name its tokenizer, LLM(..., tokenizer=FOLDER)")
     return AutoTokenizer.from_pretrained(asked or root)
+
+
+class SetTokenizer:
+    """A tokenizer of the script's own over the model's token ids, used here: the server sees ids alone."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    def encoded(self, prompts: Sequence[Any], params: Sequence[SamplingParams]) -> list[Any]:
+        """Return the prompts with token ids in place of texts; chats stay. Raises ValueError for stop texts."""
+        for one in params:
+            if one.stops:
+                raise ValueError(f"stop is {one.stops!r}: stop texts are found by the model's own tokenizer alone")
+        return [
+            Prompt(one.text, self.tokenizer.encode(one.text), one.cache_salt)
+            if isinstance(one, Prompt) and one.token_ids is None
+            else one
+            for one in prompts
+        ]
+
+    def decode(self, outputs: Sequence[RequestOutput], params: Sequence[SamplingParams]) -> None:
+        """Make the texts of outputs anew."""
+        for output, one in zip(outputs, params, strict=True):
+            for choice in output.outputs if one.detokenize else ():
+                choice.text = self.tokenizer.decode(choice.token_ids, skip_special_tokens=one.skip_special_tokens)

@@ -48,9 +48,11 @@ def test_every_keyword_of_vllms_own_class_is_known(capsys: pytest.CaptureFixture
         "offload_num_in_group": 1, "offload_prefetch_step": 1, "offload_params": None, "enforce_eager": False,
         "enable_return_routed_experts": False, "return_sampling_mask": False, "disable_custom_all_reduce": False,
         "hf_token": None, "hf_overrides": None, "mm_processor_kwargs": None, "pooler_config": None,
-        "structured_outputs_config": None, "profiler_config": None, "attention_config": None,
+        "structured_outputs_config": {"backend": "xgrammar"}, "profiler_config": None, "attention_config": None,
         "kv_cache_memory_bytes": 2**24, "compilation_config": None, "quantization_config": None,
         "logits_processors": None, "spec_method": None, "spec_model": None, "spec_tokens": None,
+        "renderer_num_workers": 2, "async_scheduling": False, "speculative_config": None, "load_format": "auto",
+        "config_format": "auto", "enable_prompt_embeds": False, "enable_sleep_mode": False, "additional_config": None,
         "swap_space": 4, "max_seq_len_to_capture": 8192, "disable_async_output_proc": False,
     }  # fmt: skip
     told = read_keywords("m", given)

@@ -3,6 +3,8 @@
 import gc
 import itertools
 import math
+import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from batch.answering import NO_HEADERS, Answer, Answerer
-from pdserve import LLM, BeamSearchParams, RequestOutput, SamplingParams, StructuredOutputsParams
+from pdserve import LLM, BeamSearchParams, FlatLogprobs, RequestOutput, SamplingParams, StructuredOutputsParams
 from tests.conformance.served import CHAT, Oracle
 from tests.pdserve.offline.conftest import ENGINE
 
@@ -62,13 +64,61 @@ def test_a6_79_outputs_are_in_the_order_of_prompts_of_every_form_with_one_set_of
         local.generate(PROMPTS[:2], [GREEDY])
 
 
+def test_priorities_are_one_for_all_or_one_each(local: LLM) -> None:
+    """As in vLLM's tests of generate."""
+    for priority in (None, 1, [0] * 4):
+        assert len(local.generate(PROMPTS, GREEDY, priority=priority)) == 4
+    for one in (1, [0]):
+        assert len(local.generate(PROMPTS[0], None, priority=one)) == 1
+    for wrong in ([0] * 3, []):
+        with pytest.raises(ValueError, match=f"4 prompts and {len(wrong)} priorities"):
+            local.generate(PROMPTS, priority=wrong)
+
+
+def test_prompt_and_output_stay_within_the_models_length(model: Path) -> None:
+    """As in vLLM's tests of generate, with the keywords of those."""
+    keywords = {
+        "tokenizer": str(model),
+        "gpu_memory_utilization": 0.1,
+        "enforce_eager": True,
+        "disable_log_stats": False,
+    }
+    with LLM(str(model), max_model_len=40, **keywords, **ENGINE) as llm:  # type: ignore[arg-type]
+        outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=50, ignore_eos=True))
+
+    assert {len(output.prompt_token_ids) + len(ids(output)) for output in outputs} == {40}
+    assert all(output.metrics is not None for output in outputs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "fits"),
+    [
+        (
+            "json",
+            {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]},
+            r'\{\s*"a"\s*:\s*[12].*',
+        ),
+        ("regex", r"(25[0-5]|1\d)\.7", r"(25[0-5]|1\d)\.7"),
+        ("choice", ["Python", "Rust"], "Python|Rust"),
+        ("grammar", 'root ::= "SELECT " col\ncol ::= "a" | "b"\n', "SELECT [ab]"),
+        ("grammar", 'start: "SELECT " col\ncol: "a" | "b"\n', "SELECT [ab]"),
+    ],
+)
+def test_each_structure_is_followed_whatever_backend_is_named(local: LLM, kind: str, value: Any, fits: str) -> None:
+    """As in vLLM's structured_output tests."""
+    structure = StructuredOutputsParams(**{kind: value}, backend="guidance", disable_additional_properties=True)
+    (output,) = local.generate(PROMPTS[0], SamplingParams(max_tokens=60, seed=1, structured_outputs=structure))
+
+    assert re.match(fits, output.outputs[0].text)
+
+
 def test_arguments_by_place_are_vllms(local: LLM) -> None:
     """As vLLM 0.32 has them: generate takes two, chat and beam_search go on with a bar and an adapter."""
     (answer,) = local.chat(CHAT, GREEDY, False, None, 3)
     (named,) = local.chat(CHAT, GREEDY, use_tqdm=False, priority=3)
     (beams,) = local.beam_search(PROMPTS[0], BeamSearchParams(2, 4), None, False)
 
-    assert (ids(answer), answer.metrics, answer.lora_request) == (ids(named), None, None)
+    assert (ids(answer), answer.lora_request) == (ids(named), None)
     assert len(beams.sequences) == 2
     with pytest.raises(NotImplementedError, match="lora_request is not supported"):
         local.chat(CHAT, GREEDY, False, "an adapter")  # type: ignore[arg-type]
@@ -224,10 +274,14 @@ def test_vectors_have_length_1_and_scores_are_their_cosines(local: LLM) -> None:
 
 def test_what_is_not_there_is_refused_in_words(local: LLM) -> None:
     for call, words in (
-        (lambda: local.classify("a"), "classify is not supported"),
+        (lambda: local.classify("a"), "LLM has no classify: models of one class score pairs"),
+        (lambda: local.reward("a"), "LLM has no reward: models of rewards are not supported"),
+        (lambda: local.sleep(level=1), r"LLM has no sleep: close\(\) gives all memory back"),
+        (lambda: local.llm_engine.model_config, "LLM has no llm_engine: .* model_config"),
+        (lambda: local.renderer, "LLM has no renderer: generate takes texts and token ids"),
+        (lambda: local.model_config.is_encoder_decoder, "model_config has no is_encoder_decoder: hf_config has"),
         (lambda: local.chat(CHAT, chat_template_content_format="openai"), "is for all chats"),
         (lambda: local.encode("a", pooling_task="token_embed"), "'token_embed' is not supported"),
-        (local.reset_prefix_cache, "enable_prefix_caching=False"),
         (lambda: local.generate("a", lora_request=object()), "adapters are not supported"),  # type: ignore[arg-type]
         (lambda: local.encode("a", object()), "pooling_params is not supported: "),  # type: ignore[arg-type]
         (lambda: local.embed("a", tokenization_kwargs={"a": 1}), "for other tokens give their ids"),  # type: ignore[arg-type]
@@ -236,9 +290,96 @@ def test_what_is_not_there_is_refused_in_words(local: LLM) -> None:
             call()
     with pytest.raises(TypeError, match=r"LLM\.chat has no keyword 'documents'"):
         local.chat(CHAT, documents=None)
-    with pytest.raises(AttributeError, match=r"LLM has no sleep: close\(\) gives all memory back"):
-        local.sleep()
-    assert not hasattr(local, "llm_engine")
+    assert not hasattr(local, "no_such_name")
+
+
+def test_metrics_have_the_times_of_each_request(local: LLM) -> None:
+    began, begin = time.time(), time.monotonic()
+    outputs = [*local.generate(PROMPTS[:2], SamplingParams(max_tokens=4, ignore_eos=True)), *local.chat(CHAT, GREEDY)]
+    end, ended = time.monotonic(), time.time()
+
+    for output in outputs:
+        metrics = output.metrics
+        assert metrics is not None
+        assert metrics.num_generation_tokens == len(ids(output))
+        assert began <= metrics.arrival_time <= ended
+        times = (begin, metrics.queued_ts, metrics.scheduled_ts, metrics.first_token_ts, metrics.last_token_ts, end)
+        assert list(times) == sorted(times)
+        assert 0 < metrics.first_token_latency == pytest.approx(metrics.first_token_ts - metrics.queued_ts)
+
+
+def test_flat_logprobs_are_the_same_in_flat_lists(local: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=2, prompt_logprobs=1)
+    flat_params = params.clone()
+    flat_params.flat_logprobs = True
+    plain, flat = local.generate(PROMPTS[:1] * 2, [params, flat_params])
+
+    found, expected = flat.outputs[0].logprobs, plain.outputs[0].logprobs
+    assert isinstance(found, FlatLogprobs)
+    assert isinstance(flat.prompt_logprobs, FlatLogprobs)
+    assert expected is not None
+    assert (list(found), found[-1], list(found[1:3])) == (expected, expected[-1], expected[1:3])
+    assert flat.prompt_logprobs[0] == {}
+    assert list(flat.prompt_logprobs)[1:] == (plain.prompt_logprobs or [])[1:]
+    assert found.token_ids[: found.end_indices[0]] == list(expected[0])
+    assert len(found.token_ids) == len(found.logprobs) == len(found.ranks) == len(found.decoded_tokens)
+    assert flat.outputs[0].cumulative_logprob == plain.outputs[0].cumulative_logprob
+
+
+def test_attributes_of_parameters_and_outputs_can_be_set(local: LLM) -> None:
+    params = local.get_default_sampling_params()
+    params.max_tokens, params.temperature, params.top_k = 3, 0.0, 5
+    (output,) = local.generate(PROMPTS[0], params)
+    output.prompt = "another"
+    output.label = "mine"  # type: ignore[attr-defined]
+    output.outputs[0].text += "!"
+
+    assert (output.prompt, output.outputs[0].text[-1], len(ids(output))) == ("another", "!", 3)
+    assert (output.encoder_prompt, output.kv_transfer_params, output.outputs[0].lora_request) == (None, None, None)
+
+
+def test_the_models_config_is_that_of_its_folder(local: LLM, model: Path) -> None:
+    config = local.model_config
+
+    assert (config.model, config.tokenizer, config.max_model_len) == (str(model), str(model), 512)
+    assert (config.get_vocab_size(), config.hf_config.model_type) == (320, "llama")
+
+
+def test_a_reset_prefix_cache_is_not_found_again(local: LLM) -> None:
+    prompt = [7] * 100
+    first, again = (local.generate([prompt], GREEDY)[0] for _ in range(2))
+    chat, chatted = (local.chat(CHAT * 20, GREEDY)[0] for _ in range(2))
+    assert local.reset_prefix_cache()
+    fresh, warm = (local.generate([prompt], GREEDY)[0] for _ in range(2))
+
+    assert [again.num_cached_tokens, fresh.num_cached_tokens, warm.num_cached_tokens] == [96, 0, 96]
+    assert local.chat(CHAT * 20, GREEDY)[0].num_cached_tokens == 0 < (chatted.num_cached_tokens or 0)
+    assert ids(first) == ids(fresh)
+    assert ids(chat) == ids(chatted)
+
+
+def test_a_set_tokenizer_reads_prompts_and_writes_texts(model: Path, local: LLM) -> None:
+    class Shouting:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def encode(self, text: str) -> list[int]:
+            return list(self.inner.encode(text.lower()))
+
+        def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+            return str(self.inner.decode(token_ids, skip_special_tokens=skip_special_tokens)).upper()
+
+    with LLM(str(model), **ENGINE) as llm:  # type: ignore[arg-type]
+        own = Shouting(llm.get_tokenizer())
+        llm.set_tokenizer(own)
+        (output,) = llm.generate("THE QUICK BROWN FOX", GREEDY)
+        with pytest.raises(ValueError, match="stop texts are found by the model's own tokenizer"):
+            llm.generate("a", SamplingParams(stop="b"))
+        assert llm.get_tokenizer() is own
+
+    (plain,) = local.generate("the quick brown fox", GREEDY)
+    assert (ids(output), output.prompt) == (ids(plain), "THE QUICK BROWN FOX")
+    assert output.outputs[0].text == plain.outputs[0].text.upper()
 
 
 def test_vllms_keywords_that_say_nothing_are_taken(local: LLM) -> None:

@@ -104,12 +104,12 @@ def test_structured_outputs_go_by_both_names() -> None:
 
 NEWEST = {
     # Fields of vLLM's SamplingParams at the end of 2026 that are none of its older ones.
-    "watermarking", "prompt_logprob_start", "prompt_logprob_token_ids", "logprob_token_ids", "flat_logprobs",
+    "watermarking", "prompt_logprob_start", "prompt_logprob_token_ids", "logprob_token_ids",
     "output_kind", "stream_interval", "skip_clone", "extra_args", "skip_reading_prefix_cache", "thinking_token_budget",
     "repetition_detection", "routed_experts_prompt_start", "trace_decode_token_ids",
 }  # fmt: skip
 WITHOUT_EFFECT: dict[str, Any] = {
-    "flat_logprobs": True, "output_kind": RequestOutputKind.FINAL_ONLY, "stream_interval": 8, "skip_clone": True,
+    "output_kind": RequestOutputKind.FINAL_ONLY, "stream_interval": 8, "skip_clone": True,
     "skip_reading_prefix_cache": True, "routed_experts_prompt_start": 3,
 }  # fmt: skip
 REFUSED: dict[str, Any] = {

@@ -22,7 +22,8 @@ from tests.pdserve.hub.printed_models import OPT, hub_environment
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "offline_inference.py"
+EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLE = EXAMPLES / "offline_inference.py"
 WAIT_S = 120
 PRINTED = """
 from vllm import LLM, SamplingParams
@@ -69,6 +70,30 @@ def test_a6_77_79_the_printed_script_runs_beside_modules_of_our_names(tmp_path: 
         "Hello, my name is", "The president of the United States is", "The capital of France is", "The future of AI is",
     ]  # fmt: skip
     assert all(ast.literal_eval(line.partition(", Generated text: ")[2]) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("script", "flags", "starts"),
+    [
+        ("chat.py", ("--max_tokens", "4", "--temperature", "0"), ["answer: "] * 11),
+        ("chat.py", ("--max-tokens=2", "--chat-template-path", "chat.jinja"), ["answer: "] * 11),
+        ("vectors.py", (), ["prompt: ", "Embeddings: ["] * 3 + ["score: "] * 2),
+    ],
+)
+def test_the_examples_with_flags_run(tmp_path: Path, script: str, flags: tuple[str, ...], starts: list[str]) -> None:
+    """As vLLM's for chats, vectors and scores: the flags of LLM, and those of the script."""
+    model = make_tiny_model("llama", tmp_path / "llama")
+    (tmp_path / "chat.jinja").write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
+    path = EXAMPLES / "offline_inference" / script
+    ended = subprocess.run(
+        [sys.executable, path, "--model", model, "--dtype", "float32", "--kv_cache_memory=16MiB", *flags],
+        cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_S, env=environment(tmp_path),
+    )  # fmt: skip
+
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert len(lines) == len(starts)
+    assert [line.startswith(start) for line, start in zip(lines, starts, strict=True)] == [True] * len(starts)
 
 
 _INTERRUPTED = """

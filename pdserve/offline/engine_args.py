@@ -1,0 +1,110 @@
+"""The keywords of LLM as one object and as flags of a script: vLLM's EngineArgs and FlexibleArgumentParser.
+
+EngineArgs.add_cli_args(parser) -> parser.parse_args() -> LLM(**vars(args)), or LLM.from_engine_args(EngineArgs...)
+"""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from typing import Any, Self
+
+from pdserve.flags.absent_rows import ABSENT_ROWS
+from pdserve.flags.engine_rows import ENGINE_ROWS
+from pdserve.flags.parser import CommandParser
+from pdserve.flags.recent_rows import RECENT_ROWS
+from pdserve.flags.row import Takes, VllmFlag
+from pdserve.flags.table import dashed
+from pdserve.offline.keywords import DECIDED
+from scheduler.config import SchedulerOptions
+from wire.errors import ConfigError
+from wire.options import EngineOptions, add_flags
+
+_OWN: dict[str, Any] = {
+    "cluster": str,
+    "prefill": int,
+    "decode": int,
+    "max_in_flight": int,
+    "tokenizer": str,
+    "seed": int,
+}
+_DEFAULTS = {"model": "", "seed": 0}
+_HIDDEN = DECIDED | {"api_key"}  # a key is for the environment: any user of this host sees a command line
+
+
+def _names() -> list[str]:
+    ours = [field.name for options in (EngineOptions, SchedulerOptions) for field in dataclasses.fields(options)]
+    theirs = [_field(row) for row in _rows()]
+    return [name for name in dict.fromkeys((*ours, *_OWN, *theirs)) if name not in _HIDDEN]
+
+
+def _rows() -> list[VllmFlag]:
+    """Return vLLM's flags of an engine; those with a dot are parts of another's value."""
+    return [row for row in (*ENGINE_ROWS, *ABSENT_ROWS, *RECENT_ROWS) if _field(row).isidentifier()]
+
+
+def _field(row: VllmFlag) -> str:
+    return row.name[2:].replace("-", "_")
+
+
+_Fields: Any = dataclasses.make_dataclass(
+    "_Fields", [(name, Any, dataclasses.field(default=_DEFAULTS.get(name))) for name in _names()]
+)
+
+
+class EngineArgs(_Fields):  # type: ignore[misc]
+    """Every keyword of LLM; None is what LLM does without it. A dataclass: `asdict` gives the keywords back."""
+
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Add a flag for each keyword, and return the parser."""
+        own = parser.add_argument_group("LLM")
+        for name, kind in _OWN.items():
+            own.add_argument(f"--{name.replace('_', '-')}", type=kind, help="as the keyword of LLM")
+        for options in (EngineOptions, SchedulerOptions):
+            add_flags(parser, options, without=_HIDDEN)
+        others = parser.add_argument_group("vLLM's")
+        for row in _rows():
+            if _field(row) not in _HIDDEN and row.name not in parser._option_string_actions:
+                others.add_argument(row.name, dest=_field(row), help=row.why.replace("%", "%%"), **_shape(row.takes))
+        parser.set_defaults(**(dict.fromkeys(_names()) | _DEFAULTS))
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """Return the keywords that were typed, without the script's own flags."""
+        given = vars(args)
+        return cls(**{field.name: given[field.name] for field in dataclasses.fields(cls) if field.name in given})
+
+    def keywords(self) -> dict[str, Any]:
+        """Return what LLM is to be given."""
+        given = vars(self).items()
+        return {name: value for name, value in given if value is not None or name == "seed"}  # None is a seed, too
+
+
+class FlexibleArgumentParser(CommandParser):
+    """argparse that takes `_` for `-` in flags, and `--config FILE` with flags as keys; what was typed wins."""
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        """Return the flags. Ends the script with status 2 where they are wrong."""
+        typed = sys.argv[1:] if args is None else args
+        try:
+            return super().parse_args([_with_dashes(word) for word in typed], namespace)
+        except ConfigError as error:
+            self.print_usage(sys.stderr)
+            self.exit(2, f"{self.prog}: error: {error}\n")
+
+
+def _shape(takes: Takes) -> dict[str, Any]:
+    if takes is Takes.NOTHING:
+        return {"action": argparse.BooleanOptionalAction}
+    if takes is Takes.MAYBE:
+        return {"nargs": "?", "const": True}
+    return {"nargs": "*"} if takes is Takes.MANY else {}
+
+
+def _with_dashes(word: str) -> str:
+    flag, equals, value = word.partition("=")
+    return dashed(flag) + equals + value if word.startswith("--") else word
