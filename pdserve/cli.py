@@ -2,12 +2,14 @@
 
 Whatever takes time to import is imported where Ctrl-C is already answered.
 """
+# PYTHON_ARGCOMPLETE_OK
 
 import os
 import sys
 from collections.abc import Callable, Sequence
 
 from pdserve import __version__
+from pdserve.completion import VARIABLE, complete_command
 
 COMMANDS = {
     "up": "start a scheduler and its prefill and decode instances on this machine",
@@ -52,6 +54,10 @@ Over several machines: `ranktable gen --help` and deploy/PD_separate/start_serve
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0 done, 1 it failed, 2 the input is wrong, 130 interrupted."""
+    if VARIABLE in os.environ:
+        from pdserve.bench.command import BENCHMARKS
+
+        complete_command(COMMANDS, BENCHMARKS, _run)
     arguments = list(sys.argv[1:] if argv is None else argv)
     return guarded(_signature(arguments), lambda: _command(arguments))
 

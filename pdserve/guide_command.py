@@ -1,10 +1,13 @@
 """The guide's `pd_ranktable_tools` with `--config cluster.yaml`: the tool itself knows no YAML, and nothing of ours."""
+# PYTHON_ARGCOMPLETE_OK
 
+import os
 import sys
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from pdserve.completion import VARIABLE, complete
 from ranktable_tools import guide
 
 if TYPE_CHECKING:
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; return the exit status: 0, or 2 for bad input."""
+    if VARIABLE in os.environ:
+        complete(guide.command_parser())
     typed = list(sys.argv[1:] if argv is None else argv)
     if not any(word.partition("=")[0] == "--config" for word in typed):
         return guide.main(typed)

@@ -1,4 +1,5 @@
 """The command `ranktable` with `--config cluster.yaml`: the tools themselves know no YAML, and nothing of ours."""
+# PYTHON_ARGCOMPLETE_OK
 
 import argparse
 import os
@@ -7,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from pdserve.completion import VARIABLE, complete
 from ranktable_tools import cli
 
 if TYPE_CHECKING:
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; return the exit status: 0, or 2 for bad input."""
+    if VARIABLE in os.environ:
+        complete(cli.command_parser())
     typed = list(sys.argv[1:] if argv is None else argv)
     if not any(word.partition("=")[0] == "--config" for word in typed):
         return cli.main(typed)

@@ -62,17 +62,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    arguments = _parser()[0].parse_args(argv)
+    arguments = command_parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = arguments.command
     return command(arguments)
 
 
 def command_parsers() -> Mapping[str, argparse.ArgumentParser]:
     """Return the parser of each subcommand, for those who want to know its flags."""
-    return _parser()[1]
+    commands = next(one for one in command_parser()._actions if isinstance(one, argparse._SubParsersAction))
+    return commands.choices
 
 
-def _parser() -> tuple[OneLineParser, Mapping[str, argparse.ArgumentParser]]:
+def command_parser() -> OneLineParser:
+    """Return the parser of the command line, its subcommands within."""
     parser = OneLineParser(prog="ranktable", description=_EXAMPLES)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for module in (
@@ -86,7 +88,7 @@ def _parser() -> tuple[OneLineParser, Mapping[str, argparse.ArgumentParser]]:
         watch_command,
     ):
         module.add(commands)
-    return parser, commands.choices
+    return parser
 
 
 if __name__ == "__main__":

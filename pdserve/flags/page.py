@@ -59,6 +59,18 @@ docker_run.sh and build_image.sh: each flag is a key, without its dashes.
 - The environment's variables that are flags: GLOBAL_RANK_TABLE_FILE_PATH (`global-rank-table`), NODE_PORTS
   (`node-ports`), USE_OPENAI (`use-openai`), PDSERVE_RUN_DIR (`run-dir`).
 
+## Tab completion
+
+`pip install 'pdserve[completion]'` brings argcomplete; then, in `~/.bashrc` or (after `compinit`) `~/.zshrc`:
+
+    eval "$(register-python-argcomplete pdserve)"
+    eval "$(register-python-argcomplete ranktable)"
+
+Commands, flags, the values a flag may have, and files are completed. argcomplete and not shtab: shtab prints a script
+with every flag of every command, which answers faster, but is wrong after an update until it is printed again, and all
+commands are imported to print it; argcomplete runs `pdserve` at each TAB and makes the parser of one command. Without
+it nothing changes. `sh .../start_servers.sh` is a line of `sh`, which no shell completes.
+
 ## Variables
 
 A variable whose name begins with `PDSERVE_` and is near one of these is refused, exit status 2, with the name that was

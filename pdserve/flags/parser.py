@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pdserve.completion import VARIABLE, complete
 from pdserve.flags.settle import notice, settle
 from pdserve.flags.table import dashed, find
 from wire.errors import ConfigError
@@ -37,6 +38,8 @@ class CommandParser(Parser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
         """Parse what was typed over what the file says; tell on stderr, once, what has no effect."""
+        if VARIABLE in os.environ:
+            complete(self)
         typed = sys.argv[1:] if args is None else args
         prepared = prepare(typed, self, os.environ, serves=self._serves)
         if prepared.notice:

@@ -1,0 +1,41 @@
+"""Tab completion by argcomplete: the shell runs the command again at each TAB, and only the parser it needs is made.
+
+eval "$(register-python-argcomplete pdserve)" sets the variables that ask for it.
+"""
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NoReturn
+
+VARIABLE: Final = "_ARGCOMPLETE"
+
+
+def complete(parser: argparse.ArgumentParser) -> NoReturn:
+    """Write what may follow on the line, and exit: nothing of the command runs, without argcomplete neither."""
+    try:
+        import argcomplete
+    except ModuleNotFoundError:
+        os._exit(1)
+    argcomplete.autocomplete(parser, always_complete_options="long")
+    os._exit(1)
+
+
+def complete_command(
+    commands: Mapping[str, str], benchmarks: Mapping[str, str], run: Callable[[str, Sequence[str]], object]
+) -> NoReturn:
+    """Complete the name of a command, or of a benchmark; `run` a command that is named for its parser's completion."""
+    line = os.environ.get("COMP_LINE", "")[: int(os.environ.get("COMP_POINT", "0"))]
+    words = line.split()[1:]
+    if line[-1:].strip():
+        words = words[:-1]  # the last one is still typed
+    before, names = (1, benchmarks) if words[:1] == ["bench"] else (0, commands)
+    if len(words) > before and words[before] in names:
+        os.environ[VARIABLE] = str(before + 2)  # from that word on it is the command's own line
+        run(words[0], words[1 : before + 1])
+    os.environ[VARIABLE] = str(before + 1)
+    parser = argparse.ArgumentParser()
+    named = parser.add_subparsers()
+    for name, what in names.items():
+        named.add_parser(name, help=what)
+    complete(parser)
