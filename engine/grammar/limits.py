@@ -12,6 +12,8 @@ MIB = 1024 * KIB
 class GrammarLimits:
     """Bounds of a request's text, of one compile, and of what is kept.
 
+    `optional_properties` are those of one object of a schema: the time to compile them grows with their square.
+
     `cpu_s` and `memory_bytes` (above its idle size) end the compiling process; `compile_s` is the longest wait for its
     answer, `wait_s` the longest in the queue of `queue_length`. `cache_bytes` bounds what is kept for later, and so
     also one grammar; `fill_s` is what one step of a backend without limits of its own may take.
@@ -20,6 +22,7 @@ class GrammarLimits:
     source_bytes: int = MAX_GRAMMAR_BYTES
     nesting: int = 64
     choices: int = 4096
+    optional_properties: int = 1000
     repetitions: int = 100_000
     form_bytes: int = 64 * MIB
     cpu_s: float = 2.0

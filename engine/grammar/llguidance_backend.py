@@ -9,7 +9,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from engine.grammar.ebnf import ebnf_to_lark, looks_like_ebnf
 from engine.grammar.limits import GrammarLimits, StepLimits
-from engine.grammar.llguidance_matcher import LlguidanceGrammar
+from engine.grammar.llguidance_matcher import LlguidanceGrammar, in_one_line
 from engine.grammar.regex import to_rust
 from engine.grammar.repetitions import check_repetitions
 from engine.grammar.source import Kind, Source
@@ -77,7 +77,7 @@ class LlguidanceBackend:
         try:
             return LLMatcher.grammar_from_json_schema(source.text, overrides=_json_options(source.whitespace))
         except ValueError as error:
-            raise InvalidGrammar(f"the JSON schema cannot be read: {error}") from error
+            raise InvalidGrammar(f"the JSON schema cannot be read: {in_one_line(str(error))}") from error
 
     def _try_lark(self, text: str) -> str:
         check_repetitions(text, self._limits)
@@ -94,7 +94,7 @@ class LlguidanceBackend:
 
     def _tried(self, kind: Kind, text: str) -> str:
         form = f"{kind} {text}"
-        walk(self.build(form).start(), self._limits)
+        walk(self.build(form).start(), self._limits, kind)
         return form
 
 

@@ -19,6 +19,7 @@ from engine.grammar.walk import check_time
 from wire.errors import InvalidGrammar
 
 _WORDS = 500
+_EXCERPT = re.compile(r" |~|\d+: ")  # how a line of it, a caret below, or a frame around begins
 _MOST_MADE = 3
 
 
@@ -121,12 +122,14 @@ class LlguidanceMatcher:
 def check(matcher: LLMatcher) -> None:
     """Raise InvalidGrammar, in its words, where a matcher is in error."""
     if matcher.is_error():
-        raise InvalidGrammar(_in_short(matcher.get_error().split("\n<", 1)[0].strip()))
+        raise InvalidGrammar(in_one_line(matcher.get_error().split("\n<", 1)[0].strip()))
 
 
-def _in_short(words: str) -> str:
-    """A parser repeats what it was given before it says what is wrong with it."""
+def in_one_line(words: str) -> str:
+    """Return what a parser says is wrong, and where, without the excerpts of what it was given."""
     if words.startswith("NoExtension"):
         return "no text satisfies it"
     said = re.search(r"^error: .*", words, re.MULTILINE)
-    return said.group()[:_WORDS] if said is not None and len(words) > _WORDS else words[:_WORDS]
+    if said is not None and len(words) > _WORDS:
+        return said.group()[:_WORDS]
+    return " ".join(line for line in words.splitlines() if not _EXCERPT.match(line))[:_WORDS]

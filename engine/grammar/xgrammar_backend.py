@@ -58,7 +58,7 @@ class XgrammarBackend:
             compiled = self._compiled(source)
         except RuntimeError as error:
             raise InvalidGrammar(_words(error)) from error
-        walk(self._grammar_of(compiled).start(), self._limits)
+        walk(self._grammar_of(compiled).start(), self._limits, source.kind)
         return source.kind + " " + str(compiled.serialize_json())
 
     def build(self, form: str) -> "XgrammarGrammar":

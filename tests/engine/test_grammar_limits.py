@@ -110,10 +110,20 @@ def test_a_grammar_with_a_slow_step_is_found_by_walking_it(monkeypatch: pytest.M
     with pytest.raises(
         InvalidGrammar, match=r"one step of the grammar takes 0\.060 s of CPU time, the limit is 0\.05 s"
     ):
-        walk(slow, GrammarLimits())
+        walk(slow, GrammarLimits(), Kind.REGEX)
 
     monkeypatch.setattr("engine.grammar.walk.time", quick)
-    walk(quick, GrammarLimits())
+    walk(quick, GrammarLimits(), Kind.REGEX)
+
+
+@pytest.mark.parametrize("rules", ["e: e e e | e e | /[a-z]/", "e: e e | /[a-z]/", 'e: "a" e | e "a" | "a"'])
+def test_an_ambiguous_grammar_is_refused_before_a_token(folder: Path, rules: str) -> None:
+    """With the tiny vocabulary a step makes far fewer items than with a real one, so fewer are allowed here."""
+    backend = LlguidanceBackend(tokenizer_of(folder), LIMITS, StepLimits(grammar_items=500))
+    with pytest.raises(InvalidGrammar, match="Too many items"):
+        backend.compile(Source(Kind.GRAMMAR, "start: e\n" + rules))
+
+    assert backend.compile(Source(Kind.GRAMMAR, 'start: e\ne: t | e "+" t\nt: "(" e ")" | /[0-9]+/'))
 
 
 def test_a_step_that_takes_too_long_ends_its_own_sequence(folder: Path) -> None:

@@ -13,6 +13,11 @@ from wire.types import StructuredOutput
 _LIMITS = GrammarLimits()
 
 
+def _optional(count: int, *required: str) -> str:
+    """Return the schema of an object with so many properties, of which few are required."""
+    return json.dumps({"properties": {f"p{i}": {"type": "integer"} for i in range(count)}, "required": required})
+
+
 @pytest.mark.parametrize(
     ("kind", "value", "words"),
     [
@@ -29,6 +34,8 @@ _LIMITS = GrammarLimits()
         ("json", '{"items": [{"$ref": "file:///etc/passwd"}]}', "must be within the schema"),
         ("json", "[" * 10_000 + "]" * 10_000, "nested 10000 deep, the limit is 64"),
         ("json", '{"a":' * 65 + "1" + "}" * 65, "nested 65 deep, the limit is 64"),
+        ("json", _optional(2000), "2000 optional properties, the limit is 1000"),
+        ("json", '{"anyOf": [' + _optional(1001) + "]}", "1001 optional properties, the limit is 1000"),
         ("regex", "a|" * 500_000, "1000000 bytes, the limit is 65536"),
         ("regex", "", "regex is empty"),
         ("regex", "\ud800", "regex is no text"),
@@ -46,6 +53,10 @@ def test_what_is_wrong_is_said_with_value_and_limit(kind: str, value: str, words
         read_source(StructuredOutput(kind, value), _LIMITS)
 
     assert appearance(caught.value).http_status == 400
+
+
+def test_required_properties_are_no_optional_ones() -> None:
+    assert read_source(StructuredOutput("json", _optional(1001, "p3")), _LIMITS).kind is Kind.JSON
 
 
 def test_another_backend_is_unknown() -> None:
