@@ -59,7 +59,9 @@ class SchedulerOptions:
     default_chat_template_kwargs: str = flag(
         "", "JSON object of variables for every chat template; a request's own win", parse=checked_kwargs
     )
-    trust_request_chat_template: bool = flag(True, "take chat templates that come with a request")
+    trust_request_chat_template: bool | None = flag(
+        None, "take chat templates that come with a request (default: only where no key is set)"
+    )
     api_key: tuple[str, ...] = flag(
         (), "a key that clients have to show; may be given again (env PDSERVE_API_KEY, VLLM_API_KEY). Any user of this "
         "host sees a command line: better the variable or --api-key-file",
@@ -114,10 +116,11 @@ class SchedulerOptions:
     enable_docs: bool = flag(False, "serve /docs, the API as a page")
     enable_tokenizer_info_endpoint: bool = flag(False, "serve /tokenizer_info, the tokenizer's config")
 
-    def chat_settings(self) -> ChatSettings:
-        """Return what the flags say of chat templates."""
+    def chat_settings(self, *, keyed: bool) -> ChatSettings:
+        """Return what the flags say of chat templates; `keyed`: whether clients have to show a key."""
+        trusts = self.trust_request_chat_template
         kwargs = parse_kwargs(self.default_chat_template_kwargs)
-        return ChatSettings(self.chat_template_content_format, self.trust_request_chat_template, kwargs)
+        return ChatSettings(self.chat_template_content_format, not keyed if trusts is None else trusts, kwargs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ async def open_serving(
     control = build_control(cluster, limits, files.kind)
     model = config.engine.served_names()[0]
     traces = open_traces(options.otlp_traces_endpoint, environ, model=model)
-    drain, tokens = Drain(), Tokens(files, options.chat_settings())
+    drain, tokens = Drain(), Tokens(files, options.chat_settings(keyed=len(keys) > 0))
     front = Front(
         config,
         control.dispatch,

@@ -116,6 +116,11 @@ class EngineOptions:
         return tuple(dict.fromkeys((*self.served_model_name, self.model)))
 
 
+def is_switch(field: "dataclasses.Field[Any]") -> bool:
+    """Whether a flag takes no value but has a `--no-` form; None is neither, so that others decide."""
+    return field.type in (bool, bool | None)
+
+
 def add_flags(
     parser: argparse.ArgumentParser, options: type[Any], title: str | None = None, without: Collection[str] = ()
 ) -> None:  # fmt: skip
@@ -135,7 +140,7 @@ def _keywords(field: "dataclasses.Field[Any]") -> dict[str, Any]:
     meta = field.metadata
     default = "" if field.default in (None, (), "") or "(default" in meta["help"] else f" (default: {field.default})"
     kwargs: dict[str, Any] = {"help": meta["help"] + default, "default": argparse.SUPPRESS, "dest": field.name}
-    if isinstance(field.default, bool):
+    if is_switch(field):
         return kwargs | {"action": argparse.BooleanOptionalAction}
     return kwargs | {
         "type": _told(meta["parse"] or str),

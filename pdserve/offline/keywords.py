@@ -19,7 +19,7 @@ from pdserve.flags.row import Takes, Verdict
 from pdserve.flags.table import ROWS, find
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from wire.errors import ConfigError
-from wire.options import EngineOptions, Parser, add_flags, from_namespace
+from wire.options import EngineOptions, Parser, add_flags, from_namespace, is_switch
 
 DECIDED = frozenset((
     "host", "port", "ip", "kv_ip", "http_port", "share_devices", "global_rank_table", "node_ports", "use_openai",
@@ -135,7 +135,7 @@ def _words(name: str, value: Any) -> Sequence[str]:
 
 def _is_switch(name: str) -> bool:
     fields = (*dataclasses.fields(EngineOptions), *dataclasses.fields(SchedulerOptions))
-    return any(field.name == name and isinstance(field.default, bool) for field in fields)
+    return any(field.name == name and is_switch(field) for field in fields)
 
 
 def _flag(name: str) -> str:

@@ -13,6 +13,7 @@ from scheduler.config import SchedulerOptions
 from scheduler.http.exchange import Exchange
 from wire.errors import InvalidRequest
 
+_FORM = "application/x-www-form-urlencoded"
 _MAX_DEPTH = 64
 _LARGE_BYTES = 256 * 2**10  # above it parsing would hold up the event loop
 _MAX_PARTS = 2**18
@@ -21,9 +22,14 @@ _STRIDE = 2**20
 _NO_INTEGER = 2.0**63  # from here on orjson reads whole numbers as floats
 
 
-async def read_json(request: Request, options: SchedulerOptions) -> dict[str, Any]:
-    """Return the body's object. Raises InvalidRequest, HttpError (408, 413, 415) or ClientGone."""
-    _check_content_type(request.headers.get("content-type", "application/json"))
+async def read_json(request: Request, options: SchedulerOptions, *, takes_form: bool = False) -> dict[str, Any]:
+    """Return the body's object. Raises InvalidRequest, HttpError (408, 413, 415) or ClientGone.
+
+    With `takes_form` JSON may be labelled as a form, as by `curl -d`, but not by a page, as no preflight precedes that.
+    """
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if not (takes_form and kind == _FORM and "origin" not in request.headers):
+        _check_content_type(kind)
     exchange: Exchange | None = request.scope["state"].get("exchange")
     if exchange is not None:
         _check_size(exchange.body_bytes or 0, options.max_body_bytes)
@@ -78,12 +84,9 @@ def _parse(content: bytes) -> dict[str, Any]:
     return body
 
 
-def _check_content_type(given: str) -> None:
-    kind = given.partition(";")[0].strip().lower()
-    if kind.startswith("multipart/") or kind == "application/x-www-form-urlencoded":
-        raise HttpError(415, "send application/json: no route here takes a form")
+def _check_content_type(kind: str) -> None:
     if kind != "application/json" and not kind.endswith("+json"):
-        raise InvalidRequest(f"content-type {kind[:100]!r} is not application/json")
+        raise HttpError(415, f"send application/json: the content-type is {kind[:100]!r}")
 
 
 async def _read_in_time(request: Request, options: SchedulerOptions) -> bytes:

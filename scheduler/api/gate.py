@@ -24,7 +24,8 @@ class Gate:
 
     The path is the one that came in, less `root_path`: key, label and route are chosen by the same text. What it
     learns of a request stands in the scope's `state`: request_id, arrived_s, refusals, and the key's tenant, "" where
-    no key is asked for. What an endpoint leaves there as `warning` is the header of that name.
+    no key is asked for. What an endpoint leaves there as `warning` is the header of that name;
+    `client_id` is the one of `ids_in_use` that its answer shows.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Gate:
         self._root_path = root_path.rstrip("/")
         self._refusals = CappedLog(_log)
         self._turnstile = Turnstile()
+        self._ids_in_use: set[str | None] = set()  # clients' ids that requests under way show
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -46,8 +48,9 @@ class Gate:
         own_id, client_id = new_id("req"), _client_id(scope)
         tenant = self._keys.admit(path, scope["headers"])
         scope.setdefault("state", {}).update(
-            request_id=own_id, arrived_s=asyncio.get_running_loop().time(), refusals=self._refusals, tenant=tenant
-        )
+            request_id=own_id, arrived_s=asyncio.get_running_loop().time(), refusals=self._refusals, tenant=tenant,
+            ids_in_use=self._ids_in_use,
+        )  # fmt: skip
         exchange = _Exchange(send, client_id or own_id, scope["state"])
         try:
             if scope["method"] == "POST" and tenant is not None:  # who has no key makes nobody wait
@@ -62,6 +65,7 @@ class Gate:
             elif not exchange.complete:
                 raise  # the server cuts the connection, so the client sees that the answer is not whole
         finally:
+            self._ids_in_use.discard(scope["state"].get("client_id"))
             status = exchange.status or CLIENT_GONE
             self._metrics.http_request(self._routes.get(path, "other"), scope["method"], status)
             _log.debug("http_request", request_id=own_id, client_id=client_id, path=path, status=status)

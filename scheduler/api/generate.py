@@ -47,7 +47,7 @@ class GenerateBody(GenerationBody):
 
 async def generate(front: Front, request: Request) -> "Texts":
     """Return the answer to one request, not yet run. Raises a PdserveError or HttpError for a bad one."""
-    body, tokens = await read_body(front, request, GenerateBody), front.tokens
+    body, tokens = await read_body(front, request, GenerateBody, takes_form=True), front.tokens
     front.model_named(body.model)
     bounded = body.truncate_prompt_tokens is None
     (given,) = read_prompts(body.prompt, max_prompts=1, max_model_len=tokens.max_model_len if bounded else None)

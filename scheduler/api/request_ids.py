@@ -14,9 +14,17 @@ def new_id(kind: str) -> str:
 
 
 def shown_id(own_id: str, request: Request, body_id: str | None = None) -> str:
-    """Return the `id` of an answer: ours, or of its kind with the X-Request-Id, else the body's id, behind it."""
+    """Return the `id` of an answer: ours, or of its kind with the X-Request-Id, else the body's id, behind it.
+
+    An id that a request under way shows already is not shown again: the gate forgets it with that request.
+    """
     client_id = clean_client_id(request.headers.get("x-request-id", "")) or clean_client_id(body_id or "")
-    return own_id if client_id is None else f"{own_id.partition('-')[0]}-{client_id}"
+    state = request.scope["state"]
+    if client_id is None or client_id in state["ids_in_use"]:
+        return own_id
+    state["ids_in_use"].add(client_id)
+    state["client_id"] = client_id
+    return f"{own_id.partition('-')[0]}-{client_id}"
 
 
 def clean_client_id(given: str) -> str | None:

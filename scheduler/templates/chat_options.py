@@ -58,8 +58,8 @@ class ChatSettings:
     def _check_template(self, template: str) -> None:
         if not self.trust_request_template:
             raise InvalidRequest(
-                "chat_template_not_allowed: this server takes no template of a request "
-                "(--no-trust-request-chat-template)",
+                "chat_template_not_allowed: this server takes no template of a request, the default where it has keys; "
+                "--trust-request-chat-template allows them",
                 "chat_template",
             )
         if not template.strip():

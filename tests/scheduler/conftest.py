@@ -101,7 +101,8 @@ def serve(model_folder: Path) -> Serve:
     ) -> AsyncIterator[Served]:  # fmt: skip
         config = SchedulerConfig(EngineOptions(model=str(folder), served_model_name=names), SchedulerOptions(**options))
         tokens = Tokens(
-            read_model_files(str(folder), chat_template=config.options.chat_template), config.options.chat_settings()
+            read_model_files(str(folder), chat_template=config.options.chat_template),
+            config.options.chat_settings(keyed=False),
         )
         dispatcher = ScriptedDispatcher(says if callable(says) else _repeat(tokens, says))
         report = readiness or ReadyReport(True)

@@ -80,13 +80,28 @@ def test_a_document_that_is_no_object_is_named() -> None:
 
 
 def test_the_flags_say_it() -> None:
-    assert parse(NEEDED).options.chat_settings() == ChatSettings()
+    assert parse(NEEDED).options.chat_settings(keyed=False) == ChatSettings()
 
     kwargs = ["--default-chat-template-kwargs", '{"enable_thinking": false}']
     others = ["--no-trust-request-chat-template", "--chat-template-content-format", "openai"]
-    said = parse([*NEEDED, *kwargs, *others]).options.chat_settings()
+    said = parse([*NEEDED, *kwargs, *others]).options.chat_settings(keyed=False)
 
     assert said == ChatSettings("openai", trust_request_template=False, default_kwargs={"enable_thinking": False})
+
+
+@pytest.mark.parametrize(
+    ("flags", "keyed", "trusted"),
+    [
+        ([], False, True),
+        ([], True, False),
+        (["--trust-request-chat-template"], True, True),
+        (["--no-trust-request-chat-template"], False, False),
+    ],
+)
+def test_templates_of_requests_are_off_where_a_key_is_set(flags: list[str], keyed: bool, trusted: bool) -> None:
+    settings = parse([*NEEDED, *flags]).options.chat_settings(keyed=keyed)
+
+    assert settings.trust_request_template is trusted
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", '{"messages": []}', '{"bos_token": "x"}', "true"])

@@ -32,6 +32,17 @@ def frames(text: str) -> list[dict[str, Any]]:
     return [json.loads(frame) for frame in whole]
 
 
+@pytest.mark.parametrize(("origin", "status"), [({}, 200), ({"origin": "https://evil.example"}, 415)])
+async def test_curl_needs_no_header_and_pages_get_no_way_round_cors(
+    serve: Any, origin: dict[str, str], status: int
+) -> None:
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    async with serve("hello", **OLD) as served:
+        answer = await served.client.post("/generate", content=b'{"prompt": "hi"}', headers=form | origin)
+
+        assert answer.status_code == status, answer.text
+
+
 async def test_a8_105_the_text_stands_behind_its_prompt(serve: Any) -> None:
     async with serve(" good morning", **OLD) as served:
         answer = await post(served, prompt="hello", max_tokens=len(served.ids(" good morning")))

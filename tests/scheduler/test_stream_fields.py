@@ -1,5 +1,6 @@
 """What a stream tells beside the text: usage, roles, echoes."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -158,3 +159,16 @@ async def test_the_clients_request_id_ends_the_answers_id(serve: Any) -> None:
             assert given.json()["id"] == f"{kind}-my-1"
             assert own.json()["id"] == served.dispatcher.requests[-1].request_id
         assert not any("my-1" in request.request_id for request in served.dispatcher.requests)
+
+
+async def test_equal_request_ids_at_once_get_ids_of_their_own(serve: Any) -> None:
+    async with serve() as served:
+        body, headers = {"model": served.model, "prompt": "hi"}, {"X-Request-Id": "my-1"}
+        answers = await asyncio.gather(
+            *(served.client.post("/v1/completions", json=body, headers=headers) for _ in range(3))
+        )
+        later = await served.client.post("/v1/completions", json=body, headers=headers)
+
+        assert len({answer.json()["id"] for answer in answers}) == 3
+        assert {answer.headers["x-request-id"] for answer in answers} == {"my-1"}
+        assert later.json()["id"] == "cmpl-my-1"
