@@ -34,7 +34,7 @@ class ControlLimits:
     heartbeat_s: float = 1.0
     suspect_s: float = 2.5
     silence_s: float = 6.0
-    silence_most_s: float = 60.0
+    silence_most_s: float = 20.0
     progress_s: float = 8.5
     progress_most_s: float = 120.0
     slow_turns: float = 4.0

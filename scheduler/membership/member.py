@@ -79,7 +79,7 @@ class Member:
         self._limits = limits
         self._rng = rng
         self._backoff_s = limits.backoff_first_s
-        self._most_backoff_s = limits.backoff_most_s
+        self._num_young, self._rest_s = 0, 0.0  # sessions in a row that broke young, and the pause after the last one
         self._still = CappedLog(log)
 
     @property
@@ -189,12 +189,11 @@ class Member:
             self._registry.changed()
 
     def _note_life(self, lived_s: float) -> None:
-        """After a session that lived, reconnect quickly; after one that broke young, ever more slowly."""
-        if lived_s >= self._limits.lived_s:
-            self._backoff_s = self._limits.backoff_first_s
-            self._most_backoff_s = self._limits.backoff_most_s
-        else:
-            self._most_backoff_s = self._limits.backoff_young_s
+        """After a session that lived, reconnect quickly; after one more that broke young, ever more slowly."""
+        limits = self._limits
+        self._num_young = 0 if lived_s >= limits.lived_s else self._num_young + 1
+        self._rest_s = min(limits.backoff_first_s * 1.6**self._num_young, limits.backoff_young_s)
+        self._backoff_s = limits.backoff_first_s
 
     def _become(self, state: MemberState, why: str) -> None:
         is_well = state in (MemberState.LIVING, MemberState.CONNECTING, MemberState.DRAINING)
@@ -208,8 +207,8 @@ class Member:
         self._registry.changed()
 
     def _next_backoff(self) -> float:
-        backoff_s = self._backoff_s
-        self._backoff_s = min(backoff_s * 1.6, self._most_backoff_s)
+        backoff_s, self._rest_s = max(self._backoff_s, self._rest_s), 0.0
+        self._backoff_s = min(self._backoff_s * 1.6, self._limits.backoff_most_s)
         return backoff_s * self._rng.uniform(0.75, 1.25)
 
     async def _close(self, closing: Session | Connection) -> None:

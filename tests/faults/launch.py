@@ -26,6 +26,7 @@ class ShortLimits(ControlLimits):
     send_s: float = SILENCE_S
     backoff_first_s: float = 0.05
     backoff_most_s: float = 0.1
+    backoff_young_s: float = 0.1
     reserve_s: float = 3.0
     settle_s: float = 1.0
     probe_after_s: float = float("inf")

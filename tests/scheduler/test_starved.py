@@ -36,7 +36,7 @@ def _states(cluster: FakeCluster) -> list[MemberState]:
     ("starved_share", "silent_s", "state"),
     [
         (0.0, 2.0, MemberState.LIVING), (0.0, 4.0, MemberState.SUSPECT), (0.0, 7.5, MemberState.LOST),
-        (0.9, 15.0, MemberState.LIVING), (0.9, 40.0, MemberState.SUSPECT), (0.9, 62.0, MemberState.LOST),
+        (0.9, 8.0, MemberState.LIVING), (0.9, 15.0, MemberState.SUSPECT), (0.9, 22.0, MemberState.LOST),
     ],
 )  # fmt: skip
 @virtual
