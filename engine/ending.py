@@ -30,8 +30,8 @@ def ending_at(
         return FinishReason.STOP, last
     if is_full(num_outputs, params, prompt_length=prompt_length, max_model_len=max_model_len):
         return FinishReason.LENGTH, None
-    if params.repetition is not None and num_outputs >= params.min_tokens:
-        return (FinishReason.REPETITION, None) if repeats(tokens, num_outputs, params.repetition) else None
+    if params.repetition_detection is not None and num_outputs >= params.min_tokens:
+        return (FinishReason.REPETITION, None) if repeats(tokens, num_outputs, params.repetition_detection) else None
     return None
 
 

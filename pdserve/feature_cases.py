@@ -91,7 +91,7 @@ def _sampling_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, 
         "repetition_detection": greedy
         | {
             "allowed_token_ids": some[:2],
-            "repetition": RepetitionDetection(max_pattern_size=4, min_pattern_size=1, min_count=6),
+            "repetition_detection": RepetitionDetection(max_pattern_size=4, min_pattern_size=1, min_count=6),
         },
     }
     return [Case(name, _asks(prompts, SamplingParams(**values)), equal_tokens) for name, values in chosen.items()]

@@ -62,8 +62,8 @@ def check_params(params: SamplingParams) -> None:
             raise InvalidRequest(f"logit_bias of token {token_id} is {bias}, must be in [-100, 100]", "logit_bias")
     if params.logprob_token_ids and params.logprobs is None:
         raise InvalidRequest("logprob_token_ids needs logprobs: leave it out, or set logprobs", "logprob_token_ids")
-    if params.repetition is not None:
-        check_repetition(params.repetition)
+    if params.repetition_detection is not None:
+        check_repetition(params.repetition_detection)
     if params.beam_search is not None:
         _check_beams(params, params.beam_search)
     if params.structured is not None:
@@ -130,7 +130,7 @@ def _check_structured(wish: StructuredOutput) -> None:
 
 
 def _check_beams(params: SamplingParams, search: BeamSearch) -> None:
-    early = search.early_stopping
+    early, repetition = search.early_stopping, params.repetition_detection
     _refuse((
         ("best_of", params.num_beams, params.num_beams >= 2, "at least 2 with beam search"),
         ("temperature", params.temperature, params.temperature == 0.0, "0 with beam search"),
@@ -139,6 +139,7 @@ def _check_beams(params: SamplingParams, search: BeamSearch) -> None:
         ("min_p", params.min_p, params.min_p == 0.0, "0 with beam search"),
         ("structured", "set", params.structured is None, "unset with beam search"),
         ("logprobs", params.logprobs, params.logprobs is None, "unset with beam search"),
+        ("repetition_detection", repetition, repetition is None, "unset with beam search"),
         ("length_penalty", search.length_penalty, abs(search.length_penalty) <= 100.0, "in [-100, 100]"),
         ("early_stopping", repr(early)[:20], isinstance(early, bool) or early == "never", "true, false or never"),
     ))  # fmt: skip

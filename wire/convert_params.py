@@ -36,8 +36,8 @@ def params_to_pb(params: SamplingParams) -> pb.SamplingParams:
         early = _EARLY_STOPPING[params.beam_search.early_stopping]
         message.beam_search.length_penalty = params.beam_search.length_penalty
         message.beam_search.early_stopping = early
-    if params.repetition is not None:
-        message.repetition.CopyFrom(pb.RepetitionDetection(**dataclasses.asdict(params.repetition)))
+    if params.repetition_detection is not None:
+        message.repetition_detection.CopyFrom(pb.RepetitionDetection(**dataclasses.asdict(params.repetition_detection)))
     return message
 
 
@@ -52,7 +52,9 @@ def params_from_pb(message: pb.SamplingParams) -> SamplingParams:
         bad_words=tuple(tuple(word.token_ids) for word in message.bad_words),
         structured=_structured_from_pb(message.structured) if message.HasField("structured") else None,
         beam_search=_beam_search_from_pb(message.beam_search) if message.HasField("beam_search") else None,
-        repetition=_repetition_from_pb(message.repetition) if message.HasField("repetition") else None,
+        repetition_detection=_repetition_from_pb(message.repetition_detection)
+        if message.HasField("repetition_detection")
+        else None,
     )
 
 

@@ -78,7 +78,7 @@ class SamplingParams:
     `best_of` sequences are generated of which the client gets the `n` likeliest (None: n). `allowed_token_ids` and
     `bad_words` (each the ids of one word) are off when empty. `logprobs` and `prompt_logprobs` say how many of the best
     tokens are told at each position beside the one that is there; 0 tells that one alone, None nothing. With
-    `logprob_token_ids` an output position has those in place of the best; `repetition` None detects nothing.
+    `logprob_token_ids` an output position has those in place of the best; `repetition_detection` None detects nothing.
     """
 
     max_tokens: int
@@ -102,7 +102,7 @@ class SamplingParams:
     structured: StructuredOutput | None = None
     beam_search: BeamSearch | None = None
     logprob_token_ids: tuple[int, ...] = ()
-    repetition: RepetitionDetection | None = None
+    repetition_detection: RepetitionDetection | None = None
 
     @property
     def wanted_logprobs(self) -> "int | tuple[int, ...]":

@@ -38,9 +38,16 @@ def sampling_body(params: SamplingParams, *, max_tokens: int | None, seed: int |
 
 def completion_logprobs(params: SamplingParams) -> dict[str, Any]:
     """Return the field that asks a completion for log probabilities."""
-    return {} if params.logprobs is None else {"logprobs": params.logprobs}
+    count = _num_logprobs(params)
+    return {} if count is None else {"logprobs": count}
 
 
 def chat_logprobs(params: SamplingParams) -> dict[str, Any]:
     """Return the fields that ask a chat for them."""
-    return {} if params.logprobs is None else {"logprobs": True, "top_logprobs": params.logprobs}
+    count = _num_logprobs(params)
+    return {} if count is None else {"logprobs": True, "top_logprobs": count}
+
+
+def _num_logprobs(params: SamplingParams) -> int | None:
+    """Return how many are wanted; listed tokens alone need none but the output's own."""
+    return 0 if params.logprobs is None and params.logprob_token_ids else params.logprobs

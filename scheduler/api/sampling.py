@@ -61,7 +61,7 @@ async def read_sampling(
         structured=None if wish is None else wish[1],
         beam_search=beams,
         logprob_token_ids=_logprob_ids(body, tokens),
-        repetition=_repetition(body),
+        repetition_detection=_repetition(body),
     )
 
 

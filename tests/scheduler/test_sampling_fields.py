@@ -56,9 +56,9 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ),
     (
         {"repetition_detection": {"max_pattern_size": 8, "min_count": 3}},
-        {"repetition": RepetitionDetection(8, 1, 3)},
+        {"repetition_detection": RepetitionDetection(8, 1, 3)},
     ),
-    ({"repetition_detection": {"max_pattern_size": 0}}, {"repetition": None}),
+    ({"repetition_detection": {"max_pattern_size": 0}}, {"repetition_detection": None}),
     ({"response_format": {"type": "text"}}, {"structured": None}),
     ({"response_format": {"type": "json_object"}}, {"structured": StructuredOutput("json_object", "")}),
     (

@@ -76,7 +76,7 @@ PARAMS = SamplingParams(
     best_of=3, repetition_penalty=1.1, presence_penalty=-2.0, frequency_penalty=0.5, logit_bias=((3, -100.0), (4, 1.5)),
     allowed_token_ids=(1, 2, 3), bad_words=((5,), (6, 7)), logprobs=0, prompt_logprobs=2,
     structured=StructuredOutput("json", "{}", "", "xgrammar"), logprob_token_ids=(9, 3),
-    repetition=RepetitionDetection(4, 1, 2),
+    repetition_detection=RepetitionDetection(4, 1, 2),
 )  # fmt: skip
 SEARCH = SamplingParams(max_tokens=5, temperature=0.0, n=2, best_of=4, beam_search=BeamSearch(0.5, "never"))
 PAIR = PromptState("r/2", "r", (1, 2, 3), SamplingParams(max_tokens=1), pooling=Pooling("score", "cls", True, 5, 2))
@@ -206,6 +206,7 @@ def test_a_parameter_out_of_range_is_refused_by_name_and_value(field: str, value
     [
         ("best_of", 1), ("temperature", 1.0), ("top_p", 0.5), ("top_k", 1), ("min_p", 0.1),
         ("structured", StructuredOutput("regex", "a")), ("early_stopping", "perhaps"),
+        ("repetition_detection", RepetitionDetection(2, 1, 2)),
     ],
 )  # fmt: skip
 def test_beam_search_refuses_what_does_not_go_with_it(field: str, value: object) -> None:

@@ -14,7 +14,7 @@ from pdserve import (
     SamplingParams,
     StructuredOutputsParams,
 )
-from pdserve.offline.bodies import sampling_body
+from pdserve.offline.bodies import chat_logprobs, completion_logprobs, sampling_body
 
 NAN = float("nan")
 
@@ -132,6 +132,14 @@ def test_a_new_field_is_sent_as_the_server_takes_it(name: str) -> None:
     given, sent = TAKEN[name]
 
     assert sampling_body(SamplingParams(**{name: given}), max_tokens=16, seed=None)[name] == sent
+
+
+def test_listed_tokens_alone_are_told_beside_each_output() -> None:
+    params = SamplingParams(logprob_token_ids=[5])
+
+    assert completion_logprobs(params) == {"logprobs": 0}
+    assert chat_logprobs(params) == {"logprobs": True, "top_logprobs": 0}
+    assert completion_logprobs(SamplingParams()) == chat_logprobs(SamplingParams()) == {}
 
 
 def test_every_field_of_vllms_newest_is_taken_or_refused_in_words() -> None:
