@@ -14,6 +14,7 @@ from pdserve.text_table import printable
 from pdserve.where import add_where, base_url, find
 from ranktable_tools.devices.kinds import KINDS
 from ranktable_tools.doctor.case import Case, Tables, read_tables, table_folder
+from ranktable_tools.doctor.checks import CHECKS
 from ranktable_tools.doctor.examination import TIMEOUT_S, examine
 from ranktable_tools.doctor.machine import Machine
 from ranktable_tools.doctor.verdict import Result
@@ -78,7 +79,8 @@ def report(case: Case, timeout_s: float, *, as_json: bool = False) -> str:
     sections = {
         title: {name: redacted(value, secrets) for name, value in section.items()} for title, section in facts.items()
     }
-    checks = [(one.name, one.verdict.result, redacted(one.verdict.words, secrets)) for one in examine(case, timeout_s)]
+    findings = examine(case, timeout_s, CHECKS)
+    checks = [(one.name, one.verdict.result, redacted(one.verdict.words, secrets)) for one in findings]
     return _json(sections, checks) if as_json else "\n".join(_lines(sections, checks))
 
 

@@ -59,8 +59,10 @@ def _doctor(arguments: argparse.Namespace) -> int:
     tls = tuple(f"--{name}={value}" for name, value in given.items() if value is not None)
     tables = read_tables(arguments.files, machine, share_devices=arguments.share_devices)
     case = Case(machine, tables, arguments.url, arguments.mib, tls)
+    from ranktable_tools.doctor.checks import CHECKS
+
     try:
-        findings = examine(case, arguments.timeout)
+        findings = examine(case, arguments.timeout, CHECKS)
     except KeyboardInterrupt:
         return 130
     title = f"ranktable doctor on {socket.gethostname()} ({machine.kind})"

@@ -171,4 +171,4 @@ def test_nothing_of_pdserves_is_loaded_where_no_file_is_named() -> None:
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=True)
 
     loaded = set(done.stdout.splitlines()[-1].split())
-    assert not {"yaml", "scheduler", "wire", "grpc"} & loaded
+    assert not {"yaml", "scheduler", "wire", "grpc", "http.client"} & loaded

@@ -32,7 +32,7 @@ def test_every_check_has_a_name_of_its_own_and_says_what_it_holds_for() -> None:
 
 
 def test_a_machine_with_nothing_has_nothing_to_mend(tmp_path: Path) -> None:
-    findings = examine(Bench(tmp_path).case())
+    findings = examine(Bench(tmp_path).case(), 60, CHECKS)
 
     assert [finding.name for finding in findings] == [check.name for check in CHECKS]
     assert {finding.verdict.result for finding in findings} <= {"ok", "not here"}
