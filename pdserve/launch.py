@@ -15,6 +15,7 @@ from pdserve.cli import guarded
 from pdserve.config_pipe import kept_config
 from pdserve.engine_flags import refuse_empty
 from pdserve.flags.parser import CONFIG_HELP, prepare
+from pdserve.hub.asked import is_hub_name
 from pdserve.start_lines import say
 from pdserve.table_wait import when_completed
 from pdserve.tether import hold_on
@@ -75,7 +76,15 @@ def plan_of(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan:
         words = f"{error} Two instances may have one GPU where every process is started with --share-devices"
         raise RanktableError(words, code=error.code, place=error.place, value=error.value) from error
     _check_port(namespace, plan)
+    _check_model(namespace)
     return plan
+
+
+def _check_model(namespace: argparse.Namespace) -> None:
+    """Refuse a path that is not there before anything is said; what a hub may have is looked for later."""
+    model = getattr(namespace, "model", "")
+    if model and not os.path.exists(model) and not is_hub_name(model):
+        raise ConfigError(f"--model {model} is not a folder")
 
 
 def _check_port(namespace: argparse.Namespace, plan: LaunchPlan) -> None:

@@ -113,7 +113,19 @@ def test_http_port_is_another_than_port_and_free(start: Start) -> None:
 
 
 def test_a8_109_a_model_that_is_not_there_is_named(start: Start) -> None:
-    assert "/no/such/model" in start("decode", "--model=/no/such/model")
+    assert start("decode", "--model=/no/such/model") == "pdserve.launch: --model /no/such/model is not a folder"
+
+
+@pytest.mark.parametrize("flag", ["--model=/no/such/model", "--port=0"])
+def test_a_wrong_flag_is_named_before_anything_is_said(
+    start: Start, flag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[object] = []
+    monkeypatch.setattr(launch, "say", said.append)
+
+    start("decode", flag)
+
+    assert said == []
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "many"])
