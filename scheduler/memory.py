@@ -4,7 +4,7 @@ import asyncio
 import ctypes
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from telemetry.logs import EventLogger
@@ -14,6 +14,7 @@ log = EventLogger("scheduler")
 _LOOK_S = 2.0
 _GROWN_BYTES = 32 * 2**20
 _STATM = Path("/proc/self/statm")
+_M_ARENA_MAX = -8  # of malloc.h
 
 
 async def give_back_memory(
@@ -52,3 +53,13 @@ def release_free() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def share_one_arena(environ: Mapping[str, str] = os.environ) -> None:
+    """Let threads to come allocate where the main one does, unless MALLOC_ARENA_MAX says otherwise; for ever.
+
+    glibc gives each thread an arena, of which malloc_trim keeps the free end: up to 64 MiB of each.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None and "MALLOC_ARENA_MAX" not in environ:
+        set_option(_M_ARENA_MAX, 1)

@@ -9,6 +9,7 @@ from typing import Any
 
 from pdserve.client import own_key
 from pdserve.offline.sources import Opened, open_cluster, open_local, open_pair
+from scheduler.memory import share_one_arena
 from telemetry import logs
 from wire.errors import ConfigError
 
@@ -77,6 +78,7 @@ def _of_own(
     else:
         try:
             open_ = functools.partial(open_local, fill_model(told))
+            share_one_arena()
         except ConfigError as error:
             raise ConfigError(as_keywords(str(error))) from error
     options = told.scheduler
