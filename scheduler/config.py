@@ -91,7 +91,7 @@ class SchedulerOptions:
     shutdown_timeout: float = flag(30.0, "seconds running requests get after SIGTERM", parse=float)
     max_queued_requests: int = flag(1000, "most requests waiting; more get 429", parse=int)
     max_queued_tokens: int = flag(4_000_000, "most prompt tokens waiting; more get 429", parse=int)
-    retry_share: float = flag(0.2, "most prompts being retried at once, as a share of active requests", parse=float)
+    retry_share: float = flag(0.2, "most retries at once while others wait, as a share of active requests", parse=float)
     min_retries: int = flag(3, "retries always allowed in a minute, whatever their share", parse=int)
     max_body_bytes: int = flag(16 * 2**20, "largest request body; larger get 413", parse=parse_bytes)
     max_answer_bytes: int = flag(

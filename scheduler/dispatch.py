@@ -39,8 +39,8 @@ class Dispatch:
     def __init__(self, registry: Registry, readiness: Readiness, limits: ControlLimits, *, id_prefix: str) -> None:
         self.ledger = Ledger()
         self._placer = Placer(registry)
-        self.retries = RetryBudget(limits, lambda: self.ledger.inflight)
         self.admission = Admission(limits, self._placer)
+        self.retries = RetryBudget(limits, lambda: self.ledger.inflight, lambda: not self.admission.num_waiting)
         self._registry = registry
         self._tries = Tries(limits, self._placer, self.admission, readiness, self.retries, self.ledger)
         self._limits = limits

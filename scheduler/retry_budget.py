@@ -1,7 +1,8 @@
 """How many retries the cluster makes at once: a share of the active requests, and a few a minute whatever their number.
 
 A fault that hits many requests would else double the load of what is left. Retries past the budget wait their turn,
-first come first served; each prompt's own limit ends the wait.
+first come first served; each prompt's own limit ends the wait. Where nobody waits for room, there is no such load: then
+one past the budget goes on at a time, and the next when it has its grant.
 """
 
 import asyncio
@@ -13,15 +14,18 @@ from scheduler.limits import ControlLimits
 
 
 class RetryBudget:
-    """Owns the retries under way and those that wait. `num_active` returns the requests accepted and not ended.
+    """Owns the retries under way and those that wait.
+
+    `num_active` returns the requests accepted and not ended, `has_room` whether the cluster's queue is empty.
 
     A retry counts until its decode instance gives a token, until it ends, and for `retry_window_s` at most: so
     `min_retries` start in every window even where all of them hang.
     """
 
-    def __init__(self, limits: ControlLimits, num_active: Callable[[], int]) -> None:
+    def __init__(self, limits: ControlLimits, num_active: Callable[[], int], has_room: Callable[[], bool]) -> None:
         self._limits = limits
-        self._num_active = num_active
+        self._num_active, self._has_room = num_active, has_room
+        self._past_limit: Retry | None = None  # which went on because there is room, and is not placed yet
         self._under_way: dict[Retry, asyncio.TimerHandle] = {}
         self._waiting: deque[tuple[Retry, asyncio.Future[None]]] = deque()
 
@@ -43,7 +47,7 @@ class RetryBudget:
     @property
     def is_spent(self) -> bool:
         """Whether a retry asked for now would wait."""
-        return bool(self._waiting) or self.num_under_way >= self.limit
+        return bool(self._waiting) or not self._may_go()
 
     def retry(self) -> "Retry":
         """Return a prompt's way to retries."""
@@ -66,19 +70,30 @@ class RetryBudget:
             if waits is retry:
                 turn.cancel()
 
+    def placed(self, retry: "Retry") -> None:
+        """`retry` has its grant: there may be room for the next."""
+        if self._past_limit is retry:
+            self._past_limit = None
+        self._pump()
+
     def give_back(self, retry: "Retry") -> None:
         """Count `retry` no more, whether it is under way or waits. Idempotent."""
         forget = self._under_way.pop(retry, None)
         if forget is not None:
             forget.cancel()
         self._waiting = deque(waits for waits in self._waiting if waits[0] is not retry)
-        self._pump()
+        self.placed(retry)
+
+    def _may_go(self) -> bool:
+        return self.num_under_way < self.limit or (self._past_limit is None and self._has_room())
 
     def _pump(self) -> None:
-        while self._waiting and len(self._under_way) < self.limit:
+        while self._waiting and self._may_go():
             retry, turn = self._waiting.popleft()
             if turn.done():  # cancelled while it waited; its task has yet to run and leave
                 continue
+            if self.num_under_way >= self.limit:
+                self._past_limit = retry
             forget = asyncio.get_running_loop().call_later(self._limits.retry_window_s, self.give_back, retry)
             self._under_way[retry] = forget
             turn.set_result(None)
@@ -97,6 +112,10 @@ class Retry(AbstractContextManager["Retry"]):
     def give_up(self) -> None:
         """Cancel the wait of `begin`."""
         self._budget.give_up(self)
+
+    def placed(self) -> None:
+        """It has its grant."""
+        self._budget.placed(self)
 
     def done(self) -> None:
         """It has succeeded, or ended. Idempotent."""

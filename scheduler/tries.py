@@ -93,10 +93,12 @@ class Tries:
         waiting = places[prompt]
         try:
             with prompt.wanted(waiting.grant.cancel):
-                return await self._wait_for_grant(prompt, waiting, failure)
+                grant = await self._wait_for_grant(prompt, waiting, failure)
         except AllEnded:
             self._admission.leave(waiting)
             raise
+        retry.placed()
+        return grant
 
     async def run_path(self, prompt: PromptRun, grant: Grant, retry: Retry | None = None) -> None:
         """Run the granted plan once. Raises what failed it."""

@@ -15,6 +15,11 @@ from wire.messages import Prefill
 LIMITS = ControlLimits(retry_share=0.2, min_retries=3, retry_window_s=60.0)
 
 
+def no_room() -> bool:
+    """Others wait in the queue."""
+    return False
+
+
 async def begun(budget: RetryBudget, count: int) -> tuple[list[Retry], list[asyncio.Task[None]]]:
     """Ask for `count` retries at once, in order."""
     retries = [budget.retry() for _ in range(count)]
@@ -26,7 +31,7 @@ async def begun(budget: RetryBudget, count: int) -> tuple[list[Retry], list[asyn
 @pytest.mark.parametrize(("active", "limit"), [(0, 3), (15, 3), (19, 3), (20, 4), (100, 20)])
 @virtual
 async def test_a_fifth_of_the_active_requests_and_at_least_three(active: int, limit: int) -> None:
-    budget = RetryBudget(LIMITS, lambda: active)
+    budget = RetryBudget(LIMITS, lambda: active, no_room)
     _, tasks = await begun(budget, limit + 1)
 
     assert [task.done() for task in tasks] == [True] * limit + [False]
@@ -36,7 +41,7 @@ async def test_a_fifth_of_the_active_requests_and_at_least_three(active: int, li
 
 @virtual
 async def test_a_place_given_back_goes_to_the_one_that_waits_longest() -> None:
-    budget = RetryBudget(LIMITS, lambda: 0)
+    budget = RetryBudget(LIMITS, lambda: 0, no_room)
     retries, tasks = await begun(budget, 6)
     tasks[3].cancel()
     await asyncio.sleep(0)
@@ -54,7 +59,7 @@ async def test_a_place_given_back_goes_to_the_one_that_waits_longest() -> None:
 
 @virtual
 async def test_three_start_in_every_minute_even_where_all_of_them_hang() -> None:
-    budget = RetryBudget(LIMITS, lambda: 0)
+    budget = RetryBudget(LIMITS, lambda: 0, no_room)
     loop = asyncio.get_running_loop()
     began = loop.time()
     _, tasks = await begun(budget, 9)
@@ -66,7 +71,7 @@ async def test_three_start_in_every_minute_even_where_all_of_them_hang() -> None
 
 @virtual
 async def test_a_cancel_between_the_turn_and_its_use_loses_no_place() -> None:
-    budget = RetryBudget(LIMITS, lambda: 0)
+    budget = RetryBudget(LIMITS, lambda: 0, no_room)
     retries, tasks = await begun(budget, 4)
     retries[0].done()  # the fourth has its turn, and is cancelled before it runs
     tasks[3].cancel()
@@ -77,7 +82,7 @@ async def test_a_cancel_between_the_turn_and_its_use_loses_no_place() -> None:
 
 @virtual
 async def test_a_waiter_cancelled_in_the_tick_of_its_turn_harms_nobody_and_the_next_one_gets_it() -> None:
-    budget = RetryBudget(LIMITS, lambda: 0)
+    budget = RetryBudget(LIMITS, lambda: 0, no_room)
     retries, tasks = await begun(budget, 5)
     tasks[3].cancel()
     retries[0].done()  # the fourth has not run since its cancel: it stands in the queue still
@@ -90,9 +95,36 @@ async def test_a_waiter_cancelled_in_the_tick_of_its_turn_harms_nobody_and_the_n
 
 
 @virtual
-async def test_a_fault_that_hits_many_is_retried_a_few_at_a_time_and_all_are_answered() -> None:
+async def test_with_room_retries_go_on_one_behind_another() -> None:
+    room = [True]
+    budget = RetryBudget(LIMITS, lambda: 0, lambda: room[0])
+    retries, tasks = await begun(budget, 7)
+    assert [task.done() for task in tasks] == [True] * 4 + [False] * 3  # the fourth is not placed yet
+
+    retries[3].placed()
+    await asyncio.sleep(0)
+    assert tasks[4].done()
+    room[0] = False
+    retries[4].placed()
+    await asyncio.sleep(0)
+    assert [task.done() for task in tasks[5:]] == [False, False]
+
+    room[0] = True
+    retries[4].done()
+    await asyncio.sleep(0)
+    assert [task.done() for task in tasks[5:]] == [True, False]
+    retries[5].done()  # it has ended before it was placed
+    await asyncio.sleep(0)
+    assert tasks[6].done()
+
+
+@pytest.mark.parametrize(("has_room", "at_once"), [(True, 10), (False, 4)])  # four: a fifth of twenty
+@virtual
+async def test_a_fault_that_hits_many_is_retried_at_once_where_there_is_room(has_room: bool, at_once: int) -> None:
     async with FakeCluster("PPD", prefill_chunk_size=512, max_num_seqs=100).serving() as cluster:
         dispatch = cluster.control.dispatch
+        if not has_room:
+            dispatch.retries = dispatch._tries._retries = RetryBudget(LIMITS, lambda: dispatch.ledger.inflight, no_room)
         cluster.instances[0].behaviour.step_s = cluster.instances[1].behaviour.step_s = 0.5
         prompts = [(i, 1, 2) for i in range(20)]
         readers = [asyncio.create_task(collect(dispatch.start(request(prompt)))) for prompt in prompts]
@@ -104,10 +136,10 @@ async def test_a_fault_that_hits_many_is_retried_a_few_at_a_time_and_all_are_ans
             await asyncio.sleep(0.001)
 
         assert [reader.result().tokens[0, 0] for reader in readers] == [expected(prompt, 4) for prompt in prompts]
-        assert most == 4  # a fifth of twenty
+        assert most == at_once
         ledger, view = dispatch.ledger, cluster.control.view()
         assert (ledger.retried_prompts, ledger.completed) == (10, 20)
-        assert view.ledger.delayed_retries == 6
+        assert (view.ledger.delayed_retries > 0) is not has_room
         assert (view.retries.under_way, view.retries.waiting, view.retries.limit) == (0, 0, 3)
 
 
@@ -116,7 +148,9 @@ async def test_a_retry_without_a_turn_ends_at_the_request_s_own_limit_in_words()
     limits = ControlLimits(min_retries=1)
     async with FakeCluster("PPD", limits=limits, prefill_chunk_size=512).serving() as cluster:
         cluster.instances[1].behaviour.step_s = 100.0
-        hung = await begun(cluster.control.dispatch.retries, 1)
+        dispatch = cluster.control.dispatch
+        dispatch.retries = dispatch._tries._retries = RetryBudget(limits, lambda: dispatch.ledger.inflight, no_room)
+        hung = await begun(dispatch.retries, 1)
         cluster.instances[0].behaviour.step_s = 0.5
         reader = asyncio.create_task(collect(cluster.control.dispatch.start(request((1, 2), limits_s=(5.0, 5.0)))))
         await until(lambda: bool(holds(cluster.instances[0])))
