@@ -2,8 +2,9 @@
 
 import os
 import sys
+import time
 
-from native.builder import build_library
+from native.builder import BUILD_TIMEOUT_S, build_library, is_built
 from native.cache import NoNative
 from native.engine_library import build_engine
 from native.libraries import RECIPES
@@ -11,25 +12,32 @@ from native.library import build
 from native.termination import unwind_on_sigterm
 
 
-def main() -> int:
-    """Build and tell what became of it. Returns 1 where there are no native functions, which is no disaster."""
+def main(limit_s: float = BUILD_TIMEOUT_S) -> int:
+    """Build what is missing, with a line on stderr for each library, in at most `limit_s`.
+
+    Returns 1 where there are no native functions, which is no disaster.
+    """
     unwind_on_sigterm()
     try:
-        library = build()
-        sys.stdout.write(f"native: ready, kernel {library.kernel} of {list(library.kernels)}\n")
-        engine = build_engine()
-        sys.stdout.write(f"native: ready, the engine's kernels with {engine.best_isa} of {', '.join(engine.isas)}\n")
-        build_all()
+        build_all(limit_s)
+        library, engine = build(), build_engine()
     except NoNative as error:
         sys.stderr.write(f"native: not built, Python does the work: {error}\n")
         return 1
+    sys.stdout.write(f"native: ready, kernel {library.kernel} of {list(library.kernels)}\n")
+    sys.stdout.write(f"native: ready, the engine's kernels with {engine.best_isa} of {', '.join(engine.isas)}\n")
     return 0
 
 
-def build_all() -> None:
-    """Build every library that is not there yet. Raises NoNative."""
-    for recipe in RECIPES.values():
-        build_library(recipe, os.environ)
+def build_all(limit_s: float = BUILD_TIMEOUT_S) -> None:
+    """Build every library that is missing, in at most `limit_s` together. Raises NoNative."""
+    deadline = time.monotonic() + limit_s
+    for number, recipe in enumerate(RECIPES.values(), 1):
+        if not is_built(recipe, os.environ):
+            left_s = max(0.0, deadline - time.monotonic())
+            which = f"{recipe.name}, {number} of {len(RECIPES)}"
+            sys.stderr.write(f"native: building {which}, in at most {left_s:.0f} s\n")
+            build_library(recipe, os.environ, timeout_s=left_s)
 
 
 if __name__ == "__main__":

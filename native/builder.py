@@ -27,7 +27,7 @@ from native.jobs import Limits
 from native.recipe import Recipe
 
 VARIABLE = "PDSERVE_NATIVE"
-BUILD_TIMEOUT_S = 120.0
+BUILD_TIMEOUT_S = 600.0  # 18 s of CPU time on one core, and a busy machine gives a thirtieth of one
 T = TypeVar("T")
 
 _log = logging.getLogger("pdserve.native")
@@ -64,6 +64,11 @@ def find_library(recipe: Recipe[T], environ: Mapping[str, str]) -> Found[T]:
     if found.is_awaited:
         _log.info("native_building library=%s used_from=next_start reason=%s", recipe.name, json.dumps(found.reason))
     return found
+
+
+def is_built(recipe: Recipe[T], environ: Mapping[str, str]) -> bool:
+    """Return whether the library is there and works. Raises NoNative where it is not and cannot be built."""
+    return _Place.of(recipe, environ).open() is not None
 
 
 def build_library(recipe: Recipe[T], environ: Mapping[str, str], *, timeout_s: float = BUILD_TIMEOUT_S) -> T:

@@ -155,6 +155,7 @@ def slots_an_extent(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(block_store, "_EXTENT_BYTES", request.param * size)
 
 
+@pytest.mark.usefixtures("native_libraries")
 @pytest.mark.parametrize("copier", COPIERS)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_every_byte_of_a_block_comes_back_into_another_one(ranks: int, copier: str) -> None:
@@ -163,7 +164,7 @@ def test_every_byte_of_a_block_comes_back_into_another_one(ranks: int, copier: s
         _round_trip(layout, copier, {4: 0, 1: 2}, {2: 5, 0: 0})
 
 
-@pytest.mark.usefixtures("slots_an_extent")
+@pytest.mark.usefixtures("native_libraries", "slots_an_extent")
 @pytest.mark.parametrize("copier", COPIERS)
 @pytest.mark.parametrize(
     ("saved", "loaded"),

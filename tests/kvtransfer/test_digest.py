@@ -21,7 +21,6 @@ from kvtransfer.digest import (
     make_mover,
 )
 from kvtransfer.slots import SlotMap, window
-from native.cache import NoNative
 from native.library import Library, build
 from wire.errors import ConfigError
 from wire.kv_layout import Heads, KvTensor, PoolLayout
@@ -35,10 +34,8 @@ def mover(request: pytest.FixtureRequest) -> Mover:
     name, _, number = str(request.param).partition("-")
     if name == "python":
         return PythonMover()
-    try:
-        library = build()
-    except NoNative as error:
-        pytest.skip(f"missing tool: no native functions here: {error}")
+    request.getfixturevalue("native_libraries")
+    library = build()
     if int(number) not in library.kernels:
         pytest.skip(f"this CPU has no kernel {number}, it has {library.kernels}")
     return Library(library.path, kernel=int(number))

@@ -15,7 +15,7 @@ from native.cache import BuildFailed, building, library_folder
 from native.library import RECIPE, build
 from tests.native.test_library import libraries, needs_compiler, script
 
-_WAIT_S = 90.0
+_WAIT_S = 300.0
 _START = """
 import os, signal, sys; sys.path.insert(0, sys.argv[1])
 from native.builder import find_library

@@ -9,7 +9,7 @@ import pytest
 from native.compiler import find_compiler
 
 _HERE, _NATIVE = Path(__file__).parent, Path(__file__).parents[2] / "native"
-_TIMEOUT_S = 100
+_TIMEOUT_S = 300
 
 
 def test_it_draws_the_same(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import torch
 
 from engine.fused.structs import FORMATS, Finish, Functions, Linear, address, declare
 from engine.fused.weights import PackedMemory, packed_bytes
-from native.cache import NoNative
 from native.engine_library import EngineLibrary, Threads, build_engine
 
 _SHAPES = ((1, 2), (16, 6), (33, 64), (96, 130), (320, 64))
@@ -22,11 +21,8 @@ _BEHIND, _K_UNIT = 32, 32
 
 
 @pytest.fixture(scope="module")
-def library() -> EngineLibrary:
-    try:
-        return build_engine()
-    except NoNative as error:
-        pytest.skip(str(error))
+def library(native_libraries: None) -> EngineLibrary:
+    return build_engine()
 
 
 @pytest.fixture(params=_KERNELS)

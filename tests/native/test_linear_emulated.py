@@ -12,7 +12,7 @@ from native.compiler import find_compiler
 from native.engine_library import build_engine
 
 _HERE, _NATIVE = Path(__file__).parent, Path(__file__).parents[2] / "native"
-_TIMEOUT_S = 100
+_TIMEOUT_S = 300
 
 
 @pytest.mark.long

@@ -7,7 +7,6 @@ import torch
 
 from engine.fused.structs import Finish, address, declare
 from engine.fused.weights import PackedMemory, packed_bytes
-from native.cache import NoNative
 from native.engine_library import EngineLibrary, build_engine
 
 _KERNELS = ("plain", "avx2", "avx512", "avx512_bf16", "amx")  # by number
@@ -35,11 +34,8 @@ class LinearKernel(ctypes.Structure):
 
 
 @pytest.fixture(scope="module")
-def library() -> EngineLibrary:
-    try:
-        return build_engine()
-    except NoNative as error:
-        pytest.skip(str(error))
+def library(native_libraries: None) -> EngineLibrary:
+    return build_engine()
 
 
 @pytest.fixture(params=_KERNELS)

@@ -10,7 +10,7 @@ import pytest
 from native.compiler import find_compiler
 
 _HERE, _NATIVE = Path(__file__).parent, Path(__file__).parents[2] / "native"
-_TIMEOUT_S = 100
+_TIMEOUT_S = 300
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="these instructions are of x86-64")

@@ -5,7 +5,6 @@ import random
 import pytest
 import xxhash
 
-from native.cache import NoNative
 from native.library import Library, build
 from native.memory import Place, Region, Run, Runs, StopFlag
 
@@ -13,11 +12,8 @@ POOL_BYTES = 1 << 20
 
 
 @pytest.fixture(scope="module", params=range(4))
-def library(request: pytest.FixtureRequest) -> Library:
-    try:
-        best = build()
-    except NoNative as error:
-        pytest.skip(f"missing tool: no native functions here: {error}")
+def library(request: pytest.FixtureRequest, native_libraries: None) -> Library:
+    best = build()
     if request.param not in best.kernels:
         pytest.skip(f"this CPU has no kernel {request.param}, it has {best.kernels}")
     return Library(best.path, kernel=request.param)

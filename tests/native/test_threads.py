@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from engine.checkpoints.dtypes import read_cpu_flags
-from native.cache import NoNative
 from native.compiler import find_compiler
 from native.engine_library import EngineLibrary, Threads, build_engine
 from native.recipe import FOLDER
@@ -50,11 +49,8 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @pytest.fixture(scope="module")
-def library() -> EngineLibrary:
-    try:
-        return build_engine()
-    except NoNative as error:
-        pytest.skip(f"missing tool: no native functions here: {error}")
+def library(native_libraries: None) -> EngineLibrary:
+    return build_engine()
 
 
 def run(team: Threads, region: Region, *, share: bool = False) -> None:
@@ -113,7 +109,7 @@ def test_threads_that_sleep_wake_up(library: EngineLibrary) -> None:
 
 def _wait_until_asleep(tasks: set[str]) -> None:
     """Return when none of these threads of the process runs."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while "R" in map(_state, tasks):
         assert time.monotonic() < deadline, "a thread never sleeps"
 
@@ -166,7 +162,7 @@ def test_callers_take_turns(library: EngineLibrary, count: int) -> None:
         for caller in callers:
             caller.start()
         for caller in callers:
-            caller.join(60)
+            caller.join(300)
 
     assert most == [1] * 30
 
@@ -182,11 +178,11 @@ def test_closing_waits_for_the_region_that_runs(library: EngineLibrary) -> None:
     caller = threading.Thread(target=run, args=(team, region))
     address = team.address
     caller.start()
-    assert inside.wait(30)
+    assert inside.wait(300)
     library.functions.threads_close(address)
 
     assert sorted(ended) == [0, 1, 2]
-    caller.join(30)
+    caller.join(300)
     team._address = None
 
 
@@ -206,8 +202,8 @@ def _alone(folder: Path) -> str:
     source, program = Path(__file__).with_name("threads_alone.c"), folder / "alone"
     strict = ["-Wall", "-Wextra", "-Werror", "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"]
     command = [*compiler.command, "-std=c11", *strict, "-pthread", "-I", str(FOLDER), "-o", str(program), str(source)]
-    subprocess.run(command, check=True, timeout=60)
-    return subprocess.run([program], check=True, timeout=60, capture_output=True, text=True).stdout
+    subprocess.run(command, check=True, timeout=300)
+    return subprocess.run([program], check=True, timeout=300, capture_output=True, text=True).stdout
 
 
 def test_a_forked_child_works_alone() -> None:
@@ -221,7 +217,7 @@ def test_a_process_ends_with_a_team_still_open() -> None:
 def _python(code: str) -> str:
     """Return what a program prints that ends well."""
     command = [sys.executable, "-P", "-c", code, str(Path(__file__).parents[2])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

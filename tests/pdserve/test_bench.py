@@ -25,7 +25,7 @@ def test_a_row_is_measured_beside_its_floor(tmp_path: Path) -> None:
         sys.executable, "-P", "-m", "pdserve", "bench", "engine", "--model", str(model), "--only", "batch 1",
         "--repeats", "1", "--dtype", "float32",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
 
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -36,6 +36,7 @@ def test_a_row_is_measured_beside_its_floor(tmp_path: Path) -> None:
     assert lines[0]["cpu"]
 
 
+@pytest.mark.usefixtures("native_libraries")
 @pytest.mark.parametrize("name", ASKED)
 def test_python_is_measured_apart_from_what_is_native(name: str, tmp_path: Path) -> None:
     path = make_tiny_model("llama", tmp_path / "tiny")

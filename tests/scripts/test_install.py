@@ -1,4 +1,4 @@
-"""scripts/install goes on where a run of it was broken off."""
+"""scripts/install goes on where a run of it was broken off, and looks after the native functions each time."""
 
 import shutil
 import signal
@@ -24,7 +24,7 @@ esac
 
 def _install(clone: Path, folder: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        ["/bin/sh", str(clone / "scripts" / "install")], capture_output=True, text=True, timeout=60, check=False,
+        ["/bin/sh", str(clone / "scripts" / "install")], capture_output=True, text=True, timeout=300, check=False,
         env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "PYTHON": str(folder / "base")},
     )  # fmt: skip
 
@@ -50,3 +50,20 @@ def test_an_environment_that_was_broken_off_is_made_again(clone: Path, tmp_path:
     assert (tmp_path / "made").read_text().split() == ["made"] * 2, "the third finds it whole"
     assert ["making .venv" in done.stdout for done in (first, second, third)] == [True, True, False]
     assert not (clone / ".venv" / ".pdserve-making").exists()
+
+
+@pytest.mark.parametrize("status", [0, 1], ids=["built", "no compiler"])
+def test_a_stamped_environment_has_its_native_cache_checked(clone: Path, tmp_path: Path, status: int) -> None:
+    python = clone / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    asked = f'echo "$*" >>{tmp_path}/asked'
+    python.write_text(f'#!/bin/sh\n{asked}\ncase "$*" in *native.build*) exit {status};; esac\n')
+    python.chmod(0o755)
+
+    first, second = (_install(clone, tmp_path) for _ in range(2))
+
+    assert [first.returncode, second.returncode] == [0, 0], first.stderr + second.stderr
+    lines = (tmp_path / "asked").read_text().splitlines()
+    assert lines.count("-P -m native.build") == 2
+    assert sum(line.startswith("-m pip") and " --editable " in line for line in lines) == 1, "it was stamped"
+    assert ("slower" in second.stdout) == bool(status)
