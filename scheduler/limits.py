@@ -48,7 +48,7 @@ class ControlLimits:
     lived_s: float = 10.0
     refused_retry_s: float = 10.0
     reserve_s: float = 5.0
-    grammar_s: float = 50.0
+    grammar_s: float = 90.0
     put_off_s: float = 0.1
     settle_s: float = 2.0
     drain_s: float = 300.0

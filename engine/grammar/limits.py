@@ -15,8 +15,9 @@ class GrammarLimits:
     `optional_properties` are those of one object of a schema: the time to compile them grows with their square.
 
     `cpu_s` and `memory_bytes` (above its idle size) end the compiling process; `compile_s` is the longest wait for its
-    answer, `wait_s` the longest in the queue of `queue_length`. `cache_bytes` bounds what is kept for later, and so
-    also one grammar; `fill_s` is what one step of a backend without limits of its own may take.
+    answer, `wait_s` the longest in the queue of `queue_length`. A busy machine may give it a thirtieth of a core.
+    `cache_bytes` bounds what is kept for later, and so also one grammar; `fill_s` is what one step of a backend without
+    limits of its own may take.
     """
 
     source_bytes: int = MAX_GRAMMAR_BYTES
@@ -28,7 +29,7 @@ class GrammarLimits:
     cpu_s: float = 2.0
     memory_bytes: int = 512 * MIB
     start_s: float = 60.0
-    compile_s: float = 20.0
+    compile_s: float = 60.0
     wait_s: float = 30.0
     queue_length: int = 64
     cache_bytes: int = 64 * MIB

@@ -9,7 +9,7 @@ from scheduler.templates.frames import TEXT
 from telemetry.logs import EventLogger
 from wire.errors import InvalidRequest, Overloaded, PdserveError, Unavailable
 
-_START_S = 10.0
+_START_S = 60.0
 _AHEAD = 16  # jobs sent before the first of them is answered: the process need not wait for the event loop
 _AHEAD_BYTES = 2**20
 _MAX_HELD_BYTES = 64 * 2**20

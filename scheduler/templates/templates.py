@@ -10,8 +10,8 @@ from scheduler.templates.lane import TemplateLane
 from wire.errors import InvalidRequest
 
 _RENDER_S = 1.0  # of processor time: on a busy machine an innocent template waits, and is not to blame
-_RENDER_TIMEOUT_S = 5.0
-_QUEUE_S = 10.0
+_RENDER_TIMEOUT_S = 30.0
+_QUEUE_S = 60.0
 _QUICK_BYTES = 2**20  # of a job: larger ones take the lane where others may be slow
 
 

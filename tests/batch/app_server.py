@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 
 from wire.tls import TlsFiles
 
-DEADLINE_S = 20.0
+DEADLINE_S = 300.0
 
 
 class _Server(uvicorn.Server):

@@ -15,7 +15,7 @@ from tests.batch.test_kill import CLONE, KILLED
 from tests.engine.tiny_models import make_tiny_model
 from wire.failpoints import VARIABLE
 
-pytestmark = [pytest.mark.long, pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.cluster]
 NUM_LINES = 80
 MOST_ANSWERED = 5  # of one run that is killed
 DEADLINE_S = 300.0

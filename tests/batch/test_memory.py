@@ -28,7 +28,6 @@ def _peak_kib(folder: Path, num_lines: int) -> int:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_50_000_lines_of_80_mb_cost_no_more_memory_than_their_places(tmp_path: Path) -> None:
     few, many = _peak_kib(tmp_path / "few", 500), _peak_kib(tmp_path / "many", 50_000)
 

@@ -78,7 +78,7 @@ def test_the_real_front_answers_the_fake_instances_client(tmp_path: Path) -> Non
 
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         try:
-            output, errors = running.communicate(timeout=120)
+            output, errors = running.communicate(timeout=300)
         finally:
             running.terminate()
 

@@ -124,7 +124,7 @@ def test_processes_hand_over_and_serve_on_a_tiny_model(tmp_path: Path) -> None:
 
     with subprocess.Popen([*command, "--json", str(file)], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as running:
         try:
-            _, errors = running.communicate(timeout=170)
+            _, errors = running.communicate(timeout=300)
         finally:
             running.terminate()  # it stops what it started; a kill would leave a cluster behind
 

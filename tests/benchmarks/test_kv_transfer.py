@@ -26,7 +26,7 @@ def run(tmp_path: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
     command = [sys.executable, str(SCRIPT), "--quick", "--sizes", "1", "--rounds", "1", *arguments]
     report = tmp_path / "rows.json"
     ran = subprocess.run(
-        [*command, "--json", str(report)], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100
+        [*command, "--json", str(report)], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout, json.loads(report.read_text())["rows"] if report.exists() else []

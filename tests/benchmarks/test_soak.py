@@ -104,7 +104,7 @@ def test_a_cluster_is_soaked_and_ended(tmp_path: Path) -> None:
 
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         try:
-            output, errors = running.communicate(timeout=80)
+            output, errors = running.communicate(timeout=300)
         finally:
             running.terminate()  # it stops what it started; a kill would leave a cluster behind
 

@@ -23,8 +23,8 @@ from ranktable_tools.commands import GenArguments, gen
 
 CLONE = Path(__file__).parents[2]
 START_SERVERS = CLONE / "deploy" / "PD_separate" / "start_servers.sh"
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 300.0
 _POLL_S = 0.02
 
 
@@ -114,7 +114,7 @@ class GuideCluster:
         self.flags = ("--model", str(model), "--served-model-name", "tiny", *flags)
         self.processes: dict[str, Process] = {}
         self.retired: list[Process] = []
-        self.client = Client(f"http://127.0.0.1:{self.port}", timeout_s=60.0)
+        self.client = Client(f"http://127.0.0.1:{self.port}", timeout_s=300.0)
 
     def __enter__(self) -> Self:
         return self

@@ -45,7 +45,7 @@ class HostCluster:
         self.flags = ("--model", str(model), "--served-model-name", "tiny", "--host=0.0.0.0", *flags)
         self.processes: dict[str, Process] = {}
         self.base_url = f"http://{self.network.address_by_name['scheduler']}:{SCHEDULER_PORT}"
-        self.client = Client(self.base_url, timeout_s=60.0)
+        self.client = Client(self.base_url, timeout_s=300.0)
         self._ends = ExitStack()
 
     def __enter__(self) -> "HostCluster":

@@ -16,7 +16,7 @@ from types import TracebackType
 
 from tests.conftest import MISSING
 
-COMMAND_TIMEOUT_S = 60.0
+COMMAND_TIMEOUT_S = 300.0
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
 
 

@@ -12,7 +12,7 @@ from pdserve.ports import free_ports
 from tests.cluster.guide import GuideCluster, Process
 from wire.types import SamplingParams
 
-WAIT_S = 60.0
+WAIT_S = 300.0
 _POLL_S = 0.02
 _GROUPS = {"prefill": 1, "decode": 2}
 

@@ -13,7 +13,7 @@ from pdserve.ports import free_ports
 from pdserve.readiness import ask
 from pdserve.run_folder import ClusterState, ProcessRecord, RunFolder
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 _POLL_S = 0.02
 
 
@@ -29,7 +29,7 @@ class Pdserve:
 
     def __call__(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            self._command(*arguments), capture_output=True, text=True, timeout=120, env=self._env,
+            self._command(*arguments), capture_output=True, text=True, timeout=300, env=self._env,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
 

@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.guide import CLONE, GuideCluster
 from tests.pdserve.hub.printed_models import OPT, hub_environment, printed_models
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.cluster
 
 # With all that is hidden: another worker of the tests writes its examples there meanwhile.
 _LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info", "tests", "docs")
@@ -21,7 +21,7 @@ def base_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Install the base package from a copy of the clone (an install writes into its source)."""
     folder = tmp_path_factory.mktemp("base")
     shutil.copytree(CLONE, folder / "clone", ignore=_LEFT_OUT)
-    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True, timeout=300)
     python = folder / "venv" / "bin" / "python"
     subprocess.run(
         [
@@ -36,7 +36,7 @@ def base_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_base_package_brings_no_torch(base_python: Path) -> None:
     code = "import importlib.util as u, sys; sys.exit(any(u.find_spec(n) for n in ('torch', 'transformers', 'numpy')))"
 
-    assert subprocess.run([str(base_python), "-P", "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([str(base_python), "-P", "-c", code], timeout=300).returncode == 0
 
 
 def test_a_scheduler_without_torch_serves(base_python: Path, tmp_path: Path, tiny_model: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_scheduler_without_torch_finds_a_model_by_its_name_and_makes_its_token
 
 def test_the_engine_is_asked_for_where_it_is_missing(base_python: Path) -> None:
     done = subprocess.run(
-        [str(base_python), "-P", "-m", "pdserve", "serve", "/no/model"], capture_output=True, text=True, timeout=60
+        [str(base_python), "-P", "-m", "pdserve", "serve", "/no/model"], capture_output=True, text=True, timeout=300
     )
 
     assert done.returncode == 2

@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.conftest import ENGINE_FLAGS
 from tests.cluster.guide import GuideCluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.cluster
 
 FAKE = ("--engine=fake",)
 

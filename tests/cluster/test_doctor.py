@@ -10,7 +10,7 @@ import pytest
 from ranktable_tools.cli import main
 from tests.cluster.guide import GuideCluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,6 @@ from tests.deploy.guide_lines import GEN, PORTS, start
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.long,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(bool(obstacle()), reason=obstacle()),
 ]
 _POLL_S = 0.05
@@ -74,10 +73,12 @@ def test_a8_the_guides_lines_serve_as_printed(tmp_path: Path, long_model: Path) 
         **os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PDSERVE_PYTHON": sys.executable,
         "LLM_TOOLS_PATH": "AscendCloud/AscendCloud-LLM/llm_tools", "model": str(long_model),
     }  # fmt: skip
-    subprocess.run(["sh", str(CLONE / "deploy" / "link_guide_paths"), str(folder)], check=True, timeout=60, env=environ)
+    subprocess.run(
+        ["sh", str(CLONE / "deploy" / "link_guide_paths"), str(folder)], check=True, timeout=300, env=environ
+    )
     with Network(("machine",), first=18) as network, ExitStack() as stack:
-        machine, client = network.hosts["machine"], Client(f"http://127.0.0.1:{PORTS['host']}", timeout_s=60.0)
-        subprocess.run([*machine.before, "sh", "-c", GEN], check=True, timeout=60, cwd=folder, env=environ)
+        machine, client = network.hosts["machine"], Client(f"http://127.0.0.1:{PORTS['host']}", timeout_s=300.0)
+        subprocess.run([*machine.before, "sh", "-c", GEN], check=True, timeout=300, cwd=folder, env=environ)
         for table in (folder / "save_dir").iterdir():
             shutil.copy(table, folder)
         logs = [tmp_path / f"{end}.log" for end in PORTS]

@@ -6,7 +6,7 @@ import pytest
 
 from tests.cluster.guide import GuideCluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.cluster
 
 
 def test_one_file_starts_every_role_and_each_says_its_part(tmp_path: Path, fake_model: Path) -> None:

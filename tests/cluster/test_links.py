@@ -13,12 +13,12 @@ import pytest
 from tests.cluster.guide import GuideCluster
 from wire.errors import Unavailable
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.cluster
 
 
 def _pdserve(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-P", "-m", "pdserve", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=90, stdin=subprocess.DEVNULL)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
 
 
 def _links(cluster: GuideCluster, mib: int = 8) -> list[dict[str, Any]]:
@@ -30,7 +30,7 @@ def _links(cluster: GuideCluster, mib: int = 8) -> list[dict[str, Any]]:
 
 def _status_of_link_up(cluster: GuideCluster, transport: str) -> str:
     """Return what `pdserve status` prints, once the instance's next heartbeat has told the scheduler of its link."""
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + 300.0
     while [(one.labels["transport"], one.value) for one in cluster.gauge("pdserve_link_up")] != [(transport, 1.0)]:
         assert time.monotonic() < deadline, cluster.gauge("pdserve_link_up")
         time.sleep(0.02)
@@ -84,7 +84,7 @@ def test_a_pair_without_a_common_transport_is_said_everywhere_and_serves_once_it
         cluster.start("decode-0", flags=("--kv-transport", "tcp"))
         cluster.start("prefill-0", flags=("--kv-transport", "shm"))
         scheduler = cluster.start("scheduler")
-        deadline = time.monotonic() + 30.0
+        deadline = time.monotonic() + 300.0
         while not (gap := cluster.gauge("pdserve_link_impossible") if _scheduler_answers(cluster) else []):
             assert time.monotonic() < deadline
             time.sleep(0.02)

@@ -15,7 +15,7 @@ from tests.cluster.live_cluster import LiveCluster, fake_words, replace
 from tests.cluster.pdserve_command import DEADLINE_S, Pdserve
 from tests.faults.cluster import NUM_LAYERS, VOCAB_SIZE, make_model
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.cluster
 
 NUM_REQUESTS, NUM_WORDS = 20, 60
 P0, D0, P1, D1 = "0", "1", "2", "3"
@@ -66,7 +66,7 @@ def test_added_instances_are_used_and_a_removed_one_ends_what_it_has(
             {"prefill-0": "living", "prefill-1": "living", "decode-1": "living", "decode-0": "draining"}
         )
         later = _ask(cluster, _prompt(0))
-        answers = [one.result(60) for one in asked]
+        answers = [one.result(300) for one in asked]
 
         config = FakeConfig(vocab_size=VOCAB_SIZE, num_layers=NUM_LAYERS)
         pairs = list(product((P0, P1), (D0, D1)))
@@ -182,7 +182,7 @@ def test_a_real_model_says_the_same_whoever_comes_and_goes(tmp_path: Path, tiny_
         ThreadPoolExecutor(NUM_REQUESTS) as pool,
     ):
         cluster.up()
-        before = [one.result(120) for one in _ask_all(cluster, pool)]
+        before = [one.result(300) for one in _ask_all(cluster, pool)]
         _grow(cluster)
 
         asked = _ask_all(cluster, pool)
@@ -190,9 +190,9 @@ def test_a_real_model_says_the_same_whoever_comes_and_goes(tmp_path: Path, tiny_
         cluster.servers("decode").pop(0)
         cluster.publish()
 
-        assert [one.result(120) for one in asked] == before
+        assert [one.result(300) for one in asked] == before
         cluster.wait_states({"prefill-0": "living", "prefill-1": "living", "decode-1": "living"})
-        assert [one.result(120) for one in _ask_all(cluster, pool)] == before
+        assert [one.result(300) for one in _ask_all(cluster, pool)] == before
         assert cluster.processes.pop("decode-0").wait() == 0
         assert cluster.count("requests_completed") == 3 * NUM_REQUESTS
         assert cluster.count("requests_failed") == 0

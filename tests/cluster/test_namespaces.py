@@ -17,7 +17,6 @@ from tests.cluster.hosts import obstacle
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.long,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(bool(obstacle()), reason=obstacle()),
 ]
 
@@ -46,7 +45,7 @@ def _combined(cluster: HostCluster, model: Path) -> Iterator[Client]:
     """One process with all of the model, on the clients' host."""
     flags = ("--served-model-name", "tiny", *ENGINE_FLAGS)
     command = [sys.executable, "-P", "-m", "pdserve", "serve", str(model), "--port=8000", *flags]
-    client = Client("http://127.0.0.1:8000", timeout_s=60.0)
+    client = Client("http://127.0.0.1:8000", timeout_s=300.0)
     with (cluster.folder / "combined.log").open("wb") as log, subprocess.Popen(
         [*cluster.network.hosts["clients"].before, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log
     ) as server:  # fmt: skip

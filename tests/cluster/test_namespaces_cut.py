@@ -16,7 +16,6 @@ from tests.faults.cases import ANSWER, ERROR
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.long,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(bool(obstacle()), reason=obstacle()),
 ]
 
@@ -28,7 +27,7 @@ async def _load(
 ) -> Load:
     """Ask all the time: while all is whole, while it is cut until each client saw so many endings, and once healed."""
     limits = httpx.Limits(max_connections=NUM_CLIENTS)
-    async with httpx.AsyncClient(base_url=cluster.base_url, timeout=60, trust_env=False, limits=limits) as http:
+    async with httpx.AsyncClient(base_url=cluster.base_url, timeout=300, trust_env=False, limits=limits) as http:
         load = Load(http, stall_s)
         async with asyncio.TaskGroup() as group:
             for number in range(NUM_CLIENTS):

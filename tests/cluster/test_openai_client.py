@@ -9,7 +9,7 @@ import pytest
 from tests.cluster.conftest import ENGINE_FLAGS
 from tests.cluster.guide import GuideCluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Itera
 
 @pytest.fixture
 def client(cluster: GuideCluster) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{cluster.client.base_url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=f"{cluster.client.base_url}/v1", api_key="none", max_retries=0, timeout=300) as client:
         yield client
     cluster.wait_idle()
 

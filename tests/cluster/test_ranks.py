@@ -12,7 +12,7 @@ from tests.cluster.guide import GuideCluster
 from tests.faults.cluster import VOCAB_SIZE, make_model
 from wire.types import SamplingParams
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.cluster
 
 KV = ((0, "k", 3, 64), (0, "v", 3, 64), (1, "latent", 1, 576))
 PROMPT = tuple(range(40, 140))

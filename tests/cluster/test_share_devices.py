@@ -9,7 +9,7 @@ from pdserve.ports import free_ports
 from ranktable_tools.commands import GenArguments, gen
 from tests.cluster.guide import GuideCluster, Tables
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.cluster
 
 FAKE = ("--engine=fake",)
 

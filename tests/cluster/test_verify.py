@@ -13,7 +13,7 @@ from pdserve.client import Client
 from pdserve.ports import free_ports
 from tests.engine.tiny_models import KINDS, make_tiny_model
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.cluster
 
 
 def _verify(*flags: str, timeout_s: int = 200) -> "subprocess.CompletedProcess[str]":
@@ -65,7 +65,6 @@ def test_every_tested_family_is_equal_in_float32(kind: str, tmp_path: Path) -> N
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_the_default_model_is_equal_in_float32_over_each_transport() -> None:
     done = _verify(
         "--transport", "each", "--prompts", "6", "--max-tokens", "16", "--kv-cache-memory", "128MiB", timeout_s=850
@@ -100,8 +99,8 @@ def test_one_process_serves_the_same_surface(tiny_model: Path) -> None:
             if "ready" in line:
                 break
         else:
-            pytest.fail(f"it ended with {server.wait(60)} before it was ready:\n{''.join(said)}")
-        client = Client(f"http://127.0.0.1:{port}", timeout_s=60)
+            pytest.fail(f"it ended with {server.wait(300)} before it was ready:\n{''.join(said)}")
+        client = Client(f"http://127.0.0.1:{port}", timeout_s=300)
 
         reply = client.post("/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 4})
         health = client.get("/health")
@@ -110,4 +109,4 @@ def test_one_process_serves_the_same_surface(tiny_model: Path) -> None:
 
         assert reply.status == 200, reply.body
         assert health.status == 200
-        assert server.wait(60) == 0
+        assert server.wait(300) == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(500)]
+pytestmark = pytest.mark.cluster
 
 
 _STOPS_NOBODY = """
@@ -62,12 +62,12 @@ def test_what_it_started_ends_with_it_on_sigterm(tiny_model: Path) -> None:
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
     ) as verify:  # fmt: skip
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while len(started := psutil.Process(verify.pid).children(recursive=True)) < 2:
             assert time.monotonic() < deadline
         verify.send_signal(signal.SIGTERM)
 
-        assert verify.wait(60) == 130
+        assert verify.wait(300) == 130
     assert [one for one in started if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
 
 

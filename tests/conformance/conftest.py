@@ -53,7 +53,7 @@ def combined(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield client.base_url
     finally:
         process.terminate()
-        assert process.wait(20) == 0, log.read_text()
+        assert process.wait(300) == 0, log.read_text()
 
 
 @pytest.fixture(scope="session")
@@ -78,5 +78,5 @@ def answers() -> dict[str, object]:
 def served(request: pytest.FixtureRequest, answers: dict[str, object]) -> Iterator[Served]:
     """A client of one way and then of the other."""
     url = request.getfixturevalue("combined" if request.param == "combined" else "pair")
-    with httpx.Client(base_url=url, timeout=60.0, trust_env=False) as http:
+    with httpx.Client(base_url=url, timeout=300.0, trust_env=False) as http:
         yield Served(http, request.node.originalname, answers)

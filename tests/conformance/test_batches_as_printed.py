@@ -19,7 +19,7 @@ from tests.pdserve.hub.fake_hub import FakeHub
 from tests.pdserve.hub.printed_models import hub_environment
 from tests.pdserve.loopback import Loopback
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.cluster
 
 OPENAI_FILE = "offline_inference/openai_batch/openai_example_batch.jsonl"
 BATCHED_FILE = "openai_api/batched_example.jsonl"

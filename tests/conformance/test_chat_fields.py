@@ -4,7 +4,7 @@ import pytest
 
 from tests.conformance.served import CHAT, Oracle, Served
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.cluster
 
 CHATS = "/v1/chat/completions"
 PREFILL = [*CHAT, {"role": "assistant", "content": "The capital"}]

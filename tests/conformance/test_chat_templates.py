@@ -6,7 +6,7 @@ import pytest
 
 from tests.conformance.served import CHAT, Oracle, Served
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.cluster
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("template_*.jinja"))
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.conformance.served import PROMPT, Oracle, Served
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.cluster
 
 RANGES: dict[str, tuple[list[Any], list[Any]]] = {
     "presence_penalty": ([-2, 2], [-2.01, 2.01]), "frequency_penalty": ([-2, 2], [-2.01, 2.01]),

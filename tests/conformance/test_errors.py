@@ -9,7 +9,7 @@ import pytest
 
 from tests.conformance.served import CHAT, PROMPT, Served
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.cluster
 
 ROUTES = (
     "/v1/completions",

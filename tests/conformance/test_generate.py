@@ -11,7 +11,7 @@ import pytest
 from tests.cluster.conftest import fake_model, slow_fake_model  # noqa: F401 - fixtures
 from tests.cluster.guide import GuideCluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.cluster
 
 ASKED: dict[str, Any] = {"prompt": "the quick brown fox", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 
@@ -28,7 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, slow_fake_model: Path) -> 
 
 @pytest.fixture
 def http(cluster: GuideCluster) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=cluster.client.base_url, timeout=60, trust_env=False) as client:
+    with httpx.Client(base_url=cluster.client.base_url, timeout=300, trust_env=False) as client:
         yield client
     cluster.wait_idle()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 if importlib.util.find_spec("lm_eval") is None:
     pytest.skip("missing tool: lm-eval (pip install 'pdserve[clients]')", allow_module_level=True)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conformance.served import CHAT, PROMPT, Oracle, Served, events
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.cluster
 
 COUNTING = [*CHAT, {"role": "assistant", "content": "Paris, of"}]
 PERSON = {

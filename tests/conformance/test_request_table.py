@@ -7,7 +7,7 @@ import pytest
 
 from tests.conformance.served import CHAT, PROMPT, Oracle, Served, events
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.cluster
 
 
 def test_a11_3_10_a9_120_the_model_is_the_one_that_is_served(served: Served, model: Any) -> None:

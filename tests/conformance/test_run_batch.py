@@ -23,7 +23,7 @@ from tests.engine.tiny_encoders import make_bert
 from tests.pdserve.batches import Ended, chat, read, request, run, without_ids, write
 from wire.options import EngineOptions
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.cluster
 
 WAYS = ("in this process", "P/D")
 UNHELPFUL = "You are an unhelpful assistant."

@@ -6,7 +6,7 @@ import pytest
 
 from tests.conformance.served import CHAT, PROMPT, Oracle, Served, events
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.cluster
 
 SEEDED = {"temperature": 1.0, "seed": 11}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 if importlib.util.find_spec("schemathesis") is None:
     pytest.skip("missing tool: schemathesis (pip install 'pdserve[clients]')", allow_module_level=True)
@@ -29,4 +29,4 @@ def test_b_errors_13_nothing_that_is_sent_is_a_server_error(
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
     assert "test cases generated" in ended.stdout or "Test cases" in ended.stdout, ended.stdout[-3000:]
     body = {"model": "tiny", "prompt": "the quick brown fox", "max_tokens": 4}
-    assert httpx.post(f"{url}/v1/completions", json=body, timeout=60, trust_env=False).status_code == 200
+    assert httpx.post(f"{url}/v1/completions", json=body, timeout=300, trust_env=False).status_code == 200

@@ -6,7 +6,7 @@ import pytest
 
 from tests.conformance.served import CHAT, PROMPT, Served, events
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.cluster
 
 BODIES: dict[str, dict[str, Any]] = {"/v1/completions": {"prompt": PROMPT}, "/v1/chat/completions": {"messages": CHAT}}
 

@@ -10,7 +10,7 @@ import torch
 
 from tests.conformance.served import CHAT, PROMPT, Oracle, Served
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.cluster
 
 TEXTS = ["hello", PROMPT, "what is the capital of France?"]
 

@@ -77,4 +77,4 @@ def fake_engine(path: Path) -> Iterator[FakeEngine]:
             yield server
         finally:
             server.shutdown()
-            thread.join(timeout=10)
+            thread.join(timeout=300)

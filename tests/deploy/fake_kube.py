@@ -212,7 +212,7 @@ def serving(cluster: Cluster, tls: TlsFiles | None = None) -> Iterator[str]:
         yield f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_address[1]}"
     finally:
         server.shutdown()
-        thread.join(timeout=10)
+        thread.join(timeout=300)
         server.server_close()
 
 

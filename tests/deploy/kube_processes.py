@@ -121,7 +121,7 @@ class KubeProcesses(GuideCluster):
             return ""
         words = self._words(main["lifecycle"]["preStop"]["exec"]["command"], pod, ip, "")
         env = self._environment(ip)
-        return subprocess.run(words, capture_output=True, text=True, timeout=120, check=True, env=env).stdout
+        return subprocess.run(words, capture_output=True, text=True, timeout=300, check=True, env=env).stdout
 
     def _start(self, pod: str, ip: str, container: Object, account: str) -> None:
         words = self._words(container["args"], pod, ip, account)

@@ -146,7 +146,7 @@ class ComposeProcesses(GuideCluster):
     def run(self, *words: str, environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         """Run words as a container would."""
         command, env = [str(ENTRYPOINT), *words], _environment(environ)
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, env=env, check=False)
 
     def begin(self, flags: Sequence[str]) -> None:
         """Run `prepare`, then start the parts."""

@@ -203,7 +203,7 @@ def test_run_hands_the_very_words_to_docker(tables: Make, tmp_path: Path, docker
     command = ["--", "sh", "-c", "echo $HOME; true"]
 
     done = subprocess.run(
-        ["sh", SCRIPT, *words, *command], capture_output=True, text=True, timeout=60,
+        ["sh", SCRIPT, *words, *command], capture_output=True, text=True, timeout=300,
         env={"PATH": os.environ["PATH"], "PDSERVE_PYTHON": sys.executable},
     )  # fmt: skip
 

@@ -107,7 +107,7 @@ def test_dockers_own_client_makes_of_the_line_what_is_meant(
     environ = {"PATH": os.environ["PATH"], "DOCKER_HOST": f"unix://{tmp_path}/engine", "HOME": str(tmp_path)}
 
     with fake_engine(tmp_path / "engine") as engine:
-        done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False, env=environ)
+        done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False, env=environ)
 
     assert (done.returncode, done.stdout) == (0, f"{ENGINE_ID}\n"), done.stderr
     created = engine.created

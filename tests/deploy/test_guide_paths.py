@@ -34,7 +34,7 @@ def _sh(line: str, cwd: Path, home: Path, **environ: str) -> subprocess.Complete
     if not (programs / "python").is_symlink():
         (programs / "python").symlink_to(sys.executable)
     clean = {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PDSERVE_PYTHON": sys.executable, **environ}
-    return subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60, cwd=cwd, env=clean)
+    return subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=300, cwd=cwd, env=clean)
 
 
 @pytest.fixture

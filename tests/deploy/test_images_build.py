@@ -59,7 +59,7 @@ def _refusal(capsys: Capture, docker: StubDocker, *words: str) -> str:
 
 def test_a8_119_the_guides_line_asks_the_base_image_and_builds(docker: StubDocker, tmp_path: Path) -> None:
     done = subprocess.run(
-        ["sh", str(CLONE / "deploy" / "build_image.sh"), *FLAGS], capture_output=True, text=True, timeout=60,
+        ["sh", str(CLONE / "deploy" / "build_image.sh"), *FLAGS], capture_output=True, text=True, timeout=300,
         cwd=tmp_path, env={"PATH": os.environ["PATH"], "PDSERVE_PYTHON": sys.executable}, check=False,
     )  # fmt: skip
 
@@ -225,7 +225,7 @@ def test_the_probe_tells_what_this_very_machine_has() -> None:
     """The shell and Python of the tests stand for a base image's."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
-    done = subprocess.run(["sh", "-c", PROBE], capture_output=True, text=True, timeout=60, env={"PATH": path})
+    done = subprocess.run(["sh", "-c", PROBE], capture_output=True, text=True, timeout=300, env={"PATH": path})
 
     base = parse_probe("here", done.stdout)
     assert base.python is not None
@@ -236,7 +236,7 @@ def test_the_probe_tells_what_this_very_machine_has() -> None:
 
 def test_the_probe_answers_without_python(tmp_path: Path) -> None:
     done = subprocess.run(
-        ["/bin/sh", "-c", PROBE], capture_output=True, text=True, timeout=60, env={"PATH": str(tmp_path)}
+        ["/bin/sh", "-c", PROBE], capture_output=True, text=True, timeout=300, env={"PATH": str(tmp_path)}
     )
 
     assert parse_probe("bare", done.stdout).python is None
@@ -267,7 +267,7 @@ def test_a8_119_every_script_has_help(name: str) -> None:
     script = CLONE / "deploy" / name
     environ = {"PATH": os.environ["PATH"], "PDSERVE_PYTHON": sys.executable}
 
-    done = subprocess.run([script, "--help"], capture_output=True, text=True, timeout=60, env=environ, check=False)
+    done = subprocess.run([script, "--help"], capture_output=True, text=True, timeout=300, env=environ, check=False)
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: {name} ")

@@ -172,7 +172,7 @@ def _start_one_each(cluster: KubeProcesses) -> None:
 
 
 def _wait_until_running(cluster: KubeProcesses, number: int) -> None:
-    deadline, running = time.monotonic() + 30, 0.0
+    deadline, running = time.monotonic() + 300, 0.0
     while time.monotonic() < deadline:
         running = sum(sample.value for sample in cluster.gauge("pdserve_running"))
         if running >= number:
@@ -182,7 +182,7 @@ def _wait_until_running(cluster: KubeProcesses, number: int) -> None:
 
 
 def _wait_for_answer(cluster: KubeProcesses) -> None:
-    deadline, answer = time.monotonic() + 60, None
+    deadline, answer = time.monotonic() + 300, None
     while time.monotonic() < deadline:
         answer = cluster.client.post("/v1/completions", REQUEST)
         if answer.status == 200:

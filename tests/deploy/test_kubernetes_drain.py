@@ -41,7 +41,7 @@ def metrics() -> Iterator[_Metrics]:
     thread.start()
     yield server
     server.shutdown()
-    thread.join(timeout=10)
+    thread.join(timeout=300)
     server.server_close()
 
 

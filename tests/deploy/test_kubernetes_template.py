@@ -78,7 +78,7 @@ def test_helm_makes_the_same_of_the_chart(name: str, tmp_path: Path) -> None:
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(ALL[name]))
     done = subprocess.run(
         ["helm", "template", "pdserve", str(CHART), "--namespace", "models", "--values", str(tmp_path / "values.yaml")],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     made = [each for each in yaml.safe_load_all(done.stdout) if each]

@@ -23,7 +23,7 @@ print("ended")
 
 
 def test_a_signal_ends_it_at_whatever_line_of_its_wait_it_comes() -> None:
-    done = subprocess.run([sys.executable, "-P", "-c", _AT_EVERY_LINE], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-P", "-c", _AT_EVERY_LINE], capture_output=True, text=True, timeout=300)
 
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "ended"), done.stderr
 
@@ -47,6 +47,6 @@ print(len(turns), "turn")
 
 
 def test_a_signal_ends_a_long_wait() -> None:
-    done = subprocess.run([sys.executable, "-P", "-c", _WAITING], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-P", "-c", _WAITING], capture_output=True, text=True, timeout=300)
 
     assert (done.returncode, done.stdout) == (0, "1 turn\n"), done.stderr

@@ -12,7 +12,7 @@ GEN = ["--mode", "gen", "--prefill-server-list", "4,5", "--decode-server-list", 
 
 
 def _run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd, env={}, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=cwd, env={}, check=False)
 
 
 @pytest.mark.parametrize("linked", [False, True])

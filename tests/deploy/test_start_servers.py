@@ -25,7 +25,7 @@ def _run(
     *command: str, cwd: Path | None = None, environ: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     clean = {"PATH": os.environ["PATH"], **(environ or {})}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd, env=clean, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=cwd, env=clean, check=False)
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def test_it_is_activated_in_another_thread_and_works_there(device: Device) -> No
 
     thread = threading.Thread(target=work)
     thread.start()
-    thread.join(timeout=30)
+    thread.join(timeout=300)
 
     assert made == [[2.0] * 3]
 

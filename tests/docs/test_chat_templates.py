@@ -27,13 +27,19 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert "| 64 MiB above the idle process, and four times what was sent to it |" in PAGE
     assert template_sandbox._KEPT_BYTES == 16 * 2**20
     assert template_sandbox.MAX_OUTPUT_CHARS == 8 * 2**20
-    assert (templates._RENDER_S, templates._RENDER_TIMEOUT_S) == (1.0, 5.0)
-    assert "| 1 s of a processor for compiling and rendering, 5 s by the clock |" in PAGE
-    assert (templates._QUEUE_S, template_lane._MAX_HELD_BYTES) == (10.0, 64 * 2**20)
-    assert "| 10 s, and 64 MiB in all |" in PAGE
+    assert (templates._RENDER_S, templates._RENDER_TIMEOUT_S) == (1.0, 30.0)
+    assert "| 1 s of a processor for compiling and rendering, 30 s by the clock |" in PAGE
+    assert (templates._QUEUE_S, template_lane._MAX_HELD_BYTES) == (60.0, 64 * 2**20)
+    assert "| 60 s, and 64 MiB in all |" in PAGE
     assert (templates._QUICK_BYTES, template_lane._AHEAD) == (2**20, 16)
     assert "conversations of over 1 MiB" in PAGE
     assert "Up to 16 conversations are sent ahead" in PAGE
+
+
+def test_a_thirtieth_of_a_core_is_enough_for_a_render_and_a_start() -> None:
+    assert templates._RENDER_TIMEOUT_S >= 30 * templates._RENDER_S
+    assert templates._QUEUE_S >= 2 * templates._RENDER_TIMEOUT_S
+    assert template_lane._START_S >= 30, "it imports for a second"
 
 
 def test_the_path_of_the_page_is_one_that_the_flag_takes() -> None:

@@ -10,7 +10,7 @@ import torch
 from engine.sharding.hooks import AllReduce
 
 T = TypeVar("T")
-_WAIT_S = 30.0
+_WAIT_S = 300.0
 
 
 class ThreadReduce:

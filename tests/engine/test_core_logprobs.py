@@ -247,7 +247,6 @@ def test_where_they_cannot_be_had_only_who_asked_fails(tmp_path: Path, monkeypat
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_those_of_the_default_model_are_transformers_too() -> None:
     path = ensure_default_model(default_cache_dir(os.environ), lambda words: None)
     params = SamplingParams(max_tokens=8, temperature=1.0, seed=3, logprobs=5, prompt_logprobs=5)

@@ -131,7 +131,7 @@ def test_concurrent_runs_make_it_once(downloads: list[Path], tmp_path: Path) -> 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
 
     assert made == [default_model_path(tmp_path)] * 3
     assert len(downloads) == 1

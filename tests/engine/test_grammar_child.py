@@ -28,7 +28,7 @@ _LIMITS = GrammarLimits()
 _EASY = Source(Kind.REGEX, "a+")
 _SLOW = "start: e\n" + "e: " + " | ".join(f"e e{i}" for i in range(1500)) + " | TXT\n"
 _SLOW += "\n".join(f"e{i}: e e | TXT" for i in range(1500)) + "\nTXT: /[a-z ]/"
-_WAIT_S = 30.0
+_WAIT_S = 300.0
 
 
 @pytest.fixture(scope="module")

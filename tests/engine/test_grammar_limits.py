@@ -15,11 +15,19 @@ from engine.grammar.llguidance_matcher import LlguidanceGrammar
 from engine.grammar.matcher import CompiledGrammar
 from engine.grammar.source import Kind, Source
 from engine.grammar.walk import walk
+from scheduler.limits import ControlLimits
 from tests.conftest import MISSING
 from tests.engine.grammar_tools import EOS_ID, LIMITS, allowed_ids, tokenizer_of
 from tests.engine.tiny_models import save_tiny_tokenizer
 from wire.errors import InvalidGrammar
 from wire.structured_output import XGRAMMAR
+
+
+def test_a_thirtieth_of_a_core_is_enough_for_a_compile() -> None:
+    limits = GrammarLimits()
+
+    assert limits.compile_s >= 30 * limits.cpu_s
+    assert ControlLimits().grammar_s >= limits.wait_s + limits.compile_s
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from tests.engine.tiny_models import save_tiny_tokenizer
 from wire.errors import Draining, InvalidGrammar, NotInstalled, Overloaded
 from wire.types import StructuredOutput
 
-_WAIT_S = 60.0
+_WAIT_S = 300.0
 _LIMITS = GrammarLimits(cpu_s=0.3)
 _CPU_BOUND = "start: e\n" + "e: " + " | ".join(f"e e{i}" for i in range(1500)) + " | TXT\n"
 _CPU_BOUND += "\n".join(f"e{i}: e e | TXT" for i in range(1500)) + "\nTXT: /[a-z ]/"

@@ -180,7 +180,7 @@ def test_threads_share_a_cached_pool() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=300)
 
     assert errors == []
     assert blocks.num_used == 0

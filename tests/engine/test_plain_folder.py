@@ -165,7 +165,7 @@ def test_several_at_once_make_it_once(opt: Path, tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
 
     assert len(set(made)) == 1
     assert len(made) == 3

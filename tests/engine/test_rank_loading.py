@@ -23,7 +23,7 @@ from pdserve.run_folder import default_cache_dir
 from tests.engine.tiny_models import save_tiny_tokenizer
 from wire.kv_layout import Rank
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long]
 
 _GIB = 1 << 30
 _LARGE: dict[str, Any] = {

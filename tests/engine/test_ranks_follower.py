@@ -20,7 +20,7 @@ from wire.kv_layout import KvTensor
 from wire.rank_channel import Channel
 
 _SETUP = RankSetup("/models/x", "float32", 1, 2, 16, "auto", None, (), 1, 10.0)
-_WAIT_S = 60.0
+_WAIT_S = 300.0
 _STEP = pack_step(StepBatch((5, 6), (BatchSequence(0, 2, (1,)),), ()))
 
 

@@ -26,7 +26,7 @@ from wire.rank_channel import Channel
 from wire.rank_words import pack_error
 
 _STEP_S = 2.0
-_WAIT_S = 120.0
+_WAIT_S = 300.0
 _SAID = {signal.SIGKILL: "was killed by SIGKILL", signal.SIGSTOP: "is stopped by a signal"}
 _SIGNALS = pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])
 

@@ -78,7 +78,7 @@ def test_a_large_message_arrives_whole(ends: tuple[Channel[Kind], Channel[Kind]]
     sender.start()
 
     assert ends[1].receive(10.0).payload == payload
-    sender.join(10.0)
+    sender.join(300.0)
 
 
 def test_waits_end(ends: tuple[Channel[Kind], Channel[Kind]]) -> None:

@@ -28,7 +28,7 @@ from wire.types import SamplingParams
 
 VOCAB_SIZE, CHUNK, PROMPT_TOKENS = 320, 16, 60
 NUM_LAYERS, STEP_S = 2, 0.01
-START_S = 30.0
+START_S = 300.0
 _POLL_S = 0.01
 _LAUNCH = Path(__file__).with_name("launch.py")
 _FAULT = re.compile(r"^(\S+)Z \S+ \S+ failpoint point=(\S+) action=(\S+)", re.MULTILINE)
@@ -199,7 +199,7 @@ def describe(seen: Iterable[Seen]) -> str:
 
 def client_of(cluster: FaultCluster) -> httpx.AsyncClient:
     """A client that waits longer than any fault lasts."""
-    return httpx.AsyncClient(base_url=cluster.base_url, timeout=30, trust_env=False)
+    return httpx.AsyncClient(base_url=cluster.base_url, timeout=300, trust_env=False)
 
 
 def _common(one: Sequence[str], other: Sequence[str]) -> int:

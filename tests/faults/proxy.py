@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from kvtransfer.frame import PREFIX, Frame, MessageType, WireError, decode, decode_prefix
 
-DEADLINE_S = 20.0
+DEADLINE_S = 300.0
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: close sends RST
 
 

@@ -12,7 +12,7 @@ from tests.faults.cases import ANSWER, CLOSED, ERROR
 from tests.faults.cluster import PROMPT_TOKENS, FaultCluster, client_of, describe, until
 from tests.faults.launch import LEASE_S
 
-pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def _prompts(count: int) -> list[list[int]]:
 
 
 async def _ask_all(cluster: FaultCluster, count: int, max_tokens: int = 8) -> list[Seen]:
-    async with client_of(cluster) as client, asyncio.timeout(60):
+    async with client_of(cluster) as client, asyncio.timeout(300):
         return await asyncio.gather(*(ask(client, prompt, max_tokens) for prompt in _prompts(count)))
 
 
@@ -90,9 +90,9 @@ def test_killing_prefill_once_decode_goes_on_is_seen_by_nobody(cluster: FaultClu
     cluster.renew("prefill-0", "")
 
     async def run() -> Seen:
-        async with client_of(cluster) as client, asyncio.timeout(30):
+        async with client_of(cluster) as client, asyncio.timeout(300):
             asking = asyncio.create_task(ask(client, _prompts(1)[0], 100))
-            await until(lambda: "kv_sent" in cluster.log("prefill-0"), time.time() + 10, "nothing was handed off")
+            await until(lambda: "kv_sent" in cluster.log("prefill-0"), time.time() + 300, "nothing was handed off")
             await asyncio.to_thread(cluster.guide.kill, "prefill-0")
             assert not asking.done()
             return await asking

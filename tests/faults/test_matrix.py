@@ -13,7 +13,7 @@ from tests.faults.cases import CASES, Case
 from tests.faults.cluster import FaultCluster
 from tests.faults.running import Measured, run_case
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.cluster
 
 RESULTS = "PDSERVE_FAULT_RESULTS"
 """A file's name here gets the measured table as JSON, for scripts/fault_table."""

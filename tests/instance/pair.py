@@ -15,7 +15,7 @@ from wire.options import EngineOptions
 from wire.types import Role
 
 FAKE = {"vocab_size": 500, "max_model_len": 256, "num_layers": 3}
-DEADLINE_S = 10.0
+DEADLINE_S = 300.0
 
 
 def instance_config(folder: Path, role: Role, *, port: int, **options: object) -> InstanceConfig:
@@ -43,7 +43,10 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def running(
-    config: InstanceConfig, on_lost: Callable[[PdserveError], None] = lambda error: None, *, lease_s: float = 10.0
+    config: InstanceConfig,
+    on_lost: Callable[[PdserveError], None] = lambda error: None,
+    *,
+    lease_s: float = 10 * DEADLINE_S,
 ) -> AsyncIterator[tuple[LocalInstance, Client]]:
     """Start an instance and open a session to it, silent for `lease_s` at most. `on_lost` hears of a lost rank."""
     instance = await LocalInstance.start(config, on_lost)

@@ -11,7 +11,7 @@ from engine.interface import StepResult
 from instance.engine_loop import EngineLoop
 from tests.engine.fake_engines import engine, prompt
 
-DEADLINE_S = 10.0
+DEADLINE_S = 300.0
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from wire.errors import InvalidRequest, PdserveError
 from wire.messages import Cancel, Event, Failed, Generate, OpenSession, Prefill, Refused, Reserve
 from wire.types import PromptState, SamplingParams, StructuredOutput, Ticket
 
-_WAIT_S = 60.0
+_WAIT_S = 300.0
 _CPU_BOUND = "start: e\n" + "e: " + " | ".join(f"e e{i}" for i in range(1500)) + " | TXT\n"
 _CPU_BOUND += "\n".join(f"e{i}: e e | TXT" for i in range(1500)) + "\nTXT: /[a-z ]/"
 _TICKET = Ticket("0" * 32, 1, "decode-0", 3, 0, 10.0, ())

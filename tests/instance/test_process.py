@@ -15,7 +15,7 @@ from instance import process
 from telemetry.start_marks import StartMarks
 from wire.errors import InstanceLost
 
-WAIT_S = 60.0  # a process starts in there on a busy machine too
+WAIT_S = 300.0  # a process starts in there on a busy machine too
 PROCESS = """
 import atexit, sys, time
 from pathlib import Path

@@ -27,7 +27,7 @@ from wire.failpoints import Failpoints
 from wire.kv_layout import KvTensor, PoolLayout
 from wire.types import PROTOCOL_VERSION, KvEndpoint, Ticket
 
-DEADLINE_S = 20.0
+DEADLINE_S = 300.0
 TENSORS = tuple(KvTensor(layer, name, 2, 8, "float32") for layer in range(3) for name in ("k", "v"))
 Tokens = dict[int, bytes]
 

@@ -150,7 +150,7 @@ def test_a_pool_of_expandable_segments_is_turned_down_in_words() -> None:
     environment = {"PATH": "/usr/bin:/bin", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
     said = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=True
     ).stdout
 
     assert "cannot be lent" in said

@@ -28,7 +28,7 @@ sender = KvSender(pool, instance_id="p", epoch=1, transports=(transport,), event
 sender.begin(ticket)
 for layer in range(3):
     sender.put(ticket.ticket_id, layer, 0, 20, range(5))
-threading.Event().wait(20)
+threading.Event().wait(300)
 """
 
 

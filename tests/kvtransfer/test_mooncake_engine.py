@@ -213,7 +213,7 @@ def test_no_port_is_open_before_the_first_link_and_two_of_the_default_range_afte
         monkeypatch.delenv(name, raising=False)
 
     done = subprocess.run(
-        [sys.executable, "-c", FIRST_LINK], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", FIRST_LINK], capture_output=True, text=True, timeout=300, check=False
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr

@@ -462,5 +462,5 @@ class LongRanks(Ranks):
     """The same for longer."""
 
 
-TestLongRanks = pytest.mark.timeout(600)(pytest.mark.long(LongRanks.TestCase))
+TestLongRanks = pytest.mark.long(LongRanks.TestCase)
 TestLongRanks.settings = settings(max_examples=1_000, stateful_step_count=50, deadline=None)

@@ -37,7 +37,7 @@ def test_many_pieces_arrive_in_pieces_cut_otherwise(patient: tuple[Stream, Strea
 
     cuts = [memoryview(target)[at : at + 1_000] for at in range(0, len(data), 1_000)]
     received = patient[1].receive_pieces(cuts, stopped=lambda: False)
-    sending.join(10)
+    sending.join(300)
 
     assert received == len(data)
     assert bytes(target) == data

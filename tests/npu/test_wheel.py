@@ -40,7 +40,6 @@ def test_torchs_own_ops_are_as_they_were(npu_ops: NpuOps) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("npu_ops")
 def test_the_contract_holds_for_the_oldest_wheel_too() -> None:
     files = ("test_names.py", "test_wrong_calls.py", "test_attention.py", "test_modules.py", "test_graphs.py")

@@ -50,7 +50,7 @@ class Loopback:
             waits = sum(self.asked.values()) > self.free
         if waits and not self.hold.is_set():
             self.held.release()
-            self.hold.wait(60)
+            self.hold.wait(300)
         told = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "tiny"}
         usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
         choice = {"index": 0, "text": f"said {body.get('prompt')}", "logprobs": None, "finish_reason": "stop"}
@@ -65,7 +65,7 @@ class Loopback:
         self.hold.set()
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(10)
+        self._thread.join(300)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -31,4 +31,4 @@ def serving(handler: type[QuietHandler]) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(10)
+        thread.join(300)

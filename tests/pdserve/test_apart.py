@@ -51,7 +51,7 @@ def test_it_ends_with_whoever_wanted_it_and_what_it_started_too(number: signal.S
         assert process.stdout is not None
         lives = [os.pidfd_open(int(pid)) for pid in process.stdout.readline().split()]
         process.send_signal(number)  # to it alone
-        process.wait(30)
+        process.wait(300)
 
         ended = [bool(select.select([life], [], [], 30.0)[0]) for life in lives]
         for life in lives:

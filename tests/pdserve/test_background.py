@@ -37,7 +37,7 @@ def test_it_returns_while_the_work_goes_on_into_its_log(tmp_path: Path) -> None:
         "print(os.getpid(), os.getpgrp(), file=sys.stderr, flush=True)\nsignal.sigwait([signal.SIGTERM])\nreturn 0"
     )
     with _command("signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n" + work, log) as command:
-        out, err = command.communicate(timeout=30)  # it has let go of both, or this would wait for it
+        out, err = command.communicate(timeout=300)  # it has let go of both, or this would wait for it
 
         assert (out.splitlines(), err) == (["on the terminal", "status 0", "after"], "")
         while not log.read_text().endswith("\n"):
@@ -49,7 +49,7 @@ def test_it_returns_while_the_work_goes_on_into_its_log(tmp_path: Path) -> None:
 
 def test_an_error_before_that_is_told_in_one_line_and_the_work_never_comes_back(tmp_path: Path) -> None:
     with _command("raise ConfigError('no such model')", tmp_path / "log") as command:
-        out, err = command.communicate(timeout=30)
+        out, err = command.communicate(timeout=300)
 
     assert out.splitlines() == ["status 2", "after"]
     assert err == "pdserve up: no such model\n"
@@ -61,7 +61,7 @@ def test_whoever_is_told_to_end_tells_the_work(tmp_path: Path) -> None:
         assert command.stdout is not None
         assert command.stdout.readline() == "up\n"
         command.send_signal(signal.SIGINT)
-        out, _ = command.communicate(timeout=30)
+        out, _ = command.communicate(timeout=300)
 
     assert out.splitlines() == ["status 7", "after"]
 
@@ -77,7 +77,7 @@ def test_the_status_is_that_of_the_signal_we_were_told_to_end_by(
         assert command.stdout is not None
         assert command.stdout.readline() == "up\n"
         command.send_signal(number)
-        out, _ = command.communicate(timeout=30)
+        out, _ = command.communicate(timeout=300)
 
     assert out.splitlines() == [f"status {status}", "after"]
 
@@ -91,7 +91,7 @@ def test_work_that_was_told_to_end_as_it_left_is_not_called_done(tmp_path: Path)
         assert command.stdout is not None
         assert command.stdout.readline() == "up\n"
         command.send_signal(signal.SIGINT)
-        out, _ = command.communicate(timeout=30)
+        out, _ = command.communicate(timeout=300)
 
     assert out.splitlines() == ["status 130", "after"]
 
@@ -113,7 +113,7 @@ background._passed_on_to = and_tells
 def test_work_that_was_told_to_end_just_after_it_left_is_not_called_done(tmp_path: Path) -> None:
     work = "signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))\nleave()\nsignal.pause()"
     with _command(work, tmp_path / "log", before=_TOLD_LATE) as command:
-        out, _ = command.communicate(timeout=30)
+        out, _ = command.communicate(timeout=300)
 
     assert out.splitlines() == ["status 143", "after"]
 
@@ -121,7 +121,7 @@ def test_work_that_was_told_to_end_just_after_it_left_is_not_called_done(tmp_pat
 @pytest.mark.parametrize("end", ["return 0", "os.kill(os.getpid(), signal.SIGTERM)", "raise KeyboardInterrupt"])
 def test_work_that_others_end_before_it_left_is_told_in_words(tmp_path: Path, end: str) -> None:
     with _command(_TOLD + end, tmp_path / "log") as command:
-        _, err = command.communicate(timeout=30)
+        _, err = command.communicate(timeout=300)
 
     words = "the cluster was ended before it was ready, by `pdserve down` or by a signal to its supervisor"
     assert err.splitlines()[-1] == f"wire.errors.Unavailable: {words}"
@@ -129,6 +129,6 @@ def test_work_that_others_end_before_it_left_is_told_in_words(tmp_path: Path, en
 
 def test_work_that_is_killed_is_told(tmp_path: Path) -> None:
     with _command("os.kill(os.getpid(), signal.SIGKILL)", tmp_path / "log") as command:
-        _, err = command.communicate(timeout=30)
+        _, err = command.communicate(timeout=300)
 
     assert err.splitlines()[-1] == "wire.errors.Unavailable: what starts the cluster was ended by SIGKILL"

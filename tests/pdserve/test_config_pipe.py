@@ -56,7 +56,7 @@ def test_start_servers_takes_its_flags_from_a_pipe(tmp_path: Path) -> None:
     environ = {**os.environ, "GLOBAL_RANK_TABLE_FILE_PATH": "g.json", "RANK_TABLE_FILE_PATH": "l.json"}
 
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "pdserve.launch", "--config", "/dev/stdin"], text=True, timeout=60, check=False,
+        [sys.executable, "-P", "-m", "pdserve.launch", "--config", "/dev/stdin"], text=True, timeout=300, check=False,
         input="model: /no/model\nport: 8089\n", capture_output=True, cwd=tmp_path, env=environ,
     )  # fmt: skip
 

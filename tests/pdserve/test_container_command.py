@@ -118,7 +118,7 @@ def test_without_pyyaml_the_scripts_run_and_a_file_is_refused_in_words(script: s
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         environ = {"PATH": os.environ["PATH"], "PDSERVE_PYTHON": str(bare)}
         command = ["sh", str(DEPLOY / script), *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environ, check=False)
 
     helped, refused = run("--help"), run("--config=cluster.yaml")
 

@@ -60,7 +60,7 @@ def test_a_process_that_took_over_the_pid_of_one_that_was_found_lives_on() -> No
         assert (another, alive) == (None, True)
         assert life is not None
         os.close(life)
-        assert process.wait(timeout=30) == -signal.SIGKILL
+        assert process.wait(timeout=300) == -signal.SIGKILL
         assert end_process(process.pid, started) is None
 
 

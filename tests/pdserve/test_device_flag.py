@@ -218,7 +218,7 @@ def broken_torch_npu(folder: Path) -> dict[str, str]:
 
 def child(environ: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-P", *command], env=environ, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-P", *command], env=environ, capture_output=True, text=True, timeout=300, check=False
     )
 
 

@@ -91,7 +91,7 @@ def test_a_wrong_file_is_one_line_with_its_place_and_status_2(
 
 
 def test_the_file_of_the_clone_takes_it_too() -> None:
-    done = subprocess.run([sys.executable, str(TOOL), "--config=cluster.yaml"], timeout=60, env={}, check=False)
+    done = subprocess.run([sys.executable, str(TOOL), "--config=cluster.yaml"], timeout=300, env={}, check=False)
 
     assert done.returncode == 0
     assert len(_names()) == 4
@@ -100,7 +100,7 @@ def test_the_file_of_the_clone_takes_it_too() -> None:
 def test_without_pyyaml_a_file_is_refused_in_words() -> None:
     """-S leaves the installed packages out, as a host with nothing but Python."""
     command = [sys.executable, "-S", str(TOOL), "--config=cluster.yaml"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={}, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={}, check=False)
 
     assert done.returncode == 2
     assert "-ERROR: --config needs the Python package yaml, which is not here: " in done.stderr

@@ -16,7 +16,7 @@ from wire.errors import ConfigError, InternalError, PdserveError
 from wire.options import EngineOptions
 
 pytestmark = pytest.mark.anyio
-WAIT_S = 60.0
+WAIT_S = 300.0
 
 
 def _options(folder: Path) -> EngineOptions:

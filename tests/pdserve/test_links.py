@@ -23,7 +23,7 @@ from tests.scheduler.virtual_time import until
 from wire.fake_instance import FakeInstance
 from wire.types import LinkStatus
 
-WAIT_S = 30.0
+WAIT_S = 300.0
 
 
 class _Fallen(FakeInstance):

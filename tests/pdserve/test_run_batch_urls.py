@@ -8,7 +8,7 @@ import pytest
 from tests.pdserve.batches import BATCH, COMMAND, CONTENT, LOOPBACK, NO_MODEL, SAID, run, texts, write
 from tests.pdserve.loopback import Loopback
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.cluster
 
 SIGNATURE = "?X-Amz-Signature=5ec3e7&X-Amz-Expires=3600"
 

@@ -209,7 +209,7 @@ def test_whatever_ends_the_self_test_ends_its_child(number: signal.Signals, stat
             assert any(line.startswith("[1/") for line in tested.stdout)  # the first row's child serves on
             (child,) = children_of(tested.pid)
             os.killpg(tested.pid, number)  # as a terminal does
-            _, err = tested.communicate(timeout=60)
+            _, err = tested.communicate(timeout=300)
         finally:
             guard.cancel()
             tested.kill()

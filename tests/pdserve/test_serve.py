@@ -32,7 +32,7 @@ sys.exit(main(["serve", sys.argv[1], "--engine", "fake", "--port", "0"]))
 
 def test_an_engine_that_is_lost_before_it_is_served_ends_the_server_in_words(fake_model: Path) -> None:  # noqa: F811
     done = subprocess.run(
-        [sys.executable, "-P", "-c", _LOST, str(fake_model)], capture_output=True, text=True, timeout=100
+        [sys.executable, "-P", "-c", _LOST, str(fake_model)], capture_output=True, text=True, timeout=300
     )
 
     assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "pdserve serve: the device computes no more")
@@ -62,6 +62,6 @@ def test_a_signal_while_it_loads_ends_it_at_once(number: signal.Signals, fake_mo
             assert server.stdout.readline() == "loading\n"
             server.send_signal(number)
 
-            assert server.wait(60) == -number
+            assert server.wait(300) == -number
         finally:
             server.kill()

@@ -160,7 +160,7 @@ def test_what_is_removed_is_not_made_again_meanwhile(tmp_path: Path) -> None:
         assert child.stdout.readline() == b"up\n"
         os.close(ours)
 
-        assert child.wait(30) == -signal.SIGKILL
+        assert child.wait(300) == -signal.SIGKILL
     assert not folder.exists()
 
 

@@ -43,7 +43,7 @@ def test_down_ends_an_up_that_still_makes_its_tables(
         try:
             assert up.stdout.readline() == "laying out\n"
             assert cli.main(["down", "--run-dir", str(tmp_path)]) == 0
-            said, _ = up.communicate(timeout=60)
+            said, _ = up.communicate(timeout=300)
         finally:
             up.send_signal(signal.SIGKILL)
 
@@ -100,7 +100,7 @@ def test_a_process_whose_start_a_signal_falls_into_is_ended_too(tmp_path: Path) 
         assert up.stdout is not None
         pid = int(up.stdout.readline())
         said = up.stdout.read()  # not by communicate, which knows nothing of what came with the first line
-        up.wait(60)
+        up.wait(300)
     is_left = start_time(pid) is not None
     if is_left:
         os.kill(pid, signal.SIGKILL)

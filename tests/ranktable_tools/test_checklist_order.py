@@ -20,7 +20,7 @@ FORMS = {
 def _run(form: Sequence[str], folder: Path, *flags: str) -> str:
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [*form, *flags], capture_output=True, text=True, timeout=60, cwd=folder, env=environ, check=False
+        [*form, *flags], capture_output=True, text=True, timeout=300, cwd=folder, env=environ, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

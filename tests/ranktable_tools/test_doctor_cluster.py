@@ -37,7 +37,7 @@ def _scheduler(status: int, body: str) -> Iterator[str]:
         thread.start()
         yield f"http://127.0.0.1:{http.server_port}"
         http.shutdown()
-    thread.join(10)
+    thread.join(300)
 
 
 def _case(bench: Bench, answers: dict[str, str], other: str = "") -> Case:

@@ -42,7 +42,7 @@ def test_findings_keep_the_tables_order_whichever_ends_first(tmp_path: Path) -> 
     second_is_done = threading.Event()
 
     def first(case: Case) -> Verdict:
-        assert second_is_done.wait(10)
+        assert second_is_done.wait(300)
         return ok("first")
 
     def second(case: Case) -> Verdict:
@@ -58,7 +58,7 @@ def test_a_check_that_hangs_hides_no_other(tmp_path: Path) -> None:
     gate = threading.Event()
 
     def hang(case: Case) -> Verdict:
-        gate.wait(30)
+        gate.wait(300)
         return ok("too late")
 
     try:

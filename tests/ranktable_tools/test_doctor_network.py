@@ -30,7 +30,7 @@ def _listener(answer: bytes | None, host: str = HERE, context: ssl.SSLContext | 
         thread.start()
         yield int(listening.getsockname()[1])
         listening.shutdown(socket.SHUT_RDWR)
-    thread.join(10)
+    thread.join(300)
 
 
 def _answer(listening: socket.socket, answer: bytes | None, context: ssl.SSLContext | None) -> None:

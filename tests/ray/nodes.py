@@ -56,7 +56,7 @@ class RayNodes:
 
     def close(self) -> None:
         """End all nodes."""
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=300)
         self._log.close()
         shutil.rmtree(self._folder)
 
@@ -72,7 +72,7 @@ class RayNodes:
             if line.startswith("> "):
                 return line.removeprefix("> ").strip()
         log = self._folder / "nodes.log"
-        raise AssertionError(f"the Ray nodes ended with {self._process.wait(10)}: {log.read_text()[-2000:]}")
+        raise AssertionError(f"the Ray nodes ended with {self._process.wait(300)}: {log.read_text()[-2000:]}")
 
 
 def _main(folder: str) -> None:

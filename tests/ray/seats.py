@@ -18,7 +18,7 @@ def _main(address: str, kind: str, ranks: str, count: str) -> None:
         session.reserve(need_of(kind, int(ranks)), int(count), "pack", 20.0, print)
         wanted = Wanted(kind, tuple(str(100 + rank) for rank in range(int(ranks))), __version__)
         pending = [session.place(index).ask("seat", encode(wanted)) for index in range(int(count))]
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         for one in pending:
             while (answer := one.poll()) is None:
                 assert time.monotonic() < deadline

@@ -22,7 +22,7 @@ from tests.ray.nodes import LOOPBACK, RayNodes
 from wire.errors import Unavailable
 
 pytestmark = [
-    pytest.mark.long, pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.usefixtures("ray_is_here"),
+    pytest.mark.long, pytest.mark.cluster, pytest.mark.usefixtures("ray_is_here"),
 ]  # fmt: skip
 
 ASK = {"model": "tiny", "prompt": "hello", "max_tokens": 4}
@@ -197,7 +197,7 @@ def test_a_killed_supervisor_leaves_no_instance_and_gives_the_room_back(up: RayU
 
     watcher.kill()
 
-    _, left = psutil.wait_procs([watcher, *below, *instances], timeout=30)
+    _, left = psutil.wait_procs([watcher, *below, *instances], timeout=300)
     assert left == []
     assert up("down").stdout == "nothing runs here\n"
     assert up.up().returncode == 0  # the one node has room again
@@ -213,7 +213,7 @@ def test_the_devices_of_an_instance_are_those_that_ray_gave_it(
     command = [sys.executable, "-P", "-m", "tests.ray.seats", nodes.address, kind, "2", "2"]
     environ = {**os.environ, **LOOPBACK, "PYTHONPATH": str(Path(__file__).parents[2])}
 
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
     nodes.kill(node_id)
 
     assert done.returncode == 0, done.stderr
@@ -276,14 +276,14 @@ def test_a_ray_of_our_own_listens_on_loopback_alone_and_leaves_nothing(own: OwnR
             folders = {Path(match) for process in everything for match in _FOLDER.findall(" ".join(process.cmdline()))}
         finally:
             front.send_signal(number)
-        said, _ = front.communicate(timeout=60)
+        said, _ = front.communicate(timeout=300)
 
     assert len(everything) >= 6  # gcs_server, raylet, two workers, two instances, the scheduler
     assert {ip.removeprefix("::ffff:") for ip in listening} == {"127.0.0.1"}
     assert front.returncode == 0
     assert "starting Ray on this machine, on 127.0.0.1 alone" in said
     assert "Ray does not answer" not in said
-    _, left = psutil.wait_procs(everything, timeout=20)
+    _, left = psutil.wait_procs(everything, timeout=300)
     assert left == []
     assert folders
     assert not [folder for folder in folders if folder.exists()]
@@ -295,7 +295,7 @@ def test_a_killed_supervisor_takes_its_ray_with_it(own: OwnRayUp) -> None:
 
     everything[0].kill()
 
-    _, left = psutil.wait_procs(everything, timeout=30)
+    _, left = psutil.wait_procs(everything, timeout=300)
     assert left == []
 
 
@@ -309,9 +309,9 @@ def test_ending_does_not_wait_for_a_head_that_is_gone(own: OwnRayUp) -> None:
             head.kill()
         finally:
             front.send_signal(signal.SIGINT)
-        front.communicate(timeout=60)
+        front.communicate(timeout=300)
 
-    _, left = psutil.wait_procs(everything, timeout=30)
+    _, left = psutil.wait_procs(everything, timeout=300)
     assert left == []
     assert own.folder.read() is None
 

@@ -27,7 +27,7 @@ from wire.messages import MeasureLink
 from wire.options import EngineOptions
 
 pytestmark = pytest.mark.anyio
-WAIT_S = 20.0
+WAIT_S = 300.0
 ASK = b'{"ask": "links", "num_bytes": 1048576}\n'
 
 

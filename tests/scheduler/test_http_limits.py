@@ -18,7 +18,7 @@ from scheduler.http.protocol import SLICE_BYTES, HttpProtocol
 from scheduler.http.server import listen, serve
 
 pytestmark = pytest.mark.anyio
-DEADLINE_S = 20.0
+DEADLINE_S = 300.0
 CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"

@@ -13,7 +13,7 @@ from scheduler.http.drain import Drain
 from scheduler.http.server import listen, serve
 
 pytestmark = pytest.mark.anyio
-DEADLINE_S = 20.0
+DEADLINE_S = 300.0
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -18,7 +18,7 @@ from wire.errors import ConfigError
 from wire.tls import TlsFiles
 
 pytestmark = pytest.mark.anyio
-DEADLINE_S = 10.0
+DEADLINE_S = 300.0
 
 
 @pytest.fixture(scope="module")

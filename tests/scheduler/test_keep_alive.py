@@ -13,7 +13,7 @@ from tests.scheduler.conftest import Serve, Served
 from wire.errors import HandoffFailed
 
 pytestmark = pytest.mark.anyio
-DEADLINE_S = 10.0
+DEADLINE_S = 300.0
 
 
 async def streamed(served: Served, comments: int, *, leaves: bool = False) -> bytes:

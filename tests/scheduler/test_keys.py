@@ -23,7 +23,7 @@ from tests.scheduler.conftest import Serve, Served
 from wire.errors import ConfigError
 
 pytestmark = pytest.mark.anyio
-DEADLINE_S = 10.0
+DEADLINE_S = 300.0
 KEY, OTHER = "sk-0123456789abcdef", "sk-fedcba9876543210"
 BEARER = (b"authorization", f"Bearer {KEY}".encode())
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "FOO")

@@ -199,7 +199,7 @@ async def test_answers_find_those_who_wait_and_only_them() -> None:
 
 def test_over_grpc_too() -> None:
     async def run() -> None:
-        async with asyncio.timeout(30), serving_over_grpc() as cluster:
+        async with asyncio.timeout(300), serving_over_grpc() as cluster:
             (told,) = await measured(LinkProbe(cluster.control.registry))
 
             assert told.error == ""

@@ -11,7 +11,7 @@ from tests.scheduler.load_cluster import HOST, Serving, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.cluster]
 
-QUIET_S = 60.0
+QUIET_S = 300.0
 PROMPT = "the quick brown fox jumps over the lazy dog " * 5
 
 
@@ -49,7 +49,6 @@ async def test_one_key_that_floods_the_queue_locks_nobody_out(model_folder: Path
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 async def test_ten_thousand_requests_over_two_thousand_connections(model_folder: Path, tmp_path: Path) -> None:
     body: dict[str, object] = {"model": str(model_folder), "prompt": PROMPT, "max_tokens": 3}
     async with serving(tmp_path, model_folder, "--max-queued-requests", "500") as scheduler:

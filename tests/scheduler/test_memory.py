@@ -78,7 +78,7 @@ print(json.dumps([before, held, resident_bytes()]))
 
 
 def test_freed_memory_goes_back_to_the_system() -> None:
-    ran = subprocess.run([sys.executable, "-c", _FREEING], capture_output=True, text=True, timeout=60.0, check=True)
+    ran = subprocess.run([sys.executable, "-c", _FREEING], capture_output=True, text=True, timeout=300.0, check=True)
     before, held, after = json.loads(ran.stdout)
 
     assert held > before + 80 * MIB

@@ -20,7 +20,7 @@ from wire.grpc_server import GrpcServer
 from wire.types import Role
 
 PROMPT = (5, 6, 7)
-DEADLINE_S = 30.0
+DEADLINE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from wire.errors import ConfigError
 from wire.options import EngineOptions
 
 pytestmark = pytest.mark.anyio
-WAIT_S = 30.0
+WAIT_S = 300.0
 RENDERER = """
 import asyncio
 from scheduler.templates.templates import TemplateRenderer

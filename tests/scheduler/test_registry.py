@@ -23,7 +23,7 @@ PROMPT = (1, 2, 3)
 async def refusal(cluster: FakeCluster) -> str:
     """Run a cluster that was never ready and return why it ends."""
     with pytest.raises(Incompatible) as caught:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             await cluster.control.run()
     return str(caught.value)
 

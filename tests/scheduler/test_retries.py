@@ -198,7 +198,7 @@ async def test_want_of_room_without_end_before_the_first_token_ends_at_the_limit
     async with linked("PD") as (cluster, (_, decode)):
         decode.behaviour.refuse.extend(["NoCapacity"] * 999)
 
-        async with asyncio.timeout(60.0):
+        async with asyncio.timeout(300.0):
             with pytest.raises(DeadlineExceeded, match="no first token within 30 s"):
                 await collect(cluster.control.dispatch.start(request(PROMPT)))
 
@@ -211,7 +211,7 @@ async def test_want_of_room_without_end_after_the_first_token_ends_at_the_limit_
         prefill.finds_no_room = decode.finds_no_room = True
         prefill.behaviour.fail_handoffs = 999
 
-        async with asyncio.timeout(60.0):
+        async with asyncio.timeout(300.0):
             with pytest.raises(DeadlineExceeded, match="no progress for 10 s"):
                 await collect(cluster.control.dispatch.start(request(PROMPT)))
 

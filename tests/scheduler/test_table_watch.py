@@ -18,7 +18,7 @@ from scheduler.table_watch import TableWatch
 from wire.fake_network import FakeNetwork
 
 pytestmark = pytest.mark.anyio
-WAIT_S = 30.0
+WAIT_S = 300.0
 Document = dict[str, Any]
 
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 ENDED = "more than 1 s of processor time"
-WAIT_S = 60.0  # a busy machine gives a template its second of processor time in many by the clock
+WAIT_S = 300.0  # a busy machine gives a template its second of processor time in many by the clock
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["asyncio", "uvloop"])
@@ -116,7 +116,7 @@ async def test_a_template_of_a_request_holds_up_no_chat_in_the_models() -> None:
         assert not endless.done(), "the model's lane is another"
         assert not large.done(), "a large job waits where others may be slow"
         os.kill(renderer.pids[1], signal.SIGKILL)
-        with pytest.raises(InvalidRequest, match="more than 60 s of processor time"):
+        with pytest.raises(InvalidRequest, match=f"more than {WAIT_S:g} s of processor time"):
             await endless
         assert await large == str(2**20)
     finally:

@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-WAIT_S = 20.0
+WAIT_S = 300.0
 
 
 @dataclass(slots=True)

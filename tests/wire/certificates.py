@@ -34,5 +34,5 @@ class Authority:
 
 
 def _openssl(*arguments: str) -> None:
-    done = subprocess.run(["openssl", *arguments], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["openssl", *arguments], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -30,7 +30,7 @@ from wire.secret import Secret
 from wire.trust import Trust
 from wire.types import PROTOCOL_VERSION, InstanceDescription, ModelIdentity, Role
 
-DEADLINE_S = 10.0
+DEADLINE_S = 300.0
 DESCRIPTION = InstanceDescription(
     "combined-1", 9, "127.0.0.1", ("0",), "127.0.0.1", 1, 1, Role.COMBINED, "t", PROTOCOL_VERSION,
     ModelIdentity("m", "w", "t"), 512, 1000, "float32", 16, 64, (KvTensor(0, "k", 1, 4, "float32"),), 512, 8, (),

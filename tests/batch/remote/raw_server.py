@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from batch.remote.addresses import AddressRules
 
 LOOPBACK = AddressRules.of(["127.0.0.0/8", "::1"])
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 
 @dataclass

@@ -176,7 +176,7 @@ async def test_a1_16_the_guides_script_signs_urls_that_work(bucket: Bucket, tmp_
         "AWS_DEFAULT_REGION": REGION, "AWS_ACCESS_KEY_ID": KEY_ID, "AWS_SECRET_ACCESS_KEY": bucket.secret_key,
     }  # fmt: skip
     printed = subprocess.run(  # noqa: ASYNC221 - nothing else runs here
-        [sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True, timeout=100
+        [sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True, timeout=300
     ).stdout
     urls = {
         name: str(ast.literal_eval(value)) for name, _, value in (line.partition("=") for line in printed.splitlines())

@@ -55,7 +55,7 @@ def test_the_first_signal_ends_it_in_order(code: str, number: signal.Signals, st
 
     child.send_signal(number)
 
-    said = child.communicate(timeout=60)
+    said = child.communicate(timeout=300)
     assert said == ("cancelled\n", "\nstopping; a second signal ends it at once\n")
     assert child.returncode == status
 
@@ -70,7 +70,7 @@ def test_who_listened_and_has_ended_by_the_same_ctrl_c_keeps_it_from_nothing(cod
         child.send_signal(signal.SIGINT)
 
         assert child.stdout.read() == "cancelled\n"
-        assert child.wait(60) == 130
+        assert child.wait(300) == 130
 
 
 def test_work_that_does_not_end_is_ended_by_the_second_signal() -> None:
@@ -82,5 +82,5 @@ def test_work_that_does_not_end_is_ended_by_the_second_signal() -> None:
     child.send_signal(signal.SIGTERM)
 
     assert said == ["cancelled\n", "under way\n"]
-    assert child.communicate(timeout=60)[0] == ""
+    assert child.communicate(timeout=300)[0] == ""
     assert child.returncode == 143

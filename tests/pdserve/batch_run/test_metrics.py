@@ -105,7 +105,7 @@ def test_whoever_asks_as_the_batch_ends_gets_its_own_figures(capfd: pytest.Captu
         return asking
 
     with ThreadPoolExecutor(1) as asker:
-        status, page = asyncio.run(ask()).result(30)
+        status, page = asyncio.run(ask()).result(300)
 
     assert (status, "pdserve_batch_file_lines 10.0\n" in page) == (200, True)
     assert capfd.readouterr().err == ""

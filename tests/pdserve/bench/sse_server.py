@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-DEADLINE_S = 20.0
+DEADLINE_S = 300.0
 
 
 class SteppedClock:

@@ -64,7 +64,7 @@ class FakeHub:
         """Stop serving. Idempotent."""
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(10)
+        self._thread.join(300)
 
     def __enter__(self) -> Self:
         return self

@@ -15,7 +15,7 @@ import pytest
 from pdserve.offline.loop_thread import LoopThread
 from wire.errors import ConfigError, InstanceLost, Unavailable
 
-WAIT_S = 30.0
+WAIT_S = 300.0
 
 
 class Place:

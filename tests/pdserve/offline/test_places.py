@@ -21,7 +21,7 @@ from tests.conformance.served import CHAT
 from tests.pdserve.offline.conftest import ENGINE
 from wire.errors import ConfigError, Unavailable
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.cluster
 
 PROMPTS: list[Any] = ["Hello, my name is", [5, 6, 7, 8], {"prompt": "what is the capital"}, "the quick brown fox " * 12]
 PARAMS = [
@@ -127,7 +127,7 @@ for wrong in (llm.get_tokenizer, lambda: LLM(sys.argv[2])):
 
 def test_a_cluster_is_asked_without_torch_and_what_needs_it_says_so(cluster: str, model: Path, pair: LLM) -> None:
     command = [sys.executable, "-c", _WITHOUT_ENGINE, cluster, str(model)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
 
     assert ended.returncode == 0, ended.stderr
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)

@@ -20,11 +20,11 @@ from tests.engine.tiny_models import make_tiny_model
 from tests.pdserve.hub.fake_hub import FakeHub
 from tests.pdserve.hub.printed_models import OPT, hub_environment
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.cluster
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 EXAMPLE = EXAMPLES / "offline_inference.py"
-WAIT_S = 120
+WAIT_S = 300
 PRINTED = """
 from vllm import LLM, SamplingParams
 prompts = [

@@ -12,7 +12,7 @@ from pdserve.bench.pd.contestants import halves, kept
 from pdserve.bench.pd.keeper import parse_cores
 from wire.errors import ConfigError
 
-DEADLINE_S = 30.0
+DEADLINE_S = 300.0
 # A peer that knows no tether: it says its cores and its child's pid, and neither would ever end.
 STRANGER = """
 import os, subprocess, sys, time
