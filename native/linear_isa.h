@@ -1,6 +1,7 @@
 /* Sixteen floats in each instruction set, for linear_kernels.h, which is included once for each.
  *
- * ROWS rows by VECS vectors of columns are summed in registers at once.
+ * So many sums are kept in registers at once: of ROWS rows of float32 weights, WIDE_ROWS of bfloat16 ones, which take
+ * registers to be widened, by one panel of columns; of up to PAIR_ROWS rows by both panels of a pair.
  */
 
 #include <math.h>
@@ -23,7 +24,8 @@
 #define ISA plain
 #define TARGET
 #define ROWS 4
-#define VECS 1
+#define WIDE_ROWS 4
+#define PAIR_ROWS 0
 typedef struct {
     float at[PANEL];
 } plain16;
@@ -95,7 +97,8 @@ typedef struct {
 #define ISA avx2
 #define TARGET TARGET_AVX2
 #define ROWS 6
-#define VECS 1
+#define WIDE_ROWS 5
+#define PAIR_ROWS 2
 #define vec two256
 #define raw two256i
 OP vec NAME(load)(const float *from) { return (vec){_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)}; }
@@ -148,7 +151,8 @@ OP void NAME(store_high)(uint16_t *to, vec a) {
 #define ISA avx512
 #define TARGET TARGET_AVX512
 #define ROWS 12
-#define VECS 2
+#define WIDE_ROWS 12
+#define PAIR_ROWS 12
 #define vec __m512
 #define raw __m512i
 OP vec NAME(load)(const float *from) { return _mm512_loadu_ps(from); }

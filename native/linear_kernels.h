@@ -1,92 +1,77 @@
 /* Products and what follows them, for one instruction set; see linear_isa.h for what must be defined. */
 
-enum { NAME(COLUMNS) = VECS * PANEL };
+#define VECS(count) ((count) <= PAIR_ROWS ? 2 : 1)
 
-/* Sum `count` rows (a constant, so that the sums stay in registers) over all k for VECS panels from `panel` on. */
+/* Sum `count` rows (a constant, so that the sums stay in registers) over all k for VECS(count) panels. */
 #define TILE(count, expand)                                                                        \
     {                                                                                              \
-        vec sums_[count][VECS];                                                                    \
-        UNROLL for (int r = 0; r < (count); r++) UNROLL for (int v = 0; v < VECS; v++)             \
+        vec sums_[count][VECS(count)];                                                             \
+        UNROLL for (int r = 0; r < (count); r++) UNROLL for (int v = 0; v < VECS(count); v++)      \
             sums_[r][v] = NAME(all)(0.0f);                                                         \
         expand;                                                                                    \
-        UNROLL for (int r = 0; r < (count); r++) UNROLL for (int v = 0; v < VECS; v++)             \
+        UNROLL for (int r = 0; r < (count); r++) UNROLL for (int v = 0; v < VECS(count); v++)      \
             NAME(store)(sums + r * PAIR + v * PANEL, sums_[r][v]);                                 \
     }
 
 #define TIMES(count, weights, column)                                                              \
     UNROLL for (int r = 0; r < (count); r++) {                                                     \
         vec value = NAME(all)(rows[r * stride + (column)]);                                        \
-        UNROLL for (int v = 0; v < VECS; v++) sums_[r][v] = NAME(fma)(weights[v], value, sums_[r][v]); \
+        UNROLL for (int v = 0; v < VECS(count); v++)                                               \
+            sums_[r][v] = NAME(fma)(weights[v], value, sums_[r][v]);                               \
     }
 
 #define SUM_BFLOAT16(count)                                                                        \
     for (size_t i = 0; i < k; i += 2, from += 2 * PAIR) {                                          \
         const uint16_t *at = from;                                                                 \
-        raw both[VECS];                                                                            \
-        vec weights[VECS];                                                                         \
-        UNROLL for (int v = 0; v < VECS; v++) {                                                    \
+        raw both[VECS(count)];                                                                     \
+        vec weights[VECS(count)];                                                                  \
+        UNROLL for (int v = 0; v < VECS(count); v++) {                                             \
             both[v] = NAME(load_raw)(at + v * 2 * PANEL);                                          \
             __builtin_prefetch(at + v * 2 * PANEL + AHEAD / 2);                                    \
             weights[v] = NAME(low)(both[v]);                                                       \
         }                                                                                          \
         TIMES(count, weights, i)                                                                   \
-        UNROLL for (int v = 0; v < VECS; v++) weights[v] = NAME(high)(both[v]);                    \
+        UNROLL for (int v = 0; v < VECS(count); v++) weights[v] = NAME(high)(both[v]);             \
         TIMES(count, weights, i + 1)                                                               \
     }
 
 #define SUM_FLOAT32(count)                                                                         \
     for (size_t i = 0; i < k; i++, from += PAIR) {                                                 \
         const float *at = from;                                                                    \
-        vec weights[VECS];                                                                         \
-        UNROLL for (int v = 0; v < VECS; v++) {                                                    \
+        vec weights[VECS(count)];                                                                  \
+        UNROLL for (int v = 0; v < VECS(count); v++) {                                             \
             weights[v] = NAME(load)(at + v * PANEL);                                               \
             __builtin_prefetch(at + v * PANEL + AHEAD / 4);                                        \
         }                                                                                          \
         TIMES(count, weights, i)                                                                   \
     }
 
-#define CASES(sum)                                                                                 \
-    switch (count) {                                                                               \
-        case 1: TILE(1, sum(1)) break;                                                             \
-        case 2: TILE(2, sum(2)) break;                                                             \
-        case 3: TILE(3, sum(3)) break;                                                             \
-        case 4: TILE(4, sum(4)) break;                                                             \
-        MORE_CASES(sum)                                                                            \
-    }
-#if ROWS == 4
-#define MORE_CASES(sum)
-#elif ROWS == 6
-#define MORE_CASES(sum)                                                                            \
-    case 5: TILE(5, sum(5)) break;                                                                 \
-    case 6: TILE(6, sum(6)) break;
-#else
-#define MORE_CASES(sum)                                                                            \
-    case 5: TILE(5, sum(5)) break;                                                                 \
-    case 6: TILE(6, sum(6)) break;                                                                 \
-    case 7: TILE(7, sum(7)) break;                                                                 \
-    case 8: TILE(8, sum(8)) break;                                                                 \
-    case 9: TILE(9, sum(9)) break;                                                                 \
-    case 10: TILE(10, sum(10)) break;                                                              \
-    case 11: TILE(11, sum(11)) break;                                                              \
-    case 12: TILE(12, sum(12)) break;
-#endif
+#define CASE(count, sum)                                                                           \
+    case count: TILE(count, sum(count)) break;
+#define CASES_4(sum) CASE(1, sum) CASE(2, sum) CASE(3, sum) CASE(4, sum)
+#define CASES_5(sum) CASES_4(sum) CASE(5, sum)
+#define CASES_6(sum) CASES_5(sum) CASE(6, sum)
+#define CASES_12(sum)                                                                              \
+    CASES_6(sum) CASE(7, sum) CASE(8, sum) CASE(9, sum) CASE(10, sum) CASE(11, sum) CASE(12, sum)
+#define CASES(rows) JOIN(CASES, rows)
 
 TARGET static void NAME(sum_bfloat16)(const uint16_t *from, size_t k, const float *rows, size_t stride, unsigned count,
                                       float *sums) {
-    CASES(SUM_BFLOAT16)
+    switch (count) { CASES(WIDE_ROWS)(SUM_BFLOAT16) }
 }
 
 TARGET static void NAME(sum_float32)(const float *from, size_t k, const float *rows, size_t stride, unsigned count,
                                      float *sums) {
-    CASES(SUM_FLOAT32)
+    switch (count) { CASES(ROWS)(SUM_FLOAT32) }
 }
 
 TARGET static void NAME(tile)(const struct linear *linear, size_t pair, const void *rows, size_t stride,
                               unsigned num_rows, float *sums) {
     size_t k = linear->k;
-    for (unsigned row = 0; row < num_rows; row += ROWS) {
-        unsigned count = num_rows - row < ROWS ? num_rows - row : ROWS;
-        for (unsigned column = 0; column < PAIR; column += NAME(COLUMNS)) {
+    unsigned most = linear->format == FORMAT_BFLOAT16 ? WIDE_ROWS : ROWS;
+    for (unsigned row = 0; row < num_rows; row += most) {
+        unsigned count = num_rows - row < most ? num_rows - row : most;
+        for (unsigned column = 0; column < PAIR; column += VECS(count) * PANEL) {
             const float *from_rows = (const float *)rows + row * stride;
             float *to = sums + row * PAIR + column;
             if (linear->format == FORMAT_BFLOAT16)
@@ -157,5 +142,10 @@ TARGET static void NAME(finish)(const struct linear *linear, size_t pair, const 
 #undef TIMES
 #undef SUM_BFLOAT16
 #undef SUM_FLOAT32
+#undef CASE
 #undef CASES
-#undef MORE_CASES
+#undef CASES_4
+#undef CASES_5
+#undef CASES_6
+#undef CASES_12
+#undef VECS

@@ -61,6 +61,7 @@ static const struct linear_kernel NAME(kernel) = {
 #undef ISA
 #undef TARGET
 #undef ROWS
-#undef VECS
+#undef WIDE_ROWS
+#undef PAIR_ROWS
 #undef vec
 #undef raw

@@ -50,6 +50,10 @@ class Kernel:
         self.threads = threads
 
     @property
+    def takes_bfloat16_rows(self) -> bool:
+        return self._narrow
+
+    @property
     def is_here(self) -> bool:
         return self._kernel is not None
 
@@ -110,6 +114,21 @@ def test_products_are_those_of_plain_arithmetic(
         rows = _rows(count, k, dtype)
         got = kernel.multiply(linear, rows, torch.empty(count, columns + 63))[:, :columns]
         torch.testing.assert_close(got.double(), _exact(rows, layer), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("k", [2, 64, 130])
+def test_bfloat16_sums_are_those_in_the_order_of_k(kernel: Kernel, k: int) -> None:
+    if kernel.takes_bfloat16_rows:
+        pytest.skip("these instructions sum in an order of their own")
+    layer = _layer(96, k, torch.bfloat16)
+    _memory, linear = kernel.pack([layer], Finish.STORE)
+    rows, weights = _rows(26, k, torch.bfloat16), layer.weight.float()
+    expected = torch.zeros(26, 96)
+    for i in range(k):  # each product is exact: only its sum is rounded, with or without FMA
+        expected += rows[:, i : i + 1] * weights[:, i]
+
+    for count in range(1, 27):
+        assert torch.equal(kernel.multiply(linear, rows[:count], torch.empty(count, 96)), expected[:count])
 
 
 @pytest.mark.parametrize("dtype", list(FORMATS), ids=str)
