@@ -1,5 +1,6 @@
 """Answer conversations with an engine in this process: `python examples/offline_inference/chat.py --help`."""
 
+from pathlib import Path
 from typing import Any
 
 from pdserve import LLM, EngineArgs, FlexibleArgumentParser
@@ -35,7 +36,7 @@ def main() -> None:
         if value is not None:
             setattr(params, name, value)
 
-    template = None if path is None else open(path).read()  # noqa: SIM115
+    template = None if path is None else Path(path).read_text(encoding="utf-8")
     for conversations in ([CONVERSATION], [CONVERSATION] * 10):
         for output in llm.chat(conversations, params, chat_template=template):
             print(f"answer: {output.outputs[0].text!r}")

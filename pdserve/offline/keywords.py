@@ -50,8 +50,8 @@ def read_keywords(model: str, keywords: Mapping[str, Any]) -> Told:
     for name in keywords:
         _check_name(name)
     parser = _parser()
-    asked = {name: value for name, value in keywords.items() if value is not None}
-    given = {"model": model or None, **_OFFLINE, **asked}
+    chosen = {name: value for name, value in keywords.items() if value is not None}
+    given = {"model": model or None, **_OFFLINE, **chosen}
     words = [word for name, value in given.items() for word in _words(name, value)]
     try:
         prepared = prepare(words, parser, os.environ, serves=True)
