@@ -116,6 +116,18 @@ async def test_the_id_of_the_line_is_the_one_that_the_answer_shows(text_model: P
     assert response["body"]["id"] == f"chatcmpl-{response['request_id']}"
 
 
+@pytest.mark.parametrize("by_url", [False, True], ids=["app", "url"])
+async def test_a_line_without_a_model_is_of_the_one_served(text_model: Path, tmp_path: Path, by_url: bool) -> None:
+    lines = [{"custom_id": f"r{i}", "method": "POST", "url": url, "body": body} for i, (url, body) in enumerate(GOOD)]
+    job = BatchJob(write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl", retries=AT_ONCE)
+
+    async with _asked(text_model, by_url=by_url) as (answerer, _):
+        answers = await _run(job, answerer)
+
+    assert [line["error"] for line in answers] == [None] * len(GOOD)
+    assert {line["response"]["body"]["model"] for line in answers} == {NAME}
+
+
 async def test_a_1_12_a_line_of_another_model_fails_alone(text_model: Path, tmp_path: Path) -> None:
     foreign = (CHAT, {"messages": HELLO, "model": "other"})
 
