@@ -39,7 +39,7 @@ def test_b_errors_1_2_3_4_6_8_every_route_answers_in_one_envelope(served: Served
     http, json_type = served.http, {"content-type": "application/json"}
     for broken in (b"", b"{", b"[]", b"null", b'{"a": NaN}', b"\xff", b'{"a":' * 80 + b"1" + b"}" * 80):
         told(http.post(path, content=broken, headers=json_type), 400)
-    told(http.post(path, content=b"{}", headers={"content-type": "text/plain"}), 400)
+    told(http.post(path, content=b"{}", headers={"content-type": "text/plain"}), 415)
     told(http.post(path, files={"file": b"x"}), 415)
     told(http.get(path), 405)
     told(http.post(path + "/x", json={}), 404)
