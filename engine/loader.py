@@ -18,6 +18,7 @@ from engine.checkpoints.checkpoint import model_length
 from engine.checkpoints.dtypes import choose_dtype, read_cpu_flags
 from engine.decode_graphs import graph_rows
 from engine.device_modules import replace_modules
+from engine.fused.area import SharedWeights, shared_weights
 from engine.fused.decoder import FusedWeights
 from engine.fused.fuse import fuse, will_fuse
 from engine.fused.kernels import NO_KERNELS, find_kernels
@@ -58,14 +59,15 @@ def load_model(
     largest_step: LargestStep | None = None,
     step_s: float = DEFAULT_STEP_S,
     on_read: Callable[[], None] = lambda: None,
+    weights_fd: str = "",
 ) -> LoadedModel:
     """Load the checkpoint in folder `path` on `device` (the CPU); `name` is the identity's, by default the folder's.
 
     `kv_cache_memory` is in bytes, None chooses; `quantization` must be what the checkpoint says, None takes that. Steps
     of up to `max_graph_rows` sequences are replayed from graphs, where the device and the model allow it. A pool whose
     size is ours to choose leaves memory of the device for `largest_step`. A step may take `step_s`. `on_read` is
-    called when the weights begin to be read. Sets torch's thread count for the whole process. Raises ConfigError,
-    before the weights are read where the config suffices.
+    called when the weights begin to be read; `weights_fd` names a memfd for packed weights. Sets torch's thread count
+    for the whole process. Raises ConfigError, before the weights are read where the config suffices.
     """
     device = device or CpuDevice()
     device.activate()
@@ -78,7 +80,8 @@ def load_model(
     choice = choose_dtype(dtype, folder.checkpoint.stored_dtype, cpu_flags=flags, is_native=is_native)
     torch.set_num_threads(num_threads)
     register()
-    weights = _read_weights(folder, choice.name, kernels.threads, device, on_read)
+    shared = _shared(path, choice.name, kernels.threads, weights_fd)
+    weights = _read_weights(folder, choice.name, kernels.threads, device, on_read, shared)
     backend, warning = trusted(
         backend, weights.network, device, block_size=block_size, dtype=getattr(torch, choice.name)
     )  # fmt: skip
@@ -165,8 +168,15 @@ def _budget(device: Device, asked: int | None, utilization: float, headroom: Hea
     return device_budget(asked, utilization, now.total, now.free, headroom.total_bytes)
 
 
+def _shared(path: Path, dtype: str, threads: Threads | None, weights_fd: str) -> SharedWeights | None:
+    if threads is None:
+        return None
+    return shared_weights(path, dtype, threads.isa, threads.library.path.name, text=weights_fd)
+
+
 def _read_weights(
-    folder: ModelFolder, dtype: str, threads: Threads | None, device: Device, on_read: Callable[[], None]
+    folder: ModelFolder, dtype: str, threads: Threads | None, device: Device, on_read: Callable[[], None],
+    shared: SharedWeights | None,
 ) -> _ReadWeights:  # fmt: skip
     """Read the weights; a model whose KV can be told without them is refused before, where it has to be."""
     foreseen = rehearse(folder.checkpoint, dtype)
@@ -175,5 +185,5 @@ def _read_weights(
     network = read.loaded.network
     known = None if read.has_kept else foreseen  # a layer that was replaced runs once before it serves
     tensors = known or find_kv_tensors(network, folder.checkpoint, dtype)
-    fused = fuse(network, threads=threads) if device.traits.pools_on_host else None
+    fused = fuse(network, threads=threads, shared=shared) if device.traits.pools_on_host else None
     return _ReadWeights(network, fused, tensors, (*read.notes, *replace_modules(network, device)))

@@ -1,5 +1,6 @@
 """Make an instance's parts from its config: the engine over a real or the fake model, the KV sender and receiver."""
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -135,6 +136,7 @@ def _torch_model(
     with loading():
         choice = choose(options.device)
         device = choice.kind.open()
+        from engine.fused.area import VARIABLE as WEIGHTS_FD
         from engine.headroom import LargestStep
         from engine.loader import load_model
 
@@ -153,6 +155,7 @@ def _torch_model(
             largest_step=LargestStep(config.prefill_chunk_size(device.name), options.max_num_seqs),
             step_s=options.rank_timeout,
             on_read=on_read,
+            weights_fd=os.environ.get(WEIGHTS_FD, ""),
         )
     model = watched(loaded.model, device, on_lost, options.rank_timeout)
     return model, (f"{choice.reason} ({device.describe()})", *loaded.notes)

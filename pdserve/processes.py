@@ -50,13 +50,13 @@ class Child:
     """One process we started. `record` names it for others. A child that knows tether.py ends with us.
 
     `again` is for one that died: what it says now follows in its log what it said then. It starts in `folder`, by
-    default ours, with `stdin`, by default none. The thread that starts it must stay: to the kernel that thread is the
-    parent. Raises OSError.
+    default ours, with `stdin`, by default none, and the descriptors `pass_fds`. The thread that starts it must stay: to
+    the kernel that thread is the parent. Raises OSError.
     """
 
     def __init__(
         self, plan: ProcessPlan, log: Path, environ: Mapping[str, str], *, again: bool = False,
-        folder: Path | None = None, stdin: int = subprocess.DEVNULL,
+        folder: Path | None = None, stdin: int = subprocess.DEVNULL, pass_fds: Sequence[int] = (),
     ) -> None:  # fmt: skip
         held, ours = os.pipe()
         weakref.finalize(self, os.close, ours)
@@ -69,7 +69,7 @@ class Child:
                 # Its own session: Ctrl-C reaches us alone, and we stop the cluster in order.
                 self._popen = subprocess.Popen(
                     plan.command, env=env, stdin=stdin, stdout=output, stderr=subprocess.STDOUT,
-                    start_new_session=True, pass_fds=(held, marked), cwd=folder,
+                    start_new_session=True, pass_fds=(held, marked, *pass_fds), cwd=folder,
                 )  # fmt: skip
         finally:
             os.close(held)

@@ -4,6 +4,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from engine.fused.area import NAME as WEIGHTS_NAME
+from engine.fused.area import VARIABLE as WEIGHTS_FD
 from pdserve.layout import ClusterShape, lay_out
 from pdserve.process_plan import ProcessPlan
 from pdserve.processes import Child, Watched
@@ -40,12 +42,13 @@ class Site(Protocol):
 
 
 class LocalSite:
-    """This machine, with one warm spare for all its instances."""
+    """This machine, with one warm spare for all its instances, and one memory for their packed weights."""
 
     def __init__(self, request: UpRequest, folder: RunFolder, say: Callable[[str], None]) -> None:
         self._request, self._folder = request, folder
         limits = RestartLimits(most=request.options.max_restarts, window_s=request.options.restart_window)
         why_none = why_no_spare(request.options.spare, os.environ)
+        self._weights = os.memfd_create(WEIGHTS_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._keeper = SpareKeeper(self._make_spare, Restarts(limits), say, why_none)
 
     def plans(self) -> Sequence[ProcessPlan]:
@@ -59,11 +62,11 @@ class LocalSite:
 
     def spawn(self, plan: ProcessPlan, again: bool) -> Watched:
         """Start a child of ours; an instance that died is the spare from now on, where there is a warm one."""
-        log = self._folder.log(plan.name)
+        log, environ = self._folder.log(plan.name), os.environ | {WEIGHTS_FD: str(self._weights)}
         if plan.role == "scheduler":
             return Child(plan, log, os.environ | {STATE_FILE: str(self._folder.state)}, again=again)
-        spare = self._keeper.take(plan, log, os.environ) if again else None
-        return spare or Child(plan, log, os.environ, again=again)
+        spare = self._keeper.take(plan, log, environ) if again else None
+        return spare or Child(plan, log, environ, again=again, pass_fds=(self._weights,))
 
     def tick(self, now: float, *, is_calm: bool) -> None:
         """Look after the spare."""
@@ -77,7 +80,10 @@ class LocalSite:
     def close(self, at_once: Callable[[], bool]) -> Sequence[str]:
         """End the spare; nothing is elsewhere."""
         self._keeper.close()
+        if self._weights >= 0:
+            os.close(self._weights)
+            self._weights = -1
         return ()
 
     def _make_spare(self) -> Spare:
-        return Spare(self._request.flags, self._folder.log("spare"), os.environ)
+        return Spare(self._request.flags, self._folder.log("spare"), os.environ, pass_fds=(self._weights,))

@@ -33,7 +33,9 @@ _LOOK_S = 5.0
 class Spare:
     """Owns one waiting process and the pipe that its command line goes over."""
 
-    def __init__(self, flags: Sequence[str], log: Path, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, flags: Sequence[str], log: Path, environ: Mapping[str, str], *, pass_fds: Sequence[int] = ()
+    ) -> None:
         """Start it. Raises OSError."""
         command = (sys.executable, "-P", "-m", "pdserve.spare_process", *flags)
         plan = ProcessPlan("spare", "spare", "", command, {"OPENBLAS_NUM_THREADS": "1"})  # else threads of its priority
@@ -42,7 +44,7 @@ class Spare:
         try:
             fcntl.fcntl(self._write_end, fcntl.F_SETPIPE_SZ, MOST_BYTES)
             os.set_blocking(self._write_end, False)
-            self.child = Child(plan, log, env, stdin=read_end)
+            self.child = Child(plan, log, env, stdin=read_end, pass_fds=pass_fds)
         except OSError:
             os.close(self._write_end)
             raise

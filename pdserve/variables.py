@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from engine.fused.area import VARIABLE as WEIGHTS_FD
 from telemetry.start_marks import VARIABLE as START_PIPE
 from wire.errors import ConfigError
 
@@ -25,7 +26,7 @@ STATE_FILE: Final = "PDSERVE_STATE_FILE"
 """As in scheduler/observability/replacements.py."""
 _OTHERS: Final = frozenset((  # read by deploy/compose.yaml and scripts/, or set by a parent
     "PDSERVE_BIND", "PDSERVE_FAULT_RESULTS", "PDSERVE_IMAGE", "PDSERVE_MODEL", "PDSERVE_PORT", OF_PARENT, START_PIPE,
-    STATE_FILE,
+    STATE_FILE, WEIGHTS_FD,
 ))  # fmt: skip
 _OF_TESTS: Final = "PDSERVE_TEST"
 # What Kubernetes puts into each container for a service whose name begins with pdserve.

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from engine.checkpoints.dtypes import read_cpu_flags
+from engine.fused.area import Area, SharedWeights
 from engine.fused.check import Disagreement, LayerCheck
 from engine.fused.decoder import FusedWeights
 from engine.fused.kernels import Kernels
@@ -35,10 +36,11 @@ _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})  # those whose 
 _log = logging.getLogger("pdserve.engine")
 
 
-def fuse(network: Any, *, threads: Threads | None) -> FusedWeights | None:
+def fuse(network: Any, *, threads: Threads | None, shared: SharedWeights | None = None) -> FusedWeights | None:
     """Return what a FusedDecoder needs; `network` has then lost its weights. None where it stays, laid out for CPUs.
 
-    `threads` run the kernels and stay open; None where there are none.
+    `threads` run the kernels and stay open; None where there are none. Packed weights are taken from `shared`, or put
+    there.
     """
     reason = why_not(network)
     if reason is None and (threads is None or threads.isa == "plain"):
@@ -46,7 +48,7 @@ def fuse(network: Any, *, threads: Threads | None) -> FusedWeights | None:
     if reason is None and threads is not None:
         try:
             with _one_thread():  # of torch's: its tensors are small here, and its threads are slow to call
-                return _Fusion(network, threads).weights()
+                return _published(_Fusion(network, threads, shared))
         except Disagreement as error:
             reason = str(error)
             _log.warning("fuse_refused model=%s reason=%s", type(network).__name__, json.dumps(reason))
@@ -112,14 +114,19 @@ class _Parts:
 class _Fusion:
     """One network on its way."""
 
-    def __init__(self, network: Any, threads: Threads) -> None:
+    def __init__(self, network: Any, threads: Threads, shared: SharedWeights | None) -> None:
         self._network, self._threads = network, threads
         self._functions = declare(threads.library)
         self._parts = [_parts(layer) for layer in network.model.layers]
         num_bytes = sum(packed_bytes(joined) for parts in self._parts for joined in parts.all())
-        self._memory = PackedMemory(num_bytes + packed_bytes([network.lm_head]), self._functions, threads)
+        self._memory = PackedMemory(num_bytes + packed_bytes([network.lm_head]), self._functions, threads, shared)
         self._tied = network.lm_head.weight is network.model.embed_tokens.weight
         self._layers = (Layer * len(self._parts))()
+
+    @property
+    def area(self) -> Area:
+        """Where the weights are packed."""
+        return self._memory.area
 
     @torch.inference_mode()
     def weights(self) -> FusedWeights:
@@ -197,6 +204,17 @@ class _Fusion:
             inner=max(one.down.in_features for one in self._parts),
             logits=self._network.lm_head.out_features,
         )
+
+
+def _published(fusion: _Fusion) -> FusedWeights:
+    """Return the weights, which others may have once every layer has been checked."""
+    area = fusion.area
+    try:
+        weights = fusion.weights()
+        area.publish()
+    finally:
+        area.release()
+    return weights
 
 
 def _parts(layer: Any) -> _Parts:

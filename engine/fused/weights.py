@@ -1,33 +1,30 @@
-"""Weights packed for the native kernels: one piece of memory in huge pages, filled layer by layer.
+"""Weights packed for the native kernels: one piece of memory in huge pages (area.py), filled layer by layer.
 
 A linear layer's own weight is freed once it is packed, so that no second copy stays; it can be unpacked again.
 """
 
-import ctypes
-import mmap
 from array import array
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
 
+from engine.fused.area import SharedWeights, own_area
 from engine.fused.structs import FORMATS, PAIR, PANEL, Finish, Functions, Linear, Packing, address, padded
 from native.engine_library import Threads
 
-_ALIGNMENT = 2 << 20  # of a huge page
 _LINE = 64
 
 
 class PackedMemory:
     """Owns the memory of packed weights; pages are taken as they are written."""
 
-    def __init__(self, num_bytes: int, functions: Functions, threads: Threads) -> None:
-        """`num_bytes` is the sum of `packed_bytes` of all that will be packed."""
-        self._map = mmap.mmap(-1, num_bytes + 2 * _ALIGNMENT, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
-        start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self._next = padded(start, _ALIGNMENT)
+    def __init__(
+        self, num_bytes: int, functions: Functions, threads: Threads, shared: SharedWeights | None = None
+    ) -> None:
+        """`num_bytes` is the sum of `packed_bytes` of all that will be packed; `shared` may have it packed already."""
+        self.area = (None if shared is None else shared.area(num_bytes)) or own_area(num_bytes)
+        self._next = self.area.start
         self._end = self._next + num_bytes
         self._functions, self._threads = functions, threads
         self._kept: list[torch.Tensor] = []
@@ -43,7 +40,8 @@ class PackedMemory:
             columns, k = linear.weight.shape
             source = linear.weight.detach().contiguous()
             packing = Packing(place, source.data_ptr(), columns, k, start, step, FORMATS[source.dtype])
-            self._functions.pack(self._threads.address, address(packing))
+            if not self.area.is_filled:
+                self._functions.pack(self._threads.address, address(packing))
         panels = sum(num_panels(linear.out_features) for linear in weights)
         bias = self._bias(weights, gated)
         n = first.shape[0] if len(weights) == 1 else panels * PANEL
