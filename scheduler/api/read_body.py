@@ -10,11 +10,9 @@ from scheduler.api.body import read_json
 from scheduler.api.refusals import NOT_SERVED, WITHOUT_EFFECT, refuse_fields
 from scheduler.api.schemas import Body
 from scheduler.front import Front
-from telemetry.logs import EventLogger
 from wire.near_names import near_name
 
 AnyBody = TypeVar("AnyBody", bound=Body)
-_log = EventLogger("api")
 _NAME = re.compile("[A-Za-z0-9_.-]+")  # what a header can carry, and no log is broken by
 _LONGEST, _MOST_UNKNOWN = 40, 8
 
@@ -33,8 +31,9 @@ def check_body(raw: Mapping[str, Any], kind: type[AnyBody], request: Request) ->
     body = kind.read(raw)
     if meant := _misspelt(raw, kind):
         words = ", ".join(f"{name} is no field and has no effect: did you mean {known}?" for name, known in meant)
-        request.scope["state"]["warning"] = f'199 pdserve "{words}"'
-        _log.warning("unknown_fields", request_id=request.scope["state"]["request_id"], fields=words)
+        state = request.scope["state"]
+        state["warning"] = f'199 pdserve "{words}"'
+        state["refusals"].warning("unknown_fields", "unknown_fields", request_id=state["request_id"], fields=words)
     return body
 
 

@@ -370,4 +370,8 @@ async def test_refusals_fill_no_log(serve: Any, caplog: pytest.LogCaptureFixture
             reply = await served.client.post("/v1/chat/completions", json=CHAT | {"model": f"no such model {number}"})
             assert reply.status_code == 404
 
+            known = await served.client.post("/v1/chat/completions", json=CHAT | {"temprature": number})
+            assert known.headers["warning"].startswith('199 pdserve "temprature is no field')
+
     assert sum(line.startswith("request_refused") for line in caplog.messages) == LINES
+    assert sum(line.startswith("unknown_fields") for line in caplog.messages) == LINES
