@@ -73,7 +73,7 @@ def test_b_errors_3_4_another_model_is_404_and_no_folder_is_shown(served: Served
 def test_b_errors_12_a_prompt_too_long_names_the_maximum_context_length(served: Served) -> None:
     for path, body in (
         ("/v1/completions", {"prompt": [5] * 513}),
-        ("/v1/completions", {"prompt": [5] * 500, "max_tokens": 20}),
+        ("/v1/completions", {"prompt": [5] * 512, "max_tokens": 1}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "fox " * 600}]}),
     ):
         error = told(served.post(path, **body), 400)
