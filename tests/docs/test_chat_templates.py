@@ -20,7 +20,7 @@ def test_every_template_of_the_examples_is_named_once() -> None:
 
 def test_the_limits_are_those_of_the_code() -> None:
     assert chat_options.MAX_TEMPLATE_BYTES == 256 * 2**10
-    assert ", at most 256 KiB." in PAGE
+    assert "At most 256 KiB." in PAGE
     assert chat_options.MAX_KWARGS_BYTES == 64 * 2**10
     assert "At most 64 KiB as JSON." in PAGE
     assert (template_sandbox._RENDER_BYTES, template_sandbox._COPIES) == (64 * 2**20, 4)
