@@ -22,7 +22,7 @@ log = EventLogger("inner_app")
 _DEVICE_IDS = ("0",)
 _HOST = "127.0.0.1"
 _READY_POLL_S = 0.01
-_LIMITS = ControlLimits(probe_timeout_s=600.0, suspect_s=math.inf, silence_s=math.inf, progress_s=math.inf)
+LIMITS = ControlLimits(probe_timeout_s=600.0, suspect_s=math.inf, silence_s=math.inf, progress_s=math.inf)
 """Of an engine in this process, which nobody could take over from: a step may take as long as it takes."""
 
 
@@ -36,7 +36,7 @@ async def inner_app(engine: EngineOptions, scheduler: SchedulerOptions) -> Async
     async with (
         _ended_by_loss() as end,
         _instance(engine, end) as cluster,
-        open_serving(config, cluster, {}, limits=_LIMITS) as serving,
+        open_serving(config, cluster, {}, limits=LIMITS) as serving,
         _kept(serving, end),
     ):
         await _until_ready(serving.control)

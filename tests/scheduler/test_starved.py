@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from pdserve import inner_app
 from scheduler.limits import ControlLimits
 from scheduler.membership.member import MemberState
 from scheduler.patience import MOST_SLOWNESS, Slowness, patient
@@ -91,6 +92,17 @@ async def test_the_limit_of_progress_follows_the_slowest_turn(slowest_turn_s: fl
         await until(lambda: _states(cluster)[1] is MemberState.LOST, timeout_s=200.0)
 
         assert lost_after_s <= _now() - stuck_at <= lost_after_s + 1.1
+
+
+@virtual
+async def test_an_engine_in_a_scripts_process_has_no_limit_of_silence_or_progress() -> None:
+    async with FakeCluster("C", limits=inner_app.LIMITS).serving() as cluster:
+        cluster.instances[0].get_stuck()
+        await asyncio.sleep(600.0)
+        cluster.network.freeze(cluster.expected[0].address)
+        await asyncio.sleep(600.0)
+
+        assert _states(cluster) == [MemberState.LIVING]
 
 
 @virtual
