@@ -36,12 +36,24 @@ def ending_at(
 
 
 def repeats(tokens: Sequence[int], num_outputs: int, rule: RepetitionDetection) -> bool:
-    """Whether the last `num_outputs` of `tokens` end with a pattern as often as `rule` counts."""
+    """Whether the last `num_outputs` of `tokens` end with a pattern as often as `rule` counts.
+
+    Read from the end, a pattern of `size` tokens is there as often as they equal themselves `size` further on, which the
+    Z algorithm computes for all sizes in a time that is linear in `num_outputs`.
+    """
     largest = min(rule.max_pattern_size, num_outputs // rule.min_count)
-    return any(
-        all(tokens[-at] == tokens[-at - size] for at in range(1, size * (rule.min_count - 1) + 1))
-        for size in range(rule.min_pattern_size, largest + 1)
-    )
+    runs = [0] * (largest + 1)  # how many tokens equal those `size` further on
+    left = right = 0  # from the end, tokens [left, right) equal [0, right - left)
+    for size in range(1, largest + 1):
+        run = min(runs[size - left], right - size) if size < right else 0
+        while size + run < num_outputs and tokens[-1 - run] == tokens[-1 - size - run]:
+            run += 1
+        if size + run > right:
+            left, right = size, size + run
+        if size >= rule.min_pattern_size and run >= size * (rule.min_count - 1):
+            return True
+        runs[size] = run
+    return False
 
 
 def is_full(num_outputs: int, params: SamplingParams, *, prompt_length: int, max_model_len: int) -> bool:

@@ -82,7 +82,7 @@ def check_repetition(rule: RepetitionDetection) -> None:
     _refuse((
         (f"{name}.max_pattern_size", most, 1 <= most <= MAX_PATTERN_SIZE, f"in [0, {MAX_PATTERN_SIZE}]"),
         (f"{name}.min_pattern_size", least, 1 <= least <= most, f"in [0, max_pattern_size = {most}]"),
-        (f"{name}.min_count", rule.min_count, 2 <= rule.min_count <= MAX_COUNT, "at least 2"),
+        (f"{name}.min_count", rule.min_count, 2 <= rule.min_count <= MAX_COUNT, f"in [2, {MAX_COUNT}]"),
     ))  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def _check_structured(wish: StructuredOutput) -> None:
 
 
 def _check_beams(params: SamplingParams, search: BeamSearch) -> None:
-    early, repetition = search.early_stopping, params.repetition_detection
+    early = search.early_stopping
     _refuse((
         ("best_of", params.num_beams, params.num_beams >= 2, "at least 2 with beam search"),
         ("temperature", params.temperature, params.temperature == 0.0, "0 with beam search"),
@@ -139,7 +139,7 @@ def _check_beams(params: SamplingParams, search: BeamSearch) -> None:
         ("min_p", params.min_p, params.min_p == 0.0, "0 with beam search"),
         ("structured", "set", params.structured is None, "unset with beam search"),
         ("logprobs", params.logprobs, params.logprobs is None, "unset with beam search"),
-        ("repetition_detection", repetition, repetition is None, "unset with beam search"),
+        ("repetition_detection", "set", params.repetition_detection is None, "unset with beam search"),
         ("length_penalty", search.length_penalty, abs(search.length_penalty) <= 100.0, "in [-100, 100]"),
         ("early_stopping", repr(early)[:20], isinstance(early, bool) or early == "never", "true, false or never"),
     ))  # fmt: skip

@@ -193,7 +193,7 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "prompt_logprob_token_ids": (_NONE, "prompt_logprobs=-1 tells all of them, with LLM(max_logprobs=-1)"),
     "thinking_token_budget": ((None, -1), "max_tokens bounds thoughts and answer together"),
     "trace_decode_token_ids": (_NONE, "prompt_logprobs says how likely given tokens are"),
-    "watermarking": ((None, False), "outputs are drawn as the model's odds are, without a mark"),
+    "watermarking": ((None, False), "outputs are sampled without a watermark"),
 }
 """Fields of vLLM's that would change an output: the values that do not, and why others are refused."""
 _NUMBERS: tuple[tuple[str, float, float], ...] = (

@@ -1,6 +1,11 @@
 """Endings: stop ids, min_tokens, max_tokens, the model's length."""
 
+from collections.abc import Sequence
+from typing import overload
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.ending import banned_tokens, finish_of, repeats
 from wire.types import FinishReason, RepetitionDetection, SamplingParams
@@ -48,6 +53,47 @@ def test_a_prompts_tokens_are_no_part_of_a_repetition() -> None:
 
     assert not repeats([7, 7, 7], 1, rule)
     assert repeats([5, 7, 7], 2, rule)
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_repetition_is_found_in_linear_time(count: int) -> None:
+    nearly = [7] * (count * 64 - 1)
+    tokens = _CountedReads(nearly + [9] + nearly)  # no pattern is there often enough, and each one nearly is
+
+    assert not repeats(tokens, len(tokens), RepetitionDetection(1024, 64, count))
+    assert tokens.num_reads < 4 * len(tokens)
+
+
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=40), st.integers(1, 9), st.integers(1, 9), st.integers(2, 4))
+def test_repetition_is_as_its_definition_says(tokens: list[int], one: int, other: int, count: int) -> None:
+    least, most = min(one, other), max(one, other)
+    found = any(
+        tokens[-size * count :] == tokens[-size:] * count
+        for size in range(least, most + 1)
+        if size * count <= len(tokens)
+    )
+
+    assert repeats(tokens, len(tokens), RepetitionDetection(most, least, count)) == found
+
+
+class _CountedReads(Sequence[int]):
+    """A list that counts how many of its items are read."""
+
+    def __init__(self, items: list[int]) -> None:
+        self._items = items
+        self.num_reads = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        found = self._items[index]
+        self.num_reads += len(found) if isinstance(found, list) else 1
+        return found
 
 
 def test_a_sequence_as_long_as_the_model_ends_by_length() -> None:

@@ -119,6 +119,7 @@ async def test_listed_tokens_have_their_log_probabilities(serve: Any) -> None:
             "repetition_detection.min_pattern_size",
         ),
         ({"repetition_detection": {"max_pattern_size": 1025, "min_count": 2}}, "repetition_detection.max_pattern_size"),
+        ({"repetition_detection": {"max_pattern_size": 3, "min_count": 2**31}}, "repetition_detection.min_count"),
         ({"repetition_detection": 3}, "repetition_detection"),
     ],
 )  # fmt: skip
@@ -127,3 +128,4 @@ async def test_what_cannot_be_listed_or_detected_is_400(serve: Any, fields: Any,
         answer = await served.client.post("/v1/completions", json={"prompt": "San"} | fields)
 
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+        assert "must be at least 2" not in answer.text

@@ -219,6 +219,7 @@ def test_beam_search_refuses_what_does_not_go_with_it(field: str, value: object)
         check_params(SamplingParams(**values))  # type: ignore[arg-type]
 
     assert caught.value.param == field
+    assert "RepetitionDetection(" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
