@@ -43,9 +43,8 @@ def test_b_text_2_b_clients_1_a2_29_34_chats_work_from_curl_and_from_the_client(
     posted = served.post("/v1/chat/completions", messages=messages, temperature=0, max_tokens=8)
     made = client.chat.completions.create(model="tiny", messages=messages, temperature=0, max_tokens=8)
 
-    assert posted.json()["choices"][0]["message"] == {
-        "role": "assistant", "content": made.choices[0].message.content,
-    }  # fmt: skip
+    message = {name: value for name, value in posted.json()["choices"][0]["message"].items() if value is not None}
+    assert message == {"role": "assistant", "content": made.choices[0].message.content}
 
 
 def test_b_text_1_a2_30_the_first_completion_of_the_documents(served: Served, client: openai.OpenAI) -> None:
