@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Sequence
 
+from native.ticker import start_ticker
 from pdserve.engine_flags import check_device, check_engine_flags, refuse_empty
 from pdserve.flags.parser import CommandParser
 from pdserve.instance_environment import HCCL_TABLE
@@ -47,6 +48,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(
             f"serving needs the engine ({error.name} is missing): pip install 'pdserve[engine]'"
         ) from error
+    start_ticker()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # as SIGTERM, until it serves: a loop's end would wait for the load
     run(_serve(config))
     return 0

@@ -41,10 +41,11 @@ def test_an_engine_that_is_lost_before_it_is_served_ends_the_server_in_words(fak
 _LOADS = """
 import sys, threading
 from instance import local
+from native import ticker
 from pdserve.cli import main
 
 def load(config, on_lost):
-    print("loading", flush=True)
+    print("loading, with a ticker:", ticker._ticker is not None, flush=True)
     threading.Event().wait()
 
 local.build_engine = load
@@ -59,7 +60,7 @@ def test_a_signal_while_it_loads_ends_it_at_once(number: signal.Signals, fake_mo
     ) as server:
         assert server.stdout is not None
         try:
-            assert server.stdout.readline() == "loading\n"
+            assert server.stdout.readline() == "loading, with a ticker: True\n"
             server.send_signal(number)
 
             assert server.wait(300) == -number
