@@ -1,7 +1,8 @@
 """The engine thread: runs what others post between steps, then one step, for ever; its turns are the progress mark.
 
 mark ----- layer ----- layer ----- step done ----- idle turn        each sets the mark
-     turn        turn        turn            (no turn)              the longest lately is `slowest_turn_s`
+     turn        turn        turn            (no turn)              the longest lately, or what one of the chunk in
+                                                                    hand may take, is `slowest_turn_s`
 """
 
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from engine.interface import Chunk, Engine, OnLayer, StepResult
 from telemetry.histogram import Histogram
 from telemetry.logs import EventLogger
+from wire.progress import progress_limit
 from wire.types import STEP_TOKEN_EDGES
 
 log = EventLogger("engine")
@@ -36,8 +38,8 @@ class EngineLoop:
         self._stopping = False
         self._mark = clock()
         self._longest_turn_s = self._turns_s = 0.0
-        self._num_turns = 0
-        self.slowest_turn_s = 0.0
+        self._num_turns = self._num_in_hand = 0
+        self._slowest_turn_s = self._token_turn_s = 0.0
         self.steps = 0
         self.step_seconds = 0.0
         self.step_tokens = Histogram(STEP_TOKEN_EDGES)
@@ -57,6 +59,18 @@ class EngineLoop:
     def progress_age(self) -> float:
         """Return seconds since the loop last turned, or finished a layer."""
         return max(0.0, self._clock() - self._mark)
+
+    @property
+    def slowest_turn_s(self) -> float:
+        """The longest turn lately; that of the prompt tokens in hand where it may be longer, by the last step's usual.
+
+        How a turn grows with its tokens is not known: in proportion at most.
+        """
+        return max(self._slowest_turn_s, self._num_in_hand * self._token_turn_s)
+
+    def is_stuck(self, least_s: float) -> bool:
+        """Whether it made no progress within its limit, `least_s` and more."""
+        return self.progress_age() > progress_limit(self.slowest_turn_s, least_s=least_s)
 
     def alive(self) -> bool:
         """Whether the thread runs."""
@@ -82,6 +96,7 @@ class EngineLoop:
                 self._mark = self._clock()
 
     def _turn(self) -> None:
+        self._num_in_hand = min(self._chunk_tokens, self._engine.load().uncomputed_tokens)
         if not self._engine.has_work():
             self._idle()
             return
@@ -105,10 +120,9 @@ class EngineLoop:
         self._mark = now
 
     def _measure_turns(self, num_tokens: int) -> None:
-        """A chunk may come next: what its turns take is not known, so the usual one is scaled up to its tokens."""
         if num_tokens:
-            usual_s = self._turns_s / self._num_turns * max(1.0, self._chunk_tokens / num_tokens)
-            self.slowest_turn_s = max(self._longest_turn_s, usual_s, _KEPT_A_STEP * self.slowest_turn_s)
+            self._token_turn_s = self._turns_s / self._num_turns / num_tokens
+            self._slowest_turn_s = max(self._longest_turn_s, _KEPT_A_STEP * self._slowest_turn_s)
 
     def _run_inbox(self) -> None:
         while self._inbox:

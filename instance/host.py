@@ -103,8 +103,8 @@ class InstanceHost:
             log.warning("engine_still_stepping", waited_s=self.config.drain_s)
 
     def healthy(self) -> bool:
-        """Whether the engine thread lives and made progress in the last seconds."""
-        return self.loop.alive() and self.loop.progress_age() < UNHEALTHY_AFTER_S
+        """Whether the engine thread lives and makes progress, as fast as it lately did."""
+        return self.loop.alive() and not self.loop.is_stuck(UNHEALTHY_AFTER_S)
 
     @property
     def in_session(self) -> bool:

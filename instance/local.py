@@ -39,6 +39,10 @@ class LocalInstance:
         """Return the way to it."""
         return InProcessConnection(self._host)
 
+    def healthy(self) -> bool:
+        """Whether the engine thread lives and makes progress, as fast as it lately did."""
+        return self._host.healthy()
+
     def progress_age(self) -> float:
         """Return seconds since the engine loop last turned; infinite once its thread is dead."""
         return self._host.loop.progress_age() if self._host.loop.alive() else float("inf")

@@ -25,7 +25,6 @@ from wire.options import EngineOptions, add_flags, from_namespace
 from wire.types import Role
 
 DEFAULT_PORT = 8000
-MAX_PROGRESS_AGE_S = 10.0
 HOST = "127.0.0.1"
 DEVICE_IDS = ("0",)
 EPILOG = """\
@@ -103,8 +102,7 @@ async def _serve(config: SchedulerConfig) -> None:
         print(note, flush=True)
 
     def health() -> str | None:
-        age = instance.progress_age()
-        return None if age <= MAX_PROGRESS_AGE_S else f"the engine has made no progress for {age:.0f} s"
+        return None if instance.healthy() else f"the engine has made no progress for {instance.progress_age():.0f} s"
 
     expected = ExpectedInstance(0, "combined-0", Role.COMBINED, f"{HOST}:{config.engine.port}", HOST, DEVICE_IDS)
     try:

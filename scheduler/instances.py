@@ -34,6 +34,7 @@ from wire.messages import (
     Step,
     TableRead,
 )
+from wire.progress import progress_limit
 from wire.types import InstanceDescription, LoadSnapshot, PromptLogprobs, Role, TokenOutput
 
 log = EventLogger("instances")
@@ -249,8 +250,7 @@ class Instance:
 
 def check_progress(load: LoadSnapshot, limits: ControlLimits) -> None:
     """Raise InstanceLost if the engine that reports `load` is stuck."""
-    measured_s = min(limits.slow_turns * load.slowest_turn_s, limits.progress_most_s)
-    limit_s = max(limits.progress_s, measured_s)
+    limit_s = progress_limit(load.slowest_turn_s, least_s=limits.progress_s)
     if load.progress_age_s > limit_s:
         raise _Found(f"its engine made no progress for {load.progress_age_s:.1f} s (limit {limit_s:.3g} s)")
 

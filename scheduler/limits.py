@@ -12,9 +12,9 @@ class ControlLimits:
 
     A dead instance is seen when its stream breaks. One that is silent for `suspect_s` gets no new work, and is lost
     after `silence_s`; both are longer by what the instance itself says it is starved, up to `silence_most_s`. One
-    whose engine is stuck is lost when its progress mark is older than `progress_s`, or than
-    `slow_turns` of its slowest turns, up to `progress_most_s`. Where nothing is starved or slow both are found
-    within 10 s, a heartbeat's delay included. A session is worth a quick reconnect once it has lived `lived_s`. Retries
+    whose engine is stuck is lost when its progress mark is older than `progress_s`, or than its turns explain
+    (wire/progress.py). Where nothing is starved or slow both are found within 10 s, a heartbeat's delay included.
+    A session is worth a quick reconnect once it has lived `lived_s`. Retries
     under way at once are `retry_share` of the active requests, at least `min_retries`; none counts longer than
     `retry_window_s`. A reservation takes `reserve_s` at most, and `grammar_s` more where a grammar is compiled for it,
     which may wait behind others (engine/grammar/limits.py: wait_s and compile_s); after `put_off_s` of that, others may
@@ -36,8 +36,6 @@ class ControlLimits:
     silence_s: float = 6.0
     silence_most_s: float = 20.0
     progress_s: float = 8.5
-    progress_most_s: float = 120.0
-    slow_turns: float = 4.0
     lease_s: float = 10.0
     describe_s: float = 5.0
     open_s: float = 5.0

@@ -316,8 +316,9 @@ class LoadSnapshot:
 
     Blocks in use are held by a sequence or a ticket; `blocks_probe` of them by probes. `uncomputed_tokens` are prompt
     tokens accepted and not yet computed. `progress_age_s` is how long ago the engine loop last turned or finished a
-    layer, in seconds in which the process could run; `slowest_turn_s` is the longest that it lately took for that, for
-    the largest step. `starved_s` is how long the machine kept the process from running since it began.
+    layer, in seconds in which the process could run; `slowest_turn_s` is the longest that it lately took for that, or
+    that one of the prompt tokens in hand may take. `starved_s` is how long the machine kept the process from running
+    since it began.
     `prefix_tokens_sought` were looked for among blocks computed before, `prefix_tokens_found` were there.
     `blocks_swapped` of preempted sequences have copies outside the pool. Of all `steps`, which computed
     `tokens_computed`, so many as `step_tokens` says had at most STEP_TOKEN_EDGES tokens each and more than the edge

@@ -1,5 +1,6 @@
 """The engine thread outlives whatever the work and the results of single requests do to it."""
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -7,9 +8,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from engine.interface import StepResult
+from engine.interface import Engine, StepResult
 from instance.engine_loop import EngineLoop
 from tests.engine.fake_engines import engine, prompt
+from wire.types import PromptState
 
 DEADLINE_S = 300.0
 
@@ -87,21 +89,63 @@ def test_posted_work_that_raises_does_not_keep_the_rest_from_running() -> None:
         assert done.wait(DEADLINE_S)
 
 
-def test_the_slowest_turn_is_of_the_largest_chunk() -> None:
-    ticks, finished = iter(range(1_000_000)), threading.Event()
+def _add(state: PromptState, core: Engine) -> None:
+    core.add(state)
+
+
+class Ticks:
+    """A clock on which each turn lasts a second; it keeps what a report during each would say."""
+
+    def __init__(self) -> None:
+        self.loop: EngineLoop | None = None
+        self.now = 0.0
+        self.reported: set[float] = set()
+
+    def __call__(self) -> float:
+        if self.loop is not None:
+            self.reported.add(self.loop.slowest_turn_s)
+        self.now += 1.0
+        return self.now
+
+
+@pytest.mark.parametrize(("lengths", "slowest_s"), [((1,), 1.0), ((1, 20), 20.0), ((1, 90), 64.0)])
+def test_the_slowest_turn_is_of_the_chunk_in_hand(lengths: tuple[int, ...], slowest_s: float) -> None:
+    finished, clock = threading.Semaphore(0), Ticks()
 
     def on_step(result: StepResult) -> None:
         if any(token.finish for token in result.tokens):
-            finished.set()
+            finished.release()
 
-    with engine() as (core, _):
-        loop = EngineLoop(
-            core, clock=lambda: float(next(ticks)), on_layer=lambda layer, chunks: None, on_step=on_step,
-            chunk_tokens=512,
-        )  # fmt: skip
+    with engine(tokens=512, chunk=512) as (core, _):
+        loop = clock.loop = EngineLoop(
+            core, clock=clock, on_layer=lambda layer, chunks: None, on_step=on_step, chunk_tokens=64
+        )
         loop.start()
-        loop.post(lambda core: core.add(prompt("p", 3, max_tokens=5)))
-        assert finished.wait(DEADLINE_S)
+        for length in lengths:
+            state = prompt(f"of {length}", length, max_tokens=5)
+            loop.post(functools.partial(_add, state))
+            assert finished.acquire(timeout=DEADLINE_S)
         assert loop.stop(DEADLINE_S)
 
-    assert loop.slowest_turn_s == 512.0, "each turn lasts a second of this clock, and one token may be 512"
+    assert max(clock.reported) == slowest_s, "a decode step says nothing of a chunk that nobody computes"
+    assert loop.slowest_turn_s == 1.0
+
+
+@pytest.mark.parametrize(("turn_s", "age_s", "is_stuck"), [(0.1, 9.0, False), (0.1, 11.0, True), (5.0, 19.0, False),
+                                                           (5.0, 21.0, True), (900.0, 121.0, True)])  # fmt: skip
+def test_an_engine_is_stuck_by_the_measure_of_its_turns(turn_s: float, age_s: float, is_stuck: bool) -> None:
+    now = [0.0]
+    with engine() as (core, model):
+        loop = EngineLoop(core, clock=lambda: now[0], on_layer=lambda layer, chunks: None, on_step=lambda result: None)
+        launch = model.launch
+
+        def slow(*args: object) -> object:
+            now[0] += turn_s
+            return launch(*args)  # type: ignore[arg-type]
+
+        model.launch = slow  # type: ignore[assignment]
+        core.add(prompt("p", 3, max_tokens=1))
+        loop._turn()
+        now[0] += age_s
+
+        assert loop.is_stuck(10.0) is is_stuck
