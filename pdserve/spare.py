@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from pdserve.process_plan import ProcessPlan, environment, launch_flags
 from pdserve.processes import Child, tell
 from pdserve.restarts import Restarts
 from pdserve.run_folder import ProcessRecord
+from scheduler.http.keys import VARIABLES as KEYS
 from telemetry.start_marks import WARM
 
 LEAST_FREE_BYTES = 4 * 10**9
@@ -26,7 +26,6 @@ MOST_BYTES = 1 << 20
 """As in spare_process.py."""
 _BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 """With these libgomp binds its threads to the cores it finds at its import, which an instance has set before."""
-_WITHHELD = ("PDSERVE_API_KEY",)
 _LOOK_S = 5.0
 
 
@@ -39,14 +38,15 @@ class Spare:
         """Start it. Raises OSError."""
         command = (sys.executable, "-P", "-m", "pdserve.spare_process", *flags)
         plan = ProcessPlan("spare", "spare", "", command, {"OPENBLAS_NUM_THREADS": "1"})  # else threads of its priority
-        env = {name: value for name, value in environ.items() if name not in _WITHHELD}
-        read_end, self._write_end = os.pipe()
+        env = {name: value for name, value in environ.items() if name not in KEYS}
+        read_end, write_end = os.pipe()
+        self._write_end: int | None = write_end
         try:
-            fcntl.fcntl(self._write_end, fcntl.F_SETPIPE_SZ, MOST_BYTES)
-            os.set_blocking(self._write_end, False)
+            fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, MOST_BYTES)
+            os.set_blocking(write_end, False)
             self.child = Child(plan, log, env, stdin=read_end, pass_fds=pass_fds)
         except OSError:
-            os.close(self._write_end)
+            self._close_pipe()
             raise
         finally:
             os.close(read_end)
@@ -59,9 +59,9 @@ class Spare:
     def become(self, plan: ProcessPlan, log: Path, environ: Mapping[str, str]) -> Child | None:
         """Send the command line; return the process, which is an instance's from now on. None: it has been ended."""
         order = json.dumps({
-            "name": plan.name, "argv": launch_flags(plan), "env": environment(plan, environ), "folder": os.getcwd(),
-            "cores": sorted(os.sched_getaffinity(0)), "log": str(log),
+            "name": plan.name, "argv": launch_flags(plan), "env": environment(plan, environ), "log": str(log),
         }).encode()  # fmt: skip
+        assert self._write_end is not None
         try:
             is_whole = len(order) <= MOST_BYTES and os.write(self._write_end, order) == len(order)
         except OSError:  # it has died, or the pipe is smaller than was requested
@@ -69,16 +69,21 @@ class Spare:
         if not is_whole:
             self.end()
             return None
-        os.close(self._write_end)
+        self._close_pipe()
         self.child.become(plan, log)
         return self.child
 
     def end(self) -> None:
         """End it at once: it holds nothing."""
-        with suppress(OSError):
-            os.close(self._write_end)
+        self._close_pipe()
         tell(self.child.record, signal.SIGKILL)
         self.child.reap()
+
+    def _close_pipe(self) -> None:
+        """Once: its number may be another file's later."""
+        if self._write_end is not None:
+            os.close(self._write_end)
+            self._write_end = None
 
 
 class SpareKeeper:
@@ -123,13 +128,13 @@ class SpareKeeper:
             self._spare = None
 
     def _start(self, now: float) -> None:
-        free = self._free_bytes()
-        if free < LEAST_FREE_BYTES:
-            self._due = now + _LOOK_S
-            self._why = f"{free / 1e9:.1f} GB of memory are free, one needs {LEAST_FREE_BYTES / 1e9:g} GB"
-            return
         try:
-            self._spare = self._make()
+            free = self._free_bytes()
+            if free < LEAST_FREE_BYTES:
+                self._due = now + _LOOK_S
+                self._why = f"{free / 1e9:.1f} GB of memory are free, one needs {LEAST_FREE_BYTES / 1e9:g} GB"
+            else:
+                self._spare = self._make()
         except OSError as error:
             self._died(f"the spare cannot be started: {error}", now)
 

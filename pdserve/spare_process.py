@@ -3,7 +3,8 @@
     warm up at low priority -> "warm" -> the command line on stdin -> pdserve.launch in this very process
 
 FLAGS are those of the cluster's processes: they say which engine and model to import for. On stdin comes one JSON
-object {"name", "argv", "env", "folder", "cores", "log"}; its end without one ends the process. It opens no device.
+object {"name", "argv", "env", "log"}; its end without one ends the process. It opens no device. Folder and cores are
+those of its supervisor from its start on, as they are for every process of it.
 """
 
 import gc
@@ -105,10 +106,9 @@ def _read_order() -> bytes:
 
 def _take_over(order: dict[str, object], score: str, marks: StartMarks) -> list[str]:
     """Become the process that the order describes; return its command line."""
-    env, argv, cores = order["env"], order["argv"], order["cores"]
+    env, argv = order["env"], order["argv"]
     assert isinstance(env, dict)
     assert isinstance(argv, list)
-    assert isinstance(cores, list)
     if score:
         Path("/proc/self/oom_score_adj").write_text(score)
     with open(os.devnull, "rb") as nothing, open_log(Path(str(order["log"]))) as log:
@@ -118,9 +118,6 @@ def _take_over(order: dict[str, object], score: str, marks: StartMarks) -> list[
     os.environ.update(env)
     if marks.descriptor is not None:
         os.environ[VARIABLE] = str(marks.descriptor)
-    os.chdir(str(order["folder"]))
-    for task in os.listdir("/proc/self/task"):
-        os.sched_setaffinity(int(task), cores)
     Path("/proc/self/comm").write_text(str(order["name"]))  # as `ps` shows it
     sys.argv[1:] = argv
     return argv

@@ -14,8 +14,10 @@ from pdserve.processes import Child
 from pdserve.restarts import RestartLimits, Restarts
 from pdserve.run_folder import ProcessRecord
 from pdserve.spare import LEAST_FREE_BYTES, MOST_BYTES, Spare, SpareKeeper, why_no_spare
+from scheduler.http.keys import VARIABLES
 
 _DEADLINE_S = 120.0
+_ROOT = Path(__file__).parents[2]
 _ENGINE = ("--engine", "fake", "--model", "m")
 
 
@@ -25,7 +27,7 @@ def _plan(*flags: str, **env: str) -> ProcessPlan:
 
 @pytest.fixture
 def warm(tmp_path: Path) -> Iterator[Spare]:
-    spare = Spare(_ENGINE, tmp_path / "spare.log", {**os.environ, "PDSERVE_API_KEY": "k" * 20})
+    spare = Spare(_ENGINE, tmp_path / "spare.log", os.environ | dict.fromkeys(VARIABLES, "k" * 20))
     deadline = time.monotonic() + _DEADLINE_S
     while not spare.is_warm:
         assert spare.child.ended() is None
@@ -62,7 +64,7 @@ def test_it_runs_the_command_line_with_that_environment(warm: Spare, tmp_path: P
 def test_it_holds_neither_keys_nor_devices_while_it_waits(warm: Spare) -> None:
     folder = Path(f"/proc/{warm.child.record.pid}")
 
-    assert b"PDSERVE_API_KEY" not in (folder / "environ").read_bytes()
+    assert b"k" * 20 not in (folder / "environ").read_bytes()
     assert (folder / "oom_score_adj").read_text() == "1000\n"
     held = [os.readlink(one) for one in (folder / "fd").iterdir()]
     assert not [path for path in held if path.startswith(("/dev/nvidia", "/dev/davinci", "socket:"))]
@@ -71,6 +73,22 @@ def test_it_holds_neither_keys_nor_devices_while_it_waits(warm: Spare) -> None:
 def test_a_command_line_that_does_not_fit_ends_it(warm: Spare, tmp_path: Path) -> None:
     assert warm.become(_plan(HUGE="x" * MOST_BYTES), tmp_path / "log", os.environ) is None
     assert warm.child.ended() is not None
+
+
+def test_one_begins_where_the_supervisor_did_though_that_folder_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    spare = Spare(_ENGINE, tmp_path / "spare.log", os.environ | {"PYTHONPATH": str(_ROOT)})
+    (tmp_path / "gone").rmdir()
+    try:
+        child = spare.become(_plan(), tmp_path / "log", {"PATH": os.environ["PATH"]})
+        assert child is not None
+
+        assert "GLOBAL_RANK_TABLE_FILE_PATH is not set" in _said(child)
+    finally:
+        spare.end()
 
 
 class _Spare:
@@ -95,7 +113,12 @@ class _Rig:
     def __init__(self, why_none: str = "") -> None:
         self.free_bytes, self.said, self.made = LEAST_FREE_BYTES, list[str](), list[_Spare]()
         restarts = Restarts(RestartLimits(most=1, window_s=60.0, first_wait_s=1.0))
-        self.keeper = SpareKeeper(self._make, restarts, self.said.append, why_none, lambda: self.free_bytes)
+        self.keeper = SpareKeeper(self._make, restarts, self.said.append, why_none, self._free)
+
+    def _free(self) -> int:
+        if self.free_bytes < 0:
+            raise OSError("no /proc")
+        return self.free_bytes
 
     def _make(self) -> Spare:
         self.made.append(_Spare())
@@ -122,6 +145,15 @@ def test_none_is_made_with_little_memory_until_there_is_more() -> None:
     rig.keeper.tick(10.0, is_calm=True)
 
     assert len(rig.made) == 1
+
+
+def test_memory_that_cannot_be_read_means_none_and_ends_nothing() -> None:
+    rig = _Rig()
+    rig.free_bytes = -1
+
+    rig.keeper.tick(0.0, is_calm=True)
+
+    assert (rig.made, rig.said) == ([], ["the spare cannot be started: no /proc; another is made in 1 s"])
 
 
 def test_only_a_warm_one_is_taken_and_another_made_after_it() -> None:
