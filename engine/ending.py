@@ -38,8 +38,8 @@ def ending_at(
 def repeats(tokens: Sequence[int], num_outputs: int, rule: RepetitionDetection) -> bool:
     """Whether the last `num_outputs` of `tokens` end with a pattern as often as `rule` counts.
 
-    Read from the end, a pattern of `size` tokens is there as often as they equal themselves `size` further on, which the
-    Z algorithm computes for all sizes in a time that is linear in `num_outputs`.
+    From the end, a pattern of `size` tokens goes on as long as they equal those `size` further on. The Z algorithm
+    computes that length for all sizes in a time that is linear in `num_outputs`.
     """
     largest = min(rule.max_pattern_size, num_outputs // rule.min_count)
     runs = [0] * (largest + 1)  # how many tokens equal those `size` further on

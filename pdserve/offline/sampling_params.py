@@ -141,6 +141,9 @@ class SamplingParams:
         for name, (nothing, words) in _REFUSED.items():
             if getattr(self, name) not in nothing:
                 raise ValueError(f"{name} is not supported: {words}")
+        rule = self.repetition_detection
+        if not isinstance(rule, RepetitionDetectionParams | Mapping | None):
+            raise ValueError(f"repetition_detection is {rule!r}, must be RepetitionDetectionParams or a mapping")
         if self.structured_outputs is not None and self.guided_decoding is not None:
             raise ValueError("structured_outputs and guided_decoding both say what the output must be: give one")
         structured_body(self.structured_outputs or self.guided_decoding)

@@ -37,7 +37,9 @@ def _from_format(given: Any) -> Wish | None:
         return None
     kind = given.get("type") if isinstance(given, Mapping) else None
     if kind not in _FORMATS:
-        raise _wrong("response_format", f"an object whose type is one of {', '.join(_FORMATS)}", given if kind is None else kind)
+        raise _wrong(
+            "response_format", f"an object whose type is one of {', '.join(_FORMATS)}", given if kind is None else kind
+        )
     if kind == "text":
         return None
     if kind == "json_object":

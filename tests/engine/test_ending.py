@@ -58,7 +58,7 @@ def test_a_prompts_tokens_are_no_part_of_a_repetition() -> None:
 @pytest.mark.parametrize("count", [2, 3, 8])
 def test_repetition_is_found_in_linear_time(count: int) -> None:
     nearly = [7] * (count * 64 - 1)
-    tokens = _CountedReads(nearly + [9] + nearly)  # no pattern is there often enough, and each one nearly is
+    tokens = _CountedReads([*nearly, 9, *nearly])  # no pattern is there often enough, and each one nearly is
 
     assert not repeats(tokens, len(tokens), RepetitionDetection(1024, 64, count))
     assert tokens.num_reads < 4 * len(tokens)
