@@ -79,7 +79,7 @@ class Member:
         self._limits = limits
         self._rng = rng
         self._backoff_s = limits.backoff_first_s
-        self._num_young, self._rest_s = 0, 0.0  # sessions in a row that broke young, and the pause after the last one
+        self._young_rest_s, self._rest_s = limits.backoff_first_s, 0.0  # after one more that breaks young, and due now
         self._still = CappedLog(log)
 
     @property
@@ -182,17 +182,20 @@ class Member:
 
     def _suspicion_changed(self) -> None:
         """Follow the instance, whose state or load is new."""
-        if self.instance is not None and self.state in (MemberState.LIVING, MemberState.SUSPECT):
-            is_suspect = self.instance.is_living and self.instance.is_suspect
-            self._become(*((MemberState.SUSPECT, "it is silent") if is_suspect else (MemberState.LIVING, "")))
+        instance = self.instance
+        if instance is not None and instance.is_living and self.state in (MemberState.LIVING, MemberState.SUSPECT):
+            self._become(*((MemberState.SUSPECT, "it is silent") if instance.is_suspect else (MemberState.LIVING, "")))
         else:
             self._registry.changed()
 
     def _note_life(self, lived_s: float) -> None:
         """After a session that lived, reconnect quickly; after one more that broke young, ever more slowly."""
         limits = self._limits
-        self._num_young = 0 if lived_s >= limits.lived_s else self._num_young + 1
-        self._rest_s = min(limits.backoff_first_s * 1.6**self._num_young, limits.backoff_young_s)
+        if lived_s >= limits.lived_s:
+            self._young_rest_s = limits.backoff_first_s
+        else:
+            self._young_rest_s = min(self._young_rest_s * 1.6, limits.backoff_young_s)
+        self._rest_s = self._young_rest_s
         self._backoff_s = limits.backoff_first_s
 
     def _become(self, state: MemberState, why: str) -> None:

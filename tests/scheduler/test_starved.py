@@ -131,6 +131,30 @@ async def test_reconnects_slow_down_until_a_session_has_lived() -> None:
         assert _now() - lost_at < limits.backoff_most_s
 
 
+@virtual
+async def test_a_suspect_that_is_lost_does_not_live_in_between(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with FakeCluster("PD").serving() as cluster:
+        cluster.network.freeze(cluster.expected[1].address)
+        await until(lambda: _states(cluster)[1] is MemberState.SUSPECT)
+        caplog.clear()
+        await until(lambda: _states(cluster)[1] is MemberState.LOST)
+
+        said = [record.message.split()[0] for record in caplog.records if "decode-0" in record.message]
+        assert said == ["instance_lost"]
+
+
+@virtual
+async def test_the_pause_has_a_most_however_often_sessions_broke() -> None:
+    limits = ControlLimits()
+    async with FakeCluster("PD").serving() as cluster:
+        member = cluster.control.registry.members[1]
+        for _ in range(2000):  # of 8 s each: half a day
+            member._note_life(0.0)
+
+        assert 0.7 * limits.backoff_young_s < member._next_backoff() < 1.3 * limits.backoff_young_s
+
+
 @pytest.mark.parametrize(("starved_for_s", "lasts_s"), [((0.0, 0.0), 5.0), ((3.0, 0.0), 8.0), ((2.0, 4.0), 9.0)])
 @virtual
 async def test_a_patient_wait_leaves_out_the_longest_starvation(
