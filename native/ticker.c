@@ -26,7 +26,7 @@
 
 struct counters { /* as native/ticker.py declares it */
     int64_t num_bytes;
-    int64_t last_tick_ns;
+    int64_t run_ns; /* the last tick's time less `starved_ns`: one word, so that no reader finds half of a tick */
     int64_t starved_ns;
     int64_t num_ticks;
 };
@@ -41,7 +41,7 @@ struct ticker {
     int64_t interval_ns;
     int stop;
     int num_threads;
-    struct used threads[MAX_THREADS];
+    struct used threads[MAX_THREADS], found[MAX_THREADS];
     pthread_t thread;
 };
 
@@ -75,7 +75,7 @@ static int read_used(const char *thread, struct used *used) {
 
 /* How much of the `passed_ns` since the last look was lost to waiting for a core. */
 static int64_t waited_since_look_ns(struct ticker *ticker, int64_t passed_ns) {
-    static struct used found[MAX_THREADS]; /* there is one ticker a process */
+    struct used *found = ticker->found;
     DIR *folder = opendir("/proc/self/task");
     if (!folder) return 0;
     int num_found = 0;
@@ -97,30 +97,40 @@ static int64_t waited_since_look_ns(struct ticker *ticker, int64_t passed_ns) {
     return (int64_t)((double)active * (double)waited / (double)(ran + waited));
 }
 
+/* What was starved of a time: all that was lost, as far as it can be. */
+static int64_t starved_of(int64_t passed_ns, int64_t lost_ns) {
+    int64_t most_ns = passed_ns - passed_ns / LEAST_RUN_SHARE;
+    return lost_ns < most_ns ? lost_ns : most_ns;
+}
+
+static void report(struct counters *counters, int64_t now, int64_t starved_ns) {
+    __atomic_store_n(&counters->starved_ns, starved_ns, __ATOMIC_RELAXED);
+    __atomic_store_n(&counters->run_ns, now - starved_ns, __ATOMIC_RELEASE);
+}
+
 static void *run(void *argument) {
     struct ticker *ticker = argument;
     struct counters *counters = &ticker->counters;
-    int64_t due = counters->last_tick_ns, looked = due, late = 0;
+    int64_t due = counters->run_ns, last = due, looked = due, late = 0;
     waited_since_look_ns(ticker, 0);
     while (!__atomic_load_n(&ticker->stop, __ATOMIC_ACQUIRE)) {
         due += ticker->interval_ns;
         sleep_until(due);
         int64_t now = now_ns(), starved = counters->starved_ns;
         if (now - due > ticker->interval_ns) {
-            late += now - due;
-            starved += now - due;
+            late += starved_of(now - last, now - due);
+            starved += starved_of(now - last, now - due);
             due = now;
         }
-        if ((counters->num_ticks + 1) % TICKS_A_LOOK == 0) {
-            int64_t passed = now - looked, waited = waited_since_look_ns(ticker, passed);
-            int64_t most = passed - passed / LEAST_RUN_SHARE;
-            int64_t total = waited > late ? waited : late;
-            starved += (total < most ? total : most) - late;
+        last = now;
+        report(counters, now, starved); /* before the look, which may take long */
+        int64_t passed = now - looked;
+        if (passed >= TICKS_A_LOOK * ticker->interval_ns) {
+            int64_t waited = starved_of(passed, waited_since_look_ns(ticker, passed));
+            if (waited > late) report(counters, now, starved + waited - late);
             looked = now;
             late = 0;
         }
-        __atomic_store_n(&counters->starved_ns, starved, __ATOMIC_RELAXED);
-        __atomic_store_n(&counters->last_tick_ns, now, __ATOMIC_RELEASE);
         __atomic_store_n(&counters->num_ticks, counters->num_ticks + 1, __ATOMIC_RELEASE);
     }
     return NULL;
@@ -132,7 +142,7 @@ struct counters *native_ticker_start(int64_t interval_ns) {
     if (!ticker) return NULL;
     ticker->interval_ns = interval_ns;
     ticker->counters.num_bytes = sizeof ticker->counters;
-    ticker->counters.last_tick_ns = now_ns();
+    ticker->counters.run_ns = now_ns();
     if (pthread_create(&ticker->thread, NULL, run, ticker) != 0) {
         free(ticker);
         return NULL;

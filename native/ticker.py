@@ -19,6 +19,7 @@ from native.recipe import Recipe
 
 INTERVAL_S = 0.1
 _NS = 1_000_000_000
+_LEAST_RUN_SHARE = 20  # as in ticker.c
 
 
 class Ticker(Protocol):
@@ -39,7 +40,7 @@ class Counters(ctypes.Structure):
     """What the native thread writes; native/ticker.c: struct counters."""
 
     _fields_ = (
-        ("num_bytes", ctypes.c_int64), ("last_tick_ns", ctypes.c_int64), ("starved_ns", ctypes.c_int64),
+        ("num_bytes", ctypes.c_int64), ("run_ns", ctypes.c_int64), ("starved_ns", ctypes.c_int64),
         ("num_ticks", ctypes.c_int64),
     )  # fmt: skip
 
@@ -78,9 +79,10 @@ class NativeTicker:
 
     def starved_s(self) -> float:
         """See Ticker."""
-        counters = self._counters
-        last, starved = counters.last_tick_ns, counters.starved_ns
-        return float(starved + max(0, time.monotonic_ns() - last - self._late_after_ns)) / _NS
+        starved, now, run = self._counters.starved_ns, time.monotonic_ns(), self._counters.run_ns
+        passed = now - run - starved  # since the last tick
+        late = min(passed - self._late_after_ns, passed - passed // _LEAST_RUN_SHARE)
+        return float(starved + max(0, late)) / _NS
 
     def stop(self) -> None:
         """See Ticker."""

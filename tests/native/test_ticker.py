@@ -1,39 +1,46 @@
 """Both tickers count the time in which their process was kept from running, and no more than passed."""
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from native.builder import build_library
 from native.cache import NoNative
-from native.ticker import INTERVAL_S, RECIPE, NativeTicker, PythonTicker, Ticker
+from native.ticker import INTERVAL_S, RECIPE, Counters, NativeTicker, PythonTicker, Ticker
 
-_STOPPED_S = 1.5
+_STOPPED_S = 3.0
 _WAIT_S = 60.0
+_CHILD_INTERVAL_S = 0.01
 _CHILD = """
-import sys, time
+import itertools, sys, time
 from tests.native.test_ticker import start
-ticker = start(sys.argv[1])
+ticker = start(sys.argv[1], float(sys.argv[2]))
 began, before = time.monotonic(), ticker.starved_s()
 print("ticks", flush=True)
 sys.stdin.readline()
 at_once = ticker.starved_s() - before
-time.sleep(1.5)
+seen, until = [ticker.starved_s()], time.monotonic() + 1.5
+while time.monotonic() < until:
+    seen.append(ticker.starved_s())
 print(time.monotonic() - began, at_once, ticker.starved_s() - before, flush=True)
+print(max(one - two for one, two in itertools.pairwise(seen)), flush=True)
 ticker.stop()
 """
 
 
-def start(kind: str) -> Ticker:
+def start(kind: str, interval_s: float = INTERVAL_S) -> Ticker:
     """Return a ticker of this kind; skip where it cannot be built."""
     if kind == "python":
-        return PythonTicker()
+        return PythonTicker(interval_s)
     try:
-        return build_library(RECIPE, os.environ).start()
+        return build_library(RECIPE, os.environ).start(interval_s)
     except NoNative as error:
         pytest.skip(f"missing tool: no native functions here: {error}")
 
@@ -42,7 +49,8 @@ def start(kind: str) -> Ticker:
 def test_a_stopped_process_counts_its_stop_as_starved(kind: str) -> None:
     start(kind).stop()  # the child does not build
     child = subprocess.Popen(
-        [sys.executable, "-c", _CHILD, kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", _CHILD, kind, str(_CHILD_INTERVAL_S)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     with child:
         assert child.stdin is not None
@@ -54,11 +62,34 @@ def test_a_stopped_process_counts_its_stop_as_starved(kind: str) -> None:
         child.stdin.flush()
         child.send_signal(signal.SIGCONT)
         passed_s, at_once_s, starved_s = map(float, child.stdout.readline().split())
+        fewer_s = float(child.stdout.readline())
         assert child.wait(_WAIT_S) == 0
 
     least_s = _STOPPED_S - 4 * INTERVAL_S
     assert least_s <= at_once_s <= passed_s, "also before the late tick has come"
     assert least_s <= starved_s <= passed_s
+    assert fewer_s <= 2 * _CHILD_INTERVAL_S, "a reader that is faster than the tick is ahead of it by so much"
+
+
+class _LateTick:
+    """Counters of a thread that ticks five seconds late, between a reader's first look and its second."""
+
+    def __init__(self) -> None:
+        self.now, self._looks = time.monotonic_ns(), 0
+
+    def __getattr__(self, name: str) -> int:
+        self._looks += 1
+        last, starved = (self.now - 5 * 10**9, 0) if self._looks == 1 else (self.now, 475 * 10**7)
+        return {"last_tick_ns": last, "run_ns": last - starved, "starved_ns": starved}[name]
+
+
+def test_a_tick_between_two_looks_counts_once() -> None:
+    counters = _LateTick()
+    pointer = cast("ctypes._Pointer[Counters]", SimpleNamespace(contents=counters))
+
+    starved_s = NativeTicker(pointer, lambda counters: None, INTERVAL_S).starved_s()
+
+    assert 4.0 < starved_s <= 5.0 + (time.monotonic_ns() - counters.now) / 1e9
 
 
 def test_a_thread_that_waits_for_a_core_is_starved() -> None:
