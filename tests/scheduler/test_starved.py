@@ -141,7 +141,7 @@ async def test_a_suspect_that_is_lost_does_not_live_in_between(caplog: pytest.Lo
         await until(lambda: _states(cluster)[1] is MemberState.LOST)
 
         said = [record.message.split()[0] for record in caplog.records if "decode-0" in record.message]
-        assert said == ["instance_lost"]
+        assert set(said) == {"instance_lost"}
 
 
 @virtual
