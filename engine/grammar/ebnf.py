@@ -74,7 +74,17 @@ def _bodies(tokens: list[_Token], text: str) -> dict[str, list[_Token]]:
             raise _wrong(token.position, text, "a rule must begin with `name ::=`")
         else:
             body.append(token)
-    return bodies
+    return {name: _looped(name, body) for name, body in bodies.items()}
+
+
+def _looped(name: str, body: list[_Token]) -> list[_Token]:
+    """Return `(a)*` for `(a name)?`, as GBNF writes spaces: as a recursion each character is a level of the parser."""
+    texts = [token.text for token in body]
+    inner = texts[1:-3]
+    is_tail = texts[:1] == ["("] and texts[-3:] == [name, ")", "?"]
+    if not is_tail or not inner or {"(", ")", "|", name} & set(inner):
+        return body
+    return [*body[:-3], body[-2], _Token("sign", "*", body[-1].position)]
 
 
 def _lark_names(bodies: dict[str, list[_Token]]) -> dict[str, str]:
