@@ -22,6 +22,7 @@ from pdserve.ports import free_ports
 from ranktable_tools.launch_plan import resolve
 from tests.cluster.guide import GuideCluster
 from tests.faults.asking import Seen
+from tests.faults.launch import LEASE_S
 from wire.errors import Unavailable
 from wire.failpoints import VARIABLE
 from wire.types import SamplingParams
@@ -146,7 +147,15 @@ class FaultCluster:
 
     def blocks_used(self, name: str) -> float:
         """KV blocks this instance holds now, by its own /metrics."""
-        return _instance_metrics(self._http[name])["pdserve_instance_blocks_used"]
+        return self.figures(name)["pdserve_instance_blocks_used"]
+
+    def starved_s(self, names: Sequence[str]) -> dict[str, float]:
+        """Seconds in which the machine kept each of these instances from running, since it began."""
+        return {name: self.figures(name)["pdserve_instance_starved_s"] for name in names}
+
+    def figures(self, name: str) -> dict[str, float]:
+        """What the instance's own /metrics says now."""
+        return _instance_metrics(self._http[name])
 
     def expected(self, prompt: Sequence[int], count: int) -> dict[tuple[str, str, str], list[str]]:
         """The first `count` words by (P of the first token, P of the KV that crossed, D); a fault may part the two P.
@@ -189,6 +198,25 @@ async def until(condition: Callable[[], bool], deadline: float, what: str) -> fl
         if await asyncio.to_thread(condition):
             return time.time()
         assert time.time() < deadline, what
+        await asyncio.sleep(_POLL_S)
+
+
+async def pools_empty(cluster: FaultCluster, names: Sequence[str], since: float, starved_s: dict[str, float]) -> float:
+    """Return the time.time() at which none of these instances holds a block.
+
+    Fails past lease + 1 s after `since`, longer by what the machine starved them after `starved_s` was read: they count
+    a lease in time in which they could run.
+    """
+
+    def look() -> tuple[dict[str, float], float]:
+        used = {name: cluster.blocks_used(name) for name in names}
+        return used, max(now - starved_s[name] for name, now in cluster.starved_s(names).items())
+
+    while True:
+        used, late_s = await asyncio.to_thread(look)
+        if not any(used.values()):
+            return time.time()
+        assert time.time() < since + LEASE_S + 1 + late_s, f"blocks are held past lease + 1 s + {late_s:g} s: {used}"
         await asyncio.sleep(_POLL_S)
 
 

@@ -9,8 +9,7 @@ import httpx
 
 from tests.faults.asking import Seen, ask
 from tests.faults.cases import ANSWER, CLOSED, ERROR, Case
-from tests.faults.cluster import PROMPT_TOKENS, FaultCluster, client_of, describe, until
-from tests.faults.launch import LEASE_S
+from tests.faults.cluster import PROMPT_TOKENS, FaultCluster, client_of, describe, pools_empty, until
 
 NUM_STREAMS = 3
 FAULT_S = 10.0
@@ -35,7 +34,7 @@ class Measured:
 async def run_case(cluster: FaultCluster, case: Case) -> Measured:
     """Run it over a cluster whose victim was renewed with the case's setting. Fails on a broken promise."""
     prompts = [[3 + (7 * stream + 5 * i) % 300 for i in range(PROMPT_TOKENS)] for stream in range(NUM_STREAMS)]
-    before = cluster.ledger()
+    before, starved_s = cluster.ledger(), cluster.starved_s(cluster.guide.names)
     async with client_of(cluster) as client:
         streams = [asyncio.create_task(ask(client, prompt, case.max_tokens)) for prompt in prompts]
         fault_at = await _fault(cluster, case, streams)
@@ -44,16 +43,16 @@ async def run_case(cluster: FaultCluster, case: Case) -> Measured:
             still = f"{case.victim} does not stand still"
             await until(lambda: cluster.is_stopped(case.victim), fault_at + FAULT_S, still)
             if case.victim == "scheduler":
-                pools_at = await _pools_zero(cluster, case, fault_at)
+                pools_at = await _pools_zero(cluster, case, fault_at, starved_s)
                 woken_ms = await _wake(cluster, case)
                 seen = await _all_ended(streams)
             else:
                 seen = await _all_ended(streams)
-                pools_at = await _pools_zero(cluster, case, fault_at)
+                pools_at = await _pools_zero(cluster, case, fault_at, starved_s)
                 woken_ms = await _wake(cluster, case)
         else:
             seen = await _all_ended(streams)
-            pools_at = await _pools_zero(cluster, case, fault_at)
+            pools_at = await _pools_zero(cluster, case, fault_at, starved_s)
         if case.action == "kill9":
             assert await asyncio.to_thread(cluster.bury, case.victim) == -signal.SIGKILL
         check_endings(cluster, case, prompts, seen)
@@ -116,17 +115,11 @@ async def _all_ended(streams: list[asyncio.Task[Seen]]) -> list[Seen]:
         return await asyncio.gather(*streams)
 
 
-async def _pools_zero(cluster: FaultCluster, case: Case, fault_at: float) -> float:
+async def _pools_zero(cluster: FaultCluster, case: Case, fault_at: float, starved_s: dict[str, float]) -> float:
     """Return when no living, unstopped instance held a block any more: within lease + 1 s of the fault."""
     gone = {case.victim} if case.action in ("kill9", "stop") else set()
     living = [name for name in cluster.guide.names if name not in gone]
-    used: dict[str, float] = {}
-
-    def empty() -> bool:
-        used.update({name: cluster.blocks_used(name) for name in living})
-        return not any(used.values())
-
-    return await until(empty, fault_at + LEASE_S + 1, f"{case}: blocks are held past lease + 1 s: {used}")
+    return await pools_empty(cluster, living, fault_at, starved_s)
 
 
 async def _wake(cluster: FaultCluster, case: Case) -> float:
@@ -158,7 +151,7 @@ async def _check_woken(cluster: FaultCluster, client: httpx.AsyncClient, case: C
     await check_ledger(cluster, before, [seen])
     own = case.victim != "decode-0"  # the request of this check was admitted there
     assert _admissions(cluster, others) == admitted + own
-    await _pools_zero(cluster, Case(case.point, case.hit, "delay"), time.time())
+    await _pools_zero(cluster, Case(case.point, case.hit, "delay"), time.time(), cluster.starved_s(cluster.guide.names))
 
 
 def _admissions(cluster: FaultCluster, names: list[str]) -> int:

@@ -47,7 +47,8 @@ What each row asserts:
 - a fault of an instance ends in the fault-free answer, whether before the first token or after it: another pair goes on
   from the tokens that left; no stream just stops, and nothing follows an error;
 - killing the scheduler closes its connections; stopping it ends, after waking, in the answer or an error event;
-- every living, unstopped instance holds no KV block within lease + 1 s of the fault, a stopped one 1 s after waking;
+- every living, unstopped instance holds no KV block within lease + 1 s of the fault (of time in which it could run), a
+  stopped one 1 s after waking;
 - each request ends once in the scheduler's counts, and as its client saw it;
 - what a stopped process still says after waking is dropped: no admission, no token, no second ending of its old work,
   and the next request over it is answered in full.

@@ -9,8 +9,7 @@ import pytest
 
 from tests.faults.asking import Seen, ask
 from tests.faults.cases import ANSWER, CLOSED, ERROR
-from tests.faults.cluster import PROMPT_TOKENS, FaultCluster, client_of, describe, until
-from tests.faults.launch import LEASE_S
+from tests.faults.cluster import PROMPT_TOKENS, FaultCluster, client_of, describe, pools_empty, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
@@ -46,13 +45,7 @@ def _assert_answers(cluster: FaultCluster, seen: Sequence[Seen], max_tokens: int
 
 
 def _assert_empty(cluster: FaultCluster, names: Sequence[str]) -> None:
-    asyncio.run(
-        until(
-            lambda: not any(cluster.blocks_used(name) for name in names),
-            time.time() + LEASE_S + 1,
-            f"{names} hold blocks past lease + 1 s",
-        )
-    )
+    asyncio.run(pools_empty(cluster, names, time.time(), cluster.starved_s(names)))
 
 
 @pytest.mark.parametrize(
