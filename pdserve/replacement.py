@@ -10,6 +10,7 @@ from telemetry.start_marks import LOADED, PROCESS, SESSION, WARM, WEIGHTS, Mark
 
 SERVING = "serving"
 _ENDS = (("process", WEIGHTS), ("weights", LOADED), ("session", SESSION), (SERVING, SERVING))
+NAMES = tuple(name for name, _ in _ENDS)
 
 
 class Phase(NamedTuple):

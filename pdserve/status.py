@@ -9,7 +9,7 @@ from pdserve.cluster_page import Instance, Link, read_page, read_table
 from pdserve.flags.parser import CommandParser
 from pdserve.question import served_model
 from pdserve.readiness import ask
-from pdserve.replacement import SERVING, describe
+from pdserve.replacement import NAMES, SERVING, describe
 from pdserve.run_folder import ClusterState, ProcessRecord, resident_bytes
 from pdserve.text_table import on_or_off, printable, text_table
 from pdserve.where import Where, add_where, find
@@ -26,11 +26,12 @@ EPILOG = """\
 PID is that of the process that `pdserve up` started, `-` where another one answers in its place or it runs on a node of
 Ray; STATE is the scheduler's, `draining` for one that left the table and ends its requests, `gone` where nothing
 answers, `starting again`, `given up` or `removed` where the supervisor of `pdserve up` says so, and the lines below the
-table say what is wrong. RESTARTS counts how often the supervisor started it again.
+table say what is wrong. `suspect` is silent and gets no new request, `lost` is not used until it answers again.
+RESTARTS counts how often the supervisor started it again.
 DIGESTS says whether an instance wants each KV frame checked; a link goes without only where both ends say off.
 LINKS says over which transport each prefill instance sends KV; `(fallback: shm: why)` names a better one that failed,
 `(not shm: why)` one that the pair cannot have, NO LINK a pair that no transport joins: no prompt goes over it.
-`pdserve links` measures them. Exit status: 0 when a request would be served now, else 1.
+`pdserve links` measures them. Exit status: 0 when the first line says ready, else 1.
 
 examples:
   pdserve status                               the cluster of `pdserve up`, else what serves on port 9000
@@ -114,16 +115,12 @@ def _was_replaced(process: ProcessRecord) -> bool:
 
 
 def _replaced(process: ProcessRecord) -> str:
-    """Return how long its last replacement took, or takes so far."""
-    seconds = sum(phase.seconds for phase in process.phases)
-    is_over = process.phases[-1].name == SERVING
+    """Return how long its last replacement took, or its phase now: a record changes only where a phase ends."""
     how = "from the spare" if process.from_spare else "by a new process"
-    words = (
-        f"replaced {process.name} in {seconds:.1f} s"
-        if is_over
-        else f"replacing {process.name}, {seconds:.1f} s so far,"
-    )
-    return f"{words} {how}: {describe(process.phases)}"
+    last, phases = process.phases[-1].name, describe(process.phases)
+    if last != SERVING:
+        return f"replacing {process.name} {how}: {phases}, now {NAMES[NAMES.index(last) + 1]}"
+    return f"replaced {process.name} in {sum(phase.seconds for phase in process.phases):.1f} s {how}: {phases}"
 
 
 def _row(

@@ -9,6 +9,7 @@ import pytest
 from pdserve import cli
 from pdserve.client import parse_metrics
 from pdserve.cluster_page import read_page
+from pdserve.replacement import Phase
 from pdserve.run_folder import ClusterState, ProcessRecord, RunFolder, start_time
 from pdserve.status import table
 from tests.pdserve.scheduler_page import PAGE, served_page
@@ -83,6 +84,26 @@ def test_what_the_supervisor_makes_of_a_dead_process_is_said_in_its_place(note: 
     lines = table(ClusterState("http://127.0.0.1:9000", "m", (dead,)), read_page(parse_metrics(page)))
 
     assert lines[1].split()[3:7] == ["-", *note.split(), "3"]
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("process",), "replacing p from the spare: process 1.5 s (CPU 0.5 s), now weights"),
+        (("process", "weights"), "process 1.5 s (CPU 0.5 s), weights 1.5 s (CPU 0.5 s), now session"),
+        (("process", "weights", "session", "serving"), "replaced p in 6.0 s from the spare: process 1.5 s"),
+    ],
+)
+def test_a_replacement_under_way_names_its_phase_and_no_time_that_stands_still(
+    names: tuple[str, ...], words: str
+) -> None:
+    phases = tuple(Phase(name, 1.5, 0.5) for name in names)
+    one = ProcessRecord("p", "prefill", 0, 0, "127.0.0.1:1", "", phases=phases, from_spare=True)
+
+    line = table(ClusterState("http://127.0.0.1:9000", "m", (one,)), ())[-1]
+
+    assert words in line
+    assert "so far" not in line
 
 
 def test_the_table_in_use_and_the_supervisor_stand_beside_the_model(
