@@ -1,6 +1,7 @@
 """Limits that count the time in which both sides could run: a starved process is slow, not dead."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -10,7 +11,7 @@ Starved = Callable[[], float]
 MOST_SLOWNESS = 20.0
 """The most that a measured slowness lengthens a limit (ticker.c: LEAST_RUN_SHARE)."""
 _LEAST_SPAN_S = 0.9
-_KEPT = 0.8
+_MEMORY_S = 5.0
 
 
 @asynccontextmanager
@@ -41,21 +42,29 @@ async def patient(seconds: float, *starved: Starved) -> AsyncIterator[None]:
 class Slowness:
     """How many times longer than it needs an instance takes for everything: 1 unless it is starved.
 
-    Measured over about a second, and kept a while: the machine that starved it may do so again.
+    Measured over the last second, and over the last five where that is more: it rises at once, and a stop is forgotten
+    five seconds later.
     """
 
     def __init__(self) -> None:
         self.factor = 1.0
-        self._since: tuple[float, float] | None = None
+        self._samples: deque[tuple[float, float]] = deque()
 
     def measure(self, now: float, starved_s: float) -> None:
         """Take the loop's time and the instance's seconds starved so far, of which only differences count."""
-        if self._since is None or starved_s < self._since[1]:
-            self._since = now, starved_s
+        samples = self._samples
+        if samples and starved_s < samples[-1][1]:  # another process, which counts from 0
+            samples.clear()
+        if samples and now - samples[-1][0] < _LEAST_SPAN_S:
             return
-        then, before = self._since
-        if now - then < _LEAST_SPAN_S:
-            return
-        ran = max(now - then - (starved_s - before), (now - then) / MOST_SLOWNESS)
-        self.factor = max((now - then) / ran, 1.0 + _KEPT * (self.factor - 1.0))
-        self._since = now, starved_s
+        samples.append((now, starved_s))
+        while len(samples) > 2 and samples[1][0] <= now - _MEMORY_S:
+            samples.popleft()
+        self.factor = max(_factor(samples[0], samples[-1]), _factor(samples[max(-2, -len(samples))], samples[-1]))
+
+
+def _factor(earlier: tuple[float, float], later: tuple[float, float]) -> float:
+    passed_s, starved_s = later[0] - earlier[0], later[1] - earlier[1]
+    if passed_s <= 0.0:
+        return 1.0
+    return passed_s / max(passed_s - starved_s, passed_s / MOST_SLOWNESS)

@@ -94,7 +94,7 @@ class FakeInstance:
             progress_age_s=now - self._progress_at if self.behaviour.stuck else 0.0,
             steps=self.steps,
             slowest_turn_s=self.behaviour.slowest_turn_s,
-            starved_s=self.behaviour.starved_share * now,
+            starved_s=self.behaviour.starved_before_s + self.behaviour.starved_share * now,
         )
 
     def get_stuck(self) -> None:

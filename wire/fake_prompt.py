@@ -13,7 +13,7 @@ class FakeBehaviour:
     The next reservations are refused with the errors named in `refuse`; the next `fail_handoffs` hand-offs fail. All
     its events leave `lag_s` late. A `deaf` instance ignores commands; a stuck one (see `get_stuck`) makes no step. It
     runs as many prompts at once as it has `seats`, the oldest; None is no limit. It reports `slowest_turn_s`, and that
-    the machine starves it for `starved_share` of the time.
+    the machine starves it for `starved_share` of the time, beside `starved_before_s`.
     """
 
     step_s: float = 0.01
@@ -21,6 +21,7 @@ class FakeBehaviour:
     lag_s: float = 0.0
     slowest_turn_s: float = 0.0
     starved_share: float = 0.0
+    starved_before_s: float = 0.0
     repeat_tokens: bool = False
     stuck: bool = False
     deaf: bool = False

@@ -15,7 +15,7 @@ from scheduler.paths.endings import to_error
 from scheduler.patience import patient
 from scheduler.prompt_run import PromptRun
 from telemetry.logs import EventLogger
-from wire.errors import DeadlineExceeded, HandoffFailed, PdserveError
+from wire.errors import DeadlineExceeded, InstanceLost, PdserveError
 from wire.failpoints import failpoint
 from wire.messages import Failed, HandedOff, Prefill, Refused, Reserve, Reserved
 from wire.types import StageTimes, Ticket
@@ -57,7 +57,7 @@ class HandoffPath:
                 with self._put_off(prompt) if compiles else nullcontext():
                     return await self._reserve(prompt, on_decode)
         except TimeoutError:
-            raise HandoffFailed(f"{self._decode} did not answer a reservation within {limit_s:g} s") from None
+            raise InstanceLost(f"{self._decode} did not answer a reservation within {limit_s:g} s") from None
 
     @contextmanager
     def _put_off(self, prompt: PromptRun) -> Iterator[None]:

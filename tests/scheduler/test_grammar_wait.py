@@ -7,7 +7,7 @@ import pytest
 from scheduler.limits import ControlLimits
 from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import virtual
-from wire.errors import HandoffFailed
+from wire.errors import InstanceLost
 from wire.fake_instance import FakeInstance
 from wire.types import PromptState, StructuredOutput
 
@@ -77,5 +77,5 @@ async def test_a_prompt_without_a_grammar_is_answered_in_time_or_fails() -> None
     cluster = _cluster()
     cluster.kind = Slow
     async with cluster.serving():
-        with pytest.raises(HandoffFailed, match="did not answer a reservation within 5 s"):
+        with pytest.raises(InstanceLost, match="did not answer a reservation within 5 s"):
             await collect(cluster.control.dispatch.start(request(PROMPT, limits_s=(120.0, 10.0))))

@@ -172,22 +172,47 @@ async def test_a_patient_wait_leaves_out_the_longest_starvation(
     assert _now() - began == pytest.approx(lasts_s)
 
 
-def test_slowness_rises_at_once_and_falls_slowly() -> None:
-    slowness, factors = Slowness(), []
-    starved = 0.0
-    for second, share in enumerate((0.0, 0.0, 0.9, 0.9, 0.0, 0.0)):
+@pytest.mark.parametrize(
+    ("shares", "factors"),
+    [
+        ((0.0, 0.9, 0.9), [1.0, 10.0, 10.0]),
+        ((0.9,) * 12, [10.0] * 12),
+        ((0.0, 0.8) + (0.0,) * 6, [1.0, 5.0, 1.36, 1.25, 1.19, 1.19, 1.0, 1.0]),
+    ],
+)
+def test_slowness_rises_at_once_and_forgets_a_stop(shares: tuple[float, ...], factors: list[float]) -> None:
+    slowness, found, starved = Slowness(), [], 0.0
+    slowness.measure(0.0, starved)
+    for second, share in enumerate(shares, 1):
         starved += share
         slowness.measure(float(second), starved)
-        factors.append(round(slowness.factor, 2))
+        found.append(round(slowness.factor, 2))
 
-    assert factors == [1.0, 1.0, 10.0, 10.0, 8.2, 6.76]
+    assert found == factors
 
 
 def test_slowness_has_a_most_and_begins_anew_with_a_process() -> None:
-    slowness = Slowness()
+    slowness, found = Slowness(), []
     for second, starved in ((0.0, 0.0), (1.0, 1.0), (2.0, 0.0), (3.0, 0.0)):
         slowness.measure(second, starved)
-        if second == 1.0:
-            assert slowness.factor == MOST_SLOWNESS
+        found.append(slowness.factor)
 
-    assert 1.0 < slowness.factor < MOST_SLOWNESS
+    assert found == [1.0, MOST_SLOWNESS, 1.0, 1.0]
+
+
+@virtual
+async def test_a_stop_soon_after_another_is_found_as_soon() -> None:
+    async with FakeCluster("PD").serving() as cluster:
+        behaviour = cluster.instances[1].behaviour
+        behaviour.starved_share = 1.0  # as after a stop: it reports as much as passed, then no more
+        await asyncio.sleep(4.0)
+        behaviour.starved_share = 0.0
+        behaviour.starved_before_s = _now()
+        await asyncio.sleep(8.0)
+        cluster.network.freeze(cluster.expected[1].address)
+        await asyncio.sleep(4.0)
+        states = [_states(cluster)[1]]
+        await asyncio.sleep(4.0)
+        states.append(_states(cluster)[1])
+
+        assert states == [MemberState.SUSPECT, MemberState.LOST]
