@@ -76,8 +76,8 @@ class SamplingParams:
     reached. `max_tokens` counts output tokens and is always set.
 
     `best_of` sequences are generated of which the client gets the `n` likeliest (None: n). `allowed_token_ids` and
-    `bad_words` (each the ids of one word) are off when empty. `logprobs` and `prompt_logprobs` say how many of the best
-    tokens are told at each position beside the one that is there; 0 tells that one alone, None nothing. With
+    `bad_words` (each the ids of one word) are off when empty. `logprobs` and `prompt_logprobs` are how many of the best
+    tokens are returned at each position beside the one that is there; 0 returns that one alone, None nothing. With
     `logprob_token_ids` an output position has those in place of the best; `repetition_detection` None detects nothing.
     """
 

@@ -24,7 +24,7 @@ class Gate:
 
     The path is the one that came in, less `root_path`: key, label and route are chosen by the same text. What it
     learns of a request stands in the scope's `state`: request_id, arrived_s, refusals, and the key's tenant, "" where
-    no key is asked for. What an endpoint leaves there as `warning` is the header of that name;
+    no key is required. What an endpoint leaves there as `warning` is the header of that name;
     `client_id` is the one of `ids_in_use` that its answer shows.
     """
 
