@@ -17,9 +17,9 @@ from scheduler.api.described import AnyPrompt
 from scheduler.api.inputs import encode_inputs, fitting, read_inputs
 from scheduler.api.messages import read_messages
 from scheduler.api.pooled import Pooled, pooling_request
+from scheduler.api.pooling_body import PoolingBody
 from scheduler.api.read_body import read_body
 from scheduler.api.request_ids import new_id, shown_id
-from scheduler.api.schemas import Priority
 from scheduler.front import Front
 from scheduler.tokenizer.truncation import truncate_prompt
 from scheduler.vectors import Values
@@ -29,18 +29,13 @@ from wire.types import Pooling
 _AT_ONCE = 16  # vectors that are written before others have their turn
 
 
-class EmbeddingBody(ConversationBody):
+class EmbeddingBody(ConversationBody, PoolingBody):
     """The body of /v1/embeddings: `input`, or `messages` in the model's chat template."""
 
-    model: str | None = None
     input: AnyPrompt = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    truncate_prompt_tokens: int | None = None
-    truncation_side: Literal["left", "right"] | None = None
     add_generation_prompt: bool | None = False
-    priority: Priority | None = None
-    user: str | None = None
 
 
 async def create_embedding(front: Front, request: Request) -> Pooled:
@@ -53,12 +48,12 @@ async def prepare_embedding(front: Front, body: EmbeddingBody, request: Request)
     model = front.model_named(body.model)
     prompts = await _prompts(front, body)
     poolings = (Pooling(dimensions=body.dimensions),) * len(prompts)
-    wanted = pooling_request(front, request, new_id("embd"), prompts, poolings, priority=body.priority)
+    wanted = pooling_request(front, request, new_id("embd"), prompts, poolings, body)
     num_tokens, most = sum(map(len, prompts)), front.config.options.max_answer_bytes
 
     async def tell(vectors: list[Values]) -> dict[str, Any]:
         return {
-            "id": shown_id(wanted.request_id, request),
+            "id": shown_id(wanted.request_id, request, body.request_id),
             "object": "list",
             "created": int(time.time()),
             "model": model,

@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints
 
 from scheduler.api.conversation import ConversationBody
 from scheduler.api.described import AnyFormat, AnyObject, AnyPrompt, AnySchema, AnyStop, AnyStopping
-from scheduler.api.schemas import Body, Count, Priority
+from scheduler.api.schemas import Body, Count, Priority, Salt
 from wire.check_prompt import MAX_LOGPROB_IDS
 
 _MAX_STOP_IDS = 128
@@ -17,7 +17,6 @@ _MAX_BAD_WORDS = 128
 _MAX_BAD_WORD_CHARS = 256
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 _BadWord = Annotated[str, StringConstraints(min_length=1, max_length=_MAX_BAD_WORD_CHARS)]
-_Salt = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
 
 
 class StreamOptions(Body):
@@ -83,7 +82,7 @@ class GenerationBody(Body):
     guided_decoding_backend: str | None = None
     guided_whitespace_pattern: str | None = None
     priority: Priority | None = None
-    cache_salt: _Salt | None = None
+    cache_salt: Salt | None = None
     user: str | None = None
     request_id: str | None = None
     stream: bool | None = None

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from scheduler.api.errors import json_response, request_id_of
+from scheduler.api.pooling_body import PoolingBody
 from scheduler.api.prepared import cache_salt_of, priority_of
 from scheduler.api.served import server_timing
 from scheduler.api.sse import ClientGone, until_disconnect
@@ -28,14 +29,14 @@ Tell = Callable[[list[Values]], Awaitable[dict[str, Any]]]
 
 def pooling_request(
     front: Front, request: Request, request_id: str, prompts: Sequence[tuple[int, ...]], poolings: Sequence[Pooling],
-    *, priority: int | None,
+    body: PoolingBody,
 ) -> GenerationRequest:  # fmt: skip
     """Return the request that reads `prompts`, one pooling each, in the share of the client's key."""
     options, tenant = front.config.options, str(request.scope["state"].get("tenant", ""))
     return GenerationRequest(
         request_id, tuple(prompts), _NOTHING_GENERATED, options.first_token_timeout, options.stall_timeout,
-        poolings=tuple(poolings), cache_salt=cache_salt_of(tenant, None), tenant=tenant,
-        priority=priority_of(priority, request),
+        poolings=tuple(poolings), cache_salt=cache_salt_of(tenant, body.cache_salt), tenant=tenant,
+        priority=priority_of(body.priority, request),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from scheduler.api.body import read_json
-from scheduler.api.refusals import NOT_SERVED, WITHOUT_EFFECT, refuse_fields
+from scheduler.api.refusals import WITHOUT_EFFECT, refuse_fields
 from scheduler.api.schemas import Body
 from scheduler.front import Front
 from wire.near_names import near_name
@@ -27,7 +27,7 @@ def check_body(raw: Mapping[str, Any], kind: type[AnyBody], request: Request) ->
 
     A name that no API has passes; one that nearly is a known field is named in the log and a Warning header.
     """
-    refuse_fields(raw)
+    refuse_fields(raw, kind.not_served)
     body = kind.read(raw)
     if meant := _misspelt(raw, kind):
         words = ", ".join(f"{name} is no field and has no effect: did you mean {known}?" for name, known in meant)
@@ -39,6 +39,6 @@ def check_body(raw: Mapping[str, Any], kind: type[AnyBody], request: Request) ->
 
 def _misspelt(raw: Mapping[str, Any], kind: type[Body]) -> list[tuple[str, str]]:
     """Return unknown names, of the first few, with the known one that each nearly is."""
-    known = {*kind.model_fields, *NOT_SERVED, *WITHOUT_EFFECT}
+    known = {*kind.model_fields, *kind.not_served, *WITHOUT_EFFECT}
     unknown = [name for name in raw if name not in known and len(name) <= _LONGEST and _NAME.fullmatch(name)]
     return [(name, meant) for name in unknown[:_MOST_UNKNOWN] if (meant := near_name(name, known))]

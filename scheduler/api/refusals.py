@@ -14,11 +14,13 @@ TRANSFER_FIELDS = frozenset((
 ))  # fmt: skip
 """Names of ours and of other engines' for how KV is handed on; refused by name whatever their value, null too."""
 
+Refusal = tuple[tuple[Any, ...], str]
+"""The values that ask for nothing (null always does), and the reason."""
 _NOTHING: tuple[Any, ...] = ()
 _OFF: tuple[Any, ...] = (False,)
 _NO_TOOLS = "tools are not supported yet: leave it out"
 _TEXT_ALONE = "models are served for text alone"
-NOT_SERVED: dict[str, tuple[tuple[Any, ...], str]] = {
+NOT_SERVED: dict[str, Refusal] = {
     "tools": (_NOTHING, "tools are not supported yet: leave them out"),
     "tool_choice": (("none",), _NO_TOOLS),
     "functions": (_NOTHING, "functions are not supported: leave them out"),
@@ -38,7 +40,27 @@ NOT_SERVED: dict[str, tuple[tuple[Any, ...], str]] = {
     "return_prompt_text": (_OFF, "ask for return_token_ids, and /detokenize for their text"),
     "stream_interval": ((1,), "a stream's chunks follow the client's reading: what waits goes out in one"),
 }
-"""What is refused, with the values that ask for nothing (null always does) and the reason."""
+"""What every route refuses."""
+
+POOLING_NOT_SERVED = NOT_SERVED | {
+    "padding": (("do_not_pad",), "a text is computed at its own length: leave it out"),
+    "use_activation": (_NOTHING, "the model's own files decide what is done to its outputs"),
+    "embed_dtype": (("float32",), "vectors are float32"),
+    "endianness": (("native", "little"), "base64 is little-endian"),
+}
+_NO_PAIR_TEMPLATE = "a pair of texts is read without a chat template"
+_PAIRS = "the texts of a score are text_1 and text_2"
+_CUT = "truncate_prompt_tokens bounds a pair of texts"
+SCORE_NOT_SERVED = (
+    POOLING_NOT_SERVED
+    | {
+        "chat_template_kwargs": (({},), _NO_PAIR_TEMPLATE),
+        "instruction": (_NOTHING, _NO_PAIR_TEMPLATE),
+        "max_tokens_per_query": ((0,), _CUT),
+        "max_tokens_per_doc": ((0,), _CUT),
+    }
+    | dict.fromkeys(("data_1", "data_2", "queries", "documents", "items"), (_NOTHING, _PAIRS))
+)
 
 WITHOUT_EFFECT: dict[str, str] = {
     "session_id": "requests of a conversation are placed where their prefix is cached, found by its tokens",
@@ -53,12 +75,12 @@ WITHOUT_EFFECT: dict[str, str] = {
 """Fields of other APIs that are taken, as by their nature they change nothing here, and why."""
 
 
-def refuse_fields(body: Mapping[str, Any]) -> None:
+def refuse_fields(body: Mapping[str, Any], not_served: Mapping[str, Refusal]) -> None:
     """Raise InvalidRequest if a body asks for what is not served, or sets what belongs to the cluster."""
     for name, value in body.items():
         if name in TRANSFER_FIELDS:
             raise InvalidRequest(f"{name} belongs to the cluster: clients may not set it", name)
-        if value is not None and name in NOT_SERVED:
-            neutral, reason = NOT_SERVED[name]
+        if value is not None and name in not_served:
+            neutral, reason = not_served[name]
             if not any(value == one and type(value) is type(one) for one in neutral):
                 raise InvalidRequest(f"{name}: {reason}", name)

@@ -1,15 +1,17 @@
 """What every request body has in common: unknown fields are ignored, null is the default, types are strict."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_core import ErrorDetails
 
+from scheduler.api.refusals import NOT_SERVED, Refusal
 from wire.errors import InvalidRequest
 
 Count = Annotated[int, Field(ge=1)]
 Priority = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+Salt = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
 _MAX_SHOWN_ERRORS = 10
 
 
@@ -17,6 +19,7 @@ class Body(BaseModel):
     """Base of all bodies, one class a route: HTTP, batch lines and the API's description go by it."""
 
     model_config = ConfigDict(strict=True, frozen=True)
+    not_served: ClassVar[Mapping[str, Refusal]] = NOT_SERVED
 
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> Self:

@@ -2,18 +2,19 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 from starlette.requests import Request
 
 from scheduler.api.described import AnyTexts
 from scheduler.api.inputs import encode_inputs, fitting, read_texts
 from scheduler.api.pooled import Pooled, pooling_request
+from scheduler.api.pooling_body import PoolingBody
 from scheduler.api.read_body import read_body
+from scheduler.api.refusals import SCORE_NOT_SERVED, Refusal
 from scheduler.api.request_ids import new_id, shown_id
-from scheduler.api.schemas import Body, Priority
 from scheduler.front import Front
 from scheduler.model.kind import ModelKind
 from scheduler.tokenizer.truncation import tokens_kept
@@ -24,16 +25,13 @@ from wire.types import Pooling
 Ids = tuple[int, ...]
 
 
-class ScoreBody(Body):
+class ScoreBody(PoolingBody):
     """The body of /v1/score: one text against one or several, or as many against as many, pair by pair."""
 
-    model: str | None = None
+    not_served: ClassVar[Mapping[str, Refusal]] = SCORE_NOT_SERVED
+
     text_1: AnyTexts
     text_2: AnyTexts
-    truncate_prompt_tokens: int | None = None
-    truncation_side: Literal["left", "right"] | None = None
-    priority: Priority | None = None
-    user: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +54,12 @@ async def prepare_score(front: Front, body: ScoreBody, request: Request) -> Pool
     first, second = _texts(body, front.config.options.max_inputs)
     is_cross = front.tokens.files.kind is ModelKind.SCORES
     reading = await (_read_pairs if is_cross else _read_apart)(front, body, first, second)
-    wanted = pooling_request(front, request, new_id("score"), reading.prompts, reading.poolings, priority=body.priority)
+    wanted = pooling_request(front, request, new_id("score"), reading.prompts, reading.poolings, body)
     num_tokens = sum(map(len, reading.prompts))
 
     async def tell(vectors: list[Values]) -> dict[str, Any]:
         return {
-            "id": shown_id(wanted.request_id, request),
+            "id": shown_id(wanted.request_id, request, body.request_id),
             "object": "list",
             "created": int(time.time()),
             "model": model,

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from scheduler.api.embeddings import EmbeddingBody
 from scheduler.api.generation_body import ChatBody, CompletionBody
 from scheduler.api.refusals import NOT_SERVED, TRANSFER_FIELDS, WITHOUT_EFFECT
+from scheduler.api.score import ScoreBody
 
 SHARED = [
     "model", "echo", "frequency_penalty", "logit_bias", "logprobs", "max_tokens", "n", "presence_penalty", "seed",
@@ -28,29 +30,65 @@ CHAT = [
 ]  # fmt: skip
 """The names of CompletionRequest's and ChatCompletionRequest's fields in the wheel vllm 0.33.0."""
 
+POOLING = [
+    "model", "user", "truncate_prompt_tokens", "padding", "truncation_side", "request_id", "priority",
+    "mm_processor_kwargs", "cache_salt", "use_activation", "chat_template_kwargs",
+]  # fmt: skip
+EMBEDDING = [
+    "input", "add_special_tokens", "encoding_format", "embed_dtype", "endianness", "dimensions", "messages",
+    "add_generation_prompt", "continue_final_message", "chat_template", "media_io_kwargs",
+]  # fmt: skip
+SCORE = [
+    "text_1", "text_2", "data_1", "data_2", "queries", "documents", "items", "max_tokens_per_query",
+    "max_tokens_per_doc", "instruction",
+]  # fmt: skip
+"""Of the classes of the two routes served here: Embedding*Request, and Score*Request with its four pairs of names."""
+
 MESSAGES = [{"role": "user", "content": "hi"}]
+EMBED: dict[str, Any] = {"input": "hi"}
+PAIR: dict[str, Any] = {"text_1": "hi", "text_2": "hi"}
+REFUSED = [
+    (path, known, name, *verdict)
+    for path, known, kind in (
+        ("/v1/chat/completions", {"messages": MESSAGES}, ChatBody),
+        ("/v1/embeddings", EMBED, EmbeddingBody),
+        ("/v1/score", PAIR, ScoreBody),
+    )
+    for name, verdict in kind.not_served.items()
+    if name not in ("tools", "functions") and (kind is ChatBody or name not in NOT_SERVED)
+]
 
 
 @pytest.mark.parametrize(
-    ("names", "body"), [([*SHARED, *COMPLETION], CompletionBody), ([*SHARED, *CHAT], ChatBody)], ids=["text", "chat"]
+    ("names", "body"),
+    [
+        ([*SHARED, *COMPLETION], CompletionBody),
+        ([*SHARED, *CHAT], ChatBody),
+        ([*POOLING, *EMBEDDING], EmbeddingBody),
+        ([*POOLING, *SCORE], ScoreBody),
+    ],
+    ids=["text", "chat", "vectors", "scores"],
 )
 def test_each_field_has_one_verdict(names: list[str], body: Any) -> None:
-    tables = [set(body.model_fields), set(NOT_SERVED), set(TRANSFER_FIELDS), set(WITHOUT_EFFECT)]
+    tables = [set(body.model_fields), set(body.not_served), set(TRANSFER_FIELDS), set(WITHOUT_EFFECT)]
 
     verdicts = {name: sum(name in table for table in tables) for name in names}
     assert {name for name, count in verdicts.items() if count != 1} == set()
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("name", [name for name in NOT_SERVED if name not in ("tools", "functions")])
-async def test_what_is_refused_says_why_and_its_neutral_values_pass(serve: Any, name: str) -> None:
-    neutral, reason = NOT_SERVED[name]
+@pytest.mark.parametrize(
+    ("path", "known", "name", "neutral", "reason"), REFUSED, ids=[f"{row[0]} {row[2]}" for row in REFUSED]
+)
+async def test_what_is_refused_says_why_and_its_neutral_values_pass(
+    serve: Any, path: str, known: dict[str, Any], name: str, neutral: tuple[Any, ...], reason: str
+) -> None:
     async with serve() as served:
-        refused = await served.client.post("/v1/chat/completions", json={"messages": MESSAGES, name: "x"})
+        refused = await served.client.post(path, json=known | {name: "x"})
         error = refused.json()["error"]
         assert (refused.status_code, error["param"], error["message"]) == (400, name, f"{name}: {reason}")
         for value in (None, *neutral):
-            passed = await served.client.post("/v1/chat/completions", json={"messages": MESSAGES, name: value})
+            passed = await served.client.post(path, json=known | {name: value})
             assert passed.status_code == 200, passed.text
             assert "warning" not in passed.headers
 
@@ -79,13 +117,34 @@ async def test_a_name_near_a_known_field_is_named_in_a_warning(serve: Any, name:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(("header", "shown"), [({}, "cmpl-mine"), ({"x-request-id": "of-header"}, "cmpl-of-header")])
-async def test_a_bodys_request_id_ends_the_answers_id(serve: Any, header: dict[str, str], shown: str) -> None:
+@pytest.mark.parametrize(("header", "shown"), [({}, "mine"), ({"x-request-id": "of-header"}, "of-header")])
+@pytest.mark.parametrize(
+    ("path", "known", "kind"),
+    [("/v1/completions", {"prompt": "San"}, "cmpl"), ("/v1/embeddings", EMBED, "embd"), ("/v1/score", PAIR, "score")],
+)
+async def test_a_bodys_request_id_ends_the_answers_id(
+    serve: Any, path: str, known: dict[str, Any], kind: str, header: dict[str, str], shown: str
+) -> None:
     async with serve() as served:
-        body = {"prompt": "San", "request_id": "mine"}
-        answer = await served.client.post("/v1/completions", json=body, headers=header)
+        answer = await served.client.post(path, json=known | {"request_id": "mine"}, headers=header)
 
-        assert answer.json()["id"].startswith(shown)
+        assert answer.json()["id"] == f"{kind}-{shown}"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("path", "known"), [("/v1/completions", {"prompt": "San"}), ("/v1/embeddings", EMBED), ("/v1/score", PAIR)]
+)
+async def test_a_cache_salt_separates_the_kv_that_is_shared(serve: Any, path: str, known: dict[str, Any]) -> None:
+    async with serve() as served:
+        for salt in ("a", "a", "b", None):
+            await served.client.post(path, json=known | {"cache_salt": salt})
+        wrong = await served.client.post(path, json=known | {"cache_salt": "b c"})
+
+        first, again, other, none = (request.cache_salt for request in served.dispatcher.requests)
+        assert first == again
+        assert len({first, other, none}) == 3
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "cache_salt")
 
 
 @pytest.mark.anyio
