@@ -65,7 +65,7 @@ def add_device_lists(parser: argparse.ArgumentParser) -> None:
             action="extend",
             default=[],
             metavar="IDS",
-            help=f"{role} instances of this host: device ids parted by commas, instances by spaces",
+            help=f"{role} instances of this host: device ids separated by commas, instances by spaces",
         )
 
 

@@ -11,7 +11,7 @@ def global_name(ip: str) -> str:
 
 
 def local_name(ip: str, device_ids: tuple[str, ...], port: int | None = None) -> str:
-    """Return the name of an instance's local table; `HOST` for ids is the scheduler's. Ids are not parted in it.
+    """Return the name of an instance's local table; `HOST` for ids is the scheduler's. Ids are not separated in it.
 
     The guide's names have no port: it tells apart two instances that share all their devices.
     """

@@ -89,7 +89,7 @@ def parse_device_lists(flag: str, values: Sequence[str]) -> tuple[tuple[str, ...
         if not all(_DEVICE_ID.fullmatch(device_id) for device_id in ids):
             raise RanktableError(
                 f"Input format error. {flag} has {word!r}; "
-                "write device ids parted by commas and instances parted by spaces, like 4,5 6,7"
+                "write device ids separated by commas and instances separated by spaces, like 4,5 6,7"
             )
     return tuple(tuple(str(int(device_id)) for device_id in ids) for ids in lists)
 
@@ -99,7 +99,7 @@ def parse_ports(value: str, num_instances: int) -> tuple[int, ...]:
     parsed = [parse_port(word) for word in value.split(",")]
     ports = tuple(port for port in parsed if port is not None)
     if len(ports) < len(parsed):
-        raise RanktableError(f"--ports is {value!r}; write ports from 1 to 65535 parted by commas, like 8088,8089")
+        raise RanktableError(f"--ports is {value!r}; write ports from 1 to 65535 separated by commas, like 8088,8089")
     if len(ports) != num_instances:
         raise RanktableError(f"--ports has {counted_ports(len(ports))}, the instances need {num_instances}: {value}")
     twice = next((port for port in ports if ports.count(port) > 1), None)

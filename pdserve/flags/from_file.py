@@ -35,7 +35,7 @@ def words(
     """Return the entries as flags of the command that knows `known`.
 
     What another command of the cluster knows is passed over, so that one file is for all of them, and what a variable
-    of the environment says wins. The values of a list are one word, parted by commas, unless `joins` is False: then
+    of the environment says wins. The values of a list are one word, separated by commas, unless `joins` is False: then
     nothing may follow these words that such a flag could take for its own. Raises ConfigError, with the place, for a
     key no command knows and for a bad value.
     """

@@ -21,7 +21,7 @@ VECTORS = frozenset({ModelKind.TEXT, ModelKind.VECTORS})
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`methods` are parted by blanks. `needs` are the kinds of model that can answer it.
+    """`methods` are separated by blanks. `needs` are the kinds of model that can answer it.
 
     `flag` is the option that opens it, empty where it is open; `media_types` are what a good answer may be; one that
     `says_no` answers 503 with the same body where the answer is no. `required` are fields that the body's endpoint

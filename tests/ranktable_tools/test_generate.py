@@ -134,9 +134,9 @@ def test_unequal_instances_are_a_note() -> None:
         ("8088", "--ports has 1 port, the instances need 2: 8088"),
         ("8088,8089,8090", "--ports has 3 ports, the instances need 2: 8088,8089,8090"),
         ("8088,8088", "--ports has 8088 twice: 8088,8088; instances of one host need ports of their own"),
-        ("8088,0", "--ports is '8088,0'; write ports from 1 to 65535 parted by commas, like 8088,8089"),
-        ("8088,65536", "--ports is '8088,65536'; write ports from 1 to 65535 parted by commas, like 8088,8089"),
-        ("", "--ports is ''; write ports from 1 to 65535 parted by commas, like 8088,8089"),
+        ("8088,0", "--ports is '8088,0'; write ports from 1 to 65535 separated by commas, like 8088,8089"),
+        ("8088,65536", "--ports is '8088,65536'; write ports from 1 to 65535 separated by commas, like 8088,8089"),
+        ("", "--ports is ''; write ports from 1 to 65535 separated by commas, like 8088,8089"),
     ],
 )
 def test_wrong_ports_name_the_flag_and_the_value(value: str, message: str) -> None:
