@@ -3,15 +3,18 @@
 eval "$(register-python-argcomplete pdserve)" sets the variables that ask for it.
 """
 
-import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NoReturn
 
-VARIABLE: Final = "_ARGCOMPLETE"
+TYPE_CHECKING = False  # every command imports this module before it answers Ctrl-C: argparse and typing take 8 ms
+if TYPE_CHECKING:
+    import argparse
+    from typing import NoReturn
+
+VARIABLE = "_ARGCOMPLETE"
 
 
-def complete(parser: argparse.ArgumentParser) -> NoReturn:
+def complete(parser: "argparse.ArgumentParser") -> "NoReturn":
     """Write what may follow on the line, and exit: nothing of the command runs, without argcomplete neither."""
     try:
         import argcomplete
@@ -23,8 +26,10 @@ def complete(parser: argparse.ArgumentParser) -> NoReturn:
 
 def complete_command(
     commands: Mapping[str, str], benchmarks: Mapping[str, str], run: Callable[[str, Sequence[str]], object]
-) -> NoReturn:
+) -> "NoReturn":
     """Complete the name of a command, or of a benchmark; `run` a command that is named for its parser's completion."""
+    import argparse
+
     line = os.environ.get("COMP_LINE", "")[: int(os.environ.get("COMP_POINT", "0"))]
     words = line.split()[1:]
     if line[-1:].strip():

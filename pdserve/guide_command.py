@@ -5,17 +5,25 @@ import os
 import sys
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 from pdserve.completion import VARIABLE, complete
-from ranktable_tools import guide
 
+TYPE_CHECKING = False  # what takes time to import is imported where Ctrl-C is answered
 if TYPE_CHECKING:
     from pdserve.flags.config_file import Entry
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; return the exit status: 0, or 2 for bad input."""
+    """Run one command line; return the exit status: 0, 2 for bad input, or 130 after Ctrl-C."""
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    from ranktable_tools import guide
+
     if VARIABLE in os.environ:
         complete(guide.command_parser())
     typed = list(sys.argv[1:] if argv is None else argv)
@@ -42,6 +50,7 @@ def with_file(typed: Sequence[str]) -> list[str]:
     from pdserve.flags.from_file import words
     from pdserve.flags.parser import take_config
     from pdserve.ranktable_command import named
+    from ranktable_tools import guide
 
     path, rest = take_config(typed)
     assert path is not None, "the caller saw the flag"

@@ -3,13 +3,20 @@
 deploy/PD_separate/start_servers.sh and `pdserve up` run this, with the same flags for every role.
 """
 
-import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
 
 if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
     del sys.path[0]  # the folder one starts from must not shadow our packages
+if __name__ == "__main__":  # once more as a module, imported where Ctrl-C is answered
+    from importlib import import_module
+
+    from pdserve.cli import guarded
+
+    sys.exit(guarded("pdserve.launch", lambda: import_module("pdserve.launch").main()))
+
+import argparse
+from collections.abc import Mapping, Sequence
 
 from pdserve.cli import guarded
 from pdserve.config_pipe import kept_config
@@ -141,7 +148,3 @@ def _help() -> int:
     parser.prog, parser.usage, parser.description = "start_servers.sh", "start_servers.sh [flags]", None
     parser.print_help()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,22 +1,30 @@
 """The command `ranktable` with `--config cluster.yaml`: the tools themselves know no YAML, and nothing of ours."""
 # PYTHON_ARGCOMPLETE_OK
 
-import argparse
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
-from typing import TYPE_CHECKING
 
 from pdserve.completion import VARIABLE, complete
-from ranktable_tools import cli
 
+TYPE_CHECKING = False  # what takes time to import is imported where Ctrl-C is answered
 if TYPE_CHECKING:
+    import argparse
+
     from pdserve.flags.config_file import Entry
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; return the exit status: 0, or 2 for bad input."""
+    """Run one command line; return the exit status: 0, 2 for bad input, or 130 after Ctrl-C."""
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    from ranktable_tools import cli
+
     if VARIABLE in os.environ:
         complete(cli.command_parser())
     typed = list(sys.argv[1:] if argv is None else argv)
@@ -41,6 +49,7 @@ def with_file(typed: Sequence[str], environ: Mapping[str, str]) -> tuple[list[st
     from pdserve.flags.config_file import read
     from pdserve.flags.from_file import words
     from pdserve.flags.parser import take_config
+    from ranktable_tools import cli
 
     path, rest = take_config(typed)
     assert path is not None, "the caller saw the flag"
@@ -62,7 +71,7 @@ def with_file(typed: Sequence[str], environ: Mapping[str, str]) -> tuple[list[st
     return [*rest[:end], *said, *rest[end:]], variables
 
 
-def named(typed: Sequence[str], known: Mapping[str, argparse.Action]) -> frozenset[str]:
+def named(typed: Sequence[str], known: "Mapping[str, argparse.Action]") -> frozenset[str]:
     """Return the fields that a command line names."""
     flags = (word.partition("=")[0] for word in typed)
     return frozenset(known[flag].dest for flag in flags if flag in known)
@@ -70,6 +79,8 @@ def named(typed: Sequence[str], known: Mapping[str, argparse.Action]) -> frozens
 
 def _variables(entries: "Sequence[Entry]") -> Iterator[tuple[str, str]]:
     """Yield the guide's variables that the file has as keys, as `doctor` looks for them in the environment."""
+    from dataclasses import fields
+
     from scheduler.config import SchedulerOptions
 
     variable_by_flag = {

@@ -42,8 +42,9 @@ def main(argv: Sequence[str]) -> int:
     interrupts = Interrupts()
     interrupts.take()
     try:
-        with _ours(folder):
-            require_free(request.engine.host, request.engine.port)
+        require_none(folder)
+        require_free(request.engine.host, request.engine.port)  # before the folder is made
+        with folder.lock():
             cluster = _Cluster(request, folder, interrupts)
             if not request.options.detach:
                 return cluster.run(lambda: None)
@@ -118,14 +119,6 @@ def require_none(folder: RunFolder) -> None:
         where = f"a cluster is starting at {state.base_url}"
         raise ConfigError(f"{where}: `pdserve status` shows how far, `pdserve down` stops it")
     raise ConfigError(f"a cluster already runs at {state.base_url}: `pdserve down` stops it")
-
-
-@contextmanager
-def _ours(folder: RunFolder) -> Iterator[None]:
-    """Hold the folder, in which no cluster runs. Raises ConfigError where one does."""
-    require_none(folder)
-    with folder.lock():
-        yield
 
 
 class _Cluster:

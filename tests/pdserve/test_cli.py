@@ -79,14 +79,28 @@ class CtrlC:
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, CtrlC())
-from pdserve.cli import main
-sys.exit(main(["links", "--url", "http://127.0.0.1:1"]))
+exec(sys.argv.pop(2))
 """
+_SCRIPT = "from pdserve.{} import main; sys.exit(main({}))"
+_LINKS = _SCRIPT.format("cli", ["links", "--url", "http://127.0.0.1:1"])
+_UP = _SCRIPT.format("cli", ["up", "--port", "0"])
+_TABLES = _SCRIPT.format("ranktable_command", ["lint", "gone.json"])
+_GUIDE = _SCRIPT.format("guide_command", ["--mode", "gen"])
+_LAUNCH = "import runpy; runpy.run_module('pdserve.launch', run_name='__main__')"
 
 
-@pytest.mark.parametrize("module", ["ranktable_tools.errors", "wire.errors", "difflib", "pdserve.links"])
-def test_ctrl_c_while_modules_are_imported_is_quiet(module: str) -> None:
-    command = [sys.executable, "-P", "-c", _INTERRUPTED_WHILE_IMPORTING, module]
+@pytest.mark.parametrize(
+    ("script", "module"),
+    [
+        (_LINKS, "ranktable_tools.errors"), (_LINKS, "wire.errors"), (_LINKS, "difflib"), (_LINKS, "pdserve.links"),
+        (_UP, "argparse"), (_UP, "typing"), (_UP, "pdserve.up_request"),
+        (_TABLES, "argparse"), (_TABLES, "ranktable_tools.cli"), (_TABLES, "ranktable_tools.any_file"),
+        (_GUIDE, "argparse"), (_GUIDE, "ranktable_tools.guide"), (_GUIDE, "ranktable_tools.generate"),
+        (_LAUNCH, "argparse"), (_LAUNCH, "pdserve.flags.parser"), (_LAUNCH, "ranktable_tools.launch_plan"),
+    ],
+)  # fmt: skip
+def test_ctrl_c_while_modules_are_imported_is_quiet(script: str, module: str) -> None:
+    command = [sys.executable, "-P", "-c", _INTERRUPTED_WHILE_IMPORTING, module, script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
 
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from pdserve import cli
 from pdserve.run_folder import RunFolder, start_time
+from tests.engine.tiny_models import save_tiny_tokenizer
 
 # `up` until it makes its tables: as long as Ray has no room, or a disk is slow.
 _LAYS_OUT = """
@@ -63,6 +65,24 @@ def test_down_takes_nothing_from_an_up_that_holds_the_folder(
 
         assert folder.tables.exists()
     assert capsys.readouterr().out == "nothing runs here\n"
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [("--prefil=2", "did you mean --prefill"), ("--model=/nope", "/nope"), ("--port={}", "in use by another process")],
+)
+def test_an_up_that_is_refused_makes_no_run_folder(
+    flag: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 320, "max_position_embeddings": 512}')
+    save_tiny_tokenizer(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        typed = flag.format(busy.getsockname()[1])
+        flags = (f"--model={tmp_path}", "--engine=fake", typed, f"--run-dir={tmp_path / 'run'}")
+        assert cli.main(["up", *flags]) == 2
+
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 # One process, which knows no tether, is there; whoever starts it does not know yet.
