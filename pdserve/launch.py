@@ -29,7 +29,7 @@ from pdserve.tether import hold_on
 from ranktable_tools.devices.kinds import kind_named, may_share
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.launch_plan import LaunchPlan, resolve
-from ranktable_tools.node_ports import refuse_port_of_scheduler
+from ranktable_tools.node_ports import refuse_other_order, refuse_port_of_scheduler
 from telemetry.start_marks import PROCESS, StartMarks
 from wire.errors import ConfigError
 from wire.failpoints import process_failpoints
@@ -82,7 +82,7 @@ def plan_of(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan:
             raise
         words = f"{error} Two instances may have one GPU where every process is started with --share-devices"
         raise RanktableError(words, code=error.code, place=error.place, value=error.value) from error
-    _check_port(namespace, plan)
+    _check_port(namespace, plan, environ)
     _check_model(namespace)
     return plan
 
@@ -94,13 +94,16 @@ def _check_model(namespace: argparse.Namespace) -> None:
         raise ConfigError(f"--model {model} is not a folder")
 
 
-def _check_port(namespace: argparse.Namespace, plan: LaunchPlan) -> None:
+def _check_port(namespace: argparse.Namespace, plan: LaunchPlan, environ: Mapping[str, str]) -> None:
     """Refuse a typed --port that nobody could find, and the scheduler's own among the instances' on its host."""
     from scheduler.config import DEFAULT_PORT
 
     port = getattr(namespace, "port", DEFAULT_PORT)
     if not 0 < port < 65536:
         raise ConfigError(f"--port {port} is not in 1..65535")
+    if plan.index is not None and "port" in namespace:
+        node_ports = table_variables(namespace, environ).get("NODE_PORTS", "")
+        refuse_other_order(node_ports, plan.global_table, plan.index, port)
     source = "NODE_PORTS" if plan.has_node_ports else "the global table"
     refuse_port_of_scheduler(plan.instance_addresses, plan.global_table.scheduler, port, source)
 

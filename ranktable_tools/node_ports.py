@@ -74,6 +74,23 @@ def refuse_port_of_scheduler(addresses: Sequence[InstanceAddress], scheduler: Se
             )
 
 
+def refuse_other_order(value: str, table: GlobalTable, index: int, port: int) -> None:
+    """Raise RanktableError where NODE_PORTS has an instance's --port for another one: the scheduler would look there.
+
+    A value that does not fit the table, or has the port nowhere, is the scheduler's to refuse.
+    """
+    try:
+        ports = parse_node_ports(value, table)
+    except RanktableError:
+        return
+    if port in ports and ports[index] != port:
+        own, other = table.instances[index], table.instances[ports.index(port)]
+        raise RanktableError(
+            f'NODE_PORTS is "{value}": it has {port}, the --port of {own}, for {other}, and {ports[index]} for {own}: '
+            "write the ports in table order, all prefill instances and then all decode, or change --port"
+        )
+
+
 def _refuse_shared(value: str, ports: Sequence[int], instances: Sequence[Instance]) -> None:
     comparer = HostComparer()
     for second, port in enumerate(ports):
