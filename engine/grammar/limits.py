@@ -12,7 +12,8 @@ MIB = 1024 * KIB
 class GrammarLimits:
     """Bounds of a request's text, of one compile, and of what is kept.
 
-    `optional_properties` are those of one object of a schema: the time to compile them grows with their square.
+    `optional_properties` are those of one object of a schema, what allOf and $ref add to it included: the time to
+    compile them grows with their square. `merged_parts` bounds the work of counting them.
 
     `cpu_s` and `memory_bytes` (above its idle size) end the compiling process; `compile_s` is the longest wait for its
     answer, `wait_s` the longest in the queue of `queue_length`. A busy machine may give it a thirtieth of a core.
@@ -24,6 +25,7 @@ class GrammarLimits:
     nesting: int = 64
     choices: int = 4096
     optional_properties: int = 1000
+    merged_parts: int = 200_000
     repetitions: int = 100_000
     form_bytes: int = 64 * MIB
     cpu_s: float = 2.0

@@ -6,6 +6,7 @@ from enum import StrEnum
 from hashlib import sha256
 
 from engine.grammar.limits import GrammarLimits
+from engine.grammar.schema_objects import check_properties, parts_of
 from wire.errors import InvalidGrammar
 from wire.structured_output import LLGUIDANCE, OLD_BACKENDS, XGRAMMAR, check_backend
 from wire.types import StructuredOutput
@@ -104,38 +105,17 @@ def _read_json(kind: Kind, text: str, limits: GrammarLimits) -> str:
         raise InvalidGrammar(f"{kind} is {clean[:40]}, must be an object")
     elif not value:
         raise InvalidGrammar(f"{kind} is {{}}, which says nothing; json_object asks for any object")
-    _check_objects(value, limits)
+    _check_references(value)
+    check_properties(value, limits)
     return clean
 
 
-def _check_objects(value: object, limits: GrammarLimits) -> None:
-    """Check each object within a schema."""
-    left = [value]
-    while left:
-        part = left.pop()
-        if isinstance(part, dict):
-            _check_reference(part.get("$ref"))
-            _check_optional(part.get("properties"), part.get("required"), limits)
-            left.extend(part.values())
-        elif isinstance(part, list):
-            left.extend(part)
-
-
-def _check_reference(reference: object) -> None:
+def _check_references(value: object) -> None:
     """Nothing is ever fetched; one backend would take what it cannot fetch for anything at all."""
-    if isinstance(reference, str) and not reference.startswith("#"):
-        raise InvalidGrammar(f"$ref is {reference[:100]!r}, must be within the schema, as #/$defs/name")
-
-
-def _check_optional(properties: object, required: object, limits: GrammarLimits) -> None:
-    if not isinstance(properties, dict):
-        return
-    needed = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
-    count = len(properties.keys() - needed)
-    if count > limits.optional_properties:
-        raise InvalidGrammar(
-            f"an object of the schema has {count} optional properties, the limit is {limits.optional_properties}"
-        )
+    for part in parts_of(value):
+        reference = part.get("$ref")
+        if isinstance(reference, str) and not reference.startswith("#"):
+            raise InvalidGrammar(f"$ref is {reference[:100]!r}, must be within the schema, as #/$defs/name")
 
 
 def _check_choices(value: object, limits: GrammarLimits) -> None:

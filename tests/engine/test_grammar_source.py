@@ -18,6 +18,25 @@ def _optional(count: int, *required: str) -> str:
     return json.dumps({"properties": {f"p{i}": {"type": "integer"} for i in range(count)}, "required": required})
 
 
+def _spread(parts: int, count: int, keyword: str = "allOf") -> str:
+    """Return the schema of an object whose optional properties are spread over `parts` schemas, `count` in each."""
+    each: list[object] = [{"properties": {f"p{i}_{j}": {} for j in range(count)}} for i in range(parts)]
+    return json.dumps({keyword: each}, separators=(",", ":"))
+
+
+_THROUGH_REFERENCES = json.dumps(
+    {
+        "$defs": {"a/b": {"properties": {f"a{i}": {} for i in range(600)}, "allOf": [{"$ref": "#"}]}},
+        "properties": {f"p{i}": {} for i in range(600)},
+        "$ref": "#/$defs/a~1b",
+    }
+)
+_MANY_LEAD_TO_MANY = json.dumps(
+    {"$defs": {"a": {"allOf": [{}] * 5000}}, "anyOf": [{"allOf": [{"$ref": "#/$defs/a"}]}] * 1000},
+    separators=(",", ":"),
+)
+
+
 @pytest.mark.parametrize(
     ("kind", "value", "words"),
     [
@@ -36,6 +55,9 @@ def _optional(count: int, *required: str) -> str:
         ("json", '{"a":' * 65 + "1" + "}" * 65, "nested 65 deep, the limit is 64"),
         ("json", _optional(2000), "2000 optional properties, the limit is 1000"),
         ("json", '{"anyOf": [' + _optional(1001) + "]}", "1001 optional properties, the limit is 1000"),
+        ("json", _spread(3, 900), "2700 optional properties, the limit is 1000"),
+        ("json", _THROUGH_REFERENCES, "1200 optional properties, the limit is 1000"),
+        ("json", _MANY_LEAD_TO_MANY, r"allOf and \$ref of the schema lead to more than 200000 parts, the limit"),
         ("regex", "a|" * 500_000, "1000000 bytes, the limit is 65536"),
         ("regex", "", "regex is empty"),
         ("regex", "\ud800", "regex is no text"),
@@ -57,6 +79,21 @@ def test_what_is_wrong_is_said_with_value_and_limit(kind: str, value: str, words
 
 def test_required_properties_are_no_optional_ones() -> None:
     assert read_source(StructuredOutput("json", _optional(1001, "p3")), _LIMITS).kind is Kind.JSON
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        _spread(3, 900, "anyOf"),
+        '{"properties": {"allOf": {"$ref": "#"}, "properties": {"const": "$ref"}}}',
+        '{"$ref": "#/nowhere", "allOf": 3}',
+        '{"$ref": "#/allOf/7", "allOf": [1]}',
+        '{"$ref": "#/allOf/' + "1" * 5000 + '", "allOf": [1]}',
+        json.dumps({"properties": {f"p{i}": {"$ref": "#"} for i in range(999)}}),
+    ],
+)
+def test_only_what_is_one_object_counts_together(schema: str) -> None:
+    assert read_source(StructuredOutput("json", schema), _LIMITS).kind is Kind.JSON
 
 
 def test_another_backend_is_unknown() -> None:
