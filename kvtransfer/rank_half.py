@@ -36,6 +36,7 @@ from kvtransfer.rank_messages import (
 from kvtransfer.rank_speaker import Speaker
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
+from native.ticker import run_time
 from telemetry.logs import EventLogger
 from wire.errors import HandoffFailed, InternalError, PdserveError
 from wire.rank_channel import Channel, ChannelClosed, Message
@@ -117,8 +118,8 @@ class RankHalf:
     def _receive(self, memory: PoolMemory, settings: HalfSettings, trust: Trust) -> KvReceiver:
         return KvReceiver(
             memory, instance_id=settings.instance_id, epoch=settings.epoch, host=settings.host,
-            transports=settings.transports, quorum=self._reports, lease_s=settings.lease_s,
-            port_range=settings.port_range, digests=settings.digests, trust=trust,
+            transports=settings.transports, quorum=self._reports, clock=run_time,
+            lease_s=settings.lease_s, port_range=settings.port_range, digests=settings.digests, trust=trust,
         )  # fmt: skip
 
     def _send(
@@ -126,7 +127,7 @@ class RankHalf:
     ) -> KvSender:
         return KvSender(
             memory, instance_id=settings.instance_id, epoch=settings.epoch, transports=settings.transports,
-            events=_Endings(self._speaker.say, self._tables.end), progress_age=progress_age,
+            events=_Endings(self._speaker.say, self._tables.end), clock=run_time, progress_age=progress_age,
             links_per_peer=settings.links_per_peer, digests=settings.digests, trust=trust, source=settings.source,
             catch_up=self.catch_up,
         )  # fmt: skip

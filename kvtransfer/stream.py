@@ -1,14 +1,14 @@
-"""A connected socket on which every wait has a deadline. Shared by all KV transports; the socket never blocks."""
+"""A connected socket on which every wait has a deadline in run time. For all KV transports; it never blocks."""
 
 import contextlib
 import math
 import select
 import socket
 import threading
-import time
 from collections.abc import Callable, Collection, Sequence
 
 from kvtransfer.frame import PREFIX, MessageType, WireError, decode_prefix
+from native.ticker import run_time
 
 _MAX_PIECES = 1_024
 _SCRATCH_BYTES = 64 << 10
@@ -70,7 +70,7 @@ class Stream:
                 start = self._at + PREFIX.size
                 self._at = start + length
                 return kind, bytearray(self._ahead[start : self._at])
-        deadline = time.monotonic() + whole_s
+        deadline = run_time() + whole_s
         prefix = bytearray(PREFIX.size)
         got = self._receive_some([memoryview(prefix)])
         if got is None:
@@ -95,7 +95,7 @@ class Stream:
     def send_fd(self, data: bytes, fd: int) -> None:
         """Send one byte and a descriptor. Raises LinkLost."""
         with self._send_lock:
-            deadline = time.monotonic() + self._timeout_s
+            deadline = run_time() + self._timeout_s
             while True:
                 try:
                     socket.send_fds(self._sock, [data], [fd])
@@ -115,14 +115,14 @@ class Stream:
         `stopped` is asked before every read, and ten times a second while the peer sends nothing.
         """
         left, received = [target for target in targets if len(target)], 0
-        deadline = time.monotonic() + self._timeout_s
+        deadline = run_time() + self._timeout_s
         while left and not stopped():
             count = self._receive_some(left)
             if count is None:
                 self._wait_readable(deadline)
                 continue
             received += count
-            deadline = time.monotonic() + self._timeout_s
+            deadline = run_time() + self._timeout_s
             _advance(left, count)
         return received
 
@@ -142,7 +142,7 @@ class Stream:
         """
         left, waited = [memoryview(piece) for piece in pieces if len(piece)], False
         with self._send_lock:
-            deadline = time.monotonic() + self._timeout_s
+            deadline = run_time() + self._timeout_s
             while left:
                 try:
                     count = self._sock.sendmsg(left[:_MAX_PIECES])
@@ -152,7 +152,7 @@ class Stream:
                     continue
                 except OSError as error:
                     raise LinkLost(f"the connection broke: {error}") from error
-                deadline = time.monotonic() + self._timeout_s
+                deadline = run_time() + self._timeout_s
                 _advance(left, count)
                 if waited and progressed is not None:
                     progressed()
@@ -180,7 +180,7 @@ class Stream:
             self._sock.close()
 
     def _receive_by(self, deadline: float, target: memoryview) -> None:
-        if self.receive_pieces([target], stopped=lambda: time.monotonic() > deadline) < len(target):
+        if self.receive_pieces([target], stopped=lambda: run_time() > deadline) < len(target):
             raise LinkLost("the peer was too slow with a message")
 
     def _receive_some(self, targets: list[memoryview]) -> int | None:
@@ -219,11 +219,11 @@ class Stream:
                 raise LinkLost("the connection was closed here")
 
     def _wait_readable(self, deadline: float) -> None:
-        if not self._readable.poll(_STOP_POLL_S * 1000) and time.monotonic() > deadline:
+        if not self._readable.poll(_STOP_POLL_S * 1000) and run_time() > deadline:
             raise LinkLost(f"the peer sent nothing for {self._timeout_s:g} s in the middle of a message")
 
     def _wait_writable(self, deadline: float) -> None:
-        if not self._writable.poll(_STOP_POLL_S * 1000) and time.monotonic() > deadline:
+        if not self._writable.poll(_STOP_POLL_S * 1000) and run_time() > deadline:
             raise LinkLost(f"the peer took nothing for {self._timeout_s:g} s")
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from collections.abc import Callable
 
 from devices.host_pool import HostPool
@@ -15,13 +14,14 @@ from engine.ranks.part import Part, load_part, part_info
 from engine.ranks.reduce import Reduce
 from engine.ranks.setup import RankSetup
 from engine.torch_model import TorchModel
+from native.ticker import run_time
 from wire.kv_layout import KvTensor, PoolLayout
 
 
 class Follower:
     """Owner of one rank's part, pool and group; one thread calls it."""
 
-    def __init__(self, setup: RankSetup, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, setup: RankSetup, clock: Callable[[], float] = run_time) -> None:
         """Load. Raises ConfigError."""
         self._reduce = Reduce()
         self.part: Part = with_budget(load_part(setup, self._reduce))
@@ -59,7 +59,7 @@ class Follower:
         self._came_on = None
 
     def step_age(self) -> float:
-        """Return how long ago the step under way began its present layer, 0 between two steps. Any thread."""
+        """Return the run time since the step under way began its present layer, 0 between two steps. Any thread."""
         came_on = self._came_on
         return 0.0 if came_on is None else self._clock() - came_on
 

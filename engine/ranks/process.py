@@ -20,6 +20,7 @@ from devices.interface import Memory
 from engine.ranks.channel import Kind
 from engine.ranks.setup import RankSetup
 from engine.torch_start import loading, prepare_torch
+from native.ticker import start_ticker
 from telemetry.logs import EventLogger, configure
 from wire.rank_channel import Channel, ChannelClosed, Message
 from wire.rank_words import pack_error
@@ -62,6 +63,7 @@ def _run(
     if setup.cores:
         os.sched_setaffinity(0, setup.cores)  # before torch starts threads: they inherit it
     prepare_torch(setup.num_threads)
+    start_ticker()
     with loading():
         from engine.ranks.follower import Follower
 

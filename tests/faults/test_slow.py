@@ -40,11 +40,11 @@ while True:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuideCluster]:
-    """One prefill and one decode instance and a scheduler over the real model, clients' limits tenfold."""
+    """A prefill instance, a decode instance of two ranks and a scheduler, the real model, clients' limits tenfold."""
     folder = tmp_path_factory.mktemp("slow")
     flags = ("--dtype=float32", "--stall-timeout=100", "--first-token-timeout=1200")
     model = ensure_default_model(default_cache_dir(os.environ), lambda words: None)
-    with GuideCluster(folder, model, prefill=("0",), decode=("1",), flags=flags) as cluster:
+    with GuideCluster(folder, model, prefill=("0",), decode=("1,2",), flags=flags) as cluster:
         cluster.start()
         cluster.wait_ready(START_S)
         yield cluster
@@ -64,13 +64,20 @@ def _check(cluster: GuideCluster, traffic: Traffic, answers: dict[int, set[str]]
     cluster.wait_idle(START_S)
 
 
-@pytest.mark.parametrize("victim", ["prefill-0", "decode-0", "scheduler"])
+def _pids(cluster: GuideCluster, victim: str) -> list[int]:
+    """Return the process of an instance or the scheduler, or those of its ranks other than 0."""
+    name, _, ranks = victim.partition("'s ")
+    process = cluster.processes[name]
+    return [child.pid for child in process.descendants()] if ranks else [process.pid]
+
+
+@pytest.mark.parametrize("victim", ["prefill-0", "decode-0", "decode-0's rank 1", "scheduler"])
 def test_a_process_that_runs_a_tenth_of_the_time_costs_nothing(
     victim: str, cluster: GuideCluster, answers: dict[int, set[str]]
 ) -> None:
     async def run() -> Traffic:
         until_s = time.monotonic() + STARVED_S
-        starving = asyncio.create_task(starve([cluster.processes[victim].pid], until_s))
+        starving = asyncio.create_task(starve(_pids(cluster, victim), until_s))
         traffic = await keep_busy(cluster.client.base_url, until_s)
         await starving
         return traffic

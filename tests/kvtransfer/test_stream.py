@@ -1,8 +1,10 @@
 """Sending and receiving in pieces, with deadlines."""
 
+import itertools
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -53,6 +55,26 @@ def test_a_peer_that_sends_half_a_message_is_lost(streams: tuple[Stream, Stream]
 
     with pytest.raises(LinkLost, match="in the middle of a message"):
         streams[1].receive_message()
+
+
+def test_a_process_that_is_starved_does_not_blame_its_peer(
+    streams: tuple[Stream, Stream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message, looks, much_later = encode(Ack("00" * 16, 1)), itertools.count(), threading.Event()
+
+    def starved() -> float:
+        if next(looks) == 10:  # a second by the wall: the limit is 0.3 s
+            much_later.set()
+        return 0.0
+
+    monkeypatch.setattr("kvtransfer.stream.run_time", starved)
+    streams[0].send([message[:20]])
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(streams[1].receive_message)
+        assert much_later.wait(300)
+        streams[0].send([message[20:]])
+
+        assert received.result(300)[0] is MessageType.ACK
 
 
 def test_a_peer_that_closes_is_lost(streams: tuple[Stream, Stream]) -> None:

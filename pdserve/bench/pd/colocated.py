@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from native.ticker import start_ticker
 from pdserve import combined
 from pdserve.cli import guarded
 from pdserve.tether import hold_on
@@ -30,6 +31,7 @@ def _serve(addresses: Sequence[str], flags: Sequence[str]) -> int:
         ExpectedInstance(i, f"combined-{i}", Role.COMBINED, address, combined.HOST, combined.DEVICE_IDS)
         for i, address in enumerate(addresses)
     )
+    start_ticker()
     run(serve_cluster(config, Cluster(expected, GrpcConnection)))
     return 0
 
