@@ -9,10 +9,9 @@ from urllib.parse import urlsplit
 
 from pdserve.client import Client
 from pdserve.flags.parser import CommandParser
-from pdserve.where import START_HINT
+from pdserve.where import DEFAULT_URL, START_HINT, find
 from wire.errors import ConfigError, PdserveError, Unavailable
 
-_URL = "http://127.0.0.1:9000/v1"
 _SILENCE_S = 600.0
 _PROMPT = "> "
 EPILOG = """\
@@ -27,7 +26,8 @@ def talk_parser(name: str, description: str, *, own_limit: str) -> CommandParser
         prog=f"pdserve {name}", description=description, epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--url", "--base-url", default=_URL, help=f"the OpenAI server (default: {_URL})")
+    default = f"the cluster of `pdserve up`, else {DEFAULT_URL}"
+    parser.add_argument("--url", "--base-url", help=f"the OpenAI server (default: {default})")
     parser.add_argument("--model-name", metavar="NAME", help="its served name (default: the first of /v1/models)")
     parser.add_argument("--api-key", metavar="KEY", help="key to show there")
     most = f"most tokens of an answer (default: the server's; pdserve's is {own_limit})"
@@ -44,14 +44,15 @@ class Talk:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         """Raises ConfigError for what is no URL, limit or temperature, Unavailable where no model is served there."""
-        parts = urlsplit(arguments.url)
+        url = find(None, None).base_url if arguments.url is None else arguments.url
+        parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--url {arguments.url}: use http://HOST:PORT")
+            raise ConfigError(f"--url {url}: use http://HOST:PORT")
         self._fields = _fields(arguments.max_tokens, arguments.temperature)
         self._quick: str | None = arguments.quick
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
-        self._client = Client(arguments.url, timeout_s=_SILENCE_S, api_key=arguments.api_key)
-        self._model = arguments.model_name or self._first_model(arguments.url)
+        self._client = Client(url, timeout_s=_SILENCE_S, api_key=arguments.api_key)
+        self._model = arguments.model_name or self._first_model(url)
 
     def go_on(
         self, path: str, body: Callable[[str], Mapping[str, Any]], heard: Callable[[str, str], None],

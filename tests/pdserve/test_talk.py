@@ -2,8 +2,10 @@
 
 import io
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from pdserve import chat, complete
 from pdserve.cli import main
+from pdserve.run_folder import ClusterState, ProcessRecord, RunFolder, start_time
 from tests.pdserve.quiet_server import QuietHandler, serving
 from wire.errors import ConfigError, Unavailable
 
@@ -108,6 +111,19 @@ def test_help_says_how_long_an_answer_may_be(command: str, said: str, capsys: py
         main([command, "--help"])
 
     assert said in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("command", ["chat", "complete"])
+def test_without_a_url_the_cluster_of_the_run_folder_is_asked(
+    server: Heard, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PDSERVE_RUN_DIR", str(tmp_path))
+    watcher = ProcessRecord("supervisor", "supervisor", os.getpid(), start_time(os.getpid()) or 0, "", "/l")
+    RunFolder(tmp_path).write(ClusterState(server.url.removesuffix("/v1"), "m", (), watcher))
+
+    assert main([command, "--api-key", "sk", "-q", "hi"]) == 0
+
+    assert len(server.bodies) == 1
 
 
 @pytest.mark.parametrize("command", ["chat", "complete"])
