@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints
 
 from scheduler.api.conversation import ConversationBody
 from scheduler.api.described import AnyFormat, AnyObject, AnyPrompt, AnySchema, AnyStop, AnyStopping
-from scheduler.api.schemas import Body, Count, Priority, Salt
+from scheduler.api.schemas import Body, Count, ManyIds, Priority, Salt
 from wire.check_prompt import MAX_LOGPROB_IDS
 
 _MAX_STOP_IDS = 128
@@ -56,7 +56,7 @@ class GenerationBody(Body):
     frequency_penalty: _Penalty | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     logit_bias: dict[str, Annotated[float, Field(allow_inf_nan=False)]] | None = None
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: ManyIds | None = None
     bad_words: Annotated[list[_BadWord], Field(max_length=_MAX_BAD_WORDS)] | None = None
     stop: AnyStop = None
     stop_token_ids: Annotated[list[int], Field(max_length=_MAX_STOP_IDS)] | None = None
@@ -76,7 +76,7 @@ class GenerationBody(Body):
     structured_outputs: AnyObject = None
     guided_json: AnySchema = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     guided_grammar: str | None = None
     guided_json_object: bool | None = None
     guided_decoding_backend: str | None = None

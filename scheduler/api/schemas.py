@@ -11,8 +11,11 @@ from wire.errors import InvalidRequest
 
 Count = Annotated[int, Field(ge=1)]
 Priority = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+ManyIds = Annotated[list[int], Field(fail_fast=True)]
+"""A list that may be long: its first wrong item is described alone."""
 Salt = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
 _MAX_SHOWN_ERRORS = 10
+_MAX_ERRORS = 1000
 
 
 class Body(BaseModel):
@@ -27,6 +30,11 @@ class Body(BaseModel):
         try:
             return cls.model_validate(body)
         except ValidationError as error:
+            if (count := error.error_count()) > _MAX_ERRORS:
+                raise InvalidRequest(
+                    f"{count} values of the body are wrong, of which at most {_MAX_ERRORS} are described: check the "
+                    "types of its fields"
+                ) from None
             found = error.errors(include_url=False, include_context=False)[:_MAX_SHOWN_ERRORS]
         raise InvalidRequest("; ".join(map(_told, found)), _path(found[0]))
 

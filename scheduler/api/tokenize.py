@@ -15,7 +15,7 @@ from scheduler.api.errors import json_response
 from scheduler.api.messages import read_messages
 from scheduler.api.prompts import check_token_ids
 from scheduler.api.read_body import read_body
-from scheduler.api.schemas import Body
+from scheduler.api.schemas import Body, ManyIds
 from scheduler.front import Front
 from wire.errors import InvalidRequest
 
@@ -35,7 +35,7 @@ class DetokenizeBody(Body):
     """The body of /detokenize."""
 
     model: str | None = None
-    tokens: Annotated[list[int], Field(max_length=_MOST)]
+    tokens: Annotated[ManyIds, Field(max_length=_MOST)]
 
 
 async def tokenize(front: Front, request: Request) -> Response:
