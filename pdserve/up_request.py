@@ -30,7 +30,7 @@ examples:
   pdserve up --prefill 2 --decode 2 --model ~/models/Qwen3-0.6B
   pdserve up --kv-transport tcp --max-model-len 4096 --kv-cache-memory 2GiB
   pdserve up --ray --address 10.0.0.18:6379 --device npu --tensor-parallel-size 2 --prefill 2 --decode 2
-                                                   refused today: several ranks run on CPUs alone so far
+                                                   on the nodes of a Ray cluster; not run on NPUs yet
 """
 _DECIDED = ("global_rank_table", "node_ports", "use_openai", "http_port", "ip", "kv_ip", "share_devices")
 _MOST_HERE = 64  # instances; each is a process with its own KV pool

@@ -40,11 +40,11 @@ KV_BYTES = 2 << 30
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 EPILOG = """\
 examples:
-  pdserve bench engine                       the default model, all cores of this process
-  pdserve bench engine --peer vllm           in turn with vLLM's CPU build (benchmarks/peers/setup vllm, in a clone)
-  pdserve bench engine --only 'batch 8' 512  some rows alone
-  pdserve bench engine --only Python         what of a step is neither native nor a kernel of torch, in ms
-  pdserve bench engine --profile --threads 1 where steps spend their time, on native kernels
+  pdserve bench engine                        the default model, all cores of this process
+  pdserve bench engine --peer vllm            in turn with vLLM's CPU build (benchmarks/peers/setup vllm, in a clone)
+  pdserve bench engine --only 'batch 8' 512   some rows alone
+  pdserve bench engine --only Python          what of a step is neither native nor a kernel of torch, in ms
+  pdserve bench engine --profile --threads 1  where steps spend their time, on native kernels
 """
 
 

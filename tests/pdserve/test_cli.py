@@ -1,13 +1,22 @@
 """The command line's manners: help, versions, suggestions, exit statuses, nothing heavy imported."""
 
+import re
+import shlex
 import subprocess
 import sys
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from pdserve import __version__
+from pdserve.bench.command import BENCHMARKS
 from pdserve.cli import COMMANDS, guarded, main
+from pdserve.flags.parser import CommandParser, take_config
+from ranktable_tools import cli as ranktable
+from ranktable_tools import guide
 from ranktable_tools.errors import RanktableError
 from wire.errors import ConfigError, Incompatible, Unavailable
 
@@ -17,6 +26,57 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
     out = capsys.readouterr().out
     assert all(f"  {command} " in out for command in COMMANDS)
+
+
+class _Parsed(Exception):
+    """Raised where a command would begin to work."""
+
+
+def _examples(text: str, start: str) -> list[list[str]]:
+    """Return the words of each line that begins with `start`, without what stands beside it or takes its output."""
+    lines = re.findall(rf"^  (?:\w+\$ )?{start} (\S.*)$", text, re.MULTILINE)
+    return [shlex.split(re.split(r"  |\| |> ", line)[0]) for line in lines]
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS, *(f"bench {name}" for name in BENCHMARKS)])
+def test_examples_in_help_are_taken(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parse = CommandParser.parse_args
+
+    def parse_alone(parser: CommandParser, args: Sequence[str] | None = None) -> None:
+        parse(parser, args)
+        raise _Parsed
+
+    with suppress(SystemExit):
+        main([*command.split(), "--help"])
+    text = capsys.readouterr().out
+    examples = _examples(text, "pdserve")
+    monkeypatch.setattr(CommandParser, "parse_args", parse_alone)
+
+    assert examples or "examples:" not in text
+    for words in examples:
+        with pytest.raises(_Parsed):
+            main(words)
+
+
+@pytest.mark.parametrize(
+    ("start", "parser", "commands"),
+    [
+        ("ranktable", ranktable.command_parser, [[], *([name] for name in ranktable.command_parsers())]),
+        ("python pd_ranktable_tools.py", guide.command_parser, [[]]),
+    ],
+)
+def test_examples_of_the_ranktable_tools_are_taken(
+    start: str, parser: Callable[[], ArgumentParser], commands: Sequence[Sequence[str]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    for command in commands:
+        with suppress(SystemExit):
+            parser().parse_args([*command, "--help"])
+
+    for words in _examples(capsys.readouterr().out, start):
+        parser().parse_args(take_config(words)[1])
 
 
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
