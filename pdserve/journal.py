@@ -9,6 +9,11 @@ from pathlib import Path
 from pdserve.run_folder import open_log
 
 
+def in_utc(seconds: float) -> str:
+    """Return a time in seconds since 1970 as `2026-11-23T03:05:09Z`."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
 class Journal:
     """Says lines. Owns the log, which is begun anew; the last run's is kept beside it."""
 
@@ -21,7 +26,7 @@ class Journal:
 
         A disk that takes nothing costs the log, a terminal that is gone the words on it: neither costs the cluster.
         """
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        now = in_utc(time.time())
         with suppress(OSError), self.log.open("a") as file:
             file.write("".join(f"{now} {line}\n" for line in text.splitlines()))
         try:

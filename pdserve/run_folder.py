@@ -36,8 +36,8 @@ class ProcessRecord:
     """One process of a cluster. `started` tells it from a later one with the same pid.
 
     `restarts` counts its starts but the first; `note` says what becomes of it where it died, in two words. `phases` are
-    those of its last replacement, as far as it is, by the spare or not. One that runs on another machine has the pid 0,
-    which no process has.
+    those of its last replacement, as far as it is, by the spare or not; it was over at `replaced_at`, in seconds since
+    1970. One that runs on another machine has the pid 0, which no process has.
     """
 
     name: str
@@ -50,6 +50,7 @@ class ProcessRecord:
     note: str = ""
     phases: tuple[Phase, ...] = ()
     from_spare: bool = False
+    replaced_at: float | None = None
 
     @property
     def is_here(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pdserve.client import Client, Sample
 from pdserve.cluster_page import Instance, Link, read_page, read_table
 from pdserve.flags.parser import CommandParser
+from pdserve.journal import in_utc
 from pdserve.question import served_model
 from pdserve.readiness import ask
 from pdserve.replacement import NAMES, SERVING, describe
@@ -26,7 +27,8 @@ EPILOG = """\
 PID is that of the process that `pdserve up` started, `-` where another one answers in its place or it runs on a node of
 Ray; STATE is the scheduler's, `draining` for one that left the table and ends its requests, `gone` where nothing
 answers, `starting again`, `given up` or `removed` where the supervisor of `pdserve up` says so, and the lines below the
-table say what is wrong. `suspect` is silent and gets no new request, `lost` is not used until it answers again.
+table say what is wrong. `starting` loads its model, `suspect` is silent and gets no new request, `lost` is not used
+until it answers again.
 RESTARTS counts how often the supervisor started it again.
 DIGESTS says whether an instance wants each KV frame checked; a link goes without only where both ends say off.
 LINKS says over which transport each prefill instance sends KV; `(fallback: shm: why)` names a better one that failed,
@@ -120,7 +122,9 @@ def _replaced(process: ProcessRecord) -> str:
     last, phases = process.phases[-1].name, describe(process.phases)
     if last != SERVING:
         return f"replacing {process.name} {how}: {phases}, now {NAMES[NAMES.index(last) + 1]}"
-    return f"replaced {process.name} in {sum(phase.seconds for phase in process.phases):.1f} s {how}: {phases}"
+    seconds = sum(phase.seconds for phase in process.phases)
+    at = "" if process.replaced_at is None else f" at {in_utc(process.replaced_at)}"
+    return f"replaced {process.name}{at} in {seconds:.1f} s {how}: {phases}"
 
 
 def _row(

@@ -5,6 +5,7 @@ up ready ---> tick: died? ---> wait, longer each time ---> started again
                 `--> its entry is gone from the table: removed, until it is there again
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,12 +43,13 @@ class _Place:
     note: str = ""
     seen_dead: float | None = None
     phases: tuple[Phase, ...] = ()
+    replaced_at: float | None = None
 
     @property
     def record(self) -> ProcessRecord:
         return replace(
             self.child.record, restarts=self.restarts.total, note=self.note, phases=self.phases,
-            from_spare=bool(self.phases) and WARM in self.child.marks,
+            from_spare=bool(self.phases) and WARM in self.child.marks, replaced_at=self.replaced_at,
         )  # fmt: skip
 
     @property
@@ -123,6 +125,7 @@ class Supervisor:
         does_serve = may_serve and self._serves(record)
         place.phases = phases_of(seen_dead, marks, now if does_serve else None)
         if does_serve:
+            place.replaced_at = time.time()  # for whoever reads it, no limit is counted by it
             how = "from the spare" if WARM in marks else "by a new process"
             self._say(f"replaced {place.plan.name} in {now - seen_dead:.1f} s {how}: {describe(place.phases)}")
         if does_serve or now - seen_dead > _FOLLOWED_S or not record.is_here:

@@ -2,6 +2,8 @@
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 KEEPALIVE_MS = 2_000
+LOADING = "loading its model"
+"""The details of UNAVAILABLE where an instance answers and has no engine yet."""
 
 _COMMON: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

@@ -11,6 +11,7 @@ PdserveError
 ├── NoCapacity              no free blocks now; the caller may wait   503  RESOURCE_EXHAUSTED
 ├── Unavailable             nothing can serve this now                503  UNAVAILABLE
 │   ├── InstanceLost        an instance died or went silent           503
+│   ├── Loading             an instance still loads its model         503
 │   └── Draining            this process is shutting down             503
 ├── HandoffFailed           KV did not arrive whole                   500  ABORTED
 ├── DeadlineExceeded        a wait ran out                            504  DEADLINE_EXCEEDED
@@ -73,6 +74,10 @@ class Unavailable(PdserveError):
 
 class InstanceLost(Unavailable):
     """An instance died or went silent."""
+
+
+class Loading(Unavailable):
+    """An instance answers and still loads its model."""
 
 
 class Draining(Unavailable):
@@ -140,8 +145,8 @@ _BY_NAME: dict[str, type[PdserveError]] = {
     cls.__name__: cls
     for cls in (
         InvalidRequest, PromptTooLong, InvalidGrammar, NeverFits, NotInstalled, UnknownModel, Overloaded, NoCapacity,
-        Unavailable, InstanceLost, Draining, HandoffFailed, DeadlineExceeded, Cancelled, Incompatible, ConfigError,
-        InternalError,
+        Unavailable, InstanceLost, Loading, Draining, HandoffFailed, DeadlineExceeded, Cancelled, Incompatible,
+        ConfigError, InternalError,
     )
 }  # fmt: skip
 

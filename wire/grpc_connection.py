@@ -13,10 +13,10 @@ import grpc.aio
 
 from wire import cluster_pb2 as pb
 from wire import cluster_pb2_grpc as pb_grpc
-from wire.channel import CHANNEL_OPTIONS, MAX_MESSAGE_BYTES
+from wire.channel import CHANNEL_OPTIONS, LOADING, MAX_MESSAGE_BYTES
 from wire.convert import description_from_pb
 from wire.convert_messages import command_to_pb, event_from_pb
-from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, InvalidRequest, PdserveError, to_name
+from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, InvalidRequest, Loading, PdserveError, to_name
 from wire.grpc_proof import Metadata, prove
 from wire.messages import Command, Event, Generate, OpenSession, Prefill, Refused, Reserve
 from wire.packing import pack
@@ -173,6 +173,8 @@ def _translate(error: grpc.aio.AioRpcError, address: str) -> PdserveError:
             return Incompatible(words)
         case grpc.StatusCode.INVALID_ARGUMENT:
             return InvalidRequest(words)
+        case grpc.StatusCode.UNAVAILABLE if error.details() == LOADING:
+            return Loading(words)
         case _:
             return InstanceLost(words)
 

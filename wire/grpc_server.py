@@ -11,7 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from telemetry.logs import EventLogger
 from wire import cluster_pb2 as pb
-from wire.channel import SERVER_OPTIONS
+from wire.channel import LOADING, SERVER_OPTIONS
 from wire.connection import InstanceService, ServedSession
 from wire.convert import description_to_pb
 from wire.convert_messages import command_from_pb, event_to_pb
@@ -148,7 +148,7 @@ class _Servicer:
                 async with asyncio.timeout(self._loading_wait_s):
                     await self._is_loaded.wait()
             except TimeoutError:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "it is loading its model")
+                await context.abort(grpc.StatusCode.UNAVAILABLE, LOADING)
             finally:
                 self.num_waiting -= 1
         assert self._service is not None

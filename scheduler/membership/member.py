@@ -12,7 +12,7 @@ from scheduler.membership.compatibility import ExpectedInstance
 from telemetry.capped import CappedLog
 from telemetry.logs import EventLogger
 from wire.connection import Connection, Session
-from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, PdserveError, Unavailable
+from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, Loading, PdserveError, Unavailable
 from wire.messages import Event, OpenSession, SessionOpen
 from wire.types import InstanceDescription, LoadSnapshot
 
@@ -24,11 +24,12 @@ Connect = Callable[[str], Connection]
 class MemberState(StrEnum):
     """Where an entry of the table stands.
 
-    `suspect`: it is silent, gets no new work and keeps its streams; `refused`: it answers and does not belong;
-    `draining`: it is leaving.
+    `starting`: it answers and loads its model; `suspect`: it is silent, gets no new work and keeps its streams;
+    `refused`: it answers and does not belong; `draining`: it is leaving.
     """
 
     CONNECTING = "connecting"
+    STARTING = "starting"
     LIVING = "living"
     SUSPECT = "suspect"
     DRAINING = "draining"
@@ -110,13 +111,18 @@ class Member:
                 await asyncio.sleep(self._limits.refused_retry_s)
             except PdserveError as error:
                 why = str(error).removeprefix(f"{self.expected.address}: ")  # whose it is, is said beside it
-                self._become(MemberState.LOST if self.description else MemberState.CONNECTING, why)
+                self._become(self._state_after(error), why)
                 if not self.leaving:
                     await asyncio.sleep(self._next_backoff())
             except Exception as error:  # noqa: BLE001 - the task's outermost frame: one entry's defect ends no other
                 log.error("member_broke", exc=error, instance=self.expected)
                 self._become(MemberState.LOST, f"internal error: {error!r}")
                 await asyncio.sleep(self._limits.refused_retry_s)
+
+    def _state_after(self, error: PdserveError) -> MemberState:
+        if isinstance(error, Loading):
+            return MemberState.STARTING
+        return MemberState.LOST if self.description else MemberState.CONNECTING
 
     async def _connect_once(self) -> None:
         connection = self._connect(self.expected.address)
@@ -199,7 +205,7 @@ class Member:
         self._backoff_s = limits.backoff_first_s
 
     def _become(self, state: MemberState, why: str) -> None:
-        is_well = state in (MemberState.LIVING, MemberState.CONNECTING, MemberState.DRAINING)
+        is_well = state not in (MemberState.SUSPECT, MemberState.LOST, MemberState.REFUSED)
         if state is not self.state:
             report = log.info if is_well else log.warning
             report(f"instance_{state}", instance=self.expected, why=why)

@@ -1,8 +1,10 @@
 """The supervisor over real short-lived processes and a clock of its own."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,12 +29,13 @@ class _Cluster:
         self.said: list[str] = []
         self.told: list[tuple[ProcessRecord, ...]] = []
         self.spawned: list[tuple[str, bool]] = []
-        self.no_fork = False
+        self.no_fork = self.serves = False
         self.removed: set[str] = set()
         self._folder = folder
         self.supervisor = Supervisor(
-            LIMITS, self._spawn, self.said.append, self.told.append, lambda plan: plan.name not in self.removed
-        )
+            LIMITS, self._spawn, self.said.append, self.told.append, lambda plan: plan.name not in self.removed,
+            lambda record: self.serves,
+        )  # fmt: skip
 
     def start(self, **code: str) -> None:
         """Start processes by name; `decode_0` is decode-0."""
@@ -63,6 +66,21 @@ def cluster(tmp_path: Path) -> Iterator[_Cluster]:
     yield made
     stop([child.record for child in made.supervisor.children], 0.0)
     assert all(child.ended() for child in made.supervisor.children)
+
+
+def test_a_replacement_has_its_time_once_it_serves(cluster: _Cluster) -> None:
+    cluster.start(scheduler=_STAYS)
+    os.kill(cluster.record("scheduler").pid, signal.SIGKILL)
+    cluster.wait_dead("scheduler")
+    cluster.supervisor.tick(10.0)
+    cluster.supervisor.tick(11.0)
+    assert cluster.record("scheduler").replaced_at is None
+
+    cluster.serves, before = True, time.time()
+    cluster.supervisor.tick(12.0)
+
+    assert before <= (cluster.record("scheduler").replaced_at or 0.0) <= time.time()
+    assert cluster.said[-1] == "replaced scheduler in 2.0 s by a new process: serving 2.0 s"
 
 
 def test_one_that_died_is_started_again_after_its_wait_and_not_before(cluster: _Cluster) -> None:

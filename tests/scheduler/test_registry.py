@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from telemetry.capped import LINES
 from tests.scheduler.fake_cluster import FakeCluster, collect, control_over, describe, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.connection import Connection, Session
-from wire.errors import DeadlineExceeded, Incompatible, Unavailable
+from wire.errors import DeadlineExceeded, Incompatible, Loading, PdserveError, Unavailable
 from wire.kv_layout import KvTensor
 from wire.messages import OpenSession
 from wire.types import PROTOCOL_VERSION, InstanceDescription, KvEndpoint, ModelIdentity, Role
@@ -189,25 +190,54 @@ async def test_the_instance_keeps_and_ends_work_by_the_scheduler_s_lease() -> No
         assert reader.exception() is not None
 
 
+class Stranger:
+    """Connects, and answers the question what it is with the next of these errors."""
+
+    def __init__(self, errors: Iterator[PdserveError]) -> None:
+        self._errors = errors
+
+    async def describe(self, timeout_s: float) -> InstanceDescription:
+        raise next(self._errors)
+
+    async def open(self, hello: OpenSession, timeout_s: float) -> Session:
+        raise AssertionError("never described")
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+@virtual
+async def test_an_instance_that_restarts_is_starting_while_it_loads() -> None:
+    cluster = FakeCluster("PD")
+    cluster.boot(0)
+    loading = itertools.repeat(Loading(f"{cluster.expected[0].address}: loading its model"))
+    restarted = False
+
+    def connect(address: str) -> Connection:
+        return Stranger(loading) if restarted else cluster.network.connect(address)
+
+    control = control_over(cluster.expected, connect, ControlLimits())
+    running = asyncio.create_task(control.registry.run())
+    await until(lambda: control.view().instances[0].state == "living")
+    restarted = True
+    cluster.kill(0)
+    await until(lambda: control.view().instances[0].state == "lost")
+
+    await until(lambda: control.view().instances[0].state == "starting")
+    assert control.view().instances[0].why == "loading its model"
+    running.cancel()
+
+
 @virtual
 async def test_one_that_answers_with_other_words_at_every_try_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "pdserve.registry")
     cluster = FakeCluster("PD")
     cluster.boot(1)
     tries = itertools.count()
-
-    class Stranger:
-        async def describe(self, timeout_s: float) -> InstanceDescription:
-            raise Unavailable(f"words number {next(tries)}")
-
-        async def open(self, hello: OpenSession, timeout_s: float) -> Session:
-            raise AssertionError("never described")
-
-        async def close(self) -> None:
-            """Nothing is open."""
+    errors = (Unavailable(f"words number {number}") for number in tries)
 
     def connect(address: str) -> Connection:
-        return Stranger() if address.endswith(":8000") else cluster.network.connect(address)
+        return Stranger(errors) if address.endswith(":8000") else cluster.network.connect(address)
 
     control = control_over(cluster.expected, connect, ControlLimits())
     running = asyncio.create_task(control.registry.run())
