@@ -100,9 +100,7 @@ class Dispatch:
             if self._draining:
                 raise Draining("the scheduler is shutting down")
             if not (self._registry.has_path(stays=request.stays) or self._registry.awaits_path()):
-                lost = [missing.name for missing in self._registry.missing()]
-                missing = "; ".join([*([", ".join(lost)] if lost else []), *map(str, self._registry.gaps())])
-                raise Unavailable(f"no path can serve this now; missing: {missing}")
+                raise self._registry.no_path()
             self.admission.check_room(len(request.prompts), sum(map(len, request.prompts)), request.tenant)
         except (Overloaded, Unavailable):
             self.ledger.rejected += 1

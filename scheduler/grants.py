@@ -84,7 +84,7 @@ class Placer:
         except Unavailable:
             if self._registry.awaits_path():
                 return None
-            raise
+            raise self._registry.no_path() from None
 
     def why_waiting(self, facts: PromptFacts) -> str:
         """Return in words what keeps the prompt from every pair now."""

@@ -59,7 +59,7 @@ def place(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Plan | None:
         return _plan(*free, prompt)
     if not any(_fits(*pair, prompt) for pair in _pairs(loads, prompt)):
         pairs = list(_pairs(loads, prompt))
-        raise _never_fits(pairs, prompt) if pairs else _no_path(loads)
+        raise _never_fits(pairs, prompt) if pairs else Unavailable("no path")
     return None
 
 
@@ -136,14 +136,6 @@ def _pairs(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Iterator[Pair]
         for end in [start] if start.role is Role.COMBINED else decodes:
             if end.index not in start.unjoined:
                 yield start, end
-
-
-def _no_path(loads: Sequence[InstanceLoad]) -> Unavailable:
-    gaps = [why for load in loads for why in load.unjoined.values()]
-    if not gaps:
-        return Unavailable("no prefill and decode instance, and no combined one, is connected")
-    more = f"; and {len(gaps) - _MOST_TOLD} more pairs" if len(gaps) > _MOST_TOLD else ""
-    return Unavailable("; ".join(gaps[:_MOST_TOLD]) + more)
 
 
 def _fits(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts) -> bool:

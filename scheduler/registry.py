@@ -161,6 +161,12 @@ class Registry:
         roles = coming | {instance.role for instance in self.living()}
         return bool(coming) and (Role.COMBINED in roles or roles >= {Role.PREFILL, Role.DECODE})
 
+    def no_path(self) -> Unavailable:
+        """Return what a client hears where nothing can serve its request: who is missing, and which pairs."""
+        lost = ", ".join(missing.name for missing in self.missing())
+        missing = "; ".join(filter(None, (lost, *map(str, self.gaps()))))
+        return Unavailable(f"no path can serve this now; missing: {missing}")
+
     def gaps(self) -> list[KvGap]:
         """Return the pairs of living instances that no KV transport joins, in table order."""
         return self.kv_pairs.gaps({instance.index for instance in self.living()})

@@ -178,6 +178,8 @@ async def test_queued_requests_end_when_the_last_path_goes() -> None:
         cluster.kill(0)
         await asyncio.wait(readers, timeout=3.0)
 
+        told = {str(reader.exception()) for reader in readers} - {"prefill-0 was lost: its connection broke"}
+        assert told == {"no path can serve this now; missing: prefill-0"}
         assert all(isinstance(reader.exception(), Unavailable) for reader in readers)
         assert cluster.control.dispatch.ledger.failed == 5
         assert cluster.control.dispatch.ledger.inflight == 0
