@@ -69,8 +69,11 @@ class SequenceMatcher:
 
     def _take(self, token_id: int) -> bool:
         is_text = token_id not in self._eos and 0 <= token_id < self._vocab_size
-        if is_text and not self._ended and self._text.advance(token_id):
-            return True
+        try:
+            if is_text and not self._ended and self._text.advance(token_id):
+                return True
+        except InvalidGrammar as error:
+            raise self._at_limit(error) from error
         if token_id in self._enders and (self._ended or self._text.accepting):
             self._ended = True
         return self._ended and token_id in self._enders
@@ -78,13 +81,22 @@ class SequenceMatcher:
     def _text_row(self) -> Bits:
         """Return the text tokens that may follow, as wide as the model's logits: ids on either side only are out."""
         row = np.zeros((self._vocab_size + 31) // 32, dtype=np.int32)
-        allowed = self._text.allowed()[: len(row)]
+        try:
+            allowed = self._text.allowed()[: len(row)]
+        except InvalidGrammar as error:
+            raise self._at_limit(error) from error
         row[: len(allowed)] = allowed
         if self._vocab_size % 32:
             row[-1] &= (1 << (self._vocab_size % 32)) - 1
         for token_id in self._eos:
             set_bit(row, token_id, allowed=False)
         return row
+
+    def _at_limit(self, error: InvalidGrammar) -> InvalidGrammar:
+        return InvalidGrammar(
+            f"the grammar cannot go on after {self._length} output tokens: {error}; write it so that a text can be "
+            "read in one way alone, or ask for fewer tokens"
+        )
 
 
 def _in_vocabulary(token_ids: Sequence[int], vocab_size: int) -> list[int]:

@@ -26,11 +26,10 @@ class AnswerOptions:
     tokens_by_number: bool = False
     echoes_prompt: bool = False
     skips_special: bool = True
-    structured_by: str | None = None
 
 
-def read_answer_options(body: GenerationBody, options: SchedulerOptions, *, structured_by: str | None) -> AnswerOptions:
-    """Return what `body` asks to be told; `structured_by` is the field that says what the output must be."""
+def read_answer_options(body: GenerationBody, options: SchedulerOptions) -> AnswerOptions:
+    """Return what `body` asks to be told."""
     asked = body.stream_options
     usage = options.enable_force_include_usage or bool(asked and asked.include_usage)
     return AnswerOptions(
@@ -45,7 +44,6 @@ def read_answer_options(body: GenerationBody, options: SchedulerOptions, *, stru
         tokens_by_number=bool(body.return_tokens_as_token_ids or options.return_tokens_as_token_ids),
         echoes_prompt=body.echoes,
         skips_special=body.skip_special_tokens is not False,
-        structured_by=structured_by,
     )
 
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from scheduler.observability.request_log import without_values
 from telemetry.capped import CappedLog
 from telemetry.logs import EventLogger
-from wire.errors import InternalError, Overloaded, PdserveError, UnknownModel, appearance
+from wire.errors import InternalError, InvalidGrammar, NotInstalled, Overloaded, PdserveError, UnknownModel, appearance
 
 _log = EventLogger("api")
 _HTTP_TYPES = {404: "not_found_error", 405: "invalid_request_error", 408: "timeout_error", 413: "invalid_request_error"}
@@ -38,8 +38,17 @@ def error_body(error: BaseException, scope: Mapping[str, Any]) -> dict[str, Any]
     kind = type(error).__name__
     refusals: CappedLog = scope["state"]["refusals"]
     refusals.info("request_refused", kind, request_id=request_id, error=kind, message=without_values(error))
-    param = "model" if isinstance(error, UnknownModel) else getattr(error, "param", None)
-    return _envelope(str(error), look.openai_type, param, look.http_status)
+    return _envelope(str(error), look.openai_type, _param(error, scope), look.http_status)
+
+
+def _param(error: PdserveError, scope: Mapping[str, Any]) -> str | None:
+    """Return the field that is wrong; of an instance's error, whose field's name crosses no wire, what led to it."""
+    if isinstance(error, UnknownModel):
+        return "model"
+    named: str | None = getattr(error, "param", None)
+    if named is None and isinstance(error, (InvalidGrammar, NotInstalled)):
+        named = scope["state"].get("structured_by")
+    return named
 
 
 def error_response(error: BaseException, scope: Mapping[str, Any]) -> Response:

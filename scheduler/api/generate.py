@@ -29,7 +29,7 @@ from scheduler.front import Front
 from scheduler.request import GenerationRequest
 from scheduler.stream import TextStream
 from telemetry.logs import EventLogger
-from wire.errors import Draining, InvalidGrammar, NotInstalled
+from wire.errors import Draining
 
 _log = EventLogger("api")
 _HEADERS = [(b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -76,9 +76,6 @@ class Texts:
                 await until_disconnect(receive, run(scope, receive, send))
             except ClientGone as gone:
                 _log.info("client_gone", request_id=self.request_id, reason=gone)
-            except (InvalidGrammar, NotInstalled) as error:
-                error.param = error.param or self.prepared.asked.structured_by
-                raise
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         texts: list[str] = []

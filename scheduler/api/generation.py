@@ -20,7 +20,7 @@ from scheduler.request import GenerationRequest
 from scheduler.stream import TextStream
 from scheduler.text.pieces import Piece, TextOptions
 from telemetry.logs import EventLogger
-from wire.errors import Draining, InvalidGrammar, NotInstalled
+from wire.errors import Draining
 
 _log = EventLogger("api")
 
@@ -44,12 +44,6 @@ class Generation:
                 await until_disconnect(receive, run)
             except ClientGone as gone:
                 _log.info("client_gone", request_id=self.request.request_id, reason=gone)
-            except (
-                InvalidGrammar,
-                NotInstalled,
-            ) as error:  # the field's name crosses no wire
-                error.param = error.param or self.asked.structured_by
-                raise
 
     def _log_taken(self, scope: Scope) -> None:
         ids = {"request_id": self.request.request_id, "http_id": request_id_of(scope)}

@@ -63,8 +63,9 @@ async def prepare_generation(
     cut = tuple(truncate_prompt(ids, keep, room=room, side=side) for ids in prompts)
     text = read_text_options(body, front.tokens, front.config.options, continues_prompt=continues_prompt)
     wish = read_structured(body)
+    request.scope["state"]["structured_by"] = wish and wish[0]
     params = await read_sampling(front, body, cut, wish, default_max_tokens=default_max_tokens, param=param)
-    asked = read_answer_options(body, front.config.options, structured_by=None if wish is None else wish[0])
+    asked = read_answer_options(body, front.config.options)
     check_answer(body, params, cut, asked, front.config.options, tellings=asked.n if continues_prompt else 1)
     tenant = str(request.scope["state"].get("tenant", ""))
     return Prepared(

@@ -134,6 +134,19 @@ def test_an_ambiguous_grammar_is_refused_before_a_token(folder: Path, rules: str
     assert backend.compile(Source(Kind.GRAMMAR, 'start: e\ne: t | e "+" t\nt: "(" e ")" | /[0-9]+/'))
 
 
+def test_an_ambiguity_behind_the_walk_ends_its_sequence_with_the_limit(folder: Path) -> None:
+    """The walk reads 256 tokens; here the ambiguous part begins behind the 300th."""
+    backend = LlguidanceBackend(tokenizer_of(folder), GrammarLimits(fill_s=60), StepLimits(grammar_items=500))
+    form = backend.compile(Source(Kind.GRAMMAR, 'start: w{300} e\nw: "w"\ne: e e | /[0-9]/'))
+    matcher = CompiledGrammar(backend.build(form), tokenizer_of(folder), 0).matcher()
+
+    with pytest.raises(
+        InvalidGrammar,
+        match=r"cannot go on after [345]\d\d output tokens: .*limit 500.*; write it so that a text can be",
+    ):
+        _write(matcher, [*_ids(folder, "w") * 300, *_ids(folder, "7") * 500])
+
+
 def test_a_step_that_takes_too_long_ends_its_own_sequence(folder: Path) -> None:
     tokenizer = LLTokenizer((folder / "tokenizer.json").read_text(), eos_token=EOS_ID)
     form = LLMatcher.grammar_from_regex("[a-z]{3}")

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from scheduler.fake import Line
-from wire.errors import HandoffFailed, InternalError, Overloaded, Unavailable
+from wire.errors import HandoffFailed, InternalError, InvalidGrammar, Overloaded, PdserveError, Unavailable
 from wire.types import FinishReason
 
 pytestmark = pytest.mark.anyio
@@ -185,16 +185,29 @@ async def test_a_failure_before_the_first_token_is_an_http_status_even_for_a_str
         assert response.json()["error"]["message"] == "no decode instance lives"
 
 
-async def test_b_stream_6_a_failure_in_mid_stream_is_an_error_event_and_nothing_after(serve: Any) -> None:
+@pytest.mark.parametrize(
+    ("error", "fields", "told"),
+    [
+        (HandoffFailed("the KV did not arrive whole"), {}, (500, None, "the KV did not arrive whole")),
+        (
+            InvalidGrammar("the grammar cannot go on"),
+            {"guided_grammar": "start: /a/"},
+            (400, "guided_grammar", "the grammar cannot go on"),
+        ),
+    ],
+    ids=["hand-off", "grammar"],
+)
+async def test_b_stream_6_a_failure_in_mid_stream_is_an_error_event_and_nothing_after(
+    serve: Any, error: PdserveError, fields: dict[str, Any], told: tuple[int, str | None, str]
+) -> None:
     async with serve() as served:
-        served.dispatcher.fail_after, served.dispatcher.error = 1, HandoffFailed("the KV did not arrive whole")
+        served.dispatcher.fail_after, served.dispatcher.error = 1, error
         response = await served.client.post(
-            "/v1/completions", json={"model": served.model, "prompt": "hi", "stream": True}
+            "/v1/completions", json={"model": served.model, "prompt": "hi", "stream": True} | fields
         )
 
         *chunks, last = events(response)
-        assert last["error"]["message"] == "the KV did not arrive whole"
-        assert last["error"]["code"] == 500
+        assert tuple(last["error"][name] for name in ("code", "param", "message")) == told
         assert not any(chunk["choices"][0]["finish_reason"] for chunk in chunks)
 
 
