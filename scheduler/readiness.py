@@ -1,5 +1,6 @@
-"""Whether the cluster can serve: a path with living sessions now, and something crossed it lately.
+"""Whether the cluster can serve: a path that takes new work now, and something crossed it lately.
 
+A suspect instance takes none: a balancer sends requests elsewhere, and the streams that it has go on.
 A pair too full for a probe is as good as crossed while it works: its own long requests keep the probe out.
 """
 
@@ -91,8 +92,8 @@ class Readiness:
         return {instance.index: instance.description.epoch for instance in self._registry.living()}
 
     def living_plans(self) -> list[Plan]:
-        """Return a plan for every pair (and combined instance) that has living sessions and can hand KV over."""
-        living = self._registry.living()
+        """Return a plan for every pair (and combined instance) that takes new work and can hand KV over."""
+        living = [instance for instance in self._registry.living() if not instance.is_suspect]
         if self._is_pooled:
             return [Plan("pooling", None, i.index, "probe") for i in living if i.role is not Role.DECODE]
         prefills = [instance.index for instance in living if instance.role is Role.PREFILL]

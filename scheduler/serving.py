@@ -20,7 +20,7 @@ from scheduler.http.drain import Drain
 from scheduler.http.keys import read_keys
 from scheduler.limits import ControlLimits
 from scheduler.membership.compatibility import ExpectedInstance
-from scheduler.membership.member import Connect
+from scheduler.membership.member import Connect, MemberState
 from scheduler.memory import give_back_memory
 from scheduler.model.files import read_model_files
 from scheduler.model.generation_defaults import read_defaults
@@ -158,7 +158,8 @@ def build_control(cluster: Cluster, limits: ControlLimits, kind: ModelKind = Mod
 def report(control: Control) -> ReadyReport:
     """Return whether a request would be served now, and what is missing."""
     view = control.view()
-    missing = [*map(str, control.registry.missing()), *map(str, control.registry.gaps())]
+    suspects = [f"{i.name} at {i.address} (suspect: {i.why})" for i in view.instances if i.state == MemberState.SUSPECT]
+    missing = [*map(str, control.registry.missing()), *suspects, *map(str, control.registry.gaps())]
     if not view.ready and not missing:
         missing = ["a request or probe that crosses a path: none has in the last 10 s"]
     instances = [

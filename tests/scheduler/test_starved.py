@@ -9,6 +9,7 @@ from pdserve import inner_app
 from scheduler.limits import ControlLimits
 from scheduler.membership.member import MemberState
 from scheduler.patience import MOST_SLOWNESS, Slowness, patient
+from scheduler.serving import report
 from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual
 
@@ -80,6 +81,21 @@ async def test_a_suspect_instance_keeps_its_stream_and_gets_no_new_work() -> Non
         assert answer.tokens[0, 0] == expected(PROMPT, 8)
         assert (answer.done[0].tries, answer.done[0].decode_instance) == (1, "decode-1")
         await until(lambda: _states(cluster)[1] is MemberState.LIVING)
+
+
+@pytest.mark.parametrize(("roles", "is_ready"), [("PD", False), ("PDD", True)])
+@virtual
+async def test_it_is_ready_while_a_pair_takes_work(roles: str, is_ready: bool) -> None:
+    async with FakeCluster(roles, probes=True).serving() as cluster:
+        await until(lambda: cluster.control.ready() and not cluster.control.readiness.due())
+        cluster.network.freeze(cluster.expected[1].address)
+        await until(lambda: _states(cluster)[1] is MemberState.SUSPECT)
+        told = report(cluster.control)
+
+        assert (told.ready, told.missing) == (is_ready, ("decode-0 at 10.0.0.1:8001 (suspect: it is silent)",))
+        cluster.network.thaw(cluster.expected[1].address)
+        await until(lambda: _states(cluster)[1] is MemberState.LIVING)
+        assert (report(cluster.control).ready, report(cluster.control).missing) == (True, ())
 
 
 @pytest.mark.parametrize(("slowest_turn_s", "lost_after_s"), [(0.1, 8.5), (6.0, 24.0), (500.0, 120.0)])
