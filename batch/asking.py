@@ -3,13 +3,14 @@
 import asyncio
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from batch.answering import Answer, Answerer
 from batch.inflight import Inflight
 from batch.job import BatchStopped, RetryPolicy
 from batch.lines import parse_line
-from batch.output_line import Outcome, answered, failed, new_request_id, words_of
+from batch.output_line import Outcome, answered, failed, new_request_id, warnings_of, words_of
 from batch.request_line import Question, Refused, question_of
 from batch.retry_after import retry_after_s
 from telemetry.capped import CappedLog
@@ -49,7 +50,7 @@ class Asker:
             return failed(custom_id, request_id, 400, str(refusal), refusal.param)
         try:
             answer = await self._insist(question, {"x-request-id": request_id})
-            return answered(custom_id, request_id, question.path, answer)
+            return replace(answered(custom_id, request_id, question.path, answer), warnings=warnings_of(answer))
         except Unavailable as error:
             return failed(custom_id, request_id, 503, str(error))
         except DeadlineExceeded as hung:

@@ -4,6 +4,7 @@ answered   response.body is the answer's, error is null
 failed     response.body is {"error": E} as over HTTP, and error is the same E: {message, type, param, code}
 """
 
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import orjson
 from batch.answering import Answer
 
 _SHOWN_CHARS = 512
+_MISSPELT = re.compile(r"[\w.-]{1,40} is no field and has no effect: did you mean [\w.-]{1,40}\?", re.ASCII)
 _TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 408: "timeout_error",
     429: "rate_limit_error", 502: "service_unavailable_error", 503: "service_unavailable_error", 504: "timeout_error",
@@ -22,18 +24,27 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A line of the output, without its end, and what is counted of it; `words` say what failed, fit for a screen."""
+    """A line of the output, without its end, and what is counted of it.
+
+    `words` say what failed, `warnings` which fields of the request are misspelt, both fit for a screen.
+    """
 
     line: bytes
     failed: bool
     prompt_tokens: int = 0
     completion_tokens: int = 0
     words: str = field(default="", compare=False)
+    warnings: tuple[str, ...] = field(default=(), compare=False)
 
 
 def new_request_id() -> str:
     """Return the id under which a line is asked."""
     return f"pdserve-batch-{secrets.token_hex(16)}"
+
+
+def warnings_of(answer: Answer) -> tuple[str, ...]:
+    """Return what an answer's Warning header says of each field that is misspelt."""
+    return tuple(_MISSPELT.findall(answer.headers.get("warning", "")))
 
 
 def answered(custom_id: str, request_id: str, path: str, answer: Answer) -> Outcome:

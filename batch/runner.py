@@ -5,7 +5,8 @@ import contextlib
 import random
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from batch.answering import Answerer
@@ -20,6 +21,7 @@ from telemetry.capped import CappedLog
 from telemetry.logs import EventLogger
 
 _SYNC_EVERY_S = 1.0
+_MOST_WARNINGS = 20
 _log = EventLogger("batch")
 
 
@@ -28,6 +30,7 @@ class Progress:
     """How far a run is. `done` counts errors and what an earlier run answered; the tokens are of all of these.
 
     `first_error` is the custom_id and the words of the first line that failed in this run, empty where none did.
+    `warnings` has how many lines each of the first 20 different warnings is of, in this run.
     `at_once` is how many lines a busy server lets out at once, None where that is all of `max_inflight`.
     """
 
@@ -38,6 +41,7 @@ class Progress:
     prompt_tokens: int
     completion_tokens: int
     first_error: str = ""
+    warnings: Mapping[str, int] = field(default_factory=dict, compare=False)
     at_once: int | None = field(default=None, compare=False)
 
 
@@ -77,6 +81,7 @@ class _Run:
         self._on_progress = on_progress
         self._resumed = prepared.journal.num_done
         self._first_error = ""
+        self._warnings: Counter[str] = Counter()
 
     def progress(self) -> Progress:
         """Return how far it is."""
@@ -84,7 +89,9 @@ class _Run:
         counts = journal.num_failed, self._resumed, journal.prompt_tokens, journal.completion_tokens
         limit = self._inflight.limit
         at_once = limit if limit < self._prepared.job.max_inflight else None
-        return Progress(total, journal.num_done, *counts, first_error=self._first_error, at_once=at_once)
+        return Progress(
+            total, journal.num_done, *counts, first_error=self._first_error, warnings=self._warnings, at_once=at_once
+        )
 
     async def answer_all(self) -> None:
         """Ask every line that has no answer, `max_inflight` at once. Raises BatchStopped, or `on_progress`'s error."""
@@ -107,6 +114,9 @@ class _Run:
             with _kept(self._prepared.journal):
                 self._prepared.journal.append(Record(position, outcome))
             self._first_error = self._first_error or outcome.words
+            for warning in outcome.warnings:
+                if warning in self._warnings or len(self._warnings) < _MOST_WARNINGS:
+                    self._warnings[warning] += 1
             self._on_progress(self.progress())
 
     async def _keep_synced(self) -> None:

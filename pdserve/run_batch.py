@@ -75,6 +75,8 @@ def _run(request: BatchRequest, interruption: Interruption, view: ProgressView) 
         if files.target is not None:
             send(request, files, interruption)
         print(f"{_said(view, ended[0])}: {files.target or files.output}", flush=True)
+        for warning, count in ended[0].warnings.items():
+            print(f"warning: {warning} ({count} line{'s' * (count > 1)})", file=sys.stderr, flush=True)
         if ended[0].first_error:
             said = f"the first error is that of {ended[0].first_error}"
             print(f"{said}{_named(request, said)}{_again(files)}", file=sys.stderr, flush=True)

@@ -118,6 +118,21 @@ async def test_the_words_of_the_first_error_are_fit_for_a_terminal(job: BatchJob
     assert progress.first_error == "'a [2J b': no  [31m model of this name"
 
 
+async def test_lines_with_misspelt_fields_are_counted_by_warning(job: BatchJob) -> None:
+    misspelt = "{0} is no field and has no effect: did you mean max_tokens?"
+
+    def script(n: Any, times: int) -> Answer:
+        named = ["max_token"] * (n % 2) + ["max_tokenz"] * (n % 3 == 0) + [f"max_tokens{n}", "\x1b[2J"]
+        return says({"usage": {}}, warning=f'199 pdserve "{", ".join(misspelt.format(name) for name in named)}"')
+
+    progress = await run_job(job, Scripted(script))
+
+    assert progress.warnings[misspelt.format("max_token")] == NUM_LINES // 2
+    assert progress.warnings[misspelt.format("max_tokenz")] == NUM_LINES // 3
+    assert len(progress.warnings) == 20
+    assert "\x1b" not in "".join(progress.warnings)
+
+
 # Lines that are not asked, or whose answer is an error
 
 

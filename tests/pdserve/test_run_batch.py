@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -376,6 +377,19 @@ def test_lines_that_name_another_model_have_the_flag_that_names_it_so(
     assert third.startswith("the same command with --retry-failed asks")
 
 
+def test_misspelt_fields_are_named_once_at_the_end_with_their_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, output = write(tmp_path / "in.jsonl", BATCH), tmp_path / "out.jsonl"
+    monkeypatch.setattr(run_batch, "model_here", lambda request: Misspelt(100))
+    monkeypatch.setattr(logs, "configure", lambda *args, **kwargs: None)
+
+    assert run_batch.main(["-i", str(source), "-o", str(output)]) == 0
+    assert [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")] == [
+        "warning: max_token is no field and has no effect: did you mean max_tokens? (4 lines)"
+    ]
+
+
 def test_a_signal_while_the_model_ends_after_all_answers_asks_nobody_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -426,6 +440,16 @@ class Elsewhere(Dying):
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> Answer:  # fmt: skip
         return Answer(404, {}, b'{"error": {"message": "the model \'tiny\' does not exist here; served: a"}}')
+
+
+class Misspelt(Dying):
+    """A model whose requests all have a field that it does not know."""
+
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
+    ) -> Answer:  # fmt: skip
+        words = '199 pdserve "max_token is no field and has no effect: did you mean max_tokens?"'
+        return replace(await super().ask(method, path, body, headers), headers={"warning": words})
 
 
 class SlowToEnd(Dying):
