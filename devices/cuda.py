@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from devices import versions
 from devices.interface import Traits
 from devices.nodes import has_node
+from devices.torch_build import cuda_of_torch
 from devices.torch_device import TorchDevice
 from wire.errors import ConfigError
 
@@ -28,7 +29,9 @@ class CudaKind:
         return has_node(r"nvidia[0-9]+") or has_node("dxg")
 
     def lacking(self) -> str | None:
-        """See DeviceKind."""
+        """See DeviceKind. Torch takes seconds to import: not done where no card is shown and it has no CUDA."""
+        if cuda_of_torch() is None and not self.sees_card():
+            return versions.cuda_mismatch(versions.cuda_versions(None))
         import torch
 
         if torch.version.cuda is not None and torch.cuda.is_available():

@@ -1,5 +1,6 @@
 """Versions that do not fit: one line with all that was seen, made from files like the drivers' own."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -104,12 +105,21 @@ def test_what_does_not_fit_a_gpu_is_one_line_with_all_versions(found: Mapping[st
 def test_a_torch_with_cuda_that_sees_no_gpu_says_what_is_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
+    monkeypatch.setattr("devices.cuda.cuda_of_torch", lambda: "13.0")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(versions, "_first", lambda *_: "535.104.05")
 
     assert CudaKind().lacking() == versions.cuda_mismatch(versions.cuda_versions("13.0"))
     assert "driver 535.104.05 is too old for CUDA 13.0" in (CudaKind().lacking() or "")
+
+
+def test_a_torch_without_cuda_and_no_card_are_known_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("devices.cuda.cuda_of_torch", lambda: None)
+    monkeypatch.setattr(CudaKind, "sees_card", lambda kind: False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+    assert "torch is built without CUDA" in (CudaKind().lacking() or "")
 
 
 def test_torch_npu_says_which_torch_it_is_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
