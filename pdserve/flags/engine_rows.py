@@ -85,6 +85,7 @@ MEMORY_FLAGS: Final = (
 )  # fmt: skip
 
 BATCH_FLAGS: Final = (
+    no_effect("--disable-log-stats", "figures are on /metrics, not in the log", _NOTHING),
     supported("--max-num-seqs"),
     supported("--max-num-batched-tokens"),
     no_effect(

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pdserve.flags.absent_rows import ABSENT_ROWS
+from pdserve.flags.engine_args_rows import ENGINE_ARGS_ROWS
 from pdserve.flags.engine_rows import BATCH_FLAGS, MEMORY_FLAGS, MODEL_FLAGS, RANK_FLAGS
 from pdserve.flags.recent_rows import RECENT_ROWS
 from pdserve.flags.row import Takes, Verdict, VllmFlag
@@ -87,6 +88,7 @@ _PARTS: Final[tuple[tuple[str, Sequence[VllmFlag]], ...]] = (
     ("HTTP server", SERVER_ROWS),
     ("Adapters, drafts, pictures, traces", ABSENT_ROWS),
     ("Later than 0.6, not all of them", RECENT_ROWS),
+    ("What else EngineArgs of 0.33 has", ENGINE_ARGS_ROWS),
 )
 _SHOWN: Final = {
     Takes.NOTHING: "", Takes.ONE: " VALUE", Takes.MAYBE: " [true\\|false]", Takes.MANY: " VALUE ...",

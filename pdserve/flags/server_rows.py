@@ -20,7 +20,6 @@ SERVER_ROWS: Final[tuple[VllmFlag, ...]] = (
     no_effect("--uvicorn-log-level", "--log-level is for the whole process"),
     no_effect("--disable-log-requests", _LOGS, _NOTHING),
     no_effect("--max-log-len", _LOGS),
-    no_effect("--disable-log-stats", "figures are on /metrics, not in the log", _NOTHING),
     supported("--response-role"),
     no_effect("--disable-frontend-multiprocessing", "the front door is a process of its own", _NOTHING),
     no_effect("--disable-fastapi-docs", "/docs is served with --enable-docs alone", _NOTHING),

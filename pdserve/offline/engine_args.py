@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from pdserve.flags.absent_rows import ABSENT_ROWS
+from pdserve.flags.engine_args_rows import ENGINE_ARGS_ROWS
 from pdserve.flags.engine_rows import ENGINE_ROWS
 from pdserve.flags.parser import CommandParser
 from pdserve.flags.recent_rows import RECENT_ROWS
@@ -29,6 +30,7 @@ _OWN: dict[str, Any] = {
     "seed": int,
 }
 _DEFAULTS = {"model": "", "seed": 0}
+_INTERNAL = ("_api_process_count", "_api_process_rank")
 _HIDDEN = DECIDED | {"api_key"}  # a key is for the environment: any user of this host sees a command line
 
 
@@ -40,7 +42,7 @@ def _names() -> list[str]:
 
 def _rows() -> list[VllmFlag]:
     """Return vLLM's flags of an engine; those with a dot are parts of another's value."""
-    return [row for row in (*ENGINE_ROWS, *ABSENT_ROWS, *RECENT_ROWS) if _field(row).isidentifier()]
+    return [row for row in (*ENGINE_ROWS, *ABSENT_ROWS, *RECENT_ROWS, *ENGINE_ARGS_ROWS) if _field(row).isidentifier()]
 
 
 def _field(row: VllmFlag) -> str:
@@ -48,7 +50,8 @@ def _field(row: VllmFlag) -> str:
 
 
 _Fields: Any = dataclasses.make_dataclass(
-    "_Fields", [(name, Any, dataclasses.field(default=_DEFAULTS.get(name))) for name in _names()]
+    "_Fields",
+    [(name, Any, dataclasses.field(default=_DEFAULTS.get(name))) for name in (*_names(), *_INTERNAL)],
 )
 
 

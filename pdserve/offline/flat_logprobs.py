@@ -38,6 +38,9 @@ class FlatLogprobs(Sequence[Position]):
         for position in positions:
             self.append(position)
 
+    def __repr__(self) -> str:
+        return f"FlatLogprobs({len(self)} positions, {len(self.token_ids)} entries)"
+
     def __len__(self) -> int:
         return len(self.start_indices)
 

@@ -24,6 +24,7 @@ from wire.options import EngineOptions, Parser, add_flags, from_namespace, is_sw
 DECIDED = frozenset((
     "host", "port", "ip", "kv_ip", "http_port", "share_devices", "global_rank_table", "node_ports", "use_openai",
     "api_key_file", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "root_path", "config",
+    "_api_process_count", "_api_process_rank",
 ))  # fmt: skip
 _OFFLINE: Mapping[str, Any] = {
     "first_token_timeout": 86_400.0, "stall_timeout": 300.0, "max_n": 4096, "max_stop_strings": 4096,
@@ -47,8 +48,8 @@ def read_keywords(model: str, keywords: Mapping[str, Any]) -> Told:
 
     Raises TypeError for one that nobody knows, with the nearest, and ConfigError for one that is refused.
     """
-    for name in keywords:
-        _check_name(name)
+    for name, value in keywords.items():
+        _check_name(name, value)
     parser = _parser()
     chosen = {name: value for name, value in keywords.items() if value is not None}
     given = {"model": model or None, **_OFFLINE, **chosen}
@@ -91,8 +92,8 @@ def without_effect_on_cluster(keywords: Mapping[str, Any]) -> str | None:
 
     Raises TypeError for one that nobody knows.
     """
-    for name in keywords:
-        _check_name(name)
+    for name, value in keywords.items():
+        _check_name(name, value)
     named = ", ".join(name for name, value in keywords.items() if value is not None)
     return f"without effect on a running cluster, which has its own: {named}" if named else None
 
@@ -104,8 +105,10 @@ def _parser() -> Parser:
     return parser
 
 
-def _check_name(name: str) -> None:
+def _check_name(name: str, value: object) -> None:
     if name in DECIDED:
+        if value is None:
+            return
         raise ConfigError(f"{name} is for servers: LLM takes none")
     ours = {field.name for options in (EngineOptions, SchedulerOptions) for field in dataclasses.fields(options)}
     if name in ours or find(_flag(name)) is not None:

@@ -316,6 +316,7 @@ def test_flat_logprobs_are_the_same_in_flat_lists(local: LLM) -> None:
 
     found, expected = flat.outputs[0].logprobs, plain.outputs[0].logprobs
     assert isinstance(found, FlatLogprobs)
+    assert repr(found) == f"FlatLogprobs({len(found)} positions, {len(found.token_ids)} entries)"
     assert isinstance(flat.prompt_logprobs, FlatLogprobs)
     assert expected is not None
     assert (list(found), found[-1], list(found[1:3])) == (expected, expected[-1], expected[1:3])
