@@ -20,7 +20,8 @@ Made by `python -m pdserve.flags.page > docs/flags.md`: edit the rows in `pdserv
 ## vLLM's flags
 
 `pdserve serve`, `pdserve up`, `pdserve run-batch`, `deploy/PD_separate/start_servers.sh` and `python -m pdserve.launch`
-take the engine and server flags of vLLM 0.5 and 0.6, as `--flag value`, `--flag=value`, and with `_` for `-`. Each is
+take the engine and server flags of vLLM 0.5 and 0.6, and those of the fields of 0.33's `EngineArgs`, as `--flag value`,
+`--flag=value`, and with `_` for `-`. Each is
 one of three things ([batch.md](batch.md) has those of vLLM's `run-batch` alone):
 
 - **supported**: it does what it does there. `pdserve serve --help` lists these and our own.
