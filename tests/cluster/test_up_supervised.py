@@ -65,7 +65,7 @@ def test_the_warm_spare_becomes_an_instance_that_died(pdserve: Pdserve) -> None:
         until(partial(_was_replaced, pdserve, name))
         assert pdserve.client.post("/v1/completions", ASK).status == 200
     said = pdserve("status").stdout
-    assert said.count("replaced decode-0 in ") == said.count("replaced prefill-0 in ") == 1
+    assert said.count("replaced decode-0 at ") == said.count("replaced prefill-0 at ") == 1
     assert "  spare " in said.splitlines()[0] or "  no spare (" in said.splitlines()[0]
 
 
