@@ -8,7 +8,7 @@ from typing import Any
 
 from batch.input_file import InputFile
 from batch.journal import Journal
-from batch.journal_record import Record
+from batch.journal_record import JournalRecord
 from batch.lines import BadLine, parse_line, shown_id
 from batch.output_line import good_outcome
 from wire.errors import ConfigError
@@ -25,7 +25,7 @@ class Earlier:
     wanted: Mapping[str, int] = field(default_factory=dict)
     models: frozenset[str] = frozenset()
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[JournalRecord]:
         """Yield the wanted answers. Raises ConfigError where the file lacks some of them by now."""
         left = dict(self.wanted)
         if not left:
@@ -36,7 +36,7 @@ class Earlier:
                 outcome = None if position is None else good_outcome(answered, line)
                 if position is not None and outcome is not None:
                     del left[answered["custom_id"]]
-                    yield Record(position, outcome)
+                    yield JournalRecord(position, outcome)
         if left:
             words = f"{len(left)} answers less: give the command again"
             raise ConfigError(f"{self.place} has changed since it was read, {words}")

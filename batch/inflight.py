@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from batch.answering import Answer
+from batch.backend import Answer
 
 _BUSY = frozenset({429, 503, 504})
 """Answers of a server that has more to do than it can: 504, because a line waited too long for its turn."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from batch.binding import difference
-from batch.journal_record import Record, decode, decode_header, encode, encode_header, is_cut_header
+from batch.journal_record import JournalRecord, decode, decode_header, encode, encode_header, is_cut_header
 from wire.errors import ConfigError
 from wire.failpoints import failpoint
 
@@ -60,7 +60,7 @@ class Journal:
         """Whether the request at `position` has its answer."""
         return self._offsets[position] != _NOTHING
 
-    def append(self, record: Record) -> None:
+    def append(self, record: JournalRecord) -> None:
         """Keep an answer; after a crash of this process it is there, after one of the machine once `sync` returned.
 
         Raises OSError, and then the journal is as it was before.
@@ -159,7 +159,7 @@ class Journal:
         self._end += len(content)
         self._is_synced = False
 
-    def _take(self, record: Record, length: int) -> None:
+    def _take(self, record: JournalRecord, length: int) -> None:
         """Count a record of an earlier run, once for a position: the first, but a good answer instead of a failure.
 
         One past the end of the input is of a longer input: it is an answer all the same, and `_take_up` refuses it.
@@ -175,7 +175,7 @@ class Journal:
             return
         self._note(record, length)
 
-    def _note(self, record: Record, length: int) -> None:
+    def _note(self, record: JournalRecord, length: int) -> None:
         """Count the record whose `length` bytes the file ends with."""
         self.is_empty = False
         if record.outcome.failed:

@@ -14,36 +14,36 @@ from typing import Any
 
 import orjson
 
-from batch.output_line import Outcome
+from batch.output_line import LineOutcome
 
 _CRC_CHARS = 8
 _FORMAT = "pdserve_batch_journal"
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class JournalRecord:
     """The outcome of the request at `position` of the input."""
 
     position: int
-    outcome: Outcome
+    outcome: LineOutcome
 
 
-def encode(record: Record) -> bytes:
+def encode(record: JournalRecord) -> bytes:
     """Return a record as it is written."""
     outcome = record.outcome
     counts = b"%d %d %d %d " % (record.position, outcome.failed, outcome.prompt_tokens, outcome.completion_tokens)
     return _sealed(counts + outcome.line)
 
 
-def decode(line: bytes) -> Record | None:
+def decode(line: bytes) -> JournalRecord | None:
     """Return the record of a line with its LF; None where it is none, or not whole."""
     content = _opened(line)
     if content is None:
         return None
     try:
         position, failed, prompt_tokens, completion_tokens, output = content.split(b" ", 4)
-        outcome = Outcome(output, failed == b"1", int(prompt_tokens), int(completion_tokens))
-        return Record(int(position), outcome)
+        outcome = LineOutcome(output, failed == b"1", int(prompt_tokens), int(completion_tokens))
+        return JournalRecord(int(position), outcome)
     except ValueError:
         return None
 

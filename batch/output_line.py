@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from batch.answering import Answer
+from batch.backend import Answer
 
 _SHOWN_CHARS = 512
 _MISSPELT = re.compile(r"[\w.-]{1,40} is no field and has no effect: did you mean [\w.-]{1,40}\?", re.ASCII)
@@ -23,7 +23,7 @@ _TYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LineOutcome:
     """A line of the output, without its end, and what is counted of it.
 
     `words` say what failed, `warnings` which fields of the request are misspelt, both fit for a screen.
@@ -47,7 +47,7 @@ def warnings_of(answer: Answer) -> tuple[str, ...]:
     return tuple(_MISSPELT.findall(answer.headers.get("warning", "")))
 
 
-def answered(custom_id: str, request_id: str, path: str, answer: Answer) -> Outcome:
+def answered(custom_id: str, request_id: str, path: str, answer: Answer) -> LineOutcome:
     """Return what an answer of any status, asked at `path`, makes of a line."""
     is_good = 200 <= answer.status < 300
     try:
@@ -63,10 +63,10 @@ def answered(custom_id: str, request_id: str, path: str, answer: Answer) -> Outc
         line = _line(custom_id, request_id, answer.status, body, None)
     except orjson.JSONEncodeError:  # depth alone: all else of it was read from JSON
         return failed(custom_id, request_id, 502, "the answer is nested deeper than 250 levels")
-    return Outcome(line, False, *_tokens(body))
+    return LineOutcome(line, False, *_tokens(body))
 
 
-def good_outcome(told: Mapping[str, Any], line: bytes) -> Outcome | None:
+def good_outcome(told: Mapping[str, Any], line: bytes) -> LineOutcome | None:
     """Return what an output's `line`, read as `told`, says where it is a good answer; None where it failed."""
     response = told.get("response")
     if told.get("error") is not None or not isinstance(response, dict):
@@ -74,10 +74,10 @@ def good_outcome(told: Mapping[str, Any], line: bytes) -> Outcome | None:
     status = response.get("status_code")
     if not isinstance(status, int) or not 200 <= status < 300:
         return None
-    return Outcome(line, False, *_tokens(response.get("body")))
+    return LineOutcome(line, False, *_tokens(response.get("body")))
 
 
-def failed(custom_id: str, request_id: str, status: int, message: str, param: str | None = None) -> Outcome:
+def failed(custom_id: str, request_id: str, status: int, message: str, param: str | None = None) -> LineOutcome:
     """Return the line of a request that was not asked, or not answered: `status` is what HTTP would have said."""
     return _failed(custom_id, request_id, status, _error(status, message, param))
 
@@ -113,9 +113,9 @@ def _error(status: int, message: str, param: str | None) -> dict[str, Any]:
     return {"message": message, "type": kind, "param": param, "code": status}
 
 
-def _failed(custom_id: str, request_id: str, status: int, error: dict[str, Any]) -> Outcome:
+def _failed(custom_id: str, request_id: str, status: int, error: dict[str, Any]) -> LineOutcome:
     line = _line(custom_id, request_id, status, {"error": error}, error)
-    return Outcome(line, True, words=f"{_printable(custom_id)!r}: {_printable(error['message'])}")
+    return LineOutcome(line, True, words=f"{_printable(custom_id)!r}: {_printable(error['message'])}")
 
 
 def _printable(text: object) -> str:

@@ -17,7 +17,7 @@ from batch.whole_file import beside, check_folder, check_place
 from wire.errors import ConfigError
 
 
-class Prepared:
+class PreparedJob:
     """A job to run once. Owns the input's descriptor and the journal with its lock; leave it by `with`."""
 
     def __init__(self, job: BatchJob, source: InputFile, journal: Journal) -> None:
@@ -62,7 +62,7 @@ class Prepared:
         self.source.close()
 
 
-def prepare(job: BatchJob) -> Prepared:
+def prepare(job: BatchJob) -> PreparedJob:
     """Read the whole input and open the journal, which may have answers of a run that was stopped.
 
     Raises ConfigError for all that can be known before a line is asked: lines that cannot be used, an output that
@@ -76,7 +76,7 @@ def prepare(job: BatchJob) -> Prepared:
             if source.is_at(path) or source.is_at(beside(path)):
                 raise ConfigError(f"{what} {path} would be written over the input: name another file")
         binding = {"input": f"sha256 {source.digest}", **job.binding}
-        prepared = Prepared(job, source, Journal.open(job.journal_path, binding, len(source)))
+        prepared = PreparedJob(job, source, Journal.open(job.journal_path, binding, len(source)))
     except BaseException:
         source.close()
         raise

@@ -14,7 +14,7 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/s
 _SHOWN_CHARS = 128
 
 
-class Refused(Exception):
+class LineRefused(Exception):
     """A line that is not asked; `param` names the field."""
 
     def __init__(self, message: str, param: str) -> None:
@@ -35,18 +35,18 @@ def question_of(request: Mapping[str, Any]) -> Question:
     url, method, body = request.get("url"), request.get("method"), request.get("body")
     if url not in ENDPOINTS:
         supported = ", ".join(ENDPOINTS)
-        raise Refused(f"URL {_shown(url)} is not a supported endpoint. Supported endpoints: {supported}", "url")
+        raise LineRefused(f"URL {_shown(url)} is not a supported endpoint. Supported endpoints: {supported}", "url")
     if method != "POST":
-        raise Refused(f"method {_shown(method)} is not supported: a line's method is POST", "method")
+        raise LineRefused(f"method {_shown(method)} is not supported: a line's method is POST", "method")
     if not isinstance(body, dict):
         what = f"is a JSON {json_name(body)}, not an object" if "body" in request else "is missing"
-        raise Refused(f"the line's body {what}", "body")
+        raise LineRefused(f"the line's body {what}", "body")
     if body.get("stream") not in (None, False):
-        raise Refused("Request must not be sent in stream mode", "stream")
+        raise LineRefused("Request must not be sent in stream mode", "stream")
     try:
         return Question(url, orjson.dumps(body))
     except orjson.JSONEncodeError:  # depth alone: all else of it was read from JSON
-        raise Refused("the line's body is nested deeper than 250 levels", "body") from None
+        raise LineRefused("the line's body is nested deeper than 250 levels", "body") from None
 
 
 def _shown(value: Any) -> str:

@@ -4,12 +4,12 @@ import threading
 from contextlib import ExitStack
 
 from batch.binding_note import remove_note, write_note
-from batch.prepared import Prepared
+from batch.prepared import PreparedJob
 from batch.whole_file import WholeFile
 from wire.failpoints import failpoint
 
 
-def write_results(prepared: Prepared, gives_up: threading.Event) -> bool:
+def write_results(prepared: PreparedJob, gives_up: threading.Event) -> bool:
     """Write both files whole, in the order of the input, and remove the journal; False if it gave up before.
 
     Where lines failed, a note beside them says what the answers depend on.

@@ -9,15 +9,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from batch.answering import Answerer
-from batch.asking import Asker
+from batch.backend import BatchBackend
 from batch.inflight import Inflight
 from batch.job import BatchStopped
 from batch.journal import Journal
-from batch.journal_record import Record
-from batch.prepared import Prepared
+from batch.journal_record import JournalRecord
+from batch.line_attempts import LineAttempts
+from batch.prepared import PreparedJob
 from batch.results import write_results
-from telemetry.capped import CappedLog
+from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
 
 _SYNC_EVERY_S = 1.0
@@ -26,7 +26,7 @@ _log = EventLogger("batch")
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class BatchProgress:
     """How far a run is. `done` counts errors and what an earlier run answered; the tokens are of all of these.
 
     `first_error` is the custom_id and the words of the first line that failed in this run, empty where none did.
@@ -46,8 +46,8 @@ class Progress:
 
 
 async def run_batch(
-    prepared: Prepared, answerer: Answerer, *, on_progress: Callable[[Progress], None]
-) -> Progress:  # fmt: skip
+    prepared: PreparedJob, answerer: BatchBackend, *, on_progress: Callable[[BatchProgress], None]
+) -> BatchProgress:  # fmt: skip
     """Answer every line and write the output; return how it ended, with `done` equal to `total`.
 
     `on_progress` is called at the start and after each line. Raises BatchStopped, or CancelledError where the caller
@@ -73,23 +73,25 @@ async def run_batch(
 class _Run:
     """One run's lines in flight and what is counted of them."""
 
-    def __init__(self, prepared: Prepared, answerer: Answerer, on_progress: Callable[[Progress], None]) -> None:
+    def __init__(
+        self, prepared: PreparedJob, answerer: BatchBackend, on_progress: Callable[[BatchProgress], None]
+    ) -> None:
         rng = random.Random(secrets.randbits(64))  # noqa: S311 - spreads retries, guards nothing
         self._inflight = Inflight(prepared.job.max_inflight)
-        self._asker = Asker(answerer, prepared.job.retries, self._inflight, rng, CappedLog(_log))
+        self._asker = LineAttempts(answerer, prepared.job.retries, self._inflight, rng, CappedLog(_log))
         self._prepared = prepared
         self._on_progress = on_progress
         self._resumed = prepared.journal.num_done
         self._first_error = ""
         self._warnings: Counter[str] = Counter()
 
-    def progress(self) -> Progress:
+    def progress(self) -> BatchProgress:
         """Return how far it is."""
         journal, total = self._prepared.journal, self._prepared.total
         counts = journal.num_failed, self._resumed, journal.prompt_tokens, journal.completion_tokens
         limit = self._inflight.limit
         at_once = limit if limit < self._prepared.job.max_inflight else None
-        return Progress(
+        return BatchProgress(
             total, journal.num_done, *counts, first_error=self._first_error, warnings=self._warnings, at_once=at_once
         )
 
@@ -112,7 +114,7 @@ class _Run:
         for position in positions:
             outcome = await self._asker.ask(self._prepared.source.line(position))
             with _kept(self._prepared.journal):
-                self._prepared.journal.append(Record(position, outcome))
+                self._prepared.journal.append(JournalRecord(position, outcome))
             self._first_error = self._first_error or outcome.words
             for warning in outcome.warnings:
                 if warning in self._warnings or len(self._warnings) < _MOST_WARNINGS:
@@ -126,7 +128,7 @@ class _Run:
                 await asyncio.to_thread(self._prepared.journal.sync)
 
 
-async def _write(prepared: Prepared) -> None:
+async def _write(prepared: PreparedJob) -> None:
     """Write the output in a thread, so that the loop goes on; once the output stands it is too late to cancel."""
     gives_up = threading.Event()
     writing = asyncio.ensure_future(asyncio.to_thread(write_results, prepared, gives_up))
@@ -142,7 +144,7 @@ async def _write(prepared: Prepared) -> None:
 
 
 @contextlib.contextmanager
-def _in_words(prepared: Prepared) -> Iterator[None]:
+def _in_words(prepared: PreparedJob) -> Iterator[None]:
     """Say of what ends the run early how far it came and how it goes on."""
     try:
         yield

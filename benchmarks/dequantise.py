@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from engine.checkpoints.weights import Part
+from engine.checkpoints.weights import TensorSlice
 from engine.quantization.awq import AwqLayout
 from engine.quantization.compressed import CompressedLayout
 from engine.quantization.fp8 import Fp8Layout
@@ -42,7 +42,7 @@ class MemoryWeights:
         """Return a tensor's dtype."""
         return self._tensors[name].dtype
 
-    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
+    def read(self, name: str, part: TensorSlice | None = None) -> torch.Tensor:
         """Return a copy of a tensor or of a part of it."""
         whole = self._tensors[name]
         return (whole if part is None else whole.narrow(part.dim, part.start, part.end - part.start)).clone()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from engine.fused.structs import Finish, Linear, address, declare
+from engine.fused.structs import FinishCode, Linear, address, declare
 from engine.fused.weights import PackedMemory, packed_bytes
 from native.engine_library import EngineLibrary, build_engine
 
@@ -41,7 +41,7 @@ class Build:
         weight = torch.nn.Linear(k, _COLUMNS, bias=False, dtype=dtype).requires_grad_(False)
         threads = library.threads(1)
         self._memory = PackedMemory(_PIECES * packed_bytes([weight]), declare(library), threads)
-        self._pieces: list[Linear] = [self._memory.pack([weight], Finish.STORE) for _ in range(_PIECES)]
+        self._pieces: list[Linear] = [self._memory.pack([weight], FinishCode.STORE) for _ in range(_PIECES)]
 
     def multiply(self, piece: int, rows: torch.Tensor, out: torch.Tensor) -> None:
         """Compute one piece's columns of `out`."""

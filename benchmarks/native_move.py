@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from kvtransfer.digest import Mover, Place, PythonMover, Region, Runs, StopFlag
+from kvtransfer.digest import Mover, PythonMover, Region, RegionRuns, Runs, StopFlag
 from native.library import build
 
 MIB = 1 << 20
@@ -35,14 +35,14 @@ class Pools:
         blocks = num_bytes // (SLOT_BYTES * BLOCK_SLOTS)
         self._orders = [random.Random(seed).sample(range(blocks), blocks) for seed in (1, 2)]
 
-    def contiguous(self, frame_bytes: int) -> list[tuple[Place, Place]]:
+    def contiguous(self, frame_bytes: int) -> list[tuple[RegionRuns, RegionRuns]]:
         """Return moves that cover the pools from end to end."""
         frame_bytes = min(frame_bytes, self.num_bytes)
         runs = Runs([(0, frame_bytes, 0, 1)])
         bases = range(0, self.num_bytes - frame_bytes + 1, frame_bytes)
-        return [(Place(self.source, base, runs), Place(self.target, base, runs)) for base in bases]
+        return [(RegionRuns(self.source, base, runs), RegionRuns(self.target, base, runs)) for base in bases]
 
-    def fragmented(self, row_bytes: int) -> list[tuple[Place, Place]]:
+    def fragmented(self, row_bytes: int) -> list[tuple[RegionRuns, RegionRuns]]:
         """Return moves of shuffled single blocks, `row_bytes` of every slot."""
         count, moves = FRAME_BYTES // (SLOT_BYTES * BLOCK_SLOTS), []
         for first in range(0, len(self._orders[0]), count):
@@ -53,7 +53,7 @@ class Pools:
                 )
                 for order in self._orders
             ]  # fmt: skip
-            moves.append((Place(self.source, 0, runs[0]), Place(self.target, 0, runs[1])))
+            moves.append((RegionRuns(self.source, 0, runs[0]), RegionRuns(self.target, 0, runs[1])))
         return moves
 
 
@@ -76,7 +76,7 @@ def in_turn(works: dict[str, Work], repeats: int) -> dict[str, float]:
     return {name: statistics.median(values[1:]) for name, values in seconds.items()}
 
 
-def copies(mover: Mover, moves: list[tuple[Place, Place]], *, digest: bool) -> Work:
+def copies(mover: Mover, moves: list[tuple[RegionRuns, RegionRuns]], *, digest: bool) -> Work:
     """Return the work of moving everything."""
     stop, move = StopFlag(), mover.copy_and_digest if digest else mover.copy
     return lambda: [move(source, target, stop) for source, target in moves]
@@ -120,7 +120,7 @@ def calls(mover: Mover, repeats: int) -> None:
     """Print what calls cost: the smallest, and 60 frames of 4 single blocks with all their Python."""
     pools, stop = Pools(8 * MIB), StopFlag()
     tiny = Runs([(0, 64, 0, 1)])
-    source, target = Place(pools.source, 0, tiny), Place(pools.target, 0, tiny)
+    source, target = RegionRuns(pools.source, 0, tiny), RegionRuns(pools.target, 0, tiny)
     spans = [(block * 3 * BLOCK_SLOTS, BLOCK_SLOTS) for block in range(4)]
 
     def small() -> None:
@@ -131,7 +131,7 @@ def calls(mover: Mover, repeats: int) -> None:
         left, right = Runs.of_slots(spans, SLOT_BYTES), Runs.of_slots(spans[::-1], SLOT_BYTES)
         for tensor in range(60):
             base = tensor * 128 * 1024
-            mover.copy_and_digest(Place(pools.source, base, left), Place(pools.target, base, right), stop)
+            mover.copy_and_digest(RegionRuns(pools.source, base, left), RegionRuns(pools.target, base, right), stop)
 
     def build() -> None:
         Runs.of_slots(((block, BLOCK_SLOTS) for block in range(4096)), SLOT_BYTES)

@@ -31,14 +31,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from batch.answering import Answerer  # noqa: E402 - of this clone
-from batch.app_answerer import AppAnswerer  # noqa: E402
+from batch.app_backend import AppBackend  # noqa: E402
+from batch.backend import BatchBackend  # noqa: E402 - of this clone
 from batch.job import BatchJob  # noqa: E402
 from batch.prepared import prepare  # noqa: E402
 from batch.runner import run_batch  # noqa: E402
-from batch.url_answerer import UrlAnswerer  # noqa: E402
+from batch.url_backend import UrlBackend  # noqa: E402
 from benchmarks.hop import command_output  # noqa: E402
-from pdserve.bench.pd.use import Counted, between, count  # noqa: E402
+from pdserve.bench.pd.utilisation import Counted, between, count  # noqa: E402
 from pdserve.client import parse_metrics  # noqa: E402
 from pdserve.inner_app import inner_app  # noqa: E402
 from pdserve.ports import free_ports  # noqa: E402
@@ -84,7 +84,7 @@ async def here(args: argparse.Namespace, bodies: Sequence[bytes]) -> dict[str, A
     front = SchedulerOptions(first_token_timeout=86_400.0, max_queued_requests=65_536)
     plain, ours, busy = list[float](), list[float](), list[float]()
     async with inner_app(engine, front) as app:
-        answerer = AppAnswerer(app)
+        answerer = AppBackend(app)
         await plainly(answerer, bodies[:4])
         for _ in range(args.rounds):
             plain.append(await plainly(answerer, bodies))
@@ -98,7 +98,7 @@ async def here(args: argparse.Namespace, bodies: Sequence[bytes]) -> dict[str, A
 
 async def pair(args: argparse.Namespace, bodies: Sequence[bytes]) -> dict[str, Any]:
     """Return the seconds of one batch over 1P1D, and the share of them that each instance computed."""
-    async with up(args) as url, UrlAnswerer(url, connections=IN_FLIGHT_PAIR) as answerer:
+    async with up(args) as url, UrlBackend(url, connections=IN_FLIGHT_PAIR) as answerer:
         await plainly(answerer, bodies[:4])
         rows = []
         for _ in range(args.rounds):
@@ -109,7 +109,7 @@ async def pair(args: argparse.Namespace, bodies: Sequence[bytes]) -> dict[str, A
     return {"runner_s": round(seconds, 3), "busy": {name: round(share, 3) for name, share in busy.items()}}
 
 
-async def plainly(answerer: Answerer, bodies: Sequence[bytes]) -> float:
+async def plainly(answerer: BatchBackend, bodies: Sequence[bytes]) -> float:
     """Return the seconds of plain calls, all that are allowed at once."""
     room, began = asyncio.Semaphore(IN_FLIGHT_HERE), time.perf_counter()
 
@@ -124,7 +124,7 @@ async def plainly(answerer: Answerer, bodies: Sequence[bytes]) -> float:
     return time.perf_counter() - began
 
 
-async def by_runner(answerer: Answerer, bodies: Sequence[bytes], max_inflight: int) -> float:
+async def by_runner(answerer: BatchBackend, bodies: Sequence[bytes], max_inflight: int) -> float:
     """Return the seconds of a batch, from before its file is read to when its output stands."""
     with tempfile.TemporaryDirectory() as folder:
         source, output = Path(folder) / "in.jsonl", Path(folder) / "out.jsonl"
@@ -138,7 +138,7 @@ async def by_runner(answerer: Answerer, bodies: Sequence[bytes], max_inflight: i
         return seconds
 
 
-async def counted(answerer: Answerer) -> Counted:
+async def counted(answerer: BatchBackend) -> Counted:
     """Return the instances' counters, which come with their next load report."""
     await asyncio.sleep(1.0)
     return count(parse_metrics((await answerer.ask("GET", "/metrics")).body.decode()))

@@ -6,7 +6,7 @@
     python benchmarks/soak.py --minutes 1 --prefill 1 --decode 1 --up-flags="--kv-cache-memory 32MiB"
 
 Clients ask in turn, without a pause: greedy and seeded streams, long prompts, schemas, several choices, vectors, bad
-bodies, and clients that leave (benchmarks/soaking/asks.py). In float32 the same body has the same answer for ever, on
+bodies, and clients that leave (benchmarks/soaking/requests.py). In float32 the same body always has the same answer, on
 any pair of instances and beside any others. When the time is over, the clients end and the cluster is looked at:
 
     endings   none `wrong`, none `unended`; `told` (an error in words) only where instances are killed or stopped
@@ -39,8 +39,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import aiohttp
 
-from benchmarks.soaking.asks import KINDS, TOLD, UNENDED, WEIGHTS, WRONG, Asker, Ending
-from benchmarks.soaking.looks import Look, all_living, growth, look, not_idle, shared_names
+from benchmarks.soaking.requests import KINDS, TOLD, UNENDED, WEIGHTS, WRONG, Asker, Ending
+from benchmarks.soaking.snapshots import Look, all_living, growth, look, not_idle, shared_names
 from pdserve.client import Client
 from pdserve.ports import free_ports
 from pdserve.run_folder import RunFolder

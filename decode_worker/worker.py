@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from engine.ending import finish_of
+from engine.finish import finish_of
 from engine.grammar.interface import Grammar
 from engine.interface import Engine, PooledPrompt
 from kvtransfer.interface import Receiver

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-from engine.ending import ending_at
+from engine.batch_state import BatchState
+from engine.finish import ending_at
 from engine.interface import EngineInfo, PooledPrompt, Prefilled
 from engine.kv.blocks import BlockPool
-from engine.outcome import Outcome
+from engine.outcome import StepOutcome
 from engine.pooling.collected import Collected
-from engine.prompt import Piece, Prompt
-from engine.roster import Roster
+from engine.prompt import Prompt, ScheduledTokens
 from engine.step import Candidates, StepOutput
 from engine.step_reader import PieceOutput
 from wire.failpoints import failpoint
@@ -18,10 +18,10 @@ from wire.types import TokenLogprobs, TokenOutput
 class Advance:
     """The last verb of a step, over the core's own roster and blocks; what it makes is noted in an Outcome."""
 
-    def __init__(self, info: EngineInfo, roster: Roster, blocks: BlockPool, clock: Callable[[], float]) -> None:
+    def __init__(self, info: EngineInfo, roster: BatchState, blocks: BlockPool, clock: Callable[[], float]) -> None:
         self._info, self._roster, self._blocks, self._clock = info, roster, blocks, clock
 
-    def __call__(self, piece: Piece, part: PieceOutput, output: StepOutput, outcome: Outcome) -> None:
+    def __call__(self, piece: ScheduledTokens, part: PieceOutput, output: StepOutput, outcome: StepOutcome) -> None:
         """Take what the step made for one piece. Raises what this prompt has to end with."""
         prompt = piece.prompt
         if part.failure is not None:
@@ -34,7 +34,9 @@ class Advance:
             if (piece.sequence.finish is not None or prompt.beams is not None) and prompt.ended:
                 self._roster.remove(prompt)
 
-    def _advance_stem(self, piece: Piece, part: PieceOutput, output: StepOutput, outcome: Outcome) -> None:
+    def _advance_stem(
+        self, piece: ScheduledTokens, part: PieceOutput, output: StepOutput, outcome: StepOutcome
+    ) -> None:
         """Take what the step made of the prompt's own tokens; the last of them end its prefill."""
         prompt = piece.prompt
         if prompt.collected is not None:
@@ -58,7 +60,7 @@ class Advance:
         else:
             prompt.fork(self._blocks)
 
-    def _take_rows(self, piece: Piece, part: PieceOutput, output: StepOutput, outcome: Outcome) -> None:
+    def _take_rows(self, piece: ScheduledTokens, part: PieceOutput, output: StepOutput, outcome: StepOutcome) -> None:
         """Give each sequence that is sampled what its row of the output says."""
         prompt = piece.prompt
         for row, index in enumerate(piece.sampled, part.row):
@@ -73,7 +75,9 @@ class Advance:
                 outcome.first_steps.append((prompt.state.prompt_id, self._clock() - prompt.admitted_at))
                 prompt.admitted_at = None
 
-    def _pool(self, prompt: Prompt, collected: Collected, part: PieceOutput, outcome: Outcome, *, ends: bool) -> None:
+    def _pool(
+        self, prompt: Prompt, collected: Collected, part: PieceOutput, outcome: StepOutcome, *, ends: bool
+    ) -> None:
         """Take what a chunk gave to the prompt's vector; the last one ends it."""
         if part.pooled:
             collected.take(part.pooled)
@@ -87,7 +91,7 @@ class Advance:
         self._roster.remove(prompt)
 
     def _append(
-        self, prompt: Prompt, index: int, token_id: int, logprobs: TokenLogprobs | None, outcome: Outcome
+        self, prompt: Prompt, index: int, token_id: int, logprobs: TokenLogprobs | None, outcome: StepOutcome
     ) -> None:
         sequence, state = prompt.sequences[index], prompt.state
         sequence.append(token_id)
@@ -105,7 +109,7 @@ class Advance:
             sequence.finish = finish
             sequence.drop(self._blocks)
 
-    def _search(self, prompt: Prompt, index: int, candidates: Candidates | None, outcome: Outcome) -> None:
+    def _search(self, prompt: Prompt, index: int, candidates: Candidates | None, outcome: StepOutcome) -> None:
         """Give a beam its candidates; the hypotheses are told when the search is over."""
         beams = prompt.beams
         assert beams is not None
@@ -118,7 +122,7 @@ class Advance:
         if beams.over:
             outcome.tokens.extend(prompt.tell_hypotheses())
 
-    def _end_prefill(self, prompt: Prompt, outcome: Outcome) -> None:
+    def _end_prefill(self, prompt: Prompt, outcome: StepOutcome) -> None:
         assert prompt.started_at is not None
         seconds = self._clock() - prompt.started_at
         outcome.prefilled.append(Prefilled(prompt.described, prompt.ended, seconds, prompt.num_cached))

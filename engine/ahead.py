@@ -9,12 +9,12 @@ A prompt whose own tokens end with step k sits out step k+1: it forks when that 
 
 from collections.abc import Sequence
 
-from engine.ending import is_full
-from engine.prompt import Piece
+from engine.finish import is_full
+from engine.prompt import ScheduledTokens
 from engine.token_counts import has_penalty
 
 
-def lets_follow(pieces: Sequence[Piece]) -> bool:
+def lets_follow(pieces: Sequence[ScheduledTokens]) -> bool:
     """Whether another step may be launched before the one of these pieces is collected.
 
     Not where the host has to know a token of it to say what may come next: one such sequence would either hold up the
@@ -23,7 +23,7 @@ def lets_follow(pieces: Sequence[Piece]) -> bool:
     return not any(piece.reaches_end and needs_history(piece) for piece in pieces)
 
 
-def needs_history(piece: Piece) -> bool:
+def needs_history(piece: ScheduledTokens) -> bool:
     """Whether what its sequence may choose next depends on the token that is sampled now, by the host's reckoning."""
     prompt = piece.prompt
     if piece.sequence is prompt.stem:
@@ -32,7 +32,7 @@ def needs_history(piece: Piece) -> bool:
     return prompt.is_bound or prompt.beams is not None or bool(params.bad_words) or has_penalty(params)
 
 
-def goes_on(piece: Piece, max_model_len: int) -> bool:
+def goes_on(piece: ScheduledTokens, max_model_len: int) -> bool:
     """Whether the piece's sequence goes on after the token that it awaits, if it awaits one, by lengths alone."""
     sequence = piece.sequence
     if not sequence.num_awaited:

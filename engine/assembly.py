@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from engine.ending import banned_tokens
+from engine.finish import banned_tokens
 from engine.interface import Chunk, OnLayer
-from engine.prompt import Piece
+from engine.prompt import ScheduledTokens
 from engine.sequence import Sequence
 from engine.step import PoolRows, SampleRow, ScoreRow, StepBatch
 from engine.token_counts import has_penalty
@@ -14,7 +14,7 @@ UNKNOWN = 0
 """Stands for a token that the step before chooses: the model puts it in (StepBatch.carried)."""
 
 
-def batch_of(pieces: list[Piece], awaited: Mapping[Sequence, int] = MappingProxyType({})) -> StepBatch:
+def batch_of(pieces: list[ScheduledTokens], awaited: Mapping[Sequence, int] = MappingProxyType({})) -> StepBatch:
     """Return the flattened step: all tokens, each piece's part, and the rows that are sampled and scored.
 
     `awaited` are the sequences whose last token the step before samples, with the numbers of these samples there.
@@ -41,7 +41,7 @@ def batch_of(pieces: list[Piece], awaited: Mapping[Sequence, int] = MappingProxy
     return StepBatch(tuple(token_ids), parts, tuple(samples), tuple(scores), tuple(pools), tuple(carried))
 
 
-def samples_of(pieces: list[Piece]) -> dict[Sequence, int]:
+def samples_of(pieces: list[ScheduledTokens]) -> dict[Sequence, int]:
     """Return the number of each sequence's sample in the step of these pieces; stems, which fork first, have none."""
     samples, number = dict[Sequence, int](), 0
     for piece in pieces:
@@ -52,7 +52,7 @@ def samples_of(pieces: list[Piece]) -> dict[Sequence, int]:
     return samples
 
 
-def scored_positions(piece: Piece) -> range:
+def scored_positions(piece: ScheduledTokens) -> range:
     """Return the prompt positions whose likelihood this piece tells: they follow its tokens.
 
     Empty where nobody asked, and where an output token is there: whoever knows it has heard of the prompt.
@@ -66,7 +66,7 @@ def scored_positions(piece: Piece) -> range:
     return range(first, min(first + piece.count, len(sequence.token_ids)))
 
 
-def pooled_tokens(piece: Piece) -> range:
+def pooled_tokens(piece: ScheduledTokens) -> range:
     """Return the prompt's tokens among the piece's whose hidden states its vector is made of."""
     collected, sequence = piece.prompt.collected, piece.sequence
     if collected is None:
@@ -74,10 +74,10 @@ def pooled_tokens(piece: Piece) -> range:
     return collected.wanted(piece.start, piece.count, len(sequence.token_ids))
 
 
-class Announcer:
+class LayerAnnouncer:
     """Tells `on_layer` about the held prompts' chunks of one step; an error there is theirs alone, so it is kept."""
 
-    def __init__(self, pieces: list[Piece], on_layer: OnLayer | None) -> None:
+    def __init__(self, pieces: list[ScheduledTokens], on_layer: OnLayer | None) -> None:
         self._chunks = tuple(_chunk_of(piece) for piece in pieces if piece.prompt.hold)
         self._on_layer = on_layer
         self.error: Exception | None = None
@@ -98,7 +98,7 @@ class Announcer:
             self.error = error
 
 
-def _sample_row(piece: Piece, index: int, sequence: Sequence, row: int) -> SampleRow:
+def _sample_row(piece: ScheduledTokens, index: int, sequence: Sequence, row: int) -> SampleRow:
     prompt, params = piece.prompt, piece.prompt.state.params
     position, history = sequence.num_outputs + sequence.num_awaited, sequence.token_ids
     may_ban = params.bad_words or position < params.min_tokens
@@ -110,21 +110,21 @@ def _sample_row(piece: Piece, index: int, sequence: Sequence, row: int) -> Sampl
     )
 
 
-def _pool_rows(piece: Piece, row: int) -> Iterator[PoolRows]:
+def _pool_rows(piece: ScheduledTokens, row: int) -> Iterator[PoolRows]:
     """Yield the rows that a piece, whose first token is flattened row `row`, gives to its prompt's vector."""
     tokens = pooled_tokens(piece)
     if tokens:
         yield PoolRows(row + tokens.start - piece.start, len(tokens))
 
 
-def _score_rows(piece: Piece, row: int) -> Iterator[ScoreRow]:
+def _score_rows(piece: ScheduledTokens, row: int) -> Iterator[ScoreRow]:
     """Yield the scored rows of a piece whose first token is flattened row `row`."""
     top = piece.prompt.state.params.prompt_logprobs or 0
     for place, position in enumerate(scored_positions(piece)):
         yield ScoreRow(row + place, piece.sequence.token_ids[position], top)
 
 
-def _chunk_of(piece: Piece) -> Chunk:
+def _chunk_of(piece: ScheduledTokens) -> Chunk:
     """Return what is announced: what was found here is so with the first chunk computed."""
     sequence = piece.sequence
     start = 0 if piece.start == sequence.num_cached else piece.start

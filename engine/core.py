@@ -1,6 +1,6 @@
 """The engine: a continuous batch over one model and one pool of blocks. Integers only, no torch.
 
-One step is four verbs: select (roster.py), launch and collect (the model), advance (advance.py). A model that runs
+One step is four verbs: select (batch_state.py), launch and collect (the model), advance (advance.py). A model that runs
 ahead is given step k+1 before step k is collected (ahead.py), so that it computes while the host advances.
 """
 
@@ -12,7 +12,8 @@ from collections.abc import Sequence as Many
 from devices.interface import Memory
 from engine.advance import Advance
 from engine.ahead import lets_follow
-from engine.assembly import Announcer, batch_of, samples_of
+from engine.assembly import LayerAnnouncer, batch_of, samples_of
+from engine.batch_state import BatchState, Selection
 from engine.batcher import BatchLimits, paced
 from engine.grammar.interface import Grammar
 from engine.interface import EngineInfo, EngineLoad, OnLayer, StepResult
@@ -20,12 +21,11 @@ from engine.kv.blocks import BlockPool
 from engine.kv.swap import SwapArea
 from engine.launched import LaunchedStep, written_blocks
 from engine.masks import fill_masks
-from engine.outcome import Outcome
+from engine.outcome import StepOutcome
 from engine.pooling.collected import resolve
 from engine.prefix import why_no_names
-from engine.prompt import Piece, Prompt
+from engine.prompt import Prompt, ScheduledTokens
 from engine.requirements import check_begun, check_runnable
-from engine.roster import Roster, Selection
 from engine.step import Model
 from engine.step_reader import read_output
 from telemetry.logs import EventLogger
@@ -61,7 +61,7 @@ class EngineCore:
         self._blocks = BlockPool(
             layout.num_blocks, cached_block_size=layout.block_size if caches else None, rope=model.info.rope
         )
-        self._roster = Roster(model, self._blocks, SwapArea(model, swap_bytes), self._limits)
+        self._roster = BatchState(model, self._blocks, SwapArea(model, swap_bytes), self._limits)
         self._advance = Advance(model.info, self._roster, self._blocks, clock)
         self._launched: deque[LaunchedStep] = deque()
         self._accepted = 0
@@ -166,7 +166,7 @@ class EngineCore:
         One step's result is returned. Where the model runs ahead, the next one is launched before that is collected.
         """
         started = self._clock()
-        outcome = Outcome()
+        outcome = StepOutcome()
         if not self._launched:
             self._launch(self._roster.select(started), started, on_layer, outcome)
         if self._launched:
@@ -181,7 +181,7 @@ class EngineCore:
             self._roster.limits = paced(self._roster.limits, self._limits, ended - started)
         return outcome.result(ended - started)
 
-    def _launch(self, selection: Selection, now: float, on_layer: OnLayer | None, outcome: Outcome) -> None:
+    def _launch(self, selection: Selection, now: float, on_layer: OnLayer | None, outcome: StepOutcome) -> None:
         """Launch what was selected, if that is anything."""
         for prompt, error in selection.failed:
             self._fail(prompt, error, outcome)
@@ -191,7 +191,7 @@ class EngineCore:
         if not pieces:
             return
         batch = batch_of(pieces, self._launched[-1].samples if self._launched else {})
-        announcer, runs_ahead = Announcer(pieces, on_layer), self.runs_ahead
+        announcer, runs_ahead = LayerAnnouncer(pieces, on_layer), self.runs_ahead
         is_wanted = announcer.is_wanted(runs_ahead=runs_ahead)
         block_ids = written_blocks(pieces, self.info.layout.block_size) if runs_ahead else ()
         self._blocks.begin_writes(block_ids)
@@ -208,7 +208,7 @@ class EngineCore:
                 piece.sequence.launch(piece.count, awaits=piece.sequence in samples)
         self._launched.append(LaunchedStep(pieces, batch, pending, announcer, now, samples, block_ids))
 
-    def _masked(self, pieces: list[Piece], outcome: Outcome) -> list[Piece]:
+    def _masked(self, pieces: list[ScheduledTokens], outcome: StepOutcome) -> list[ScheduledTokens]:
         """Find out what each grammar allows next; a prompt whose grammar cannot go on ends alone."""
         bound = [piece for piece in pieces if piece.prompt.is_bound]
         for piece in bound:
@@ -220,7 +220,7 @@ class EngineCore:
                 self._fail(piece.prompt, error, outcome)
         return [piece for piece in pieces if self._roster.runs(piece.prompt)] if bound else pieces
 
-    def _collect(self, step: LaunchedStep, outcome: Outcome) -> None:
+    def _collect(self, step: LaunchedStep, outcome: StepOutcome) -> None:
         """Wait for a step and give each prompt its part; one that has ended since the launch gets nothing of it."""
         outcome.num_tokens += len(step.batch.token_ids)
         try:
@@ -246,7 +246,7 @@ class EngineCore:
             except Exception as error:  # noqa: BLE001 - this prompt's own handling: answered in `failed`
                 self._fail(piece.prompt, error, outcome)
 
-    def _fail_all(self, pieces: list[Piece], error: Exception, outcome: Outcome) -> None:
+    def _fail_all(self, pieces: list[ScheduledTokens], error: Exception, outcome: StepOutcome) -> None:
         """End the prompts of a step that failed; what had ended before has nothing to do with it."""
         live = [piece.prompt for piece in pieces if piece.sequence.finish is None and self._roster.runs(piece.prompt)]
         for prompt in {id(prompt): prompt for prompt in live}.values():
@@ -263,6 +263,6 @@ class EngineCore:
             prompt.bind(grammar)
         return prompt
 
-    def _fail(self, prompt: Prompt, error: Exception, outcome: Outcome) -> None:
+    def _fail(self, prompt: Prompt, error: Exception, outcome: StepOutcome) -> None:
         self._roster.remove(prompt)
         outcome.fail(prompt.state, error)

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from devices.host_pool import HostPool
-from engine.ending import banned_tokens
 from engine.fake_output import answer, checksum_of, choose_token, part_until, rows_read
 from engine.fake_queue import LaunchQueue
+from engine.finish import banned_tokens
 from engine.interface import EngineInfo
 from engine.kv.block_store import BlockStore
 from engine.pooling_settings import PoolingSettings
 from engine.sampling.counter_hash import hash64
-from engine.step import BatchSequence, Pending, SampleRow, StepBatch, StepOutput
+from engine.step import BatchSequence, PendingStep, SampleRow, StepBatch, StepOutput
 from wire.kv_layout import Heads, KvTensor, PoolLayout, Rank, ranks_holding
 from wire.types import ModelIdentity, SamplingParams
 
@@ -118,7 +118,7 @@ class FakeModel:
         """The pool of each rank."""
         return tuple(self._pools)
 
-    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Pending:
+    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> PendingStep:
         """Write the KV of the batch, layer by layer, and choose the tokens; ahead, once that is asked for."""
         if not self._config.runs_ahead:
             return Computed(self._compute(batch, layer_done))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.checkpoints.checkpoint import Checkpoint
-from engine.checkpoints.weights import Part, Weights
+from engine.checkpoints.weights import TensorSlice, Weights
 
 
 def is_headless(checkpoint: Checkpoint) -> bool:
@@ -44,7 +44,7 @@ class HeadlessWeights:
         """See Weights.dtype."""
         return self._stored.dtype(self._own(name))
 
-    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
+    def read(self, name: str, part: TensorSlice | None = None) -> torch.Tensor:
         """See Weights.read."""
         return self._stored.read(self._own(name), part)
 

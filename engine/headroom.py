@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from devices.interface import Device
+from devices.liveness import in_a_line
 from devices.out_of_memory import is_out_of_memory
-from devices.touch import in_a_line
 from engine.attention import torch_paged, varlen
 from engine.attention.interface import GraphBackend
 from engine.decode_graphs import graph_sizes

@@ -204,7 +204,7 @@ class Engine(Protocol):
         """Start a prompt whose KV of all its prompt tokens lies in `block_ids`; the engine takes their references.
 
         `state.outputs` has at least one token for each sequence. The prompt's sequences share the blocks, copy on
-        write. Finished sequences (see engine/ending.py) are not started.
+        write. Finished sequences (see engine/finish.py) are not started.
         """
         ...
 

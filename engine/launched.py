@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.assembly import Announcer
-from engine.prompt import Piece
+from engine.assembly import LayerAnnouncer
+from engine.prompt import ScheduledTokens
 from engine.sequence import Sequence
-from engine.step import Pending, StepBatch
+from engine.step import PendingStep, StepBatch
 
 
 @dataclass(slots=True, eq=False)
@@ -17,16 +17,16 @@ class LaunchedStep:
     begun, or when the one before it was done; what lies between that and its own end is its time.
     """
 
-    pieces: list[Piece]
+    pieces: list[ScheduledTokens]
     batch: StepBatch
-    pending: Pending
-    announcer: Announcer
+    pending: PendingStep
+    announcer: LayerAnnouncer
     since: float
     samples: Mapping[Sequence, int]
     block_ids: tuple[int, ...] = ()
 
 
-def written_blocks(pieces: list[Piece], block_size: int) -> tuple[int, ...]:
+def written_blocks(pieces: list[ScheduledTokens], block_size: int) -> tuple[int, ...]:
     """Return the blocks that a step of these pieces writes, each once: no two sequences write the same."""
     blocks: list[int] = []
     for piece in pieces:

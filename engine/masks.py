@@ -1,11 +1,11 @@
 """Which tokens the grammars of a step's sequences allow next, as the sampler takes it: one bit a token."""
 
-from engine.prompt import Piece
+from engine.prompt import ScheduledTokens
 
 _WORD_BITS = 32
 
 
-def fill_masks(piece: Piece, vocab_size: int) -> None:
+def fill_masks(piece: ScheduledTokens, vocab_size: int) -> None:
     """Set the mask of each sequence that gets a token from this piece. Raises InvalidGrammar where none may follow.
 
     A held prompt's cancelled sequence gets one, too: who takes the prompt on reads it by the grammar.

@@ -18,16 +18,16 @@ from transformers.utils import logging as transformers_logging
 
 from engine.checkpoints.checkpoint import Checkpoint
 from engine.checkpoints.load_progress import LoadProgress
-from engine.checkpoints.materialise import Cut, cut_shape, materialise
-from engine.checkpoints.tensor_sources import Source, find_sources, ignored_missing
+from engine.checkpoints.materialise import DimensionRanges, cut_shape, materialise
+from engine.checkpoints.tensor_sources import TensorSource, find_sources, ignored_missing
 from engine.checkpoints.weights import Weights
 from wire.errors import ConfigError
 
-Shard = Callable[[Any], Mapping[str, Cut]]
+Shard = Callable[[Any], Mapping[str, DimensionRanges]]
 """Changes a network of shapes to one rank's, and returns the cuts of its tensors, by their names there."""
 
 
-Keep = Callable[[Any, Mapping[str, Source], torch.device], None]
+Keep = Callable[[Any, Mapping[str, TensorSource], torch.device], None]
 """Replaces layers of a network of shapes by others that hold their weights already, on the device."""
 
 
@@ -86,7 +86,7 @@ def build_network(checkpoint: Checkpoint, *, dtype: str, attention: str | None) 
         raise ConfigError(f"{checkpoint.path}: its network cannot be built: {error}") from error
 
 
-def _missing(network: Any, sources: Mapping[str, Source]) -> list[str]:
+def _missing(network: Any, sources: Mapping[str, TensorSource]) -> list[str]:
     """Return the tensors that the checkpoint has under none of their names."""
     tensors = network.state_dict(keep_vars=True)
     found = {id(tensors[name]) for name in sources if name in tensors}
@@ -94,7 +94,7 @@ def _missing(network: Any, sources: Mapping[str, Source]) -> list[str]:
 
 
 def _check_complete(
-    checkpoint: Checkpoint, network: Any, sources: Mapping[str, Source], weights: Weights, missing: list[str]
+    checkpoint: Checkpoint, network: Any, sources: Mapping[str, TensorSource], weights: Weights, missing: list[str]
 ) -> None:
     if missing:
         raise ConfigError(f"{checkpoint.path}: {len(missing)} missing keys, the first {missing[0]}")
@@ -124,7 +124,8 @@ def _widen(network: Any, dtype: str) -> None:
 
 @torch.no_grad()
 def _fill(
-    network: Any, sources: Mapping[str, Source], weights: Weights, cuts: Mapping[str, Cut], device: torch.device
+    network: Any, sources: Mapping[str, TensorSource], weights: Weights, cuts: Mapping[str, DimensionRanges],
+    device: torch.device,
 ) -> None:  # fmt: skip
     """Give every tensor memory: parameters and persistent buffers from `weights`, other buffers as computed anew."""
     tensors = network.state_dict(keep_vars=True)
@@ -147,7 +148,7 @@ def _fill(
     network.to(device)  # the buffers that were computed: on the CPU, so that they are the same on every device
 
 
-def _stored_bytes(source: Source, weights: Weights, cut: Cut | None) -> int:
+def _stored_bytes(source: TensorSource, weights: Weights, cut: DimensionRanges | None) -> int:
     if cut is not None and cut.is_zero:
         return 0
     return torch.Size(cut_shape(source, weights, cut)).numel() * weights.dtype(source.columns[0][0]).itemsize

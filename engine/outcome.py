@@ -11,7 +11,7 @@ _log = EventLogger("engine")
 
 
 @dataclass(slots=True)
-class Outcome:
+class StepOutcome:
     """Mutable, owned by the core for one step. The lists are those of StepResult."""
 
     tokens: list[TokenOutput] = field(default_factory=list)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from engine.beam_search import describe
 from engine.beams import Beams
-from engine.ending import finish_of
+from engine.finish import finish_of
 from engine.grammar.interface import Grammar
 from engine.kv.blocks import BlockPool
 from engine.pooling.collected import Collected
@@ -22,7 +22,7 @@ from wire.types import Beam, FinishReason, PromptState, TokenOutput
 
 
 @dataclass(slots=True, eq=False)
-class Piece:
+class ScheduledTokens:
     """What a prompt can compute next: tokens of a sequence; at its end the sequences `sampled` get a token each.
 
     The roster says from which token on (`start`) and how many in this step (`count`), and whether nothing of the
@@ -142,13 +142,13 @@ class Prompt:
             return replace(self.state, beams=describe(self.beams.search))
         return replace(self.state, outputs=tuple(sequence.outputs for sequence in self.sequences))
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[ScheduledTokens]:
         """Return what can be computed: of the stem while there is one, else of each live sequence."""
         if self.stem is not None:
-            return [Piece(self, self.stem, self._first_wanted())] if self.stem.unlaunched else []
+            return [ScheduledTokens(self, self.stem, self._first_wanted())] if self.stem.unlaunched else []
         if self.beams is not None:  # one without tokens waits for the others
-            return [Piece(self, beam, (i,)) for i, beam in enumerate(self.beams.sequences) if beam.remaining]
-        return [Piece(self, one, (i,)) for i, one in enumerate(self.sequences) if one.finish is None]
+            return [ScheduledTokens(self, beam, (i,)) for i, beam in enumerate(self.beams.sequences) if beam.remaining]
+        return [ScheduledTokens(self, one, (i,)) for i, one in enumerate(self.sequences) if one.finish is None]
 
     @property
     def uses_cache(self) -> bool:

@@ -15,7 +15,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation import logits_process as processors
 
-from engine.ending import finish_of
+from engine.finish import finish_of
 from engine.sampling.counter_hash import uniform
 from wire.types import SamplingParams, TokenLogprobs
 

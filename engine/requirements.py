@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from engine.beam_check import check_beams
-from engine.ending import finish_of
+from engine.finish import finish_of
 from engine.interface import EngineInfo
 from engine.pooling.collected import check_decoder_pooling
 from engine.rope_lengths import RopeLengths

@@ -119,7 +119,7 @@ class StepOutput:
     pooled: Sequence[Sequence[float]] = ()
 
 
-class Pending(Protocol):
+class PendingStep(Protocol):
     """A launched step."""
 
     def collect(self) -> StepOutput:
@@ -146,7 +146,7 @@ class Model(Protocol):
         """The pool of each rank; all have the same blocks."""
         ...
 
-    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Pending:
+    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> PendingStep:
         """Start one step; whoever raises leaves nothing of it running.
 
         `layer_done(layer)` is called as each layer's KV is written; ahead of that where the model runs ahead: the pool

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from engine.assembly import pooled_tokens, scored_positions
-from engine.prompt import Piece
+from engine.prompt import ScheduledTokens
 from engine.step import StepBatch, StepOutput
 from wire.errors import InternalError, PdserveError
 from wire.types import PromptLogprobs, TokenLogprobs
@@ -23,7 +23,7 @@ class PieceOutput:
     pooled: Sequence[float] = ()
 
 
-def read_output(output: StepOutput, batch: StepBatch, pieces: Sequence[Piece]) -> list[PieceOutput]:
+def read_output(output: StepOutput, batch: StepBatch, pieces: Sequence[ScheduledTokens]) -> list[PieceOutput]:
     """Return each piece's part. Raises InternalError if the model returned more or less than it was asked."""
     _check_counts(output, batch)
     failures, scores, pooled = dict(output.failures), iter(output.scores), iter(output.pooled)
@@ -40,7 +40,7 @@ def read_output(output: StepOutput, batch: StepBatch, pieces: Sequence[Piece]) -
 
 
 def _read_prompt(
-    piece: Piece, part: PieceOutput, score_failure: PdserveError | None, scores: Iterator[TokenLogprobs],
+    piece: ScheduledTokens, part: PieceOutput, score_failure: PdserveError | None, scores: Iterator[TokenLogprobs],
     pooled: Iterator[Sequence[float]],
 ) -> None:  # fmt: skip
     """Take what the step made of a prompt's own tokens."""
@@ -63,7 +63,7 @@ def _check_counts(output: StepOutput, batch: StepBatch) -> None:
         )
 
 
-def _prompt_logprobs(piece: Piece, scores: tuple[TokenLogprobs, ...]) -> PromptLogprobs | None:
+def _prompt_logprobs(piece: ScheduledTokens, scores: tuple[TokenLogprobs, ...]) -> PromptLogprobs | None:
     """Return what the piece tells of its prompt; nothing precedes token 0, so it comes with those after it."""
     prompt_id, start = piece.prompt.state.prompt_id, piece.start
     asked = piece.prompt.state.params.prompt_logprobs is not None and piece.sequence is piece.prompt.stem

@@ -11,8 +11,8 @@ import torch
 
 from devices.cpu import CpuDevice
 from devices.interface import Device, Memory
+from devices.liveness import in_a_line
 from devices.polling import wait_until
-from devices.touch import in_a_line
 from engine.attention.interface import AttentionBackend, StepAttention
 from engine.attention.paged import LayerPool, PagedAttention
 from engine.attention.registered import attach
@@ -27,7 +27,7 @@ from engine.rope import StepRope
 from engine.row_head import RowHead
 from engine.sampling.logprobs import rows_at_once
 from engine.sampling.sampler import TorchChooser
-from engine.step import Pending, PoolRows, StepBatch, StepOutput
+from engine.step import PendingStep, PoolRows, StepBatch, StepOutput
 from engine.step_limit import DEFAULT_STEP_S, queued_s
 from engine.step_metadata import StepMetadata, build
 from engine.step_output import make_output
@@ -124,7 +124,7 @@ class TorchModel:
         self._pools = []
         self._memory.close()
 
-    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Pending:
+    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> PendingStep:
         """Compute one step. `layer_done(layer)` is called as each layer's KV is written, before its attention.
 
         Where the model runs ahead all of this is launched: the pool's mark says when the layer is written.

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from devices.interface import Device, Memory
-from devices.touch import Touch, in_a_line
+from devices.liveness import LivenessCheck, in_a_line
 from engine.interface import EngineInfo
-from engine.step import Model, Pending, StepBatch, StepOutput
+from engine.step import Model, PendingStep, StepBatch, StepOutput
 from engine.step_limit import queued_s
 from telemetry.logs import EventLogger
 from wire.errors import InstanceLost, PdserveError
@@ -43,7 +43,7 @@ class DeviceWatch:
         self, device: Device, on_lost: OnLost, touch_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:  # fmt: skip
         """Takes a few bytes of the device. `touch_s` is what a tiny op may take, behind all that is queued."""
-        self._touch, self._on_lost, self._touch_s, self._clock = Touch(device), on_lost, touch_s, clock
+        self._touch, self._on_lost, self._touch_s, self._clock = LivenessCheck(device), on_lost, touch_s, clock
         self._lock = threading.Lock()
         self._lost: str | None = None
         self._since: float | None = None  # when what is asked of the device was begun; None while that is nothing
@@ -118,7 +118,7 @@ class WatchedModel:
         """See Model."""
         return self._model.memories
 
-    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Pending:
+    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> PendingStep:
         """See Model."""
         with self._watch.guard():
             return _WatchedStep(self._model.launch(batch, layer_done), self._watch)
@@ -146,7 +146,7 @@ class WatchedModel:
 class _WatchedStep:
     """Implements Pending."""
 
-    def __init__(self, pending: Pending, watch: DeviceWatch) -> None:
+    def __init__(self, pending: PendingStep, watch: DeviceWatch) -> None:
         self._pending, self._watch = pending, watch
 
     def collect(self) -> StepOutput:

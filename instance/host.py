@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.interface import Chunk, Engine, StepResult
-from engine.kv.pool_touch import PoolTouch
+from engine.kv.pool_prefault import PoolTouch
 from instance.config import InstanceConfig
 from instance.engine_loop import EngineLoop
 from instance.links import CountedReceiver, LinkedSender, LinkMeasurer, with_links

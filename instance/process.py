@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from devices.touch import THREAD as TOUCH_THREAD
+from devices.liveness import THREAD as TOUCH_THREAD
 from engine.interface import Engine
 from instance.build import build_engine, connect_handoff
 from instance.config import InstanceConfig
@@ -19,7 +19,7 @@ from instance.entry_lock import EntryLock
 from instance.grammars import make_grammars
 from instance.host import Identity, InstanceHost
 from instance.http import build_server
-from instance.table_watch import TableWatch
+from instance.table_watch import EntryWatch
 from native.ticker import start_ticker
 from ranktable_tools.launch_plan import LaunchPlan
 from telemetry.logs import EventLogger
@@ -134,7 +134,7 @@ async def _follow_table(
     def hold(table_digest: str) -> None:
         lock.hold(_entry_name(config, table_digest))
 
-    await TableWatch(plan, host, config.trust, hold).run()
+    await EntryWatch(plan, host, config.trust, hold).run()
     stop.set()
 
 

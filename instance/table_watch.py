@@ -40,7 +40,7 @@ class Stage(Enum):
     ENDS = auto()
 
 
-class Host(Protocol):
+class WatchedInstance(Protocol):
     """What is asked of an instance."""
 
     def use_table(self, digest: str) -> None:
@@ -63,7 +63,7 @@ class Host(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class OwnTable:
     """A table, the addresses of its hosts, and why our entry is not in it, empty where it is."""
 
     table: GlobalTable
@@ -85,13 +85,19 @@ def stage(gone_s: float | None, *, in_session: bool, is_busy: bool) -> Stage:
     return Stage.REFUSES if is_busy and gone_s < LET_GO_S + DRAIN_S else Stage.ENDS
 
 
-class TableWatch:
+class EntryWatch:
     """Owns what an instance knows of its table. `hold` takes the entry by a new table's digest, so that no second
     process of it starts; `plan` has the table of the start.
     """
 
     def __init__(
-        self, plan: LaunchPlan, host: Host, trust: Trust, hold: Callable[[str], None], *, poll_s: float = POLL_S
+        self,
+        plan: LaunchPlan,
+        host: WatchedInstance,
+        trust: Trust,
+        hold: Callable[[str], None],
+        *,
+        poll_s: float = POLL_S,
     ) -> None:
         self._plan, self._host, self._trust, self._hold = plan, host, trust, hold
         self._poll_s = poll_s
@@ -116,12 +122,12 @@ class TableWatch:
                 log.error("table_watch_failed", exc=error)
             await asyncio.sleep(self._poll_s)
 
-    def read(self, path: str) -> Reading:
+    def read(self, path: str) -> OwnTable:
         """Read on a thread. Raises RanktableError."""
         table = read_global(path, share_devices=self._plan.share_devices)
-        return Reading(table, peer_addresses(table), self._why_gone(table))
+        return OwnTable(table, peer_addresses(table), self._why_gone(table))
 
-    def take(self, found: Reading | RanktableError | None, now: float) -> None:
+    def take(self, found: OwnTable | RanktableError | None, now: float) -> None:
         """Go by a table that was found, or say why it is not to be used."""
         if isinstance(found, RanktableError):
             self._troubled = True
@@ -141,7 +147,7 @@ class TableWatch:
             self._enter(after)
         return after
 
-    def _follow(self, found: Reading, now: float) -> None:
+    def _follow(self, found: OwnTable, now: float) -> None:
         digest = table_digest(found.table)
         if digest != self._digest:
             log.info("table_changed", digest=digest)

@@ -1,12 +1,12 @@
 """A prompt's block table told to a rank once, and then by its growth: a put brings only the blocks that are new.
 
-rank 0: TablesTold == how many blocks hold on, those behind them ==> TablesHeard: the rank
+rank 0: TablesSent == how many blocks hold on, those behind them ==> TablesReceived: the rank
 """
 
 from collections.abc import Iterable, Sequence
 
 
-class TablesTold:
+class TablesSent:
     """Owner of what a rank knows of the table of each ticket, from its begin to its end."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class TablesTold:
         self._known.pop(ticket_id, None)
 
 
-class TablesHeard:
+class TablesReceived:
     """Owner of the tables of the tickets that a rank sends, as rank 0 told them. One thread begins and takes."""
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ class LentEvent(Protocol):
         ...
 
 
-class Opened(Protocol):
+class MappedPool(Protocol):
     """A peer's pool mapped into this process."""
 
     @property
@@ -76,7 +76,7 @@ class IpcDriver(Protocol):
         """Whether this process sees the device."""
         ...
 
-    def open(self, lent: Lent) -> Opened:
+    def open(self, lent: Lent) -> MappedPool:
         """Map a peer's pool. Raises OSError, also where the pool does not lie within its allocation."""
         ...
 

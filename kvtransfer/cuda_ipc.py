@@ -16,13 +16,13 @@ The calls of the driver stand behind IpcDriver (cuda_handles.py; cuda_driver.py 
 import contextlib
 
 from kvtransfer import shm
-from kvtransfer.cuda_handles import IpcDriver, LentEvent, Opened, decode_lent, encode_lent
+from kvtransfer.cuda_handles import IpcDriver, LentEvent, MappedPool, decode_lent, encode_lent
 from kvtransfer.device_memory import DeviceMemory, DeviceRegion, device_memory
-from kvtransfer.digest import Place, StopFlag
+from kvtransfer.digest import RegionRuns, StopFlag
 from kvtransfer.frame import Frame, MessageType, Taken
 from kvtransfer.hello import Hello
 from kvtransfer.interface import PoolMemory
-from kvtransfer.naming import Namer, Names
+from kvtransfer.named_windows import WindowNamer, WindowNames
 from kvtransfer.slots import SlotMap
 from kvtransfer.stream import READ_AHEAD_BYTES, LinkLost, Stream, expect
 from kvtransfer.transport import FRAME_BYTES, Timeouts
@@ -101,9 +101,9 @@ class CudaIpcOutlet:
 
     def __init__(self, memory: DeviceMemory, event: LentEvent, progress_s: float) -> None:
         """The event may take `progress_s` to be reached."""
-        self._memory, self._event, self._progress_s, self._namer = memory, event, progress_s, Namer()
+        self._memory, self._event, self._progress_s, self._namer = memory, event, progress_s, WindowNamer()
 
-    def announce(self, frame: Frame, source: Place) -> list[memoryview | bytes]:
+    def announce(self, frame: Frame, source: RegionRuns) -> list[memoryview | bytes]:
         """The header alone, which names the blocks, once the kernels that filled them are done."""
         region = source.region
         ready = region.ready if isinstance(region, DeviceRegion) else None
@@ -123,13 +123,13 @@ class CudaIpcOutlet:
 class CudaIpcInlet:
     """The receiver's side of one connection: owner of the mapping of the sender's pool."""
 
-    def __init__(self, opened: Opened, hello: Hello) -> None:
+    def __init__(self, opened: MappedPool, hello: Hello) -> None:
         self._opened, self._digests = opened, hello.digests
         region = DeviceRegion(opened.tensor, readonly=True, ready=opened.wait_event)
         self._slots: SlotMap | None = SlotMap(hello.layout, region)
-        self._names = Names(hello.layout.block_size)
+        self._names = WindowNames(hello.layout.block_size)
 
-    def move(self, frame: Frame, target: Place, stop: StopFlag) -> int | None:
+    def move(self, frame: Frame, target: RegionRuns, stop: StopFlag) -> int | None:
         """Copy from the sender's blocks to the target, digesting on the way; ends when the copy has."""
         assert self._slots is not None, "closed by the thread that moves"
         return shm.move_blocks(self._slots, self._names, frame, target, stop, digests=self._digests)

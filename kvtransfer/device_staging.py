@@ -3,7 +3,7 @@
 import torch
 
 from kvtransfer.device_memory import DeviceRegion
-from kvtransfer.digest import Place, Region, StopFlag
+from kvtransfer.digest import Region, RegionRuns, StopFlag
 from kvtransfer.mover import process_mover
 from kvtransfer.staging import move, whole
 
@@ -34,18 +34,18 @@ class DeviceStaging:
 
     def write(self, start: int, data: bytes) -> None:
         """See GroupStaging."""
-        self.gather(start, Place(Region(data), 0, whole(len(data))))
+        self.gather(start, RegionRuns(Region(data), 0, whole(len(data))))
 
     def read(self, start: int, num_bytes: int) -> bytes:
         """See GroupStaging."""
         data = bytearray(num_bytes)
-        self.scatter(start, Place(Region(data), 0, whole(num_bytes)), _NEVER, digests=False)
+        self.scatter(start, RegionRuns(Region(data), 0, whole(num_bytes)), _NEVER, digests=False)
         return bytes(data)
 
-    def gather(self, start: int, source: Place) -> None:
+    def gather(self, start: int, source: RegionRuns) -> None:
         """See GroupStaging."""
-        process_mover().copy(source, Place(self._region, start, whole(source.runs.num_bytes)), _NEVER)
+        process_mover().copy(source, RegionRuns(self._region, start, whole(source.runs.num_bytes)), _NEVER)
 
-    def scatter(self, start: int, target: Place, stop: StopFlag, *, digests: bool) -> int | None:
+    def scatter(self, start: int, target: RegionRuns, stop: StopFlag, *, digests: bool) -> int | None:
         """See GroupStaging."""
-        return move(Place(self._region, start, whole(target.runs.num_bytes)), target, stop, digests=digests)
+        return move(RegionRuns(self._region, start, whole(target.runs.num_bytes)), target, stop, digests=digests)

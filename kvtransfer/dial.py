@@ -29,7 +29,7 @@ class Dialled:
     digests: bool
 
 
-class Watch(Protocol):
+class DialWatch(Protocol):
     """What a dial tells its link on the way."""
 
     def check_open(self) -> None:
@@ -72,7 +72,7 @@ def out_of_reach(transport: Transport, endpoints: Sequence[KvEndpoint], rank: in
 
 def dial(
     transports: Sequence[Transport], endpoints: Sequence[KvEndpoint], hello: Hello, timeouts: Timeouts,
-    trust: Trust | None = None, watch: Watch | None = None,
+    trust: Trust | None = None, watch: DialWatch | None = None,
 ) -> Dialled:  # fmt: skip
     """Return a link over the first of the transports that works.
 
@@ -104,7 +104,7 @@ def dial(
 
 
 def _link(
-    transport: Transport, endpoint: KvEndpoint, hello: Hello, timeouts: Timeouts, trust: Trust, watch: Watch
+    transport: Transport, endpoint: KvEndpoint, hello: Hello, timeouts: Timeouts, trust: Trust, watch: DialWatch
 ) -> tuple[Stream, Outlet, bool]:
     stream = transport.connect(endpoint, timeouts)
     try:

@@ -16,11 +16,19 @@ from typing import Protocol
 import xxhash
 
 from native.library import load
-from native.memory import Place, Region, Run, Runs, StopFlag, check_move, check_place
+from native.memory import MemoryRun, Region, RegionRuns, Runs, StopFlag, check_move, check_place
 from wire.errors import ConfigError
 
 __all__ = [
-    "Mover", "Place", "PythonMover", "Region", "Run", "Runs", "StopFlag", "digest_of", "make_mover",
+    "MemoryRun",
+    "Mover",
+    "PythonMover",
+    "Region",
+    "RegionRuns",
+    "Runs",
+    "StopFlag",
+    "digest_of",
+    "make_mover",
 ]  # fmt: skip
 
 _PIECE_BYTES = 256 << 10
@@ -34,18 +42,18 @@ class Mover(Protocol):
         """What does the work, for status and logs."""
         ...
 
-    def digest(self, place: Place) -> int:
+    def digest(self, place: RegionRuns) -> int:
         """Return XXH3-64 of the runs one after another. Raises IndexError for runs past the region."""
         ...
 
-    def copy(self, source: Place, target: Place, stop: StopFlag) -> bool:
+    def copy(self, source: RegionRuns, target: RegionRuns, stop: StopFlag) -> bool:
         """Fill the target's runs from the source's; False when `stop` was set meanwhile.
 
         Raises IndexError for runs past their region, ValueError for unequal sizes and a target that is only readable.
         """
         ...
 
-    def copy_and_digest(self, source: Place, target: Place, stop: StopFlag) -> int | None:
+    def copy_and_digest(self, source: RegionRuns, target: RegionRuns, stop: StopFlag) -> int | None:
         """Copy like `copy` and return XXH3-64 of what was written; None when `stop` was set meanwhile."""
         ...
 
@@ -55,12 +63,12 @@ class PythonMover:
 
     name = "python"
 
-    def digest(self, place: Place) -> int:
+    def digest(self, place: RegionRuns) -> int:
         """See Mover."""
         check_place(place)
         return digest_of(_pieces(place))
 
-    def copy(self, source: Place, target: Place, stop: StopFlag) -> bool:
+    def copy(self, source: RegionRuns, target: RegionRuns, stop: StopFlag) -> bool:
         """See Mover."""
         check_move(source, target)
         budget = 0
@@ -73,7 +81,7 @@ class PythonMover:
             budget -= len(right)
         return not stop.is_set()
 
-    def copy_and_digest(self, source: Place, target: Place, stop: StopFlag) -> int | None:
+    def copy_and_digest(self, source: RegionRuns, target: RegionRuns, stop: StopFlag) -> int | None:
         """See Mover."""
         check_move(source, target)
         hasher, budget = xxhash.xxh3_64(), 0
@@ -104,7 +112,7 @@ def digest_of(pieces: Iterable[memoryview | bytes]) -> int:
     return int(hasher.intdigest())
 
 
-def _pieces(place: Place) -> Iterator[memoryview]:
+def _pieces(place: RegionRuns) -> Iterator[memoryview]:
     view, base = place.region.view, place.base
     for offset, num_bytes in place.runs.rows():
         yield view[base + offset : base + offset + num_bytes]

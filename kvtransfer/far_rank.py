@@ -15,13 +15,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from kvtransfer.block_tables import TablesTold
+from kvtransfer.block_tables import TablesSent
 from kvtransfer.interface import SenderEvents
 from kvtransfer.link import Link
 from kvtransfer.quorum import Quorum
 from kvtransfer.rank_messages import (
-    Figures,
-    Said,
+    RankCounters,
+    RankMessage,
     pack_bytes,
     pack_numbers,
     pack_ticket,
@@ -37,7 +37,7 @@ from telemetry.logs import EventLogger
 from wire.errors import InternalError, PdserveError, Unavailable
 from wire.kv_layout import Rank
 from wire.rank_channel import Channel, ChannelClosed, Message
-from wire.rank_words import pack_error, unpack_error
+from wire.rank_payloads import pack_error, unpack_error
 from wire.trust import LiveAddresses, Trust
 from wire.types import KvEndpoint, LinkStatus, Ticket
 
@@ -53,8 +53,8 @@ class FarRank:
         """`lost` ends the instance and says why; `trust` is followed: the rank hears of other addresses."""
         self.rank = rank
         self.endpoints: tuple[KvEndpoint, ...] = ()
-        self.figures = Figures()
-        self._socket, self._channel, self._lost, self._trust = end, Channel(end, Said), lost, trust
+        self.figures = RankCounters()
+        self._socket, self._channel, self._lost, self._trust = end, Channel(end, RankMessage), lost, trust
         self._addresses = frozenset(trust.addresses)
         self._sender: FarSender | None = None
         self._quorum: Quorum | None = None
@@ -68,10 +68,10 @@ class FarRank:
         """Hear where it listens. Raises its error in words, or why it is lost."""
         try:
             message = self._channel.receive(timeout_s)
-            if message.kind == Said.LACKING:
+            if message.kind == RankMessage.LACKING:
                 raise unpack_error(message.payload) or InternalError(f"{self.rank} cannot move its KV")
-            if message.kind != Said.HERE:
-                raise ValueError(f"{message.kind.name} came where {Said.HERE.name} was due")
+            if message.kind != RankMessage.HERE:
+                raise ValueError(f"{message.kind.name} came where {RankMessage.HERE.name} was due")
             self.endpoints = unpack_endpoints(message.payload)
         except (ChannelClosed, TimeoutError, ValueError) as error:
             raise self._lost(f"{self.rank} did not open its KV links: {error}") from error
@@ -92,7 +92,7 @@ class FarRank:
         quorum.join(self._share)
         return FarReceiver(self)
 
-    def tell(self, said: Said, payload: bytes = b"") -> None:
+    def tell(self, said: RankMessage, payload: bytes = b"") -> None:
         """Say something, in the order of the calls. Silent where the rank is gone: the instance ends by then."""
         self._speaker.say(said, payload)
 
@@ -101,7 +101,7 @@ class FarRank:
         with self._answered:
             self._closing = True
             self._num_closing += 1
-        self.tell(Said.CLOSE, payload)
+        self.tell(RankMessage.CLOSE, payload)
 
     def close(self) -> None:
         """Wait until it has closed what it was told to, and stop hearing it. Idempotent."""
@@ -123,7 +123,7 @@ class FarRank:
             addresses = frozenset(self._trust.addresses)
             if addresses != self._addresses:
                 self._addresses = addresses
-                self.tell(Said.ADDRESSES, "\n".join(sorted(addresses)).encode())
+                self.tell(RankMessage.ADDRESSES, "\n".join(sorted(addresses)).encode())
 
     def _untold(self, error: Exception) -> None:
         """It takes nothing any more; that its socket is closed is heard too, and said there."""
@@ -148,17 +148,17 @@ class FarRank:
             self._lost(f"what {self.rank} says of its hand-offs is not understood: {error}")
         self._end_waits()
 
-    def _take(self, message: Message[Said]) -> None:
+    def _take(self, message: Message[RankMessage]) -> None:
         match message.kind:
-            case Said.FIGURES:
-                self.figures = Figures.from_json(message.payload)
-            case Said.CLOSED:
+            case RankMessage.FIGURES:
+                self.figures = RankCounters.from_json(message.payload)
+            case RankMessage.CLOSED:
                 with self._answered:
                     self._num_closing -= 1
                     self._answered.notify_all()
-            case Said.CATCH_UP:
-                self.tell(Said.CAUGHT_UP, message.payload)  # behind all that was told before
-            case Said.ACKED | Said.FAILED:
+            case RankMessage.CATCH_UP:
+                self.tell(RankMessage.CAUGHT_UP, message.payload)  # behind all that was told before
+            case RankMessage.ACKED | RankMessage.FAILED:
                 assert self._sender is not None, "a rank sends what it was told to"
                 self._sender.take_ending(message)
             case _:
@@ -170,7 +170,7 @@ class FarSender:
 
     def __init__(self, far: FarRank, events: SenderEvents) -> None:
         self._far, self._events = far, events
-        self._tables = TablesTold()
+        self._tables = TablesSent()
         self._putting = threading.Lock()
 
     @property
@@ -186,30 +186,30 @@ class FarSender:
     def begin(self, ticket: Ticket) -> None:
         """See Sender."""
         self._tables.begin(ticket.ticket_id)
-        self._far.tell(Said.BEGIN, pack_ticket(ticket))
+        self._far.tell(RankMessage.BEGIN, pack_ticket(ticket))
 
     def put(self, ticket_id: str, layer: int, start: int, end: int, block_ids: Sequence[int]) -> None:
         """See Sender; of the blocks those are told that the rank does not know."""
         with self._putting:
             growth = self._tables.growth(ticket_id, block_ids)
             if growth is not None:
-                self._far.tell(Said.PUT, pack_numbers(ticket_id, layer, start, end, growth[0], blocks=growth[1]))
+                self._far.tell(RankMessage.PUT, pack_numbers(ticket_id, layer, start, end, growth[0], blocks=growth[1]))
 
     def commit(self, ticket_id: str, description: bytes) -> None:
         """See Sender."""
         self._tables.end(ticket_id)
-        self._far.tell(Said.COMMIT, pack_bytes(ticket_id, description))
+        self._far.tell(RankMessage.COMMIT, pack_bytes(ticket_id, description))
 
     def abort(self, ticket_id: str, reason: str) -> None:
         """See Sender."""
         self._tables.end(ticket_id)
-        self._far.tell(Said.ABORT, pack_bytes(ticket_id, reason.encode()))
+        self._far.tell(RankMessage.ABORT, pack_bytes(ticket_id, reason.encode()))
 
-    def take_ending(self, message: Message[Said]) -> None:
+    def take_ending(self, message: Message[RankMessage]) -> None:
         """Report what the rank says of a ticket's end. Raises ValueError for what it cannot say."""
         ticket_id, rest = unpack_bytes(message.payload)
         self._tables.end(ticket_id)
-        if message.kind == Said.ACKED:
+        if message.kind == RankMessage.ACKED:
             self._events.acked(ticket_id, unpack_stats(rest))
         else:
             self._events.failed(ticket_id, unpack_error(rest) or InternalError("no reason was given"))
@@ -294,7 +294,7 @@ class FarShare:
     def reserve(self, ticket_id: str, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> None:
         """See Shares; what goes wrong there is reported as the share's end."""
         self._progress[ticket_id] = [0]
-        self._far.tell(Said.RESERVE, pack_numbers(ticket_id, num_tokens, first_token, blocks=block_ids))
+        self._far.tell(RankMessage.RESERVE, pack_numbers(ticket_id, num_tokens, first_token, blocks=block_ids))
 
     def progress(self, ticket_id: str) -> int:
         """See Shares: as it last said, some seconds late at most."""
@@ -303,22 +303,22 @@ class FarShare:
     def settle(self, ticket_id: str, error: PdserveError | None) -> None:
         """See Shares."""
         self._progress.pop(ticket_id, None)
-        self._far.tell(Said.SETTLE, pack_bytes(ticket_id, pack_error(error)))
+        self._far.tell(RankMessage.SETTLE, pack_bytes(ticket_id, pack_error(error)))
 
-    def take(self, message: Message[Said], quorum: Quorum | None) -> None:
+    def take(self, message: Message[RankMessage], quorum: Quorum | None) -> None:
         """Report what the rank says of its share. Raises ValueError for what it cannot say."""
         assert quorum is not None, "a rank receives what it was told to"
-        if message.kind == Said.ENDED:
+        if message.kind == RankMessage.ENDED:
             ticket_id, rest = unpack_bytes(message.payload)
             quorum.share_ended(ticket_id, unpack_error(rest) or InternalError("no reason was given"))
             return
-        if message.kind not in (Said.READY, Said.RELEASED, Said.PROGRESS):
+        if message.kind not in (RankMessage.READY, RankMessage.RELEASED, RankMessage.PROGRESS):
             raise ValueError(f"a rank does not say {message.kind.name}")
-        ticket_id, numbers = unpack_numbers(message.payload, 0 if message.kind == Said.RELEASED else 1)
-        if message.kind == Said.READY:
+        ticket_id, numbers = unpack_numbers(message.payload, 0 if message.kind == RankMessage.RELEASED else 1)
+        if message.kind == RankMessage.READY:
             quorum.share_ready(self._far.rank.number, ticket_id, b"", numbers[0])
-        elif message.kind == Said.RELEASED:
+        elif message.kind == RankMessage.RELEASED:
             quorum.share_released(ticket_id)
         elif (progress := self._progress.get(ticket_id)) is not None:
             progress[0] = numbers[0]
-            self._far.tell(Said.OTHERS, pack_numbers(ticket_id, quorum.progress(ticket_id) - numbers[0]))
+            self._far.tell(RankMessage.OTHERS, pack_numbers(ticket_id, quorum.progress(ticket_id) - numbers[0]))

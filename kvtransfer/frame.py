@@ -114,8 +114,8 @@ class Frame:
     All have the same heads. `digest` is xxh3-64 of the payload, tensor after tensor.
 
     `block_ids` are the sender's blocks from the one that holds `start` on, for transports that read the sender's pool;
-    none when they are those of an earlier frame of the same `window` (naming.py). Over mooncake it is one number, where
-    the payload starts in the sender's ring; over all others there is none.
+    none when they are those of an earlier frame of the same `window` (named_windows.py). Over mooncake one number:
+    where the payload starts in the sender's ring; over all others there is none.
     """
 
     ticket_id: str

@@ -9,13 +9,13 @@ A frame costs both sides some tens of microseconds whatever it carries, so what 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from kvtransfer.terms import Part
+from kvtransfer.terms import RankHeads
 from kvtransfer.transport import FRAME_BYTES
 
 FRAME_TOKENS = 32_768
 
 
-class Cut(NamedTuple):
+class FrameRange(NamedTuple):
     """Tokens [start, end) of `num_tensors` tensors from `tensor` on: what one frame carries."""
 
     tensor: int
@@ -25,9 +25,9 @@ class Cut(NamedTuple):
 
 
 def cut_frames(
-    part: Part, wanted: Iterable[tuple[int, Sequence[tuple[int, int]]]], most_bytes: int,
+    part: RankHeads, wanted: Iterable[tuple[int, Sequence[tuple[int, int]]]], most_bytes: int,
     shared_bytes: int = FRAME_BYTES,
-) -> Iterator[Cut]:  # fmt: skip
+) -> Iterator[FrameRange]:  # fmt: skip
     """Yield the frames of what is wanted: (tensor, its token ranges), tensors ascending and of `part`.
 
     Tensors share a frame where they are neighbours, of the same heads and the same ranges, up to `shared_bytes`; a
@@ -51,7 +51,7 @@ class _Group:
         self._first, self._ranges, self._num_tensors, self._token_bytes = first, ranges, 0, 0
         self._most_tokens = max((end - start for start, end in ranges), default=0)
 
-    def takes(self, part: Part, tensor: int, ranges: Sequence[tuple[int, int]], most_bytes: int) -> bool:
+    def takes(self, part: RankHeads, tensor: int, ranges: Sequence[tuple[int, int]], most_bytes: int) -> bool:
         return (
             tensor == self._first + self._num_tensors
             and ranges == self._ranges
@@ -64,10 +64,10 @@ class _Group:
         self._num_tensors += 1
         self._token_bytes += token_bytes
 
-    def frames(self, part: Part, most_bytes: int) -> Iterator[Cut]:
+    def frames(self, part: RankHeads, most_bytes: int) -> Iterator[FrameRange]:
         most_tokens = FRAME_TOKENS
         if self._num_tensors == 1:
             most_tokens = max(1, min(most_tokens, most_bytes // part.token_bytes[self._first]))
         for range_start, range_end in self._ranges:
             for start in range(range_start, range_end, most_tokens):
-                yield Cut(self._first, self._num_tensors, start, min(range_end, start + most_tokens))
+                yield FrameRange(self._first, self._num_tensors, start, min(range_end, start + most_tokens))

@@ -24,7 +24,7 @@ from kvtransfer.proof import (
 )
 from kvtransfer.stream import LinkLost, Stream, expect
 from kvtransfer.transport import Inlet, Outlet, Timeouts, Transport
-from telemetry.capped import CappedLog
+from telemetry.capped_logs import CappedLog
 from wire.errors import Incompatible, PdserveError, from_name, to_name
 from wire.trust import Trust
 

@@ -13,7 +13,7 @@ import struct
 from dataclasses import dataclass
 
 from kvtransfer.frame import MessageType, WireError, pack, pack_text, unpack_texts
-from kvtransfer.inflow import Source
+from kvtransfer.inflow import SendingRank
 from wire.errors import Incompatible, InstanceLost
 from wire.kv_layout import KvTensor, PoolLayout, Rank, check_rank, describe_difference
 from wire.types import PROTOCOL_VERSION
@@ -52,9 +52,9 @@ class Hello:
     receiver_ranks: int = 1
 
     @property
-    def source(self) -> Source:
+    def source(self) -> SendingRank:
         """Who speaks on the link."""
-        return Source(self.sender_id, self.sender_epoch, Rank(self.sender_rank, self.sender_ranks))
+        return SendingRank(self.sender_id, self.sender_epoch, Rank(self.sender_rank, self.sender_ranks))
 
     @property
     def layout(self) -> PoolLayout:

@@ -12,7 +12,7 @@ from kvtransfer.stream import LinkLost, Stream
 from kvtransfer.ticket_table import TicketTable
 from kvtransfer.transport import Inlet, Timeouts, Transport
 from kvtransfer.transports import READS_POOL
-from telemetry.capped import CappedLog
+from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
 from wire.errors import PdserveError
 from wire.trust import Trust

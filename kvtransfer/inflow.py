@@ -18,7 +18,7 @@ _DIGEST_MODULUS = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SendingRank:
     """Who speaks on a link: one rank of one life of the sending instance's process."""
 
     sender_id: str
@@ -29,7 +29,7 @@ class Source:
         return f"{self.sender_id} of epoch {self.epoch:x}, {self.rank}"
 
 
-class Verdict(Enum):
+class FrameVerdict(Enum):
     """What the receiver does with an announced frame."""
 
     MOVE = "move"
@@ -37,7 +37,7 @@ class Verdict(Enum):
     DROP = "drop"
 
 
-class Progress(Enum):
+class MoveResult(Enum):
     """What a finished move means."""
 
     VERIFIED = "verified"
@@ -71,7 +71,7 @@ class Inflow:
     With `receipt` the sender has to say, after the last read, that it held the blocks till then.
     """
 
-    def __init__(self, source: Source, terms: Terms, lease_end: float, *, receipt: bool = False) -> None:
+    def __init__(self, source: SendingRank, terms: Terms, lease_end: float, *, receipt: bool = False) -> None:
         self.source, self.lease_end = source, lease_end
         self._receipt = _Receipt.OWED if receipt else _Receipt.NEEDLESS
         self.kv_bytes = 0
@@ -118,23 +118,23 @@ class Inflow:
         self._receipt = _Receipt.HELD
         return True
 
-    def accept(self, frame: Frame) -> Verdict:
+    def accept(self, frame: Frame) -> FrameVerdict:
         """Judge an announced frame before a byte moves. Raises HandoffFailed if it breaks the terms."""
         known = self._frames.get(frame.number)
         if known is None:
             self._cover(frame)
             self._frames[frame.number] = _Expected(_without_blocks(frame), _FrameState.MOVING)
         elif known.state is not _FrameState.REPEAT:
-            return Verdict.DUPLICATE
+            return FrameVerdict.DUPLICATE
         elif not same_place(known.frame, frame):
             raise HandoffFailed(
                 f"frame {frame.number} came again as another: {in_words(known.frame)}, {in_words(frame)}"
             )
         else:
             known.frame, known.state = _without_blocks(frame), _FrameState.REPEATING
-        return Verdict.MOVE
+        return FrameVerdict.MOVE
 
-    def finish(self, number: int, digest: int) -> Progress:
+    def finish(self, number: int, digest: int) -> MoveResult:
         """Take the digest of a moved frame. Raises HandoffFailed at the second miss."""
         expected = self._frames[number]
         frame = expected.frame
@@ -143,18 +143,18 @@ class Inflow:
             self._verified_tokens += _tensor_tokens(frame)
             self._digest_sum = (self._digest_sum + seal_of(frame)) % _DIGEST_MODULUS
             self.kv_bytes += frame.num_bytes
-            return Progress.VERIFIED
+            return MoveResult.VERIFIED
         if expected.state is _FrameState.REPEATING:
             raise HandoffFailed(
                 f"KV of {in_words(frame)} is corrupt twice: digest {frame.digest:016x} sent, {digest:016x} received"
             )
         expected.state = _FrameState.REPEAT
-        return Progress.REPEAT
+        return MoveResult.REPEAT
 
-    def propose(self, commit: Commit) -> Verdict:
+    def propose(self, commit: Commit) -> FrameVerdict:
         """Take the sender's commit. Raises HandoffFailed if frames are missing."""
         if self._commit is not None:
-            return Verdict.DUPLICATE
+            return FrameVerdict.DUPLICATE
         claimed = sum(_tensor_tokens(known.frame) for known in self._frames.values())
         if len(self._frames) != commit.num_frames or claimed != self._wanted_tokens:
             raise HandoffFailed(
@@ -162,7 +162,7 @@ class Inflow:
                 f"{self._wanted_tokens} tensor tokens"
             )
         self._commit = commit
-        return Verdict.MOVE
+        return FrameVerdict.MOVE
 
     def check_complete(self) -> bool:
         """Look whether everything owed is in, and note it in `complete`. Raises HandoffFailed on other sums."""

@@ -17,11 +17,23 @@ from typing import Protocol
 from kvtransfer.dial import Dialled, dial
 from kvtransfer.frame import TicketMessage
 from kvtransfer.hello import Hello
-from kvtransfer.link_ops import Answered, Begin, Heard, LinkSettings, Lost, Measure, Op, PeerKey, Put, Tend, merge_puts
+from kvtransfer.link_ops import (
+    Begin,
+    LinkOver,
+    LinkSettings,
+    Measure,
+    MessageReceived,
+    Op,
+    PeerKey,
+    ProbeAnswered,
+    Put,
+    Tend,
+    merge_puts,
+)
 from kvtransfer.link_reader import LinkReader
 from kvtransfer.outbox import Outbox
-from kvtransfer.probe import Probe
-from kvtransfer.sendings import Sendings
+from kvtransfer.outgoing_tickets import OutgoingTickets
+from kvtransfer.probe import SpeedProbe
 from kvtransfer.stream import LinkLost, Stream
 from kvtransfer.transport import Transport
 from telemetry.logs import EventLogger
@@ -75,8 +87,8 @@ class Link:
         self._lock = threading.Lock()
         self._stream: Stream | None = None
         self._reader: LinkReader | None = None
-        self._sendings: Sendings | None = None
-        self._probe: Probe | None = None
+        self._sendings: OutgoingTickets | None = None
+        self._probe: SpeedProbe | None = None
         self.thread = threading.Thread(target=self._run, name=f"kv-out-{key.instance_id}", daemon=True)
 
     @property
@@ -143,7 +155,7 @@ class Link:
 
     def end(self) -> None:
         """Close it in peace: the receiver is told of each ticket, which may take a dial to its end."""
-        self.post(Lost(None))
+        self.post(LinkOver(None))
         if self._phase == "connecting" and self.spare:
             self.cut()
 
@@ -196,10 +208,10 @@ class Link:
         if self._sendings is not None:
             self._sendings.note(message)
 
-    def _open(self, dialled: Dialled) -> tuple[Sendings, Probe, Outbox]:
+    def _open(self, dialled: Dialled) -> tuple[OutgoingTickets, SpeedProbe, Outbox]:
         settings, outbox, digests = self._settings, Outbox(dialled.stream), dialled.digests
-        sendings = Sendings(settings, outbox, dialled.outlet, dialled.transport, digests, self._key.rank)
-        probe = Probe(settings, outbox, dialled.outlet, self._key.epoch, digests=digests)
+        sendings = OutgoingTickets(settings, outbox, dialled.outlet, dialled.transport, digests, self._key.rank)
+        probe = SpeedProbe(settings, outbox, dialled.outlet, self._key.epoch, digests=digests)
         self._sendings, self._probe, self.transport = sendings, probe, dialled.transport
         with self._lock:
             self._phase = "up"
@@ -207,20 +219,20 @@ class Link:
         self._owner.up(self)
         return sendings, probe, outbox
 
-    def _serve(self, sendings: Sendings, probe: Probe, outbox: Outbox) -> PdserveError | None:
+    def _serve(self, sendings: OutgoingTickets, probe: SpeedProbe, outbox: Outbox) -> PdserveError | None:
         while True:
             self._gather()
             while self._gathered:
                 op = self._gathered.popleft()
                 match op:
-                    case Lost(error):
+                    case LinkOver(error):
                         if error is None:
                             sendings.abort_all("the sender is shutting down")
                             outbox.flush()
                         return error
                     case Measure():
                         probe.start(op)
-                    case Answered():
+                    case ProbeAnswered():
                         probe.heard(op)
                     case Tend():
                         pass
@@ -256,7 +268,7 @@ class Link:
         error = error or InstanceLost(f"the KV link to {self._key.instance_id} was closed")
         ops = [*self._gathered, *(self._queue.get_nowait() for _ in range(self._queue.qsize()))]
         if self._sendings is not None:
-            self._sendings.fail_all(error, [op for op in ops if isinstance(op, Heard)])
+            self._sendings.fail_all(error, [op for op in ops if isinstance(op, MessageReceived)])
         if self._probe is not None:
             self._probe.fail(error)
         for op in ops:

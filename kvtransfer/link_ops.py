@@ -46,7 +46,7 @@ class Put:
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class FinishTicket:
     """Send the commit. `early_bytes` had been announced when the caller posted it."""
 
     ticket_id: str
@@ -63,7 +63,7 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class MessageReceived:
     """The receiver said something."""
 
     message: Nack | Read | Ack | Abort
@@ -87,7 +87,7 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class ProbeAnswered:
     """The receiver answered a PING or a PROBE, at this time of the sender's clock."""
 
     signal: Signal
@@ -95,7 +95,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LinkOver:
     """The link is over; `error` is None when this side closes it in peace."""
 
     error: PdserveError | None
@@ -157,9 +157,9 @@ def _with_layers(earlier: Put, later: Put) -> Put | None:
     return replace(earlier, layers=earlier.layers + later.layers, mark=later.mark) if same else None
 
 
-TicketOp = Begin | Put | Finish | Drop | Heard
-ProbeOp = Measure | Answered
-Op = TicketOp | ProbeOp | Lost | Tend
+TicketOp = Begin | Put | FinishTicket | Drop | MessageReceived
+ProbeOp = Measure | ProbeAnswered
+Op = TicketOp | ProbeOp | LinkOver | Tend
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 
 from kvtransfer.frame import Abort, Ack, Nack, Read, Renew, Signal, Taken, TicketMessage, WireError, decode
-from kvtransfer.link_ops import Answered, Heard, Lost
+from kvtransfer.link_ops import LinkOver, MessageReceived, ProbeAnswered
 from kvtransfer.stream import LinkLost, Stream
 from kvtransfer.transport import Outlet
 from telemetry.logs import EventLogger
@@ -22,7 +22,8 @@ class LinkReader:
     """
 
     def __init__(
-        self, stream: Stream, outlet: Outlet, peer_id: str, *, post: Callable[[Heard | Answered | Lost], None],
+        self, stream: Stream, outlet: Outlet, peer_id: str, *,
+        post: Callable[[MessageReceived | ProbeAnswered | LinkOver], None],
         note: Callable[[TicketMessage], None], clock: Callable[[], float],
     ) -> None:  # fmt: skip
         self._stream, self._outlet, self._peer_id, self._post, self._clock = stream, outlet, peer_id, post, clock
@@ -55,10 +56,10 @@ class LinkReader:
             while True:
                 self._hear()
         except (LinkLost, WireError) as error:
-            self._post(Lost(InstanceLost(f"the KV link to {self._peer_id} is lost: {error}")))
+            self._post(LinkOver(InstanceLost(f"the KV link to {self._peer_id} is lost: {error}")))
         except Exception as error:  # noqa: BLE001  the outermost frame of this thread: a link that is deaf must end
             _log.error("kv_link_failed", exc=error, peer=self._peer_id)
-            self._post(Lost(InternalError(f"the KV link to {self._peer_id} failed: {error}")))
+            self._post(LinkOver(InternalError(f"the KV link to {self._peer_id} failed: {error}")))
         finally:
             self._leave()
 
@@ -71,9 +72,9 @@ class LinkReader:
                 self._note(message)
             case Nack() | Read() | Ack() | Abort():
                 self._note(message)
-                self._post(Heard(message))
+                self._post(MessageReceived(message))
             case Signal():
-                self._post(Answered(message, self._clock()))
+                self._post(ProbeAnswered(message, self._clock()))
             case _:
                 raise WireError(f"{type(message).__name__} came from a receiver")
 

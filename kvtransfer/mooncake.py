@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import replace
 
-from kvtransfer.digest import Place, StopFlag
+from kvtransfer.digest import RegionRuns, StopFlag
 from kvtransfer.frame import Frame, MessageType, Taken, WireError, encode, pack
 from kvtransfer.hello import Hello
 from kvtransfer.interface import PoolMemory
@@ -116,7 +116,7 @@ class MooncakeOutlet:
         self._changed = threading.Condition()
         self._closed = False
 
-    def announce(self, frame: Frame, source: Place) -> list[memoryview | bytes]:
+    def announce(self, frame: Frame, source: RegionRuns) -> list[memoryview | bytes]:
         """Gather the payload into the ring, waiting for room, and name its place there."""
         if frame.num_bytes > _MOST_BYTES:
             raise HandoffFailed(f"a frame of {frame.num_bytes} bytes, mooncake's staging takes {_MOST_BYTES}")
@@ -165,7 +165,7 @@ class MooncakeInlet:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="kv-mooncake")
         self._reading: Future[None] | None = None
 
-    def move(self, frame: Frame, target: Place, stop: StopFlag) -> int | None:
+    def move(self, frame: Frame, target: RegionRuns, stop: StopFlag) -> int | None:
         """Read into this side's staging memory, then copy into the slots."""
         (start,) = frame.block_ids if len(frame.block_ids) == 1 else (self._num_bytes,)
         if start + frame.num_bytes > self._num_bytes or not 0 < frame.num_bytes <= _MOST_BYTES:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from devices.table import open_device, traits_of
-from kvtransfer.digest import Place, StopFlag
+from kvtransfer.digest import RegionRuns, StopFlag
 from kvtransfer.staging import Staging
 from telemetry.logs import EventLogger
 
@@ -25,7 +25,7 @@ _MOST_PARKED = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ReadMethod:
     """How the engine reads, by its own name for it: which package has it, and whether it reads host memory.
 
     Else it reads memory of its device, which it knows by pieces of 2 MiB.
@@ -37,12 +37,12 @@ class Way:
 
 
 WAYS = {
-    "tcp": Way("tcp", "mooncake-transfer-engine-non-cuda", on_host=True),
-    "ascend": Way("ascend", "mooncake-transfer-engine-npu", on_host=False),  # HCCS or RoCE; never run by us
+    "tcp": ReadMethod("tcp", "mooncake-transfer-engine-non-cuda", on_host=True),
+    "ascend": ReadMethod("ascend", "mooncake-transfer-engine-npu", on_host=False),  # HCCS or RoCE; never run by us
 }
 
 
-def way_of(device: str) -> Way:
+def way_of(device: str) -> ReadMethod:
     """Return how memory of `device`, as "npu:0", is read. Raises ConfigError."""
     return WAYS[traits_of(device).one_sided]
 
@@ -60,16 +60,16 @@ class LentMemory(Protocol):
         """All of it."""
         ...
 
-    def gather(self, start: int, source: Place) -> None:
+    def gather(self, start: int, source: RegionRuns) -> None:
         """Copy the source's runs one after another to `start`; they are there when it returns."""
         ...
 
-    def scatter(self, start: int, target: Place, stop: StopFlag, *, digests: bool) -> int | None:
+    def scatter(self, start: int, target: RegionRuns, stop: StopFlag, *, digests: bool) -> int | None:
         """Copy from `start` into the target's runs; return their digest (0 without), None when `stop` cut it short."""
         ...
 
 
-class Engine:
+class MooncakeEngine:
     """The package's engine at one address, with what it returns turned into words. It reads memory of `device`."""
 
     def __init__(self, host: str, device: str = "cpu") -> None:
@@ -135,7 +135,7 @@ class Engine:
 class Registered:
     """Staging memory that the engine knows. It stays mapped until the engine has let go of it."""
 
-    def __init__(self, engine: Engine, num_bytes: int) -> None:
+    def __init__(self, engine: MooncakeEngine, num_bytes: int) -> None:
         """Raises OSError when the engine does not take it."""
         self.engine = engine
         self.staging = engine.make_memory(num_bytes)
@@ -173,7 +173,7 @@ _PARKING = threading.Lock()
 _MAKING = threading.Lock()
 
 
-def engine_at(host: str, device: str = "cpu") -> Engine:
+def engine_at(host: str, device: str = "cpu") -> MooncakeEngine:
     """Return this process's engine for links at `host`; the first call starts it. Raises OSError.
 
     Pools whose memory is read by way of the host share one, whatever their device; each other device has its own.
@@ -247,8 +247,8 @@ def _port_range() -> tuple[int, int]:
 
 
 @functools.cache
-def _make_engine(host: str, device: str) -> Engine:
-    return Engine(host, device)
+def _make_engine(host: str, device: str) -> MooncakeEngine:
+    return MooncakeEngine(host, device)
 
 
 def _park(memory: Registered, after_s: float) -> None:

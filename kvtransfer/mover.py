@@ -7,7 +7,7 @@ import functools
 import os
 
 from kvtransfer.device_memory import DeviceRegion
-from kvtransfer.digest import Mover, Place, StopFlag, make_mover
+from kvtransfer.digest import Mover, RegionRuns, StopFlag, make_mover
 
 
 @functools.cache
@@ -27,20 +27,20 @@ class AnyMover:
         """What moves host memory."""
         return self._host.name
 
-    def digest(self, place: Place) -> int:
+    def digest(self, place: RegionRuns) -> int:
         """See Mover."""
         mover = _device_mover() if isinstance(place.region, DeviceRegion) else self._host
         return mover.digest(place)
 
-    def copy(self, source: Place, target: Place, stop: StopFlag) -> bool:
+    def copy(self, source: RegionRuns, target: RegionRuns, stop: StopFlag) -> bool:
         """See Mover."""
         return self._mover(source, target).copy(source, target, stop)
 
-    def copy_and_digest(self, source: Place, target: Place, stop: StopFlag) -> int | None:
+    def copy_and_digest(self, source: RegionRuns, target: RegionRuns, stop: StopFlag) -> int | None:
         """See Mover."""
         return self._mover(source, target).copy_and_digest(source, target, stop)
 
-    def _mover(self, source: Place, target: Place) -> Mover:
+    def _mover(self, source: RegionRuns, target: RegionRuns) -> Mover:
         if isinstance(source.region, DeviceRegion) or isinstance(target.region, DeviceRegion):
             return _device_mover()
         return self._host

@@ -10,13 +10,13 @@ import secrets
 from dataclasses import dataclass, field
 
 from kvtransfer.device_memory import region_of
-from kvtransfer.digest import Place
+from kvtransfer.digest import RegionRuns
 from kvtransfer.frame import Frame, MessageType, Signal, encode
-from kvtransfer.link_ops import Answered, LinkSettings, Measure, Measured
+from kvtransfer.link_ops import LinkSettings, Measure, Measured, ProbeAnswered
 from kvtransfer.mover import process_mover
 from kvtransfer.outbox import Outbox
 from kvtransfer.probed import PROBE_BYTES
-from kvtransfer.slots import SlotMap, Window
+from kvtransfer.slots import BlockWindow, SlotMap
 from kvtransfer.transport import Outlet
 from wire.errors import DeadlineExceeded, InvalidRequest, PdserveError, Unavailable
 
@@ -44,7 +44,7 @@ class _Running:
     under_way: set[int] = field(default_factory=set)
 
 
-class Probe:
+class SpeedProbe:
     """Owner of the measurement that runs on one connection, one at a time. Used by the link's writer thread only."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Probe:
         self._running = running = _Running(op, op.num_bytes)
         self._ping(running)
 
-    def heard(self, answer: Answered) -> None:
+    def heard(self, answer: ProbeAnswered) -> None:
         """The receiver answered; an answer to an earlier measurement is not of interest. Raises LinkLost."""
         running, number = self._running, answer.signal.number
         if running is None:
@@ -125,7 +125,7 @@ class Probe:
             self._outbox.add(head + self._outlet.announce(frame, source), frame.num_bytes)
         self._outbox.flush()
 
-    def _frame(self, running: _Running) -> tuple[Frame, Place]:
+    def _frame(self, running: _Running) -> tuple[Frame, RegionRuns]:
         """Take the next tensor's next blocks, round and round: what lies in them does not matter."""
         layout, number = self._slots.layout, running.num_frames
         tensor = number % len(layout.tensors)
@@ -134,7 +134,7 @@ class Probe:
         num_tokens = min(room, -(-running.bytes_left // spec.token_bytes))
         num_blocks = layout.num_blocks_for(num_tokens)
         first = number // len(layout.tensors) * num_blocks % (layout.num_blocks - num_blocks + 1)
-        where = Window(tuple(range(first, first + num_blocks)), 0, num_tokens)
+        where = BlockWindow(tuple(range(first, first + num_blocks)), 0, num_tokens)
         source = self._slots.place(tensor, where)
         frame = Frame(
             running.ticket_id, self._receiver_epoch, number, spec.layer, tensor, 0, num_tokens,

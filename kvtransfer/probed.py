@@ -2,7 +2,7 @@
 
 from typing import TypeGuard
 
-from kvtransfer.digest import Place, Region, StopFlag
+from kvtransfer.digest import Region, RegionRuns, StopFlag
 from kvtransfer.frame import Frame, MessageType, Signal, TicketMessage, WireError, encode
 from kvtransfer.staging import whole
 from kvtransfer.stream import Stream
@@ -50,7 +50,7 @@ class Probed:
             )
         self._scratch = self._scratch or Region(bytearray(PROBE_BYTES))
         try:
-            moved = inlet.move(frame, Place(self._scratch, 0, whole(frame.num_bytes)), self._never)
+            moved = inlet.move(frame, RegionRuns(self._scratch, 0, whole(frame.num_bytes)), self._never)
         except HandoffFailed as error:
             raise WireError(f"probe {self._awaited}: {error}") from error
         if moved is None:

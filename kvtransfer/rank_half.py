@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import NoReturn, Self
 
-from kvtransfer.block_tables import TablesHeard
+from kvtransfer.block_tables import TablesReceived
 from kvtransfer.interface import PoolMemory, SendStats
 from kvtransfer.quorum import Shares
 from kvtransfer.rank_messages import (
-    Figures,
     HalfSettings,
-    Said,
+    RankCounters,
+    RankMessage,
     pack_bytes,
     pack_endpoints,
     pack_numbers,
@@ -40,7 +40,7 @@ from native.ticker import run_time
 from telemetry.logs import EventLogger
 from wire.errors import HandoffFailed, InternalError, PdserveError
 from wire.rank_channel import Channel, ChannelClosed, Message
-from wire.rank_words import pack_error, unpack_error
+from wire.rank_payloads import pack_error, unpack_error
 from wire.secret import Secret
 from wire.trust import LiveAddresses, Trust
 
@@ -55,16 +55,16 @@ class RankHalf:
         self, memory: PoolMemory, settings: HalfSettings, end: socket.socket, progress_age: Callable[[], float]
     ) -> None:
         """Open both and tell rank 0 where we listen. Raises PdserveError, which rank 0 hears too."""
-        self._socket, self._channel = end, Channel(end, Said)
+        self._socket, self._channel = end, Channel(end, RankMessage)
         self._speaker = Speaker(
             self._channel, "kv-rank-say", say_s=_SAY_S, failed=self._broken, tick=self._tell_figures
         )  # fmt: skip
         self._reports = Reports(self._speaker.say, self.catch_up)
-        self._tables = TablesHeard()
+        self._tables = TablesReceived()
         self._hearing = threading.Lock()
         self._asked, self._num_answered = itertools.count(1), 0
         self._closing = threading.Event()
-        self._told = Figures()
+        self._told = RankCounters()
         self._addresses = LiveAddresses(settings.addresses)
         secret = None if settings.secret is None else Secret(bytes.fromhex(settings.secret))
         trust = Trust(secret, self._addresses, settings.loopback)
@@ -75,9 +75,9 @@ class RankHalf:
                 self._sender = self._send(memory, settings, trust, progress_age)
                 undo.pop_all()
         except PdserveError as error:
-            self._channel.send(Said.LACKING, pack_error(error), timeout_s=_SAY_S)
+            self._channel.send(RankMessage.LACKING, pack_error(error), timeout_s=_SAY_S)
             raise
-        self._channel.send(Said.HERE, pack_endpoints(self._receiver.endpoints), timeout_s=_SAY_S)
+        self._channel.send(RankMessage.HERE, pack_endpoints(self._receiver.endpoints), timeout_s=_SAY_S)
         self._thread = threading.Thread(target=self._hear, name="kv-rank-hear", daemon=True)
         self._thread.start()
         self._speaker.start()
@@ -88,7 +88,7 @@ class RankHalf:
         Not to be called with a lock of the hand-off.
         """
         number, deadline = next(self._asked), time.monotonic() + _SAY_S
-        self._speaker.say(Said.CATCH_UP, pack_numbers("", number))
+        self._speaker.say(RankMessage.CATCH_UP, pack_numbers("", number))
         with self._hearing:
             try:
                 while self._num_answered < number and not self._closing.is_set() and time.monotonic() < deadline:
@@ -154,38 +154,38 @@ class RankHalf:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _take(self, message: Message[Said]) -> None:
+    def _take(self, message: Message[RankMessage]) -> None:
         try:
             self._do(message)
         except Exception as error:  # noqa: BLE001  a defect over one ticket must not keep the others from being heard
             _log.error("kv_rank_failed", exc=error, said=message.kind.name)
 
-    def _do(self, message: Message[Said]) -> None:
+    def _do(self, message: Message[RankMessage]) -> None:
         payload = message.payload
         match message.kind:
-            case Said.BEGIN:
+            case RankMessage.BEGIN:
                 ticket = unpack_ticket(payload)
                 self._tables.begin(ticket.ticket_id)
                 self._sender.begin(ticket)
-            case Said.PUT:
+            case RankMessage.PUT:
                 ticket_id, (layer, start, end, kept, *more) = unpack_numbers(payload, 4)
                 blocks = self._tables.take(ticket_id, kept, more)
                 if blocks is not None:
                     self._sender.put(ticket_id, layer, start, end, blocks)
-            case Said.COMMIT:
+            case RankMessage.COMMIT:
                 ticket_id, description = unpack_bytes(payload)
                 self._tables.end(ticket_id)
                 self._sender.commit(ticket_id, description)
-            case Said.ABORT:
+            case RankMessage.ABORT:
                 ticket_id, reason = unpack_bytes(payload)
                 self._tables.end(ticket_id)
                 self._sender.abort(ticket_id, reason.decode())
-            case Said.CAUGHT_UP:
+            case RankMessage.CAUGHT_UP:
                 _, (number, *_) = unpack_numbers(payload, 1)
                 self._num_answered = max(self._num_answered, number)
-            case Said.ADDRESSES:
+            case RankMessage.ADDRESSES:
                 self._addresses.replace(payload.decode().split())
-            case Said.CLOSE:
+            case RankMessage.CLOSE:
                 half = self._sender if payload == b"sender" else self._receiver
                 threading.Thread(target=self._close_half, args=(half,), name="kv-rank-close", daemon=True).start()
             case _:
@@ -194,37 +194,37 @@ class RankHalf:
     def _close_half(self, half: KvSender | KvReceiver) -> None:
         half.close()
         self._tell_figures()
-        self._speaker.say(Said.CLOSED)
+        self._speaker.say(RankMessage.CLOSED)
 
     def _tell_figures(self) -> None:
         sender, receiver = self._sender, self._receiver
-        now = Figures(tuple(sender.links_of_ranks()), sender.bytes_sent, sender.frames_resent, receiver.counts)
+        now = RankCounters(tuple(sender.links_of_ranks()), sender.bytes_sent, sender.frames_resent, receiver.counts)
         if now != self._told:
             self._told = now
-            self._speaker.say(Said.FIGURES, now.to_json())
+            self._speaker.say(RankMessage.FIGURES, now.to_json())
 
 
 class _Endings:
     """Implements SenderEvents: rank 0 hears of each, and the ticket's table is forgotten."""
 
-    def __init__(self, say: Callable[[Said, bytes], None], forget: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[RankMessage, bytes], None], forget: Callable[[str], None]) -> None:
         self._say, self._forget = say, forget
 
     def acked(self, ticket_id: str, stats: SendStats) -> None:
         """See SenderEvents."""
         self._forget(ticket_id)
-        self._say(Said.ACKED, pack_bytes(ticket_id, pack_stats(stats)))
+        self._say(RankMessage.ACKED, pack_bytes(ticket_id, pack_stats(stats)))
 
     def failed(self, ticket_id: str, error: PdserveError) -> None:
         """See SenderEvents."""
         self._forget(ticket_id)
-        self._say(Said.FAILED, pack_bytes(ticket_id, pack_error(error)))
+        self._say(RankMessage.FAILED, pack_bytes(ticket_id, pack_error(error)))
 
 
 class Reports:
     """Implements quorum.Book for a rank's receiver: rank 0 hears what it reports, and says what becomes of a ticket."""
 
-    def __init__(self, say: Callable[[Said, bytes], None], catch_up: Callable[[], bool]) -> None:
+    def __init__(self, say: Callable[[RankMessage, bytes], None], catch_up: Callable[[], bool]) -> None:
         self._say, self._catch_up = say, catch_up
         self._share: Shares | None = None
         self._others: dict[str, int] = {}  # how far the other ranks were, by ticket
@@ -239,21 +239,21 @@ class Reports:
 
     def share_ready(self, rank: int, ticket_id: str, description: bytes, kv_bytes: int) -> None:
         """See ShareReports. What the prompt is comes to rank 0 alone."""
-        self._say(Said.READY, pack_numbers(ticket_id, kv_bytes))
+        self._say(RankMessage.READY, pack_numbers(ticket_id, kv_bytes))
 
     def share_ended(self, ticket_id: str, error: PdserveError) -> None:
         """See ShareReports."""
-        self._say(Said.ENDED, pack_bytes(ticket_id, pack_error(error)))
+        self._say(RankMessage.ENDED, pack_bytes(ticket_id, pack_error(error)))
 
     def share_released(self, ticket_id: str) -> None:
         """See ShareReports."""
-        self._say(Said.RELEASED, pack_numbers(ticket_id))
+        self._say(RankMessage.RELEASED, pack_numbers(ticket_id))
 
     def progress(self, ticket_id: str) -> int:
         """See ShareReports: of the others it is what rank 0 said when this was asked before."""
         share = self._share
         own = 0 if share is None else share.progress(ticket_id)
-        self._say(Said.PROGRESS, pack_numbers(ticket_id, own))
+        self._say(RankMessage.PROGRESS, pack_numbers(ticket_id, own))
         return own + self._others.get(ticket_id, 0)
 
     def reserve(self, ticket_id: str, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> NoReturn:
@@ -267,10 +267,10 @@ class Reports:
     def close(self, reason: str) -> None:
         """The tickets are rank 0's to end."""
 
-    def take(self, message: Message[Said]) -> None:
+    def take(self, message: Message[RankMessage]) -> None:
         """Do what rank 0 says of a ticket. Raises ValueError for what it does not say."""
         assert self._share is not None, "the receiver is made before it hears anything"
-        if message.kind == Said.RESERVE:
+        if message.kind == RankMessage.RESERVE:
             ticket_id, (num_tokens, first_token, *blocks) = unpack_numbers(message.payload, 2)
             self._others[ticket_id] = 0
             try:
@@ -279,11 +279,11 @@ class Reports:
                 _log.error("kv_share_failed", exc=error, ticket=ticket_id)
                 self.share_ended(ticket_id, InternalError(f"a rank could make no share of the ticket: {error}"))
                 self.share_released(ticket_id)
-        elif message.kind == Said.SETTLE:
+        elif message.kind == RankMessage.SETTLE:
             ticket_id, rest = unpack_bytes(message.payload)
             self._others.pop(ticket_id, None)
             self._share.settle(ticket_id, unpack_error(rest))
-        elif message.kind == Said.OTHERS:
+        elif message.kind == RankMessage.OTHERS:
             ticket_id, (others, *_) = unpack_numbers(message.payload, 1)
             if ticket_id in self._others:
                 self._others[ticket_id] = others

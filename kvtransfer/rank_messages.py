@@ -18,13 +18,13 @@ from enum import IntEnum
 from kvtransfer.interface import SendStats
 from kvtransfer.ticket_table import ReceiverCounts
 from kvtransfer.totals import Life
-from wire.rank_words import read_object
+from wire.rank_payloads import read_object
 from wire.types import KvEndpoint, LinkStatus, Ticket
 
 _LENGTH = struct.Struct("<H")
 
 
-class Said(IntEnum):
+class RankMessage(IntEnum):
     """What a message says: the first two rows are rank 0's, of sending and of receiving, the last two the rank's."""
 
     BEGIN, PUT, COMMIT, ABORT = range(1, 5)
@@ -67,7 +67,7 @@ class HalfSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class RankCounters:
     """What a rank counts: of each link, of what it sent and of what came in."""
 
     links: tuple[tuple[Life, LinkStatus], ...] = ()
@@ -80,7 +80,7 @@ class Figures:
         return json.dumps(dataclasses.asdict(self)).encode()
 
     @classmethod
-    def from_json(cls, payload: bytes) -> "Figures":
+    def from_json(cls, payload: bytes) -> "RankCounters":
         """Raises ValueError for what `to_json` did not make."""
         values = read_object(payload, cls)
         links = tuple(

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from kvtransfer.rank_messages import Said
+from kvtransfer.rank_messages import RankMessage
 from wire.rank_channel import Channel
 
 _TICK_S = 0.25
@@ -17,7 +17,7 @@ class Speaker:
     """Owner of the queue and of its thread. Any thread may say something; it goes out in the order of the calls."""
 
     def __init__(
-        self, channel: Channel[Said], name: str, *, say_s: float, failed: Callable[[Exception], None],
+        self, channel: Channel[RankMessage], name: str, *, say_s: float, failed: Callable[[Exception], None],
         tick: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         """The other end has `say_s` to take a message. `tick` is called four times a second, `failed` once, at the end.
@@ -25,7 +25,7 @@ class Speaker:
         Both are called on the thread; after `failed` nothing is said any more.
         """
         self._channel, self._say_s, self._failed, self._tick = channel, say_s, failed, tick
-        self._lines: queue.SimpleQueue[tuple[Said, bytes] | None] = queue.SimpleQueue()
+        self._lines: queue.SimpleQueue[tuple[RankMessage, bytes] | None] = queue.SimpleQueue()
         self._over = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -33,7 +33,7 @@ class Speaker:
         """Begin to say what is in the queue."""
         self._thread.start()
 
-    def say(self, said: Said, payload: bytes = b"") -> None:
+    def say(self, said: RankMessage, payload: bytes = b"") -> None:
         """Say something; silent once that failed."""
         if not self._over:
             self._lines.put((said, payload))

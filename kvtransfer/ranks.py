@@ -9,7 +9,7 @@ heads), the D ranks that want the head share them out; a D rank left with severa
 
 from collections.abc import Mapping, Sequence
 
-from kvtransfer.terms import Part
+from kvtransfer.terms import RankHeads
 from wire.errors import Incompatible
 from wire.kv_layout import MAX_RANKS, Heads, KvTensor, Rank, head_range, ranks_holding
 from wire.types import KvEndpoint
@@ -26,9 +26,9 @@ def heads_between(tensor: KvTensor, sender: Rank, receiver: Rank) -> Heads:
     return Heads(start, end)
 
 
-def part_between(tensors: Sequence[KvTensor], sender: Rank, receiver: Rank) -> Part:
+def part_between(tensors: Sequence[KvTensor], sender: Rank, receiver: Rank) -> RankHeads:
     """Return `heads_between` for each tensor."""
-    return Part(tensors, [heads_between(tensor, sender, receiver) for tensor in tensors])
+    return RankHeads(tensors, [heads_between(tensor, sender, receiver) for tensor in tensors])
 
 
 def receivers_of(tensors: Sequence[KvTensor], sender: Rank, num_receivers: int) -> tuple[int, ...]:
@@ -51,9 +51,9 @@ class Senders:
 
     def __init__(self, tensors: Sequence[KvTensor], receiver: Rank) -> None:
         self.tensors, self.receiver = tuple(tensors), receiver
-        self._parts: dict[int, dict[int, Part]] = {}
+        self._parts: dict[int, dict[int, RankHeads]] = {}
 
-    def of(self, num_senders: int) -> Mapping[int, Part]:
+    def of(self, num_senders: int) -> Mapping[int, RankHeads]:
         """Return the parts by P rank, ascending, of those that send anything: at least one."""
         known = self._parts.get(num_senders)
         if known is None:

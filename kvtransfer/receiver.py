@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvtransfer import shm, tcp
-from kvtransfer.door import MAX_INSIDE, MAX_WAITING, Door
+from kvtransfer.connection_limit import MAX_INSIDE, MAX_WAITING, ConnectionLimit
 from kvtransfer.frame import Refuse, TicketMessage, encode
 from kvtransfer.handshake import log_refusal
 from kvtransfer.hello import Hello, check_hello
@@ -21,7 +21,7 @@ from kvtransfer.stream import Stream
 from kvtransfer.ticket_table import ReceiverCounts, TicketTable
 from kvtransfer.transport import Timeouts, Transport
 from kvtransfer.transports import make_transports
-from telemetry.capped import CappedLog
+from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
 from wire.errors import Incompatible, Unavailable, to_name
 from wire.failpoints import Failpoints, process_failpoints
@@ -64,7 +64,7 @@ class KvReceiver:
         )  # fmt: skip
         self._quorum.join(self._table)
         self._links: dict[int, Incoming] = {}
-        self._door, self._refusals = Door(), CappedLog(_log)
+        self._door, self._refusals = ConnectionLimit(), CappedLog(_log)
         self._numbers = itertools.count(1)
         self._closing = threading.Event()
         self._listeners = {over_unix: _listen(over_unix, host, port_range) for over_unix in self._doors()}

@@ -12,7 +12,7 @@ from kvtransfer.device_memory import device_memory
 from kvtransfer.guarded_events import GuardedEvents
 from kvtransfer.interface import PoolMemory, SenderEvents, SendStats
 from kvtransfer.link import Link, join_all
-from kvtransfer.link_ops import Drop, Finish, LinkSettings, PeerKey, Put
+from kvtransfer.link_ops import Drop, FinishTicket, LinkSettings, PeerKey, Put
 from kvtransfer.peer import Peer
 from kvtransfer.probe import check_num_bytes
 from kvtransfer.rank_ends import RankSender
@@ -87,7 +87,7 @@ class KvSender:
         """After the last frame: tell the receiver what the prompt is."""
         for link in self._routes.links(ticket_id):
             told = description if link.rank == 0 else b""  # the receiver's first rank alone asks what it is
-            link.post(Finish(ticket_id, told, link.announced(ticket_id)))
+            link.post(FinishTicket(ticket_id, told, link.announced(ticket_id)))
 
     def abort(self, ticket_id: str, reason: str) -> None:
         """End the ticket; the receiver is told. Reports no event."""

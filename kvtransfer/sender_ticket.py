@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from kvtransfer.coverage import Coverage, mask_of
 from kvtransfer.frame import Commit, Frame
-from kvtransfer.framing import Cut
+from kvtransfer.framing import FrameRange
 from kvtransfer.terms import Terms, seal_of
 from wire.errors import HandoffFailed
 
@@ -63,7 +63,7 @@ class SenderTicket:
             return []
         return self._coverage.missing(max(start, terms.first_token), end, mask_of(tensor))
 
-    def send(self, cut: Cut, digest: int, block_ids: tuple[int, ...]) -> Frame:
+    def send(self, cut: FrameRange, digest: int, block_ids: tuple[int, ...]) -> Frame:
         """Make the next frame."""
         assert self.state in (SenderState.HELD, SenderState.SENDING)
         tensor, num_tensors, start, end = cut

@@ -14,11 +14,11 @@ import socket
 import struct
 
 from kvtransfer.device_memory import device_memory
-from kvtransfer.digest import Place, StopFlag
+from kvtransfer.digest import RegionRuns, StopFlag
 from kvtransfer.frame import Frame, Taken, WireError
 from kvtransfer.hello import Hello
 from kvtransfer.interface import PoolMemory
-from kvtransfer.naming import Namer, Names
+from kvtransfer.named_windows import WindowNamer, WindowNames
 from kvtransfer.slots import SlotMap
 from kvtransfer.staging import move
 from kvtransfer.stream import READ_AHEAD_BYTES, Stream
@@ -91,9 +91,9 @@ class ShmOutlet:
     most_frame_bytes = 16 << 20
 
     def __init__(self) -> None:
-        self._namer = Namer()
+        self._namer = WindowNamer()
 
-    def announce(self, frame: Frame, source: Place) -> list[memoryview | bytes]:
+    def announce(self, frame: Frame, source: RegionRuns) -> list[memoryview | bytes]:
         """The header alone: it names the blocks."""
         return [self._namer.encode(frame)]
 
@@ -123,9 +123,9 @@ class ShmInlet:
         except OSError as error:
             raise Unavailable(f"the pool of {hello.sender_id} cannot be mapped: {error}") from error
         self._view, self._digests = memoryview(self._map), hello.digests
-        self._slots, self._names = SlotMap(layout, self._view), Names(layout.block_size)
+        self._slots, self._names = SlotMap(layout, self._view), WindowNames(layout.block_size)
 
-    def move(self, frame: Frame, target: Place, stop: StopFlag) -> int | None:
+    def move(self, frame: Frame, target: RegionRuns, stop: StopFlag) -> int | None:
         """Copy from the sender's blocks to the target, digesting on the way."""
         return move_blocks(self._slots, self._names, frame, target, stop, digests=self._digests)
 
@@ -142,7 +142,7 @@ class ShmInlet:
 
 
 def move_blocks(
-    slots: SlotMap, names: Names, frame: Frame, target: Place, stop: StopFlag, *, digests: bool
+    slots: SlotMap, names: WindowNames, frame: Frame, target: RegionRuns, stop: StopFlag, *, digests: bool
 ) -> int | None:
     """Move a frame from the blocks it names in the sender's pool, which is mapped here. See transport.Inlet.move."""
     where = names.window_of(frame)
@@ -156,7 +156,7 @@ def move_blocks(
         ) from error
 
 
-def skip_blocks(names: Names, frame: Frame) -> None:
+def skip_blocks(names: WindowNames, frame: Frame) -> None:
     """Learn what a frame that nobody wants names."""
     with contextlib.suppress(HandoffFailed):
         names.window_of(frame)

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvtransfer.digest import Place, Region, Runs
+from kvtransfer.digest import Region, RegionRuns, Runs
 from wire.kv_layout import Heads, PoolLayout
 
 _MAX_WINDOWS = 64
@@ -18,7 +18,7 @@ class _Row(NamedTuple):
     num_bytes: int
 
 
-class Window:
+class BlockWindow:
     """Tokens [start, end) of a block table cut to the blocks that hold them; `start` counts from the first of these.
 
     It keeps the runs that were worked out for it, by slot sizes, heads and tensors at once: so it is used with
@@ -32,19 +32,21 @@ class Window:
         self.runs: dict[tuple[_Row, int], Runs] = {}
 
 
-def window(block_ids: Sequence[int], block_size: int, start: int, end: int) -> Window:
+def window(block_ids: Sequence[int], block_size: int, start: int, end: int) -> BlockWindow:
     """Cut `block_ids` (block i holds tokens [i * block_size, ...)) to tokens [start, end)."""
     first = start // block_size
-    return Window(tuple(block_ids[first : -(-end // block_size)]), start - first * block_size, end - first * block_size)
+    return BlockWindow(
+        tuple(block_ids[first : -(-end // block_size)]), start - first * block_size, end - first * block_size
+    )
 
 
 class Windows:
     """The windows of one growing block table, each cut once for all tensors of all layers. Keeps the last few."""
 
     def __init__(self) -> None:
-        self._cut: dict[tuple[int, int], tuple[Sequence[int], Window]] = {}
+        self._cut: dict[tuple[int, int], tuple[Sequence[int], BlockWindow]] = {}
 
-    def of(self, block_ids: Sequence[int], block_size: int, start: int, end: int) -> Window:
+    def of(self, block_ids: Sequence[int], block_size: int, start: int, end: int) -> BlockWindow:
         """Return the window of tokens [start, end)."""
         known = self._cut.get((start, end))
         if known is not None and (known[0] is block_ids or known[0] == block_ids):
@@ -64,7 +66,7 @@ class SlotMap:
         self._region = memory if isinstance(memory, Region) else Region(memory)
         self._alike = _count_alike(layout)
 
-    def place(self, tensor: int, where: Window, heads: Heads | None = None, num_tensors: int = 1) -> Place:
+    def place(self, tensor: int, where: BlockWindow, heads: Heads | None = None, num_tensors: int = 1) -> RegionRuns:
         """Return where these heads (None: all held) of the tensors' tokens lie, in order: [tensor][token][head][dim].
 
         Raises IndexError for a block or a tensor past the pool, ValueError for heads that are not held here.
@@ -75,13 +77,13 @@ class SlotMap:
         offsets = self.layout.offsets
         base, row = offsets[tensor], self._row(tensor, heads)
         if num_tensors == 1:
-            return Place(self._region, base, self._runs(where, row))
+            return RegionRuns(self._region, base, self._runs(where, row))
         if num_tensors <= self._alike[tensor]:
-            return Place(self._region, base, self._runs(where, row, num_tensors, offsets[tensor + 1] - base))
+            return RegionRuns(self._region, base, self._runs(where, row, num_tensors, offsets[tensor + 1] - base))
         parts = [(offsets[one] - base, self._runs(where, self._row(one, heads))) for one in range(tensor, last)]
-        return Place(self._region, base, Runs.joined(parts))
+        return RegionRuns(self._region, base, Runs.joined(parts))
 
-    def _runs(self, where: Window, row: _Row, num_tensors: int = 1, step: int = 0) -> Runs:
+    def _runs(self, where: BlockWindow, row: _Row, num_tensors: int = 1, step: int = 0) -> Runs:
         """Return the runs of tensors that are alike, `step` bytes apart, which the bytes of their slots decide."""
         key = row, num_tensors
         runs = where.runs.get(key)

@@ -3,7 +3,7 @@
 import functools
 
 from kvtransfer.device_memory import DeviceRegion
-from kvtransfer.digest import Place, Region, Runs, StopFlag
+from kvtransfer.digest import Region, RegionRuns, Runs, StopFlag
 from kvtransfer.mover import process_mover
 
 _NEVER = StopFlag()
@@ -32,23 +32,23 @@ class Staging:
         """Where it starts."""
         return self._region.address
 
-    def gather(self, start: int, source: Place) -> None:
+    def gather(self, start: int, source: RegionRuns) -> None:
         """Copy the source's runs one after another to `start`. Raises IndexError when there is no room."""
-        self._mover.copy(source, Place(self._region, start, whole(source.runs.num_bytes)), _NEVER)
+        self._mover.copy(source, RegionRuns(self._region, start, whole(source.runs.num_bytes)), _NEVER)
 
-    def scatter(self, start: int, target: Place, stop: StopFlag, *, digests: bool) -> int | None:
+    def scatter(self, start: int, target: RegionRuns, stop: StopFlag, *, digests: bool) -> int | None:
         """Copy from `start` into the target's runs; return their digest (0 without), None when `stop` cut it short."""
-        return move(Place(self._region, start, whole(target.runs.num_bytes)), target, stop, digests=digests)
+        return move(RegionRuns(self._region, start, whole(target.runs.num_bytes)), target, stop, digests=digests)
 
 
-def move(source: Place, target: Place, stop: StopFlag, *, digests: bool) -> int | None:
+def move(source: RegionRuns, target: RegionRuns, stop: StopFlag, *, digests: bool) -> int | None:
     """Copy and return the digest of what was written (0 without digests); None when `stop` cut it short."""
     if digests:
         return process_mover().copy_and_digest(source, target, stop)
     return 0 if process_mover().copy(source, target, stop) else None
 
 
-def pieces_of(place: Place) -> list[memoryview]:
+def pieces_of(place: RegionRuns) -> list[memoryview]:
     """Return the runs as pieces of their region; scattered small rows and device memory as one copy on the host."""
     region, base, runs = place
     rows = list(runs.rows())

@@ -6,7 +6,7 @@ import socket
 from dataclasses import replace
 
 from kvtransfer.device_memory import DeviceRegion
-from kvtransfer.digest import Place, StopFlag
+from kvtransfer.digest import RegionRuns, StopFlag
 from kvtransfer.frame import FRAME_HEAD_BYTES, MAX_FRAME_BYTES, Frame, Taken, WireError, encode
 from kvtransfer.hello import Hello
 from kvtransfer.interface import PoolMemory
@@ -63,14 +63,14 @@ class TcpOutlet:
         self._ring: Staging | None = None
         self._at = 0
 
-    def announce(self, frame: Frame, source: Place) -> list[memoryview | bytes]:
+    def announce(self, frame: Frame, source: RegionRuns) -> list[memoryview | bytes]:
         """The header, then the payload: from where it lies, or gathered where that is many small rows."""
         header = encode(replace(frame, block_ids=()))
         if not _is_scattered(source) or frame.num_bytes > FRAME_BYTES:
             return [header, *pieces_of(source)]
         return [header, self._gather(source, frame.num_bytes)]
 
-    def _gather(self, source: Place, num_bytes: int) -> memoryview:
+    def _gather(self, source: RegionRuns, num_bytes: int) -> memoryview:
         """Copy into the ring, which is far larger than what an Outbox holds back: nothing unsent is overwritten."""
         if self._ring is None:
             self._ring = Staging(memoryview(mmap.mmap(-1, _RING_BYTES)))
@@ -96,7 +96,7 @@ class TcpInlet:
         self._staging: Staging | None = None
         self._moved = 0
 
-    def move(self, frame: Frame, target: Place, stop: StopFlag) -> int | None:
+    def move(self, frame: Frame, target: RegionRuns, stop: StopFlag) -> int | None:
         """Receive into the slots and digest what lies there; by way of a buffer: small rows, device memory."""
         region, base, runs = target
         if runs.num_bytes != frame.num_bytes:
@@ -120,7 +120,7 @@ class TcpInlet:
         left, self._moved = frame.num_bytes - self._moved, 0
         self._stream.drain(left)
 
-    def _move_staged(self, frame: Frame, target: Place, stop: StopFlag) -> int | None:
+    def _move_staged(self, frame: Frame, target: RegionRuns, stop: StopFlag) -> int | None:
         if self._staging is None or len(self._staging.view) < frame.num_bytes:
             self._staging = Staging(memoryview(mmap.mmap(-1, max(FRAME_BYTES, frame.num_bytes))))
         staging = self._staging
@@ -137,7 +137,7 @@ class TcpInlet:
         """Nothing is held."""
 
 
-def _is_scattered(place: Place) -> bool:
+def _is_scattered(place: RegionRuns) -> bool:
     """Tell whether a stream had better move it in one piece: the kernel's work for a piece is that of some KiB."""
     return place.runs.num_rows > 1 and place.runs.num_bytes < _SMALL_ROW_BYTES * place.runs.num_rows
 

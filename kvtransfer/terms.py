@@ -12,7 +12,7 @@ from wire.kv_layout import Heads, KvTensor
 _SEAL = struct.Struct("!IIIIIIHHQ")
 
 
-class Part:
+class RankHeads:
     """The heads of each tensor that go from one rank of P to one rank of D. Immutable; made once for all tickets.
 
     `tensors` are the whole model's; a tensor of which nothing goes has an empty range of heads, and no `token_bytes`.
@@ -32,7 +32,7 @@ class Part:
 class Terms:
     """What one rank of P owes one rank of D for one ticket: its part of tokens [first_token, num_tokens)."""
 
-    part: Part
+    part: RankHeads
     first_token: int
     num_tokens: int
 

@@ -12,10 +12,10 @@ from enum import StrEnum
 
 from kvtransfer.digest import StopFlag
 from kvtransfer.frame import Commit, Frame
-from kvtransfer.inflow import Inflow, Progress, Source, Verdict
+from kvtransfer.inflow import FrameVerdict, Inflow, MoveResult, SendingRank
 from kvtransfer.ranks import Senders
 from kvtransfer.slots import Windows
-from kvtransfer.terms import Part, Terms
+from kvtransfer.terms import RankHeads, Terms
 from wire.errors import HandoffFailed
 
 
@@ -47,7 +47,7 @@ class ReceiverTicket:
         self.stop = StopFlag()
         self.windows = Windows()
         self._senders = senders
-        self._owed: Mapping[int, Part] = {}  # by P rank, known from the first opening on
+        self._owed: Mapping[int, RankHeads] = {}  # by P rank, known from the first opening on
         self._inflows: dict[int, Inflow] = {}  # by link
         self._moving = 0
         self._proposed = self._committing = False
@@ -87,7 +87,7 @@ class ReceiverTicket:
         return link in self._inflows or not self._inflows
 
     def open(
-        self, link: int, source: Source, num_tokens: int, first_token: int, now: float, *, receipt: bool = False
+        self, link: int, source: SendingRank, num_tokens: int, first_token: int, now: float, *, receipt: bool = False
     ) -> None:
         """Bind one rank of P to its link; with `receipt` it owes one before all is in.
 
@@ -137,30 +137,30 @@ class ReceiverTicket:
         self._told, self._told_at = progress, now
         return self.links
 
-    def accept(self, frame: Frame, link: int) -> Verdict:
+    def accept(self, frame: Frame, link: int) -> FrameVerdict:
         """Judge an announced frame before a byte moves. Raises HandoffFailed if it breaks the ticket's terms."""
         inflow = self._speaks(link, frame.epoch)
-        verdict = Verdict.DROP if inflow is None else inflow.accept(frame)
-        self._moving += verdict is Verdict.MOVE
+        verdict = FrameVerdict.DROP if inflow is None else inflow.accept(frame)
+        self._moving += verdict is FrameVerdict.MOVE
         return verdict
 
-    def finish(self, link: int, number: int, digest: int | None, now: float) -> Progress:
+    def finish(self, link: int, number: int, digest: int | None, now: float) -> MoveResult:
         """Take the digest of a moved frame (None: the move was cut short). Raises HandoffFailed at the second miss."""
         self._moving -= 1
         if self.over or digest is None:
-            return Progress.OVER
+            return MoveResult.OVER
         inflow = self._inflows[link]
         progress = inflow.finish(number, digest)
-        if progress is Progress.VERIFIED:
+        if progress is MoveResult.VERIFIED:
             inflow.lease_end = max(inflow.lease_end, now + self._lease_s)
             self.progress += 1
         return progress
 
-    def propose(self, commit: Commit, link: int) -> Verdict:
+    def propose(self, commit: Commit, link: int) -> FrameVerdict:
         """Take the sender's commit; `ready` tells when it is granted. Raises HandoffFailed if frames are missing."""
         inflow = self._speaks(link, commit.epoch)
-        verdict = Verdict.DROP if inflow is None else inflow.propose(commit)
-        self._proposed |= verdict is Verdict.MOVE
+        verdict = FrameVerdict.DROP if inflow is None else inflow.propose(commit)
+        self._proposed |= verdict is FrameVerdict.MOVE
         return verdict
 
     def ready(self) -> bool:
@@ -221,7 +221,7 @@ class ReceiverTicket:
         self._released = True
         return True
 
-    def _is_awaited(self, source: Source) -> bool:
+    def _is_awaited(self, source: SendingRank) -> bool:
         """Whether this rank of P sends here, and the ticket is no other sender's."""
         if source.rank.number not in self._senders.of(source.rank.of):
             return False

@@ -9,13 +9,13 @@ from kvtransfer.arrivals import Arrivals
 from kvtransfer.device_memory import region_of
 from kvtransfer.digest import digest_of
 from kvtransfer.frame import Abort, Ack, Commit, Frame, Held, Nack, Open, Read, Renew, TicketMessage
-from kvtransfer.inflow import Progress, Source, Verdict
+from kvtransfer.inflow import FrameVerdict, MoveResult, SendingRank
 from kvtransfer.interface import PoolMemory
 from kvtransfer.past_tickets import PastTickets
 from kvtransfer.quorum import ShareReports
 from kvtransfer.ranks import Senders
 from kvtransfer.slots import SlotMap
-from kvtransfer.suspects import Suspects
+from kvtransfer.suspect_frames import SuspectFrames
 from kvtransfer.ticket import ReceiverTicket
 from kvtransfer.transport import Inlet
 from telemetry.logs import EventLogger
@@ -54,9 +54,9 @@ class TicketTable:
         self._slots = SlotMap(memory.layout, region_of(memory))
         self._rank = memory.layout.rank
         self._senders = Senders(memory.layout.model_tensors, self._rank)
-        self._sources: dict[int, Source] = {}
+        self._sources: dict[int, SendingRank] = {}
         self._receipts: set[int] = set()
-        self._arrivals, self._suspects = Arrivals(), Suspects()
+        self._arrivals, self._suspects = Arrivals(), SuspectFrames()
         self._tickets: dict[str, ReceiverTicket] = {}
         self._past = PastTickets()
         self._counts = {field.name: 0 for field in fields(ReceiverCounts)}
@@ -116,7 +116,7 @@ class TicketTable:
             self._tell_commit(ticket)
 
     def meet(
-        self, link: int, source: Source, *, receipts: bool = False, received: Callable[[], int] | None = None
+        self, link: int, source: SendingRank, *, receipts: bool = False, received: Callable[[], int] | None = None
     ) -> None:  # fmt: skip
         """A link is ready; this is who speaks on it, and how to tell the bytes that have come over its stream.
 
@@ -206,7 +206,7 @@ class TicketTable:
         self.count(renewals=1)
 
     def _frame(self, link: int, frame: Frame, inlet: Inlet) -> None:
-        ticket, verdict = self._tickets.get(frame.ticket_id), Verdict.DROP
+        ticket, verdict = self._tickets.get(frame.ticket_id), FrameVerdict.DROP
         if ticket is not None:
             try:
                 with self._lock:
@@ -216,10 +216,10 @@ class TicketTable:
         if self._suspects.comes_again(frame.ticket_id, link, frame.number):
             _log.warning("kv_frame_corrupt", ticket=frame.ticket_id, frame=frame.number)
             self.count(corrupt_frames=1)
-        if ticket is not None and verdict is Verdict.MOVE:
+        if ticket is not None and verdict is FrameVerdict.MOVE:
             self._move(ticket, frame, link, inlet)
             return
-        self.count(**{"duplicate_frames" if verdict is Verdict.DUPLICATE else "dropped_frames": 1})
+        self.count(**{"duplicate_frames" if verdict is FrameVerdict.DUPLICATE else "dropped_frames": 1})
         inlet.skip(frame)
 
     def _move(self, ticket: ReceiverTicket, frame: Frame, link: int, inlet: Inlet) -> None:
@@ -244,16 +244,16 @@ class TicketTable:
             with self._lock:
                 self._counts["bytes_received"] += frame.num_bytes if digest is not None else 0
                 progress = ticket.finish(link, frame.number, digest, self._clock())
-                if progress is Progress.REPEAT:
+                if progress is MoveResult.REPEAT:
                     self._suspects.add(ticket.ticket_id, link, frame.number)
         except HandoffFailed as error:
             self.count(corrupt_frames=1)
             self._end(ticket, str(error))
             return
-        if progress is Progress.REPEAT:
+        if progress is MoveResult.REPEAT:
             _log.info("kv_frame_asked_again", ticket=ticket.ticket_id, frame=frame.number)
             self._answer(link, Nack(ticket.ticket_id, ticket.epoch, frame.number))
-        elif progress is Progress.OVER:
+        elif progress is MoveResult.OVER:
             self.count(dropped_frames=1)
             self._release(ticket)
 

@@ -27,7 +27,7 @@ import xxhash
 
 from devices.polling import wait_until
 from kvtransfer.device_memory import DeviceRegion
-from kvtransfer.digest import Place, Region, Runs, StopFlag
+from kvtransfer.digest import Region, RegionRuns, Runs, StopFlag
 from kvtransfer.row_plan import RowPlan, plan_rows
 from kvtransfer.stream import LinkLost
 from kvtransfer.transport import Timeouts
@@ -52,7 +52,7 @@ class TorchMover:
         self._idle: dict[torch.device, list[_Workspace]] = {}
         self._lock = threading.Lock()
 
-    def digest(self, place: Place) -> int:
+    def digest(self, place: RegionRuns) -> int:
         """See Mover."""
         check_place(place)
         hasher, memory = xxhash.xxh3_64(), _tensor_of(place.region)
@@ -63,16 +63,16 @@ class TorchMover:
                 hasher.update(space.on_host(plan.num_bytes))
         return int(hasher.intdigest())
 
-    def copy(self, source: Place, target: Place, stop: StopFlag) -> bool:
+    def copy(self, source: RegionRuns, target: RegionRuns, stop: StopFlag) -> bool:
         """See Mover."""
         return self._move(source, target, stop, None)
 
-    def copy_and_digest(self, source: Place, target: Place, stop: StopFlag) -> int | None:
+    def copy_and_digest(self, source: RegionRuns, target: RegionRuns, stop: StopFlag) -> int | None:
         """See Mover. What is digested is the very copy that is then written, whatever the source does meanwhile."""
         hasher = xxhash.xxh3_64()
         return int(hasher.intdigest()) if self._move(source, target, stop, hasher) else None
 
-    def _move(self, source: Place, target: Place, stop: StopFlag, hasher: Any) -> bool:
+    def _move(self, source: RegionRuns, target: RegionRuns, stop: StopFlag, hasher: Any) -> bool:
         check_move(source, target)
         read, written = _tensor_of(source.region), _tensor_of(target.region)
         plans = zip(self._plans_of(source, read), self._plans_of(target, written), strict=True)
@@ -97,7 +97,7 @@ class TorchMover:
             there.wait()
         return not stop.is_set()
 
-    def _plans_of(self, place: Place, memory: torch.Tensor) -> "tuple[RowPlan, ...]":
+    def _plans_of(self, place: RegionRuns, memory: torch.Tensor) -> "tuple[RowPlan, ...]":
         start = memory.storage_offset()
         align = math.gcd(place.base, memory.data_ptr(), start, _ALIGNMENT)
         return self._plans(place.runs, align, memory.device)

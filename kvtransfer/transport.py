@@ -9,7 +9,7 @@ The messages go over one `Stream` a link; how the bytes of a frame go is the tra
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvtransfer.digest import Place, StopFlag
+from kvtransfer.digest import RegionRuns, StopFlag
 from kvtransfer.frame import Frame, Taken
 from kvtransfer.hello import Hello
 from kvtransfer.stream import Stream
@@ -34,7 +34,7 @@ class Outlet(Protocol):
         """The largest frame to be announced; larger ones cost less a byte, and more when one has to be sent again."""
         ...
 
-    def announce(self, frame: Frame, source: Place) -> list[memoryview | bytes]:
+    def announce(self, frame: Frame, source: RegionRuns) -> list[memoryview | bytes]:
         """Return what goes out on the stream for a frame whose payload lies at `source` in the sender's pool.
 
         May wait for room, up to the progress timeout. Raises LinkLost.
@@ -57,7 +57,7 @@ class Outlet(Protocol):
 class Inlet(Protocol):
     """The receiver's side of one connection. Used by that connection's thread only."""
 
-    def move(self, frame: Frame, target: Place, stop: StopFlag) -> int | None:
+    def move(self, frame: Frame, target: RegionRuns, stop: StopFlag) -> int | None:
         """Move the payload to `target` and return its digest, 0 on a link without; None when `stop` cut it short.
 
         Raises LinkLost, and HandoffFailed when the frame cannot be read from where it says.

@@ -18,7 +18,7 @@ _int32, _pointer = ctypes.c_int32, ctypes.c_void_p
 _Export = ctypes.c_char * 0  # of a buffer of any size: its length is not looked at
 
 
-class Step(ctypes.Structure):
+class AttentionStep(ctypes.Structure):
     """struct attention_step; `exports` holds the arrays that it points into."""
 
     exports: "list[ctypes.Array[ctypes.c_char]]"
@@ -39,7 +39,7 @@ class Rows(ctypes.Structure):
     )  # fmt: skip
 
 
-class Layer(ctypes.Structure):
+class AttentionLayer(ctypes.Structure):
     """struct attention_layer."""
 
     _fields_ = (
@@ -52,19 +52,19 @@ class Layer(ctypes.Structure):
 
 def check_structs(library: EngineLibrary) -> None:
     """Raise NoNative for a library whose structs are of other sizes than these."""
-    library.check_sizes("attention_struct_sizes", (Step, Rows, Layer))
+    library.check_sizes("attention_struct_sizes", (AttentionStep, Rows, AttentionLayer))
 
 
 def step_of(
     query_ends: "array[int]", kv_lengths: "array[int]", table_ends: "array[int]", blocks: "array[int]",
     slots: "array[int]", *, block_size: int, num_blocks: int,
-) -> Step:  # fmt: skip
+) -> AttentionStep:  # fmt: skip
     """Return a step over these arrays, of int32 but for the slots, of int64; they stay, at this size, while it does.
 
     `num_blocks` is the pool's.
     """
     exports = [_Export.from_buffer(column) for column in (query_ends, kv_lengths, table_ends, blocks, slots)]
-    step = Step(len(query_ends), len(slots), block_size, num_blocks, *map(ctypes.addressof, exports))
+    step = AttentionStep(len(query_ends), len(slots), block_size, num_blocks, *map(ctypes.addressof, exports))
     step.exports = exports
     return step
 
@@ -92,7 +92,7 @@ class AttentionMemory:
             raise ValueError("attention's memory is closed")
         return self._address
 
-    def run(self, layer: Layer, what: int) -> None:
+    def run(self, layer: AttentionLayer, what: int) -> None:
         """Write the layer's new KV, attend, or both (WRITE, ATTEND); without the GIL.
 
         Raises ValueError for a layer that attention_prepare refuses and after either was closed, MemoryError.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from native.builder import BUILD_TIMEOUT_S, VARIABLE, build_library, find_library
 from native.cache import NoNative
-from native.memory import Place, Region, Runs, StopFlag, check_move, check_place
+from native.memory import Region, RegionRuns, Runs, StopFlag, check_move, check_place
 from native.recipe import Recipe
 
 __all__ = ["RECIPE", "VARIABLE", "Library", "build", "load"]
@@ -40,7 +40,7 @@ class Library:
         self._digest, self._quick_digest = (_declare_digest(library) for library in (free, held))
         self._move, self._quick_move = (_declare_move(library) for library in (free, held))
 
-    def digest(self, place: Place) -> int:
+    def digest(self, place: RegionRuns) -> int:
         """Return XXH3-64 of the runs one after another. Raises IndexError for runs past the region."""
         check_place(place)
         region, base, runs = place
@@ -49,7 +49,7 @@ class Library:
         digest: int = call(region.address + base, runs.address, num_bytes, self.kernel << _KERNEL_SHIFT)
         return digest
 
-    def copy(self, source: Place, target: Place, stop: StopFlag) -> bool:
+    def copy(self, source: RegionRuns, target: RegionRuns, stop: StopFlag) -> bool:
         """Fill the target's runs from the source's; False when `stop` was set meanwhile.
 
         The flag is looked at every 256 KiB; source and target must not overlap. Raises IndexError for runs past their
@@ -58,12 +58,12 @@ class Library:
         self._run(source, target, stop, 0)
         return not stop.is_set()
 
-    def copy_and_digest(self, source: Place, target: Place, stop: StopFlag) -> int | None:
+    def copy_and_digest(self, source: RegionRuns, target: RegionRuns, stop: StopFlag) -> int | None:
         """Copy like `copy` and return XXH3-64 of what was written; None when `stop` was set meanwhile."""
         digest = self._run(source, target, stop, _DIGEST)
         return None if stop.is_set() else digest
 
-    def _run(self, source: Place, target: Place, stop: StopFlag, flags: int) -> int:
+    def _run(self, source: RegionRuns, target: RegionRuns, stop: StopFlag, flags: int) -> int:
         check_move(source, target)
         (from_region, from_base, from_runs), (to_region, to_base, to_runs) = source, target
         num_bytes = from_runs.num_bytes
@@ -96,7 +96,7 @@ def _checked(path: Path) -> Library:
     region = Region(bytes(range(256)) * 8)
     for num_bytes, known in _KNOWN_DIGESTS.items():
         runs = Runs([(0, num_bytes, 0, 1)] if num_bytes else [])
-        if (digest := library.digest(Place(region, 0, runs))) != known:
+        if (digest := library.digest(RegionRuns(region, 0, runs))) != known:
             raise NoNative(f"{path}: the digest of {num_bytes} bytes is {digest:#x}, it should be {known:#x}")
     return library
 

@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 _FIELDS = 4
 
 
-class Run(NamedTuple):
+class MemoryRun(NamedTuple):
     """`rows` rows of `row_bytes` bytes; each starts `stride` bytes after the one before, the first at `offset`."""
 
     offset: int
@@ -30,7 +30,7 @@ class Runs:
 
     __slots__ = ("_words", "address", "extent", "num_bytes", "num_rows")
 
-    def __init__(self, runs: Iterable[Run | tuple[int, int, int, int]]) -> None:
+    def __init__(self, runs: Iterable[MemoryRun | tuple[int, int, int, int]]) -> None:
         """Raises ValueError for a negative number, an empty run, and rows that overlap."""
         columns = tuple(zip(*runs, strict=True))
         self._pack(*(columns or ((), (), (), ())))
@@ -95,7 +95,7 @@ class Runs:
             raise ValueError(f"a run is four numbers that are not negative and below 2^64: {error}") from error
         single = max(rows, default=1) <= 1
         if not all(row_bytes) or not all(rows) or not (single or all(map(_is_good, *columns))):
-            bad = next(Run(*run) for run in zip(*columns, strict=True) if not _is_good(*run))
+            bad = next(MemoryRun(*run) for run in zip(*columns, strict=True) if not _is_good(*run))
             raise ValueError(f"{bad} has no bytes, or rows that overlap")
         last_rows = offsets if single else map(add, offsets, map(mul, strides, map(sub, rows, repeat(1))))
         self._words = words
@@ -128,7 +128,7 @@ class Region:
         self.address = _address_of(self.view)
 
 
-class Place(NamedTuple):
+class RegionRuns(NamedTuple):
     """Runs of a region, their offsets counted from `base`."""
 
     region: Region
@@ -154,14 +154,14 @@ class StopFlag:
         return self._word.value != 0
 
 
-def check_place(place: Place) -> None:
+def check_place(place: RegionRuns) -> None:
     """Raise IndexError unless every run lies in the region."""
     region, base, runs = place
     if base < 0 or base + runs.extent > region.num_bytes:
         raise IndexError(f"bytes up to {base} + {runs.extent} are named, the region has {region.num_bytes}")
 
 
-def check_move(source: Place, target: Place) -> None:
+def check_move(source: RegionRuns, target: RegionRuns) -> None:
     """Raise IndexError for runs past their region, ValueError for unequal sizes and a target that is only readable."""
     check_place(source)
     check_place(target)

@@ -14,7 +14,7 @@ LINE_BYTES = 64
 _PAGE_BYTES = 4096
 
 
-class Outcome(IntEnum):
+class SumOutcome(IntEnum):
     """How a sum ended."""
 
     DONE, LATE, ABORTED = range(3)
@@ -42,12 +42,12 @@ class RanksLibrary:
 
     def sum(
         self, shared: int, rank: int, num_ranks: int, slot_bytes: int, data: int, count: int, timeout_s: float
-    ) -> Outcome:
+    ) -> SumOutcome:
         """Add up `count` float32 at address `data` over all ranks, in place; `shared` is their memory's address.
 
         `slot_bytes` is a multiple of 64 and the same everywhere. Only DONE leaves a sum.
         """
-        return Outcome(self._sum(shared, rank, num_ranks, slot_bytes, data, count, timeout_s))
+        return SumOutcome(self._sum(shared, rank, num_ranks, slot_bytes, data, count, timeout_s))
 
 
 def load(environ: Mapping[str, str] = os.environ) -> RanksLibrary | None:
@@ -64,7 +64,7 @@ def _checked(path: Path) -> RanksLibrary:
     shared = (ctypes.c_char * shared_bytes(1, LINE_BYTES))()
     data = (ctypes.c_float * 40)(*range(40))
     outcome = library.sum(ctypes.addressof(shared), 0, 1, LINE_BYTES, ctypes.addressof(data), 40, 1.0)
-    if outcome != Outcome.DONE or list(data) != [float(value) for value in range(40)]:
+    if outcome != SumOutcome.DONE or list(data) != [float(value) for value in range(40)]:
         raise NoNative(f"{path}: a sum over one rank is {outcome.name}, {list(data)[:4]}")
     return library
 

@@ -3,7 +3,7 @@
 `from pdserve import LLM, SamplingParams`: each name is loaded when it is asked for, torch by a local engine alone.
 """
 
-from pdserve.own_packages import claim
+from pdserve.package_finder import claim
 
 TYPE_CHECKING = False  # typing takes 2 ms to import, and no command answers Ctrl-C before its first line
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ claim()
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
-        from pdserve.offline.refused import NAMES
+        from pdserve.offline.unsupported import NAMES
 
         if name in NAMES:
             raise ImportError(f"pdserve has no {name}: {NAMES[name]}", name=name)

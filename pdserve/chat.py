@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pdserve.talk import Talk, talk_parser
+from pdserve.prompt_command import PromptCommand, talk_parser
 
 
 def main(argv: Sequence[str]) -> int:
@@ -12,7 +12,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--system-prompt", metavar="TEXT", help="what the model is told before all else")
     arguments = parser.parse_args(argv)
     conversation = _Conversation(arguments.system_prompt)
-    return Talk(arguments).go_on("/v1/chat/completions", conversation.body, conversation.hear, _said)
+    return PromptCommand(arguments).go_on("/v1/chat/completions", conversation.body, conversation.hear, _said)
 
 
 class _Conversation:

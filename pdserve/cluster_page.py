@@ -11,7 +11,7 @@ _ESCAPED = re.compile(r"\\(.)")
 
 
 @dataclass(slots=True)
-class Link:
+class LinkRow:
     """The links of one instance to one peer, as the sender sees them; figures it does not give are None."""
 
     peer: str
@@ -26,7 +26,7 @@ class Link:
 
 
 @dataclass(slots=True)
-class Instance:
+class InstanceRow:
     """One instance of the table; `name` is its role there and its place among those of that role, as `prefill-0`."""
 
     name: str
@@ -38,11 +38,11 @@ class Instance:
     running: float | None = None
     waiting: float | None = None
     digests: bool | None = None
-    links: dict[str, Link] = field(default_factory=dict)
+    links: dict[str, LinkRow] = field(default_factory=dict)
 
-    def link(self, peer: str) -> Link:
+    def link(self, peer: str) -> LinkRow:
         """Return the entry of a peer's link, made at its first sample."""
-        return self.links.setdefault(peer, Link(peer))
+        return self.links.setdefault(peer, LinkRow(peer))
 
 
 def read_table(samples: Sequence[Sample]) -> str | None:
@@ -53,15 +53,15 @@ def read_table(samples: Sequence[Sample]) -> str | None:
     return None
 
 
-def read_page(samples: Sequence[Sample]) -> tuple[Instance, ...]:
+def read_page(samples: Sequence[Sample]) -> tuple[InstanceRow, ...]:
     """Return the instances in the table's order; peers of links are called by name where they are in it."""
     seen: Counter[str] = Counter()
-    by_id: dict[str, Instance] = {}
+    by_id: dict[str, InstanceRow] = {}
     for sample in samples:
         if sample.name == "pdserve_instance_info":
             role = sample.labels["role"]
             name = sample.labels.get("name") or f"{role}-{seen[role]}"
-            found = Instance(name, role, sample.labels["address"], sample.labels["state"])
+            found = InstanceRow(name, role, sample.labels["address"], sample.labels["state"])
             found.digests = {"on": True, "off": False}.get(sample.labels.get("kv_digests", ""))
             by_id[sample.labels["instance"]] = found
             seen[role] += 1
@@ -72,7 +72,7 @@ def read_page(samples: Sequence[Sample]) -> tuple[Instance, ...]:
     return tuple(by_id.values())
 
 
-def _take(instance: Instance, sample: Sample, by_id: Mapping[str, Instance]) -> None:
+def _take(instance: InstanceRow, sample: Sample, by_id: Mapping[str, InstanceRow]) -> None:
     peer_id = _unescaped(sample.labels.get("peer", ""))
     peer = by_id[peer_id].name if peer_id in by_id else peer_id
     match sample.name:

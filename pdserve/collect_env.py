@@ -10,10 +10,10 @@ from pdserve.env_facts import Section, machine_facts
 from pdserve.flags.parser import CommandParser
 from pdserve.redaction import redacted, secret_values
 from pdserve.run_folder import RunFolder, default_run_dir
+from pdserve.target_cluster import add_where, base_url, find
 from pdserve.text_table import printable
-from pdserve.where import add_where, base_url, find
 from ranktable_tools.devices.kinds import KINDS
-from ranktable_tools.doctor.case import Case, Tables, read_tables, table_folder
+from ranktable_tools.doctor.case import DoctorInput, DoctorTables, read_tables, table_folder
 from ranktable_tools.doctor.checks import CHECKS
 from ranktable_tools.doctor.examination import TIMEOUT_S, examine
 from ranktable_tools.doctor.machine import Machine
@@ -50,12 +50,12 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"--timeout {arguments.timeout:g} is not in 0..3600 seconds")
     machine = Machine(os.environ, kind=arguments.device_type)
     tables, url = _cluster(arguments, machine)
-    case = Case(machine, tables, url)
+    case = DoctorInput(machine, tables, url)
     print(report(case, arguments.timeout, as_json=arguments.format == "json"))
     return 0
 
 
-def _cluster(arguments: argparse.Namespace, machine: Machine) -> tuple[Tables, str | None]:
+def _cluster(arguments: argparse.Namespace, machine: Machine) -> tuple[DoctorTables, str | None]:
     """Return the tables given, else those of the cluster that `pdserve up` runs, and where its scheduler serves."""
     tables = read_tables(arguments.files, machine)
     if tables.global_path is not None or tables.local_path is not None:
@@ -65,14 +65,14 @@ def _cluster(arguments: argparse.Namespace, machine: Machine) -> tuple[Tables, s
     except ConfigError as error:
         if arguments.url is not None or arguments.run_dir is not None:
             raise
-        return Tables(problem=str(error)), None  # a broken state file belongs into the report
+        return DoctorTables(problem=str(error)), None  # a broken state file belongs into the report
     if where.state is None:
         return tables, None if arguments.url is None else where.base_url
     folder = RunFolder(Path(arguments.run_dir or default_run_dir(machine.environ)).absolute()).tables
     return read_tables([str(path) for path in sorted(folder.glob("global_ranktable_*.json"))], machine), where.base_url
 
 
-def report(case: Case, timeout_s: float, *, as_json: bool = False) -> str:
+def report(case: DoctorInput, timeout_s: float, *, as_json: bool = False) -> str:
     """Return the whole report, secrets taken out."""
     secrets = secret_values(case.machine.environ, _secret_files(case))
     facts = {**machine_facts(case.machine), "tables": dict(_entries(case.tables))}
@@ -84,7 +84,7 @@ def report(case: Case, timeout_s: float, *, as_json: bool = False) -> str:
     return _json(sections, checks) if as_json else "\n".join(_lines(sections, checks))
 
 
-def _entries(tables: Tables) -> list[tuple[str, str]]:
+def _entries(tables: DoctorTables) -> list[tuple[str, str]]:
     if tables.table is None:
         return [("problem", tables.problem)] if tables.problem else []
     entries = [("scheduler", tables.table.scheduler.server_ip)]
@@ -108,7 +108,7 @@ def _json(sections: Mapping[str, Section], checks: Sequence[_Check]) -> str:
     return json.dumps({**sections, "doctor": found}, indent=2)
 
 
-def _secret_files(case: Case) -> list[Path]:
+def _secret_files(case: DoctorInput) -> list[Path]:
     named = case.machine.environ.get("PDSERVE_SECRET_FILE")
     beside = [] if case.tables.global_path is None else [Path(table_folder(case.tables)) / SECRET_NAME]
     return [*([Path(named)] if named else []), *beside]

@@ -3,14 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pdserve.talk import Talk, talk_parser
+from pdserve.prompt_command import PromptCommand, talk_parser
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command."""
     parser = talk_parser("complete", "Have a served model continue texts.", own_limit="16")
     arguments = parser.parse_args(argv)
-    return Talk(arguments).go_on("/v1/completions", lambda text: {"prompt": text}, lambda text, answer: None, _said)
+    return PromptCommand(arguments).go_on(
+        "/v1/completions", lambda text: {"prompt": text}, lambda text, answer: None, _said
+    )
 
 
 def _said(choice: Mapping[str, Any]) -> str:

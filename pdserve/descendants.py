@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcessPlace:
     """Where a process that still runs stands among the others, and when it started, in clock ticks since boot."""
 
     parent: int
@@ -39,7 +39,7 @@ def end_descendants(timeout_s: float) -> bool:
             return False
 
 
-def inhabited(sessions: Collection[int], places: Mapping[int, Place]) -> set[int]:
+def inhabited(sessions: Collection[int], places: Mapping[int, ProcessPlace]) -> set[int]:
     """Return those of `sessions` that a process is in: the number of another one may become a stranger's."""
     return {place.session for place in places.values()}.intersection(sessions)
 
@@ -62,7 +62,7 @@ def end_process(pid: int, started: int) -> int | None:
     return life
 
 
-def _below(own: int, places: Mapping[int, Place], sessions: set[int]) -> set[int]:
+def _below(own: int, places: Mapping[int, ProcessPlace], sessions: set[int]) -> set[int]:
     found = {pid for pid, place in places.items() if place.session in sessions}
     grown = True
     while grown:
@@ -78,16 +78,16 @@ def _wait(life: int, deadline: float) -> None:
     poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
 
 
-def _places() -> dict[int, Place]:
+def _places() -> dict[int, ProcessPlace]:
     """Return the processes that run, by pid; zombies are none."""
     folders = [folder for folder in Path("/proc").iterdir() if folder.name.isdigit()]
     return {int(folder.name): place for folder in folders if (place := _place(folder)) is not None}
 
 
-def _place(folder: Path) -> Place | None:
+def _place(folder: Path) -> ProcessPlace | None:
     try:
         stat = (folder / "stat").read_text(errors="replace")
     except OSError:
         return None
     fields = stat[stat.rindex(")") + 2 :].split()
-    return None if fields[0] in "ZX" else Place(int(fields[1]), int(fields[3]), int(fields[19]))
+    return None if fields[0] in "ZX" else ProcessPlace(int(fields[1]), int(fields[3]), int(fields[19]))

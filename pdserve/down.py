@@ -8,7 +8,7 @@ from pathlib import Path
 from pdserve.flags.parser import CommandParser
 from pdserve.processes import INSTANCE_GRACE_S, KILL_WAIT_S, SCHEDULER_GRACE_S, stop, tell, wait
 from pdserve.run_folder import ClusterState, ProcessRecord, RunFolder, default_run_dir
-from pdserve.where import DEFAULT_URL, is_scheduler
+from pdserve.target_cluster import DEFAULT_URL, is_scheduler
 
 _AGAIN_S = 0.5
 

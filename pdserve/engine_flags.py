@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Mapping
 
-from pdserve.apart import apart
+from pdserve.subprocess_call import apart
 from wire.errors import ConfigError
 from wire.kv_transports import ONE_HOST
 from wire.options import EngineOptions

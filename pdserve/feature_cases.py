@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdserve.feature_judges import (
     Answers,
-    Ask,
+    CasePrompt,
     Judge,
     equal_cosine,
     equal_logprobs,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class FeatureCase:
     """A feature. `turns`: the asks are sent one after the other, each when the one before has ended. `stops`: a text of
     its own answer is to end each.
 
@@ -34,7 +34,7 @@ class Case:
     """
 
     name: str
-    asks: tuple[Ask, ...]
+    asks: tuple[CasePrompt, ...]
     judge: Judge
     turns: bool = False
     stops: bool = False
@@ -53,7 +53,7 @@ class Vocabulary:
 
 def make_cases(
     prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int, *, with_vectors: bool = True
-) -> list[Case]:
+) -> list[FeatureCase]:
     """Return every feature's case over `prompts`, two of them each.
 
     Seeds are such that draws of the default model decide clearly (verify_features.settled): others cost time to find.
@@ -69,7 +69,7 @@ def make_cases(
     ]
 
 
-def _sampling_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int) -> list[Case]:
+def _sampling_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int) -> list[FeatureCase]:
     greedy: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.0}
     drawn: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.9, "seed": 20}
     some = tuple(range(5, min(vocabulary.size, 400), 3))
@@ -94,39 +94,41 @@ def _sampling_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, 
             "repetition_detection": RepetitionDetection(max_pattern_size=4, min_pattern_size=1, min_count=6),
         },
     }
-    return [Case(name, _asks(prompts, SamplingParams(**values)), equal_tokens) for name, values in chosen.items()]
+    return [
+        FeatureCase(name, _asks(prompts, SamplingParams(**values)), equal_tokens) for name, values in chosen.items()
+    ]
 
 
-def _sequence_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int) -> list[Case]:
+def _sequence_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int) -> list[FeatureCase]:
     drawn: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.7, "seed": 4}
     search = SamplingParams(
         max_tokens=max_tokens, temperature=0.0, n=2, best_of=4, stop_token_ids=vocabulary.eos_token_ids,
         beam_search=BeamSearch(),
     )  # fmt: skip
     return [
-        Case("n", _asks(prompts, SamplingParams(n=3, **drawn)), equal_tokens),
-        Case("best_of", _asks(prompts, SamplingParams(n=2, best_of=4, logprobs=0, **drawn)), likeliest_of_all),
-        Case("use_beam_search", _asks(prompts, search), equal_tokens),
+        FeatureCase("n", _asks(prompts, SamplingParams(n=3, **drawn)), equal_tokens),
+        FeatureCase("best_of", _asks(prompts, SamplingParams(n=2, best_of=4, logprobs=0, **drawn)), likeliest_of_all),
+        FeatureCase("use_beam_search", _asks(prompts, search), equal_tokens),
     ]
 
 
-def _stop_case(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int) -> Case:
+def _stop_case(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int) -> FeatureCase:
     params = SamplingParams(max_tokens=max(max_tokens, _STOP_ROOM), temperature=0.9, seed=30)
-    return Case("stop strings", _asks(prompts, params), ends_before_stop(vocabulary.decode), stops=True)
+    return FeatureCase("stop strings", _asks(prompts, params), ends_before_stop(vocabulary.decode), stops=True)
 
 
-def _logprob_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int) -> list[Case]:
+def _logprob_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int) -> list[FeatureCase]:
     told = SamplingParams(max_tokens=max_tokens, temperature=0.8, seed=3, logprobs=5)
     listed = replace(told, logprobs=0, logprob_token_ids=(7, 5, vocabulary.size - 1))
     prompt = SamplingParams(max_tokens=max_tokens, temperature=0.0, prompt_logprobs=3)
     return [
-        Case("logprobs", _asks(prompts, told), equal_logprobs),
-        Case("logprob_token_ids", _asks(prompts, listed), equal_logprobs),
-        Case("prompt_logprobs, echo", _asks(prompts, prompt), equal_prompt_logprobs),
+        FeatureCase("logprobs", _asks(prompts, told), equal_logprobs),
+        FeatureCase("logprob_token_ids", _asks(prompts, listed), equal_logprobs),
+        FeatureCase("prompt_logprobs, echo", _asks(prompts, prompt), equal_prompt_logprobs),
     ]
 
 
-def _structured_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int) -> list[Case]:
+def _structured_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int) -> list[FeatureCase]:
     schema = {
         "type": "object", "additionalProperties": False, "required": ["name", "size"],
         "properties": {"name": {"enum": ["fox", "dog"]}, "size": {"type": "integer", "minimum": 0, "maximum": 9}},
@@ -139,7 +141,9 @@ def _structured_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary
         "grammar (Lark)": (StructuredOutput("grammar", _LARK), lambda text: bool(_SUM.fullmatch(text))),
     }
     return [
-        Case(name, _asks(prompts, _structured(kind, vocabulary)), reads_as(vocabulary.decode, good), compared=True)
+        FeatureCase(
+            name, _asks(prompts, _structured(kind, vocabulary)), reads_as(vocabulary.decode, good), compared=True
+        )
         for name, (kind, good) in kinds.items()
     ]
 
@@ -169,23 +173,23 @@ def _fits_schema(text: str) -> bool:
     return value["name"] in ("fox", "dog") and isinstance(value["size"], int) and 0 <= value["size"] <= 9
 
 
-def _chat_case(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int) -> Case:
+def _chat_case(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int) -> FeatureCase:
     """A chat of turns: each prompt begins with all of the one before, so its KV is there already."""
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
     words = [token for prompt in prompts for token in prompt]
     whole = (words * (1 + _TURNS[-1] // len(words)))[: _TURNS[-1]]
-    turns = [Ask(tuple(whole[:count]), params) for count in _TURNS]
+    turns = [CasePrompt(tuple(whole[:count]), params) for count in _TURNS]
 
-    def judge(decoder: "ReferenceDecoder", asks: Sequence[Ask], answers: Answers) -> str | None:
+    def judge(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
         wrong = equal_tokens(decoder, asks, answers)
         if wrong is None and answers[-1].cached_tokens == 0:
             return "equal, but nothing of the last turn's prompt was found in the cache"
         return wrong
 
-    return Case("prefix cache, turns of a chat", tuple(turns), judge, turns=True)
+    return FeatureCase("prefix cache, turns of a chat", tuple(turns), judge, turns=True)
 
 
-def _vector_cases(prompts: Sequence[tuple[int, ...]]) -> list[Case]:
+def _vector_cases(prompts: Sequence[tuple[int, ...]]) -> list[FeatureCase]:
     pooled = {
         "embedding (last)": Pooling(how="last"),
         "embedding (mean)": Pooling(how="mean"),
@@ -193,12 +197,16 @@ def _vector_cases(prompts: Sequence[tuple[int, ...]]) -> list[Case]:
     }
     params = SamplingParams(max_tokens=1)
     return [
-        Case(name, tuple(Ask(prompt, params, pooling) for prompt in prompts), equal_vectors)
+        FeatureCase(name, tuple(CasePrompt(prompt, params, pooling) for prompt in prompts), equal_vectors)
         for name, pooling in pooled.items()
     ] + [
-        Case("score (cosine of vectors)", tuple(Ask(one, params, Pooling(how="last")) for one in prompts), equal_cosine)
+        FeatureCase(
+            "score (cosine of vectors)",
+            tuple(CasePrompt(one, params, Pooling(how="last")) for one in prompts),
+            equal_cosine,
+        )
     ]
 
 
-def _asks(prompts: Sequence[tuple[int, ...]], params: SamplingParams) -> tuple[Ask, ...]:
-    return tuple(Ask(prompt, params) for prompt in prompts)
+def _asks(prompts: Sequence[tuple[int, ...]], params: SamplingParams) -> tuple[CasePrompt, ...]:
+    return tuple(CasePrompt(prompt, params) for prompt in prompts)

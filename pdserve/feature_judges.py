@@ -19,7 +19,7 @@ VECTOR_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class CasePrompt:
     """One prompt with its parameters. `stops` are texts that end its answer."""
 
     prompt: tuple[int, ...]
@@ -34,7 +34,7 @@ class Ask:
 
 
 @dataclass(slots=True)
-class Answered:
+class CaseOutput:
     """What came back: by sequence, the token ids and their log probabilities; the prompt's; the vector; the text where
     a text was to end it.
 
@@ -57,11 +57,11 @@ class Answered:
         return [tuple(self.token_ids[number]) for number in sorted(self.token_ids)]
 
 
-Answers = Sequence[Answered]
-Judge = Callable[["ReferenceDecoder", Sequence[Ask], Answers], str | None]
+Answers = Sequence[CaseOutput]
+Judge = Callable[["ReferenceDecoder", Sequence[CasePrompt], Answers], str | None]
 
 
-def equal_tokens(decoder: "ReferenceDecoder", asks: Sequence[Ask], answers: Answers) -> str | None:
+def equal_tokens(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
     """Judge every sequence's tokens, all of them, by the reference."""
     for number, (ask, answer) in enumerate(zip(asks, answers, strict=True)):
         wanted = [one.token_ids for one in decoder.decode(ask.prompt, ask.params)]
@@ -70,7 +70,7 @@ def equal_tokens(decoder: "ReferenceDecoder", asks: Sequence[Ask], answers: Answ
     return None
 
 
-def equal_logprobs(decoder: "ReferenceDecoder", asks: Sequence[Ask], answers: Answers) -> str | None:
+def equal_logprobs(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
     """Judge the tokens, and the log probabilities told with each."""
     for number, (ask, answer) in enumerate(zip(asks, answers, strict=True)):
         for sequence, wanted in enumerate(decoder.decode(ask.prompt, ask.params)):
@@ -82,7 +82,7 @@ def equal_logprobs(decoder: "ReferenceDecoder", asks: Sequence[Ask], answers: An
     return None
 
 
-def equal_prompt_logprobs(decoder: "ReferenceDecoder", asks: Sequence[Ask], answers: Answers) -> str | None:
+def equal_prompt_logprobs(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
     """Judge the tokens, and the log probabilities of the prompt's own."""
     different = equal_tokens(decoder, asks, answers)
     if different is not None:
@@ -94,7 +94,7 @@ def equal_prompt_logprobs(decoder: "ReferenceDecoder", asks: Sequence[Ask], answ
     return None
 
 
-def equal_vectors(decoder: "ReferenceDecoder", asks: Sequence[Ask], answers: Answers) -> str | None:
+def equal_vectors(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
     """Judge pooled vectors by the hidden states of transformers."""
     for number, (ask, answer) in enumerate(zip(asks, answers, strict=True)):
         assert ask.pooling is not None
@@ -111,7 +111,7 @@ def equal_vectors(decoder: "ReferenceDecoder", asks: Sequence[Ask], answers: Ans
     return None
 
 
-def equal_cosine(decoder: "ReferenceDecoder", asks: Sequence[Ask], answers: Answers) -> str | None:
+def equal_cosine(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
     """Judge the score of a pair of texts: the cosine of their vectors."""
     wrong = equal_vectors(decoder, asks, answers)
     if wrong is not None:
@@ -122,7 +122,7 @@ def equal_cosine(decoder: "ReferenceDecoder", asks: Sequence[Ask], answers: Answ
     return f"the score is {gap:.2g} off" if gap > VECTOR_TOLERANCE else None
 
 
-def likeliest_of_all(decoder: "ReferenceDecoder", asks: Sequence[Ask], answers: Answers) -> str | None:
+def likeliest_of_all(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
     """Judge all sequences generated, and which of them are the likeliest by what was told of them."""
     for number, (ask, answer) in enumerate(zip(asks, answers, strict=True)):
         wanted = decoder.decode(ask.prompt, ask.params)
@@ -137,7 +137,7 @@ def likeliest_of_all(decoder: "ReferenceDecoder", asks: Sequence[Ask], answers: 
 def reads_as(decode: Callable[[Sequence[int]], str], good: Callable[[str], bool]) -> Judge:
     """Return a judge of the text alone: what tokens are allowed is the grammar's own, there is no other reference."""
 
-    def judge(decoder: "ReferenceDecoder", asks: Sequence[Ask], answers: Answers) -> str | None:
+    def judge(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
         for number, answer in enumerate(answers):
             for ids in answer.sequences:
                 text = decode([token for token in ids if token not in asks[number].params.stop_token_ids])

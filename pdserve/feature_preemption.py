@@ -6,7 +6,7 @@ failpoint engine.preempt has the engine stop each that was not stopped yet, by t
 
 from collections.abc import Mapping, Sequence
 
-from pdserve.feature_judges import Answered, Ask
+from pdserve.feature_judges import CaseOutput, CasePrompt
 from wire.failpoints import AFTER, PREEMPT, VARIABLE
 
 SWAP, REBUILD = "after preemption (swap)", "after preemption (rebuild)"
@@ -23,14 +23,14 @@ def environment_of(max_tokens: int) -> dict[str, str]:
     return {VARIABLE: f"{PREEMPT}={AFTER}:{max(1, min(_STOPPED_AFTER, max_tokens - 1))}"}
 
 
-def why_meaningless(asks: Sequence[Ask]) -> str | None:
+def why_meaningless(asks: Sequence[CasePrompt]) -> str | None:
     """Return why there is no middle to stop these in, None where there is one."""
     if any(ask.pooling is not None for ask in asks):
         return VECTOR
     return SHORT if any(ask.params.max_tokens < 2 for ask in asks) else None
 
 
-def why_unproven(way: str, answers: Sequence[Answered]) -> str | None:
+def why_unproven(way: str, answers: Sequence[CaseOutput]) -> str | None:
     """Return which prompt was never stopped in this way, None where each was."""
     for number, answer in enumerate(answers):
         if not (answer.num_swaps if way == SWAP else answer.num_rebuilds):

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pdserve.feature_cases import Case
-from pdserve.feature_judges import Answered, Ask
+from pdserve.feature_cases import FeatureCase
+from pdserve.feature_judges import CaseOutput, CasePrompt
 from pdserve.feature_stops import StoppedText
 from pdserve.verify_runs import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S, Deployment, serving
 from scheduler.control import Control
@@ -14,12 +14,12 @@ from scheduler.request import GenerationRequest, NewToken, PathEvent, PromptDone
 from scheduler.tokens import Tokens
 from wire.errors import PdserveError
 
-Outcome = list[Answered] | str
+Outcome = list[CaseOutput] | str
 """What a case's asks gave, or in words what failed them."""
 
 
 @dataclass(slots=True)
-class Served:
+class FeatureOutputs:
     """The outcome of every case by its name; how often prompts were preempted, and the KV bytes of a token."""
 
     outcomes: dict[str, Outcome] = field(default_factory=dict)
@@ -28,9 +28,9 @@ class Served:
 
 
 def serve_cases(
-    runner: asyncio.Runner, folder: Path, deployment: Deployment, cases: Sequence[Case], tokens: Tokens,
+    runner: asyncio.Runner, folder: Path, deployment: Deployment, cases: Sequence[FeatureCase], tokens: Tokens,
     *, at_once: bool = False,
-) -> Served:  # fmt: skip
+) -> FeatureOutputs:  # fmt: skip
     """Serve every case, one after the other or all `at_once`. Raises Unavailable when an instance dies at its start.
 
     Turns are no part of what is at once: they follow, since what one leaves in the cache is for the next.
@@ -39,9 +39,9 @@ def serve_cases(
 
 
 async def _serve(
-    folder: Path, deployment: Deployment, cases: Sequence[Case], tokens: Tokens, *, at_once: bool
-) -> Served:
-    served = Served()
+    folder: Path, deployment: Deployment, cases: Sequence[FeatureCase], tokens: Tokens, *, at_once: bool
+) -> FeatureOutputs:
+    served = FeatureOutputs()
     async with serving(folder, deployment) as control:
         together = [case for case in cases if at_once and not case.turns]
         outcomes = await asyncio.gather(*(_outcome(control, case, tokens) for case in together))
@@ -55,7 +55,7 @@ async def _serve(
     return served
 
 
-async def _outcome(control: Control, case: Case, tokens: Tokens) -> Outcome:
+async def _outcome(control: Control, case: FeatureCase, tokens: Tokens) -> Outcome:
     try:
         if case.turns:
             return [await _ask(control, f"{case.name}, turn {turn}", ask, tokens) for turn, ask in enumerate(case.asks)]
@@ -65,7 +65,7 @@ async def _outcome(control: Control, case: Case, tokens: Tokens) -> Outcome:
         return f"{type(error).__name__}: {error}"
 
 
-async def _ask(control: Control, name: str, ask: Ask, tokens: Tokens) -> Answered:
+async def _ask(control: Control, name: str, ask: CasePrompt, tokens: Tokens) -> CaseOutput:
     request = GenerationRequest(
         request_id=f"verify {name}",
         prompts=(ask.prompt,),
@@ -74,7 +74,7 @@ async def _ask(control: Control, name: str, ask: Ask, tokens: Tokens) -> Answere
         stall_timeout_s=STALL_TIMEOUT_S,
         poolings=() if ask.pooling is None else (ask.pooling,),
     )
-    answered, text = Answered(), StoppedText(ask, tokens) if ask.stops else None
+    answered, text = CaseOutput(), StoppedText(ask, tokens) if ask.stops else None
     running = control.dispatch.start(request)
     async for event in running.events():
         _take(answered, event)
@@ -84,7 +84,7 @@ async def _ask(control: Control, name: str, ask: Ask, tokens: Tokens) -> Answere
     return answered
 
 
-def _take(answered: Answered, event: PathEvent) -> None:
+def _take(answered: CaseOutput, event: PathEvent) -> None:
     match event:
         case NewToken(token_id=int(token_id)):
             answered.token_ids.setdefault(event.sequence, []).append(token_id)

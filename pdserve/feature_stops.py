@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pdserve.feature_judges import Answers, Ask, Judge
+from pdserve.feature_judges import Answers, CasePrompt, Judge
 from scheduler.request import NewToken, RunningRequest
 from scheduler.text.choice import Choice
 from scheduler.text.pieces import TextOptions
@@ -20,7 +20,7 @@ _LONGEST = 8  # characters of a stop string
 class StoppedText:
     """The text of one ask's only sequence, as a client gets it: up to the first of its stop strings."""
 
-    def __init__(self, ask: Ask, tokens: Tokens) -> None:
+    def __init__(self, ask: CasePrompt, tokens: Tokens) -> None:
         self._choice = Choice(0, ask.prompt, tokens, TextOptions(stops=ask.stops))
         self.text = ""
 
@@ -49,7 +49,7 @@ def choose_stop(token_ids: Sequence[int], decode: Decode) -> str | None:
 def ends_before_stop(decode: Decode) -> Judge:
     """Return a judge: the text is the reference's up to its stop string, and tokens that came later are not told."""
 
-    def judge(decoder: "ReferenceDecoder", asks: Sequence[Ask], answers: Answers) -> str | None:
+    def judge(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
         for number, (ask, answer) in enumerate(zip(asks, answers, strict=True)):
             whole = decoder.decode(ask.prompt, ask.params)[0].token_ids
             text, told = decode(whole), answer.sequences[0] if answer.sequences else ()

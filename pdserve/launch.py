@@ -22,7 +22,7 @@ from pdserve.cli import guarded
 from pdserve.config_pipe import kept_config
 from pdserve.engine_flags import refuse_empty
 from pdserve.flags.parser import CONFIG_HELP, prepare
-from pdserve.hub.asked import is_hub_name
+from pdserve.hub.download_job import is_hub_name
 from pdserve.start_lines import say
 from pdserve.table_wait import when_completed
 from pdserve.tether import hold_on

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pdserve.admin_client import NoAdminSocket, ask_links, open_door
 from pdserve.client import Client
-from pdserve.cluster_page import Instance, Link, read_page
-from pdserve.door_client import NoDoor, ask_links, open_door
+from pdserve.cluster_page import InstanceRow, LinkRow, read_page
 from pdserve.flags.parser import CommandParser
+from pdserve.target_cluster import TargetCluster, add_where, find
 from pdserve.text_table import on_or_off, printable, text_table
-from pdserve.where import Where, add_where, find
 from scheduler.links.probe import MAX_MEASURE_BYTES
 from wire.errors import ConfigError, Unavailable
 
@@ -48,7 +48,7 @@ examples:
 
 
 @dataclass(slots=True)
-class Report:
+class LinksReport:
     """What is known of all links; `note` says why they were not measured now, empty when they were."""
 
     links: list[dict[str, Any]] = field(default_factory=list)
@@ -85,13 +85,13 @@ def main(argv: Sequence[str]) -> int:
     return 0 if report.whole else 1
 
 
-def _report(where: Where, num_bytes: int) -> Report:
+def _report(where: TargetCluster, num_bytes: int) -> LinksReport:
     """Measure, or show what /metrics has where this process may not. Raises Unavailable when nobody answers."""
     try:
         door = open_door(where.base_url)
-    except NoDoor as error:
-        return Report(_from_page(where), "" if num_bytes == 0 else str(error))
-    report = Report()
+    except NoAdminSocket as error:
+        return LinksReport(_from_page(where), "" if num_bytes == 0 else str(error))
+    report = LinksReport()
     with door, contextlib.closing(_Progress(num_bytes)) as progress:
         for told in ask_links(door, num_bytes):
             if "measuring" in told:
@@ -128,7 +128,7 @@ class _Progress:
             print(line, file=sys.stderr, flush=True)
 
 
-def _from_page(where: Where) -> list[dict[str, Any]]:
+def _from_page(where: TargetCluster) -> list[dict[str, Any]]:
     try:
         instances = read_page(Client(where.base_url, timeout_s=_TIMEOUT_S).metrics())
     except (Unavailable, UnicodeDecodeError) as error:
@@ -138,13 +138,13 @@ def _from_page(where: Where) -> list[dict[str, Any]]:
     return list(_pairs(instances))
 
 
-def _pairs(instances: Sequence[Instance]) -> Iterator[dict[str, Any]]:
+def _pairs(instances: Sequence[InstanceRow]) -> Iterator[dict[str, Any]]:
     for prefill in (one for one in instances if one.role == "prefill"):
         for decode in (one for one in instances if one.role == "decode"):
             lost = [one for one in (prefill, decode) if one.state != "living"]
-            link = prefill.links.get(decode.name, Link(decode.name))
+            link = prefill.links.get(decode.name, LinkRow(decode.name))
             if link.impossible:  # what the page has of it besides is of an earlier life
-                link = Link(decode.name, impossible=link.impossible)
+                link = LinkRow(decode.name, impossible=link.impossible)
             yield {
                 "prefill": prefill.name,
                 "prefill_address": prefill.address,
@@ -164,7 +164,7 @@ def _pairs(instances: Sequence[Instance]) -> Iterator[dict[str, Any]]:
             }
 
 
-def _print(where: Where, report: Report, mib: int) -> None:
+def _print(where: TargetCluster, report: LinksReport, mib: int) -> None:
     print(f"{where.base_url}  " + (f"{mib} MiB over each link" if mib and not report.note else "as last measured"))
     if report.links:
         for line in text_table(_HEADER, [_row(link) for link in report.links]):

@@ -5,11 +5,11 @@ from ranktable_tools.addresses import canonical, dial_host
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.launch_plan import GLOBAL_VARIABLE
 from ranktable_tools.table_file import read_global
-from ranktable_tools.tables import GlobalTable, Server
+from ranktable_tools.tables import GlobalTable, TableServer
 from ranktable_tools.watched_table import WatchedTable
 
 
-class Membership:
+class TableMembership:
     """Owns the tables that were read, one for each path; what is broken leaves the one before it in use."""
 
     def __init__(self) -> None:
@@ -35,6 +35,6 @@ def _read(path: str) -> GlobalTable:
         return read_global(path, share_devices=True)
 
 
-def _is(server: Server, address: str) -> bool:
+def _is(server: TableServer, address: str) -> bool:
     host, _, port = address.rpartition(":")
     return canonical(dial_host(server.server_ip)) == canonical(host) and server.server_port == int(port)

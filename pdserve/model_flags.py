@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from pdserve.hub.asked import HUGGING_FACE, MODEL_SCOPE, Asked, is_hub_name
+from pdserve.hub.download_job import HUGGING_FACE, MODEL_SCOPE, DownloadJob, is_hub_name
 from pdserve.hub.snapshot import find_snapshot
 from pdserve.run_folder import default_cache_dir
 from scheduler.model.files import read_model_files
@@ -91,8 +91,8 @@ def _is_at_hub(options: EngineOptions) -> bool:
     return is_hub_name(options.model) and not Path(options.model).exists()
 
 
-def _asked(options: EngineOptions, environ: Mapping[str, str], *, weights: bool) -> Asked:
-    return Asked(options.model, hub_of(options, environ), options.revision, options.download_dir, weights)
+def _asked(options: EngineOptions, environ: Mapping[str, str], *, weights: bool) -> DownloadJob:
+    return DownloadJob(options.model, hub_of(options, environ), options.revision, options.download_dir, weights)
 
 
 def _without_gguf(options: EngineOptions) -> EngineOptions:
@@ -108,8 +108,8 @@ def _without_gguf(options: EngineOptions) -> EngineOptions:
 def _check_quantization(options: EngineOptions) -> None:
     """Tell a contradiction where it was typed, not in an instance's log."""
     if options.quantization is not None and (Path(options.model) / "config.json").is_file():
-        from engine.quantization.asked import check_asked
         from engine.quantization.config import read_quantization_config
+        from engine.quantization.requested import check_asked
 
         path = Path(options.model)
         check_asked(path, options.quantization, read_quantization_config(path))

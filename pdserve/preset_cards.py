@@ -17,7 +17,7 @@ def deal_to_instances(
 ) -> tuple[Mapping[str, str], ...]:
     """Return what each instance of `num_ranks` ranks on `device` is to have in its environment; nothing if none is set.
 
-    Where the list is too short, each is shown no card under `auto` (few_cards.py says so), and GPUs that were asked for
+    Where the list is too short, each is shown no card under `auto` (card_shortage.py), and GPUs that were requested
     are shared in turn. Raises ConfigError, with both numbers, for NPUs that were asked for, which are in one instance
     alone, and where not even one instance has its cards.
     """

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 from batch.input_file import UnusableLines
 from batch.job import BatchJob, BatchStopped, InputLimits, RetryPolicy
-from batch.prepared import Prepared, prepare
-from batch.runner import Progress, run_batch
-from pdserve.batch_run.answerer import ModelHere, Nobody, Server, check_models, model_here, server
+from batch.prepared import PreparedJob, prepare
+from batch.runner import BatchProgress, run_batch
+from pdserve.batch_run.backend_choice import BatchServer, ModelHere, Nobody, check_models, model_here, server
 from pdserve.batch_run.files import BatchFiles, local_files, send
 from pdserve.batch_run.interruption import Interruption
 from pdserve.batch_run.metrics import serve_metrics
 from pdserve.batch_run.progress import ProgressView
 from pdserve.batch_run.request import BatchRequest, parse
-from pdserve.batch_run.words import command_again, counted
+from pdserve.batch_run.summary import command_again, counted
 from pdserve.engine_flags import check_engine_flags
 from pdserve.ports import require_free
 from telemetry import logs
@@ -55,7 +55,7 @@ def _say(text: str) -> None:
 
 
 def _run(request: BatchRequest, interruption: Interruption, view: ProgressView) -> None:
-    answers: Server | None = None
+    answers: BatchServer | None = None
     if request.options.base_url is None:
         check_engine_flags(request.engine)
     else:
@@ -69,7 +69,7 @@ def _run(request: BatchRequest, interruption: Interruption, view: ProgressView) 
             return
         with prepare(_job(request, files)) as prepared:
             source = (answers or model_here(request)) if prepared.left else None
-            ended: list[Progress] = []
+            ended: list[BatchProgress] = []
             with _going_on(prepared), _nothing_left(ended):
                 interruption.run(_answer(request, prepared, source, view, ended.append))
         if files.target is not None:
@@ -83,8 +83,8 @@ def _run(request: BatchRequest, interruption: Interruption, view: ProgressView) 
 
 
 async def _answer(
-    request: BatchRequest, prepared: Prepared, source: ModelHere | Server | None, view: ProgressView,
-    ended: Callable[[Progress], None],
+    request: BatchRequest, prepared: PreparedJob, source: ModelHere | BatchServer | None, view: ProgressView,
+    ended: Callable[[BatchProgress], None],
 ) -> None:  # fmt: skip
     """Answer what is left and write the output; show how far it is, and serve figures where they were asked for.
 
@@ -102,7 +102,7 @@ async def _answer(
 
 
 @contextlib.contextmanager
-def _nothing_left(ended: Sequence[Progress]) -> Iterator[None]:
+def _nothing_left(ended: Sequence[BatchProgress]) -> Iterator[None]:
     """Once the output stands, a signal only hastens the end of who answered: run again, all would be asked again."""
     try:
         yield
@@ -112,7 +112,7 @@ def _nothing_left(ended: Sequence[Progress]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _going_on(prepared: Prepared) -> Iterator[None]:
+def _going_on(prepared: PreparedJob) -> Iterator[None]:
     """Say how a batch goes on when who answers is lost on the way."""
     try:
         yield
@@ -153,6 +153,6 @@ def _again(files: BatchFiles) -> str:
     return f"\n{words}; a line that was refused (400 to 422) is to be mended in the input first"
 
 
-def _said(view: ProgressView, ended: Progress) -> str:
+def _said(view: ProgressView, ended: BatchProgress) -> str:
     earlier = f", {ended.resumed:,} of them by an earlier run" if ended.resumed else ""
     return counted(ended.done, ended.errors, view.seconds, view.rates()[1]) + earlier

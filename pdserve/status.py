@@ -5,15 +5,15 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 
 from pdserve.client import Client, Sample
-from pdserve.cluster_page import Instance, Link, read_page, read_table
+from pdserve.cluster_page import InstanceRow, LinkRow, read_page, read_table
 from pdserve.flags.parser import CommandParser
-from pdserve.journal import in_utc
 from pdserve.question import served_model
 from pdserve.readiness import ask
 from pdserve.replacement import NAMES, SERVING, describe
 from pdserve.run_folder import ClusterState, ProcessRecord, resident_bytes
+from pdserve.supervisor_log import in_utc
+from pdserve.target_cluster import TargetCluster, add_where, find
 from pdserve.text_table import on_or_off, printable, text_table
-from pdserve.where import Where, add_where, find
 from wire.errors import Unavailable
 from wire.kv_transports import OUT_OF_REACH
 
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def table(
-    state: ClusterState | None, instances: Sequence[Instance], reasons: Mapping[str, str] | None = None
+    state: ClusterState | None, instances: Sequence[InstanceRow], reasons: Mapping[str, str] | None = None
 ) -> list[str]:
     """Return the lines of the table, header first: the processes of `state`, without one the instances.
 
@@ -82,7 +82,7 @@ def table(
     return [*text_table(_HEADER, rows), *_wrong(rows, reasons or {}), *map(_replaced, filter(_was_replaced, replaced))]
 
 
-def _condition(process: ProcessRecord, seen: Instance | None) -> tuple[str, str]:
+def _condition(process: ProcessRecord, seen: InstanceRow | None) -> tuple[str, str]:
     """Return pid and state; another process may answer where the one that `up` started is gone."""
     if process.alive:
         return str(process.pid), "running" if seen is None else seen.state
@@ -128,7 +128,7 @@ def _replaced(process: ProcessRecord) -> str:
 
 
 def _row(
-    name: str, role: str, address: str, pid: str, condition: str, restarts: str, seen: Instance | None
+    name: str, role: str, address: str, pid: str, condition: str, restarts: str, seen: InstanceRow | None
 ) -> tuple[str, ...]:  # fmt: skip
     if seen is None:
         return (name, role, address, pid, condition, restarts, "-", "-", "-", "-", "-")
@@ -138,7 +138,7 @@ def _row(
     return (name, role, address, pid, condition, restarts, blocks, running, waiting, on_or_off(seen.digests), links)
 
 
-def _link(link: Link) -> str:
+def _link(link: LinkRow) -> str:
     if link.impossible:
         return f"NO LINK to {link.peer}: {link.impossible}"
     if not link.transport:
@@ -153,7 +153,7 @@ def _link(link: Link) -> str:
     return f"{shown} ({short})"
 
 
-def _samples(client: Client, where: Where) -> tuple[Sample, ...] | None:
+def _samples(client: Client, where: TargetCluster) -> tuple[Sample, ...] | None:
     """Return the scheduler's page, None when it says nothing. Raises Unavailable where no run folder knows more."""
     try:
         return client.metrics()
@@ -163,7 +163,7 @@ def _samples(client: Client, where: Where) -> tuple[Sample, ...] | None:
         return None
 
 
-def _instances(samples: tuple[Sample, ...] | None, where: Where) -> tuple[Instance, ...]:
+def _instances(samples: tuple[Sample, ...] | None, where: TargetCluster) -> tuple[InstanceRow, ...]:
     """Return the instances on the page. Raises Unavailable when it is another server's."""
     if samples is None:
         return ()
@@ -173,7 +173,7 @@ def _instances(samples: tuple[Sample, ...] | None, where: Where) -> tuple[Instan
     return instances
 
 
-def _around(samples: tuple[Sample, ...] | None, where: Where) -> Iterator[str]:
+def _around(samples: tuple[Sample, ...] | None, where: TargetCluster) -> Iterator[str]:
     """Yield the table in use, and who watches the processes."""
     table = read_table(samples or ())
     if table is not None:
@@ -203,7 +203,7 @@ def _reasons(client: Client) -> dict[str, str]:
     return {str(one.get("address")): str(one.get("why") or "") for one in found}
 
 
-def _model(client: Client, where: Where) -> str:
+def _model(client: Client, where: TargetCluster) -> str:
     if where.state is not None:
         return where.state.model
     try:

@@ -10,9 +10,8 @@ from types import FrameType
 
 from pdserve.background import in_background
 from pdserve.client import Client
-from pdserve.journal import Journal
-from pdserve.kv_room import check_kv_room
-from pdserve.membership import Membership
+from pdserve.kv_memory_check import check_kv_room
+from pdserve.membership import TableMembership
 from pdserve.model_flags import check_model
 from pdserve.ports import require_free
 from pdserve.processes import POLL_S, Watched, stop
@@ -21,6 +20,7 @@ from pdserve.restarts import RestartLimits
 from pdserve.run_folder import ClusterState, ProcessRecord, RunFolder, default_run_dir, start_time
 from pdserve.site import LocalSite, Site
 from pdserve.supervisor import Supervisor
+from pdserve.supervisor_log import SupervisorLog
 from pdserve.up_request import UpRequest, parse
 from wire.errors import ConfigError
 
@@ -136,13 +136,13 @@ class _Cluster:
         """
         request, folder = self._request, self._folder
         folder.put_logs_aside()
-        journal = Journal(folder.log("supervisor"))
+        journal = SupervisorLog(folder.log("supervisor"))
         options = request.options
         limits = RestartLimits(most=options.max_restarts, window_s=options.restart_window)
         site = self._site(journal)
         probe = Client(request.base_url, timeout_s=_PROBE_S)
         supervisor = Supervisor(
-            limits, site.spawn, journal.say, lambda records: self._write(records, journal), Membership().has,
+            limits, site.spawn, journal.say, lambda records: self._write(records, journal), TableMembership().has,
             lambda record: serves(probe, record),
         )  # fmt: skip
         grace_s = _FAILED_GRACE_S
@@ -174,13 +174,13 @@ class _Cluster:
         finally:
             self._stop(site, supervisor.children, grace_s, journal)
 
-    def _tick_site(self, site: Site, supervisor: Supervisor, journal: Journal) -> None:
+    def _tick_site(self, site: Site, supervisor: Supervisor, journal: SupervisorLog) -> None:
         site.tick(time.monotonic(), is_calm=supervisor.is_calm)
         if site.spare != self._spare:
             self._spare = site.spare
             self._write(supervisor.records, journal)
 
-    def _stop(self, site: Site, children: Sequence[Watched], grace_s: float, journal: Journal) -> None:
+    def _stop(self, site: Site, children: Sequence[Watched], grace_s: float, journal: SupervisorLog) -> None:
         at_once = self._interrupts.hold()
         records = [child.record for child in children]
         for process in stop([record for record in records if record.is_here], grace_s, at_once):
@@ -191,14 +191,14 @@ class _Cluster:
         finally:
             self._folder.clear()
 
-    def _site(self, journal: Journal) -> Site:
+    def _site(self, journal: SupervisorLog) -> Site:
         if not self._request.options.ray:
             return LocalSite(self._request, self._folder, journal.say)
         from pdserve.ray_cluster.site import RaySite
 
         return RaySite(self._request, self._folder, journal.say)
 
-    def _write(self, processes: tuple[ProcessRecord, ...], journal: Journal) -> None:
+    def _write(self, processes: tuple[ProcessRecord, ...], journal: SupervisorLog) -> None:
         request, pid = self._request, os.getpid()
         log = str(self._folder.log("supervisor"))
         watcher = ProcessRecord("supervisor", "supervisor", pid, start_time(pid) or 0, "", log)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdserve import model
-from pdserve.apart import apart
+from pdserve.card_shortage import why_cpu
 from pdserve.engine_flags import check_device, check_engine_flags, refuse_empty
-from pdserve.few_cards import why_cpu
 from pdserve.flags.parser import CommandParser
 from pdserve.model_flags import flags_elsewhere, with_plain_model
 from pdserve.ray_cluster.address import parse_address
+from pdserve.subprocess_call import apart
 from pdserve.up_options import UpOptions
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.model.files import read_model_files

@@ -14,7 +14,7 @@ from pdserve import model
 from pdserve.flags.parser import CommandParser
 from pdserve.termination import unwind_on_sigterm
 from pdserve.verify_compare import Outputs, all_divergences, first_divergence
-from pdserve.verify_devices import DevicePair, DevicePairs, choose_pairs
+from pdserve.verify_devices import DeviceKindPair, DevicePairs, choose_pairs
 from pdserve.verify_prompts import make_prompts
 from pdserve.verify_transports import EACH, Chosen, choose
 from pdserve.work_folder import work_folder
@@ -84,9 +84,9 @@ def main(argv: Sequence[str]) -> int:
     return _report_gaps(oracle, prompts, reference, outputs)
 
 
-def _hops(transport: str, devices: DevicePairs) -> dict[DevicePair, Chosen]:
+def _hops(transport: str, devices: DevicePairs) -> dict[DeviceKindPair, Chosen]:
     """Return the transports of each pair. Raises ConfigError where one that was named runs on no pair."""
-    hops: dict[DevicePair, Chosen] = {}
+    hops: dict[DeviceKindPair, Chosen] = {}
     errors: list[ConfigError] = []
     for pair in devices.pairs:
         try:
@@ -99,7 +99,7 @@ def _hops(transport: str, devices: DevicePairs) -> dict[DevicePair, Chosen]:
     return hops
 
 
-def _way(devices: DevicePairs, pair: DevicePair, transport: str) -> str:
+def _way(devices: DevicePairs, pair: DeviceKindPair, transport: str) -> str:
     return f"P/D over {transport}" if len(devices.pairs) == 1 else f"P/D {pair} over {transport}"
 
 
@@ -139,7 +139,7 @@ def parse(argv: Sequence[str]) -> VerifyOptions:
 
 
 def _serve(
-    options: VerifyOptions, devices: DevicePairs, hops: Mapping[DevicePair, Chosen], folder: Path, work: Path,
+    options: VerifyOptions, devices: DevicePairs, hops: Mapping[DeviceKindPair, Chosen], folder: Path, work: Path,
     prompts: Sequence[Sequence[int]],
 ) -> dict[str, list[list[int]]]:  # fmt: skip
     """Return the outputs by the way they were served."""

@@ -12,7 +12,7 @@ EACH = "each"
 
 
 @dataclass(frozen=True, slots=True)
-class DevicePair:
+class DeviceKindPair:
     """The kinds of device that P and D run on."""
 
     prefill: str = "cpu"
@@ -31,7 +31,7 @@ class DevicePair:
 class DevicePairs:
     """The pairs to verify, and in words why other kinds are in none of them."""
 
-    pairs: tuple[DevicePair, ...]
+    pairs: tuple[DeviceKindPair, ...]
     lacking: Mapping[str, str]
 
     @property
@@ -58,12 +58,12 @@ def choose_pairs(asked: str, kinds: Mapping[str, DeviceKind] | None = None) -> D
     if asked == EACH:
         lacking = {name: why for name, kind in known.items() if (why := _why_not(name, kind)) is not None}
         usable = [name for name in known if name not in lacking]
-        return DevicePairs(tuple(DevicePair(*ends) for ends in product(usable, repeat=2)), lacking)
+        return DevicePairs(tuple(DeviceKindPair(*ends) for ends in product(usable, repeat=2)), lacking)
     ends = asked.split(":")
     if len(ends) > 2:
         raise ConfigError(f"--device {asked!r} names {len(ends)} ends: a pair is P:D, as cpu:{[*known][-1]}")
     settled = [choose(end, known).kind.traits.kind for end in ends]
-    return DevicePairs((DevicePair(settled[0], settled[-1]),), {})
+    return DevicePairs((DeviceKindPair(settled[0], settled[-1]),), {})
 
 
 def _why_not(name: str, kind: DeviceKind) -> str | None:

@@ -10,12 +10,12 @@ from tokenizers import Tokenizer
 from engine.oracle import load_plain
 from engine.reference_decoding import ReferenceDecoder
 from pdserve import feature_preemption as preemption
-from pdserve.feature_cases import Case, Vocabulary, make_cases
-from pdserve.feature_judges import Answers, Ask
-from pdserve.feature_runs import Served, serve_cases
+from pdserve.feature_cases import FeatureCase, Vocabulary, make_cases
+from pdserve.feature_judges import Answers, CasePrompt
+from pdserve.feature_runs import FeatureOutputs, serve_cases
 from pdserve.feature_stops import choose_stop
 from pdserve.text_table import text_table
-from pdserve.verify_devices import DevicePair
+from pdserve.verify_devices import DeviceKindPair
 from pdserve.verify_runs import alone, pair
 from scheduler.model.files import read_model_files
 from scheduler.tokens import Tokens
@@ -68,7 +68,7 @@ def report(columns: Sequence[str], rows: Mapping[str, Sequence[Cell]]) -> list[s
     return [*lines, f"not equal: {', '.join(wrong)}" if wrong else whole + f", {left_out} cells n/a" * bool(left_out)]
 
 
-def settled(case: Case, decoder: ReferenceDecoder, decode: Callable[[Sequence[int]], str]) -> Case:
+def settled(case: FeatureCase, decoder: ReferenceDecoder, decode: Callable[[Sequence[int]], str]) -> FeatureCase:
     """Return the case with the first seeds whose draws decide clearly: none so near the border between two tokens that
     the rounding of logits could choose the other; and with its stop strings. Raises ConfigError where there is none.
     """
@@ -77,7 +77,9 @@ def settled(case: Case, decoder: ReferenceDecoder, decode: Callable[[Sequence[in
     return replace(case, asks=tuple(_settled_ask(ask, decoder, decode if case.stops else None) for ask in case.asks))
 
 
-def _settled_ask(ask: Ask, decoder: ReferenceDecoder, decode: Callable[[Sequence[int]], str] | None) -> Ask:
+def _settled_ask(
+    ask: CasePrompt, decoder: ReferenceDecoder, decode: Callable[[Sequence[int]], str] | None
+) -> CasePrompt:
     for seed in range(ask.params.seed, ask.params.seed + _MOST_SEEDS):
         params = replace(ask.params, seed=seed)
         every = decoder.decode(ask.prompt, replace(params, n=params.num_sequences, best_of=None))
@@ -90,7 +92,7 @@ def _settled_ask(ask: Ask, decoder: ReferenceDecoder, decode: Callable[[Sequence
     raise ConfigError(f"no seed of {_MOST_SEEDS} draws all tokens clearly: shorten --max-tokens")
 
 
-def judge(case: Case, columns: Mapping[str, Served], decoder: ReferenceDecoder) -> list[Cell]:
+def judge(case: FeatureCase, columns: Mapping[str, FeatureOutputs], decoder: ReferenceDecoder) -> list[Cell]:
     """Return the cells of one feature, in the columns' order."""
     return [_cell(case, way, columns, decoder) for way in columns]
 
@@ -108,7 +110,7 @@ def read_vocabulary(model: Path) -> Vocabulary:
     return Vocabulary(files.vocab_size or tokenizer.get_vocab_size(), files.eos_token_ids, encode, decode)
 
 
-def small_pool_tokens(cases: Sequence[Case]) -> int:
+def small_pool_tokens(cases: Sequence[FeatureCase]) -> int:
     """Return the tokens of a pool that holds a tenth of what all cases want at once, and the largest of them whole."""
     wants = [
         ask.params.width * (len(ask.prompt) + ask.params.max_tokens + _BLOCK) for case in cases for ask in case.asks
@@ -117,18 +119,18 @@ def small_pool_tokens(cases: Sequence[Case]) -> int:
 
 
 def _serve_all(
-    model: Path, work: Path, cases: Sequence[Case], transports: Sequence[str], stopping: Mapping[str, str],
+    model: Path, work: Path, cases: Sequence[FeatureCase], transports: Sequence[str], stopping: Mapping[str, str],
     device: str,
-) -> dict[str, Served]:  # fmt: skip
+) -> dict[str, FeatureOutputs]:  # fmt: skip
     flags = ("--model", str(model), "--dtype", "float32", "--block-size", str(_BLOCK), "--device", device)
     roomy = (*flags, "--kv-cache-memory", "256MiB")
-    columns: dict[str, Served] = {}
+    columns: dict[str, FeatureOutputs] = {}
     tokens = Tokens(read_model_files(str(model)))
     with asyncio.Runner() as runner:
         columns[COMBINED] = serve_cases(runner, work / "combined", alone(roomy), cases, tokens)
         print(f"served: {COMBINED}", flush=True)
         for name in transports:
-            both = pair(work / name, roomy, name, DevicePair(device, device))
+            both = pair(work / name, roomy, name, DeviceKindPair(device, device))
             columns[f"P/D {name}"] = serve_cases(runner, work / name, both, cases, tokens)
             print(f"served: P/D {name}", flush=True)
         tight = small_pool_tokens(cases) * columns[COMBINED].token_bytes
@@ -139,7 +141,7 @@ def _serve_all(
     return columns
 
 
-def _cell(case: Case, way: str, columns: Mapping[str, Served], decoder: ReferenceDecoder) -> Cell:
+def _cell(case: FeatureCase, way: str, columns: Mapping[str, FeatureOutputs], decoder: ReferenceDecoder) -> Cell:
     stops = way in preemption.FLAGS
     meaningless = preemption.why_meaningless(case.asks) if stops else None
     if meaningless is not None:
@@ -156,13 +158,13 @@ def _cell(case: Case, way: str, columns: Mapping[str, Served], decoder: Referenc
     return Cell(EQUAL) if wrong is None else Cell(WRONG, wrong)
 
 
-def _other_path(case: Case, way: str, answers: Answers) -> str | None:
+def _other_path(case: FeatureCase, way: str, answers: Answers) -> str | None:
     expected = "handoff" if way.startswith("P/D") and case.asks[0].pooling is None else None
     other = next((answer.path for answer in answers if expected and answer.path != expected), None)
     return None if other is None else f"it went by {other}, not by {expected}"
 
 
-def _unlike_combined(case: Case, answers: Answers, columns: Mapping[str, Served]) -> str | None:
+def _unlike_combined(case: FeatureCase, answers: Answers, columns: Mapping[str, FeatureOutputs]) -> str | None:
     combined = columns[COMBINED].outcomes.get(case.name) if case.compared else None
     if isinstance(combined, list):
         for number, (ours, theirs) in enumerate(zip(answers, combined, strict=True)):

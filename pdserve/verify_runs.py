@@ -17,7 +17,7 @@ from pdserve.layout import ClusterShape, ProcessPlan, environment, lay_out
 from pdserve.ports import free_ports
 from pdserve.processes import Child, stop
 from pdserve.trust import trust_of
-from pdserve.verify_devices import DevicePair
+from pdserve.verify_devices import DeviceKindPair
 from ranktable_tools.launch_plan import resolve
 from scheduler.control import Control
 from scheduler.limits import ControlLimits
@@ -36,7 +36,7 @@ _POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class VerifyOutputs:
     """The outputs of all prompts and how much KV crossed for them."""
 
     outputs: list[list[int]]
@@ -51,13 +51,13 @@ class Deployment:
     cluster: Cluster
 
 
-def pair(folder: Path, flags: Sequence[str], transport: str, devices: DevicePair) -> Deployment:
+def pair(folder: Path, flags: Sequence[str], transport: str, devices: DeviceKindPair) -> Deployment:
     """Return one prefill and one decode instance with `flags` on these devices; tables in `folder`.
 
     Their KV hop goes over `transport`.
     """
     (port,) = free_ports(1)  # the scheduler's; it is this process and listens nowhere
-    table_device = devices.prefill if devices.is_alike else DevicePair().prefill
+    table_device = devices.prefill if devices.is_alike else DeviceKindPair().prefill
     shape = ClusterShape(1, 1, "127.0.0.1", port, (*flags, "--kv-transport", transport), table_device)
     prefill, decode, scheduler = lay_out(shape, folder / "tables")
     environ = environment(scheduler, {})
@@ -83,9 +83,9 @@ def alone(flags: Sequence[str], environ: Mapping[str, str] | None = None) -> Dep
 
 
 def through_pd(
-    runner: asyncio.Runner, folder: Path, flags: Sequence[str], transport: str, devices: DevicePair,
+    runner: asyncio.Runner, folder: Path, flags: Sequence[str], transport: str, devices: DeviceKindPair,
     prompts: Sequence[Sequence[int]], n: int,
-) -> Served:  # fmt: skip
+) -> VerifyOutputs:  # fmt: skip
     """Serve prompts by one prefill and one decode instance on `devices` over `transport`, `n` greedy tokens each.
 
     Raises HandoffFailed when a prompt went another way, and Unavailable when an instance dies.
@@ -99,7 +99,7 @@ def through_pd(
 
 def through_combined(
     runner: asyncio.Runner, folder: Path, flags: Sequence[str], prompts: Sequence[Sequence[int]], n: int
-) -> Served:
+) -> VerifyOutputs:
     """Serve prompts by one combined instance, `n` greedy tokens each. Raises Unavailable when it dies."""
     return runner.run(_serve(folder, alone(flags), prompts, n))[0]
 
@@ -121,11 +121,11 @@ async def serving(folder: Path, deployment: Deployment) -> AsyncIterator[Control
 
 async def _serve(
     folder: Path, deployment: Deployment, prompts: Sequence[Sequence[int]], n: int
-) -> tuple[Served, list[PromptDone]]:
+) -> tuple[VerifyOutputs, list[PromptDone]]:
     async with serving(folder, deployment) as control:
         pairs = await asyncio.gather(*(_one(control, number, prompt, n) for number, prompt in enumerate(prompts)))
     done = [one for _, one in pairs]
-    return Served([tokens for tokens, _ in pairs], sum(one.times.kv_bytes for one in done)), done
+    return VerifyOutputs([tokens for tokens, _ in pairs], sum(one.times.kv_bytes for one in done)), done
 
 
 async def _one(control: Control, number: int, prompt: Sequence[int], n: int) -> tuple[list[int], PromptDone]:

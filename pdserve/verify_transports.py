@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from devices.collectives import COLLECTIVES
 from devices.table import find_kind
 from kvtransfer.transports import NAMES, make_transports
-from pdserve.verify_devices import DevicePair
+from pdserve.verify_devices import DeviceKindPair
 from ranktable_tools.devices.cards import shown_cards
 from ranktable_tools.devices.kinds import kind_named
 from wire.errors import ConfigError
@@ -25,12 +25,12 @@ class Chosen:
     lacking: Mapping[str, str]
 
 
-def choose(asked: str, names: Sequence[str] = NAMES, pair: DevicePair | None = None) -> Chosen:
+def choose(asked: str, names: Sequence[str] = NAMES, pair: DeviceKindPair | None = None) -> Chosen:
     """Return the one asked for, or all that run between pools on these two devices (none: on the CPU).
 
     Raises ConfigError for one asked for by name that this machine lacks, and when there is none at all.
     """
-    ends = pair or DevicePair()
+    ends = pair or DeviceKindPair()
     lacking = {name: why for name in names if asked in (EACH, name) and (why := _lacking(name, ends)) is not None}
     if asked in lacking:
         raise ConfigError(f"--transport {asked} cannot run here: {lacking[asked]}")
@@ -40,7 +40,7 @@ def choose(asked: str, names: Sequence[str] = NAMES, pair: DevicePair | None = N
     return Chosen(usable, lacking)
 
 
-def _lacking(name: str, pair: DevicePair) -> str | None:
+def _lacking(name: str, pair: DeviceKindPair) -> str | None:
     """Say what `name` lacks here, as an instance on either device would that is told to use it."""
     for kind in dict.fromkeys((pair.prefill, pair.decode)):
         why = _lacking_on(name, kind)
@@ -60,7 +60,7 @@ def _lacking_on(name: str, kind: str) -> str | None:
     return None
 
 
-def _in_groups(pair: DevicePair) -> str | None:
+def _in_groups(pair: DeviceKindPair) -> str | None:
     one, other = (find_kind(kind).traits.collective for kind in (pair.prefill, pair.decode))
     if one != other:
         return f"groups are made by {one} on {pair.prefill}, by {other} on {pair.decode}"

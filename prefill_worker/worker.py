@@ -17,7 +17,7 @@ from telemetry.logs import EventLogger
 from wire.convert import describe_prompt
 from wire.errors import Cancelled, InvalidRequest, NoCapacity, PdserveError, to_name
 from wire.failpoints import failpoint
-from wire.hold import hold_limit
+from wire.held_kv_limit import hold_limit
 from wire.messages import Event, Failed, HandedOff
 from wire.types import PromptState, StageTimes, Ticket
 

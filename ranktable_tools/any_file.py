@@ -7,20 +7,20 @@ from ranktable_tools.dialects.registry import detect, named
 from ranktable_tools.document import Node, Problem
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.json_file import read_json
-from ranktable_tools.reading import Reading
+from ranktable_tools.reading import TableReading
 from ranktable_tools.rules.catalogue import errors
 from ranktable_tools.rules.rule import RuleOptions
 from ranktable_tools.table_file import refusal
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class ReadFile:
     """One file as it was read, right or wrong: its document, its dialect, and what reading found wrong."""
 
     path: str
     document: Node
     dialect: Dialect
-    reading: Reading
+    reading: TableReading
 
     @property
     def problems(self) -> list[Problem]:
@@ -28,7 +28,7 @@ class Opened:
         return self.document.problems
 
 
-def open_table(path: str, dialect_name: str | None = None, options: ReadOptions = ReadOptions()) -> Opened:
+def open_table(path: str, dialect_name: str | None = None, options: ReadOptions = ReadOptions()) -> ReadFile:
     """Read one file. Raises RanktableError naming the file when it is no JSON, or its dialect is not clear."""
     document = read_json(path)
     try:
@@ -36,7 +36,7 @@ def open_table(path: str, dialect_name: str | None = None, options: ReadOptions 
     except RanktableError as error:
         raise RanktableError(f"{path}: {error}", code=error.code, place=error.place, value=error.value) from error
     root = Node(document, "", [])
-    return Opened(path, root, dialect, dialect.read(root, options))
+    return ReadFile(path, root, dialect, dialect.read(root, options))
 
 
 def read_table(
@@ -44,7 +44,7 @@ def read_table(
     dialect_name: str | None = None,
     options: ReadOptions = ReadOptions(),
     rules: RuleOptions = RuleOptions(),
-) -> Opened:
+) -> ReadFile:
     """Read one file without a mistake. Raises RanktableError naming file, place and value."""
     opened = open_table(path, dialect_name, options)
     problems = [*opened.problems, *errors(opened.reading, rules, opened.problems)]

@@ -11,7 +11,7 @@ from ranktable_tools.errors import RanktableError
 from ranktable_tools.json_file import parse_json
 from ranktable_tools.rules.catalogue import errors
 from ranktable_tools.rules.rule import RuleOptions
-from ranktable_tools.tables import Device, InstanceRole, Server, Table, TableInstance
+from ranktable_tools.tables import InstanceRole, Table, TableDevice, TableInstance, TableServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def _chosen(table: Table, wanted: Conversion) -> Table:
         if table.schedulers:
             listed = ", ".join(server.server_ip for server in table.schedulers)
             raise RanktableError(f"--api-server {wanted.api_server}: the table has a scheduler already: {listed}")
-        table = replace(table, schedulers=(Server(wanted.api_server, wanted.api_server),))
+        table = replace(table, schedulers=(TableServer(wanted.api_server, wanted.api_server),))
     return table
 
 
@@ -94,7 +94,7 @@ def _left_out(before: Table, after: Table, dialect: str) -> Iterator[str]:
 
 def _facts(table: Table) -> Counter[str]:
     servers = [*table.schedulers, *(server for instance in table.instances for server in instance.servers)]
-    entries: list[Server | Device] = [*servers, *(device for server in servers for device in server.devices)]
+    entries: list[TableServer | TableDevice] = [*servers, *(device for server in servers for device in server.devices)]
     found = Counter({"scheduler": len(table.schedulers)})
     found["role"] = sum(instance.role is not None for instance in table.instances)
     for entry in entries:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ranktable_tools.any_file import Opened, read_table
+from ranktable_tools.any_file import ReadFile, read_table
 from ranktable_tools.arguments import OneLineParser, add_command, add_dialect, add_read_options, read_options
 from ranktable_tools.convert import Conversion, Converted, convert, instance_names
 from ranktable_tools.dialects import modelarts
@@ -61,7 +61,7 @@ def _convert(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _files(opened: Opened, wanted: Conversion) -> Iterator[tuple[str, str, Converted]]:
+def _files(opened: ReadFile, wanted: Conversion) -> Iterator[tuple[str, str, Converted]]:
     """Yield the name of each file, what it is the file of, and what is in it."""
     table = opened.reading.table
     if wanted.to is not modelarts.DIALECT:
@@ -105,7 +105,7 @@ def _local_files(table: Table) -> Iterator[tuple[str, str, Converted]]:
         yield local_name(server.server_ip, HOST), "the scheduler", Converted(text, table, ())
 
 
-def _tell(opened: Opened, converted: Sequence[Converted]) -> None:
+def _tell(opened: ReadFile, converted: Sequence[Converted]) -> None:
     unread = unread_keys(opened.document.value)
     notes = [*opened.reading.notes, *unread, *(note for one in converted for note in one.notes)]
     for note in dict.fromkeys(notes):

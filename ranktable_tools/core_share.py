@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ranktable_tools.addresses import canonical
-from ranktable_tools.tables import GlobalTable, Server
+from ranktable_tools.tables import GlobalTable, TableServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class CoreShare:
     of_host: float = 1.0
 
 
-def core_share(table: GlobalTable, own: Server, own_addresses: Collection[str], cores: Sequence[int]) -> CoreShare:
+def core_share(table: GlobalTable, own: TableServer, own_addresses: Collection[str], cores: Sequence[int]) -> CoreShare:
     """Return the cores of `own`: `cores` dealt evenly, in table order, to all device ids of this host.
 
     `own_addresses` are all names and addresses of this host (`addresses.own_hosts()`). With fewer cores than ids,
@@ -42,6 +42,6 @@ def _deal(position: int, num_ids: int, cores: Sequence[int]) -> Sequence[int]:
     return cores[start : max(end, start + 1)]
 
 
-def _is_here(server: Server, own: Server, own_addresses: Collection[str]) -> bool:
+def _is_here(server: TableServer, own: TableServer, own_addresses: Collection[str]) -> bool:
     mine, theirs = canonical(own.server_ip), canonical(server.server_ip)
     return mine == theirs or (mine in own_addresses and theirs in own_addresses)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ranktable_tools.addresses import canonical
 from ranktable_tools.convert import instance_names
-from ranktable_tools.tables import Device, Server, Table, TableInstance
+from ranktable_tools.tables import Table, TableDevice, TableInstance, TableServer
 
 _Key = tuple[tuple[str, tuple[str, ...]], ...]
 
@@ -39,7 +39,7 @@ def diff(old: Table, new: Table) -> list[str]:
     return [*_schedulers(old.schedulers, new.schedulers), *_instances(_entries(old), _entries(new))]
 
 
-def _schedulers(old: Sequence[Server], new: Sequence[Server]) -> Iterator[str]:
+def _schedulers(old: Sequence[TableServer], new: Sequence[TableServer]) -> Iterator[str]:
     before, after = [canonical(server.server_ip) for server in old], [canonical(server.server_ip) for server in new]
     if before == after:
         yield from (
@@ -105,7 +105,7 @@ def _changes(before: _Entry, after: _Entry) -> Iterator[str]:
             yield from (f"{after.name}: device {a.device_id} on {new.server_ip} {word}." for word in _words(a, b))
 
 
-def _words(old: Device, new: Device) -> Iterator[str]:
+def _words(old: TableDevice, new: TableDevice) -> Iterator[str]:
     for name, a, b in (
         ("device_ip", old.device_ip, new.device_ip),
         ("rank_id", old.rank_id, new.rank_id),
@@ -128,7 +128,7 @@ def _entries(table: Table) -> list[_Entry]:
     return [_Entry(name, order, instance) for order, (name, instance) in enumerate(named)]
 
 
-def _port_change(old: Server, new: Server) -> str:
+def _port_change(old: TableServer, new: TableServer) -> str:
     if old.server_port is None:
         return f"now listens on port {new.server_port}"
     if new.server_port is None:

@@ -4,7 +4,7 @@ import hashlib
 import json
 
 from ranktable_tools.addresses import canonical
-from ranktable_tools.tables import Device, GlobalTable, Server
+from ranktable_tools.tables import GlobalTable, TableDevice, TableServer
 
 
 def table_digest(table: GlobalTable) -> str:
@@ -13,15 +13,15 @@ def table_digest(table: GlobalTable) -> str:
     return hashlib.sha256(json.dumps(form, separators=(",", ":")).encode()).hexdigest()[:16]
 
 
-def entry_form(server: Server) -> str:
+def entry_form(server: TableServer) -> str:
     """Return what of one entry counts in a table's digest: entries of one form are the same seat."""
     return json.dumps(_form(server), separators=(",", ":"))
 
 
-def _form(server: Server) -> list[object]:
+def _form(server: TableServer) -> list[object]:
     devices = [[device.device_id, _address(device), device.rank_id] for device in server.devices]
     return [canonical(server.server_ip), devices]
 
 
-def _address(device: Device) -> str | None:
+def _address(device: TableDevice) -> str | None:
     return None if device.device_ip is None else canonical(device.device_ip)

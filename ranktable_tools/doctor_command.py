@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from ranktable_tools.arguments import CONFIG_HELP, OneLineParser, add_command
 from ranktable_tools.devices.kinds import KINDS
-from ranktable_tools.doctor.case import GLOBAL_VARIABLE, LOCAL_VARIABLE, Case, read_tables
+from ranktable_tools.doctor.case import GLOBAL_VARIABLE, LOCAL_VARIABLE, DoctorInput, read_tables
 from ranktable_tools.doctor.examination import TIMEOUT_S, examine
 from ranktable_tools.doctor.machine import Machine
 from ranktable_tools.doctor.screen import json_text, text_lines
@@ -58,7 +58,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     given = {name: getattr(arguments, name.replace("-", "_")) for name in _TLS}
     tls = tuple(f"--{name}={value}" for name, value in given.items() if value is not None)
     tables = read_tables(arguments.files, machine, share_devices=arguments.share_devices)
-    case = Case(machine, tables, arguments.url, arguments.mib, tls)
+    case = DoctorInput(machine, tables, arguments.url, arguments.mib, tls)
     from ranktable_tools.doctor.checks import CHECKS
 
     try:

@@ -23,14 +23,14 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ValueFault:
     """What a check says of one bad value: the rule's code and what to write instead."""
 
     code: str
     advice: str
 
 
-Check = Callable[[str], Fault | None]
+Check = Callable[[str], ValueFault | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import re
 
 from ranktable_tools.addresses import host_problem
-from ranktable_tools.document import Check, Fault
+from ranktable_tools.document import Check, ValueFault
 from ranktable_tools.ports import parse_port
 
 MAX_SERVER_ID = 64
@@ -11,48 +11,50 @@ PORT_ADVICE = 'must be a port from "1" to "65535"'
 _WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
-def address(text: str) -> Fault | None:
+def address(text: str) -> ValueFault | None:
     """Want an address or host name that others can reach."""
     advice = host_problem(text)
     if advice is None:
         return None
     code = "masked-address" if "*" in text else "bad-address"
-    return Fault("listen-address" if "listen" in advice else code, advice)
+    return ValueFault("listen-address" if "listen" in advice else code, advice)
 
 
-def identity(text: str) -> Fault | None:
+def identity(text: str) -> ValueFault | None:
     """Want a server_id: any words, no mask."""
     if "*" in text:
         return address(text)
-    return None if text.strip() else Fault("empty-id", "must not be empty")
+    return None if text.strip() else ValueFault("empty-id", "must not be empty")
 
 
-def short_identity(text: str) -> Fault | None:
+def short_identity(text: str) -> ValueFault | None:
     """Want a server_id that HCCL takes: at most 64 characters."""
     if len(text) > MAX_SERVER_ID:
-        return Fault("long-server-id", f"must be at most {MAX_SERVER_ID} characters, here {len(text)}")
+        return ValueFault("long-server-id", f"must be at most {MAX_SERVER_ID} characters, here {len(text)}")
     return identity(text)
 
 
-def port(text: str) -> Fault | None:
+def port(text: str) -> ValueFault | None:
     """Want a port number."""
-    return Fault("bad-port", PORT_ADVICE) if parse_port(text) is None else None
+    return ValueFault("bad-port", PORT_ADVICE) if parse_port(text) is None else None
 
 
-def number(text: str) -> Fault | None:
+def number(text: str) -> ValueFault | None:
     """Want a whole number without a sign or leading zeros."""
     return (
-        None if _WHOLE_NUMBER.fullmatch(text) else Fault("bad-number", 'must be a whole number as a string, like "4"')
+        None
+        if _WHOLE_NUMBER.fullmatch(text)
+        else ValueFault("bad-number", 'must be a whole number as a string, like "4"')
     )
 
 
 def number_up_to(limit: int) -> Check:
     """Return a check that wants a whole number from 0 to `limit`."""
 
-    def check(text: str) -> Fault | None:
+    def check(text: str) -> ValueFault | None:
         fault = number(text)
         if fault is None and int(text) > limit:
-            return Fault("number-range", f'must be from "0" to "{limit}"')
+            return ValueFault("number-range", f'must be from "0" to "{limit}"')
         return fault
 
     return check
@@ -60,18 +62,18 @@ def number_up_to(limit: int) -> Check:
 
 def exactly(wanted: str, code: str, advice: str) -> Check:
     """Return a check that wants one value."""
-    return lambda text: None if text == wanted else Fault(code, advice)
+    return lambda text: None if text == wanted else ValueFault(code, advice)
 
 
-def anything(text: str) -> Fault | None:
+def anything(text: str) -> ValueFault | None:
     """Take any string."""
     return None
 
 
-def completed(text: str) -> Fault | None:
+def completed(text: str) -> ValueFault | None:
     """Want the status of a table that may be used."""
     if text == "completed":
         return None
     if text == "initializing":
-        return Fault("not-completed", 'must be "completed": the table is not whole yet, wait for its writer')
-    return Fault("bad-status", 'must be "completed"')
+        return ValueFault("not-completed", 'must be "completed": the table is not whole yet, wait for its writer')
+    return ValueFault("bad-status", 'must be "completed"')

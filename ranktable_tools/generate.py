@@ -8,7 +8,7 @@ from ranktable_tools.addresses import host_problem, scope_problem
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.file_names import HOST, global_name, local_name
 from ranktable_tools.ports import counted_ports, parse_port
-from ranktable_tools.tables import Device, LocalTable, Server, TablePart
+from ranktable_tools.tables import LocalTable, TableDevice, TablePart, TableServer
 
 _MAX_DIGITS = 9
 _DEVICE_ID = re.compile(r"[0-9]+")
@@ -123,11 +123,11 @@ def build(request: GenRequest, device_ips: Mapping[str, str]) -> Generated:
     """Return the tables of a checked request; `device_ips` has the address of each device."""
     ports: list[int | None] = list(request.ports) or [None] * len(request.instances)
     instances = [
-        Server(request.ip, request.ip, _devices(ids, device_ips), port)
+        TableServer(request.ip, request.ip, _devices(ids, device_ips), port)
         for ids, port in zip(request.instances, ports, strict=True)
     ]
     split = len(request.prefill)
-    scheduler = Server(request.ip, request.ip) if request.with_scheduler else None
+    scheduler = TableServer(request.ip, request.ip) if request.with_scheduler else None
     return Generated(
         global_name=global_name(request.ip),
         part=TablePart(scheduler, tuple(instances[:split]), tuple(instances[split:])),
@@ -182,5 +182,5 @@ def _labelled(request: GenRequest) -> list[tuple[str, tuple[str, ...]]]:
     return prefill + [(f"decode-{number}", ids) for number, ids in enumerate(request.decode)]
 
 
-def _devices(ids: tuple[str, ...], device_ips: Mapping[str, str]) -> tuple[Device, ...]:
-    return tuple(Device(device_id, device_ips[device_id], str(rank)) for rank, device_id in enumerate(ids))
+def _devices(ids: tuple[str, ...], device_ips: Mapping[str, str]) -> tuple[TableDevice, ...]:
+    return tuple(TableDevice(device_id, device_ips[device_id], str(rank)) for rank, device_id in enumerate(ids))

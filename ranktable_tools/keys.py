@@ -6,11 +6,11 @@ from dataclasses import fields
 from difflib import get_close_matches
 
 from ranktable_tools.document import Problem, shown
-from ranktable_tools.tables import Device, Server
+from ranktable_tools.tables import TableDevice, TableServer
 
 _READ = frozenset(
     {
-        *(field.name for field in (*fields(Server), *fields(Device)) if field.name != "devices"),
+        *(field.name for field in (*fields(TableServer), *fields(TableDevice)) if field.name != "devices"),
         *("version", "status", "server_count", "server_list", "server_group_list", "group_id", "device"),
         *("super_pod_list", "prefill_device_list", "decode_device_list", "cluster_id", "deploy_server"),
     }

@@ -11,7 +11,7 @@ from ranktable_tools.errors import RanktableError
 from ranktable_tools.matching import find_own_entry
 from ranktable_tools.node_ports import InstanceAddress, instance_addresses
 from ranktable_tools.table_file import read_global, read_local
-from ranktable_tools.tables import GlobalTable, Instance, LocalTable, Role, Server
+from ranktable_tools.tables import GlobalTable, InstanceEntry, LocalTable, Role, TableServer
 
 __all__ = ["CoreShare", "InstanceAddress", "LaunchPlan", "core_share", "resolve"]
 
@@ -35,7 +35,7 @@ class LaunchPlan:
     global_path: str
     local_path: str
     table_digest: str
-    own: Server
+    own: TableServer
     index: int | None
     name: str | None = None
     instance_addresses: tuple[InstanceAddress, ...] = ()
@@ -87,7 +87,7 @@ def _scheduler_plan(
 
 
 def _instance_plan(
-    entry: Instance, table: GlobalTable, global_path: str, local_path: str, notes: tuple[str, ...]
+    entry: InstanceEntry, table: GlobalTable, global_path: str, local_path: str, notes: tuple[str, ...]
 ) -> LaunchPlan:
     return LaunchPlan(
         role=entry.role,

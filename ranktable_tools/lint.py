@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ranktable_tools.any_file import Opened, open_table
+from ranktable_tools.any_file import ReadFile, open_table
 from ranktable_tools.dialects import modelarts
 from ranktable_tools.dialects.dialect import ReadOptions
 from ranktable_tools.errors import RanktableError
@@ -32,7 +32,7 @@ class LintOptions:
 def lint(paths: Sequence[str], options: LintOptions = LintOptions()) -> list[Finding]:
     """Return every mistake, each naming file, place, value and cure; empty when all is well."""
     findings: list[Finding] = []
-    clean: list[Opened] = []
+    clean: list[ReadFile] = []
     for path in paths:
         try:
             opened = open_table(path, options.dialect, options.read)
@@ -47,7 +47,7 @@ def lint(paths: Sequence[str], options: LintOptions = LintOptions()) -> list[Fin
     return [replace(finding, severity="error") for finding in findings] if options.strict else findings
 
 
-def _lint_one(opened: Opened, options: LintOptions) -> Iterator[Finding]:
+def _lint_one(opened: ReadFile, options: LintOptions) -> Iterator[Finding]:
     if opened.dialect is modelarts.DIALECT and opened.reading.kind == "cluster" and not options.part:
         modelarts.check_whole(opened.document)
     yield from (of_problem(opened.path, problem) for problem in opened.problems)

@@ -3,19 +3,19 @@
 from collections.abc import Iterator, Sequence
 
 from ranktable_tools.addresses import HostComparer
-from ranktable_tools.any_file import Opened
+from ranktable_tools.any_file import ReadFile
 from ranktable_tools.digest import table_digest
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.finding import Finding
 from ranktable_tools.matching import find_own_entry
 from ranktable_tools.node_ports import parse_node_ports
 from ranktable_tools.table_file import part_of
-from ranktable_tools.tables import GlobalTable, Instance, LocalTable, Server, whole
+from ranktable_tools.tables import GlobalTable, InstanceEntry, LocalTable, TableServer, whole
 
 _Global = tuple[str, GlobalTable]
 
 
-def lint_across(files: Sequence[Opened], node_ports: str | None) -> list[Finding]:
+def lint_across(files: Sequence[ReadFile], node_ports: str | None) -> list[Finding]:
     """Return the mistakes between these files, of the guide's dialect; those of others stand alone."""
     tables = [(opened.path, table) for opened in files if (table := _whole(opened)) is not None]
     findings = list(_different(tables))
@@ -26,13 +26,13 @@ def lint_across(files: Sequence[Opened], node_ports: str | None) -> list[Finding
     return findings
 
 
-def _whole(opened: Opened) -> GlobalTable | None:
+def _whole(opened: ReadFile) -> GlobalTable | None:
     if opened.dialect.name != "modelarts" or opened.reading.kind != "cluster":
         return None
     return whole(part_of(opened.reading.table))
 
 
-def _is_local(opened: Opened) -> bool:
+def _is_local(opened: ReadFile) -> bool:
     """A local table of one server: those of merge-local are no entry of the guide's global table."""
     is_local = opened.dialect.name == "modelarts" and opened.reading.kind == "instance"
     return is_local and len(list(opened.reading.servers)) == 1
@@ -47,7 +47,7 @@ def _different(tables: Sequence[_Global]) -> Iterator[Finding]:
             yield Finding(path, "error", "globals-differ", "", table_digest(table), message, instead)
 
 
-def _lint_locals(files: Sequence[Opened], named: _Global) -> Iterator[Finding]:
+def _lint_locals(files: Sequence[ReadFile], named: _Global) -> Iterator[Finding]:
     global_path, table = named
     path_by_entry: dict[int | None, str] = {}
     given: dict[str, None] = {}
@@ -71,7 +71,7 @@ def _lint_locals(files: Sequence[Opened], named: _Global) -> Iterator[Finding]:
     yield from _missing(table, global_path, path_by_entry, list(given))
 
 
-def _other_port(path: str, local: Server, entry: Server, global_path: str) -> Iterator[Finding]:
+def _other_port(path: str, local: TableServer, entry: TableServer, global_path: str) -> Iterator[Finding]:
     """Yield a note where both tables have a port and not the same: no start fails by it, and the global one counts."""
     if local.server_port is not None and entry.server_port is not None and local.server_port != entry.server_port:
         place = "server_list[0].server_port"
@@ -92,7 +92,7 @@ def _missing(
             )
 
 
-def _named(instance: Instance) -> str:
+def _named(instance: InstanceEntry) -> str:
     return f"{instance} on {instance.server.server_ip}, devices {','.join(instance.server.device_ids)}"
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from ranktable_tools.addresses import HostComparer, same_host
 from ranktable_tools.document import shown
 from ranktable_tools.errors import RanktableError
-from ranktable_tools.tables import GlobalTable, Instance, LocalTable, Server
+from ranktable_tools.tables import GlobalTable, InstanceEntry, LocalTable, TableServer
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class FieldDifference:
     """One field that the local table and an entry have in different ways."""
 
     place: str
@@ -21,7 +21,7 @@ class Difference:
         return f"{self.place} is {shown(self.local)} here and {shown(self.entry)} there"
 
 
-def find_own_entry(local: LocalTable, table: GlobalTable) -> Instance | None:
+def find_own_entry(local: LocalTable, table: GlobalTable) -> InstanceEntry | None:
     """Return the instance the local table means, None for the scheduler.
 
     Raises RanktableError naming the nearest entry, the differing field and both values.
@@ -37,31 +37,31 @@ def find_own_entry(local: LocalTable, table: GlobalTable) -> Instance | None:
     return nearest
 
 
-def differences(local: Server, entry: Server, hosts: HostComparer) -> Iterator[Difference]:
+def differences(local: TableServer, entry: TableServer, hosts: HostComparer) -> Iterator[FieldDifference]:
     """Yield what differs: the host (resolved), the device ids, the device addresses, the ranks."""
     if not hosts.same(local.server_ip, entry.server_ip):
-        yield Difference("server_list[0].server_ip", local.server_ip, entry.server_ip)
+        yield FieldDifference("server_list[0].server_ip", local.server_ip, entry.server_ip)
     if local.device_ids != entry.device_ids:
-        yield Difference("the device_id list", local.device_ids, entry.device_ids)
+        yield FieldDifference("the device_id list", local.device_ids, entry.device_ids)
         return
     for position, (mine, theirs) in enumerate(zip(local.devices, entry.devices, strict=True)):
         place = f"server_list[0].device[{position}]"
         if mine.device_ip != theirs.device_ip:
-            yield Difference(f"{place}.device_ip", mine.device_ip, theirs.device_ip)
+            yield FieldDifference(f"{place}.device_ip", mine.device_ip, theirs.device_ip)
         if mine.rank_id != theirs.rank_id:
-            yield Difference(f"{place}.rank_id", mine.rank_id, theirs.rank_id)
+            yield FieldDifference(f"{place}.rank_id", mine.rank_id, theirs.rank_id)
 
 
-def _require_scheduler(local: Server, scheduler: Server) -> None:
+def _require_scheduler(local: TableServer, scheduler: TableServer) -> None:
     if not same_host(local.server_ip, scheduler.server_ip):
-        difference = Difference("server_list[0].server_ip", local.server_ip, scheduler.server_ip)
+        difference = FieldDifference("server_list[0].server_ip", local.server_ip, scheduler.server_ip)
         raise RanktableError(
             "has no device, so it means the scheduler, but the global table's scheduler "
             f"(server_group_list[0].server_list[0]) differs: {difference}"
         )
 
 
-def _distance(local: Server, entry: Server, gaps: list[Difference]) -> tuple[int, bool, int, bool]:
+def _distance(local: TableServer, entry: TableServer, gaps: list[FieldDifference]) -> tuple[int, bool, int, bool]:
     """Order entries by fewest devices not shared, then by host, then by number of differing fields, then by port.
 
     The port is asked only to tell apart two instances that share all their devices.

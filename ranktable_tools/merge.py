@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ranktable_tools.errors import RanktableError
-from ranktable_tools.reading import PlacedInstance, PlacedServer, Reading
+from ranktable_tools.reading import PlacedInstance, PlacedServer, TableReading
 from ranktable_tools.rules.catalogue import errors
 from ranktable_tools.rules.rule import RuleOptions
-from ranktable_tools.tables import GlobalTable, Server, TablePart
+from ranktable_tools.tables import GlobalTable, TablePart, TableServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def merge(parts: Sequence[NamedPart], *, share_devices: bool = False) -> GlobalT
     )
 
 
-def _only_scheduler(parts: Sequence[NamedPart]) -> Server:
+def _only_scheduler(parts: Sequence[NamedPart]) -> TableServer:
     found = [(named.path, named.part.scheduler) for named in parts if named.part.scheduler is not None]
     if not found:
         raise RanktableError(
@@ -66,12 +66,12 @@ def _check_clashes(parts: Sequence[NamedPart], share_devices: bool) -> None:
         for named in parts
         if named.part.scheduler is not None
     )
-    problems = errors(Reading("modelarts", "cluster", schedulers, instances), RuleOptions(share_devices))
+    problems = errors(TableReading("modelarts", "cluster", schedulers, instances), RuleOptions(share_devices))
     if problems:
         raise RanktableError(str(problems[0]))
 
 
-def _joined(role: str, lists: Sequence[tuple[Server, ...]]) -> tuple[Server, ...]:
+def _joined(role: str, lists: Sequence[tuple[TableServer, ...]]) -> tuple[TableServer, ...]:
     servers = tuple(server for servers in lists for server in servers)
     if not servers:
         raise RanktableError(f"no table has a {role} instance; generate one with --{role}-server-list")

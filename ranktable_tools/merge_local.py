@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from ranktable_tools.addresses import HostComparer
 from ranktable_tools.errors import RanktableError
-from ranktable_tools.reading import PlacedInstance, PlacedServer, Reading
+from ranktable_tools.reading import PlacedInstance, PlacedServer, TableReading
 from ranktable_tools.rules.catalogue import errors
-from ranktable_tools.tables import Device, Server, Table, TableInstance
+from ranktable_tools.tables import Table, TableDevice, TableInstance, TableServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def merge_local(parts: Sequence[NamedInstance]) -> Table:
         for number, server in enumerate(named.instance.servers):
             servers.append(PlacedServer(server, f"{named.path}: server_list[{number}]"))
     ranked = _ranked(servers)
-    problems = errors(Reading("modelarts", "instance", (), (PlacedInstance(None, ranked, parts[0].path),)))
+    problems = errors(TableReading("modelarts", "instance", (), (PlacedInstance(None, ranked, parts[0].path),)))
     if problems:
         raise RanktableError(str(problems[0]))
     return Table("instance", (), (TableInstance(None, tuple(_joined([placed.server for placed in ranked]))),))
@@ -55,13 +55,13 @@ def _ranked(servers: Sequence[PlacedServer]) -> tuple[PlacedServer, ...]:
     return tuple(ranked)
 
 
-def _by_rank(server: Server) -> list[Device]:
+def _by_rank(server: TableServer) -> list[TableDevice]:
     return sorted(server.devices, key=lambda device: int(device.rank_id))
 
 
-def _joined(servers: Sequence[Server]) -> list[Server]:
+def _joined(servers: Sequence[TableServer]) -> list[TableServer]:
     hosts = HostComparer()
-    joined: list[Server] = []
+    joined: list[TableServer] = []
     for server in servers:
         at = next((i for i, known in enumerate(joined) if hosts.same(known.server_ip, server.server_ip)), None)
         if at is None:

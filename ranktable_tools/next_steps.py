@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ranktable_tools.generate import Generated, NamedLocal
-from ranktable_tools.tables import Instance, whole
+from ranktable_tools.tables import InstanceEntry, whole
 
 _FIRST_PORT, _PUBLIC_PORT = 8088, 9000
 
@@ -70,7 +70,7 @@ def _unsaid_ports(generated: Generated) -> str:
     return "" if said else _node_ports(generated)
 
 
-def _port(instance: Instance) -> int:
+def _port(instance: InstanceEntry) -> int:
     return instance.server.server_port or _FIRST_PORT + instance.index
 
 

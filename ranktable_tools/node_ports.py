@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ranktable_tools.addresses import HostComparer, dial_host
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.ports import counted_ports, parse_port
-from ranktable_tools.tables import GlobalTable, Instance, Role, Server
+from ranktable_tools.tables import GlobalTable, InstanceEntry, Role, TableServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class InstanceAddress:
     """Where one instance listens; `index` counts over the whole table, prefill first, `name` is as `decode-0`."""
 
     role: Role
-    server: Server
+    server: TableServer
     host: str
     port: int
     index: int
@@ -63,7 +63,9 @@ def parse_node_ports(value: str, table: GlobalTable) -> tuple[int, ...]:
     return tuple(ports)
 
 
-def refuse_port_of_scheduler(addresses: Sequence[InstanceAddress], scheduler: Server, port: int, source: str) -> None:
+def refuse_port_of_scheduler(
+    addresses: Sequence[InstanceAddress], scheduler: TableServer, port: int, source: str
+) -> None:
     """Raise RanktableError, with the `source` of its port, for an instance on the scheduler's host and --port."""
     comparer = HostComparer()
     for one in addresses:
@@ -91,7 +93,7 @@ def refuse_other_order(value: str, table: GlobalTable, index: int, port: int) ->
         )
 
 
-def _refuse_shared(value: str, ports: Sequence[int], instances: Sequence[Instance]) -> None:
+def _refuse_shared(value: str, ports: Sequence[int], instances: Sequence[InstanceEntry]) -> None:
     comparer = HostComparer()
     for second, port in enumerate(ports):
         for first in range(second):
@@ -103,12 +105,12 @@ def _refuse_shared(value: str, ports: Sequence[int], instances: Sequence[Instanc
                 )
 
 
-def _address(instance: Instance, port: int) -> InstanceAddress:
+def _address(instance: InstanceEntry, port: int) -> InstanceAddress:
     server = instance.server
     return InstanceAddress(instance.role, server, dial_host(server.server_ip), port, instance.index, instance.name)
 
 
-def _missing(instance: Instance) -> str:
+def _missing(instance: InstanceEntry) -> str:
     return (
         f"{instance} on {instance.server.server_ip} is left out: {instance.place} of the global table has no "
         "server_port and NODE_PORTS is not set"

@@ -4,19 +4,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ranktable_tools.tables import Device, InstanceRole, Server, Table, TableInstance
+from ranktable_tools.tables import InstanceRole, Table, TableDevice, TableInstance, TableServer
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedServer:
     """A server entry and its JSON path; `device_places` only where devices do not stand below their server."""
 
-    server: Server
+    server: TableServer
     place: str
     device_places: tuple[str, ...] = ()
 
     @property
-    def placed_devices(self) -> Iterator[tuple[str, Device]]:
+    def placed_devices(self) -> Iterator[tuple[str, TableDevice]]:
         """Each device with its path."""
         for position, device in enumerate(self.server.devices):
             yield self.device_places[position] if self.device_places else f"{self.place}.device[{position}]", device
@@ -31,14 +31,14 @@ class PlacedInstance:
     place: str
 
     @property
-    def placed_devices(self) -> Iterator[tuple[str, Device]]:
+    def placed_devices(self) -> Iterator[tuple[str, TableDevice]]:
         """Each device with its path, server by server."""
         for placed in self.servers:
             yield from placed.placed_devices
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TableReading:
     """A table with its paths; `notes` say what was understood beyond the letter, or left out."""
 
     dialect: str

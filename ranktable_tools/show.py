@@ -2,20 +2,20 @@
 
 from collections.abc import Iterator, Sequence
 
-from ranktable_tools.any_file import Opened
+from ranktable_tools.any_file import ReadFile
 from ranktable_tools.digest import table_digest
 from ranktable_tools.table_file import part_of
-from ranktable_tools.tables import Server, Table, TableInstance, whole
+from ranktable_tools.tables import Table, TableInstance, TableServer, whole
 
 
-def show(opened: Opened) -> list[str]:
+def show(opened: ReadFile) -> list[str]:
     """Return the lines of a table of any dialect."""
     table = opened.reading.table
     drawn = _cluster(opened, table) if table.kind == "cluster" else _instance_table(opened, table)
     return [*drawn, *(f"note: {note}" for note in opened.reading.notes)]
 
 
-def _cluster(opened: Opened, table: Table) -> Iterator[str]:
+def _cluster(opened: ReadFile, table: Table) -> Iterator[str]:
     yield f"{opened.path}: {opened.dialect.name}, {_counts(table)}, {_state(opened, table)}"
     if table.schedulers:
         yield "  clients"
@@ -32,7 +32,7 @@ def _cluster(opened: Opened, table: Table) -> Iterator[str]:
         yield f"  KV: {_span(prefill)} ==> {_span(decode)}"
 
 
-def _instance_table(opened: Opened, table: Table) -> Iterator[str]:
+def _instance_table(opened: ReadFile, table: Table) -> Iterator[str]:
     what = "one instance" if table.instances else "the scheduler"
     yield f"{opened.path}: {opened.dialect.name}, the table of {what}"
     servers = table.instances[0].servers if table.instances else table.schedulers
@@ -46,7 +46,7 @@ def _counts(table: Table) -> str:
     return f"{unknown} instances, roles not said" if unknown else f"{prefill} prefill, {decode} decode"
 
 
-def _state(opened: Opened, table: Table) -> str:
+def _state(opened: ReadFile, table: Table) -> str:
     if opened.dialect.name != "modelarts":
         return "ranktable convert makes it one that pdserve starts"
     found = whole(part_of(table))
@@ -69,7 +69,7 @@ def _servers(instance: TableInstance) -> str:
     return " + ".join(_server(server) for server in instance.servers)
 
 
-def _server(server: Server) -> str:
+def _server(server: TableServer) -> str:
     where = server.server_ip if server.server_port is None else f"{server.server_ip} port {server.server_port}"
     devices = f"  devices {','.join(server.device_ids)}" if server.devices else ""
     pod = f"  super pod {server.super_pod_id}" if server.super_pod_id is not None else ""

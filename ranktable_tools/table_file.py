@@ -8,10 +8,10 @@ from ranktable_tools.dialects import modelarts
 from ranktable_tools.document import Node, Problem
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.json_file import read_json, write_private
-from ranktable_tools.reading import Reading
+from ranktable_tools.reading import TableReading
 from ranktable_tools.rules.catalogue import errors
 from ranktable_tools.rules.rule import RuleOptions
-from ranktable_tools.tables import GlobalTable, LocalTable, Server, Table, TablePart, whole
+from ranktable_tools.tables import GlobalTable, LocalTable, Table, TablePart, TableServer, whole
 
 _KEYS = {"global": "server_group_list", "local": "server_list"}
 
@@ -103,11 +103,11 @@ def _root(path: str, wanted: Literal["global", "local"]) -> Node:
     return root
 
 
-def _servers(servers: Sequence[Server]) -> str:
+def _servers(servers: Sequence[TableServer]) -> str:
     return f"has {len(servers)} servers, {' and '.join(server.server_ip for server in servers)}"
 
 
-def _checked(root: Node, read: Callable[[Node], Reading], share_devices: bool) -> Reading | None:
+def _checked(root: Node, read: Callable[[Node], TableReading], share_devices: bool) -> TableReading | None:
     """Read and keep the rules; what is wrong goes to the node's problems, and then there is no reading."""
     reading = read(root)
     root.problems.extend(errors(reading, RuleOptions(share_devices), root.problems))

@@ -9,7 +9,7 @@ InstanceRole = Literal["prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class TableDevice:
     """One device of an instance: physical id, address on the device network, logical rank.
 
     Only an HCCL table of one host may leave the address out; the keys after the rank are those of other dialects.
@@ -27,7 +27,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class TableServer:
     """One server entry: an instance (or one host of it) and its devices, or, without devices, the scheduler.
 
     The keys after the port are those of other dialects.
@@ -35,7 +35,7 @@ class Server:
 
     server_id: str
     server_ip: str
-    devices: tuple[Device, ...] = ()
+    devices: tuple[TableDevice, ...] = ()
     server_port: int | None = None
     host_ip: str | None = None
     container_ip: str | None = None
@@ -49,13 +49,13 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class InstanceEntry:
     """One instance of a table: `number` counts within its role, `index` over all, prefill first."""
 
     role: Role
     number: int
     index: int
-    server: Server
+    server: TableServer
 
     @property
     def name(self) -> str:
@@ -76,10 +76,10 @@ class TableInstance:
     """One instance of a table of any dialect, over one server or more; role None where the table does not say it."""
 
     role: InstanceRole | None
-    servers: tuple[Server, ...]
+    servers: tuple[TableServer, ...]
 
     @property
-    def devices(self) -> tuple[Device, ...]:
+    def devices(self) -> tuple[TableDevice, ...]:
         """All devices, server by server."""
         return tuple(device for server in self.servers for device in server.devices)
 
@@ -93,7 +93,7 @@ class Table:
     """
 
     kind: Literal["cluster", "instance"]
-    schedulers: tuple[Server, ...]
+    schedulers: tuple[TableServer, ...]
     instances: tuple[TableInstance, ...]
 
     def of_role(self, role: InstanceRole) -> tuple[TableInstance, ...]:
@@ -105,12 +105,12 @@ class Table:
 class TablePart:
     """What one host knows: any of the three groups may be missing until the parts are merged."""
 
-    scheduler: Server | None
-    prefill: tuple[Server, ...]
-    decode: tuple[Server, ...]
+    scheduler: TableServer | None
+    prefill: tuple[TableServer, ...]
+    decode: tuple[TableServer, ...]
 
     @property
-    def instances(self) -> tuple[Instance, ...]:
+    def instances(self) -> tuple[InstanceEntry, ...]:
         """All instances in global order."""
         return tuple(_instances(self.prefill, self.decode))
 
@@ -119,12 +119,12 @@ class TablePart:
 class GlobalTable:
     """The whole table: one scheduler, at least one prefill and one decode instance."""
 
-    scheduler: Server
-    prefill: tuple[Server, ...]
-    decode: tuple[Server, ...]
+    scheduler: TableServer
+    prefill: tuple[TableServer, ...]
+    decode: tuple[TableServer, ...]
 
     @property
-    def instances(self) -> tuple[Instance, ...]:
+    def instances(self) -> tuple[InstanceEntry, ...]:
         """All instances in global order."""
         return tuple(_instances(self.prefill, self.decode))
 
@@ -139,7 +139,7 @@ class GlobalTable:
         listed = (TableInstance(role, (one,)) for role, one in self._roles())
         return Table("cluster", (self.scheduler,), tuple(listed))
 
-    def _roles(self) -> Iterator[tuple[InstanceRole, Server]]:
+    def _roles(self) -> Iterator[tuple[InstanceRole, TableServer]]:
         yield from (("prefill", server) for server in self.prefill)
         yield from (("decode", server) for server in self.decode)
 
@@ -148,7 +148,7 @@ class GlobalTable:
 class LocalTable:
     """What one process is told about itself."""
 
-    server: Server
+    server: TableServer
 
 
 def whole(part: TablePart) -> GlobalTable | None:
@@ -158,8 +158,8 @@ def whole(part: TablePart) -> GlobalTable | None:
     return GlobalTable(part.scheduler, part.prefill, part.decode)
 
 
-def _instances(prefill: tuple[Server, ...], decode: tuple[Server, ...]) -> Iterator[Instance]:
+def _instances(prefill: tuple[TableServer, ...], decode: tuple[TableServer, ...]) -> Iterator[InstanceEntry]:
     for number, server in enumerate(prefill):
-        yield Instance("prefill", number, number, server)
+        yield InstanceEntry("prefill", number, number, server)
     for number, server in enumerate(decode):
-        yield Instance("decode", number, len(prefill) + number, server)
+        yield InstanceEntry("decode", number, len(prefill) + number, server)

@@ -23,7 +23,7 @@ _WINDOW = 8
 _MOST_PASSED = 16
 
 
-class Places(Protocol):
+class GrantSource(Protocol):
     """Where prompts go. `scheduler/grants.py` has the implementation."""
 
     def look_anew(self) -> None:
@@ -42,7 +42,7 @@ class Places(Protocol):
 class Admission:
     """Owns the queue."""
 
-    def __init__(self, limits: ControlLimits, places: Places) -> None:
+    def __init__(self, limits: ControlLimits, places: GrantSource) -> None:
         self._places = places
         self._queue: FairQueue[Waiting] = FairQueue()
         self._room = QueueRoom(limits)

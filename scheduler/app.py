@@ -27,8 +27,8 @@ from scheduler.api.route import TEXT, VECTORS, Route
 from scheduler.api.score import ScoreBody, create_score
 from scheduler.api.sse import ClientGone
 from scheduler.api.tokenize import DetokenizeBody, TokenizeBody, detokenize, tokenize, tokenizer_info
+from scheduler.app_context import AppContext
 from scheduler.config import SchedulerOptions
-from scheduler.front import Front
 from scheduler.http.keys import OPEN_PATHS
 from wire.errors import PdserveError
 
@@ -79,7 +79,7 @@ OPS_ROUTES: tuple[Route, ...] = (
 )
 
 
-def build_app(front: Front) -> ASGIApp:
+def build_app(front: AppContext) -> ASGIApp:
     """Return the ASGI app that serves `front`: the routes that its options open, and their description."""
     options = front.config.options
     routes = open_routes(options, keyed=len(front.keys) > 0)
@@ -121,7 +121,7 @@ def open_routes(options: SchedulerOptions, *, keyed: bool = False) -> tuple[Rout
     return (*routes, *(route for route in describing if route.is_open(options)))
 
 
-def _bound(route: Route, front: Front) -> Callable[[Request], Awaitable[Response]]:
+def _bound(route: Route, front: AppContext) -> Callable[[Request], Awaitable[Response]]:
     """An endpoint's answer is any ASGI app: starlette only calls it."""
 
     async def serve(request: Request) -> Response:

@@ -6,8 +6,8 @@ from scheduler.dispatch import Dispatch
 from scheduler.limits import ControlLimits
 from scheduler.membership.member import Member
 from scheduler.model.kind import ModelKind
-from scheduler.observability.ledger import Ledger
-from scheduler.probe import Probe
+from scheduler.observability.finished_requests import FinishedRequests
+from scheduler.probe import PathProbe
 from scheduler.readiness import Readiness
 from scheduler.registry import Registry
 from scheduler.view import ClusterView, GapView, InstanceView, LedgerView, RetryView
@@ -26,7 +26,7 @@ class Control:
         self.registry = registry
         self.readiness = Readiness(self.registry, limits, kind)
         self.dispatch = Dispatch(self.registry, self.readiness, limits, id_prefix=id_prefix)
-        self._probe = Probe(self.dispatch, self.readiness, limits, kind)
+        self._probe = PathProbe(self.dispatch, self.readiness, limits, kind)
 
     async def run(self) -> None:
         """Keep the sessions and probe, for ever. Raises Incompatible if that shows before anything was served."""
@@ -76,7 +76,7 @@ def _instance_view(member: Member) -> InstanceView:
     )
 
 
-def _ledger_view(ledger: Ledger) -> LedgerView:
+def _ledger_view(ledger: FinishedRequests) -> LedgerView:
     return LedgerView(
         received=ledger.received,
         completed=ledger.completed,

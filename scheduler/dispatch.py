@@ -3,7 +3,7 @@
     start ----> admission ----> placement ----> path (handoff | local) ----> Running.events()
     accept      wait for room   choose a pair   reserve, prefill, step       the client reads
 
-Each prompt of a request goes this way alone (tries.py). A prompt whose pair fails is tried once more, on another pair
+Each prompt of a request goes this way alone (attempts.py). A prompt whose pair fails is tried again, on another pair
 where there is one and as the budget of retries allows, and goes on from the tokens that left already; one that finds no
 room after all goes back to the front of the queue.
 """
@@ -13,9 +13,10 @@ import itertools
 from collections.abc import Callable
 
 from scheduler.admission import Admission
+from scheduler.attempts import Attempts
 from scheduler.grants import Placer
 from scheduler.limits import ControlLimits
-from scheduler.observability.ledger import Ledger
+from scheduler.observability.finished_requests import FinishedRequests
 from scheduler.observability.request_log import without_values
 from scheduler.placement import Plan
 from scheduler.prompt_run import PromptRun
@@ -26,7 +27,6 @@ from scheduler.request import GenerationRequest
 from scheduler.request_check import check_request
 from scheduler.retry_budget import RetryBudget
 from scheduler.running import Running
-from scheduler.tries import Tries
 from telemetry.logs import EventLogger
 from wire.errors import Draining, InternalError, InvalidRequest, Overloaded, PdserveError, Unavailable
 
@@ -37,12 +37,12 @@ class Dispatch:
     """Owns the requests under way. Implements scheduler.request.Dispatcher."""
 
     def __init__(self, registry: Registry, readiness: Readiness, limits: ControlLimits, *, id_prefix: str) -> None:
-        self.ledger = Ledger()
+        self.ledger = FinishedRequests()
         self._placer = Placer(registry)
         self.admission = Admission(limits, self._placer)
         self.retries = RetryBudget(limits, lambda: self.ledger.inflight, lambda: not self.admission.num_waiting)
         self._registry = registry
-        self._tries = Tries(limits, self._placer, self.admission, readiness, self.retries, self.ledger)
+        self._tries = Attempts(limits, self._placer, self.admission, readiness, self.retries, self.ledger)
         self._limits = limits
         self._ids = itertools.count()
         self._id_prefix = id_prefix

@@ -54,7 +54,7 @@ class Grant(AbstractContextManager["Grant"]):
 
 
 class Placer:
-    """Places prompts on the registry's living instances. Implements scheduler.admission.Places."""
+    """Places prompts on the registry's living instances. Implements scheduler.admission.GrantSource."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry

@@ -21,7 +21,7 @@ class PromptStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class SessionLost:
     """The session with the instance is over."""
 
     error: InstanceLost
@@ -32,7 +32,7 @@ class Stopped:
     """Not from an instance: this side ended a sequence."""
 
 
-PromptEvent = Reserved | Refused | PromptStep | HandedOff | Pooled | Failed | Lost | Stopped
+PromptEvent = Reserved | Refused | PromptStep | HandedOff | Pooled | Failed | SessionLost | Stopped
 
 
 @dataclass(slots=True)  # not frozen, as TokenLogprobs
@@ -135,7 +135,7 @@ class Work:
         self._post = post
 
     def post(self, command: Command) -> None:
-        """Send a command; silent once the session is over (the inbox has heard `Lost`)."""
+        """Send a command; silent once the session is over (the inbox has heard `SessionLost`)."""
         self._post(command)
 
     def cancel(self) -> None:
@@ -150,6 +150,6 @@ class Work:
 
     def hear(self, event: PromptEvent) -> None:
         """Take one event of the instance."""
-        if isinstance(event, Refused | HandedOff | Pooled | Failed | Lost):
+        if isinstance(event, Refused | HandedOff | Pooled | Failed | SessionLost):
             self.ended = True
         self._inbox.put_nowait(Arrival(self, event))

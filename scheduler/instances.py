@@ -12,10 +12,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from scheduler.inbox import Inbox, Lost, PromptStep, Work
+from scheduler.inbox import Inbox, PromptStep, SessionLost, Work
 from scheduler.limits import ControlLimits
 from scheduler.link_answers import LinkAnswers
-from scheduler.load.books import Books
+from scheduler.load.in_flight_ledger import InFlightLedger
 from scheduler.patience import Slowness, patient
 from telemetry.logs import EventLogger
 from wire.connection import Session
@@ -66,7 +66,7 @@ class Instance:
         self.role = role
         self.address = f"{description.host}:{description.port}"
         self.table_digest = description.table_digest
-        self.books = Books(load, changed, block_size=description.block_size)
+        self.books = InFlightLedger(load, changed, block_size=description.block_size)
         self.link_answers = LinkAnswers()
         self._session = session
         self._limits = limits
@@ -111,7 +111,7 @@ class Instance:
         """Route the prompt's events to `inbox`; on leaving, the instance is told to end what is left of it."""
         work = self._work[prompt_id] = Work(str(self), prompt_id, inbox, self.post, lambda: self.load.waiting > 0)
         if self._lost is not None:
-            work.hear(Lost(self._lost))
+            work.hear(SessionLost(self._lost))
         try:
             yield work
         finally:
@@ -243,7 +243,7 @@ class Instance:
     def _end(self, error: InstanceLost) -> None:
         self._lost = error
         for work in self._work.values():
-            work.hear(Lost(error))
+            work.hear(SessionLost(error))
         self.link_answers.end(error)
         self._changed()
 

@@ -8,7 +8,7 @@ from scheduler.model.kind import ModelKind
 from scheduler.placement import Plan
 from scheduler.readiness import Readiness
 from scheduler.request import GenerationRequest
-from telemetry.capped import CappedLog
+from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
 from wire.errors import DeadlineExceeded, NoCapacity, PdserveError
 from wire.types import Pooling, SamplingParams
@@ -22,7 +22,7 @@ _ROUND_S = 1.0
 _EAGER_ROUND_S = 0.05
 
 
-class Probe:
+class PathProbe:
     """Probes each pair that is due, one at a time, for ever; what it asks for is what the model answers with."""
 
     def __init__(self, dispatch: Dispatch, readiness: Readiness, limits: ControlLimits, kind: ModelKind) -> None:

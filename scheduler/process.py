@@ -11,7 +11,7 @@ from scheduler.config import SchedulerConfig
 from scheduler.http.certificate import Https, read_https
 from scheduler.http.open_files import raise_open_files
 from scheduler.http.server import listen, serve
-from scheduler.links.door import door_name, keep_door
+from scheduler.links.admin_socket import door_name, keep_door
 from scheduler.links.probe import LinkProbe
 from scheduler.loop import run as run_loop
 from scheduler.membership.entries import Entries

@@ -31,7 +31,7 @@ log = EventLogger("registry")
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class MissingInstance:
     """An instance of the table that is not living, and why."""
 
     name: str
@@ -107,10 +107,10 @@ class Registry:
             waiting_for = "; ".join(map(str, (*self.missing(), *self.gaps())))
             raise DeadlineExceeded(f"no path after {timeout_s:g} s; still missing: {waiting_for}") from None
 
-    def missing(self) -> list[Missing]:
+    def missing(self) -> list[MissingInstance]:
         """Return the members that do not live, in table order."""
         return [
-            Missing(member.expected.name, member.expected.address, member.why)
+            MissingInstance(member.expected.name, member.expected.address, member.why)
             for member in self.members
             if not member.is_living
         ]

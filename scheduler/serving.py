@@ -13,9 +13,9 @@ from starlette.types import ASGIApp
 
 from ranktable_tools.addresses import HostComparer
 from scheduler.app import build_app
+from scheduler.app_context import AppContext, ReadyReport, always_healthy
 from scheduler.config import SchedulerConfig
 from scheduler.control import Control
-from scheduler.front import Front, ReadyReport, always_healthy
 from scheduler.http.drain import Drain
 from scheduler.http.keys import read_keys
 from scheduler.limits import ControlLimits
@@ -103,7 +103,7 @@ async def open_serving(
     model = config.engine.served_names()[0]
     traces = open_traces(options.otlp_traces_endpoint, environ, model=model)
     drain, tokens = Drain(), Tokens(files, options.chat_settings(keyed=len(keys) > 0))
-    front = Front(
+    front = AppContext(
         config,
         control.dispatch,
         tokens,

@@ -20,14 +20,14 @@ from scheduler.request import (
 )
 from scheduler.text.best_of import BestOf, ranked
 from scheduler.text.choice import Choice
-from scheduler.text.pieces import Piece, TextOptions
+from scheduler.text.pieces import TextOptions, TextPiece
 from scheduler.tokens import Tokens
 from wire.errors import Cancelled, InternalError, PdserveError
 from wire.types import FinishReason, TokenLogprobs
 
 
 class Observer(Protocol):
-    """Hears how a request goes; times are the loop's clock. scheduler/observability/figures.py is one."""
+    """Hears how a request goes; times are the loop's clock. scheduler/observability/counters.py is one."""
 
     def first_token_came(self, request: GenerationRequest, seconds: float) -> None:
         """The request's first token came, `seconds` after its arrival; `token_came` follows."""
@@ -46,7 +46,7 @@ class Observer(Protocol):
         ...
 
 
-class Outlet(Protocol):
+class PieceOutlet(Protocol):
     """Where pieces may go at once, past whoever reads them."""
 
     @property
@@ -54,7 +54,7 @@ class Outlet(Protocol):
         """Whether it takes a piece now."""
         ...
 
-    def put(self, piece: Piece) -> None:
+    def put(self, piece: TextPiece) -> None:
         """Take one."""
         ...
 
@@ -101,7 +101,9 @@ class TextStream:
         """Tokens of all sequences, also of those that are not chosen, the ones that ended them included."""
         return sum(choice.num_tokens for choice in self._choices)
 
-    async def pieces(self, dispatcher: Dispatcher, outlet: Outlet | None = None) -> AsyncGenerator[Piece, None]:
+    async def pieces(
+        self, dispatcher: Dispatcher, outlet: PieceOutlet | None = None
+    ) -> AsyncGenerator[TextPiece, None]:
         """Run the request. Closing the generator cancels it everywhere. Raises a PdserveError if it failed.
 
         While the caller waits for a piece and `outlet` is free, pieces go there, in the same order.
@@ -122,14 +124,14 @@ class TextStream:
             if not self._complete():
                 raise InternalError(f"request {self._request.request_id} ended before all of its choices did")
 
-    def _pass_on(self, running: RunningRequest, outlet: Outlet, event: NewToken) -> bool:
+    def _pass_on(self, running: RunningRequest, outlet: PieceOutlet, event: NewToken) -> bool:
         if not outlet.is_free:
             return False
         for piece in self._take_token(running, event):
             outlet.put(piece)
         return True
 
-    def _take(self, running: RunningRequest, event: PathEvent) -> list[Piece]:
+    def _take(self, running: RunningRequest, event: PathEvent) -> list[TextPiece]:
         match event:
             case PromptDone():
                 self.served.append(event)
@@ -143,7 +145,7 @@ class TextStream:
             case NewToken():
                 return self._take_token(running, event)
 
-    def _take_token(self, running: RunningRequest, event: NewToken) -> list[Piece]:
+    def _take_token(self, running: RunningRequest, event: NewToken) -> list[TextPiece]:
         choice = self._choices[event.prompt * self._request.params.num_sequences + event.sequence]
         if choice.finished:
             return []

@@ -13,7 +13,7 @@ Bucket = tuple[str, float]
 """An upper edge as Prometheus writes it, and how many values are at most that."""
 
 
-class Histogram:
+class BucketHistogram:
     """Counts values between `edges`, the union of all sets it will be shown under."""
 
     __slots__ = ("_counts", "_edges", "sum")

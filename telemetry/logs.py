@@ -13,7 +13,7 @@ _MAX_VALUE = 1000
 _PLAIN = re.compile(rf"[!#-\[\]-~]{{1,{_MAX_VALUE}}}")  # printable ASCII but for space, quote and backslash
 
 
-class Event:
+class LogEvent:
     """What one line says; text is made of it once, and only where a line is written."""
 
     __slots__ = ("_text", "fields", "name")
@@ -54,7 +54,7 @@ class EventLogger:
 
     def _log(self, level: int, event: str, fields: dict[str, object], exc: BaseException | None = None) -> None:
         if self._logger.isEnabledFor(level):
-            self._logger.log(level, "%s", Event(event, fields), exc_info=exc)
+            self._logger.log(level, "%s", LogEvent(event, fields), exc_info=exc)
 
 
 def render(event: str, fields: dict[str, object]) -> str:

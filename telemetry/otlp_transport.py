@@ -27,7 +27,7 @@ class NotTaken(Exception):
         self.may_retry = may_retry
 
 
-class Transport(Protocol):
+class OtlpTransport(Protocol):
     """Sends one request at a time."""
 
     def send(self, payload: bytes, timeout_s: float) -> bytes:
@@ -39,7 +39,7 @@ class Transport(Protocol):
         ...
 
 
-def open_transport(endpoint: OtlpEndpoint) -> Transport:
+def open_transport(endpoint: OtlpEndpoint) -> OtlpTransport:
     """Return how to send to a collector; nothing is connected before the first batch."""
     return _Grpc(endpoint) if endpoint.is_grpc else _Http(endpoint)
 

@@ -9,9 +9,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from telemetry.capped import CappedLog
+from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
-from telemetry.otlp_transport import NotTaken, Transport
+from telemetry.otlp_transport import NotTaken, OtlpTransport
 from telemetry.spans import Span
 
 _log = EventLogger("traces")
@@ -27,7 +27,7 @@ class SpanExporter:
     """Owns the queue and the thread. `encode` makes a request of spans, `rejected` reads its answer."""
 
     def __init__(
-        self, transport: Transport, encode: Callable[[Sequence[Span]], bytes], rejected: Callable[[bytes], int], *,
+        self, transport: OtlpTransport, encode: Callable[[Sequence[Span]], bytes], rejected: Callable[[bytes], int], *,
         max_queued: int = MAX_QUEUED, period_s: float = PERIOD_S, send_s: float = SEND_S,
     ) -> None:  # fmt: skip
         self._transport, self._encode, self._rejected = transport, encode, rejected

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import grpc
 
-from telemetry.capped import CappedLog
+from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
 from wire import cluster_pb2 as pb
 from wire.errors import Incompatible
@@ -55,7 +55,7 @@ async def prove(stub: Any, method: str, trust: Trust, address: str, timeout_s: f
     return tuple(zip(_KEYS, (nonce, reply.nonce, proof), strict=True))
 
 
-class Door:
+class ProofCheck:
     """Whom a server lets in. Owner of its nonces; everyone may ask for one, only proofs are remembered."""
 
     def __init__(self, trust: Trust, clock: Callable[[], float] = time.monotonic) -> None:

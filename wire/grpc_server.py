@@ -16,7 +16,7 @@ from wire.connection import InstanceService, ServedSession
 from wire.convert import description_to_pb
 from wire.convert_messages import command_from_pb, event_to_pb
 from wire.errors import ConfigError, InvalidRequest, PdserveError, appearance
-from wire.grpc_proof import Door
+from wire.grpc_proof import ProofCheck
 from wire.messages import Command, OpenSession
 from wire.packing import pack
 from wire.trust import Trust
@@ -40,7 +40,7 @@ class GrpcServer:
         self._host, self._port = host, port
         self._trust = trust or Trust()
         self._server: Any = None
-        self._servicer = _Servicer(Door(self._trust), first_command_s, loading_wait_s)
+        self._servicer = _Servicer(ProofCheck(self._trust), first_command_s, loading_wait_s)
         self._health: Any = vars(health)["aio"].HealthServicer()  # the stubs lack aio
 
     async def start(self) -> int:
@@ -89,7 +89,7 @@ class _Servicer:
     Requests come as bytes, and are parsed once the caller is let in: gRPC would log a traceback for each bad one.
     """
 
-    def __init__(self, door: Door, first_command_s: float, loading_wait_s: float) -> None:
+    def __init__(self, door: ProofCheck, first_command_s: float, loading_wait_s: float) -> None:
         self.num_waiting = 0
         self._service: InstanceService | None = None
         self._is_loaded = asyncio.Event()

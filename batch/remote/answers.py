@@ -5,7 +5,7 @@ import re
 import aiohttp
 
 from batch.redaction import redacted_words
-from batch.remote.patience import Patience
+from batch.remote.exchange_deadline import ExchangeDeadline
 from batch.remote.retries import Transient
 from batch.remote.url import RemoteUrl
 from batch.retry_after import retry_after_s
@@ -19,7 +19,7 @@ _CODE = re.compile(r"<Code>([^<]*)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 
 
-async def failure(response: aiohttp.ClientResponse, url: RemoteUrl, patience: Patience) -> Exception:
+async def failure(response: aiohttp.ClientResponse, url: RemoteUrl, patience: ExchangeDeadline) -> Exception:
     """Return what to raise for an answer that is no success: Transient, or ConfigError where the next is the same."""
     said = await _words(response, url, patience)
     status = f"{response.status} {redacted_words(response.reason or '', str(url.url))}".strip()
@@ -31,7 +31,7 @@ async def failure(response: aiohttp.ClientResponse, url: RemoteUrl, patience: Pa
     return ConfigError(f"{url}: {message}{until}")
 
 
-async def _words(response: aiohttp.ClientResponse, url: RemoteUrl, patience: Patience) -> str:
+async def _words(response: aiohttp.ClientResponse, url: RemoteUrl, patience: ExchangeDeadline) -> str:
     """Return the first of the body as one line without secrets; of an S3 error its code and message."""
     body = bytearray()
     try:

@@ -10,9 +10,9 @@ from aiohttp.abc import AbstractResolver
 from batch.remote.addresses import AddressRules
 from batch.remote.answers import REDIRECTS, failure
 from batch.remote.exchange import Peers
+from batch.remote.exchange_deadline import ExchangeDeadline
 from batch.remote.limits import DownloadLimits
-from batch.remote.part import Part
-from batch.remote.patience import Patience
+from batch.remote.part import FilePart
 from batch.remote.received_file import ReceivedFile
 from batch.remote.retries import Transient, retried
 from batch.remote.url import RemoteUrl
@@ -55,14 +55,14 @@ class _Fetch:
         self._file = file
         self._limits = limits
         self._on_bytes = on_bytes
-        self._part: Part | None = None
+        self._part: FilePart | None = None
 
     async def attempt(self, source: RemoteUrl) -> int:
         """Follow redirects to the file and receive it; each hop is a new connection to an address checked anew."""
         url = source
         headers = {} if self._part is None else self._part.headers
         for _ in range(self._limits.max_redirects + 1):
-            patience = Patience(f"connection to {url.host}:{url.port}", self._limits.waits.connect_s)
+            patience = ExchangeDeadline(f"connection to {url.host}:{url.port}", self._limits.waits.connect_s)
             connected = partial(patience.expect, "answer", self._limits.waits.idle_s)
             async with self._peers.exchange("GET", url, patience, connected, headers=headers) as response:
                 if response.status not in REDIRECTS:
@@ -70,7 +70,7 @@ class _Fetch:
                 url = _redirected(response, url)
         raise ConfigError(f"{source}: more than {self._limits.max_redirects} redirects")
 
-    async def _receive(self, response: aiohttp.ClientResponse, url: RemoteUrl, patience: Patience) -> int:
+    async def _receive(self, response: aiohttp.ClientResponse, url: RemoteUrl, patience: ExchangeDeadline) -> int:
         waits, most = self._limits.waits, self._limits.max_bytes
         patience.expect("next bytes of the answer", waits.idle_s)
         part = await self._answered(response, url, patience)
@@ -93,7 +93,7 @@ class _Fetch:
         self._file.keep()
         return part.num_bytes
 
-    async def _answered(self, response: aiohttp.ClientResponse, url: RemoteUrl, patience: Patience) -> Part:
+    async def _answered(self, response: aiohttp.ClientResponse, url: RemoteUrl, patience: ExchangeDeadline) -> FilePart:
         """Return what the bytes of this answer are put behind. Raises what the answer means where it has none."""
         begun, self._part = self._part, None
         if response.status == 206 and begun is not None and begun.headers:
@@ -105,7 +105,7 @@ class _Fetch:
         elif response.status == 200:
             length = _acceptable_length(response, url, self._limits.max_bytes)
             self._file.restart()
-            self._part = Part.begun(response.headers, length)
+            self._part = FilePart.begun(response.headers, length)
         elif response.status == 416 and begun is not None:
             raise Transient("the file is another one by now")
         else:

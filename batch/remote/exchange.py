@@ -8,11 +8,11 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Ma
 import aiohttp
 from aiohttp.abc import AbstractResolver
 
+from batch.os_errors import system_words
 from batch.remote.addresses import AddressRules
-from batch.remote.patience import Patience
+from batch.remote.exchange_deadline import ExchangeDeadline
 from batch.remote.retries import Transient
 from batch.remote.url import RemoteUrl
-from batch.system_words import system_words
 from wire.errors import ConfigError
 
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "pdserve"}
@@ -52,7 +52,7 @@ class Peers:
         self,
         method: str,
         url: RemoteUrl,
-        patience: Patience,
+        patience: ExchangeDeadline,
         on_connected: Callable[[], None],
         *,
         headers: Mapping[str, str] | None = None,
@@ -110,7 +110,7 @@ def _told_when_connected(on_connected: Callable[[], None]) -> aiohttp.TraceConfi
 
 
 @contextlib.contextmanager
-def _in_words(url: RemoteUrl, sockets: CheckedSockets, patience: Patience) -> Iterator[None]:
+def _in_words(url: RemoteUrl, sockets: CheckedSockets, patience: ExchangeDeadline) -> Iterator[None]:
     """Translate the library's errors. Its own texts may hold the whole URL: they go no further, nor their chain."""
     try:
         yield

@@ -15,7 +15,7 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
 @dataclass(slots=True)
-class Part:
+class FilePart:
     """The first `num_bytes` bytes of a file of `length` bytes, None where that is not told. Owned by one download."""
 
     etag: str | None
@@ -24,7 +24,7 @@ class Part:
     num_bytes: int = 0
 
     @classmethod
-    def begun(cls, headers: Mapping[str, str], length: int | None) -> "Part":
+    def begun(cls, headers: Mapping[str, str], length: int | None) -> "FilePart":
         """Return the beginning of the file that an answer with these headers brings."""
         etag = headers.get("ETag", "")
         return cls(etag if _STRONG.fullmatch(etag) else None, length, Digests(headers))

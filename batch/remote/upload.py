@@ -14,8 +14,8 @@ from batch.remote.answers import REDIRECTS, failure
 from batch.remote.digests import content_md5, in_header, stored_md5
 from batch.remote.download import Progress
 from batch.remote.exchange import Peers
+from batch.remote.exchange_deadline import ExchangeDeadline
 from batch.remote.limits import UploadLimits
-from batch.remote.patience import Patience
 from batch.remote.retries import Transient, retried
 from batch.remote.url import RemoteUrl
 from wire.errors import ConfigError
@@ -70,7 +70,7 @@ class _Sending:
 
     async def attempt(self, target: RemoteUrl) -> int:
         """Send the whole file once; a server that does not say whether it wants the body gets it unasked."""
-        patience = Patience(f"connection to {target.host}:{target.port}", self._limits.waits.connect_s)
+        patience = ExchangeDeadline(f"connection to {target.host}:{target.port}", self._limits.waits.connect_s)
         try:
             return await self._put(target, patience)
         except Transient:
@@ -79,7 +79,7 @@ class _Sending:
         self._asks_first = False
         return await self.attempt(target)
 
-    async def _put(self, target: RemoteUrl, patience: Patience) -> int:
+    async def _put(self, target: RemoteUrl, patience: ExchangeDeadline) -> int:
         if self._state() != (self._size, self._changed_at):
             raise ConfigError(f"{self._file.name}: the file changed while it was sent; its {self._size} bytes are gone")
         self._sent = 0
@@ -109,7 +109,7 @@ class _Sending:
         if stored not in (None, self._md5):
             raise Transient(f"the store took a file of MD5 {stored.hex()}, and this one's is {self._md5.hex()}")
 
-    def _connected(self, patience: Patience) -> None:
+    def _connected(self, patience: ExchangeDeadline) -> None:
         if self._asks_first:
             patience.expect(_GO_AHEAD, self._limits.expect_s)
         else:
@@ -119,7 +119,7 @@ class _Sending:
         found = os.fstat(self._file.fileno())
         return found.st_size, found.st_mtime_ns
 
-    async def _pieces(self, patience: Patience) -> AsyncIterator[bytes]:
+    async def _pieces(self, patience: ExchangeDeadline) -> AsyncIterator[bytes]:
         """Yield the file; the next piece is asked for when the connection has taken the last."""
         while piece := os.pread(self._file.fileno(), min(_PIECE_BYTES, self._size - self._sent), self._sent):
             patience.expect(f"taking of the next {len(piece)} bytes", self._limits.waits.idle_s)

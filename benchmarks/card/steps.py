@@ -9,7 +9,7 @@ from benchmarks.card.model import make_model
 from benchmarks.card.rows import Row, seconds_of
 from benchmarks.card.shapes import Shape
 from devices.interface import Device
-from engine.step import BatchSequence, Pending, SampleRow, StepBatch
+from engine.step import BatchSequence, PendingStep, SampleRow, StepBatch
 from engine.torch_model import TorchModel
 from wire.types import SamplingParams
 
@@ -71,7 +71,7 @@ def _decode_s(model: TorchModel, shape: Shape, device: Device, batch: int, round
     step = StepBatch((7,) * batch, parts, samples)
 
     def run() -> None:
-        awaited: deque[Pending] = deque()
+        awaited: deque[PendingStep] = deque()
         for _ in range(steps):
             awaited.append(model.launch(step))
             if len(awaited) > model.runs_ahead:

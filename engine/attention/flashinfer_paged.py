@@ -33,7 +33,7 @@ _FEW = 2
 
 
 @dataclass(frozen=True, slots=True)
-class LayerKind:
+class PlanKey:
     """What a plan depends on beside the step."""
 
     num_heads: int
@@ -95,7 +95,7 @@ class FlashInferAttention:
         self._decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper
         self._prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper
         self._workspace: torch.Tensor | None = None
-        self._wrappers: dict[tuple[LayerKind, bool], _Planned] = {}
+        self._wrappers: dict[tuple[PlanKey, bool], _Planned] = {}
 
     def takes(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
@@ -127,7 +127,7 @@ class FlashInferAttention:
         own = FIXED_WORKSPACE_BYTES + _INT32 * (rows * width + ends_and_lengths)
         return own * len({kind for kind, _ in self._wrappers})
 
-    def wrapper_for(self, kind: LayerKind, *, is_decode: bool) -> _Planned:
+    def wrapper_for(self, kind: PlanKey, *, is_decode: bool) -> _Planned:
         """Return the wrapper of such steps and layers; it is planned anew for each step."""
         planned = self._wrappers.get((kind, is_decode))
         if planned is None:
@@ -140,7 +140,7 @@ class FlashInferAttention:
             self._wrappers[kind, is_decode] = planned
         return planned
 
-    def fixed_wrapper(self, kind: LayerKind, inputs: DecodeInputs) -> _Planned:
+    def fixed_wrapper(self, kind: PlanKey, inputs: DecodeInputs) -> _Planned:
         """Return a decode wrapper of its own for these inputs: its plans are copied to fixed places."""
         rows, device = inputs.tables.shape[0], inputs.tables.device
         wrapper = self._decode(
@@ -151,7 +151,7 @@ class FlashInferAttention:
         )  # fmt: skip
         return self.planned_decode(wrapper, kind)
 
-    def planned_decode(self, wrapper: Any, kind: LayerKind) -> _Planned:
+    def planned_decode(self, wrapper: Any, kind: PlanKey) -> _Planned:
         """Return a decode wrapper with its way of planning."""
         return _Planned(wrapper, self.device.event(), lambda pages: _plan_decode(wrapper, kind, pages))
 
@@ -169,7 +169,7 @@ class FlashInferStep(SlotWriter):
         super().__init__(metadata)
         self._backend = backend
         self._pages: Pages | None = None
-        self._ready: dict[LayerKind, _Planned] = {}
+        self._ready: dict[PlanKey, _Planned] = {}
 
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
@@ -195,7 +195,7 @@ class FlashInferDecode:
     def __init__(self, backend: FlashInferAttention, inputs: DecodeInputs) -> None:
         self._backend, self.inputs = backend, inputs
         self._pages: Pages | None = None
-        self._planned: dict[LayerKind, _Planned] = {}
+        self._planned: dict[PlanKey, _Planned] = {}
 
     def prepare(self, host: HostTables) -> None:
         """Plan again for every kind of layer: a replay reads the plans where they were."""
@@ -207,7 +207,7 @@ class FlashInferDecode:
         """See DecodeAttention."""
         return FlashInferFixedStep(self)
 
-    def wrapper_for(self, kind: LayerKind) -> Any:
+    def wrapper_for(self, kind: PlanKey) -> Any:
         """Return the kind's wrapper, planned."""
         if kind not in self._planned:
             assert self._pages is not None, "prepare comes before a run"
@@ -235,8 +235,8 @@ class FlashInferFixedStep:
         return _run(self._decode.wrapper_for(kind), query, keys, values, kind)
 
 
-def _kind_of(query: torch.Tensor, keys: torch.Tensor, options: AttentionOptions, block_size: int) -> LayerKind:
-    return LayerKind(query.shape[0], keys.shape[1], keys.shape[2], query.dtype, block_size, options)
+def _kind_of(query: torch.Tensor, keys: torch.Tensor, options: AttentionOptions, block_size: int) -> PlanKey:
+    return PlanKey(query.shape[0], keys.shape[1], keys.shape[2], query.dtype, block_size, options)
 
 
 def _step_pages(metadata: StepMetadata, device: torch.device) -> Pages:
@@ -262,14 +262,14 @@ def _from_zero(ends: Any) -> torch.Tensor:
     return torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32))
 
 
-def _plan_decode(wrapper: Any, kind: LayerKind, pages: Pages) -> None:
+def _plan_decode(wrapper: Any, kind: PlanKey, pages: Pages) -> None:
     wrapper.plan(
         pages.indptr, pages.indices, pages.last_lengths, kind.num_heads, kind.num_kv_heads, kind.dim,
         kind.block_size, **kind.keywords(),
     )  # fmt: skip
 
 
-def _plan_prefill(wrapper: Any, kind: LayerKind, pages: Pages) -> None:
+def _plan_prefill(wrapper: Any, kind: PlanKey, pages: Pages) -> None:
     wrapper.plan(
         pages.query_ends, pages.indptr, pages.indices, pages.last_lengths, kind.num_heads, kind.num_kv_heads,
         kind.dim, kind.block_size, causal=True, **kind.keywords(),
@@ -277,7 +277,7 @@ def _plan_prefill(wrapper: Any, kind: LayerKind, pages: Pages) -> None:
 
 
 def _run(
-    wrapper: Any, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, kind: LayerKind
+    wrapper: Any, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, kind: PlanKey
 ) -> torch.Tensor:  # fmt: skip
     pages = (-1, kind.block_size, kind.num_kv_heads, kind.dim)
     out: torch.Tensor = wrapper.run(query.transpose(0, 1).contiguous(), (keys.view(pages), values.view(pages)))

@@ -6,7 +6,19 @@ import torch
 
 from engine.attention.interface import AttentionOptions
 from engine.step_metadata import StepMetadata
-from native.attention import ATTEND, BF16, DIM_STEP, F32, MAX_DIM, WRITE, AttentionMemory, Layer, Rows, Step, step_of
+from native.attention import (
+    ATTEND,
+    BF16,
+    DIM_STEP,
+    F32,
+    MAX_DIM,
+    WRITE,
+    AttentionLayer,
+    AttentionMemory,
+    AttentionStep,
+    Rows,
+    step_of,
+)
 from native.engine_library import Threads
 
 _DTYPES = {torch.float32: F32, torch.bfloat16: BF16}
@@ -41,7 +53,7 @@ class NativeStep:
     def __init__(self, metadata: StepMetadata, memory: AttentionMemory) -> None:
         self._metadata = metadata
         self._memory = memory
-        self._step: Step | None = None
+        self._step: AttentionStep | None = None
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
         """See StepAttention.write. Raises ValueError for shapes that do not fit the step or the pool."""
@@ -77,17 +89,17 @@ class NativeStep:
         self._memory.run(layer, ATTEND)
         return output
 
-    def _layer(self, keys: torch.Tensor, values: torch.Tensor) -> Layer:
+    def _layer(self, keys: torch.Tensor, values: torch.Tensor) -> AttentionLayer:
         assert keys.is_contiguous(), "the pool's keys are contiguous"
         assert values.is_contiguous(), "the pool's values are contiguous"
         step = self._packed_step(keys.shape[0])
-        layer = Layer()
+        layer = AttentionLayer()
         layer.step, layer.keys, layer.values = ctypes.addressof(step), keys.data_ptr(), values.data_ptr()
         layer.pool_dtype = _DTYPES[keys.dtype]
         layer.num_kv_heads, layer.key_dim, layer.value_dim = keys.shape[1], keys.shape[2], values.shape[2]
         return layer
 
-    def _packed_step(self, num_slots: int) -> Step:
+    def _packed_step(self, num_slots: int) -> AttentionStep:
         if self._step is None:
             metadata, packed = self._metadata, self._metadata.packed
             self._step = step_of(

@@ -15,7 +15,7 @@ import torch
 from engine.attention.interface import AttentionOptions, StepAttention
 from engine.attention.tables import DecodeInputs, HostTables
 from engine.attention.torch_paged import TorchPagedAttention
-from engine.npu.fused_attention import Layer, attend_alone, attend_together, takes_tnd, triangle, why_not
+from engine.npu.fused_attention import LayerRows, attend_alone, attend_together, takes_tnd, triangle, why_not
 from engine.npu.step_rows import FixedRows, PlannedRows, StepRows
 from engine.step_metadata import StepMetadata
 from telemetry.logs import EventLogger
@@ -55,7 +55,7 @@ class NpuAttention:
         """Nothing: what a run makes is the graph's own, and the mask of chunks is not made for it."""
         return 0
 
-    def takes(self, layer: Layer) -> bool:
+    def takes(self, layer: LayerRows) -> bool:
         """Whether the op attends this layer; why not is told once."""
         why = why_not(layer)
         if why is not None and why not in self._refused:
@@ -90,7 +90,7 @@ class NpuStep:
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """See StepAttention.attend."""
-        layer = Layer(_by_token(query, query.dtype), keys, values, options, self._rows.block_size)
+        layer = LayerRows(_by_token(query, query.dtype), keys, values, options, self._rows.block_size)
         if not self._backend.takes(layer):
             return self._torch.attend(query, keys, values, options)
         parts = list(self._parts(layer))
@@ -102,7 +102,7 @@ class NpuStep:
             output.index_copy_(0, rows.places, made)
         return output
 
-    def _parts(self, layer: Layer) -> Iterator[tuple[StepRows, torch.Tensor]]:
+    def _parts(self, layer: LayerRows) -> Iterator[tuple[StepRows, torch.Tensor]]:
         """Yield the rows of each call and what it made of them."""
         rows, window = self._rows, layer.options.sliding_window
         if window is not None and window >= rows.longest:

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.checkpoints.tensor_sources import Source
-from engine.checkpoints.weights import Part, Weights
+from engine.checkpoints.tensor_sources import TensorSource
+from engine.checkpoints.weights import TensorSlice, Weights
 
 _SCRATCH_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class DimensionRanges:
     """Ranges [start, end) of dimension `dim` of a whole tensor, which are put one after another.
 
     `is_zero`: zeros of the whole shape in place of the tensor, of which nothing is read.
@@ -34,18 +34,22 @@ class _Placement:
     """One stored tensor, or a part of it, and where in the new tensor it goes."""
 
     name: str
-    part: Part | None
+    part: TensorSlice | None
     target: torch.Tensor
 
 
-def cut_shape(source: Source, weights: Weights, cut: Cut | None) -> tuple[int, ...]:
+def cut_shape(source: TensorSource, weights: Weights, cut: DimensionRanges | None) -> tuple[int, ...]:
     """Return the shape that `materialise` gives."""
     whole = source.shape(weights)
     return whole if cut is None else cut.shape(whole)
 
 
 def materialise(
-    source: Source, weights: Weights, cut: Cut | None, dtype: torch.dtype, advance: Callable[[int], None]
+    source: TensorSource,
+    weights: Weights,
+    cut: DimensionRanges | None,
+    dtype: torch.dtype,
+    advance: Callable[[int], None],
 ) -> torch.Tensor:
     """Return the tensor; `advance(num_bytes)` is told of each piece, in bytes as `weights` gives them."""
     if cut is None and not source.stacked and len(source.columns) == 1 and weights.dtype(source.columns[0][0]) == dtype:
@@ -60,7 +64,9 @@ def materialise(
     return made
 
 
-def _placements(source: Source, weights: Weights, cut: Cut | None, made: torch.Tensor) -> Iterator[_Placement]:
+def _placements(
+    source: TensorSource, weights: Weights, cut: DimensionRanges | None, made: torch.Tensor
+) -> Iterator[_Placement]:
     """Walk the columns: the part of each that is wanted goes to the next free place along the dimension."""
     dim = source.dim if cut is None else cut.dim
     if len(source.columns) > 1 and dim != source.dim:
@@ -80,7 +86,9 @@ def _placements(source: Source, weights: Weights, cut: Cut | None, made: torch.T
         first += size
 
 
-def _across(source: Source, weights: Weights, cut: Cut | None, made: torch.Tensor) -> Iterator[_Placement]:
+def _across(
+    source: TensorSource, weights: Weights, cut: DimensionRanges | None, made: torch.Tensor
+) -> Iterator[_Placement]:
     """Columns that follow each other along one dimension, cut along another."""
     assert cut is not None
     first = 0
@@ -95,16 +103,16 @@ def _across(source: Source, weights: Weights, cut: Cut | None, made: torch.Tenso
 
 
 def _into(
-    source: Source, names: tuple[str, ...], dim: int, taken: tuple[int, int] | None, target: torch.Tensor
+    source: TensorSource, names: tuple[str, ...], dim: int, taken: tuple[int, int] | None, target: torch.Tensor
 ) -> Iterator[_Placement]:
     if not source.stacked:
-        yield _Placement(names[0], None if taken is None else Part(dim, *taken), target)
+        yield _Placement(names[0], None if taken is None else TensorSlice(dim, *taken), target)
     elif dim == 0:
         for row, name in enumerate(names if taken is None else names[slice(*taken)]):
             yield _Placement(name, None, target[row])
     else:
         for row, name in enumerate(names):
-            yield _Placement(name, None if taken is None else Part(dim - 1, *taken), target[row])
+            yield _Placement(name, None if taken is None else TensorSlice(dim - 1, *taken), target[row])
 
 
 def _fill(placement: _Placement, weights: Weights, advance: Callable[[int], None]) -> None:
@@ -120,6 +128,6 @@ def _fill(placement: _Placement, weights: Weights, advance: Callable[[int], None
     first = 0 if part is None else part.start
     for start in range(0, target.shape[0], rows):
         end = min(start + rows, target.shape[0])
-        piece = weights.read(name, Part(0, first + start, first + end))
+        piece = weights.read(name, TensorSlice(0, first + start, first + end))
         target[start:end].copy_(piece)
         advance(piece.nbytes)

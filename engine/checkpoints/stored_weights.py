@@ -14,7 +14,7 @@ from typing import Self
 
 import torch
 
-from engine.checkpoints.weights import Part
+from engine.checkpoints.weights import TensorSlice
 from wire.errors import ConfigError
 from wire.model_identity import StoredTensor, stored_tensors
 
@@ -53,13 +53,13 @@ class StoredWeights:
             )
         return _DTYPES[stored.dtype]
 
-    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
+    def read(self, name: str, part: TensorSlice | None = None) -> torch.Tensor:
         """Return a tensor of its own memory: the whole one, or one range of one dimension of it."""
         stored, dtype = self._tensors[name], self.dtype(name)
         if stored.length != math.prod(stored.shape) * dtype.itemsize:
             raise ConfigError(f"{stored.file}: tensor {name} of shape {stored.shape} has {stored.length} bytes")
         if part is None:
-            part = Part(0, 0, stored.shape[0] if stored.shape else 1)
+            part = TensorSlice(0, 0, stored.shape[0] if stored.shape else 1)
         shape = stored.shape or (1,)
         _check_part(name, shape, part)
         rows = math.prod(shape[: part.dim])
@@ -102,12 +102,12 @@ class StoredWeights:
         return self._files[file]
 
 
-def _check_part(name: str, shape: tuple[int, ...], part: Part) -> None:
+def _check_part(name: str, shape: tuple[int, ...], part: TensorSlice) -> None:
     if not 0 <= part.dim < len(shape) or not 0 <= part.start <= part.end <= shape[part.dim]:
         raise ValueError(f"{name} has shape {shape}: no [{part.start}, {part.end}) of dimension {part.dim}")
 
 
-def _cut(shape: tuple[int, ...], part: Part) -> tuple[int, ...]:
+def _cut(shape: tuple[int, ...], part: TensorSlice) -> tuple[int, ...]:
     return (*shape[: part.dim], part.end - part.start, *shape[part.dim + 1 :])
 
 

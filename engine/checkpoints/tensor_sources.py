@@ -26,7 +26,7 @@ from engine.checkpoints.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TensorSource:
     """Stored tensors that make one: `columns` follow each other along dimension `dim`.
 
     `stacked`: a column is a stack of its stored tensors along a new first dimension, else it is its only one.
@@ -60,7 +60,7 @@ class Source:
 class Sources:
     """`by_name` covers what the checkpoint has of the network's tensors; `converted` need transformers' conversion."""
 
-    by_name: dict[str, Source]
+    by_name: dict[str, TensorSource]
     converted: tuple[str, ...]
 
 
@@ -71,14 +71,14 @@ def find_sources(network: Any, weights: Weights) -> Sources:
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     wanted, prefix = network.state_dict(), network.base_model_prefix
-    plain: dict[str, Source] = {}
+    plain: dict[str, TensorSource] = {}
     parts: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for stored in sorted(weights.names, key=dot_natural_key):
         name, pattern = rename_source_key(stored, renamings, converters, prefix, wanted)
         if name not in wanted and stored in wanted:
             name, pattern = stored, None
         if name in wanted and pattern is None:
-            plain[name] = Source(((stored,),))
+            plain[name] = TensorSource(((stored,),))
         elif pattern is not None:
             parts[name][pattern].append(stored)
     return _with_converted(plain, parts, by_pattern)
@@ -91,7 +91,7 @@ def ignored_missing(network: Any, names: Sequence[str]) -> list[str]:
 
 
 def _with_converted(
-    plain: dict[str, Source], parts: dict[str, dict[str, list[str]]], by_pattern: dict[str, Any]
+    plain: dict[str, TensorSource], parts: dict[str, dict[str, list[str]]], by_pattern: dict[str, Any]
 ) -> Sources:
     found, unknown = dict(plain), []
     for name, stored in parts.items():
@@ -103,7 +103,7 @@ def _with_converted(
     return Sources(found, tuple(unknown))
 
 
-def _merged(converter: Any, stored: dict[str, list[str]]) -> Source | None:
+def _merged(converter: Any, stored: dict[str, list[str]]) -> TensorSource | None:
     """Return the source of fused experts, None for any other conversion."""
     operations = converter.operations
     if [type(operation) for operation in operations] not in ([MergeModulelist], [MergeModulelist, Concatenate]):
@@ -111,4 +111,4 @@ def _merged(converter: Any, stored: dict[str, list[str]]) -> Source | None:
     if operations[0].dim != 0 or any(pattern not in stored for pattern in converter.source_patterns):
         return None
     columns = tuple(tuple(stored[pattern]) for pattern in converter.source_patterns)
-    return Source(columns, operations[1].dim if len(operations) == 2 else 0, stacked=True)
+    return TensorSource(columns, operations[1].dim if len(operations) == 2 else 0, stacked=True)

@@ -11,7 +11,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorSlice:
     """Indices [start, end) of dimension `dim` of a tensor."""
 
     dim: int
@@ -35,6 +35,6 @@ class Weights(Protocol):
         """Return the dtype that `read` gives."""
         ...
 
-    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
+    def read(self, name: str, part: TensorSlice | None = None) -> torch.Tensor:
         """Return a tensor of its own memory: the whole one, or one range of one dimension of it."""
         ...

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from engine.cuda.remembered import OfAngles
+from engine.cuda.angle_cache import AngleCache
 from engine.modules.interface import AddNormOp, GateOp, NormOp, NormWeight, RotateOp
 
 DTYPES: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
@@ -31,7 +31,7 @@ class FlashInferOps:
     def __init__(self, flashinfer: Any, name: str) -> None:
         """`flashinfer` is the module, `name` what people are told."""
         self.name, self._flashinfer = name, flashinfer
-        self._angles: OfAngles[tuple[torch.Tensor, torch.Tensor]] = OfAngles(_table)
+        self._angles: AngleCache[tuple[torch.Tensor, torch.Tensor]] = AngleCache(_table)
 
     def norm(self, weight: NormWeight) -> NormOp | None:
         """See ModuleOps."""

@@ -7,7 +7,7 @@ and key, where transformers writes five.
 import torch
 from torch.nn import functional
 
-from engine.cuda.remembered import OfAngles
+from engine.cuda.angle_cache import AngleCache
 from engine.modules.activations import KNOWN
 from engine.modules.interface import AddNormOp, GateOp, NormOp, NormWeight, RotateOp
 
@@ -20,7 +20,7 @@ class TorchOps:
     joins_heads = True
 
     def __init__(self) -> None:
-        self._angles: OfAngles[tuple[torch.Tensor, torch.Tensor]] = OfAngles(_signed)
+        self._angles: AngleCache[tuple[torch.Tensor, torch.Tensor]] = AngleCache(_signed)
 
     def norm(self, weight: NormWeight) -> NormOp | None:
         """See ModuleOps. Where one is added to a weight, that is in float32, as are the rows."""

@@ -21,7 +21,17 @@ from engine.attention.interface import AttentionBackend, AttentionOptions, StepA
 from engine.attention.paged import LayerPool
 from engine.fused.memory import RowSizes, StepMemory
 from engine.fused.program import instructions, segments, whole
-from engine.fused.structs import FORMATS, PANEL, Decoder, Fault, Functions, Instruction, Layer, Operation, address
+from engine.fused.structs import (
+    FORMATS,
+    PANEL,
+    DecoderFault,
+    DecoderStruct,
+    Functions,
+    Instruction,
+    LayerStruct,
+    Operation,
+    address,
+)
 from engine.fused.weights import PackedMemory
 from engine.rope_table import RopeTable
 from engine.sampling.native_chooser import NativeChooser
@@ -38,8 +48,8 @@ LayerDone = Callable[[int], None]
 class FusedWeights:
     """Everything a fused network is made of. `embedding` is None where the packed output layer serves as one."""
 
-    layers: ctypes.Array[Layer]
-    decoder: Decoder
+    layers: ctypes.Array[LayerStruct]
+    decoder: DecoderStruct
     options: list[AttentionOptions]  # of each layer
     sizes: RowSizes
     vocab_size: int
@@ -229,7 +239,7 @@ class FusedDecoder:
             weights.threads.address, address(weights.decoder), address(self._memory.step), address(program),
             len(program),
         )  # fmt: skip
-        if fault == Fault.INDEX:
+        if fault == DecoderFault.INDEX:
             raise IndexError("a slot, position or row of the step is outside its table")
         if fault:
             raise ValueError(f"the native program was refused: fault {fault}")

@@ -22,7 +22,17 @@ from engine.fused.check import Disagreement, LayerCheck
 from engine.fused.decoder import FusedWeights
 from engine.fused.kernels import Kernels
 from engine.fused.memory import RowSizes
-from engine.fused.structs import FORMATS, PANEL, Decoder, Finish, Layer, Linear, address, declare, padded
+from engine.fused.structs import (
+    FORMATS,
+    PANEL,
+    DecoderStruct,
+    FinishCode,
+    LayerStruct,
+    Linear,
+    address,
+    declare,
+    padded,
+)
 from engine.fused.weights import PackedMemory, free, num_panels, packed_bytes
 from engine.linear_layout import lay_out
 from engine.rope_table import RopeTable
@@ -121,7 +131,7 @@ class _Fusion:
         num_bytes = sum(packed_bytes(joined) for parts in self._parts for joined in parts.all())
         self._memory = PackedMemory(num_bytes + packed_bytes([network.lm_head]), self._functions, threads, shared)
         self._tied = network.lm_head.weight is network.model.embed_tokens.weight
-        self._layers = (Layer * len(self._parts))()
+        self._layers = (LayerStruct * len(self._parts))()
 
     @property
     def area(self) -> Area:
@@ -158,7 +168,7 @@ class _Fusion:
             for joined in self._parts[index].all():
                 for linear in joined:
                     free(linear)
-        weights.decoder.head = self._memory.pack([self._network.lm_head], Finish.STORE)
+        weights.decoder.head = self._memory.pack([self._network.lm_head], FinishCode.STORE)
         check.head()
         free(self._network.lm_head)
         if self._tied:
@@ -172,22 +182,22 @@ class _Fusion:
 
     def _pack_layer(self, index: int, layer: Any) -> None:
         parts, memory, native = self._parts[index], self._memory, self._layers[index]
-        native.qkv = memory.pack(parts.qkv, Finish.STORE)
-        native.out = memory.pack([parts.out], Finish.ADD)
-        native.gate_up = memory.pack(parts.gate_up, Finish.GATED_SILU)
-        native.down = memory.pack([parts.down], Finish.ADD)
+        native.qkv = memory.pack(parts.qkv, FinishCode.STORE)
+        native.out = memory.pack([parts.out], FinishCode.ADD)
+        native.gate_up = memory.pack(parts.gate_up, FinishCode.GATED_SILU)
+        native.down = memory.pack([parts.down], FinishCode.ADD)
         native.input_norm = memory.keep(layer.input_layernorm.weight)
         native.post_norm = memory.keep(layer.post_attention_layernorm.weight)
         attention = layer.self_attn
         if hasattr(attention, "q_norm"):
             native.query_norm, native.key_norm = (memory.keep(n.weight) for n in (attention.q_norm, attention.k_norm))
 
-    def _decoder(self) -> Decoder:
+    def _decoder(self) -> DecoderStruct:
         """The head dim, the number of heads and the columns come from the weights: a rank has its own."""
         model, attention, parts = self._network.model, self._network.model.layers[0].self_attn, self._parts[0]
         query, key, _ = (linear.out_features for linear in parts.qkv)
         key_column = padded(query, PANEL)
-        return Decoder(
+        return DecoderStruct(
             layers=address(self._layers), final_norm=self._memory.keep(model.norm.weight), head=Linear(),
             num_layers=len(self._parts), hidden=parts.qkv[0].in_features, num_heads=query // attention.head_dim,
             num_kv_heads=key // attention.head_dim, head_dim=attention.head_dim, key_column=key_column,

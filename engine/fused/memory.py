@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.fused.structs import MAX_TILE_ROWS, PAIR, PANEL, SCRATCH_ROWS, Notify, Step, padded
+from engine.fused.structs import MAX_TILE_ROWS, PAIR, PANEL, SCRATCH_ROWS, Notify, StepStruct, padded
 
 _GAP = 16  # floats between rows, so that rows of a power of two do not fall into the same lines of a cache
 
@@ -28,7 +28,7 @@ class StepMemory:
     def __init__(self, sizes: RowSizes, num_threads: int) -> None:
         self._scratch_rows = num_threads * SCRATCH_ROWS
         self._sizes = sizes
-        self.step = Step()
+        self.step = StepStruct()
         self._rows = self._samples = self._passing = 0
         self.reserve(1, 1)
 

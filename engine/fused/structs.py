@@ -29,7 +29,7 @@ class Operation(IntEnum):
     HEAD = 6
 
 
-class Finish(IntEnum):
+class FinishCode(IntEnum):
     """enum finish."""
 
     STORE = 0
@@ -55,7 +55,7 @@ class Packing(ctypes.Structure):
     )  # fmt: skip
 
 
-class Layer(ctypes.Structure):
+class LayerStruct(ctypes.Structure):
     """struct layer."""
 
     _fields_ = (
@@ -67,7 +67,7 @@ class Layer(ctypes.Structure):
     )  # fmt: skip
 
 
-class Decoder(ctypes.Structure):
+class DecoderStruct(ctypes.Structure):
     """struct decoder."""
 
     _fields_ = (
@@ -79,7 +79,7 @@ class Decoder(ctypes.Structure):
     )  # fmt: skip
 
 
-class Step(ctypes.Structure):
+class StepStruct(ctypes.Structure):
     """struct step."""
 
     _fields_ = (
@@ -102,7 +102,7 @@ class Instruction(ctypes.Structure):
     _fields_ = (("operation", ctypes.c_uint32), ("layer", ctypes.c_uint32))
 
 
-class Fault(IntEnum):
+class DecoderFault(IntEnum):
     """enum decoder_error; what is above is what attention refused."""
 
     NONE = 0
@@ -124,7 +124,7 @@ class Functions:
 
 def check_structs(library: EngineLibrary) -> None:
     """Raise NoNative for a library whose structs are of other sizes than these."""
-    library.check_sizes("decoder_struct_sizes", (Linear, Packing, Layer, Decoder, Step, Instruction))
+    library.check_sizes("decoder_struct_sizes", (Linear, Packing, LayerStruct, DecoderStruct, StepStruct, Instruction))
 
 
 def declare(library: EngineLibrary) -> Functions:

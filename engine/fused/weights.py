@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from engine.fused.area import SharedWeights, own_area
-from engine.fused.structs import FORMATS, PAIR, PANEL, Finish, Functions, Linear, Packing, address, padded
+from engine.fused.structs import FORMATS, PAIR, PANEL, FinishCode, Functions, Linear, Packing, address, padded
 from native.engine_library import Threads
 
 _LINE = 64
@@ -29,12 +29,12 @@ class PackedMemory:
         self._functions, self._threads = functions, threads
         self._kept: list[torch.Tensor] = []
 
-    def pack(self, weights: Sequence[nn.Linear], finish: Finish) -> Linear:
+    def pack(self, weights: Sequence[nn.Linear], finish: FinishCode) -> Linear:
         """Return linear layers over the same rows as one product; each begins at a panel of its own.
 
         With GATED_SILU the two layers' panels alternate. The weights must be contiguous.
         """
-        first, gated = weights[0].weight, finish is Finish.GATED_SILU
+        first, gated = weights[0].weight, finish is FinishCode.GATED_SILU
         place = self._take(packed_bytes(weights))
         for linear, start, step in _places(weights, gated):
             columns, k = linear.weight.shape
@@ -50,7 +50,7 @@ class PackedMemory:
     def unpack(self, product: Linear, weights: Sequence[nn.Linear]) -> None:
         """Give linear layers that were packed as `product`, and then freed, their weights back, bit for bit."""
         dtype = next(dtype for dtype, number in FORMATS.items() if number == product.format)
-        for linear, start, step in _places(weights, product.finish == Finish.GATED_SILU):
+        for linear, start, step in _places(weights, product.finish == FinishCode.GATED_SILU):
             rows = torch.empty(linear.out_features, linear.in_features, dtype=torch.float32)
             columns = array("q", ((start + c // PANEL * step) * PANEL + c % PANEL for c in range(len(rows))))
             fault = self._functions.embed(

@@ -20,7 +20,7 @@ from engine.grammar.backends import make_backend
 from engine.grammar.frames import Message, receive, send
 from engine.grammar.interface import Backend
 from engine.grammar.limits import MIB, GrammarLimits
-from engine.grammar.source import Kind, Source
+from engine.grammar.source import GrammarKind, GrammarSource
 from engine.grammar.tokenizer_file import TokenizerFile
 from wire.errors import InvalidGrammar, NotInstalled
 
@@ -51,7 +51,7 @@ def main(descriptor: int) -> None:
 def _answer(backend: Backend, request: Message, limits: GrammarLimits) -> Message:
     signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)  # SIGPROF, unhandled, ends the process
     try:
-        source = Source(Kind(request["kind"]), request["text"], request["backend"], request["whitespace"])
+        source = GrammarSource(GrammarKind(request["kind"]), request["text"], request["backend"], request["whitespace"])
         form, cost_bytes = _measured(backend, source)
     except InvalidGrammar as error:
         return {"refused": str(error)}
@@ -70,7 +70,7 @@ def _answer(backend: Backend, request: Message, limits: GrammarLimits) -> Messag
     return {"form": form, "cost_bytes": cost_bytes}
 
 
-def _measured(backend: Backend, source: Source) -> tuple[str, int]:
+def _measured(backend: Backend, source: GrammarSource) -> tuple[str, int]:
     """Compile and build; return the form, and how much memory what was built holds."""
     _give_back_memory()
     before = _status_bytes("RssAnon")

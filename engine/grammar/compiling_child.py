@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from engine.grammar.frames import Message, receive, send
 from engine.grammar.limits import MIB, GrammarLimits
-from engine.grammar.source import Source
+from engine.grammar.source import GrammarSource
 from engine.grammar.tokenizer_file import TokenizerFile
 from telemetry.logs import EventLogger
 from wire.errors import DeadlineExceeded, InternalError, InvalidGrammar, Unavailable
@@ -21,7 +21,7 @@ _OUT_OF_MEMORY = (b"memory allocation", b"bad_alloc", b"MemoryError")
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class GrammarForm:
     """What the child made: the form to build from, and about how much memory what is built from it holds."""
 
     form: str
@@ -64,7 +64,7 @@ class CompilingChild:
             hello = {"backend": self._backend, "tokenizer": self._tokenizer.to_json(), "limits": asdict(self._limits)}
             self._say(hello)
 
-    def compile(self, source: Source) -> Compiled:
+    def compile(self, source: GrammarSource) -> GrammarForm:
         """Return what the child makes of `source`.
 
         Raises InvalidGrammar where it refuses or does not survive, Unavailable where no child comes up, and
@@ -90,7 +90,7 @@ class CompilingChild:
             process.popen.wait(_KILL_WAIT_S)
             process.stderr.close()
 
-    def _ask(self, source: Source) -> Compiled:
+    def _ask(self, source: GrammarSource) -> GrammarForm:
         self.start()
         if not self._ready:
             self._await_ready()
@@ -99,7 +99,7 @@ class CompilingChild:
         answer = self._hear(self._limits.compile_s, "compiling the grammar")
         if "refused" in answer:
             raise InvalidGrammar(str(answer["refused"]))
-        return Compiled(str(answer["form"]), int(answer["cost_bytes"]))
+        return GrammarForm(str(answer["form"]), int(answer["cost_bytes"]))
 
     def _await_ready(self) -> None:
         answer = self._hear(self._limits.start_s, "starting the grammar compiler")

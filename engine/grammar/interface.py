@@ -9,7 +9,7 @@ A backend knows only text; endings (which ids, when) are the Matcher's (matcher.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from engine.grammar.source import Source
+from engine.grammar.source import GrammarSource
 
 if TYPE_CHECKING:  # an instance of the fake engine needs no numpy
     import numpy as np
@@ -52,7 +52,7 @@ class TextGrammar(Protocol):
 class Backend(Protocol):
     """Compiles for one tokenizer."""
 
-    def compile(self, source: Source) -> str:
+    def compile(self, source: GrammarSource) -> str:
         """Return the form that `build` takes. Raises InvalidGrammar. May crash, hang or eat memory: see child.py."""
         ...
 

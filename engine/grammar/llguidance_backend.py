@@ -12,7 +12,7 @@ from engine.grammar.limits import GrammarLimits, StepLimits
 from engine.grammar.llguidance_matcher import LlguidanceGrammar, in_one_line
 from engine.grammar.regex import to_rust
 from engine.grammar.repetitions import check_repetitions
-from engine.grammar.source import Kind, Source
+from engine.grammar.source import GrammarKind, GrammarSource
 from engine.grammar.structural_tag import tags_to_lark
 from engine.grammar.tokenizer_file import TokenizerFile
 from engine.grammar.walk import walk
@@ -42,9 +42,9 @@ class LlguidanceBackend:
             for token_id in range(tokenizer.vocab_size)
         ]
 
-    def compile(self, source: Source) -> str:
+    def compile(self, source: GrammarSource) -> str:
         """Return the kind and llguidance's own text for `source`, tried by a random walk. Raises InvalidGrammar."""
-        if source.kind is not Kind.GRAMMAR:
+        if source.kind is not GrammarKind.GRAMMAR:
             return self._tried(source.kind, self._text(source))
         lark, ebnf = self._try_lark, self._try_ebnf
         first, second = (ebnf, lark) if looks_like_ebnf(source.text) else (lark, ebnf)
@@ -65,14 +65,14 @@ class LlguidanceBackend:
 
         return LlguidanceGrammar(make, self._tokenizer, longest_s=self._limits.fill_s)
 
-    def _text(self, source: Source) -> str:
-        if source.kind is Kind.REGEX:
+    def _text(self, source: GrammarSource) -> str:
+        if source.kind is GrammarKind.REGEX:
             check_repetitions(source.text, self._limits)
             return LLMatcher.grammar_from_regex(to_rust(source.text))
-        if source.kind is Kind.CHOICE:
+        if source.kind is GrammarKind.CHOICE:
             texts = sorted(set(json.loads(source.text)), key=len)
             return LLMatcher.grammar_from_regex("|".join(_META.sub(r"\\\g<0>", text) for text in texts))
-        if source.kind is Kind.STRUCTURAL_TAG:
+        if source.kind is GrammarKind.STRUCTURAL_TAG:
             return LLMatcher.grammar_from_lark(tags_to_lark(source.text))
         try:
             return LLMatcher.grammar_from_json_schema(source.text, overrides=_json_options(source.whitespace))
@@ -82,17 +82,17 @@ class LlguidanceBackend:
     def _try_lark(self, text: str) -> str:
         check_repetitions(text, self._limits)
         try:
-            return self._tried(Kind.GRAMMAR, LLMatcher.grammar_from_lark(text))
+            return self._tried(GrammarKind.GRAMMAR, LLMatcher.grammar_from_lark(text))
         except InvalidGrammar as error:
             raise InvalidGrammar(f"as Lark: {error}") from error
 
     def _try_ebnf(self, text: str) -> str:
         try:
-            return self._tried(Kind.GRAMMAR, LLMatcher.grammar_from_lark(ebnf_to_lark(text, self._limits)))
+            return self._tried(GrammarKind.GRAMMAR, LLMatcher.grammar_from_lark(ebnf_to_lark(text, self._limits)))
         except InvalidGrammar as error:
             raise InvalidGrammar(f"as EBNF: {error}") from error
 
-    def _tried(self, kind: Kind, text: str) -> str:
+    def _tried(self, kind: GrammarKind, text: str) -> str:
         form = f"{kind} {text}"
         walk(self.build(form).start(), self._limits, kind)
         return form
@@ -110,7 +110,7 @@ def _parser_limits(steps: StepLimits, kind: str) -> llguidance.LLParserLimits:
         max_items_in_row=steps.items_in_row,
         initial_lexer_fuel=steps.initial_lexer_fuel,
         step_lexer_fuel=steps.lexer_fuel,
-        step_max_items=steps.grammar_items if kind == Kind.GRAMMAR else steps.items,
+        step_max_items=steps.grammar_items if kind == GrammarKind.GRAMMAR else steps.items,
         max_lexer_states=steps.lexer_states,
         max_grammar_size=steps.grammar_symbols,
         verbose_errors=False,

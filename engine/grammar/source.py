@@ -14,7 +14,7 @@ from wire.types import StructuredOutput
 _JSON_KINDS = ("json", "choice", "structural_tag")
 
 
-class Kind(StrEnum):
+class GrammarKind(StrEnum):
     """What the text of a Source is."""
 
     JSON = "json"
@@ -25,13 +25,13 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class GrammarSource:
     """A checked wish: `text` is a JSON schema, a regex, a JSON list of texts, EBNF or Lark, or a structural tag.
 
     `whitespace` is the regex of what may stand between JSON's parts, None the usual.
     """
 
-    kind: Kind
+    kind: GrammarKind
     text: str
     backend: str = LLGUIDANCE
     whitespace: str | None = None
@@ -42,7 +42,7 @@ class Source:
         return sha256(json.dumps([self.kind, self.text, self.backend, self.whitespace]).encode()).digest()
 
 
-def read_source(wish: StructuredOutput, limits: GrammarLimits) -> Source:
+def read_source(wish: StructuredOutput, limits: GrammarLimits) -> GrammarSource:
     """Return `wish` checked. Raises InvalidGrammar, saying the value and the limit."""
     text = wish.value
     _check_size(wish.kind, text, limits)
@@ -54,7 +54,7 @@ def read_source(wish: StructuredOutput, limits: GrammarLimits) -> Source:
         raise InvalidGrammar(f"{wish.kind} is empty")
     elif kind in _JSON_KINDS:
         text = _read_json(kind, text, limits)
-    return Source(kind, text, _backend(wish.backend, kind, text), wish.whitespace_pattern)
+    return GrammarSource(kind, text, _backend(wish.backend, kind, text), wish.whitespace_pattern)
 
 
 def is_old_name(backend: str) -> bool:
@@ -62,19 +62,19 @@ def is_old_name(backend: str) -> bool:
     return backend in OLD_BACKENDS
 
 
-def _kind(name: str) -> Kind:
+def _kind(name: str) -> GrammarKind:
     if name == "json_object":
-        return Kind.JSON
+        return GrammarKind.JSON
     try:
-        return Kind(name)
+        return GrammarKind(name)
     except ValueError as error:
-        known = ", ".join([*Kind, "json_object"])
+        known = ", ".join([*GrammarKind, "json_object"])
         raise InvalidGrammar(f"{name!r} is no kind of structured output; there are {known}") from error
 
 
-def _backend(name: str, kind: Kind, text: str) -> str:
+def _backend(name: str, kind: GrammarKind, text: str) -> str:
     check_backend(name)
-    needs_xgrammar = kind is Kind.STRUCTURAL_TAG and "format" in json.loads(text)
+    needs_xgrammar = kind is GrammarKind.STRUCTURAL_TAG and "format" in json.loads(text)
     if name == XGRAMMAR or (name == "auto" and needs_xgrammar):
         return XGRAMMAR
     return LLGUIDANCE
@@ -89,7 +89,7 @@ def _check_size(name: str, text: str, limits: GrammarLimits) -> None:
         raise InvalidGrammar(f"{name} has {size} bytes, the limit is {limits.source_bytes}")
 
 
-def _read_json(kind: Kind, text: str, limits: GrammarLimits) -> str:
+def _read_json(kind: GrammarKind, text: str, limits: GrammarLimits) -> str:
     depth = nesting(text, "[{", "]}")
     if depth > limits.nesting:
         raise InvalidGrammar(f"{kind} is nested {depth} deep, the limit is {limits.nesting}")
@@ -99,7 +99,7 @@ def _read_json(kind: Kind, text: str, limits: GrammarLimits) -> str:
         clean.encode()  # an escaped half of a surrogate pair is no text
     except ValueError as error:
         raise InvalidGrammar(f"{kind} is not JSON: {error}") from error
-    if kind is Kind.CHOICE:
+    if kind is GrammarKind.CHOICE:
         _check_choices(value, limits)
     elif not isinstance(value, dict):
         raise InvalidGrammar(f"{kind} is {clean[:40]}, must be an object")

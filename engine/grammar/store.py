@@ -18,7 +18,7 @@ from engine.grammar.compiling_child import CompilingChild
 from engine.grammar.interface import Backend, Grammar
 from engine.grammar.limits import GrammarLimits
 from engine.grammar.matcher import CompiledGrammar
-from engine.grammar.source import Source, is_old_name, read_source
+from engine.grammar.source import GrammarSource, is_old_name, read_source
 from engine.grammar.tokenizer_file import TokenizerFile
 from telemetry.logs import EventLogger
 from wire.errors import Draining, InternalError, InvalidGrammar, Overloaded, PdserveError
@@ -33,7 +33,7 @@ _CLOSE_WAIT_S = 30.0
 class _Job:
     """A source that is to be compiled; nobody can cancel its future, which many may share."""
 
-    source: Source
+    source: GrammarSource
     expires_at: float
     future: "Future[Grammar]" = field(default_factory=Future)
 
@@ -110,7 +110,7 @@ class GrammarStore:
         """Close."""
         self.close()
 
-    def _queued(self, source: Source) -> "Future[Grammar]":
+    def _queued(self, source: GrammarSource) -> "Future[Grammar]":
         if self._closed:
             return _done(Draining("this instance is shutting down"))
         if len(self._jobs) >= self._limits.queue_length:

@@ -7,17 +7,17 @@ import numpy as np
 
 from engine.grammar.interface import TextMatcher
 from engine.grammar.limits import GrammarLimits
-from engine.grammar.source import Kind
+from engine.grammar.source import GrammarKind
 from wire.errors import InvalidGrammar
 
 _STEPS = 64
 _GRAMMAR_STEPS = 256  # the work of an ambiguous one grows with the text
 
 
-def walk(matcher: TextMatcher, limits: GrammarLimits, kind: Kind) -> None:
+def walk(matcher: TextMatcher, limits: GrammarLimits, kind: GrammarKind) -> None:
     """Generate a text at random. Raises InvalidGrammar where there is none, a limit is met, or a step is slow."""
     chooser = random.Random(0)  # noqa: S311 - no secret
-    for step in range(_GRAMMAR_STEPS if kind is Kind.GRAMMAR else _STEPS):
+    for step in range(_GRAMMAR_STEPS if kind is GrammarKind.GRAMMAR else _STEPS):
         began = time.thread_time()
         goes_on = _step(matcher, chooser, is_first=step == 0)
         check_time(time.thread_time() - began, limits.fill_s)

@@ -16,7 +16,7 @@ from engine.grammar.bits import set_bit
 from engine.grammar.interface import Bits
 from engine.grammar.limits import GrammarLimits
 from engine.grammar.repetitions import check_repetitions
-from engine.grammar.source import Kind, Source
+from engine.grammar.source import GrammarKind, GrammarSource
 from engine.grammar.tokenizer_file import TokenizerFile
 from engine.grammar.walk import check_time, walk
 from engine.grammar.xgrammar_binding import load_binding
@@ -52,7 +52,7 @@ class XgrammarBackend:
         """Token ids of the tokenizer."""
         return int(self._info.vocab_size())
 
-    def compile(self, source: Source) -> str:
+    def compile(self, source: GrammarSource) -> str:
         """Return the kind and the compiled grammar as JSON. Raises InvalidGrammar."""
         try:
             compiled = self._compiled(source)
@@ -64,7 +64,7 @@ class XgrammarBackend:
     def build(self, form: str) -> "XgrammarGrammar":
         """Build what `compile` made. Raises InvalidGrammar."""
         kind, _, compiled = form.partition(" ")
-        info = self._json_info if kind == Kind.JSON else self._info
+        info = self._json_info if kind == GrammarKind.JSON else self._info
         try:
             return self._grammar_of(self._library.compiled_grammar.deserialize_json(compiled, info))
         except RuntimeError as error:
@@ -81,18 +81,18 @@ class XgrammarBackend:
     def _grammar_of(self, compiled: Any) -> "XgrammarGrammar":
         return XgrammarGrammar(self, compiled, longest_s=self._limits.fill_s)
 
-    def _compiled(self, source: Source) -> Any:
+    def _compiled(self, source: GrammarSource) -> Any:
         compiler, text = self._compiler, source.text
-        if source.kind is Kind.REGEX:
+        if source.kind is GrammarKind.REGEX:
             check_repetitions(text, self._limits)
             return compiler.compile_regex(text)
-        if source.kind is Kind.CHOICE:
+        if source.kind is GrammarKind.CHOICE:
             texts = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in sorted(set(json.loads(text))))
             return compiler.compile_grammar_from_strings(f"root ::= {texts}", "root")
-        if source.kind is Kind.GRAMMAR:
+        if source.kind is GrammarKind.GRAMMAR:
             check_repetitions(text, self._limits)
             return self._grammar(text)
-        if source.kind is Kind.STRUCTURAL_TAG:
+        if source.kind is GrammarKind.STRUCTURAL_TAG:
             return compiler.compile_structural_tag(_with_format(json.loads(text)))
         if source.whitespace not in (None, ""):
             raise InvalidGrammar(f'xgrammar has no whitespace pattern but ""; {source.whitespace!r} needs llguidance')

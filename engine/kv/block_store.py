@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from devices.interface import Memory
-from native.memory import Place, Region, Runs, StopFlag
+from native.memory import Region, RegionRuns, Runs, StopFlag
 
 _EXTENT_BYTES = 16 << 20  # what is asked of the system at once
 
@@ -13,7 +13,7 @@ _EXTENT_BYTES = 16 << 20  # what is asked of the system at once
 class Copier(Protocol):
     """Copies runs of memory (native.library.Library), without the GIL where that pays."""
 
-    def copy(self, source: Place, target: Place, stop: StopFlag) -> bool:
+    def copy(self, source: RegionRuns, target: RegionRuns, stop: StopFlag) -> bool:
         """Fill the target's runs from the source's."""
         ...
 
@@ -80,7 +80,7 @@ class BlockStore:
         }
         pool_runs = Runs.joined((at, in_pool[size]) for at, size in zip(self._offsets, self._sizes, strict=True))
         slot_runs = Runs.joined((at, in_slots[size]) for at, size in zip(self._starts, self._sizes, strict=True))
-        pool, kept = Place(Region(self._memory.buffer), 0, pool_runs), Place(Region(copies), 0, slot_runs)
+        pool, kept = RegionRuns(Region(self._memory.buffer), 0, pool_runs), RegionRuns(Region(copies), 0, slot_runs)
         source, target = (pool, kept) if save else (kept, pool)
         copier.copy(source, target, StopFlag())
 

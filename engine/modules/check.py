@@ -22,7 +22,7 @@ Form = tuple[bool, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ModuleDifference:
     """How a part differs from the original, in words; "" where the original is of another kind: it takes other inputs.
 
     `is_failure`: the part raised, and would do so again.
@@ -50,11 +50,11 @@ class PartCheck:
         """What the network made of a few tokens, [1, ROWS, vocab_size]; None where it cannot tell a change."""
 
     @torch.inference_mode()
-    def differs(self, module: nn.Module, part: Callable[..., Any]) -> Difference | None:
+    def differs(self, module: nn.Module, part: Callable[..., Any]) -> ModuleDifference | None:
         """Return how `part` differs from `module`, None where it is the same."""
         inputs = self._inputs(module)
         if inputs is None:
-            return Difference("")
+            return ModuleDifference("")
         found = self._difference(module, part, inputs)
         if found is not None or not _is_norm(module):
             return found
@@ -63,28 +63,30 @@ class PartCheck:
         for heads in rows_by_heads(rows, self._normed.get(module, rows.shape if is_of_rows else None)):
             found = self._difference(module, part, {"hidden_states": heads})
             if found is not None and found.words:  # no failure of the library: its other norms may be right
-                return Difference(f"by heads, {found.words}")
+                return ModuleDifference(f"by heads, {found.words}")
         return None
 
-    def _difference(self, module: nn.Module, part: Callable[..., Any], inputs: dict[str, Any]) -> Difference | None:
+    def _difference(
+        self, module: nn.Module, part: Callable[..., Any], inputs: dict[str, Any]
+    ) -> ModuleDifference | None:
         rows = inputs["hidden_states"]
         try:
             expected, form, asked = self._run(module, inputs)
         except (RuntimeError, TypeError, ValueError):
-            return Difference("")
+            return ModuleDifference("")
         try:
             got, our_form, ours = self._run(part, inputs)
         except Exception as error:  # noqa: BLE001 - another project's kernels: what they raise is not known
-            return Difference(f"it cannot be tried: {' '.join(str(error).split())}", is_failure=True)
+            return ModuleDifference(f"it cannot be tried: {' '.join(str(error).split())}", is_failure=True)
         if asked != ours:
-            return Difference(f"it asks its attention for {ours}, the original for {asked}")
+            return ModuleDifference(f"it asks its attention for {ours}, the original for {asked}")
         if form != our_form:
-            return Difference(f"it returns {_said(our_form)}, the original {_said(form)}")
+            return ModuleDifference(f"it returns {_said(our_form)}, the original {_said(form)}")
         made = expected - rows if hasattr(module, "self_attn") else expected  # a layer hands its rows through
         difference, limit = float((got - expected).norm() / made.norm()), TOLERANCE[rows.dtype]
         if difference <= limit:  # false for NaN too
             return None
-        return Difference(f"it differs by {difference:.2g} of the norm, {limit:.2g} is allowed")
+        return ModuleDifference(f"it differs by {difference:.2g} of the norm, {limit:.2g} is allowed")
 
     @torch.inference_mode()
     def options_of(self, module: nn.Module) -> AttentionOptions | None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.modules.check import Difference, PartCheck
+from engine.modules.check import ModuleDifference, PartCheck
 from engine.modules.interface import ModuleOps
 from engine.modules.parts import AddedLayer, GatedMlp, RmsNorm, RotaryAttention
 from engine.modules.trial import network_tolerance
@@ -81,13 +81,13 @@ class _Replacing:
                 _log.warning("part_stays", first=name, module=type(module).__name__, reason=reasons[0])
             self._stayed[kind] += 1
 
-    def _try(self, kind: str, make: Maker, ops: ModuleOps, module: nn.Module) -> Difference | None:
+    def _try(self, kind: str, make: Maker, ops: ModuleOps, module: nn.Module) -> ModuleDifference | None:
         """Return None where the module runs by a part of `ops` now, else how the likeliest one differs."""
-        found = Difference("")
+        found = ModuleDifference("")
         try:
             for part in make(module, ops, self._check):
                 if (ops.name, kind) in self._left:
-                    return Difference("its library was left")
+                    return ModuleDifference("its library was left")
                 difference = self._check.differs(module, part)
                 if difference is None:
                     module.forward = part
@@ -96,7 +96,7 @@ class _Replacing:
                     return None
                 found = difference if not found.words else found
         except torch.OutOfMemoryError as error:
-            return Difference(f"there is no room to join its weights: {' '.join(str(error).split())}")
+            return ModuleDifference(f"there is no room to join its weights: {' '.join(str(error).split())}")
         return found
 
     def _put_back(self, before: torch.Tensor) -> None:

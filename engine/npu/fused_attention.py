@@ -27,7 +27,7 @@ _CAUSAL, _BAND = 3, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LayerRows:
     """One layer of a step: its rows, and its part of the pool with their keys and values in it."""
 
     query: torch.Tensor  # [num_tokens, num_heads, dim]
@@ -44,7 +44,7 @@ class Layer:
         return keys, values
 
 
-def why_not(layer: Layer) -> str | None:
+def why_not(layer: LayerRows) -> str | None:
     """Return why the op does not attend such a layer, in words, or None."""
     query, keys, values = layer.query, layer.keys, layer.values
     heads, kv_heads, dim = query.shape[1], keys.shape[1], keys.shape[2]
@@ -67,7 +67,7 @@ def why_not(layer: Layer) -> str | None:
     return None
 
 
-def takes_tnd(layer: Layer, num_sequences: int) -> bool:
+def takes_tnd(layer: LayerRows, num_sequences: int) -> bool:
     """Whether a layer that the op attends may go to it in one piece."""
     num_tokens, _, dim = layer.query.shape
     small = num_tokens <= _TND_ROWS and num_sequences <= _TND_SEQUENCES
@@ -79,7 +79,7 @@ def triangle(device: torch.device) -> torch.Tensor:
     return torch.ones(_TRIANGLE, _TRIANGLE, dtype=torch.bool, device=device).triu(1)
 
 
-def attend_together(layer: Layer, rows: StepRows, mask: torch.Tensor, window: int | None) -> torch.Tensor:
+def attend_together(layer: LayerRows, rows: StepRows, mask: torch.Tensor, window: int | None) -> torch.Tensor:
     """Return [rows, num_heads, dim] by TND. `mask` is the triangle; with a window no sequence has a single row."""
     if layer.options.sinks is not None:
         return _attend_with_sinks(layer, rows, mask, window)
@@ -93,7 +93,7 @@ def attend_together(layer: Layer, rows: StepRows, mask: torch.Tensor, window: in
     return made[0]
 
 
-def attend_alone(layer: Layer, rows: StepRows, mask: torch.Tensor | None, window: int | None) -> torch.Tensor:
+def attend_alone(layer: LayerRows, rows: StepRows, mask: torch.Tensor | None, window: int | None) -> torch.Tensor:
     """Return [rows, num_heads, dim] by BSH, of single rows or of one chunk.
 
     `mask` is the triangle for a chunk; for single rows [rows, 1, 1, keys] bool, true where a key lies behind the
@@ -114,7 +114,7 @@ def attend_alone(layer: Layer, rows: StepRows, mask: torch.Tensor | None, window
     return output if layer.options.sinks is None else _with_sinks(output, made[1], layer.options.sinks)
 
 
-def _attend_with_sinks(layer: Layer, rows: StepRows, mask: torch.Tensor, window: int | None) -> torch.Tensor:
+def _attend_with_sinks(layer: LayerRows, rows: StepRows, mask: torch.Tensor, window: int | None) -> torch.Tensor:
     """Attend by v2 of the op, which takes sinks in bfloat16 and has other names for its arguments."""
     assert layer.options.sinks is not None
     keys, values = layer.cache()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.checkpoints.weights import Part
+from engine.checkpoints.weights import TensorSlice
 from engine.quantization.interface import EvenGroups, Grouped, QuantisedModule
 
 _STRIP_ELEMENTS = 1 << 18  # 1 MiB of float32, which stays in a core's cache
@@ -39,7 +39,7 @@ class Matrix:
         """(outputs, inputs)."""
         return self.module.shape
 
-    def dequantise(self, part: Part | None, dtype: torch.dtype) -> torch.Tensor:
+    def dequantise(self, part: TensorSlice | None, dtype: torch.dtype) -> torch.Tensor:
         """Return the weight, or rows or columns of it."""
         spans = [range(length) for length in self.module.shape]
         if part is not None:

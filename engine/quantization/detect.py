@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from engine.quantization.asked import check_asked
 from engine.quantization.awq import BITS as AWQ_BITS
 from engine.quantization.awq import AwqLayout
 from engine.quantization.compressed_config import read_compressed
@@ -14,6 +13,7 @@ from engine.quantization.gptq import SUPPORTED_BITS as GPTQ_BITS
 from engine.quantization.gptq import GptqLayout
 from engine.quantization.interface import Layout
 from engine.quantization.mxfp4 import Mxfp4Layout
+from engine.quantization.requested import check_asked
 from wire.errors import ConfigError
 
 _ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # what GPTQ's formats add to a stored zero

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from engine.checkpoints.weights import Part, Weights
+from engine.checkpoints.weights import TensorSlice, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class QuantisedTensor(Protocol):
         """Return its shape as the network has it."""
         ...
 
-    def dequantise(self, part: Part | None, dtype: torch.dtype) -> torch.Tensor:
+    def dequantise(self, part: TensorSlice | None, dtype: torch.dtype) -> torch.Tensor:
         """Return the whole, or a part that is not empty, in `dtype`; reads what that needs."""
         ...
 
@@ -107,7 +107,7 @@ def read_region(stored: Weights, name: str, rows: range, columns: range) -> torc
     """Return [rows, columns] of the stored matrix `name`, in its own order; of two partial ranges one is cut here."""
     shape = stored.shape(name)
     if len(rows) < shape[0]:
-        return stored.read(name, Part(0, rows.start, rows.stop))[:, columns.start : columns.stop]
+        return stored.read(name, TensorSlice(0, rows.start, rows.stop))[:, columns.start : columns.stop]
     if len(columns) < shape[1]:
-        return stored.read(name, Part(1, columns.start, columns.stop))
+        return stored.read(name, TensorSlice(1, columns.start, columns.stop))
     return stored.read(name)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from engine.checkpoints.load_progress import LoadProgress
-from engine.checkpoints.tensor_sources import Source
+from engine.checkpoints.tensor_sources import TensorSource
 from engine.quantization.interface import Grouped, QuantisedModule
 from engine.quantization.kept import KeptFormat, KeptLinear, kept_weight
 from engine.quantization.kept_check import disagreement
@@ -34,7 +34,7 @@ class Keeper:
         self.was_asked = False
 
     @torch.no_grad()
-    def __call__(self, network: Any, sources: Mapping[str, Source], device: torch.device) -> None:
+    def __call__(self, network: Any, sources: Mapping[str, TensorSource], device: torch.device) -> None:
         """Replace linear layers of a network of shapes; its other tensors are filled afterwards."""
         self.was_asked = True
         found = [*self._linears(network, sources)]
@@ -51,7 +51,7 @@ class Keeper:
                 self.float_bytes += linear.weight.nbytes
 
     def _linears(
-        self, network: Any, sources: Mapping[str, Source]
+        self, network: Any, sources: Mapping[str, TensorSource]
     ) -> Iterator[tuple[str, nn.Linear, QuantisedModule]]:  # fmt: skip
         """Yield the linear layers whose weight is one stored quantised tensor, and nobody else's."""
         users = Counter(id(tensor) for tensor in network.state_dict(keep_vars=True).values())

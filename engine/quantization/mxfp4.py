@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.checkpoints.weights import Part, Weights
+from engine.checkpoints.weights import TensorSlice, Weights
 from engine.quantization.arithmetic import dequantise
 from engine.quantization.interface import EvenGroups, Grouped, QuantisedTensor
 from wire.errors import ConfigError
@@ -51,7 +51,7 @@ class Experts:
     name: str
     shape: tuple[int, int, int]
 
-    def dequantise(self, part: Part | None, dtype: torch.dtype) -> torch.Tensor:
+    def dequantise(self, part: TensorSlice | None, dtype: torch.dtype) -> torch.Tensor:
         """Return [experts, inputs, outputs] or a range of one of them; a range of inputs reads whole groups."""
         blocks, scales, inside = self._read(part)
         made = torch.empty(len(blocks), len(inside), blocks.shape[1], dtype=dtype)
@@ -65,15 +65,15 @@ class Experts:
             made[expert] = values[:, inside.start : inside.stop].t()
         return made
 
-    def _read(self, part: Part | None) -> tuple[torch.Tensor, torch.Tensor, range]:
+    def _read(self, part: TensorSlice | None) -> tuple[torch.Tensor, torch.Tensor, range]:
         """Return blocks, scales, and where the inputs wanted lie in them."""
         inside = range(self.shape[1])
         if part is not None and part.dim == 1:
             groups = range(part.start // _GROUP, -(-part.end // _GROUP))
             inside = range(part.start - groups.start * _GROUP, part.end - groups.start * _GROUP)
-            part = Part(2, groups.start, groups.stop)
+            part = TensorSlice(2, groups.start, groups.stop)
         elif part is not None and part.dim == 2:
-            part = Part(1, part.start, part.end)
+            part = TensorSlice(1, part.start, part.end)
         read = self.stored.read
         return read(f"{self.name}{_BLOCKS}", part), read(f"{self.name}{_SCALES}", part), inside
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.checkpoints.weights import Part, Weights
+from engine.checkpoints.weights import TensorSlice, Weights
 from wire.errors import ConfigError
 
 WORDS = (torch.int32,)
@@ -29,7 +29,7 @@ def part_shape(stored: Weights, name: str) -> tuple[int, ...]:
 
 def read_groups(stored: Weights, name: str, inputs: range, num_groups: int) -> torch.Tensor:
     """Return the group of each input [len(inputs)] int64. Raises ConfigError for one that is not there."""
-    groups = stored.read(name, Part(0, inputs.start, inputs.stop)).to(torch.int64)
+    groups = stored.read(name, TensorSlice(0, inputs.start, inputs.stop)).to(torch.int64)
     low, high = int(groups.min()), int(groups.max())
     if not 0 <= low <= high < num_groups:
         raise ConfigError(f"{name} names groups {low} to {high} of {num_groups}")

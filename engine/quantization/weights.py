@@ -4,7 +4,7 @@ from collections.abc import Container, Sequence
 
 import torch
 
-from engine.checkpoints.weights import Part, Weights
+from engine.checkpoints.weights import TensorSlice, Weights
 from engine.quantization.arithmetic import Matrix
 from engine.quantization.interface import Layout, QuantisedModule
 from wire.errors import ConfigError
@@ -43,7 +43,7 @@ class DequantisingWeights:
         """Return the dtype that `read` gives: the one chosen for dequantised weights, else the stored one."""
         return self._dtype if name in self._tensors else self._plain(name).dtype(name)
 
-    def read(self, name: str, part: Part | None = None) -> torch.Tensor:
+    def read(self, name: str, part: TensorSlice | None = None) -> torch.Tensor:
         """Return a plain tensor, or a range of one dimension of it, equal to that range of the whole."""
         if name not in self._tensors:
             return self._plain(name).read(name, part)
@@ -80,7 +80,7 @@ class DequantisingWeights:
         return self._stored
 
 
-def _cut(name: str, shape: tuple[int, ...], part: Part) -> tuple[int, ...]:
+def _cut(name: str, shape: tuple[int, ...], part: TensorSlice) -> tuple[int, ...]:
     """Return the shape of a part. Raises ValueError for one that is not there."""
     if not 0 <= part.dim < len(shape) or not 0 <= part.start <= part.end <= shape[part.dim]:
         raise ValueError(f"{name} has shape {shape}: no [{part.start}, {part.end}) of dimension {part.dim}")

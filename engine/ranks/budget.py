@@ -4,11 +4,11 @@ import dataclasses
 
 from engine.headroom import Headroom, LargestStep, measure_headroom, num_blocks
 from engine.memory_plan import device_budget
-from engine.ranks.part import Part, part_info
+from engine.ranks.rank_part import RankPart, part_info
 from wire.kv_layout import PoolLayout
 
 
-def with_budget(part: Part) -> Part:
+def with_budget(part: RankPart) -> RankPart:
     """Return the part, which says how many bytes there are for its pool; as it is where rank 0 makes all pools.
 
     Call it before the ranks are connected: what is run for it is run by this rank alone. Raises ConfigError.
@@ -28,7 +28,7 @@ def with_budget(part: Part) -> Part:
     return dataclasses.replace(part, loaded=dataclasses.replace(part.loaded, pool_bytes=pool_bytes, device=words))
 
 
-def _measured(part: Part, largest: LargestStep) -> Headroom:
+def _measured(part: RankPart, largest: LargestStep) -> Headroom:
     """Run this rank's part of the largest step on the smallest pool that it fits, which is given back."""
     info = part_info(part, _layout(part, 1))
     layout = _layout(part, num_blocks(info, largest, 0))
@@ -37,5 +37,5 @@ def _measured(part: Part, largest: LargestStep) -> Headroom:
     )
 
 
-def _layout(part: Part, blocks: int) -> PoolLayout:
+def _layout(part: RankPart, blocks: int) -> PoolLayout:
     return PoolLayout(part.loaded.tensors, num_blocks=blocks, block_size=part.setup.block_size)

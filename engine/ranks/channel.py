@@ -3,7 +3,7 @@
 from enum import IntEnum
 
 
-class Kind(IntEnum):
+class RankMessageKind(IntEnum):
     """What a message says. The first row goes to a rank, the second comes from it."""
 
     SETUP, POOL, CONNECT, STEP, COPY, SAVE, LOAD, HAND_OFF = range(1, 9)

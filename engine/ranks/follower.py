@@ -7,10 +7,10 @@ from collections.abc import Callable
 from devices.host_pool import HostPool
 from devices.interface import Memory
 from engine.ranks.budget import with_budget
-from engine.ranks.channel import Kind
+from engine.ranks.channel import RankMessageKind
 from engine.ranks.marks import Marks
 from engine.ranks.packing import unpack_copies, unpack_step
-from engine.ranks.part import Part, load_part, part_info
+from engine.ranks.rank_part import RankPart, load_part, part_info
 from engine.ranks.reduce import Reduce
 from engine.ranks.setup import RankSetup
 from engine.torch_model import TorchModel
@@ -24,7 +24,7 @@ class Follower:
     def __init__(self, setup: RankSetup, clock: Callable[[], float] = run_time) -> None:
         """Load. Raises ConfigError."""
         self._reduce = Reduce()
-        self.part: Part = with_budget(load_part(setup, self._reduce))
+        self.part: RankPart = with_budget(load_part(setup, self._reduce))
         self._model: TorchModel | None = None
         self._clock = clock
         self._came_on: float | None = None  # when the step that is being computed did so last
@@ -63,13 +63,13 @@ class Follower:
         came_on = self._came_on
         return 0.0 if came_on is None else self._clock() - came_on
 
-    def copy(self, kind: Kind, payload: bytes) -> None:
+    def copy(self, kind: RankMessageKind, payload: bytes) -> None:
         """Copy blocks within the pool, to the swap area, or back."""
         assert self._model is not None
         sources, targets = unpack_copies(payload)
-        if kind == Kind.SAVE:
+        if kind == RankMessageKind.SAVE:
             self._model.save_blocks(sources, targets)
-        elif kind == Kind.LOAD:
+        elif kind == RankMessageKind.LOAD:
             self._model.load_blocks(sources, targets)
         else:
             for source, target in zip(sources, targets, strict=True):

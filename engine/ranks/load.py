@@ -21,10 +21,10 @@ from engine.kv_probe import rehearse
 from engine.model_folder import describe, open_folder
 from engine.network import build_network
 from engine.ranks.budget import with_budget
-from engine.ranks.channel import Kind
+from engine.ranks.channel import RankMessageKind
 from engine.ranks.model import ShardedModel
-from engine.ranks.part import SHARED, Part, load_part
 from engine.ranks.pools import make_device_pools, make_host_pools, plan_devices, plan_host
+from engine.ranks.rank_part import SHARED, RankPart, load_part
 from engine.ranks.reduce import Reduce
 from engine.ranks.setup import RankLoaded, RankSetup
 from engine.ranks.sums import ReduceFailed, collective_for_ranks
@@ -176,16 +176,16 @@ def _check_alike(loaded: Sequence[RankLoaded]) -> None:
 
 
 def _hear_loaded(team: Team, rank: int, timeout_s: float) -> RankLoaded:
-    return RankLoaded.from_json(team.receive(rank, Kind.LOADED, timeout_s).payload)
+    return RankLoaded.from_json(team.receive(rank, RankMessageKind.LOADED, timeout_s).payload)
 
 
-def _connect(team: Team, part: Part, way: str, meet_s: float) -> None:
+def _connect(team: Team, part: RankPart, way: str, meet_s: float) -> None:
     try:
         part.connect(way, team.connect(way), team.marks)
     except ReduceFailed as error:
         raise team.explain(str(error)) from error
     for rank in range(1, part.setup.of):
-        team.receive(rank, Kind.READY, meet_s + _CONNECT_S)
+        team.receive(rank, RankMessageKind.READY, meet_s + _CONNECT_S)
 
 
 def _describe(loaded: Sequence[RankLoaded], way: str) -> Iterator[str]:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 
 from devices.interface import Memory
 from engine.interface import EngineInfo
-from engine.ranks.channel import Kind
+from engine.ranks.channel import RankMessageKind
 from engine.ranks.packing import pack_copies, pack_step
 from engine.ranks.reduce import Reduce
 from engine.ranks.sums import ReduceFailed
 from engine.ranks.team import Team
-from engine.step import Pending, StepBatch
+from engine.step import PendingStep, StepBatch
 from engine.torch_model import TorchModel
 from wire.errors import PdserveError
 
@@ -51,10 +51,10 @@ class ShardedModel:
         """The processes of the other ranks."""
         return self._team.pids
 
-    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Pending:
+    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> PendingStep:
         """Compute one step on all ranks. Raises InstanceLost when one of them is gone or stuck."""
         self._place()
-        self._team.tell_all(Kind.STEP, pack_step(batch))
+        self._team.tell_all(RankMessageKind.STEP, pack_step(batch))
         written = _Written(layer_done)
         self._reduce.begin(written.tell)
         try:
@@ -70,17 +70,17 @@ class ShardedModel:
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block of every tensor on every rank."""
-        self._team.tell_all(Kind.COPY, pack_copies([source], [target]))
+        self._team.tell_all(RankMessageKind.COPY, pack_copies([source], [target]))
         self._own.copy_block(source, target)
 
     def save_blocks(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
         """Copy blocks to each rank's own swap area."""
-        self._team.tell_all(Kind.SAVE, pack_copies(block_ids, slots))
+        self._team.tell_all(RankMessageKind.SAVE, pack_copies(block_ids, slots))
         self._own.save_blocks(block_ids, slots)
 
     def load_blocks(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
         """Copy slots back on every rank."""
-        self._team.tell_all(Kind.LOAD, pack_copies(slots, block_ids))
+        self._team.tell_all(RankMessageKind.LOAD, pack_copies(slots, block_ids))
         self._own.load_blocks(slots, block_ids)
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from devices.host_memory import available_bytes
 from devices.host_pool import HostPool
 from devices.interface import Device, Memory
 from engine.memory_plan import MemoryPlan, cpu_budget, least_blocks, least_bytes, plan_pool
-from engine.ranks.channel import Kind
+from engine.ranks.channel import RankMessageKind
 from engine.ranks.follower import pack_pool
 from engine.ranks.rank_pool import RankPool
 from engine.ranks.team import Team
@@ -72,8 +72,8 @@ def make_host_pools(
     message = pack_pool(tensors, plan.num_blocks)
 
     def give(rank: int, fd: int) -> None:
-        team.tell(rank, Kind.POOL, message, (fd,))
-        team.receive(rank, Kind.MAPPED, _MAP_S)
+        team.tell(rank, RankMessageKind.POOL, message, (fd,))
+        team.receive(rank, RankMessageKind.MAPPED, _MAP_S)
 
     pools: list[Memory] = []
     for number, layout in enumerate(_layouts(tensors, plan, num_ranks)):
@@ -88,12 +88,12 @@ def make_device_pools(
     undo: contextlib.ExitStack,
 ) -> list[Memory]:  # fmt: skip
     """Make rank 0's pool on `device` while each other rank makes its own on its. `undo` closes ours."""
-    team.tell_all(Kind.POOL, pack_pool(tensors, plan.num_blocks))
+    team.tell_all(RankMessageKind.POOL, pack_pool(tensors, plan.num_blocks))
     first, *others = _layouts(tensors, plan, num_ranks)
     own = device.make_pool(first)
     undo.callback(own.close)
     for layout in others:
-        team.receive(layout.rank.number, Kind.MAPPED, _MAP_S)
+        team.receive(layout.rank.number, RankMessageKind.MAPPED, _MAP_S)
     return [own, *(RankPool(team, layout) for layout in others)]
 
 

@@ -17,13 +17,13 @@ from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from devices.interface import Memory
-from engine.ranks.channel import Kind
+from engine.ranks.channel import RankMessageKind
 from engine.ranks.setup import RankSetup
 from engine.torch_start import loading, prepare_torch
 from native.ticker import start_ticker
 from telemetry.logs import EventLogger, configure
 from wire.rank_channel import Channel, ChannelClosed, Message
-from wire.rank_words import pack_error
+from wire.rank_payloads import pack_error
 
 log = EventLogger("engine")
 
@@ -39,25 +39,25 @@ gives, and how long the step under way takes."""
 
 def main(argv: Sequence[str], hand_off: HandOff | None = None) -> int:
     """Serve one rank; return the exit status. Without `hand_off` rank 0 moves the KV of this rank too."""
-    channel = Channel(socket.socket(fileno=int(argv[0])), Kind)
+    channel = Channel(socket.socket(fileno=int(argv[0])), RankMessageKind)
     _end_with(int(argv[1]))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.ExitStack() as till_told:  # rank 0 hears why before it hears that the hand-off is closed
         try:
-            setup = RankSetup.from_json(_expect(channel, Kind.SETUP, _SETUP_S).payload)
+            setup = RankSetup.from_json(_expect(channel, RankMessageKind.SETUP, _SETUP_S).payload)
             configure(setup.log_level, log_format=setup.log_format)
             _run(channel, setup, hand_off, till_told)
         except ChannelClosed:
             return 0
         except Exception as error:  # noqa: BLE001 - the process's outermost frame: rank 0 says it in its own words
             with contextlib.suppress(OSError):
-                channel.send(Kind.FAILED, pack_error(error), timeout_s=_SAY_S)
+                channel.send(RankMessageKind.FAILED, pack_error(error), timeout_s=_SAY_S)
             return 1
 
 
 def _run(
-    channel: Channel[Kind], setup: RankSetup, hand_off: HandOff | None, till_told: contextlib.ExitStack
+    channel: Channel[RankMessageKind], setup: RankSetup, hand_off: HandOff | None, till_told: contextlib.ExitStack
 ) -> NoReturn:  # fmt: skip
     """Serve until the channel closes. Raises ChannelClosed then, and whatever fails."""
     if setup.cores:
@@ -68,31 +68,31 @@ def _run(
         from engine.ranks.follower import Follower
 
         follower = Follower(setup)
-        channel.send(Kind.LOADED, follower.part.loaded.to_json(), timeout_s=_SAY_S)
+        channel.send(RankMessageKind.LOADED, follower.part.loaded.to_json(), timeout_s=_SAY_S)
     pool = channel.receive(None)
     follower.take_pool(pool.payload, pool.fds)
-    channel.send(Kind.MAPPED, timeout_s=_SAY_S)
+    channel.send(RankMessageKind.MAPPED, timeout_s=_SAY_S)
     connect = channel.receive(None)
     follower.connect(connect.payload.decode(), *connect.fds)
-    channel.send(Kind.READY, timeout_s=_SAY_S)
+    channel.send(RankMessageKind.READY, timeout_s=_SAY_S)
     while True:
         message = channel.receive(None)
-        if message.kind == Kind.HAND_OFF and hand_off is not None:
+        if message.kind == RankMessageKind.HAND_OFF and hand_off is not None:
             till_told.enter_context(hand_off(follower.pool, message.payload, message.fds[0], follower.step_age))
         else:
             _obey(follower, message)
 
 
-def _obey(follower: Any, message: Message[Kind]) -> None:
-    if message.kind == Kind.STEP:
+def _obey(follower: Any, message: Message[RankMessageKind]) -> None:
+    if message.kind == RankMessageKind.STEP:
         follower.step(message.payload)
-    elif message.kind in (Kind.COPY, Kind.SAVE, Kind.LOAD):
+    elif message.kind in (RankMessageKind.COPY, RankMessageKind.SAVE, RankMessageKind.LOAD):
         follower.copy(message.kind, message.payload)
     else:
         raise ValueError(f"a rank that serves is not told {message.kind.name}")
 
 
-def _expect(channel: Channel[Kind], kind: Kind, timeout_s: float) -> Message[Kind]:
+def _expect(channel: Channel[RankMessageKind], kind: RankMessageKind, timeout_s: float) -> Message[RankMessageKind]:
     message = channel.receive(timeout_s)
     if message.kind != kind:
         raise ValueError(f"{message.kind.name} came where {kind.name} was due")

@@ -2,7 +2,7 @@
 
 from typing import NoReturn
 
-from engine.ranks.channel import Kind
+from engine.ranks.channel import RankMessageKind
 from engine.ranks.team import Team
 from wire.errors import PdserveError
 from wire.kv_layout import PoolLayout
@@ -27,7 +27,7 @@ class RankPool:
 
         What the settings say is between who calls and the rank's program. Raises InstanceLost.
         """
-        self._team.tell(self.layout.rank.number, Kind.HAND_OFF, settings, (fd,))
+        self._team.tell(self.layout.rank.number, RankMessageKind.HAND_OFF, settings, (fd,))
 
     def explain(self, what: str) -> PdserveError:
         """Return why the rank does not answer any more; it is lost in any case: see Team.explain."""

@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass
 
 from wire.kv_layout import KvTensor, Rank
-from wire.rank_words import read_object
+from wire.rank_payloads import read_object
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import AllreduceOptions, FileStore
 
 from devices.collectives import Collective, collective_of
 from engine.ranks.marks import SLOT_BYTES, Marks
-from native.ranks import Outcome, RanksLibrary
+from native.ranks import RanksLibrary, SumOutcome
 from wire.errors import ConfigError
 from wire.kv_layout import Rank
 
@@ -53,9 +53,9 @@ class SharedSum:
             self._marks.address, self._rank.number, self._rank.of, SLOT_BYTES, wide.data_ptr(), wide.numel(),
             self._step_s,
         )  # fmt: skip
-        if outcome == Outcome.LATE:
+        if outcome == SumOutcome.LATE:
             raise ReduceFailed(f"no sum over the ranks within {self._step_s:g} s")
-        if outcome == Outcome.ABORTED:
+        if outcome == SumOutcome.ABORTED:
             raise ReduceFailed("another rank is lost")
         if wide is not tensor:
             tensor.copy_(wide)

@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from devices.table import traits_of
-from engine.ranks.channel import Kind
+from engine.ranks.channel import RankMessageKind
 from engine.ranks.marks import Marks, make_marks
 from engine.ranks.setup import RankSetup
 from telemetry.logs import EventLogger
 from wire.errors import InstanceLost, InternalError, PdserveError
 from wire.kv_layout import Rank
 from wire.rank_channel import Channel, ChannelClosed, Message
-from wire.rank_words import unpack_error
+from wire.rank_payloads import unpack_error
 
 log = EventLogger("engine")
 
@@ -49,7 +49,7 @@ _STOPPED = "is stopped by a signal"
 class _Child:
     setup: RankSetup
     process: "subprocess.Popen[bytes]"
-    channel: Channel[Kind]
+    channel: Channel[RankMessageKind]
     ended: threading.Event
 
     def __str__(self) -> str:
@@ -88,7 +88,7 @@ class Team:
         """The processes of ranks 1, 2 and so on."""
         return tuple(child.process.pid for child in self._children)
 
-    def receive(self, rank: int, kind: Kind, timeout_s: float) -> Message[Kind]:
+    def receive(self, rank: int, kind: RankMessageKind, timeout_s: float) -> Message[RankMessageKind]:
         """Return a rank's next message, of this kind. Raises its error, or InstanceLost where it ended or is late."""
         child = self._children[rank - 1]
         self._wait(child, kind, timeout_s)
@@ -98,13 +98,13 @@ class Team:
             raise self._fail(f"{child} stopped in the middle of a message, {kind.name} was due") from error
         except (ChannelClosed, ValueError) as error:
             raise self.explain(str(error)) from error
-        if message.kind == Kind.FAILED:
+        if message.kind == RankMessageKind.FAILED:
             raise _failure(message, f"{child}: ")
         if message.kind != kind:
             raise self._fail(f"{child} said {message.kind.name} where {kind.name} was due")
         return message
 
-    def _wait(self, child: _Child, kind: Kind, timeout_s: float) -> None:
+    def _wait(self, child: _Child, kind: RankMessageKind, timeout_s: float) -> None:
         """Wait until a rank says something or ends. Raises InstanceLost when it is late, or stopped for a step's time.
 
         Weights may take half an hour to load; a process that a signal stopped does not load any.
@@ -119,7 +119,7 @@ class Team:
             elif now - going >= child.setup.step_s:
                 raise self._fail(f"{child} {_STOPPED} for {child.setup.step_s:g} s, {kind.name} was due")
 
-    def tell(self, rank: int, kind: Kind, payload: bytes = b"", fds: tuple[int, ...] = ()) -> None:
+    def tell(self, rank: int, kind: RankMessageKind, payload: bytes = b"", fds: tuple[int, ...] = ()) -> None:
         """Send one rank a message. Raises InstanceLost."""
         child = self._children[rank - 1]
         try:
@@ -127,7 +127,7 @@ class Team:
         except (ChannelClosed, TimeoutError) as error:
             raise self.explain(f"{child}: {error}") from error
 
-    def tell_all(self, kind: Kind, payload: bytes = b"") -> None:
+    def tell_all(self, kind: RankMessageKind, payload: bytes = b"") -> None:
         """Send all ranks the same message. Raises InstanceLost."""
         for rank in range(1, self._num_ranks):
             self.tell(rank, kind, payload)
@@ -135,7 +135,7 @@ class Team:
     def connect(self, way: str) -> int:
         """Tell all ranks to meet, and how; return the descriptor of the store where rank 0 does so too."""
         for rank in range(1, self._num_ranks):
-            self.tell(rank, Kind.CONNECT, way.encode(), (self._store_fd, self._marks_fd))
+            self.tell(rank, RankMessageKind.CONNECT, way.encode(), (self._store_fd, self._marks_fd))
         return self._store_fd
 
     def serve(self) -> None:
@@ -214,7 +214,7 @@ class Team:
         with self._reading, contextlib.suppress(ChannelClosed, TimeoutError, ValueError):
             if number not in self._words:
                 message = child.channel.receive(timeout_s)
-                self._words[number] = f": {_failure(message)}" if message.kind == Kind.FAILED else ""
+                self._words[number] = f": {_failure(message)}" if message.kind == RankMessageKind.FAILED else ""
         return self._words.get(number, "")
 
     def _fail(self, what: str) -> PdserveError:
@@ -246,9 +246,9 @@ def _start(setup: RankSetup, program: str) -> _Child:
         process = subprocess.Popen(  # noqa: S603
             command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env=_environ(setup)
         )  # fmt: skip
-    channel = Channel(ours, Kind)
+    channel = Channel(ours, RankMessageKind)
     with contextlib.suppress(ChannelClosed):  # it ended already: whoever waits for it hears how
-        channel.send(Kind.SETUP, setup.to_json(), timeout_s=_SAY_S)
+        channel.send(RankMessageKind.SETUP, setup.to_json(), timeout_s=_SAY_S)
     return _Child(setup, process, channel, threading.Event())
 
 
@@ -277,5 +277,5 @@ def _state(child: _Child) -> str:
     return "is stuck"
 
 
-def _failure(message: Message[Kind], before: str = "") -> PdserveError:
+def _failure(message: Message[RankMessageKind], before: str = "") -> PdserveError:
     return unpack_error(message.payload, before) or InternalError(f"{before}failed and gave no reason")

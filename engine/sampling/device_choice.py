@@ -15,28 +15,28 @@ from engine.transfers import upload_ints
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenTokens:
     """The tokens chosen, and the best scores, by which the host tells later where none could be."""
 
     token_ids: torch.Tensor  # [num_rows] int64
     best: torch.Tensor  # [num_rows], of the scores' dtype
 
 
-def choose(logits: torch.Tensor, rows: Sequence[SampleRow]) -> Choice:
+def choose(logits: torch.Tensor, rows: Sequence[SampleRow]) -> ChosenTokens:
     """Choose a token for each row of `logits` [num_rows, vocab_size], as `rows` (same order) asks.
 
     Ids are within the vocabulary even where no token can be chosen.
     """
     scores = _shaped(logits, rows)
     if not rows:
-        return Choice(torch.empty(0, dtype=torch.int64, device=logits.device), scores[:, 0])
+        return ChosenTokens(torch.empty(0, dtype=torch.int64, device=logits.device), scores[:, 0])
     best, token_ids = scores.max(dim=-1)
     drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
     if drawn:
         places = upload_ints(drawn, scores.device)
         tokens = draw(scores.index_select(0, places).float(), [rows[i] for i in drawn])
         token_ids = token_ids.index_copy(0, places, tokens)
-    return Choice(token_ids, best)
+    return ChosenTokens(token_ids, best)
 
 
 def _shaped(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.checkpoints.materialise import Cut
+from engine.checkpoints.materialise import DimensionRanges
 from engine.sharding.hooks import AllReduce, LocalConfig, NormOverRanks, SumOverRanks
 from engine.sharding.plans import (
     COLUMN,
@@ -47,7 +47,7 @@ def check_shards(network: Any, config: Any, num_ranks: int) -> None:
         _Sharding(network, config, Rank(number, num_ranks)).find_cuts()
 
 
-def shard_network(network: Any, config: Any, rank: Rank, all_reduce: AllReduce) -> dict[str, Cut]:
+def shard_network(network: Any, config: Any, rank: Rank, all_reduce: AllReduce) -> dict[str, DimensionRanges]:
     """Change a network of shapes (meta device) to one rank's; return the cuts of its tensors by their names there.
 
     `config` is the text model's. `all_reduce` is called in each forward pass, in the same order on every rank.
@@ -71,9 +71,9 @@ class _Sharding:
         self._share = share_heads(self._heads, self._kv_heads, rank)
         self._num_layers: int = config.num_hidden_layers
 
-    def find_cuts(self) -> dict[str, Cut]:
+    def find_cuts(self) -> dict[str, DimensionRanges]:
         """Return the cuts of all tensors. Raises ConfigError, changes nothing."""
-        cuts: dict[str, Cut] = {}
+        cuts: dict[str, DimensionRanges] = {}
         attentions = 0
         for path, module in self._network.named_modules():
             if _is_attention(module):
@@ -93,7 +93,7 @@ class _Sharding:
         return cuts
 
     @torch.no_grad()
-    def apply(self, cuts: dict[str, Cut], all_reduce: AllReduce) -> None:
+    def apply(self, cuts: dict[str, DimensionRanges], all_reduce: AllReduce) -> None:
         """Change the network as `cuts` say."""
         self._put_norms(all_reduce)
         for name, cut in cuts.items():
@@ -117,7 +117,7 @@ class _Sharding:
         if isinstance(head, nn.Linear):
             head.out_features = len(head.weight)
 
-    def _cut_attention(self, path: str, module: Any) -> Iterator[tuple[str, Cut]]:
+    def _cut_attention(self, path: str, module: Any) -> Iterator[tuple[str, DimensionRanges]]:
         own = {f"{path}.{name}" for name, _ in module.named_children()} | {
             f"{path}.{name}" for name, _ in module.named_parameters(recurse=False)
         }
@@ -127,7 +127,7 @@ class _Sharding:
             elif _num_elements(self._find(name)) > _head_dim(module):
                 raise ConfigError(self._no_role(name))
 
-    def _cut_projection(self, name: str, module: Any) -> Iterator[tuple[str, Cut]]:
+    def _cut_projection(self, name: str, module: Any) -> Iterator[tuple[str, DimensionRanges]]:
         role, last = self._roles[name], name.rpartition(".")[2]
         if role in WHOLE:
             return
@@ -145,7 +145,7 @@ class _Sharding:
         if isinstance(module, nn.Linear):
             yield from _cut_linear(name, module, role, taken)
         else:
-            yield (name if isinstance(module, nn.Parameter) else f"{name}.weight"), Cut(0, (taken,))
+            yield (name if isinstance(module, nn.Parameter) else f"{name}.weight"), DimensionRanges(0, (taken,))
 
     def _size(self, name: str, module: Any) -> int:
         """Return the size of what heads divide. Raises ConfigError for what is not of the kind its role says."""
@@ -158,7 +158,7 @@ class _Sharding:
             return len(module.weight)
         raise ConfigError(self._no_role(name))
 
-    def _cut_fused_qkv(self, name: str, module: nn.Linear) -> Iterator[tuple[str, Cut]]:
+    def _cut_fused_qkv(self, name: str, module: nn.Linear) -> Iterator[tuple[str, DimensionRanges]]:
         count = self._heads + 2 * self._kv_heads
         if module.out_features % count:
             raise ConfigError(f"{name}: a size of {module.out_features} does not divide into {count} heads")
@@ -168,7 +168,7 @@ class _Sharding:
             ranges.append(((first + kv.start) * dim, (first + kv.end) * dim))
         yield from _cut_linear(name, module, COLUMN, *ranges)
 
-    def _cut_inner(self, name: str, module: nn.Linear) -> Iterator[tuple[str, Cut]]:
+    def _cut_inner(self, name: str, module: nn.Linear) -> Iterator[tuple[str, DimensionRanges]]:
         role = self._roles[name]
         if role not in WHOLE and module is not self._network.get_output_embeddings():
             size = module.in_features if role == ROW else module.out_features
@@ -178,7 +178,7 @@ class _Sharding:
             else:
                 yield from _cut_linear(name, module, role, share_inner(name, size, self._rank))
 
-    def _cut_experts(self, path: str, module: Any) -> Iterator[tuple[str, Cut]]:
+    def _cut_experts(self, path: str, module: Any) -> Iterator[tuple[str, DimensionRanges]]:
         gate_up, down = module.gate_up_proj, module.down_proj
         interleaved = self._roles[f"{path}.gate_up_proj"] == INTERLEAVED_EXPERTS
         known = {"gate_up_proj", "down_proj"} | ({"gate_up_proj_bias", "down_proj_bias"} if interleaved else set())
@@ -188,25 +188,25 @@ class _Sharding:
         if others or gate_up.shape[3 - along] != 2 * inner or self._roles.get(path) != EXPERTS:
             raise ConfigError(self._no_role(f"{path}.{[*others, 'gate_up_proj'][0]}"))
         start, end = share_inner(path, inner, self._rank)
-        yield f"{path}.down_proj", Cut(along, ((start, end),))
+        yield f"{path}.down_proj", DimensionRanges(along, ((start, end),))
         if not interleaved:
-            yield f"{path}.gate_up_proj", Cut(1, ((start, end), (inner + start, inner + end)))
+            yield f"{path}.gate_up_proj", DimensionRanges(1, ((start, end), (inner + start, inner + end)))
             return
-        yield f"{path}.gate_up_proj", Cut(2, ((2 * start, 2 * end),))
-        yield f"{path}.gate_up_proj_bias", Cut(1, ((2 * start, 2 * end),))
+        yield f"{path}.gate_up_proj", DimensionRanges(2, ((2 * start, 2 * end),))
+        yield f"{path}.gate_up_proj_bias", DimensionRanges(1, ((2 * start, 2 * end),))
         if self._rank.number > 0:  # it is added once
-            yield f"{path}.down_proj_bias", Cut(0, (), is_zero=True)
+            yield f"{path}.down_proj_bias", DimensionRanges(0, (), is_zero=True)
 
-    def _cut_head(self) -> Iterator[tuple[str, Cut]]:
+    def _cut_head(self) -> Iterator[tuple[str, DimensionRanges]]:
         """Leave the first rows of an output layer that is not the embedding too: no one reads what they make."""
         head, embeddings = self._network.get_output_embeddings(), self._network.get_input_embeddings()
         if not isinstance(head, nn.Linear) or head.weight is embeddings.weight:
             return
         (name,) = (name for name, module in self._network.named_modules() if module is head)
         rows = (0, min(_UNREAD_ROWS, head.out_features))
-        yield f"{name}.weight", Cut(0, (rows,))
+        yield f"{name}.weight", DimensionRanges(0, (rows,))
         if head.bias is not None:
-            yield f"{name}.bias", Cut(0, (rows,))
+            yield f"{name}.bias", DimensionRanges(0, (rows,))
 
     def _tell_heads(self, module: Any) -> None:
         """Some modules shape their heads by counts they keep."""
@@ -246,10 +246,12 @@ class _Sharding:
         )
 
 
-def _cut_linear(name: str, module: nn.Linear, role: str, *taken: tuple[int, int]) -> Iterator[tuple[str, Cut]]:
-    yield f"{name}.weight", Cut(1 if role == ROW else 0, taken)
+def _cut_linear(
+    name: str, module: nn.Linear, role: str, *taken: tuple[int, int]
+) -> Iterator[tuple[str, DimensionRanges]]:
+    yield f"{name}.weight", DimensionRanges(1 if role == ROW else 0, taken)
     if module.bias is not None and role != ROW:
-        yield f"{name}.bias", Cut(0, taken)
+        yield f"{name}.bias", DimensionRanges(0, taken)
 
 
 def _is_attention(module: Any) -> bool:

@@ -2,10 +2,10 @@
 
 transport.py   what the table of transports sees; no file before it imports torch
 devices.py     one issuing thread per device, and the turn to make a link
-making.py      both ends make their group at once: terms, turn, creation, proof
+group_setup.py      both ends make their group at once: terms, turn, creation, proof
 exchange.py    what they say meanwhile, on the link's own stream; store.py shows it to c10d as a Store
 group.py       one group's operations, their deadlines, and how it is given up
-ends.py        outlet and inlet; payload.py is all that touches pool bytes
+link_ends.py        outlet and inlet; payload.py is all that touches pool bytes
 
 gloo, nccl and hccl, and their rules: devices/collectives.py
 """

@@ -17,7 +17,7 @@ def device_of(memory: PoolMemory) -> str:
     return str(getattr(memory, "device", "cpu"))
 
 
-class Device:
+class GroupDevice:
     """Shared by all links of one device, of both halves of an instance; lives while one of them does."""
 
     def __init__(self, name: str) -> None:
@@ -39,14 +39,14 @@ class Devices:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._in_use: dict[str, tuple[Device, int]] = {}
+        self._in_use: dict[str, tuple[GroupDevice, int]] = {}
 
     def lease(self, memory: PoolMemory) -> "Lease":
         """Return the pool's device, made when it has no link yet."""
         name = device_of(memory)
         key = f"{name}/{id(memory)}" if name == "cpu" else name
         with self._lock:
-            device, users = self._in_use.get(key) or (Device(name), 0)
+            device, users = self._in_use.get(key) or (GroupDevice(name), 0)
             self._in_use[key] = (device, users + 1)
         return Lease(self, key, device, memory)
 
@@ -63,7 +63,7 @@ class Devices:
 class Lease:
     """The right of one link to use its device; it keeps the pool that is the device's key."""
 
-    def __init__(self, devices: Devices, key: str, device: Device, memory: PoolMemory) -> None:
+    def __init__(self, devices: Devices, key: str, device: GroupDevice, memory: PoolMemory) -> None:
         self._devices, self._key, self.device, self._memory = devices, key, device, memory
         self._over = threading.Lock()
 

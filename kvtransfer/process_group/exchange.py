@@ -34,7 +34,7 @@ class Word(IntEnum):
     DONE = 6
 
 
-class Exchange:
+class SetupExchange:
     """One end's view of a set-up and owner of its keys. Used by one thread at a time; `name` is the group's.
 
     `deadline` bounds every wait for a key; whoever makes the group sets it.

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from kvtransfer.device_staging import DeviceStaging
-from kvtransfer.digest import Place, StopFlag
+from kvtransfer.digest import RegionRuns, StopFlag
 from kvtransfer.staging import Staging
 from wire.errors import Unavailable
 
@@ -34,11 +34,11 @@ class GroupStaging(Protocol):
         """Return a copy of a part."""
         ...
 
-    def gather(self, start: int, source: Place) -> None:
+    def gather(self, start: int, source: RegionRuns) -> None:
         """Copy the source's runs one after another to `start`; they are there when it returns."""
         ...
 
-    def scatter(self, start: int, target: Place, stop: StopFlag, *, digests: bool) -> int | None:
+    def scatter(self, start: int, target: RegionRuns, stop: StopFlag, *, digests: bool) -> int | None:
         """Copy from `start` into the target's runs; return their digest (0 without), None when `stop` cut it short."""
         ...
 
@@ -77,10 +77,10 @@ class HostStaging:
         """See GroupStaging."""
         return bytes(self._staging.view[start : start + num_bytes])
 
-    def gather(self, start: int, source: Place) -> None:
+    def gather(self, start: int, source: RegionRuns) -> None:
         """See GroupStaging."""
         self._staging.gather(start, source)
 
-    def scatter(self, start: int, target: Place, stop: StopFlag, *, digests: bool) -> int | None:
+    def scatter(self, start: int, target: RegionRuns, stop: StopFlag, *, digests: bool) -> int | None:
         """See GroupStaging."""
         return self._staging.scatter(start, target, stop, digests=digests)

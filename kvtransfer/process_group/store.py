@@ -9,13 +9,13 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
 
-from kvtransfer.process_group.exchange import Exchange
+from kvtransfer.process_group.exchange import SetupExchange
 
 
 class LinkStore(Store):
     """Implements torch's Store for one group; no port, no further connection, every wait with a deadline."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: SetupExchange) -> None:
         super().__init__()
         self._exchange = exchange
 

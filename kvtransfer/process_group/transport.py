@@ -8,9 +8,9 @@ from kvtransfer.device_memory import device_memory
 from kvtransfer.hello import Hello
 from kvtransfer.interface import PoolMemory
 from kvtransfer.process_group.devices import PROCESS_DEVICES, device_of
-from kvtransfer.process_group.ends import MAX_PAYLOAD_BYTES, OUTLET_BYTES, GroupInlet, GroupOutlet
 from kvtransfer.process_group.group import Group
-from kvtransfer.process_group.making import RECEIVER, SENDER, make_group
+from kvtransfer.process_group.group_setup import RECEIVER, SENDER, make_group
+from kvtransfer.process_group.link_ends import MAX_PAYLOAD_BYTES, OUTLET_BYTES, GroupInlet, GroupOutlet
 from kvtransfer.stream import Stream
 from kvtransfer.transport import Timeouts
 from wire.types import KvEndpoint

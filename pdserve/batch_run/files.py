@@ -14,7 +14,7 @@ from batch.redaction import redacted
 from batch.remote.addresses import AddressRules
 from batch.remote.download import download
 from batch.remote.limits import DownloadLimits
-from batch.remote.reach import check_reach
+from batch.remote.reachable import check_reach
 from batch.remote.upload import upload
 from batch.remote.url import RemoteUrl, is_remote
 from pdserve.batch_run.interruption import Interruption

@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from batch.answering import Answerer
-from batch.runner import Progress
+from batch.backend import BatchBackend
+from batch.runner import BatchProgress
 from wire.errors import ConfigError, PdserveError
 
 _ENGINE_S = 5.0
@@ -21,7 +21,7 @@ _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @contextlib.asynccontextmanager
 async def serve_metrics(
-    host: str, port: int, progress: Callable[[], Progress | None], engine: Answerer | None
+    host: str, port: int, progress: Callable[[], BatchProgress | None], engine: BatchBackend | None
 ) -> AsyncIterator[int]:
     """Serve GET /metrics on a thread of its own; yield the port. Raises ConfigError where it cannot listen."""
     registry, loop = CollectorRegistry(), asyncio.get_running_loop()
@@ -52,7 +52,7 @@ async def serve_metrics(
 
 
 class _BatchCollector(Collector):
-    def __init__(self, progress: Callable[[], Progress | None]) -> None:
+    def __init__(self, progress: Callable[[], BatchProgress | None]) -> None:
         self._progress = progress
 
     def collect(self) -> Iterator[Metric]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TextIO
 
-from batch.runner import Progress
+from batch.runner import BatchProgress
 from pdserve.batch_run.time_left import TimeLeft
 
 EVERY_S = 30.0
@@ -28,8 +28,8 @@ class ProgressView:
         self._stream = stream or sys.stderr
         self._clock = clock
         self._began = clock()
-        self._first: Progress | None = None
-        self._last: Progress | None = None
+        self._first: BatchProgress | None = None
+        self._last: BatchProgress | None = None
         self._left = TimeLeft(max_inflight)
         self._bar: Any = None
 
@@ -39,11 +39,11 @@ class ProgressView:
         return self._clock() - self._began
 
     @property
-    def last(self) -> Progress | None:
+    def last(self) -> BatchProgress | None:
         """What it was told last."""
         return self._last
 
-    def take(self, progress: Progress) -> None:
+    def take(self, progress: BatchProgress) -> None:
         """Take what is done; on a terminal, show it where it is time to."""
         if self._first is None:
             self._first, self._began = progress, self._clock()
@@ -95,7 +95,7 @@ class ProgressView:
                     self._draw(self._last)
                     self._bar.refresh()
 
-    def _draw(self, progress: Progress) -> None:
+    def _draw(self, progress: BatchProgress) -> None:
         if self._bar is None:
             from tqdm import tqdm
 
@@ -109,7 +109,7 @@ class ProgressView:
         )
         self._bar.update(progress.done - self._bar.n)
 
-    def _left_of(self, progress: Progress) -> str:
+    def _left_of(self, progress: BatchProgress) -> str:
         left = self._left.seconds(self._clock(), progress.total)
         return f"{'?' if left is None else _short(left)} left"
 
@@ -121,7 +121,7 @@ def _for_whoever_looks() -> Iterator[None]:
         yield
 
 
-def _fewer(progress: Progress) -> str:
+def _fewer(progress: BatchProgress) -> str:
     """Say how many lines a busy server lets out at once."""
     return "" if progress.at_once is None else f", {progress.at_once} at once: the server is busy"
 

@@ -9,7 +9,7 @@ PREFILL_REQUESTS, DECODE_BATCHES, OFFLINE_REQUESTS = (1, 4), (1, 8, 32, 64), 32
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BenchRun:
     """So many requests at once, of random prompts, each to its full output."""
 
     requests: int
@@ -18,15 +18,15 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class BenchCase:
     """One row of the table: `run` is timed, and `before` too where its time is taken off."""
 
     measure: str
-    run: Run
-    before: Run | None = None
+    run: BenchRun
+    before: BenchRun | None = None
 
     @property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[BenchRun, ...]:
         """All that is timed, in order."""
         return (self.run,) if self.before is None else (self.before, self.run)
 
@@ -42,28 +42,28 @@ class Case:
 class Times:
     """Seconds of each run, round by round. Owned by whoever measures one contestant."""
 
-    seconds: dict[Run, list[float]] = field(default_factory=dict)
+    seconds: dict[BenchRun, list[float]] = field(default_factory=dict)
 
-    def add(self, run: Run, seconds: float) -> None:
+    def add(self, run: BenchRun, seconds: float) -> None:
         """Take one more measurement."""
         self.seconds.setdefault(run, []).append(seconds)
 
-    def case_s(self, case: Case) -> float:
+    def case_s(self, case: BenchCase) -> float:
         """Return the median seconds of a case; not above 0 where a disturbance hit what is taken off."""
         took = statistics.median(self.seconds[case.run])
         return took if case.before is None else took - statistics.median(self.seconds[case.before])
 
-    def rate(self, case: Case) -> float | None:
+    def rate(self, case: BenchCase) -> float | None:
         """Return tokens a second; None where the times say nothing."""
         seconds = self.case_s(case)
         return case.tokens / seconds if seconds > 0 else None
 
 
-def all_cases() -> tuple[Case, ...]:
+def all_cases() -> tuple[BenchCase, ...]:
     """Return the table's rows: prefill, decode with the prefill's time taken off, and both together."""
-    prefill = [Case(f"prefill {n} x {PREFILL_PROMPT}", Run(n, PREFILL_PROMPT, 1)) for n in PREFILL_REQUESTS]
-    decode = [Case(f"decode, batch {n}", Run(n, PROMPT, OUT), Run(n, PROMPT, 1)) for n in DECODE_BATCHES]
-    offline = Case(f"{OFFLINE_REQUESTS} x ({PROMPT} in, {OUT} out)", Run(OFFLINE_REQUESTS, PROMPT, OUT))
+    prefill = [BenchCase(f"prefill {n} x {PREFILL_PROMPT}", BenchRun(n, PREFILL_PROMPT, 1)) for n in PREFILL_REQUESTS]
+    decode = [BenchCase(f"decode, batch {n}", BenchRun(n, PROMPT, OUT), BenchRun(n, PROMPT, 1)) for n in DECODE_BATCHES]
+    offline = BenchCase(f"{OFFLINE_REQUESTS} x ({PROMPT} in, {OUT} out)", BenchRun(OFFLINE_REQUESTS, PROMPT, OUT))
     return (*prefill, *decode, offline)
 
 

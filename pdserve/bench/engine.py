@@ -27,9 +27,9 @@ from native.cache import NoNative
 from native.engine_library import build_engine
 from pdserve import model
 from pdserve.bench import python_time
-from pdserve.bench.cases import Case, Run, Times, all_cases, goals
+from pdserve.bench.cases import BenchCase, BenchRun, Times, all_cases, goals
 from pdserve.bench.floors import Floors, measure_floors
-from pdserve.bench.vllm import Missing, Vllm
+from pdserve.bench.vllm import PeerMissing, Vllm
 from pdserve.flags.parser import CommandParser
 from pdserve.termination import unwind_on_sigterm
 from ranktable_tools.core_quota import usable_threads
@@ -64,10 +64,10 @@ class BenchOptions:
     profile: bool = flag(False, "where the time of a step goes, instead of rates")
 
 
-class Contestant(Protocol):
+class EngineContestant(Protocol):
     """Who is timed."""
 
-    def time(self, run: Run) -> float:
+    def time(self, run: BenchRun) -> float:
         """Return the seconds that a run takes."""
         ...
 
@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
         with contextlib.suppress(NoNative):  # then the notes say that torch is what was measured
             build_engine()
     from engine.loader import load_model
-    from pdserve.bench.ours import MOST_SEQUENCES, Ours
+    from pdserve.bench.engine_core import MOST_SEQUENCES, OwnEngine
     from pdserve.bench.step_profile import profile
 
     path = model.find_folder(os.environ, EngineOptions(model=options.model))
@@ -101,8 +101,8 @@ def main(argv: Sequence[str]) -> int:
     if options.profile:
         profile(loaded.model, say)
         return 0
-    ours = Ours(loaded.model, options.chunk)
-    ours.time(Run(2, 32, 8))
+    ours = OwnEngine(loaded.model, options.chunk)
+    ours.time(BenchRun(2, 32, 8))
     floors = measure_floors(path, info, say, device)
     peer = start_peer(options, path, info.dtype)
     cases = chosen(options.only)
@@ -141,7 +141,7 @@ def parse(argv: Sequence[str]) -> BenchOptions:
     return options
 
 
-def chosen(only: Sequence[str]) -> list[Case]:
+def chosen(only: Sequence[str]) -> list[BenchCase]:
     """Return the rows whose name has one of `only` in it; all where that is empty."""
     return [case for case in all_cases() if not only or any(part in case.measure for part in only)]
 
@@ -162,15 +162,15 @@ def start_peer(options: BenchOptions, path: Path, dtype: str) -> Vllm | None:
         return None
     try:
         peer = Vllm(path, dtype=options.peer_dtype or dtype)
-    except Missing as error:
+    except PeerMissing as error:
         raise ConfigError(str(error)) from error
     say(measure="peer", name=f"vLLM {peer.version}", dtype=options.peer_dtype or dtype, cores=peer.bound_to)
     return peer
 
 
 def timed(
-    cases: Sequence[Case], contestants: Sequence[Contestant], times: Sequence[Times | None], repeats: int
-) -> Iterator[Case]:
+    cases: Sequence[BenchCase], contestants: Sequence[EngineContestant], times: Sequence[Times | None], repeats: int
+) -> Iterator[BenchCase]:
     """Time the runs of each case `repeats` times, each with every contestant in turn; yield a case when it is done."""
     for case in cases:
         for run in case.runs * repeats:
@@ -181,7 +181,7 @@ def timed(
 
 
 def row(
-    case: Case, ours: Times, peer: Times | None, floors: Floors, full_steps_s: dict[int, list[float]]
+    case: BenchCase, ours: Times, peer: Times | None, floors: Floors, full_steps_s: dict[int, list[float]]
 ) -> dict[str, object]:
     """Return the fields of a case that is timed."""
     rate = ours.rate(case)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from devices.interface import Device
-from pdserve.bench.cases import PREFILL_PROMPT, Case
+from pdserve.bench.cases import PREFILL_PROMPT, BenchCase
 from wire.model_identity import stored_tensors
 
 _READ_BYTES = 1 << 30
@@ -28,7 +28,7 @@ class Floors:
         """Return the best of two measurements of one machine: something else may have run beside either."""
         return replace(self, gflops=max(self.gflops, other.gflops), read_gbs=max(self.read_gbs, other.read_gbs))
 
-    def case_s(self, case: Case) -> float:
+    def case_s(self, case: BenchCase) -> float:
         """Return the least seconds a case can take."""
         run = case.run
         steps = run.out - (0 if case.before is None else case.before.out)

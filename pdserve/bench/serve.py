@@ -13,26 +13,26 @@ from pathlib import Path
 import aiohttp
 
 from pdserve.bench.load.arrivals import arrival_times
-from pdserve.bench.load.ask import Ask
 from pdserve.bench.load.client_cpu import ClientCpu, cpu_s
-from pdserve.bench.load.dialect import Chat, Completions, Dialect, Embeddings
+from pdserve.bench.load.dialect import ApiDialect, Chat, Completions, Embeddings
 from pdserve.bench.load.drive import drive
 from pdserve.bench.load.endpoint import NO_CONNECTION, Endpoint
-from pdserve.bench.load.live_line import LiveLine
-from pdserve.bench.load.picture import draw
+from pdserve.bench.load.load_request import LoadRequest
+from pdserve.bench.load.plot import draw
 from pdserve.bench.load.png import to_png
-from pdserve.bench.load.record import Record
+from pdserve.bench.load.progress_line import LiveLine
+from pdserve.bench.load.record import LoadRecord
 from pdserve.bench.load.report import report
 from pdserve.bench.load.result import measured
 from pdserve.bench.load.session import get_json, open_session
 from pdserve.bench.load.summary import summarize
 from pdserve.bench.load.svg import to_svg
 from pdserve.bench.load.timeline import Timeline
-from pdserve.bench.serve_about import about, file_name
-from pdserve.bench.serve_asks import make_asks
+from pdserve.bench.serve_metadata import about, file_name
 from pdserve.bench.serve_options import ServeOptions, parse
+from pdserve.bench.serve_requests import make_asks
+from pdserve.target_cluster import START_HINT
 from pdserve.termination import unwind_on_sigterm
-from pdserve.where import START_HINT
 from scheduler.loop import run
 from wire.errors import ConfigError, Unavailable
 
@@ -67,7 +67,7 @@ class _Bench:
 
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
-        self.record = Record(options.num_prompts)
+        self.record = LoadRecord(options.num_prompts)
         self._model = options.asked_model
         self._client = ClientCpu(0.0, 0.0)
 
@@ -90,11 +90,11 @@ class _Bench:
             await _warm_up(endpoint, asks, options.num_warmups)
             await self._measure(endpoint, asks)
 
-    async def _measure(self, endpoint: Endpoint, asks: Sequence[Ask]) -> None:
+    async def _measure(self, endpoint: Endpoint, asks: Sequence[LoadRequest]) -> None:
         options = self._options
         times_s = arrival_times(len(asks), options.request_rate, options.burstiness, random.Random(options.seed + 1))
 
-        async def send(number: int, ask: Ask, due_s: float) -> Timeline:
+        async def send(number: int, ask: LoadRequest, due_s: float) -> Timeline:
             return await endpoint.send(ask, due_s)
 
         live = LiveLine(len(asks), shown=not options.disable_tqdm)
@@ -173,7 +173,7 @@ async def _find_model(http: aiohttp.ClientSession, options: ServeOptions) -> tup
     return asked, ""
 
 
-def _dialect(options: ServeOptions, model: str) -> Dialect:
+def _dialect(options: ServeOptions, model: str) -> ApiDialect:
     where = {"path": options.endpoint} if options.endpoint else {}
     if options.is_pooled:
         return Embeddings(model, options.extra_fields, **where)
@@ -181,7 +181,7 @@ def _dialect(options: ServeOptions, model: str) -> Dialect:
     return (Chat if options.backend == "openai-chat" else Completions)(model, fields, **where)
 
 
-async def _warm_up(endpoint: Endpoint, asks: Sequence[Ask], count: int) -> None:
+async def _warm_up(endpoint: Endpoint, asks: Sequence[LoadRequest], count: int) -> None:
     for line in await asyncio.gather(*(endpoint.send(asks[i % len(asks)]) for i in range(count))):
         if line.failure is not None:
             raise Unavailable(f"a request of --num-warmups failed, {line.failure}")

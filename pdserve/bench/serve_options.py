@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from pdserve.bench.load.png import require_png
-from pdserve.bench.load.random_asks import Shape
+from pdserve.bench.load.random_requests import RequestSizes
 from pdserve.bench.load.summary import GOALS, METRICS
 from pdserve.bench.serve_vllm_flags import settle
 from pdserve.flags.parser import CommandParser
@@ -118,9 +118,9 @@ class ServeOptions:
         return _parted(self.base_url or f"http://{host}:{self.port}")[0].rstrip("/").removesuffix("/v1")
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> RequestSizes:
         """The sizes of random requests. Raises ConfigError."""
-        return Shape(
+        return RequestSizes(
             self.random_input_len if self.input_len is None else self.input_len,
             self.random_output_len if self.output_len is None else self.output_len,
             self.random_range_ratio,

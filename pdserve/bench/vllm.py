@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from pdserve import tether
-from pdserve.bench.cases import Run
+from pdserve.bench.cases import BenchRun
 from pdserve.bench.pd.contestants import kept
 
 _SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "peers" / "vllm_peer.py"  # of a clone
 _START_S, _RUN_S, _END_S = 600.0, 900.0, 20.0
 
 
-class Missing(Exception):
+class PeerMissing(Exception):
     """The peer is not there, or did not start; says how to get it, or where its log is."""
 
 
@@ -31,11 +31,11 @@ class Vllm:
     def __init__(self, model: Path, *, dtype: str, environ: Mapping[str, str] = os.environ) -> None:
         """Start it and wait until it is loaded. Raises Missing."""
         if not _SCRIPT.is_file():
-            raise Missing("--peer vllm needs a clone of the repository, with benchmarks/peers in it")
+            raise PeerMissing("--peer vllm needs a clone of the repository, with benchmarks/peers in it")
         home = peers_home(environ)
         python = home / "vllm" / "bin" / "python"
         if not python.exists():
-            raise Missing(f"{python} is not there: run benchmarks/peers/setup vllm, or set PEERS_HOME")
+            raise PeerMissing(f"{python} is not there: run benchmarks/peers/setup vllm, or set PEERS_HOME")
         self.log = home / "vllm-rates.log"
         self._buffer = b""
         self._replies, theirs = os.pipe()
@@ -63,7 +63,7 @@ class Vllm:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         return next((line.strip() for line in lines if "core ids" in line.lower()), "not said in its log")
 
-    def time(self, run: Run) -> float:
+    def time(self, run: BenchRun) -> float:
         """Return the seconds of one run. Raises Missing where it ended or takes too long."""
         self._signal(signal.SIGCONT)
         assert self._process.stdin is not None
@@ -94,7 +94,7 @@ class Vllm:
             ready, _, _ = select.select([self._replies], [], [], max(0.0, deadline - time.monotonic()))
             piece = os.read(self._replies, 4096) if ready else b""
             if not piece:
-                raise Missing(f"vLLM {'ended' if ready else f'said nothing for {timeout_s:g} s'}: see {self.log}")
+                raise PeerMissing(f"vLLM {'ended' if ready else f'said nothing for {timeout_s:g} s'}: see {self.log}")
             self._buffer += piece
         line, _, self._buffer = self._buffer.partition(b"\n")
         reply: dict[str, Any] = json.loads(line)

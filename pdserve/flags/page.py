@@ -8,7 +8,7 @@ from pdserve.flags.absent_rows import ABSENT_ROWS
 from pdserve.flags.engine_args_rows import ENGINE_ARGS_ROWS
 from pdserve.flags.engine_rows import BATCH_FLAGS, MEMORY_FLAGS, MODEL_FLAGS, RANK_FLAGS
 from pdserve.flags.recent_rows import RECENT_ROWS
-from pdserve.flags.row import Takes, Verdict, VllmFlag
+from pdserve.flags.row import FlagVerdict, Takes, VllmFlag
 from pdserve.flags.server_rows import SERVER_ROWS
 from pdserve.variables import VARIABLES
 
@@ -105,7 +105,7 @@ def page() -> str:
 
 
 def _part(title: str, rows: Sequence[VllmFlag]) -> str:
-    lines = "\n".join(_line(row) for verdict in Verdict for row in rows if row.verdict is verdict)
+    lines = "\n".join(_line(row) for verdict in FlagVerdict for row in rows if row.verdict is verdict)
     return f"### {title}\n\n| flag | here | |\n|---|---|---|\n{lines}\n"
 
 

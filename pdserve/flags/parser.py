@@ -17,7 +17,7 @@ CONFIG_HELP = "YAML file with flags as keys; a flag wins over the environment, w
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class ParsedLine:
     """A command line of our flags alone, the file's first; `from_file` are the fields that only the file names."""
 
     argv: tuple[str, ...]
@@ -50,7 +50,7 @@ class CommandParser(Parser):
 
 def prepare(
     typed: Sequence[str], parser: argparse.ArgumentParser, environ: Mapping[str, str], *, serves: bool
-) -> Prepared:
+) -> ParsedLine:
     """Return what `parser` is given: the file's flags, then those typed, vLLM's settled. Raises ConfigError."""
     known = parser._option_string_actions
     path, rest = take_config(_said_once(typed) if serves else typed)
@@ -58,9 +58,9 @@ def prepare(
     merged = (*said, *rest)
     alone = fields - _fields(rest, known)
     if not serves:
-        return Prepared(merged, alone, None)
+        return ParsedLine(merged, alone, None)
     settled = settle(merged, known)
-    return Prepared(settled.argv, alone, notice(settled.without_effect) if settled.without_effect else None)
+    return ParsedLine(settled.argv, alone, notice(settled.without_effect) if settled.without_effect else None)
 
 
 def _of_file(

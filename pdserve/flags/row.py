@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Verdict(StrEnum):
+class FlagVerdict(StrEnum):
     """What a command that serves does with a flag."""
 
     SUPPORTED = "supported"
@@ -32,7 +32,7 @@ class VllmFlag:
     """
 
     name: str
-    verdict: Verdict
+    verdict: FlagVerdict
     takes: Takes = Takes.ONE
     why: str = ""
     short: str | None = None
@@ -50,16 +50,16 @@ def supported(
     spelled: Callable[[str], str] | None = None, why: str = "",
 ) -> VllmFlag:  # fmt: skip
     """Return the row of a flag that does here what it does there."""
-    return VllmFlag(name, Verdict.SUPPORTED, takes, why, short, becomes=becomes, spelled=spelled)
+    return VllmFlag(name, FlagVerdict.SUPPORTED, takes, why, short, becomes=becomes, spelled=spelled)
 
 
 def no_effect(
     name: str, why: str, takes: Takes = Takes.ONE, *, only: tuple[str, ...] = (), short: str | None = None
 ) -> VllmFlag:
     """Return the row of a flag that is taken and does nothing, with the values of `only` alone where it has some."""
-    return VllmFlag(name, Verdict.NO_EFFECT, takes, why, short, only)
+    return VllmFlag(name, FlagVerdict.NO_EFFECT, takes, why, short, only)
 
 
 def refused(name: str, why: str, takes: Takes = Takes.ONE, *, short: str | None = None) -> VllmFlag:
     """Return the row of a flag that cannot be taken: what it asks for would not happen."""
-    return VllmFlag(name, Verdict.REFUSED, takes, why, short)
+    return VllmFlag(name, FlagVerdict.REFUSED, takes, why, short)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from pdserve.flags.row import Takes, Verdict, VllmFlag
+from pdserve.flags.row import FlagVerdict, Takes, VllmFlag
 from pdserve.flags.table import dashed, find, nearest
 from wire.errors import ConfigError
 
@@ -50,7 +50,7 @@ def settle(argv: Sequence[str], known: Collection[str]) -> Settled:
     for group in _groups(argv[:end]):
         row = find(group.flag)
         name = dashed(group.flag)
-        if row is not None and row.verdict is Verdict.SUPPORTED and (row.becomes or row.name) in known:
+        if row is not None and row.verdict is FlagVerdict.SUPPORTED and (row.becomes or row.name) in known:
             kept += _respelled(group, row)
         elif group.flag in known or not group.flag:
             kept += group.typed
@@ -98,7 +98,7 @@ def _respelled(group: _Group, row: VllmFlag) -> tuple[str, ...]:
 
 def _dropped(group: _Group, row: VllmFlag, argv: Sequence[str]) -> tuple[str, ...]:
     """Return the words that are not the flag's own. Raises ConfigError where it is refused."""
-    if row.verdict is not Verdict.NO_EFFECT:
+    if row.verdict is not FlagVerdict.NO_EFFECT:
         raise ConfigError(f"{group.flag} is refused: {row.why or 'this command does not take it'}")
     values, rest = _values(group, row)
     if row.takes is Takes.ONE and not values:

@@ -8,7 +8,7 @@ from pdserve.flags.absent_rows import ABSENT_ROWS
 from pdserve.flags.engine_args_rows import ENGINE_ARGS_ROWS
 from pdserve.flags.engine_rows import ENGINE_ROWS
 from pdserve.flags.recent_rows import RECENT_ROWS
-from pdserve.flags.row import Verdict, VllmFlag
+from pdserve.flags.row import FlagVerdict, VllmFlag
 from pdserve.flags.server_rows import SERVER_ROWS
 
 ROWS: Final[tuple[VllmFlag, ...]] = (*ENGINE_ROWS, *SERVER_ROWS, *ABSENT_ROWS, *RECENT_ROWS, *ENGINE_ARGS_ROWS)
@@ -27,6 +27,6 @@ def dashed(name: str) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return words that name the flag most like `name`; refused ones are never proposed. Empty when none is like it."""
-    taken = {row.name for row in ROWS if row.verdict is not Verdict.REFUSED}
+    taken = {row.name for row in ROWS if row.verdict is not FlagVerdict.REFUSED}
     near = difflib.get_close_matches(dashed(name), sorted({*known, *taken}), n=1)
     return f": did you mean {near[0]}?" if near else ""

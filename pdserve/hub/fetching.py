@@ -9,11 +9,11 @@ import sys
 from collections.abc import Callable, Mapping
 
 from pdserve.hub import hugging_face, model_scope
-from pdserve.hub.asked import MODEL_SCOPE, Asked, Snapshot
+from pdserve.hub.download_job import MODEL_SCOPE, DownloadJob, Snapshot
 from pdserve.tether import hold_on
 from wire.errors import PdserveError
 
-Fetch = Callable[[Asked, Mapping[str, str], Callable[[str], None]], Snapshot]
+Fetch = Callable[[DownloadJob, Mapping[str, str], Callable[[str], None]], Snapshot]
 
 
 def main() -> int:
@@ -22,7 +22,7 @@ def main() -> int:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # our own lines say how far it is
-    asked = Asked.from_json(sys.stdin.readline())
+    asked = DownloadJob.from_json(sys.stdin.readline())
     fetch: Fetch = model_scope.fetch if asked.hub == MODEL_SCOPE else hugging_face.fetch
     try:
         answer = fetch(asked, os.environ, _say).to_json()

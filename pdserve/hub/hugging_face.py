@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from pdserve.hub.asked import Asked, Snapshot
+from pdserve.hub.download_job import DownloadJob, Snapshot
 from pdserve.hub.files import CONFIG, is_index, is_whole, shards, small_files, weight_file
 from wire.errors import ConfigError, Unavailable
 
@@ -20,7 +20,7 @@ _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.ERO
 _TRUE = ("1", "ON", "YES", "TRUE")
 
 
-def fetch(asked: Asked, environ: Mapping[str, str], say: Callable[[str], None]) -> Snapshot:
+def fetch(asked: DownloadJob, environ: Mapping[str, str], say: Callable[[str], None]) -> Snapshot:
     """Return the snapshot of `asked`, fetched where files of it are missing; `say` is told what takes time.
 
     The token is the library's: HF_TOKEN, or a login's. Raises ConfigError, in words, with what to do.
@@ -40,7 +40,7 @@ def fetch(asked: Asked, environ: Mapping[str, str], say: Callable[[str], None]) 
 class _Hub:
     """The library, asked for one model."""
 
-    def __init__(self, asked: Asked, endpoint: str) -> None:
+    def __init__(self, asked: DownloadJob, endpoint: str) -> None:
         """Raises ConfigError where the library is missing."""
         try:
             import huggingface_hub

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoints.bin_files import BIN_NAME
-from pdserve.hub.asked import Asked, Snapshot
+from pdserve.hub.download_job import DownloadJob, Snapshot
 from pdserve.hub.files import CONFIG, is_whole
 from wire.errors import ConfigError
 
@@ -15,7 +15,7 @@ _BIN = (BIN_NAME, "pytorch_model-*.bin")
 _TRUE = ("1", "ON", "YES", "TRUE")
 
 
-def fetch(asked: Asked, environ: Mapping[str, str], say: Callable[[str], None]) -> Snapshot:
+def fetch(asked: DownloadJob, environ: Mapping[str, str], say: Callable[[str], None]) -> Snapshot:
     """Return the snapshot of `asked`; .bin weights only where there are no others.
 
     Raises ConfigError, in words, where the library is missing or says no.
@@ -39,7 +39,7 @@ class _NotGiven(ConfigError):
     """The library raised something."""
 
 
-def _snapshot(asked: Asked, download: Callable[..., Any], *, offline: bool) -> Snapshot:
+def _snapshot(asked: DownloadJob, download: Callable[..., Any], *, offline: bool) -> Snapshot:
     """Return the whole of what is wanted. Raises ConfigError, `_NotGiven` for what the library says."""
 
     def take(patterns: tuple[str, ...]) -> Path:
@@ -69,7 +69,7 @@ def _words(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def _library(asked: Asked) -> Callable[..., Any]:
+def _library(asked: DownloadJob) -> Callable[..., Any]:
     try:
         from modelscope.hub.snapshot_download import snapshot_download
     except ModuleNotFoundError as error:

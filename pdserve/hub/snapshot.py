@@ -6,13 +6,13 @@ import sys
 from collections.abc import Mapping
 
 from pdserve import tether
-from pdserve.hub.asked import Asked, Snapshot
+from pdserve.hub.download_job import DownloadJob, Snapshot
 from wire.errors import ConfigError, Unavailable
 
 _FETCH_TIMEOUT_S = 12 * 3600.0  # of all files; a hub that stalls is left by its library within seconds
 
 
-def find_snapshot(asked: Asked, environ: Mapping[str, str]) -> Snapshot:
+def find_snapshot(asked: DownloadJob, environ: Mapping[str, str]) -> Snapshot:
     """Return the snapshot, fetched where it is not here. What takes time is told on stderr.
 
     The process that fetches ends with us. Raises ConfigError with what to do, Unavailable where it died.

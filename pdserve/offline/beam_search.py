@@ -5,19 +5,23 @@ from typing import Any
 
 from pdserve.offline.answers import scored
 from pdserve.offline.bounded import bounded
+from pdserve.offline.http_surface import HttpSurface
 from pdserve.offline.lengths import token_ids
 from pdserve.offline.outputs import BeamSearchOutput, BeamSearchSequence, Logprob
-from pdserve.offline.progress import Progress
-from pdserve.offline.prompts import Prompt
+from pdserve.offline.progress import ProgressBar
+from pdserve.offline.prompts import PromptInput
 from pdserve.offline.sampling_params import BeamSearchParams
-from pdserve.offline.surface import Surface
 from wire.errors import InvalidRequest
 
 _GREEDY = {"temperature": 0, "top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1}
 
 
 async def beam_search(
-    surface: Surface, prompts: Sequence[Prompt], params: Sequence[BeamSearchParams], limit: int, progress: Progress
+    surface: HttpSurface,
+    prompts: Sequence[PromptInput],
+    params: Sequence[BeamSearchParams],
+    limit: int,
+    progress: ProgressBar,
 ) -> list[BeamSearchOutput]:
     """Return the hypotheses of each prompt. Raises ValueError that names the prompt that does not fit."""
 
@@ -41,7 +45,7 @@ async def beam_search(
     return await bounded(range(len(prompts)), work, limit)
 
 
-async def _search(surface: Surface, prompt: list[int], params: BeamSearchParams) -> BeamSearchOutput:
+async def _search(surface: HttpSurface, prompt: list[int], params: BeamSearchParams) -> BeamSearchOutput:
     # One position stays free: what was found is read behind the prompt, and a server writes at least one token.
     most = min(params.max_tokens, surface.max_model_len - len(prompt) - 1)
     body = _GREEDY | {
@@ -54,7 +58,7 @@ async def _search(surface: Surface, prompt: list[int], params: BeamSearchParams)
     return BeamSearchOutput([await _sequence(surface, prompt, choice) for choice in choices])
 
 
-async def _sequence(surface: Surface, prompt: list[int], choice: Any) -> BeamSearchSequence:
+async def _sequence(surface: HttpSurface, prompt: list[int], choice: Any) -> BeamSearchSequence:
     ids = choice["token_ids"]
     tokens = [*prompt, *ids]
     found = await _odds(surface, tokens, len(prompt))
@@ -63,7 +67,7 @@ async def _sequence(surface: Surface, prompt: list[int], choice: Any) -> BeamSea
     return BeamSearchSequence(tokens, found, total, text, choice["finish_reason"], choice.get("stop_reason"))
 
 
-async def _odds(surface: Surface, tokens: list[int], begin: int) -> list[dict[int, Logprob]]:
+async def _odds(surface: HttpSurface, tokens: list[int], begin: int) -> list[dict[int, Logprob]]:
     """Return how likely the tokens from `begin` on are, each behind those before it."""
     body = _GREEDY | {"prompt": tokens, "max_tokens": 0, "prompt_logprobs": 0}
     choice = (await surface.post("/v1/completions", body))["choices"][0]

@@ -12,13 +12,13 @@ import orjson
 from pdserve.offline.answers import of_chat, of_completion
 from pdserve.offline.bodies import chat_logprobs, completion_logprobs, sampling_body
 from pdserve.offline.bounded import bounded
+from pdserve.offline.http_surface import HttpSurface
 from pdserve.offline.lengths import room_behind_chat, room_for
 from pdserve.offline.outputs import RequestOutput
-from pdserve.offline.progress import Progress
-from pdserve.offline.prompts import Prompt
+from pdserve.offline.progress import ProgressBar
+from pdserve.offline.prompts import PromptInput
 from pdserve.offline.request_stats import request_stats
 from pdserve.offline.sampling_params import SamplingParams
-from pdserve.offline.surface import Surface
 from wire.errors import InvalidRequest
 
 Chat = Mapping[str, Any]
@@ -30,14 +30,14 @@ class Job:
     """One prompt or chat to be continued; `seed` None is a random one, `cache_salt` that of all prompts of an LLM."""
 
     index: int
-    prompt: Prompt | Chat
+    prompt: PromptInput | Chat
     params: SamplingParams
     priority: int = 0
     seed: int | None = None
     cache_salt: str | None = None
 
 
-async def generate(surface: Surface, jobs: Sequence[Job], limit: int, progress: Progress) -> list[RequestOutput]:
+async def generate(surface: HttpSurface, jobs: Sequence[Job], limit: int, progress: ProgressBar) -> list[RequestOutput]:
     """Return the outputs in the order of the jobs.
 
     Raises ValueError that names the prompt, before any is computed where that can be known, and what the server ails.
@@ -62,33 +62,33 @@ def seed_of(params: SamplingParams, own: int | None, number: int) -> int | None:
     return int.from_bytes(hashlib.sha256(f"{own}:{number}".encode()).digest()[:8], "big") >> 1
 
 
-def _room(surface: Surface, job: Job) -> Awaitable[int | None]:
-    if isinstance(job.prompt, Prompt):
+def _room(surface: HttpSurface, job: Job) -> Awaitable[int | None]:
+    if isinstance(job.prompt, PromptInput):
         return room_for(surface, job.index, job.prompt, job.params)
     return room_behind_chat(surface, job.index, job.prompt, job.params)
 
 
-async def _one(surface: Surface, job: Job, max_tokens: int | None) -> RequestOutput:
+async def _one(surface: HttpSurface, job: Job, max_tokens: int | None) -> RequestOutput:
     body = sampling_body(job.params, max_tokens=max_tokens, seed=job.seed)
     if job.priority:
         body["priority"] = job.priority
-    own = job.prompt.cache_salt if isinstance(job.prompt, Prompt) else None
+    own = job.prompt.cache_salt if isinstance(job.prompt, PromptInput) else None
     if salts := [salt for salt in (job.cache_salt, own) if salt is not None]:
         body["cache_salt"] = "-".join(salts)
-    make: Callable[..., Awaitable[RequestOutput]] = _complete if isinstance(job.prompt, Prompt) else _chat
+    make: Callable[..., Awaitable[RequestOutput]] = _complete if isinstance(job.prompt, PromptInput) else _chat
     return await make(surface, job, body)
 
 
-async def _complete(surface: Surface, job: Job, body: dict[str, Any]) -> RequestOutput:
+async def _complete(surface: HttpSurface, job: Job, body: dict[str, Any]) -> RequestOutput:
     prompt = job.prompt
-    assert isinstance(prompt, Prompt)
+    assert isinstance(prompt, PromptInput)
     body |= completion_logprobs(job.params)
     body["prompt"] = prompt.text if prompt.token_ids is None else list(prompt.token_ids)
     make = functools.partial(of_completion, prompt=prompt.text)
     return await _timed(surface, "/v1/completions", body, job.params, make)
 
 
-async def _chat(surface: Surface, job: Job, body: dict[str, Any]) -> RequestOutput:
+async def _chat(surface: HttpSurface, job: Job, body: dict[str, Any]) -> RequestOutput:
     assert isinstance(job.prompt, Mapping)
     body |= {**job.prompt, **chat_logprobs(job.params)}
     output = await _timed(surface, "/v1/chat/completions", body, job.params, functools.partial(of_chat, prompt=""))
@@ -97,7 +97,7 @@ async def _chat(surface: Surface, job: Job, body: dict[str, Any]) -> RequestOutp
 
 
 async def _timed(
-    surface: Surface, path: str, body: Mapping[str, Any], params: SamplingParams, make: Callable[..., RequestOutput]
+    surface: HttpSurface, path: str, body: Mapping[str, Any], params: SamplingParams, make: Callable[..., RequestOutput]
 ) -> RequestOutput:
     arrived, queued = time.time(), time.monotonic()
     answer = await surface.post_whole(path, body)

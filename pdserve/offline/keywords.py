@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pdserve.flags.parser import prepare
-from pdserve.flags.row import Takes, Verdict
+from pdserve.flags.row import FlagVerdict, Takes
 from pdserve.flags.table import ROWS, find
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from wire.errors import ConfigError
@@ -35,7 +35,7 @@ _OFFLINE: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class KeywordOptions:
     """A command line for a server of ours, and what it says."""
 
     words: tuple[str, ...]
@@ -43,7 +43,7 @@ class Told:
     scheduler: SchedulerOptions
 
 
-def read_keywords(model: str, keywords: Mapping[str, Any]) -> Told:
+def read_keywords(model: str, keywords: Mapping[str, Any]) -> KeywordOptions:
     """Return what the keywords say; one line on stderr names those without effect.
 
     Raises TypeError for one that nobody knows, with the nearest, and ConfigError for one that is refused.
@@ -59,7 +59,7 @@ def read_keywords(model: str, keywords: Mapping[str, Any]) -> Told:
         if prepared.notice:
             print(as_keywords(prepared.notice), file=sys.stderr, flush=True)
         namespace = parser.parse_args(prepared.argv)
-        return Told(
+        return KeywordOptions(
             prepared.argv, from_namespace(EngineOptions, namespace), from_namespace(SchedulerOptions, namespace)
         )
     except ConfigError as error:
@@ -71,7 +71,7 @@ def as_keywords(words: str) -> str:
     return re.sub(r"(?<!install )--([a-z][a-z0-9-]*)", _keyword, words.removeprefix("argument "))
 
 
-def fill_model(told: Told) -> SchedulerConfig:
+def fill_model(told: KeywordOptions) -> SchedulerConfig:
     """Return the options with a folder that the engine reads: fetched, made or converted. Raises ConfigError."""
     from pdserve.engine_flags import check_engine_flags
     from pdserve.model import ensure_default
@@ -113,7 +113,7 @@ def _check_name(name: str, value: object) -> None:
     ours = {field.name for options in (EngineOptions, SchedulerOptions) for field in dataclasses.fields(options)}
     if name in ours or find(_flag(name)) is not None:
         return
-    taken = {row.name[2:].replace("-", "_") for row in ROWS if row.verdict is not Verdict.REFUSED}
+    taken = {row.name[2:].replace("-", "_") for row in ROWS if row.verdict is not FlagVerdict.REFUSED}
     near = difflib.get_close_matches(name, sorted((ours | taken) - DECIDED), n=1)
     raise TypeError(f"LLM has no keyword {name!r}" + (f": did you mean {near[0]}?" if near else ""))
 

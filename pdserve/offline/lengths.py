@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pdserve.offline.prompts import Prompt
+from pdserve.offline.http_surface import HttpSurface
+from pdserve.offline.prompts import PromptInput
 from pdserve.offline.sampling_params import SamplingParams
-from pdserve.offline.surface import Surface
 from wire.errors import InvalidRequest
 
 _SPECIAL = 16  # tokens that a tokenizer may put around a text
 
 
-async def room_for(surface: Surface, index: int, prompt: Prompt, params: SamplingParams) -> int | None:
+async def room_for(surface: HttpSurface, index: int, prompt: PromptInput, params: SamplingParams) -> int | None:
     """Return how many tokens a text or list of ids may be continued by, None for all that is left.
 
     Only a text that may not fit is tokenised for it. Raises ValueError that names prompt `index`.
@@ -27,7 +27,7 @@ async def room_for(surface: Surface, index: int, prompt: Prompt, params: Samplin
 
 
 async def room_behind_chat(
-    surface: Surface, index: int, conversation: Mapping[str, Any], params: SamplingParams
+    surface: HttpSurface, index: int, conversation: Mapping[str, Any], params: SamplingParams
 ) -> int | None:
     """Return the same of a conversation, whose template is rendered for it; None leaves it to the server."""
     num_tokens = (await _tokenize(surface, index, conversation))["count"]
@@ -35,7 +35,7 @@ async def room_behind_chat(
     return None if params.max_tokens is None else left
 
 
-async def token_ids(surface: Surface, index: int, prompt: Prompt) -> list[int]:
+async def token_ids(surface: HttpSurface, index: int, prompt: PromptInput) -> list[int]:
     """Return a prompt's token ids. Raises ValueError where the text cannot be tokenised."""
     if prompt.token_ids is not None:
         return list(prompt.token_ids)
@@ -43,7 +43,7 @@ async def token_ids(surface: Surface, index: int, prompt: Prompt) -> list[int]:
     return ids
 
 
-async def _count(surface: Surface, index: int, prompt: Prompt, params: SamplingParams) -> int:
+async def _count(surface: HttpSurface, index: int, prompt: PromptInput, params: SamplingParams) -> int:
     """Return how many tokens a prompt has; of a text that is to be cut and too long to be tokenised, the most."""
     if prompt.token_ids is not None:
         return len(prompt.token_ids)
@@ -55,7 +55,7 @@ async def _count(surface: Surface, index: int, prompt: Prompt, params: SamplingP
         return surface.max_model_len
 
 
-async def _tokenize(surface: Surface, index: int, body: Mapping[str, Any]) -> Any:
+async def _tokenize(surface: HttpSurface, index: int, body: Mapping[str, Any]) -> Any:
     try:
         return await surface.post("/tokenize", body)
     except InvalidRequest as error:

@@ -12,6 +12,7 @@ from pdserve.offline import beam_search as beams
 from pdserve.offline import vectors
 from pdserve.offline.engine_args import EngineArgs
 from pdserve.offline.generating import Job, generate, seed_of
+from pdserve.offline.http_surface import HttpSurface
 from pdserve.offline.loop_thread import LoopThread
 from pdserve.offline.metrics import Metric, read_metrics
 from pdserve.offline.model_config import ModelConfig
@@ -24,13 +25,12 @@ from pdserve.offline.outputs import (
     RequestOutput,
     ScoringRequestOutput,
 )
-from pdserve.offline.plainly import plainly
-from pdserve.offline.progress import Progress, UseTqdm
+from pdserve.offline.progress import ProgressBar, UseTqdm
 from pdserve.offline.prompts import Prompts, conversations, one_each, read_prompts
-from pdserve.offline.refused import MEMBERS, refuse
 from pdserve.offline.sampling_params import BeamSearchParams, SamplingParams
-from pdserve.offline.surface import Surface
 from pdserve.offline.tokenizer import SetTokenizer, load_tokenizer
+from pdserve.offline.unsupported import MEMBERS, refuse
+from pdserve.offline.user_errors import plainly
 from scheduler.memory import release_free
 
 R = TypeVar("R")
@@ -70,7 +70,7 @@ class LLM:
             self._tokenizer, self._seed, self._numbers = tokenizer, seed, _Numbers()
             self._set_tokenizer: SetTokenizer | None = None
             self._cache_salt: str | None = None
-            self._thread: LoopThread[Surface] = LoopThread(self._opening.open)
+            self._thread: LoopThread[HttpSurface] = LoopThread(self._opening.open)
         self._close = weakref.finalize(self, _close, self._thread)  # at the interpreter's end too
 
     @classmethod
@@ -142,7 +142,7 @@ class LLM:
         wanted = one_each(params, len(given), None, "sets of parameters")
         for one in wanted:
             _check_kind(one, BeamSearchParams, "params")
-        with Progress(len(given), use_tqdm) as progress:
+        with ProgressBar(len(given), use_tqdm) as progress:
             return self._run(
                 lambda surface, limit: beams.beam_search(surface, given, wanted, limit, progress)  # type: ignore[arg-type]
             )
@@ -156,7 +156,7 @@ class LLM:
         refuse("embed", others)
         given = read_prompts(prompts)
         options = _given(dimensions=dimensions, truncate_prompt_tokens=truncate_prompt_tokens)
-        with Progress(len(given), use_tqdm) as progress:
+        with ProgressBar(len(given), use_tqdm) as progress:
             return self._run(lambda surface, limit: vectors.embed(surface, given, options, limit, progress))
 
     @plainly
@@ -185,7 +185,7 @@ class LLM:
         refuse("score", others)
         pairs = vectors.Pairs.read(data_1, data_2)
         options = _given(truncate_prompt_tokens=truncate_prompt_tokens)
-        with Progress(len(pairs.right), use_tqdm) as progress:
+        with ProgressBar(len(pairs.right), use_tqdm) as progress:
             return self._run(lambda surface, limit: vectors.score(surface, pairs, options, limit, progress))
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
@@ -245,17 +245,17 @@ class LLM:
             Job(index, prompt, one, urgency, seed_of(one, self._seed, first + index), self._cache_salt)
             for index, (prompt, one, urgency) in enumerate(zip(prompts, own, order, strict=True))
         ]
-        with Progress(len(jobs), use_tqdm) as progress:
+        with ProgressBar(len(jobs), use_tqdm) as progress:
             outputs = self._run(lambda surface, limit: generate(surface, jobs, limit, progress))
         if self._set_tokenizer is not None:
             self._set_tokenizer.decode(outputs, own)
         return outputs
 
-    def _run(self, work: Callable[[Surface, int], Coroutine[Any, Any, R]]) -> R:
+    def _run(self, work: Callable[[HttpSurface, int], Coroutine[Any, Any, R]]) -> R:
         return self._thread.run(work(self._thread.value, self._opening.in_flight))
 
 
-def _close(thread: LoopThread[Surface]) -> None:
+def _close(thread: LoopThread[HttpSurface]) -> None:
     """Close it, and give back what the C library keeps of freed weights and KV: of others it would be fragments."""
     thread.close()
     if not sys.is_finalizing():

@@ -8,7 +8,7 @@ from pdserve.offline.outputs import RequestOutput
 UseTqdm = bool | Callable[..., Any]
 
 
-class Progress:
+class ProgressBar:
     """A bar on standard error, none where that is no terminal. Owns the counts. Use as a context manager."""
 
     def __init__(self, total: int, use_tqdm: UseTqdm, what: str = "Processed prompts") -> None:

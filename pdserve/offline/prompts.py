@@ -27,7 +27,7 @@ Prompts = OnePrompt | Sequence[OnePrompt]
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PromptInput:
     """One prompt: its token ids where they were given, else its text."""
 
     text: str | None
@@ -35,7 +35,7 @@ class Prompt:
     cache_salt: str | None = None
 
 
-def read_prompts(given: Prompts | None) -> list[Prompt]:
+def read_prompts(given: Prompts | None) -> list[PromptInput]:
     """Return the prompts of one prompt or of several. Raises TypeError or ValueError naming the one that is wrong."""
     if given is None:
         raise TypeError("generate needs prompts")
@@ -68,13 +68,13 @@ def one_each(given: T | Sequence[T] | None, count: int, default: T, name: str) -
     return list(given)
 
 
-def _read(index: int, given: Any) -> Prompt:
+def _read(index: int, given: Any) -> PromptInput:
     if isinstance(given, str):
-        return _checked(index, Prompt(given))
+        return _checked(index, PromptInput(given))
     if isinstance(given, Mapping):
         return _of_mapping(index, given)
     if _is_ids(given):
-        return Prompt(None, given)
+        return PromptInput(None, given)
     if isinstance(given, Sequence) and not given:
         raise ValueError(f"prompt {index} is empty: there is nothing to continue")
     raise TypeError(
@@ -83,7 +83,7 @@ def _read(index: int, given: Any) -> Prompt:
     )
 
 
-def _of_mapping(index: int, given: Mapping[str, Any]) -> Prompt:
+def _of_mapping(index: int, given: Mapping[str, Any]) -> PromptInput:
     for name in ("multi_modal_data", "prompt_embeds", "encoder_prompt"):
         if given.get(name) is not None:
             raise ValueError(f"prompt {index} has {name}: prompts are texts or token ids")
@@ -91,13 +91,13 @@ def _of_mapping(index: int, given: Mapping[str, Any]) -> Prompt:
     if ids is not None:
         if not _is_ids(ids):
             raise ValueError(f"prompt {index}: prompt_token_ids must be a list of token ids, not empty")
-        return Prompt(text, ids, salt)
+        return PromptInput(text, ids, salt)
     if not isinstance(text, str):
         raise ValueError(f"prompt {index} has neither prompt nor prompt_token_ids")
-    return _checked(index, Prompt(text, None, salt))
+    return _checked(index, PromptInput(text, None, salt))
 
 
-def _checked(index: int, prompt: Prompt) -> Prompt:
+def _checked(index: int, prompt: PromptInput) -> PromptInput:
     if not prompt.text:
         raise ValueError(f"prompt {index} is empty: there is nothing to continue")
     return prompt

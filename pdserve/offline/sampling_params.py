@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, Self
 
-from pdserve.offline.plainly import plainly
 from pdserve.offline.structured_params import StructuredOutputsParams, structured_body
+from pdserve.offline.user_errors import plainly
 
 
 class RequestOutputKind(Enum):

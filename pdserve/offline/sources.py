@@ -18,11 +18,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from batch.answering import NO_HEADERS, Answer, Answerer
+from batch.backend import NO_HEADERS, Answer, BatchBackend
 from batch.inflight import Inflight
 from pdserve.client import Client
+from pdserve.offline.http_surface import HttpSurface
 from pdserve.offline.interrupted import import_what_torch_would_at_the_end
-from pdserve.offline.surface import Surface
 from pdserve.ports import free_ports
 from pdserve.process_plan import ProcessPlan
 from pdserve.processes import KILL_WAIT_S, POLL_S, Child, stop
@@ -43,9 +43,9 @@ _FIRST_RETRY_S = 5.0  # a mistyped URL is to be said soon
 
 
 @contextlib.asynccontextmanager
-async def open_local(config: SchedulerConfig) -> AsyncIterator[Surface]:
+async def open_local(config: SchedulerConfig) -> AsyncIterator[HttpSurface]:
     """Load the model into this process. Raises ConfigError."""
-    from batch.app_answerer import AppAnswerer
+    from batch.app_backend import AppBackend
     from pdserve.inner_app import inner_app
     from pdserve.offline.keywords import as_keywords
 
@@ -55,25 +55,25 @@ async def open_local(config: SchedulerConfig) -> AsyncIterator[Surface]:
         except ConfigError as error:
             raise ConfigError(as_keywords(str(error))) from error
         import_what_torch_would_at_the_end()
-        yield await _surface(AppAnswerer(app), "", _LOCAL_RETRY_S)
+        yield await _surface(AppBackend(app), "", _LOCAL_RETRY_S)
 
 
 @contextlib.asynccontextmanager
 async def open_cluster(
     url: str, model: str, api_key: str | None, *, connections: int, retry_for_s: float,
     timeout_s: float = _CLUSTER_ANSWER_S,
-) -> AsyncIterator[Surface]:  # fmt: skip
+) -> AsyncIterator[HttpSurface]:  # fmt: skip
     """Ask a running server. Raises ConfigError where the model is not there, Unavailable where the server is not."""
-    from batch.url_answerer import UrlAnswerer
+    from batch.url_backend import UrlBackend
 
-    async with UrlAnswerer(url, api_key, connections=connections, timeout_s=timeout_s) as answerer:
+    async with UrlBackend(url, api_key, connections=connections, timeout_s=timeout_s) as answerer:
         yield await _surface(Considerate(answerer, connections), model, retry_for_s)
 
 
 @contextlib.asynccontextmanager
 async def open_pair(
     words: Sequence[str], prefill: int, decode: int, *, connections: int, startup_timeout_s: float
-) -> AsyncIterator[Surface]:
+) -> AsyncIterator[HttpSurface]:
     """Start a cluster of our own here. Raises what it ends with, as ConfigError or Unavailable, with its last lines."""
     key, (port,) = secrets.token_urlsafe(24), free_ports(1, _HOST)
     folder = Path(tempfile.mkdtemp(prefix="pdserve-llm-"))
@@ -118,9 +118,9 @@ async def _until_ready(child: Child, client: Client, timeout_s: float) -> None:
 
 
 class Considerate:
-    """An Answerer over another, of which a server that is busy is asked less at once: `most` at most."""
+    """A BatchBackend over another, of which a server that is busy is asked less at once: `most` at most."""
 
-    def __init__(self, answerer: Answerer, most: int) -> None:
+    def __init__(self, answerer: BatchBackend, most: int) -> None:
         self._answerer = answerer
         self._inflight = Inflight(most)
 
@@ -131,11 +131,11 @@ class Considerate:
         return await self._inflight.ask(functools.partial(self._answerer.ask, method, path, body, headers))
 
 
-async def _surface(answerer: Answerer, model: str, retry_for_s: float) -> Surface:
-    surface = Surface(answerer, retry_for_s=_FIRST_RETRY_S)
+async def _surface(answerer: BatchBackend, model: str, retry_for_s: float) -> HttpSurface:
+    surface = HttpSurface(answerer, retry_for_s=_FIRST_RETRY_S)
     await surface.choose(model)
     surface.retry_for_s = retry_for_s
     return surface
 
 
-Opened = AbstractAsyncContextManager[Surface]
+Opened = AbstractAsyncContextManager[HttpSurface]

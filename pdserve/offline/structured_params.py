@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from json import loads
 from typing import Any
 
-from pdserve.offline.plainly import plainly
+from pdserve.offline.user_errors import plainly
 
 _COMPILERS = ("backend", "disable_fallback")
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")

@@ -6,7 +6,7 @@ from typing import Any
 
 from engine.torch_start import name_backends, only_meanwhile
 from pdserve.offline.outputs import RequestOutput
-from pdserve.offline.prompts import Prompt
+from pdserve.offline.prompts import PromptInput
 from pdserve.offline.sampling_params import SamplingParams
 from wire.errors import ConfigError
 
@@ -43,8 +43,8 @@ class SetTokenizer:
             if one.stops:
                 raise ValueError(f"stop is {one.stops!r}: stop texts are found by the model's own tokenizer alone")
         return [
-            Prompt(one.text, self.tokenizer.encode(one.text), one.cache_salt)
-            if isinstance(one, Prompt) and one.token_ids is None
+            PromptInput(one.text, self.tokenizer.encode(one.text), one.cache_salt)
+            if isinstance(one, PromptInput) and one.token_ids is None
             else one
             for one in prompts
         ]

@@ -8,25 +8,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdserve.offline.bounded import bounded
+from pdserve.offline.http_surface import HttpSurface
 from pdserve.offline.lengths import token_ids
 from pdserve.offline.outputs import EmbeddingOutput, EmbeddingRequestOutput, ScoringOutput, ScoringRequestOutput
-from pdserve.offline.progress import Progress
-from pdserve.offline.prompts import Prompt
-from pdserve.offline.surface import Surface
+from pdserve.offline.progress import ProgressBar
+from pdserve.offline.prompts import PromptInput
 from wire.errors import InvalidRequest
 
 _PAIRS = 32  # of one request
 
 
 async def embed(
-    surface: Surface, prompts: Sequence[Prompt], options: Mapping[str, Any], limit: int, progress: Progress
+    surface: HttpSurface, prompts: Sequence[PromptInput], options: Mapping[str, Any], limit: int, progress: ProgressBar
 ) -> list[EmbeddingRequestOutput]:
     """Return the vector of each prompt, in order; `options` are fields of /v1/embeddings.
 
     Raises ValueError that names the prompt.
     """
 
-    async def read(indexed: tuple[int, Prompt]) -> list[int]:
+    async def read(indexed: tuple[int, PromptInput]) -> list[int]:
         try:
             return await token_ids(surface, *indexed)
         except ValueError:
@@ -71,7 +71,7 @@ class Pairs:
 
 
 async def score(
-    surface: Surface, pairs: Pairs, options: Mapping[str, Any], limit: int, progress: Progress
+    surface: HttpSurface, pairs: Pairs, options: Mapping[str, Any], limit: int, progress: ProgressBar
 ) -> list[ScoringRequestOutput]:
     """Return the score of each pair, in order. Raises ValueError for texts that are refused."""
 

@@ -3,8 +3,8 @@
 import os
 from typing import Any
 
-from pdserve.ray_cluster.host import InstanceHost, Where
-from pdserve.ray_cluster.messages import Failure, Look, Orders, Wanted, decode, encode
+from pdserve.ray_cluster.host import NodePlace, RayInstanceHost
+from pdserve.ray_cluster.messages import Look, NodeRequest, Orders, RemoteFailure, decode, encode
 from pdserve.ray_cluster.need import RESOURCES
 from ranktable_tools.errors import RanktableError
 from wire.errors import ConfigError, PdserveError, to_name
@@ -19,28 +19,30 @@ class InstanceActor:
         context: Any = ray.get_runtime_context()
         given = context.get_accelerator_ids()
         ids: dict[str, Any] = {kind: given.get(name, ()) for kind, name in RESOURCES.items()}
-        self._host = InstanceHost(Where(context.get_node_id(), ray.util.get_node_ip_address(), ids), os.environ)
+        self._host = RayInstanceHost(NodePlace(context.get_node_id(), ray.util.get_node_ip_address(), ids), os.environ)
 
     def do(self, verb: str, text: str) -> tuple[bool, str]:
         """Return whether it was done, and the answer or the Failure as text: no exception crosses."""
         return answer(self._host, verb, text)
 
 
-def answer(host: InstanceHost, verb: str, text: str) -> tuple[bool, str]:
+def answer(host: RayInstanceHost, verb: str, text: str) -> tuple[bool, str]:
     """Do what one call says: `seat` with a Wanted, `start` with Orders, `news` with a Look, `stop`."""
     try:
         return True, _do(host, verb, text)
     except PdserveError as error:
-        return False, encode(Failure(to_name(error), str(error)))
+        return False, encode(RemoteFailure(to_name(error), str(error)))
     except RanktableError as error:
-        return False, encode(Failure(ConfigError.__name__, str(error)))
+        return False, encode(RemoteFailure(ConfigError.__name__, str(error)))
     except Exception as error:  # noqa: BLE001 - a call's outermost frame: the driver says it
-        return False, encode(Failure("Unavailable" if isinstance(error, OSError) else "InternalError", repr(error)))
+        return False, encode(
+            RemoteFailure("Unavailable" if isinstance(error, OSError) else "InternalError", repr(error))
+        )
 
 
-def _do(host: InstanceHost, verb: str, text: str) -> str:
+def _do(host: RayInstanceHost, verb: str, text: str) -> str:
     if verb == "seat":
-        return encode(host.seat(decode(Wanted, text)))
+        return encode(host.seat(decode(NodeRequest, text)))
     if verb == "start":
         host.start(decode(Orders, text))
         return ""

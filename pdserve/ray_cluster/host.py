@@ -8,7 +8,7 @@ from pdserve import __version__
 from pdserve.ports import free_ports, require_free
 from pdserve.process_plan import ProcessPlan, launch_command
 from pdserve.processes import Child, stop
-from pdserve.ray_cluster.messages import Look, News, Orders, Seat, Wanted
+from pdserve.ray_cluster.messages import Look, News, NodeRequest, Orders, Seat
 from pdserve.ray_cluster.private_folder import PrivateFolder
 from ranktable_tools.devices.card_addresses import card_addresses
 from ranktable_tools.devices.kinds import kind_named
@@ -21,7 +21,7 @@ _RAYS_OWN = ("RAY_", "OMP_NUM_THREADS")  # what Ray sets for its workers: an ins
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class NodePlace:
     """What Ray says of the place: the node, its address, the ids of the devices it gave us, by resource."""
 
     node_id: str
@@ -29,10 +29,10 @@ class Where:
     device_ids: Mapping[str, Sequence[str]]
 
 
-class InstanceHost:
+class RayInstanceHost:
     """Owns the instance's folder and process. The thread that starts it must stay: the process dies with it."""
 
-    def __init__(self, where: Where, environ: Mapping[str, str], temporary: Path | None = None) -> None:
+    def __init__(self, where: NodePlace, environ: Mapping[str, str], temporary: Path | None = None) -> None:
         self._where = where
         self._environ = {key: value for key, value in environ.items() if not key.startswith(_RAYS_OWN)}
         self._private = PrivateFolder(temporary)
@@ -40,7 +40,7 @@ class InstanceHost:
         self._port: int | None = None
         self._global_name = ""
 
-    def seat(self, wanted: Wanted) -> Seat:
+    def seat(self, wanted: NodeRequest) -> Seat:
         """Return where the instance can run. Raises Incompatible, and RanktableError where an NPU has no address."""
         if wanted.version != __version__:
             raise Incompatible(f"pdserve {__version__} is installed on this node, {wanted.version} where `up` runs")
@@ -104,7 +104,7 @@ class InstanceHost:
     def _log(self) -> Path:
         return self._private.path / "log"
 
-    def _device_ids(self, wanted: Wanted) -> tuple[str, ...]:
+    def _device_ids(self, wanted: NodeRequest) -> tuple[str, ...]:
         """Return the ids of the devices that Ray gave us, where it says as many numbers as are wanted."""
         given = tuple(self._where.device_ids.get(wanted.kind, ()))
         is_numbers = all(device_id.isascii() and device_id.isdecimal() for device_id in given)

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class NodeRequest:
     """What an instance needs of a node; `device_ids` are its devices where the node's Ray names none."""
 
     kind: str
@@ -67,7 +67,7 @@ class News:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class RemoteFailure:
     """What went wrong: a leaf of our error tree, and its words."""
 
     error: str

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from pdserve.process_plan import ProcessPlan
 from pdserve.processes import status_words
-from pdserve.ray_cluster.messages import Look, News, Orders, Seat, Wanted, decode, encode
+from pdserve.ray_cluster.messages import Look, News, NodeRequest, Orders, Seat, decode, encode
 from pdserve.run_folder import ProcessRecord, last_line, open_log
 from ranktable_tools.errors import RanktableError
 from telemetry.start_marks import Mark
@@ -23,7 +23,7 @@ ANSWER_S = 30.0
 _WRONG_INPUT = 2
 
 
-class Pending(Protocol):
+class PendingAnswer(Protocol):
     """An answer that is on its way."""
 
     def poll(self) -> str | None:
@@ -34,7 +34,7 @@ class Pending(Protocol):
 class Handle(Protocol):
     """An actor: the place of one instance on a node, had or waited for."""
 
-    def ask(self, verb: str, text: str) -> Pending:
+    def ask(self, verb: str, text: str) -> PendingAnswer:
         """Ask it to do something; it does one thing at a time."""
         ...
 
@@ -74,11 +74,11 @@ class RemoteChild:
         self._plan, self._seating, self._log, self._place_s, self._clock = plan, seating, log, place_s, clock
         self._end: str | None = None
         self._table = ""  # what its node has
-        self._pending: Pending | None = None
+        self._pending: PendingAnswer | None = None
         self._asked, self._due, self._next = "", 0.0, 0.0
         self._stage = self._seat_down
 
-    def ask_seat(self, wanted: Wanted) -> None:
+    def ask_seat(self, wanted: NodeRequest) -> None:
         """Begin: ask for a seat, which is there once Ray has room for the actor."""
         self._ask("seat", encode(wanted), self._place_s)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pdserve.ray_cluster.actor import InstanceActor
 from pdserve.ray_cluster.join import check_reachable, load
-from pdserve.ray_cluster.messages import Failure, decode
+from pdserve.ray_cluster.messages import RemoteFailure, decode
 from pdserve.ray_cluster.need import Need, no_room
 from pdserve.ray_cluster.own_ray import OwnRay
 from wire.errors import ConfigError, InstanceLost, Unavailable, from_name
@@ -147,7 +147,7 @@ class RayPending:
             raise InstanceLost(_words(error)) from error
         if done:
             return str(text)
-        failure = decode(Failure, text)
+        failure = decode(RemoteFailure, text)
         raise from_name(failure.error, failure.words)
 
 

@@ -10,10 +10,10 @@ from pdserve import __version__
 from pdserve.process_plan import ProcessPlan, launch_command
 from pdserve.processes import INSTANCE_GRACE_S, KILL_WAIT_S, POLL_S, Child, Watched
 from pdserve.ray_cluster.address import is_loopback, parse_address, split
-from pdserve.ray_cluster.messages import Orders, Seat, Wanted
+from pdserve.ray_cluster.messages import NodeRequest, Orders, Seat
 from pdserve.ray_cluster.need import Need, need_of
-from pdserve.ray_cluster.remote_child import Handle, Pending, RemoteChild
-from pdserve.ray_cluster.roll import Roll
+from pdserve.ray_cluster.placements import Placements
+from pdserve.ray_cluster.remote_child import Handle, PendingAnswer, RemoteChild
 from pdserve.ray_cluster.session import RaySession
 from pdserve.run_folder import RunFolder, open_log
 from pdserve.up_request import UpRequest
@@ -21,13 +21,13 @@ from ranktable_tools.dialects.modelarts import local_text
 from ranktable_tools.file_names import local_name
 from ranktable_tools.secret import ensure_secret
 from ranktable_tools.table_file import read_global
-from ranktable_tools.tables import Device, LocalTable, Server
+from ranktable_tools.tables import LocalTable, TableDevice, TableServer
 from wire.errors import InstanceLost, PdserveError, Unavailable
 
 _STOP_S = INSTANCE_GRACE_S + KILL_WAIT_S
 
 
-class Session(Protocol):
+class RayConnection(Protocol):
     """What is asked of Ray."""
 
     @property
@@ -55,15 +55,15 @@ class RaySite:
 
     def __init__(
         self, request: UpRequest, folder: RunFolder, say: Callable[[str], None],
-        join: Callable[[str | None, int], Session] = RaySession,
+        join: Callable[[str | None, int], RayConnection] = RaySession,
     ) -> None:  # fmt: skip
         options = request.options
         self._request, self._folder, self._say, self._join = request, folder, say, join
         self._names = [f"prefill-{i}" for i in range(options.prefill)] + [f"decode-{i}" for i in range(options.decode)]
         self._need = need_of(request.engine.device, request.engine.tensor_parallel_size or 1)
         self._environ = dict(os.environ)  # the scheduler's: Ray's variables are for Ray
-        self._session: Session | None = None
-        self._roll: Roll | None = None
+        self._session: RayConnection | None = None
+        self._roll: Placements | None = None
         self._children: dict[str, RemoteChild] = {}
 
     def plans(self) -> Sequence[ProcessPlan]:
@@ -73,7 +73,7 @@ class RaySite:
         self._tell_address(address)
         self._session = session = self._join(address, self._num_cpus())
         session.reserve(self._need, len(self._names), options.ray_strategy, request.startup_timeout_s, self._say)
-        self._roll = roll = Roll(self._names, session.node_ip, self._folder.tables)
+        self._roll = roll = Placements(self._names, session.node_ip, self._folder.tables)
         ensure_secret(self._folder.tables)
         plans = [ProcessPlan(name, name.partition("-")[0], "", (), {}) for name in self._names]
         for plan in plans:
@@ -131,7 +131,7 @@ class RaySite:
         """Return the text of the global table in use."""
         return self._of_roll().text
 
-    def _of_roll(self) -> Roll:
+    def _of_roll(self) -> Placements:
         assert self._roll is not None, "the cluster was joined"
         return self._roll
 
@@ -149,7 +149,7 @@ class RaySite:
             child = RemoteChild(plan, self._session.place(index), self, log, place_s=place_s)
         first = index * self._need.num_ranks
         ids = tuple(str(first + rank) for rank in range(self._need.num_ranks))
-        child.ask_seat(Wanted(self._need.kind, ids, __version__))
+        child.ask_seat(NodeRequest(self._need.kind, ids, __version__))
         self._children[plan.name] = child
         return child
 
@@ -163,7 +163,7 @@ class RaySite:
             time.sleep(POLL_S / 2)
 
     def _stop_instances(self, at_once: Callable[[], bool]) -> Sequence[str]:
-        asked: dict[str, Pending] = {
+        asked: dict[str, PendingAnswer] = {
             name: child.handle.ask("stop", "") for name, child in self._children.items() if not child.is_lost
         }
         killed, deadline = set(asked), time.monotonic() + _STOP_S
@@ -176,7 +176,7 @@ class RaySite:
             time.sleep(POLL_S / 2)
         return sorted(killed)
 
-    def _scheduler_plan(self, roll: Roll) -> ProcessPlan:
+    def _scheduler_plan(self, roll: Placements) -> ProcessPlan:
         engine = self._request.engine
         return ProcessPlan(
             "scheduler", "scheduler", f"{engine.host}:{engine.port}",
@@ -208,13 +208,13 @@ class RaySite:
         return log
 
 
-def _server(seat: Seat) -> Server:
+def _server(seat: Seat) -> TableServer:
     pairs = enumerate(zip(seat.device_ids, seat.device_ips, strict=True))
-    devices = tuple(Device(device_id, device_ip, str(rank)) for rank, (device_id, device_ip) in pairs)
-    return Server(seat.ip, seat.ip, devices, seat.port)
+    devices = tuple(TableDevice(device_id, device_ip, str(rank)) for rank, (device_id, device_ip) in pairs)
+    return TableServer(seat.ip, seat.ip, devices, seat.port)
 
 
-def _stopped(pending: Pending) -> str | None:
+def _stopped(pending: PendingAnswer) -> str | None:
     try:
         return pending.poll()
     except InstanceLost:

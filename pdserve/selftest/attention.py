@@ -11,7 +11,7 @@ import torch
 from devices.interface import Device
 from engine.attention.interface import AttentionBackend
 from engine.attention.probe import LayerKind, Part, differs, usual_parts
-from pdserve.selftest.check import Check, Wrong
+from pdserve.selftest.check import SelftestCheck, Wrong
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _LARGE_BLOCK = 128
@@ -32,13 +32,13 @@ _LAYERS = {
 }
 
 
-def attention_checks(device: Device, make: Callable[[], AttentionBackend]) -> Iterator[Check]:
+def attention_checks(device: Device, make: Callable[[], AttentionBackend]) -> Iterator[SelftestCheck]:
     """Yield the checks; the backend is made by the first of them, so that a failure of that is a row too."""
     backend = functools.cache(make)
     for name, parts in _STEPS.items():
-        yield Check("attention", name, functools.partial(_attend, device, backend, _GROUPED, parts))
+        yield SelftestCheck("attention", name, functools.partial(_attend, device, backend, _GROUPED, parts))
     for name, kind in _LAYERS.items():
-        yield Check("attention", name, functools.partial(_attend, device, backend, kind, None))
+        yield SelftestCheck("attention", name, functools.partial(_attend, device, backend, kind, None))
 
 
 def _attend(

@@ -15,7 +15,7 @@ class NotHere(Exception):
     """A check that this machine or device cannot be put to, and why: no failure."""
 
 
-class Verdict(StrEnum):
+class CheckStatus(StrEnum):
     """How a check went."""
 
     OK = "ok"
@@ -24,7 +24,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class SelftestCheck:
     """One row. `run` returns what is worth saying of it, raises Wrong or anything else where it fails, or NotHere."""
 
     group: str
@@ -42,12 +42,12 @@ class Result:
 
     group: str
     name: str
-    verdict: Verdict
+    verdict: CheckStatus
     words: str
     seconds: float
 
 
-def run_all(checks: Iterable[Check]) -> Iterator[Result]:
+def run_all(checks: Iterable[SelftestCheck]) -> Iterator[Result]:
     """Run each check and yield its result as it is there; a failure ends none of the others."""
     for check in checks:
         began = time.monotonic()
@@ -55,12 +55,12 @@ def run_all(checks: Iterable[Check]) -> Iterator[Result]:
         yield Result(check.group, check.name, verdict, " ".join(words.split()), time.monotonic() - began)
 
 
-def _run(check: Check) -> tuple[Verdict, str]:
+def _run(check: SelftestCheck) -> tuple[CheckStatus, str]:
     try:
-        return Verdict.OK, check.run()
+        return CheckStatus.OK, check.run()
     except NotHere as why:
-        return Verdict.NOT_HERE, str(why)
+        return CheckStatus.NOT_HERE, str(why)
     except Wrong as error:
-        return Verdict.FAILED, str(error)
+        return CheckStatus.FAILED, str(error)
     except Exception as error:  # noqa: BLE001 - a check's outermost frame: a driver's library raises what it likes
-        return Verdict.FAILED, f"{type(error).__name__}: {error}"
+        return CheckStatus.FAILED, f"{type(error).__name__}: {error}"

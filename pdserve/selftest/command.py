@@ -13,10 +13,10 @@ from devices.interface import Device
 from devices.table import AUTO, AUTO_ORDER, choose, find_kind
 from engine.torch_start import prepare_torch
 from pdserve.flags.parser import CommandParser
-from pdserve.selftest.check import GROUPS, Check, Result, Verdict, run_all
+from pdserve.selftest.captured_output import stderr_into
+from pdserve.selftest.check import GROUPS, CheckStatus, Result, SelftestCheck, run_all
 from pdserve.selftest.far_process import FarProcesses
-from pdserve.selftest.printed import stderr_into
-from pdserve.selftest.report import Report, Tested, default_path, row, summary
+from pdserve.selftest.report import SelftestReport, Tested, default_path, row, summary
 from pdserve.termination import unwind_on_sigterm
 from pdserve.work_folder import work_folder
 from ranktable_tools.core_quota import usable_threads
@@ -72,13 +72,13 @@ def main(argv: Sequence[str]) -> int:
     print(f"{tested.choice}\n{tested.described}", flush=True)
     path = Path(options.report) if options.report else default_path(device.name, time.strftime("%Y%m%d-%H%M%S"))
     with work_folder("selftest") as work:
-        report = Report(path, tested, Machine(os.environ, kind=kind_named(choice.kind.traits.kind)), work)
+        report = SelftestReport(path, tested, Machine(os.environ, kind=kind_named(choice.kind.traits.kind)), work)
         results, notes = _run(device, options, work, report)
     for note in notes:
         if "reference" in note or "instead of" in note:
             print(f"note: {note}", flush=True)
     _tell(results, len(results), path)
-    return 1 if any(result.verdict is Verdict.FAILED for result in results) else 0
+    return 1 if any(result.verdict is CheckStatus.FAILED for result in results) else 0
 
 
 def parse(argv: Sequence[str]) -> SelftestOptions:
@@ -99,7 +99,7 @@ def parse(argv: Sequence[str]) -> SelftestOptions:
 
 
 def _run(
-    device: Device, options: SelftestOptions, work: Path, report: Report
+    device: Device, options: SelftestOptions, work: Path, report: SelftestReport
 ) -> tuple[list[Result], tuple[str, ...]]:  # fmt: skip
     """Run the rows that were asked for; return how they went, and the notes of the tiny model's load.
 
@@ -139,13 +139,13 @@ def _tell(results: Sequence[Result], num_checks: int, path: Path) -> None:
     print(f"{summary(results, num_checks)}\nreport: {path}", flush=True)
 
 
-def _is_asked(check: Check, only: Sequence[str]) -> bool:
+def _is_asked(check: SelftestCheck, only: Sequence[str]) -> bool:
     return not only or any(part in f"{check.group}: {check.name}" for part in only)
 
 
 def _checks(
     device: Device, model: object, results: Sequence[Result], far: FarProcesses, stack: contextlib.ExitStack
-) -> list[Check]:
+) -> list[SelftestCheck]:
     from engine.attention.table import make_backend
     from engine.fused.kernels import NO_KERNELS, find_kernels
     from pdserve.selftest.attention import attention_checks
@@ -182,7 +182,7 @@ def _twin(device: Device) -> Device:
 
 
 def _usable_links(
-    device: Device, twin: Device, links: Sequence[Check], results: Sequence[Result]
+    device: Device, twin: Device, links: Sequence[SelftestCheck], results: Sequence[Result]
 ) -> Callable[[], list[str]]:
     """Return what tells the transports that carry KV from the device to itself within a process.
 
@@ -196,7 +196,7 @@ def _usable_links(
         ran = {(result.group, result.name) for result in results}
         left = [check for check in links if check.name.endswith(end) and (check.group, check.name) not in ran]
         ended = [one for one in (*results, *run_all(left)) if one.group == "links" and one.name.endswith(end)]
-        usable = [one.name.removesuffix(end) for one in ended if one.verdict is Verdict.OK]
+        usable = [one.name.removesuffix(end) for one in ended if one.verdict is CheckStatus.OK]
         return [name for name in usable if works_within(name, device)]
 
     return names

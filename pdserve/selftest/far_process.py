@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from pdserve.selftest.captured_output import tail
 from pdserve.selftest.check import Wrong
-from pdserve.selftest.printed import tail
 
 COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "pdserve.selftest.far_end")
 _START_S, _ANSWER_S = 120.0, 60.0  # the first answer comes behind the import of torch and the opening of a card

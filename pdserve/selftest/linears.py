@@ -7,17 +7,17 @@ import torch
 
 from devices.interface import Device
 from engine.quantization.interface import EvenGroups, Grouped
-from pdserve.selftest.check import Check, NotHere, Wrong
+from pdserve.selftest.check import NotHere, SelftestCheck, Wrong
 
 _OUTPUTS, _INPUTS, _GROUP = 256, 512, 128
 
 
-def linear_checks(device: Device) -> Iterator[Check]:
+def linear_checks(device: Device) -> Iterator[SelftestCheck]:
     """Yield a check for each form; one that says so where there is none."""
     if not device.traits.kept_linears:
-        yield Check("linear layers", "quantised", functools.partial(_none, device))
+        yield SelftestCheck("linear layers", "quantised", functools.partial(_none, device))
     for name in device.traits.kept_linears:
-        yield Check("linear layers", name, functools.partial(_compare, device, name))
+        yield SelftestCheck("linear layers", name, functools.partial(_compare, device, name))
 
 
 def _none(device: Device) -> str:

@@ -15,7 +15,7 @@ from kvtransfer.interface import SendStats
 from kvtransfer.sender import KvSender
 from kvtransfer.transports import NAMES
 from pdserve.selftest import link_pools
-from pdserve.selftest.check import Check, NotHere, Wrong
+from pdserve.selftest.check import NotHere, SelftestCheck, Wrong
 from pdserve.selftest.far_process import FarProcess, FarProcesses
 from wire.errors import PdserveError
 from wire.types import KvEndpoint, Ticket
@@ -26,7 +26,7 @@ _BETWEEN_PROCESSES = ("cuda_ipc", _GROUPS)
 """A process cannot open the handle of its own memory, and one thread issues what a group does on a card."""
 
 
-def link_checks(device: Device, twin: Device, host: Device, far: FarProcesses) -> Iterator[Check]:
+def link_checks(device: Device, twin: Device, host: Device, far: FarProcesses) -> Iterator[SelftestCheck]:
     """Yield a check for each transport and pair; `host` is the CPU."""
     pairs = [(device, twin)]
     if not device.traits.pools_on_host:
@@ -34,7 +34,7 @@ def link_checks(device: Device, twin: Device, host: Device, far: FarProcesses) -
     for source, target in pairs:
         for name in NAMES:
             row = f"{name}, {source.name} to {target.name}"
-            yield Check("links", row, functools.partial(_send, name, source, target, far))
+            yield SelftestCheck("links", row, functools.partial(_send, name, source, target, far))
 
 
 def works_within(name: str, device: Device) -> bool:

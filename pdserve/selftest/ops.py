@@ -10,21 +10,21 @@ from devices.interface import Device
 from engine.sampling.counter_hash import uniform
 from engine.sampling.sampler import TorchChooser, sample
 from engine.step import SampleRow
-from pdserve.selftest.check import Check, NotHere, Wrong
+from pdserve.selftest.check import NotHere, SelftestCheck, Wrong
 from wire.kv_layout import KvTensor, PoolLayout
 from wire.types import SamplingParams
 
 _ROWS, _VOCAB = 24, 1024
 
 
-def op_checks(device: Device) -> Iterator[Check]:
+def op_checks(device: Device) -> Iterator[SelftestCheck]:
     """Yield the checks."""
     run = functools.partial
-    yield Check("sampler", "greedy", run(_greedy, device))
-    yield Check("sampler", "seeded draws", run(_drawn, device))
-    yield Check("sampler", "top_k, top_p and banned tokens", run(_filtered, device))
-    yield Check("memory", "a KV pool, its rules and its marks", run(_pool, device))
-    yield Check("graphs", "captured work on new inputs", run(_graph, device))
+    yield SelftestCheck("sampler", "greedy", run(_greedy, device))
+    yield SelftestCheck("sampler", "seeded draws", run(_drawn, device))
+    yield SelftestCheck("sampler", "top_k, top_p and banned tokens", run(_filtered, device))
+    yield SelftestCheck("memory", "a KV pool, its rules and its marks", run(_pool, device))
+    yield SelftestCheck("graphs", "captured work on new inputs", run(_graph, device))
 
 
 def _greedy(device: Device) -> str:

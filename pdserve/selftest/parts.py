@@ -7,13 +7,13 @@ import torch
 
 from devices.interface import Device
 from engine.device_modules import REPLACERS, STAYED, replace_modules
-from pdserve.selftest.check import Check, NotHere, Wrong
+from pdserve.selftest.check import NotHere, SelftestCheck, Wrong
 
 
-def part_checks(device: Device) -> Iterator[Check]:
+def part_checks(device: Device) -> Iterator[SelftestCheck]:
     """Yield the checks; each says so where the device has no ops of its own."""
-    yield Check("network", "norms, gated MLPs and rotations", functools.partial(_replace, device))
-    yield Check("experts", "in groups", functools.partial(_group, device))
+    yield SelftestCheck("network", "norms, gated MLPs and rotations", functools.partial(_replace, device))
+    yield SelftestCheck("experts", "in groups", functools.partial(_group, device))
 
 
 def _replace(device: Device) -> str:

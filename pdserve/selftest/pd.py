@@ -10,7 +10,7 @@ import torch
 
 from instance.config import InstanceConfig
 from instance.local import LocalInstance
-from pdserve.selftest.check import Check, NotHere, Wrong
+from pdserve.selftest.check import NotHere, SelftestCheck, Wrong
 from scheduler.control import Control
 from scheduler.limits import ControlLimits
 from scheduler.membership.compatibility import ExpectedInstance
@@ -52,10 +52,10 @@ class TinyModel:
         return InstanceConfig(options, role, device_ids=(str(number),))
 
 
-def model_checks(model: TinyModel, transports: Callable[[], Sequence[str]]) -> Iterator[Check]:
+def model_checks(model: TinyModel, transports: Callable[[], Sequence[str]]) -> Iterator[SelftestCheck]:
     """Yield the checks; `transports` are asked for when they are needed."""
-    yield Check("model", "combined = transformers", functools.partial(_combined, model))
-    yield Check("model", "P/D = transformers", functools.partial(_pd, model, transports))
+    yield SelftestCheck("model", "combined = transformers", functools.partial(_combined, model))
+    yield SelftestCheck("model", "P/D = transformers", functools.partial(_pd, model, transports))
 
 
 def _combined(model: TinyModel) -> str:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pdserve.env_facts import Section, machine_facts
 from pdserve.redaction import redacted, secret_values
-from pdserve.selftest.check import Result, Verdict
-from pdserve.selftest.printed import tail
+from pdserve.selftest.captured_output import tail
+from pdserve.selftest.check import CheckStatus, Result
 from pdserve.text_table import printable, text_table
 from ranktable_tools.doctor.machine import Machine
 
@@ -50,13 +50,13 @@ def row(number: int, total: int, result: Result) -> str:
 def summary(results: Sequence[Result], num_checks: int) -> str:
     """Return the last line: how many of each, and of how many checks where not all have ended."""
     counts = Counter(result.verdict for result in results)
-    parts = [f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict]]
+    parts = [f"{counts[verdict]} {verdict.value}" for verdict in CheckStatus if counts[verdict]]
     checks = f"{num_checks} check{'' if num_checks == 1 else 's'}"
     ended = checks if len(results) == num_checks else f"stopped after {len(results)} of {checks}"
     return f"{ended}: {', '.join(parts)}" if parts else ended
 
 
-class Report:
+class SelftestReport:
     """The file, written anew after each row: whole or as it was. The machine is asked once.
 
     `logs` is the folder where what libraries print goes to files of its own.
@@ -98,7 +98,7 @@ def _text(
     ]
     document = {
         "tested": asdict(tested), "results": [asdict(one) for one in results], "facts": facts,
-        "failed": [f"{one.group}: {one.name}" for one in results if one.verdict is Verdict.FAILED],
+        "failed": [f"{one.group}: {one.name}" for one in results if one.verdict is CheckStatus.FAILED],
         "num_checks": num_checks, "running": running,
     }  # fmt: skip
     stopped = [] if running is None else [

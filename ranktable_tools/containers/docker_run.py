@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ranktable_tools.arguments import OneLineParser
 from ranktable_tools.containers.host_checks import Host, notes_of, require_ready
-from ranktable_tools.containers.member import Member, find_member, find_table_kind, read_tables
+from ranktable_tools.containers.member import ContainerMember, find_member, find_table_kind, read_tables
 from ranktable_tools.containers.mounts import own_mount, parse_mount
 from ranktable_tools.containers.run_line import (
     DRIVER,
@@ -113,7 +113,9 @@ def _note(text: str) -> None:
     print(f"{_PROG}: {text}", file=sys.stderr)
 
 
-def _container(arguments: argparse.Namespace, member: Member, kind: DeviceKind, command: tuple[str, ...]) -> Container:
+def _container(
+    arguments: argparse.Namespace, member: ContainerMember, kind: DeviceKind, command: tuple[str, ...]
+) -> Container:
     name = arguments.name or "-".join(("pdserve", member.role, *member.device_ids))
     if _NAME.fullmatch(name) is None:
         raise RanktableError(f"--name {name!r}: docker takes letters, digits, _ . and -, at most 128")

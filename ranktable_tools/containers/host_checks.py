@@ -7,13 +7,13 @@ from ranktable_tools.containers.cards import require_free
 from ranktable_tools.containers.docker import holders
 from ranktable_tools.containers.run_line import HCCN_CONF, LOGS, MANAGERS, Container, all_mounts
 from ranktable_tools.errors import RanktableError
-from ranktable_tools.tables import Server
+from ranktable_tools.tables import TableServer
 
 
 class Host:
     """The machine that the line is made on, and whether it is the member's own."""
 
-    def __init__(self, server: Server | None, root: Path = Path("/")) -> None:
+    def __init__(self, server: TableServer | None, root: Path = Path("/")) -> None:
         self.address = None if server is None else server.server_ip
         self.is_here = self.address is None or same_host(self.address, "localhost")
         self._root = root

@@ -8,11 +8,11 @@ from ranktable_tools.devices.kinds import DeviceKind
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.matching import find_own_entry
 from ranktable_tools.table_file import read_global, read_local
-from ranktable_tools.tables import GlobalTable, Instance, LocalTable, Role, Server
+from ranktable_tools.tables import GlobalTable, InstanceEntry, LocalTable, Role, TableServer
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
+class MemberTables:
     """What was given of them, with the path of the local one for messages."""
 
     whole: GlobalTable | None
@@ -20,7 +20,7 @@ class Tables:
     local_path: str = ""
 
     @property
-    def servers(self) -> Sequence[Server]:
+    def servers(self) -> Sequence[TableServer]:
         """The instances' server entries, as many as are known."""
         if self.whole is not None:
             return [instance.server for instance in self.whole.instances]
@@ -28,11 +28,11 @@ class Tables:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class ContainerMember:
     """One container's part: its server entry (None where no table was given) and the cards of its peers here."""
 
     role: Role
-    server: Server | None
+    server: TableServer | None
     peer_ids: tuple[str, ...] = ()
 
     @property
@@ -41,13 +41,13 @@ class Member:
         return () if self.server is None else self.server.device_ids
 
 
-def read_tables(global_path: str | None, local_path: str | None, *, share_devices: bool = False) -> Tables:
+def read_tables(global_path: str | None, local_path: str | None, *, share_devices: bool = False) -> MemberTables:
     """Read what was given. Raises RanktableError naming file, place and value."""
     table = read_global(global_path, share_devices=share_devices) if global_path else None
-    return Tables(table, read_local(local_path) if local_path else None, local_path or "")
+    return MemberTables(table, read_local(local_path) if local_path else None, local_path or "")
 
 
-def find_member(role: Role, tables: Tables, number: int | None = None) -> Member:
+def find_member(role: Role, tables: MemberTables, number: int | None = None) -> ContainerMember:
     """Return the member. Raises RanktableError where the tables mean another role, or more than one instance."""
     if role == "scheduler":
         return _scheduler(tables)
@@ -58,7 +58,7 @@ def find_member(role: Role, tables: Tables, number: int | None = None) -> Member
     return _of_role(role, tables.whole, number)
 
 
-def find_table_kind(tables: Tables) -> DeviceKind | None:
+def find_table_kind(tables: MemberTables) -> DeviceKind | None:
     """Return `npu` where devices have addresses of their own, as only NPUs do; None where that does not tell."""
     apart = any(
         device.device_ip is not None and canonical(device.device_ip) != canonical(server.server_ip)
@@ -68,19 +68,19 @@ def find_table_kind(tables: Tables) -> DeviceKind | None:
     return "npu" if apart else None
 
 
-def _scheduler(tables: Tables) -> Member:
+def _scheduler(tables: MemberTables) -> ContainerMember:
     if tables.local is not None and tables.local.server.devices:
         ids = ",".join(tables.local.server.device_ids)
         raise RanktableError(f"{tables.local_path}: has the devices {ids}; the scheduler's local table has none")
     known = tables.whole.scheduler if tables.whole is not None else None
-    return Member("scheduler", tables.local.server if tables.local is not None else known)
+    return ContainerMember("scheduler", tables.local.server if tables.local is not None else known)
 
 
-def _of_local(role: Role, tables: Tables, local: LocalTable) -> Member:
+def _of_local(role: Role, tables: MemberTables, local: LocalTable) -> ContainerMember:
     if not local.server.devices:
         raise RanktableError(f"{tables.local_path}: has no device, so it is the scheduler's, and {role} was asked for")
     if tables.whole is None:
-        return Member(role, local.server)
+        return ContainerMember(role, local.server)
     try:
         own = find_own_entry(local, tables.whole)
     except RanktableError as error:
@@ -91,7 +91,7 @@ def _of_local(role: Role, tables: Tables, local: LocalTable) -> Member:
     return _member(own, tables.whole)
 
 
-def _of_role(role: Role, table: GlobalTable, number: int | None) -> Member:
+def _of_role(role: Role, table: GlobalTable, number: int | None) -> ContainerMember:
     instances = [instance for instance in table.instances if instance.role == role]
     if number is not None:
         found = [instance for instance in instances if instance.number == number]
@@ -108,7 +108,7 @@ def _of_role(role: Role, table: GlobalTable, number: int | None) -> Member:
     return _member(here[0], table)
 
 
-def _member(own: Instance, table: GlobalTable) -> Member:
+def _member(own: InstanceEntry, table: GlobalTable) -> ContainerMember:
     """Return the member with the devices of the other role's instances on its host."""
     hosts = HostComparer()
     peers = [
@@ -117,4 +117,4 @@ def _member(own: Instance, table: GlobalTable) -> Member:
         if other.role != own.role and hosts.same(other.server.server_ip, own.server.server_ip)
         for device_id in other.server.device_ids
     ]
-    return Member(own.role, own.server, tuple(peers))
+    return ContainerMember(own.role, own.server, tuple(peers))

@@ -18,7 +18,7 @@ _MAX_SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ToolOutput:
     """What one command said, on both outputs, and its exit status."""
 
     command: tuple[str, ...]
@@ -31,7 +31,7 @@ class Answer:
         return " ".join(self.text.split())[:_MAX_SHOWN] or "nothing"
 
 
-Run = Callable[[Sequence[str]], Answer]
+Run = Callable[[Sequence[str]], ToolOutput]
 
 
 def find_tool(name: str, environ: Mapping[str, str]) -> str | None:
@@ -45,7 +45,7 @@ def find_tool(name: str, environ: Mapping[str, str]) -> str | None:
 
 def run_tool(
     command: Sequence[str], *, timeout_s: float = TIMEOUT_S, environ: Mapping[str, str] | None = None
-) -> Answer:
+) -> ToolOutput:
     """Run one command to its end. These tools tell errors in words, with a status that differs between versions.
 
     Raises RanktableError when it cannot be run or does not end within `timeout_s`; it is killed then.
@@ -59,4 +59,4 @@ def run_tool(
         raise RanktableError(f"{' '.join(command)}: no answer within {timeout_s:g} s") from error
     except OSError as error:
         raise RanktableError(f"{' '.join(command)}: cannot be run: {error.strerror}") from error
-    return Answer(tuple(command), done.stdout.decode(errors="replace"), done.returncode)
+    return ToolOutput(tuple(command), done.stdout.decode(errors="replace"), done.returncode)

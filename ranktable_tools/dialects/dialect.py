@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ranktable_tools.document import Node
-from ranktable_tools.reading import Reading
+from ranktable_tools.reading import TableReading
 from ranktable_tools.tables import Table
 
 Document = Mapping[str, object]
@@ -29,6 +29,6 @@ class Dialect:
     name: str
     says: str
     matches: Callable[[Document], bool]
-    read: Callable[[Node, ReadOptions], Reading]
+    read: Callable[[Node, ReadOptions], TableReading]
     write: Callable[[Table], str] | None = None
     aliases: tuple[str, ...] = ()

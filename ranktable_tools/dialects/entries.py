@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ranktable_tools.document import Check, Node
 from ranktable_tools.fields import address, anything, identity, number, port
 from ranktable_tools.reading import PlacedServer
-from ranktable_tools.tables import Device, Server
+from ranktable_tools.tables import TableDevice, TableServer
 
 _SERVER_CHECKS: Mapping[str, Check] = {
     "server_port": port,
@@ -53,7 +53,7 @@ def read_servers(node: Node, form: Form) -> list[PlacedServer]:
     return [placed for placed in parsed if placed is not None]
 
 
-def read_device(node: Node, form: Form, rank_id: str | None = None) -> Device | None:
+def read_device(node: Node, form: Form, rank_id: str | None = None) -> TableDevice | None:
     """Read one device entry; its rank is `rank_id` where the dialect has none."""
     device_id = node.text("device_id", form.device_id)
     wants_ip = form.device_ip or node.has("device_ip")
@@ -63,10 +63,10 @@ def read_device(node: Node, form: Form, rank_id: str | None = None) -> Device | 
     extras = {key: node.optional_text(key, checks[key]) for key in form.device_keys}
     if device_id is None or rank is None or (wants_ip and device_ip is None):
         return None
-    return Device(device_id, device_ip, rank, **extras)
+    return TableDevice(device_id, device_ip, rank, **extras)
 
 
-def server_list(servers: Iterable[Server], form: Form) -> dict[str, object]:
+def server_list(servers: Iterable[TableServer], form: Form) -> dict[str, object]:
     """Return `server_count` and `server_list` as a dialect writes them."""
     listed = [_server_object(server, form) for server in servers]
     return {"server_count": str(len(listed)), "server_list": listed}
@@ -86,7 +86,7 @@ def _read_server(node: Node, form: Form) -> PlacedServer | None:
         return None
     host_ip, container_ip = extras.get("host_ip"), extras.get("container_ip")
     server_port = extras.get("server_port")
-    server = Server(
+    server = TableServer(
         server_id=server_id,
         # Where no server_ip stands, a pod is reached at its own address, and a server_id is mostly one.
         server_ip=server_ip or container_ip or host_ip or server_id,
@@ -99,7 +99,7 @@ def _read_server(node: Node, form: Form) -> PlacedServer | None:
     return PlacedServer(server, node.place)
 
 
-def _read_devices(node: Node, form: Form) -> tuple[Device, ...] | None:
+def _read_devices(node: Node, form: Form) -> tuple[TableDevice, ...] | None:
     elements = node.elements("device")
     if elements is None:
         return None
@@ -111,7 +111,7 @@ def _read_devices(node: Node, form: Form) -> tuple[Device, ...] | None:
     return devices if len(devices) == len(elements) else None
 
 
-def _server_object(server: Server, form: Form) -> dict[str, object]:
+def _server_object(server: TableServer, form: Form) -> dict[str, object]:
     entry: dict[str, object] = {"server_id": server.server_id}
     if form.server_ip:
         entry["server_ip"] = server.server_ip
@@ -121,11 +121,11 @@ def _server_object(server: Server, form: Form) -> dict[str, object]:
     return entry
 
 
-def _device_object(device: Device, form: Form) -> dict[str, str]:
+def _device_object(device: TableDevice, form: Form) -> dict[str, str]:
     entry = {"device_id": device.device_id, **_present(device, ("device_ip",)), "rank_id": device.rank_id}
     return entry | _present(device, form.device_keys)
 
 
-def _present(entry: Server | Device, keys: Iterable[str]) -> dict[str, str]:
+def _present(entry: TableServer | TableDevice, keys: Iterable[str]) -> dict[str, str]:
     found = {key: getattr(entry, key) for key in keys}
     return {key: str(value) for key, value in found.items() if value is not None}

@@ -13,8 +13,8 @@ from ranktable_tools.dialects.super_pods import read_super_pods, super_pod_list
 from ranktable_tools.document import Node
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.fields import completed, exactly, number_up_to, short_identity
-from ranktable_tools.reading import PlacedInstance, Reading
-from ranktable_tools.tables import Server, Table
+from ranktable_tools.reading import PlacedInstance, TableReading
+from ranktable_tools.tables import Table, TableServer
 
 MAX_SUPER_DEVICE_ID = 2**30
 _SERVER_KEYS = ("host_ip", "container_ip")
@@ -28,24 +28,24 @@ _FORM_1_2 = replace(
 )
 
 
-def _read_1_0(root: Node, options: ReadOptions) -> Reading:
+def _read_1_0(root: Node, options: ReadOptions) -> TableReading:
     del options  # one instance, all said
     return _reading(root, "1.0", _FORM_1_0)
 
 
-def _read_1_2(root: Node, options: ReadOptions) -> Reading:
+def _read_1_2(root: Node, options: ReadOptions) -> TableReading:
     del options  # one instance, all said
     return _reading(root, "1.2", _FORM_1_2)
 
 
-def _reading(root: Node, version: str, form: Form) -> Reading:
+def _reading(root: Node, version: str, form: Form) -> TableReading:
     root.text("version", exactly(version, "bad-version", f'must be "{version}"'))
     root.text("status", completed)
     servers = read_servers(root, form)
     if version == "1.2":
         servers = read_super_pods(root, servers)
     instances = (PlacedInstance(None, tuple(servers), ""),) if servers else ()
-    return Reading(f"hccl-{version}", "instance", (), instances)
+    return TableReading(f"hccl-{version}", "instance", (), instances)
 
 
 def _write_1_0(table: Table) -> str:
@@ -68,7 +68,7 @@ def _write_1_2(table: Table) -> str:
     return text_of({**head, **server_list(hosts, _FORM_1_2), "super_pod_list": super_pod_list(hosts)})
 
 
-def _hosts(table: Table, dialect: str) -> list[Server]:
+def _hosts(table: Table, dialect: str) -> list[TableServer]:
     """Return the servers of the table's one instance as HCCL wants them: one entry per host, an id for each.
 
     Where two hosts have one id, or one is too long, the addresses become the ids.
@@ -77,7 +77,7 @@ def _hosts(table: Table, dialect: str) -> list[Server]:
         raise RanktableError(
             f"{dialect} tables have one instance, this one has {len(table.instances)}; choose one with --instance"
         )
-    hosts: dict[str, Server] = {}
+    hosts: dict[str, TableServer] = {}
     for server in table.instances[0].servers:
         known = hosts.get(canonical(server.server_ip))
         joined = server if known is None else replace(known, devices=(*known.devices, *server.devices))
@@ -87,13 +87,13 @@ def _hosts(table: Table, dialect: str) -> list[Server]:
     return [_with_host_ip(server if fit else replace(server, server_id=server.server_ip)) for server in hosts.values()]
 
 
-def _by_pod(hosts: list[Server]) -> list[Server]:
+def _by_pod(hosts: list[TableServer]) -> list[TableServer]:
     """Order servers so that those of one super pod stand together, pods by their first server."""
     pods = list(dict.fromkeys(host.super_pod_id for host in hosts))
     return sorted(hosts, key=lambda host: pods.index(host.super_pod_id))
 
 
-def _with_host_ip(server: Server) -> Server:
+def _with_host_ip(server: TableServer) -> TableServer:
     """Keep an address that is not the server_id: HCCL has no server_ip."""
     if server.server_ip in (server.server_id, server.host_ip, server.container_ip):
         return server

@@ -17,7 +17,7 @@ from ranktable_tools.dialects.structure import (
 )
 from ranktable_tools.document import Node
 from ranktable_tools.fields import completed, exactly
-from ranktable_tools.reading import PlacedInstance, PlacedServer, Reading
+from ranktable_tools.reading import PlacedInstance, PlacedServer, TableReading
 from ranktable_tools.tables import InstanceRole
 
 _FORM = Form(server_keys=("server_port", "pod_name", "host_ip", "container_ip"), device_keys=("device_port",))
@@ -38,18 +38,18 @@ def check_num_prefill(root: Node, options: ReadOptions, num_instances: int) -> N
         node.report("num-prefill", f"has {num_instances} instances", advice)
 
 
-def _read_kubeinfer(root: Node, options: ReadOptions) -> Reading:
+def _read_kubeinfer(root: Node, options: ReadOptions) -> TableReading:
     groups_read = _read_groups(root)
     schedulers = groups_read[0][1] if groups_read else []
     instances = _instances(groups_read[1:], options)
     check_num_prefill(root, options, len(instances))
-    return Reading("kubeinfer", "cluster", tuple(schedulers), instances)
+    return TableReading("kubeinfer", "cluster", tuple(schedulers), instances)
 
 
-def _read_merged(root: Node, options: ReadOptions) -> Reading:
+def _read_merged(root: Node, options: ReadOptions) -> TableReading:
     instances = _instances(_read_groups(root), options)
     check_num_prefill(root, options, len(instances))
-    return Reading("omni-merged", "cluster", (), instances)
+    return TableReading("omni-merged", "cluster", (), instances)
 
 
 def _read_groups(root: Node) -> list[tuple[str, list[PlacedServer]]]:

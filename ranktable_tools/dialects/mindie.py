@@ -13,10 +13,10 @@ from ranktable_tools.dialects.hccl import MAX_SUPER_DEVICE_ID
 from ranktable_tools.dialects.kubeinfer import check_num_prefill, role_of
 from ranktable_tools.dialects.structure import groups, has_mindie_keys, holds_devices, servers
 from ranktable_tools.dialects.super_pods import read_super_pods
-from ranktable_tools.document import MAX_ELEMENTS, Fault, Node
+from ranktable_tools.document import MAX_ELEMENTS, Node, ValueFault
 from ranktable_tools.fields import PORT_ADVICE, completed, number_up_to
 from ranktable_tools.ports import parse_port
-from ranktable_tools.reading import PlacedInstance, PlacedServer, Reading
+from ranktable_tools.reading import PlacedInstance, PlacedServer, TableReading
 
 MAX_GROUPS = 98
 MAX_COORDINATORS = 2
@@ -30,9 +30,9 @@ _FORM = Form(
 )
 
 
-def _read(root: Node, options: ReadOptions) -> Reading:
+def _read(root: Node, options: ReadOptions) -> TableReading:
     root.text(
-        "version", lambda text: None if text in ("1.0", "1.2") else Fault("bad-version", 'must be "1.0" or "1.2"')
+        "version", lambda text: None if text in ("1.0", "1.2") else ValueFault("bad-version", 'must be "1.0" or "1.2"')
     )
     root.text("status", completed)
     schedulers: list[PlacedServer] = []
@@ -51,7 +51,7 @@ def _read(root: Node, options: ReadOptions) -> Reading:
             instances += _instances(node, placed)
         _check_first_groups(node, number, group_id)
     check_num_prefill(root, options, len(instances))
-    return Reading("mindie", "cluster", tuple(schedulers), _placed(instances, options), tuple(notes))
+    return TableReading("mindie", "cluster", tuple(schedulers), _placed(instances, options), tuple(notes))
 
 
 def _groups(root: Node) -> list[Node]:

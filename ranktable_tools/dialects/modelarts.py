@@ -13,11 +13,11 @@ from ranktable_tools.dialects.structure import (
     has_mindie_keys,
     holds_devices,
 )
-from ranktable_tools.document import Fault, Node, shown
+from ranktable_tools.document import Node, ValueFault, shown
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.fields import completed, exactly
-from ranktable_tools.reading import PlacedInstance, PlacedServer, Reading
-from ranktable_tools.tables import GlobalTable, InstanceRole, LocalTable, Server, Table, TableInstance, TablePart
+from ranktable_tools.reading import PlacedInstance, PlacedServer, TableReading
+from ranktable_tools.tables import GlobalTable, InstanceRole, LocalTable, Table, TableInstance, TablePart, TableServer
 
 _FORM = Form(server_keys=("server_port",), device_keys=("device_port",))
 _GROUPS = "0 (scheduler), 1 (prefill) and 2 (decode)"
@@ -55,13 +55,13 @@ def write(table: Table) -> str:
     return global_text(TablePart(table.schedulers[0] if table.schedulers else None, prefill, decode))
 
 
-def read(root: Node, options: ReadOptions) -> Reading:
+def read(root: Node, options: ReadOptions) -> TableReading:
     """Read a global table, whole or not, or a local one; what is wrong goes to the node's problems."""
     del options  # the guide's tables say all
     return read_global(root) if root.has("server_group_list") or not root.has("server_list") else read_local(root)
 
 
-def read_global(root: Node) -> Reading:
+def read_global(root: Node) -> TableReading:
     """Read a global table, whole or not; what is wrong goes to the node's problems."""
     _check_head(root)
     groups = root.elements("server_group_list") or []
@@ -74,17 +74,17 @@ def read_global(root: Node) -> Reading:
             schedulers += servers
         elif group_id is not None:
             instances += [PlacedInstance(_ROLES[group_id], (placed,), placed.place) for placed in servers]
-    return Reading("modelarts", "cluster", tuple(schedulers), tuple(instances))
+    return TableReading("modelarts", "cluster", tuple(schedulers), tuple(instances))
 
 
-def read_local(root: Node) -> Reading:
+def read_local(root: Node) -> TableReading:
     """Read a local table; what is wrong goes to the node's problems."""
     _check_head(root)
     root.text("group_id", exactly("0", "local-group-id", 'must be "0" in a local table'))
     servers = tuple(read_servers(root, _FORM))
     if any(placed.server.devices for placed in servers):
-        return Reading("modelarts", "instance", (), (PlacedInstance(None, servers, ""),))
-    return Reading("modelarts", "instance", servers, ())
+        return TableReading("modelarts", "instance", (), (PlacedInstance(None, servers, ""),))
+    return TableReading("modelarts", "instance", servers, ())
 
 
 def check_whole(root: Node) -> None:
@@ -124,14 +124,14 @@ def _read_group(node: Node, expected: list[str]) -> tuple[str | None, list[Place
     return group_id, servers
 
 
-def _unexpected(text: str, expected: list[str]) -> Fault | None:
+def _unexpected(text: str, expected: list[str]) -> ValueFault | None:
     if text in expected:
         return None
     wanted = " or ".join(f'"{group_id}"' for group_id in expected) or "absent: all groups stand before it"
-    return Fault("group-id", f"must be {wanted}; the groups are {_GROUPS}, in this order, each once")
+    return ValueFault("group-id", f"must be {wanted}; the groups are {_GROUPS}, in this order, each once")
 
 
-def _only_server(instance: TableInstance) -> Server:
+def _only_server(instance: TableInstance) -> TableServer:
     if len(instance.servers) != 1:
         hosts = " and ".join(server.server_ip for server in instance.servers)
         raise RanktableError(
@@ -141,7 +141,7 @@ def _only_server(instance: TableInstance) -> Server:
     return instance.servers[0]
 
 
-def _local_text(servers: tuple[Server, ...]) -> str:
+def _local_text(servers: tuple[TableServer, ...]) -> str:
     head = {"version": "1.0", "status": "completed", "group_id": "0"}
     return text_of({**head, **server_list(servers, _FORM)})
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from ranktable_tools.document import Node
 from ranktable_tools.fields import identity
 from ranktable_tools.reading import PlacedServer
-from ranktable_tools.tables import Server
+from ranktable_tools.tables import TableServer
 
 
 def read_super_pods(node: Node, servers: list[PlacedServer]) -> list[PlacedServer]:
@@ -34,7 +34,7 @@ def read_super_pods(node: Node, servers: list[PlacedServer]) -> list[PlacedServe
     return [_with_pod(placed, pod_by_server.get(placed.server.server_id), node) for placed in servers]
 
 
-def super_pod_list(servers: Iterable[Server]) -> list[dict[str, object]]:
+def super_pod_list(servers: Iterable[TableServer]) -> list[dict[str, object]]:
     """Return the list of the pods of these servers, in the order of the servers."""
     members: dict[str, list[dict[str, str]]] = {}
     for server in servers:

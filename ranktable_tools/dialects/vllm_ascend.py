@@ -9,10 +9,10 @@ from itertools import groupby
 
 from ranktable_tools.dialects.dialect import Dialect, Document, ReadOptions
 from ranktable_tools.dialects.entries import Form, read_device
-from ranktable_tools.document import Fault, Node, shown
+from ranktable_tools.document import Node, ValueFault, shown
 from ranktable_tools.fields import address, completed, identity, number
-from ranktable_tools.reading import PlacedInstance, PlacedServer, Reading
-from ranktable_tools.tables import Device, InstanceRole, Server
+from ranktable_tools.reading import PlacedInstance, PlacedServer, TableReading
+from ranktable_tools.tables import InstanceRole, TableDevice, TableServer
 
 _FORM = Form(device_keys=("super_device_id",))
 _ROLES: tuple[InstanceRole, ...] = ("prefill", "decode")
@@ -24,12 +24,12 @@ class _Entry:
 
     server_id: str
     super_pod_id: str | None
-    device: Device
+    device: TableDevice
     place: str
 
 
-def _read(root: Node, options: ReadOptions) -> Reading:
-    root.text("version", lambda text: None if text in ("1.0", "1.2") else Fault("bad-version", 'must be "1.2"'))
+def _read(root: Node, options: ReadOptions) -> TableReading:
+    root.text("version", lambda text: None if text in ("1.0", "1.2") else ValueFault("bad-version", 'must be "1.2"'))
     root.text("status", completed)
     instances: list[PlacedInstance] = []
     cluster_ids: dict[str, str] = {}
@@ -38,7 +38,7 @@ def _read(root: Node, options: ReadOptions) -> Reading:
         for chunk in _cut(root, f"{role}_device_list", entries, options.devices_per_instance):
             instances.append(_instance(role, chunk))
     _check_server_count(root, instances)
-    return Reading("vllm-ascend", "cluster", (), tuple(instances), _notes(options, instances))
+    return TableReading("vllm-ascend", "cluster", (), tuple(instances), _notes(options, instances))
 
 
 def _read_entries(root: Node, key: str, cluster_ids: dict[str, str]) -> list[_Entry]:
@@ -83,7 +83,7 @@ def _instance(role: InstanceRole, entries: Sequence[_Entry]) -> PlacedInstance:
     for server_id, members in groupby(ranked, key=lambda entry: entry.server_id):
         found = list(members)
         devices = tuple(entry.device for entry in found)
-        server = Server(server_id, server_id, devices, super_pod_id=found[0].super_pod_id)
+        server = TableServer(server_id, server_id, devices, super_pod_id=found[0].super_pod_id)
         servers.append(PlacedServer(server, found[0].place, tuple(entry.place for entry in found)))
     return PlacedInstance(role, tuple(servers), entries[0].place)
 

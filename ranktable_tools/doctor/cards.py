@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ranktable_tools.devices.npu_smi import parse_processes, parse_states
 from ranktable_tools.devices.nvidia_smi import GPU_QUERY, PROCESS_QUERY, parse_gpu_processes, parse_gpus
-from ranktable_tools.doctor.case import Case
+from ranktable_tools.doctor.case import DoctorInput
 from ranktable_tools.doctor.verdict import Verdict, combined, counted, fail, not_here, ok, warn
 
 _NO_CARDS = "this machine computes on its cores"
@@ -22,7 +22,7 @@ class CardUser:
     memory_mb: int | None
 
 
-def check_cards(case: Case) -> Verdict:
+def check_cards(case: DoctorInput) -> Verdict:
     """Every card that the tables name for this host has a device node, and the driver's tool lists it."""
     machine = case.machine
     if machine.kind == "cpu":
@@ -39,7 +39,7 @@ def check_cards(case: Case) -> Verdict:
     return ok(f"{machine.kind} {shown}: {listed}")
 
 
-def check_card_health(case: Case) -> Verdict:
+def check_card_health(case: DoctorInput) -> Verdict:
     """npu-smi calls every card of the tables OK."""
     if case.machine.kind != "npu":
         return not_here("no NPU on this machine")
@@ -61,7 +61,7 @@ def check_card_health(case: Case) -> Verdict:
     return combined(troubles, f"{counted(len(found), 'card')} OK")
 
 
-def check_card_users(case: Case) -> Verdict:
+def check_card_users(case: DoctorInput) -> Verdict:
     """Nobody but pdserve computes on the cards of the tables."""
     if case.machine.kind == "cpu":
         return not_here(_NO_CARDS)
@@ -78,7 +78,7 @@ def check_card_users(case: Case) -> Verdict:
     return combined(troubles, f"{counted(ours, 'process', 'processes')} of pdserve" if ours else "nobody uses them")
 
 
-def _listed(case: Case) -> str | Verdict:
+def _listed(case: DoctorInput) -> str | Verdict:
     if case.machine.kind == "npu":
         answer = case.machine.ask("npu-smi", "info")
         if answer is None:
@@ -94,7 +94,7 @@ def _listed(case: Case) -> str | Verdict:
     return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
 
 
-def _npu_users(case: Case) -> Sequence[CardUser] | Verdict:
+def _npu_users(case: DoctorInput) -> Sequence[CardUser] | Verdict:
     answer = case.machine.ask("npu-smi", "info")
     if answer is None:
         return fail("npu-smi is not found", _MOUNT)
@@ -105,7 +105,7 @@ def _npu_users(case: Case) -> Sequence[CardUser] | Verdict:
     ]
 
 
-def _gpu_users(case: Case) -> Sequence[CardUser] | Verdict:
+def _gpu_users(case: DoctorInput) -> Sequence[CardUser] | Verdict:
     gpus = case.machine.ask("nvidia-smi", *GPU_QUERY)
     processes = case.machine.ask("nvidia-smi", *PROCESS_QUERY)
     if gpus is None or processes is None:
@@ -117,7 +117,7 @@ def _gpu_users(case: Case) -> Sequence[CardUser] | Verdict:
     ]
 
 
-def _is_ours(case: Case, user: CardUser) -> bool:
+def _is_ours(case: DoctorInput, user: CardUser) -> bool:
     return user.pid is not None and "pdserve" in (case.machine.text(f"/proc/{user.pid}/cmdline") or "")
 
 

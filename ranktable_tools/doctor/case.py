@@ -11,7 +11,7 @@ from ranktable_tools.errors import RanktableError
 from ranktable_tools.matching import find_own_entry
 from ranktable_tools.node_ports import InstanceAddress, instance_addresses
 from ranktable_tools.table_file import is_global, read_global, read_local
-from ranktable_tools.tables import GlobalTable, Instance, LocalTable, Server
+from ranktable_tools.tables import GlobalTable, InstanceEntry, LocalTable, TableServer
 
 GLOBAL_VARIABLE = "GLOBAL_RANK_TABLE_FILE_PATH"
 LOCAL_VARIABLE = "RANK_TABLE_FILE_PATH"
@@ -19,7 +19,7 @@ _SCHEDULER_PORT = 9000
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
+class DoctorTables:
     """The tables given; `problem` says why one could not be used, `own` is the instance the local one means.
 
     `share_devices` says how they were read: whether two instances may have one GPU.
@@ -29,20 +29,20 @@ class Tables:
     local_path: str | None = None
     table: GlobalTable | None = None
     local: LocalTable | None = None
-    own: Instance | None = None
+    own: InstanceEntry | None = None
     problem: str = ""
     share_devices: bool = False
 
 
 @dataclass(frozen=True)
-class Case:
+class DoctorInput:
     """All that a check may ask for; `tls` are flags for a command of pdserve's that calls instances.
 
     Connecting ends after `connect_s`, a command of pdserve's after `command_s`; no further ping starts after `pings_s`.
     """
 
     machine: Machine
-    tables: Tables
+    tables: DoctorTables
     url: str | None = None
     mib: int = 16
     tls: tuple[str, ...] = ()
@@ -51,12 +51,12 @@ class Case:
     pings_s: float = 30.0
 
     @cached_property
-    def here(self) -> tuple[Instance, ...]:
+    def here(self) -> tuple[InstanceEntry, ...]:
         """The table's instances on this machine."""
         return tuple(one for one in self.instances if self.is_here(one.server.server_ip))
 
     @property
-    def instances(self) -> tuple[Instance, ...]:
+    def instances(self) -> tuple[InstanceEntry, ...]:
         """All instances of the table."""
         return () if self.tables.table is None else self.tables.table.instances
 
@@ -98,7 +98,7 @@ class Case:
         return HostComparer()
 
 
-def read_tables(files: Sequence[str], machine: Machine, *, share_devices: bool = False) -> Tables:
+def read_tables(files: Sequence[str], machine: Machine, *, share_devices: bool = False) -> DoctorTables:
     """Return the tables in `files`, or, without any, those that the guide's variables name."""
     global_path, local_path = _paths(files, machine)
     table, local, own, problem = None, None, None, ""
@@ -109,10 +109,10 @@ def read_tables(files: Sequence[str], machine: Machine, *, share_devices: bool =
             own = _own(local, table, f"{local_path} ", global_path or "")
     except RanktableError as error:
         problem = str(error)
-    return Tables(global_path, local_path, table, local, own, problem, share_devices)
+    return DoctorTables(global_path, local_path, table, local, own, problem, share_devices)
 
 
-def _own(local: LocalTable, table: GlobalTable, prefix: str, global_path: str) -> Instance | None:
+def _own(local: LocalTable, table: GlobalTable, prefix: str, global_path: str) -> InstanceEntry | None:
     try:
         return find_own_entry(local, table)
     except RanktableError as error:
@@ -131,10 +131,10 @@ def _paths(files: Sequence[str], machine: Machine) -> tuple[str | None, str | No
     return next(iter(globals_given), None), next(iter(locals_given), None)
 
 
-def _servers(table: GlobalTable) -> list[Server]:
+def _servers(table: GlobalTable) -> list[TableServer]:
     return [table.scheduler, *(one.server for one in table.instances)]
 
 
-def table_folder(tables: Tables) -> str:
+def table_folder(tables: DoctorTables) -> str:
     """Return the folder of the global table."""
     return os.path.dirname(os.path.abspath(tables.global_path or "."))

@@ -14,39 +14,39 @@ from ranktable_tools.doctor import (
     tables,
     versions,
 )
-from ranktable_tools.doctor.case import Case
+from ranktable_tools.doctor.case import DoctorInput
 from ranktable_tools.doctor.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class DoctorCheck:
     """One line of the screen."""
 
     name: str
-    run: Callable[[Case], Verdict]
+    run: Callable[[DoctorInput], Verdict]
 
 
 CHECKS = (
-    Check("tables", tables.check_tables),
-    Check("address", network.check_address),
-    Check("secret", tables.check_secret),
-    Check("variables", tables.check_variables),
-    Check("ports", network.check_ports),
-    Check("reach", network.check_reach),
-    Check("no_proxy", network.check_proxy),
-    Check("cores", cores.check_cores),
-    Check("cards", cards.check_cards),
-    Check("card health", cards.check_card_health),
-    Check("card users", cards.check_card_users),
-    Check("versions", versions.check_versions),
-    Check("container", container.check_container),
-    Check("device links", device_network.check_device_links),
-    Check("device TLS", device_network.check_tls),
-    Check("device pairs", device_network.check_device_pairs),
-    Check("docker", host.check_docker),
-    Check("ip_forward", host.check_ip_forward),
-    Check("LLM_TOOLS_PATH", tables.check_llm_tools_path),
-    Check("scheduler", cluster.check_scheduler),
-    Check("model", cluster.check_model),
-    Check("links", cluster.check_links),
+    DoctorCheck("tables", tables.check_tables),
+    DoctorCheck("address", network.check_address),
+    DoctorCheck("secret", tables.check_secret),
+    DoctorCheck("variables", tables.check_variables),
+    DoctorCheck("ports", network.check_ports),
+    DoctorCheck("reach", network.check_reach),
+    DoctorCheck("no_proxy", network.check_proxy),
+    DoctorCheck("cores", cores.check_cores),
+    DoctorCheck("cards", cards.check_cards),
+    DoctorCheck("card health", cards.check_card_health),
+    DoctorCheck("card users", cards.check_card_users),
+    DoctorCheck("versions", versions.check_versions),
+    DoctorCheck("container", container.check_container),
+    DoctorCheck("device links", device_network.check_device_links),
+    DoctorCheck("device TLS", device_network.check_tls),
+    DoctorCheck("device pairs", device_network.check_device_pairs),
+    DoctorCheck("docker", host.check_docker),
+    DoctorCheck("ip_forward", host.check_ip_forward),
+    DoctorCheck("LLM_TOOLS_PATH", tables.check_llm_tools_path),
+    DoctorCheck("scheduler", cluster.check_scheduler),
+    DoctorCheck("model", cluster.check_model),
+    DoctorCheck("links", cluster.check_links),
 )

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ranktable_tools.devices.tools import run_tool
-from ranktable_tools.doctor.case import Case
+from ranktable_tools.doctor.case import DoctorInput
 from ranktable_tools.doctor.verdict import Verdict, combined, counted, fail, not_here, ok, warn
 
 _PYTHON_VARIABLE = "PDSERVE_PYTHON"
@@ -19,7 +19,7 @@ _OBJECT = re.compile(r"^\{", re.MULTILINE)
 _NO_SCHEDULER = "no scheduler answers at"
 
 
-def check_scheduler(case: Case) -> Verdict:
+def check_scheduler(case: DoctorInput) -> Verdict:
     """The scheduler answers, and would serve a request now."""
     url = case.base_url
     if url is None:
@@ -38,7 +38,7 @@ def check_scheduler(case: Case) -> Verdict:
     return warn(f"{url} is not ready: {'; '.join(map(str, missing))}", "pdserve status")
 
 
-def check_model(case: Case) -> Verdict:
+def check_model(case: DoctorInput) -> Verdict:
     """The instances that answer have the same model and layout, and are those that the table names."""
     if case.tables.global_path is None or case.tables.table is None:
         return not_here("no global table was given")
@@ -62,7 +62,7 @@ def check_model(case: Case) -> Verdict:
     )
 
 
-def check_links(case: Case) -> Verdict:
+def check_links(case: DoctorInput) -> Verdict:
     """Every prefill-decode pair has a link, measured now."""
     if case.base_url is None:
         return not_here("no scheduler is known", "give --url, or a global table")
@@ -97,7 +97,7 @@ def _get(url: str, path: str, timeout_s: float) -> tuple[int, Any]:
         return answer.status, None
 
 
-def _ask_pdserve(case: Case, key: str, module: str, *arguments: str) -> dict[str, Any] | Verdict:
+def _ask_pdserve(case: DoctorInput, key: str, module: str, *arguments: str) -> dict[str, Any] | Verdict:
     """Return the JSON object with `key` that one of our commands prints; a verdict where it prints none."""
     environ = {**case.machine.environ, "PYTHONPATH": _python_path(case.machine.environ.get("PYTHONPATH"))}
     python = environ.get(_PYTHON_VARIABLE) or sys.executable

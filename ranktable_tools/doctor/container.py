@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 
-from ranktable_tools.doctor.case import Case
+from ranktable_tools.doctor.case import DoctorInput
 from ranktable_tools.doctor.machine import Machine
 from ranktable_tools.doctor.verdict import Verdict, combined, fail, not_here, ok, warn
 
@@ -13,7 +13,7 @@ _SMI_PLACES = ("/usr/local/sbin/npu-smi", "/usr/local/bin/npu-smi")
 _ASCEND_UID = 1000
 
 
-def check_container(case: Case, uid: int | None = None) -> Verdict:
+def check_container(case: DoctorInput, uid: int | None = None) -> Verdict:
     """What the guide's `docker run` line mounts is there, and the cards are those of the local table."""
     machine = case.machine
     if not machine.in_container:
@@ -42,7 +42,7 @@ def _mounts(machine: Machine) -> Sequence[Verdict]:
     return troubles
 
 
-def _cards(case: Case) -> Sequence[Verdict]:
+def _cards(case: DoctorInput) -> Sequence[Verdict]:
     local = case.tables.local
     if local is None:
         return []

@@ -1,11 +1,11 @@
 """Check the cores that CPU instances share, and the limits of the container around them."""
 
 from ranktable_tools.core_quota import core_quota
-from ranktable_tools.doctor.case import Case
+from ranktable_tools.doctor.case import DoctorInput
 from ranktable_tools.doctor.verdict import Verdict, counted, not_here, ok, warn
 
 
-def check_cores(case: Case) -> Verdict:
+def check_cores(case: DoctorInput) -> Verdict:
     """Each device id of this host's CPU instances has a core of its own."""
     cores = len(case.machine.cores)
     quota = core_quota(case.machine.root)

@@ -6,10 +6,10 @@ from time import monotonic
 
 from ranktable_tools.devices.hccn_answers import parse_link, parse_net_health, parse_ping, parse_tls_switch
 from ranktable_tools.devices.npu_smi import parse_states, parse_super_pod
-from ranktable_tools.doctor.case import Case
+from ranktable_tools.doctor.case import DoctorInput
 from ranktable_tools.doctor.machine import Machine
 from ranktable_tools.doctor.verdict import Verdict, combined, counted, fail, not_here, ok, warn
-from ranktable_tools.tables import Instance
+from ranktable_tools.tables import InstanceEntry
 
 MAX_PINGS = 64
 _MAX_HOSTS = 4
@@ -23,10 +23,10 @@ class DevicePair:
 
     own: str
     peer_ip: str
-    instance: Instance
+    instance: InstanceEntry
 
 
-def check_device_links(case: Case) -> Verdict:
+def check_device_links(case: DoctorInput) -> Verdict:
     """The network card of every NPU has its link up and reaches what it is set to watch."""
     answers = _each(case, "-link")
     if isinstance(answers, Verdict):
@@ -49,7 +49,7 @@ def check_device_links(case: Case) -> Verdict:
     return combined(troubles, f"{counted(len(answers), 'link')} up")
 
 
-def check_tls(case: Case) -> Verdict:
+def check_tls(case: DoctorInput) -> Verdict:
     """All devices have the same TLS switch: HCCL refuses a mixture (EI0016)."""
     answers = _each(case, "-tls")
     if isinstance(answers, Verdict):
@@ -66,7 +66,7 @@ def check_tls(case: Case) -> Verdict:
     return ok(f"the TLS switch is {switch} on the devices {','.join(switches)} of this host{_not_compared(case)}")
 
 
-def check_device_pairs(case: Case) -> Verdict:
+def check_device_pairs(case: DoctorInput) -> Verdict:
     """Every device of this host reaches the devices of other hosts that it will exchange KV with."""
     if case.machine.kind != "npu":
         return not_here(_NO_NPU)
@@ -82,7 +82,7 @@ def check_device_pairs(case: Case) -> Verdict:
     return combined(troubles, f"{counted(len(verdicts), 'device pair')}{of} can talk")
 
 
-def device_pairs(case: Case) -> Iterator[DevicePair]:
+def device_pairs(case: DoctorInput) -> Iterator[DevicePair]:
     """Yield each device of this host with the one of its rank in every instance of the other role on other hosts."""
     own = case.here if case.tables.own is None else (case.tables.own,)
     for mine in own:
@@ -108,7 +108,7 @@ def is_super_pod(machine: Machine) -> bool:
     return answer is not None and parse_super_pod(answer.text) is not None
 
 
-def _not_compared(case: Case) -> str:
+def _not_compared(case: DoctorInput) -> str:
     """Name the other hosts with devices: hccn_tool answers for its own host alone."""
     hosts = dict.fromkeys(instance.server.server_ip for instance in case.instances)
     others = [host for host in hosts if not case.is_here(host)]
@@ -118,7 +118,7 @@ def _not_compared(case: Case) -> str:
     return f"; not compared: {', '.join(others[:_MAX_HOSTS])}{more}, where `ranktable doctor` must say the same"
 
 
-def _each(case: Case, flag: str) -> Sequence[tuple[str, str]] | Verdict:
+def _each(case: DoctorInput, flag: str) -> Sequence[tuple[str, str]] | Verdict:
     """Return what hccn_tool answers for each device in question."""
     if case.machine.kind != "npu":
         return not_here(_NO_NPU)
@@ -130,7 +130,7 @@ def _each(case: Case, flag: str) -> Sequence[tuple[str, str]] | Verdict:
     return [(device_id, answer.text) for device_id, answer in answers if answer is not None]
 
 
-def _pinged(case: Case, pairs: Sequence[DevicePair], flags: Sequence[str]) -> list[Verdict | None]:
+def _pinged(case: DoctorInput, pairs: Sequence[DevicePair], flags: Sequence[str]) -> list[Verdict | None]:
     """Ping pairs until there are `MAX_PINGS` or the time for them is over, one at least; None for one that answers."""
     deadline = monotonic() + case.pings_s
     verdicts: list[Verdict | None] = []

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from ranktable_tools.doctor.case import Case
-from ranktable_tools.doctor.verdict import Finding, Verdict, fail
+from ranktable_tools.doctor.case import DoctorInput
+from ranktable_tools.doctor.verdict import CheckResult, Verdict, fail
 from ranktable_tools.errors import RanktableError
 
 if TYPE_CHECKING:
-    from ranktable_tools.doctor.checks import Check  # which imports what a check takes: HTTP and more
+    from ranktable_tools.doctor.checks import DoctorCheck  # which imports what a check takes: HTTP and more
 
 TIMEOUT_S = 60.0
 
 
-def examine(case: Case, timeout_s: float, checks: "Sequence[Check]") -> list[Finding]:
+def examine(case: DoctorInput, timeout_s: float, checks: "Sequence[DoctorCheck]") -> list[CheckResult]:
     """Return a finding for every check, in the table's order; one that is not done in time is a failure.
 
     The tools of a driver are asked one after the other all the same (`Machine.ask`). A check that hangs is left behind
@@ -34,10 +34,10 @@ def examine(case: Case, timeout_s: float, checks: "Sequence[Check]") -> list[Fin
             break
         verdicts[name] = verdict
     late = fail(f"not done within {timeout_s:g} s", "try again with --timeout; a tool or a name server hangs")
-    return [Finding(check.name, verdicts.get(check.name, late)) for check in checks]
+    return [CheckResult(check.name, verdicts.get(check.name, late)) for check in checks]
 
 
-def _put(answers: "queue.SimpleQueue[tuple[str, Verdict]]", check: "Check", case: Case) -> None:
+def _put(answers: "queue.SimpleQueue[tuple[str, Verdict]]", check: "DoctorCheck", case: DoctorInput) -> None:
     try:
         verdict = check.run(case)
     except RanktableError as error:

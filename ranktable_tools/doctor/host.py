@@ -1,12 +1,12 @@
 """Check the host around the containers: docker, and the forwarding of their packets."""
 
-from ranktable_tools.doctor.case import Case
+from ranktable_tools.doctor.case import DoctorInput
 from ranktable_tools.doctor.verdict import Verdict, not_here, ok, warn
 
 _FORWARD = "/proc/sys/net/ipv4/ip_forward"
 
 
-def check_docker(case: Case) -> Verdict:
+def check_docker(case: DoctorInput) -> Verdict:
     """Docker is installed, where the guide's containers are to be started."""
     if case.machine.in_container:
         return not_here("this is a container")
@@ -19,7 +19,7 @@ def check_docker(case: Case) -> Verdict:
     return ok(answer.said)
 
 
-def check_ip_forward(case: Case) -> Verdict:
+def check_ip_forward(case: DoctorInput) -> Verdict:
     """The kernel forwards the packets of containers that have a network of their own."""
     value = (case.machine.text(_FORWARD) or "").strip()
     if value == "1":

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ranktable_tools.devices.kinds import DeviceKind, find_kind, present_devices
-from ranktable_tools.devices.tools import Answer, Run, find_tool, run_tool
+from ranktable_tools.devices.tools import Run, ToolOutput, find_tool, run_tool
 from ranktable_tools.errors import RanktableError
 
 _CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
@@ -31,7 +31,7 @@ class Machine:
         self.cores = tuple(sorted(os.sched_getaffinity(0))) if cores is None else cores
         self._kind = kind
         self._run = run
-        self._answers: dict[tuple[str, ...], Answer | RanktableError] = {}
+        self._answers: dict[tuple[str, ...], ToolOutput | RanktableError] = {}
         self._one_at_a_time = threading.Lock()
 
     @cached_property
@@ -67,7 +67,7 @@ class Machine:
         """Return the path of a tool."""
         return find_tool(name, self.environ)
 
-    def ask(self, name: str, *arguments: str) -> Answer | None:
+    def ask(self, name: str, *arguments: str) -> ToolOutput | None:
         """Return what a tool answers, None where it is not installed. Raises RanktableError when it does not answer."""
         tool = self.tool(name)
         if tool is None:
@@ -81,7 +81,7 @@ class Machine:
             raise RanktableError(str(answer))
         return answer
 
-    def _answer(self, command: tuple[str, ...]) -> Answer | RanktableError:
+    def _answer(self, command: tuple[str, ...]) -> ToolOutput | RanktableError:
         try:
             return self._run(command)
         except RanktableError as error:

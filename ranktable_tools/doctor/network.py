@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ranktable_tools.addresses import canonical, dial_host, own_hosts
-from ranktable_tools.doctor.case import Case
+from ranktable_tools.doctor.case import DoctorInput
 from ranktable_tools.doctor.listeners import listener
 from ranktable_tools.doctor.machine import Machine
 from ranktable_tools.doctor.tcp import PortAnswer, ask_port, can_listen
@@ -17,7 +17,7 @@ _PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy")
 _MAX_CONNECTIONS = 32
 
 
-def check_address(case: Case) -> Verdict:
+def check_address(case: DoctorInput) -> Verdict:
     """The address that the tables give this host is one of its own, and one that the others can use."""
     tables = case.tables
     if tables.local is None:
@@ -35,7 +35,7 @@ def check_address(case: Case) -> Verdict:
     return ok(f"{own} is this machine's")
 
 
-def check_ports(case: Case) -> Verdict:
+def check_ports(case: DoctorInput) -> Verdict:
     """Each port of this host's instances is free, or an instance answers there."""
     found = _addresses(case)
     if isinstance(found, Verdict):
@@ -50,7 +50,7 @@ def check_ports(case: Case) -> Verdict:
     return combined(troubles, ", ".join(said))
 
 
-def check_reach(case: Case) -> Verdict:
+def check_reach(case: DoctorInput) -> Verdict:
     """The instances on other hosts that this host's parts talk to can be reached from here."""
     found = _addresses(case)
     if isinstance(found, Verdict):
@@ -64,7 +64,7 @@ def check_reach(case: Case) -> Verdict:
     return combined(troubles, f"{counted(len(away), 'instance')} on other hosts can be reached")
 
 
-def check_proxy(case: Case) -> Verdict:
+def check_proxy(case: DoctorInput) -> Verdict:
     """Clients with a proxy in their environment reach the cluster past it; pdserve's own parts never ask a proxy."""
     environ = case.machine.environ
     spelled = [name for lower in _PROXY_VARIABLES for name in (lower, lower.upper()) if environ.get(name)]
@@ -99,11 +99,11 @@ def _is_in(host: str, network: str) -> bool:
         return False
 
 
-def _own(case: Case) -> str:
+def _own(case: DoctorInput) -> str:
     return next(host for host in case.hosts if case.is_here(host))
 
 
-def _addresses(case: Case) -> Sequence[InstanceAddress] | Verdict:
+def _addresses(case: DoctorInput) -> Sequence[InstanceAddress] | Verdict:
     if case.tables.table is None:
         return not_here("no global table was given")
     try:
@@ -115,7 +115,7 @@ def _addresses(case: Case) -> Sequence[InstanceAddress] | Verdict:
         return not_here("the table has no server_port and NODE_PORTS is not set", step)
 
 
-def _roles_to_reach(case: Case) -> set[str]:
+def _roles_to_reach(case: DoctorInput) -> set[str]:
     """The scheduler talks to all instances; an instance to those of the other role, either of which may open a link."""
     table, local = case.tables.table, case.tables.local
     if local is None:

@@ -4,14 +4,14 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 
-from ranktable_tools.doctor.verdict import Finding, Result, worst
+from ranktable_tools.doctor.verdict import CheckResult, Result, worst
 
 _MARKS: dict[Result, str] = {"ok": "ok", "warn": "warn", "fail": "FAIL", "not here": "-"}
 _COLOURS: dict[Result, str] = {"ok": "32", "warn": "33", "fail": "31", "not here": "2"}
 _SUMMARY: dict[Result, str] = {"fail": "to mend", "warn": "to look at", "ok": "ok", "not here": "not here"}
 
 
-def text_lines(title: str, findings: Sequence[Finding], *, colour: bool = False) -> list[str]:
+def text_lines(title: str, findings: Sequence[CheckResult], *, colour: bool = False) -> list[str]:
     """Return the lines of the screen; a finding's next step stands below it, after an arrow."""
     width = max((len(finding.name) for finding in findings), default=0)
     lines = [_printable(title)]
@@ -25,7 +25,7 @@ def text_lines(title: str, findings: Sequence[Finding], *, colour: bool = False)
     return [*lines, _counts(findings)]
 
 
-def json_text(title: str, findings: Sequence[Finding]) -> str:
+def json_text(title: str, findings: Sequence[CheckResult]) -> str:
     """Return the findings as one JSON object."""
     listed = [
         {
@@ -40,7 +40,7 @@ def json_text(title: str, findings: Sequence[Finding]) -> str:
     return json.dumps({"title": title, "result": result, "findings": listed}, indent=2)
 
 
-def _counts(findings: Sequence[Finding]) -> str:
+def _counts(findings: Sequence[CheckResult]) -> str:
     counts = Counter(finding.verdict.result for finding in findings)
     return ", ".join(f"{counts[result]} {words}" for result, words in _SUMMARY.items() if counts[result])
 

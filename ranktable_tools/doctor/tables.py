@@ -4,7 +4,7 @@ import os
 import stat
 from pathlib import Path
 
-from ranktable_tools.doctor.case import GLOBAL_VARIABLE, Case, table_folder
+from ranktable_tools.doctor.case import GLOBAL_VARIABLE, DoctorInput, table_folder
 from ranktable_tools.doctor.verdict import Verdict, combined, fail, not_here, ok, warn
 from ranktable_tools.lint import LintOptions, lint
 from ranktable_tools.secret import SECRET_NAME
@@ -13,7 +13,7 @@ _SECRET_VARIABLE = "PDSERVE_SECRET_FILE"  # noqa: S105 - a variable's name
 _SECRET_BYTES = range(32, 4097)
 
 
-def check_tables(case: Case) -> Verdict:
+def check_tables(case: DoctorInput) -> Verdict:
     """The tables can be read, lint finds nothing, and the local one is an entry of the global one."""
     tables = case.tables
     files = [path for path in (tables.global_path, tables.local_path) if path is not None]
@@ -33,7 +33,7 @@ def check_tables(case: Case) -> Verdict:
     return ok(f"{counts}; this process is {'the scheduler' if tables.own is None else tables.own}")
 
 
-def check_secret(case: Case) -> Verdict:
+def check_secret(case: DoctorInput) -> Verdict:
     """The cluster secret is there, of a size that counts, and nobody else's to read."""
     if case.tables.global_path is None:
         return not_here("no global table was given")
@@ -51,7 +51,7 @@ def check_secret(case: Case) -> Verdict:
     return _examined(path, found)
 
 
-def check_variables(case: Case) -> Verdict:
+def check_variables(case: DoctorInput) -> Verdict:
     """No variable of the environment means another cluster or another reader."""
     environ, troubles = case.machine.environ, []
     if environ.get("RANK_TABLE_FILE"):
@@ -66,7 +66,7 @@ def check_variables(case: Case) -> Verdict:
     return combined(troubles, "nothing that disturbs")
 
 
-def check_llm_tools_path(case: Case) -> Verdict:
+def check_llm_tools_path(case: DoctorInput) -> Verdict:
     """LLM_TOOLS_PATH, in the guide's lines, leads to the ranktable tool."""
     folder = case.machine.environ.get("LLM_TOOLS_PATH")
     clone = Path(__file__).resolve().parents[2] / "deploy"

@@ -18,7 +18,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """A check's name and its verdict."""
 
     name: str

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ranktable_tools.devices.npu_smi import parse_fields, parse_states
-from ranktable_tools.doctor.case import Case
+from ranktable_tools.doctor.case import DoctorInput
 from ranktable_tools.doctor.machine import Machine
 from ranktable_tools.doctor.verdict import Verdict, combined, fail, not_here
 
@@ -43,7 +43,7 @@ class Versions:
     torch_npu: str | None
 
 
-def check_versions(case: Case) -> Verdict:
+def check_versions(case: DoctorInput) -> Verdict:
     """Driver, firmware, CANN and torch_npu fit each other."""
     if case.machine.kind != "npu":
         return not_here("no NPU on this machine")

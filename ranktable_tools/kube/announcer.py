@@ -13,7 +13,7 @@ _AGAIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class PartOwner:
     """Whose part it is, where its files lie, and the ConfigMaps of the parts and the table."""
 
     pod: str
@@ -25,7 +25,7 @@ class Member:
 class Announcer:
     """Owns what was sent and what was written last."""
 
-    def __init__(self, api: KubeApi, member: Member, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, api: KubeApi, member: PartOwner, clock: Callable[[], float] = time.monotonic) -> None:
         self._api, self._member, self._clock = api, member, clock
         self._sent: str | None = None
         self._sent_at = 0.0

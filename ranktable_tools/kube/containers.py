@@ -7,15 +7,15 @@ from typing import cast
 from ranktable_tools.arguments import read_options
 from ranktable_tools.devices.kinds import find_kind, present_devices
 from ranktable_tools.errors import RanktableError
-from ranktable_tools.kube.announcer import Announcer, Member
+from ranktable_tools.kube.announcer import Announcer, PartOwner
 from ranktable_tools.kube.api import KubeApi, access_in_pod
 from ranktable_tools.kube.drain import drain
-from ranktable_tools.kube.merging import Wanted
+from ranktable_tools.kube.merging import ClusterSize
 from ranktable_tools.kube.platform_table import PlatformTable, bring, node_ports, wait_for_platform
+from ranktable_tools.kube.retry_loop import repeat, until_signal
 from ranktable_tools.kube.start import Start, become, generate, variables, wait_for_table
-from ranktable_tools.kube.turns import repeat, until_signal
-from ranktable_tools.kube.waiting import Patience
-from ranktable_tools.kube.writer import Places, Writer
+from ranktable_tools.kube.waiting import WaitLimits
+from ranktable_tools.kube.writer import ConfigMapNames, Writer
 from ranktable_tools.tables import Role
 
 
@@ -25,7 +25,7 @@ def start(arguments: argparse.Namespace) -> int:
         cast(Role, arguments.role), arguments.ip, arguments.folder, arguments.num_devices, arguments.port,
         arguments.device_type, arguments.device_ip_from, arguments.secret,
     )  # fmt: skip
-    patience = Patience(arguments.timeout, _say)
+    patience = WaitLimits(arguments.timeout, _say)
     if arguments.table:
         told = _platform_variables(wanted, _platform(arguments), patience)
     else:
@@ -37,7 +37,7 @@ def start(arguments: argparse.Namespace) -> int:
 
 def announce(arguments: argparse.Namespace) -> int:
     """Send the part and bring the table until a signal, then take the part back."""
-    member = Member(arguments.pod, arguments.folder, arguments.parts, arguments.ranktable)
+    member = PartOwner(arguments.pod, arguments.folder, arguments.parts, arguments.ranktable)
     announcer = Announcer(KubeApi(access_in_pod(os.environ, arguments.account)), member)
     repeat(announcer.turn, until_signal(), arguments.every, _say)
     try:
@@ -49,8 +49,8 @@ def announce(arguments: argparse.Namespace) -> int:
 
 def write(arguments: argparse.Namespace) -> int:
     """Make the table of the parts until a signal."""
-    places = Places(arguments.parts, arguments.ranktable, arguments.selector)
-    wanted = Wanted(_at_least_one(arguments, "prefill"), _at_least_one(arguments, "decode"))
+    places = ConfigMapNames(arguments.parts, arguments.ranktable, arguments.selector)
+    wanted = ClusterSize(_at_least_one(arguments, "prefill"), _at_least_one(arguments, "decode"))
     writer = Writer(KubeApi(access_in_pod(os.environ, arguments.account)), places, wanted)
     repeat(writer.turn, until_signal(), arguments.every, _say)
     return 0
@@ -77,7 +77,7 @@ def drain_instance(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _platform_variables(wanted: Start, platform: PlatformTable, patience: Patience) -> dict[str, str]:
+def _platform_variables(wanted: Start, platform: PlatformTable, patience: WaitLimits) -> dict[str, str]:
     present = present_devices(wanted.device_type or find_kind())
     local, path, table = wait_for_platform(platform, wanted, patience, present)
     told = variables(wanted, local, path)

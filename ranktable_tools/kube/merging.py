@@ -18,13 +18,13 @@ from ranktable_tools.kube.api import Pod
 from ranktable_tools.merge import NamedPart, merge
 from ranktable_tools.rules.catalogue import errors
 from ranktable_tools.table_file import part_of, refusal
-from ranktable_tools.tables import GlobalTable, Server, TablePart
+from ranktable_tools.tables import GlobalTable, TablePart, TableServer
 
 INITIALIZING = text_of({"version": "1.0", "status": "initializing"})
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ClusterSize:
     """The cluster that was asked for: so many instances of each role make its first table whole."""
 
     prefill: int
@@ -40,13 +40,13 @@ class Decision:
     notes: tuple[str, ...] = ()
 
 
-def decide(texts: Mapping[str, str], pods: Sequence[Pod], current: str | None, wanted: Wanted) -> Decision:
+def decide(texts: Mapping[str, str], pods: Sequence[Pod], current: str | None, wanted: ClusterSize) -> Decision:
     """Return the table of now. `texts` has each pod's part by the pod's name, `current` is what was written last."""
     notes: list[str] = []
     parts = list(_one_scheduler(_living(texts, {pod.name: pod for pod in pods}, notes)))
     live = current is not None and is_completed(current)
     before, says = (current, "completed") if live and current is not None else (INITIALIZING, "initializing")
-    missing = list(_missing(parts, Wanted(1, 1) if live else wanted))
+    missing = list(_missing(parts, ClusterSize(1, 1) if live else wanted))
     if missing:
         return Decision(before, says, (*notes, f"{'kept as it is' if live else 'waiting'}: {'; '.join(missing)}"))
     merged = _merged(parts, _servers(before), notes)
@@ -110,7 +110,7 @@ def _one_scheduler(parts: Iterator[NamedPart]) -> Iterator[NamedPart]:
             yield named
 
 
-def _merged(parts: Sequence[NamedPart], serving: frozenset[Server], notes: list[str]) -> GlobalTable | None:
+def _merged(parts: Sequence[NamedPart], serving: frozenset[TableServer], notes: list[str]) -> GlobalTable | None:
     """Merge the parts. Where they clash, one is left out, of a pod that does not serve yet if that mends it.
 
     So a pod with another's card stops neither that one nor those that come.
@@ -128,18 +128,18 @@ def _merged(parts: Sequence[NamedPart], serving: frozenset[Server], notes: list[
     return None
 
 
-def _servers(table: str) -> frozenset[Server]:
+def _servers(table: str) -> frozenset[TableServer]:
     """Return the entries of a table that may be broken, or not written yet."""
     with contextlib.suppress(RanktableError):
         return frozenset(instance.server for instance in read_part(table, "the table").instances)
     return frozenset()
 
 
-def _serves(part: TablePart, serving: frozenset[Server]) -> bool:
+def _serves(part: TablePart, serving: frozenset[TableServer]) -> bool:
     return any(instance.server in serving for instance in part.instances)
 
 
-def _missing(parts: Sequence[NamedPart], wanted: Wanted) -> Iterator[str]:
+def _missing(parts: Sequence[NamedPart], wanted: ClusterSize) -> Iterator[str]:
     if not any(named.part.scheduler for named in parts):
         yield "no scheduler"
     for role, number in (("prefill", wanted.prefill), ("decode", wanted.decode)):

@@ -16,9 +16,9 @@ from ranktable_tools.errors import RanktableError
 from ranktable_tools.json_file import read_json, write_private
 from ranktable_tools.kube.names import TABLE_FILE
 from ranktable_tools.kube.start import Start
-from ranktable_tools.kube.waiting import NotYet, Patience, wait_for
+from ranktable_tools.kube.waiting import NotYet, WaitLimits, wait_for
 from ranktable_tools.table_file import read_global, write_local
-from ranktable_tools.tables import GlobalTable, LocalTable, Role, Server, Table
+from ranktable_tools.tables import GlobalTable, LocalTable, Role, Table, TableServer
 
 _NOT_YET = ("unreadable", "not-completed", "not-json")
 """What a table breaks while a platform is about to write it."""
@@ -39,7 +39,7 @@ class PlatformTable:
 
 
 def wait_for_platform(
-    platform: PlatformTable, start: Start, patience: Patience, present: Sequence[str] = ()
+    platform: PlatformTable, start: Start, patience: WaitLimits, present: Sequence[str] = ()
 ) -> tuple[Path, Path, GlobalTable]:
     """Return the local table's path, the table's, and the table. Raises RanktableError, at the latest when it is late.
 
@@ -86,7 +86,7 @@ def _look(platform: PlatformTable, start: Start, present: Sequence[str]) -> tupl
 def _with_ports(table: Table, port: int | None) -> Table:
     """Write the port into entries without one: the scheduler takes in no other that comes later."""
 
-    def ported(server: Server) -> Server:
+    def ported(server: TableServer) -> TableServer:
         return server if server.server_port is not None else replace(server, server_port=port)
 
     instances = (replace(one, servers=tuple(map(ported, one.servers))) for one in table.instances)
@@ -101,7 +101,7 @@ def _check_completed(path: Path) -> None:
         raise RanktableError(f"{path}: status is {status!r}: its writer is not done", code="not-completed")
 
 
-def _own(table: GlobalTable, role: Role, ip: str, present: Sequence[str]) -> Server:
+def _own(table: GlobalTable, role: Role, ip: str, present: Sequence[str]) -> TableServer:
     found = list(_entries(table, role, ip))
     if len(found) > 1:
         found = [server for server in found if set(server.device_ids) == set(present)] or found
@@ -116,7 +116,7 @@ def _own(table: GlobalTable, role: Role, ip: str, present: Sequence[str]) -> Ser
     )
 
 
-def _entries(table: GlobalTable, role: Role, ip: str) -> Iterator[Server]:
+def _entries(table: GlobalTable, role: Role, ip: str) -> Iterator[TableServer]:
     if role == "scheduler":
         if table.scheduler.server_ip == ip:
             yield table.scheduler

@@ -12,8 +12,8 @@ from ranktable_tools.errors import RanktableError
 from ranktable_tools.json_file import write_private
 from ranktable_tools.kube.names import PART_FILE, TABLE_FILE
 from ranktable_tools.kube.own_devices import own_device_ids
-from ranktable_tools.kube.turns import Say
-from ranktable_tools.kube.waiting import NotYet, Patience, wait_for
+from ranktable_tools.kube.retry_loop import Say
+from ranktable_tools.kube.waiting import NotYet, WaitLimits, wait_for
 from ranktable_tools.launch_plan import GLOBAL_VARIABLE, LOCAL_VARIABLE
 from ranktable_tools.matching import find_own_entry
 from ranktable_tools.table_file import read_global, read_local
@@ -73,7 +73,7 @@ def generate(start: Start, say: Say, environ: Mapping[str, str], root: Path = Pa
     return own / made.locals[0].file_name
 
 
-def wait_for_table(start: Start, local: Path, patience: Patience) -> Path:
+def wait_for_table(start: Start, local: Path, patience: WaitLimits) -> Path:
     """Return the cluster's table once it is whole and has this pod in its role; RanktableError when that is late."""
     path = start.folder / TABLE_FILE
     wait_for("the cluster's table", lambda: _look(start.role, path, local), patience)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ranktable_tools.errors import RanktableError
-from ranktable_tools.kube.turns import Say
+from ranktable_tools.kube.retry_loop import Say
 
 _POLL_S = 0.2
 _SAY_EVERY_S = 30.0
@@ -19,7 +19,7 @@ class NotYet(RanktableError):
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class WaitLimits:
     """How long to wait, by which clock, and where it is said."""
 
     timeout_s: float
@@ -28,7 +28,7 @@ class Patience:
     sleep: Callable[[float], None] = time.sleep
 
 
-def wait_for(what: str, look: Callable[[], _Found], patience: Patience) -> _Found:
+def wait_for(what: str, look: Callable[[], _Found], patience: WaitLimits) -> _Found:
     """Return what `look` finds once it raises NotYet no more; RanktableError with the last reason when that is late."""
     began = said = patience.clock()
     while True:

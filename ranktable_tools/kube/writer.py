@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 from ranktable_tools.kube.api import KubeApi, KubeError
-from ranktable_tools.kube.merging import Wanted, decide
+from ranktable_tools.kube.merging import ClusterSize, decide
 from ranktable_tools.kube.names import TABLE_KEY
 
 _TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class ConfigMapNames:
     """The ConfigMap of the parts, the one of the table, and the labels of the cluster's pods."""
 
     parts: str
@@ -21,7 +21,7 @@ class Places:
 class Writer:
     """Looks at parts and pods, and writes the table where it is another than before. Keeps nothing between turns."""
 
-    def __init__(self, api: KubeApi, places: Places, wanted: Wanted) -> None:
+    def __init__(self, api: KubeApi, places: ConfigMapNames, wanted: ClusterSize) -> None:
         self._api, self._places, self._wanted = api, places, wanted
 
     def turn(self) -> list[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from ranktable_tools.document import Problem
-from ranktable_tools.reading import Reading
+from ranktable_tools.reading import TableReading
 from ranktable_tools.rules.devices import DEVICE_RULES
 from ranktable_tools.rules.hccl import HCCL_RULES
 from ranktable_tools.rules.rule import Rule, RuleOptions, Severity
@@ -62,7 +62,9 @@ ACROSS_RULES: Mapping[str, str] = {
 """Code and sentence of the rules between files and variables."""
 
 
-def broken(reading: Reading, options: RuleOptions, known: Sequence[Problem] = ()) -> Iterator[tuple[Severity, Problem]]:
+def broken(
+    reading: TableReading, options: RuleOptions, known: Sequence[Problem] = ()
+) -> Iterator[tuple[Severity, Problem]]:
     """Yield what breaks a rule in a table that was read, with how severe that is.
 
     `known` is what reading found wrong: what only follows from it, at the same place or around it, is left out, and
@@ -74,7 +76,7 @@ def broken(reading: Reading, options: RuleOptions, known: Sequence[Problem] = ()
                 yield rule.severity, problem
 
 
-def errors(reading: Reading, options: RuleOptions = RuleOptions(), known: Sequence[Problem] = ()) -> list[Problem]:
+def errors(reading: TableReading, options: RuleOptions = RuleOptions(), known: Sequence[Problem] = ()) -> list[Problem]:
     """Return what keeps a table from being used, beside what reading found."""
     return [problem for severity, problem in broken(reading, options, known) if severity == "error"]
 

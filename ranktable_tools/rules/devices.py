@@ -6,14 +6,14 @@ from ipaddress import ip_address
 
 from ranktable_tools.addresses import HostComparer, canonical, is_address
 from ranktable_tools.document import Problem, shown
-from ranktable_tools.reading import Reading
+from ranktable_tools.reading import TableReading
 from ranktable_tools.rules.clashes import Claim, clashes
 from ranktable_tools.rules.rule import Rule, RuleOptions
 
 _ONCE = "A device_id can be used only once in prefill server and decode server."
 
 
-def _scheduler_device(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+def _scheduler_device(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     for placed in reading.schedulers:
         ids = placed.server.device_ids
         if ids:
@@ -21,14 +21,14 @@ def _scheduler_device(reading: Reading, options: RuleOptions) -> Iterator[Proble
             yield Problem("scheduler-device", f"{placed.place}.device", ids, f"is {shown(ids)}", advice)
 
 
-def _no_device(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+def _no_device(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     for placed in reading.instance_servers:
         if not placed.server.devices:
             advice = "list the devices of this instance"
             yield Problem("no-device", f"{placed.place}.device", None, "is missing", advice)
 
 
-def _ranks(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+def _ranks(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     for instance in reading.instances:
         ranks = [device.rank_id for _, device in instance.placed_devices]
         wanted = [str(rank) for rank in range(len(ranks))]
@@ -39,7 +39,7 @@ def _ranks(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
             yield Problem("rank-id", place, ranks, f"has the rank_ids {_list(ranks)}", advice)
 
 
-def _device_twice(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+def _device_twice(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     claims = [
         Claim(device.device_id, placed.server.server_ip, f"{place}.device_id", owner)
         for owner, instance in enumerate(reading.instances)
@@ -53,7 +53,7 @@ def _device_twice(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
         yield Problem("device-twice", claim.place, claim.value, found, _ONCE)
 
 
-def _twins(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+def _twins(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     """Only shared devices lead here: without them the same device in two instances is refused already."""
     seats = [
         Claim(f"{placed.server.device_ids} {placed.server.server_port}", placed.server.server_ip, placed.place)
@@ -65,7 +65,7 @@ def _twins(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
         yield Problem("same-entry", claim.place, None, found, advice)
 
 
-def _device_ip_twice(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+def _device_ip_twice(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     hosts = HostComparer()
     seen: dict[str, tuple[str, str, str]] = {}
     for placed in reading.instance_servers:
@@ -81,7 +81,7 @@ def _device_ip_twice(reading: Reading, options: RuleOptions) -> Iterator[Problem
                 yield Problem("device-ip-twice", f"{place}.device_ip", address, found, advice)
 
 
-def _device_names(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+def _device_names(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     """Want addresses: the device network has no names. Where a device has its host's, the table may name the host."""
     for placed in reading.instance_servers:
         own = canonical(placed.server.server_ip) if reading.dialect == "modelarts" else None
@@ -94,7 +94,7 @@ def _device_names(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
                     yield Problem("device-name", f"{place}.{key}", text, found, advice)
 
 
-def _mixed_families(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+def _mixed_families(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     for instance in reading.instances:
         first: tuple[int, str] | None = None
         for place, device in instance.placed_devices:

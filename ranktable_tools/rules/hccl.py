@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from ranktable_tools.document import Problem, shown
-from ranktable_tools.reading import Reading
+from ranktable_tools.reading import TableReading
 from ranktable_tools.rules.rule import Rule, RuleOptions
 
 
-def _server_id_twice(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+def _server_id_twice(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     seen: dict[str, str] = {}
     for placed in reading.servers if _is_hccl(reading) else ():
         server_id = placed.server.server_id
@@ -18,7 +18,7 @@ def _server_id_twice(reading: Reading, options: RuleOptions) -> Iterator[Problem
             yield Problem("server-id-twice", f"{placed.place}.server_id", server_id, found, advice)
 
 
-def _device_ip_missing(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+def _device_ip_missing(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     servers = list(reading.servers) if _is_hccl(reading) else []
     for placed in servers if len(servers) > 1 else ():
         for place, device in placed.placed_devices:
@@ -27,7 +27,7 @@ def _device_ip_missing(reading: Reading, options: RuleOptions) -> Iterator[Probl
                 yield Problem("no-device-ip", f"{place}.device_ip", None, "is missing", advice)
 
 
-def _no_super_device(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+def _no_super_device(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     for placed in reading.instance_servers if reading.dialect == "hccl-1.2" else ():
         for place, device in placed.placed_devices:
             if device.super_device_id is None:
@@ -35,7 +35,7 @@ def _no_super_device(reading: Reading, options: RuleOptions) -> Iterator[Problem
                 yield Problem("no-super-device", here, None, "is missing", "write the device's id in its super pod")
 
 
-def _super_device_twice(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+def _super_device_twice(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     seen: dict[tuple[str | None, str], str] = {}
     for placed in reading.instance_servers:
         for place, device in placed.placed_devices:
@@ -51,7 +51,7 @@ def _super_device_twice(reading: Reading, options: RuleOptions) -> Iterator[Prob
                 yield Problem("super-device-twice", here, super_id, found, advice)
 
 
-def _pods_apart(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+def _pods_apart(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     done: set[str] = set()
     last: str | None = None
     for placed in reading.instance_servers if reading.dialect == "hccl-1.2" else ():
@@ -64,7 +64,7 @@ def _pods_apart(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
         last = pod
 
 
-def _is_hccl(reading: Reading) -> bool:
+def _is_hccl(reading: TableReading) -> bool:
     return reading.dialect.startswith("hccl-")
 
 

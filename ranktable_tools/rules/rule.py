@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ranktable_tools.document import Problem
-from ranktable_tools.reading import Reading
+from ranktable_tools.reading import TableReading
 
 Severity = Literal["error", "note"]
 
@@ -23,5 +23,5 @@ class Rule:
 
     code: str
     says: str
-    check: Callable[[Reading, RuleOptions], Iterable[Problem]]
+    check: Callable[[TableReading, RuleOptions], Iterable[Problem]]
     severity: Severity = "error"

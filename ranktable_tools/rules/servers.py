@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from ranktable_tools.addresses import HostComparer, canonical, is_address
 from ranktable_tools.dialects.mindie import MAX_COORDINATORS
 from ranktable_tools.document import Problem, shown
-from ranktable_tools.reading import Reading
+from ranktable_tools.reading import TableReading
 from ranktable_tools.rules.clashes import Claim, clashes
 from ranktable_tools.rules.rule import Rule, RuleOptions
 
 _MAX_SCHEDULERS = {"mindie": MAX_COORDINATORS}
 
 
-def _schedulers(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+def _schedulers(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     limit, found = _MAX_SCHEDULERS.get(reading.dialect, 1), len(reading.schedulers)
     if found > limit:
         place = reading.schedulers[0].place.rpartition(".")[0] or "server_list"
@@ -20,7 +20,7 @@ def _schedulers(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
         yield Problem("scheduler-count", place, found, f"has {found} schedulers", advice)
 
 
-def _port_twice(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+def _port_twice(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     claims = [
         Claim(str(placed.server.server_port), placed.server.server_ip, f"{placed.place}.server_port")
         for placed in reading.servers
@@ -31,7 +31,7 @@ def _port_twice(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
         yield Problem("port-twice", claim.place, claim.value, found, "give each instance of a host its own port")
 
 
-def _loopback(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+def _loopback(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     """Other hosts take a loopback address for their own; where all entries mean this machine it does no harm."""
     servers = [(placed.place, placed.server) for placed in reading.servers]
     local = [(place, server) for place, server in servers if _is_loopback(server.server_ip)]
@@ -46,7 +46,7 @@ def _loopback(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
         yield Problem("loopback", f"{place}.server_ip", server.server_ip, found, advice)
 
 
-def _loopback_device(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+def _loopback_device(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     several = len({canonical(placed.server.server_ip) for placed in reading.servers}) > 1
     for placed in reading.instance_servers if several else ():
         if _is_loopback(placed.server.server_ip):
@@ -58,7 +58,7 @@ def _loopback_device(reading: Reading, options: RuleOptions) -> Iterator[Problem
                 yield Problem("loopback-device", f"{place}.device_ip", device.device_ip, found, advice)
 
 
-def _unequal_sizes(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+def _unequal_sizes(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     sizes = [len(list(instance.placed_devices)) for instance in reading.instances]
     for instance, size in zip(reading.instances, sizes, strict=True):
         if size and sizes[0] and size != sizes[0]:
@@ -68,7 +68,7 @@ def _unequal_sizes(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
             return
 
 
-def _size_advice(reading: Reading) -> str:
+def _size_advice(reading: TableReading) -> str:
     prefill, decode = (
         {len(list(one.placed_devices)) for one in reading.instances if one.role == role}
         for role in ("prefill", "decode")
@@ -82,7 +82,7 @@ def _size_advice(reading: Reading) -> str:
     return f"ModelArts' own tool wants: {said} pdserve serves both"
 
 
-def _over_hosts(reading: Reading, options: RuleOptions) -> Iterator[Problem]:
+def _over_hosts(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     for instance in reading.instances:
         if reading.dialect == "modelarts" and len(instance.servers) > 1:
             found = f"has {len(instance.servers)} servers"

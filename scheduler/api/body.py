@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from scheduler.api.errors import HttpError
 from scheduler.api.sse import ClientGone
 from scheduler.config import SchedulerOptions
-from scheduler.http.exchange import Exchange
+from scheduler.http.exchange import HttpExchange
 from wire.errors import InvalidRequest
 
 _FORM = "application/x-www-form-urlencoded"
@@ -30,7 +30,7 @@ async def read_json(request: Request, options: SchedulerOptions, *, takes_form: 
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if not (takes_form and kind == _FORM and "origin" not in request.headers):
         _check_content_type(kind)
-    exchange: Exchange | None = request.scope["state"].get("exchange")
+    exchange: HttpExchange | None = request.scope["state"].get("exchange")
     if exchange is not None:
         _check_size(exchange.body_bytes or 0, options.max_body_bytes)
     content = None if exchange is None else exchange.whole_body()  # as a rule it came with the head

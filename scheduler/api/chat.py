@@ -16,22 +16,22 @@ from scheduler.api.messages import read_messages, text_of
 from scheduler.api.prepared import prepare_generation
 from scheduler.api.read_body import read_body
 from scheduler.api.request_ids import new_id, shown_id
-from scheduler.api.shape import ANSWER_NULLS, CHOICE_NULLS, Ended, PromptTold, Usage
+from scheduler.api.shape import ANSWER_NULLS, CHOICE_NULLS, Ended, PromptReport, Usage
 from scheduler.api.sse import event
-from scheduler.front import Front
+from scheduler.app_context import AppContext
 from scheduler.templates.chat_options import ChatOptions
-from scheduler.text.pieces import Piece
+from scheduler.text.pieces import TextPiece
 from wire.errors import InvalidRequest
 
 _ASSISTANT = "assistant"
 
 
-async def create_chat_completion(front: Front, request: Request) -> Generation:
+async def create_chat_completion(front: AppContext, request: Request) -> Generation:
     """Return the answer to one request, not yet run. Raises a PdserveError or HttpError for a bad one."""
     return await prepare_chat(front, await read_body(front, request, ChatBody), request)
 
 
-async def prepare_chat(front: Front, body: ChatBody, request: Request) -> Generation:
+async def prepare_chat(front: AppContext, body: ChatBody, request: Request) -> Generation:
     """Render, tokenise and check a body against the model."""
     model = front.model_named(body.model)
     if body.top_logprobs and not body.logprobs:
@@ -92,7 +92,7 @@ class ChatShape:
         self._is_plain = asked.logprobs is None and not asked.token_ids
         self._before: dict[int, bytes] = {}
 
-    def opening(self, index: int, prompt: PromptTold, usage: Usage | None) -> bytes:
+    def opening(self, index: int, prompt: PromptReport, usage: Usage | None) -> bytes:
         """Return the event that names the speaker."""
         choice = {
             "index": index, "delta": {"role": self._role, "content": ""}, "logprobs": None, "finish_reason": None,
@@ -102,7 +102,7 @@ class ChatShape:
             chunk["prompt_token_ids"] = list(prompt.token_ids)
         return event(chunk if usage is None else chunk | {"usage": usage})
 
-    def event(self, piece: Piece, prompt: PromptTold, usage: Usage | None) -> bytes:
+    def event(self, piece: TextPiece, prompt: PromptReport, usage: Usage | None) -> bytes:
         """Return the event of a chunk of text; of the usual kind by joining bytes."""
         if self._is_plain and usage is None and piece.finish_reason is None:
             return self._prefix(piece.index) + orjson.dumps(piece.text) + _AFTER_CONTENT
@@ -119,7 +119,7 @@ class ChatShape:
         chunk = {**self._head, "choices": [choice]}
         return event(chunk if usage is None else chunk | {"usage": usage})
 
-    def logprobs(self, piece: Piece, prompt: PromptTold) -> dict[str, list[Any]] | None:
+    def logprobs(self, piece: TextPiece, prompt: PromptReport) -> dict[str, list[Any]] | None:
         """Return the log probabilities of a piece's tokens, if the client asked for any."""
         return None if self._asked.logprobs is None else self._teller.chat(scored_output(piece.tokens))
 
@@ -127,7 +127,7 @@ class ChatShape:
         """Return the last chunk."""
         return self._head | {"choices": [], "usage": usage}
 
-    def whole(self, choices: list[Ended], prompts: Sequence[PromptTold], usage: Usage) -> dict[str, Any]:
+    def whole(self, choices: list[Ended], prompts: Sequence[PromptReport], usage: Usage) -> dict[str, Any]:
         """Return the whole answer."""
         answer = self._head | ANSWER_NULLS | _NULLS | {
             "object": "chat.completion", "choices": [self._choice(one) for one in choices], "usage": usage,

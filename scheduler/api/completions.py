@@ -16,22 +16,22 @@ from scheduler.api.prompts import encode_prompt, read_prompts
 from scheduler.api.read_body import read_body
 from scheduler.api.request_ids import new_id, shown_id
 from scheduler.api.sampling import draw_seed
-from scheduler.api.shape import ANSWER_NULLS, CHOICE_NULLS, Ended, PromptTold, Usage
+from scheduler.api.shape import ANSWER_NULLS, CHOICE_NULLS, Ended, PromptReport, Usage
 from scheduler.api.sse import event
 from scheduler.api.text_offsets import TextOffsets
-from scheduler.front import Front
-from scheduler.text.pieces import Piece
+from scheduler.app_context import AppContext
+from scheduler.text.pieces import TextPiece
 from wire.errors import InvalidRequest
 
 DEFAULT_MAX_TOKENS = 16
 
 
-async def create_completion(front: Front, request: Request) -> Generation:
+async def create_completion(front: AppContext, request: Request) -> Generation:
     """Return the answer to one request, not yet run. Raises a PdserveError or HttpError for a bad one."""
     return await prepare_completion(front, await read_body(front, request, CompletionBody), request)
 
 
-async def prepare_completion(front: Front, body: CompletionBody, request: Request) -> Generation:
+async def prepare_completion(front: AppContext, body: CompletionBody, request: Request) -> Generation:
     """Tokenise and check a body against the model."""
     model = front.model_named(body.model)
     if body.suffix:
@@ -76,11 +76,11 @@ class CompletionShape:
         self._opened: set[int] = set()
         self._before: dict[int, bytes] = {}
 
-    def opening(self, index: int, prompt: PromptTold, usage: Usage | None) -> bytes:
+    def opening(self, index: int, prompt: PromptReport, usage: Usage | None) -> bytes:
         """Return nothing: a completion's stream begins with its first text."""
         return b""
 
-    def event(self, piece: Piece, prompt: PromptTold, usage: Usage | None) -> bytes:
+    def event(self, piece: TextPiece, prompt: PromptReport, usage: Usage | None) -> bytes:
         """Return the event of a chunk of text; of the usual kind by joining bytes."""
         if self._is_plain and usage is None and piece.finish_reason is None:
             return self._prefix(piece.index) + orjson.dumps(piece.text) + _AFTER_TEXT
@@ -91,7 +91,7 @@ class CompletionShape:
         chunk = {**self._head, "choices": [self._choice(ended, prompt, is_first=is_first)]}
         return event(chunk if usage is None else chunk | {"usage": usage})
 
-    def logprobs(self, piece: Piece, prompt: PromptTold) -> dict[str, list[Any]] | None:
+    def logprobs(self, piece: TextPiece, prompt: PromptReport) -> dict[str, list[Any]] | None:
         """Return the log probabilities of a piece's tokens, behind those of an echoed prompt; offsets go on."""
         if self._asked.logprobs is None:
             return None
@@ -111,7 +111,7 @@ class CompletionShape:
         """Return the last chunk."""
         return self._head | {"choices": [], "usage": usage}
 
-    def whole(self, choices: list[Ended], prompts: Sequence[PromptTold], usage: Usage) -> dict[str, Any]:
+    def whole(self, choices: list[Ended], prompts: Sequence[PromptReport], usage: Usage) -> dict[str, Any]:
         """Return the whole answer."""
         told = [_NULLS | self._choice(one, prompts[one.index // self._asked.n], is_first=True) for one in choices]
         return self._head | ANSWER_NULLS | {"choices": told, "usage": usage}
@@ -122,7 +122,7 @@ class CompletionShape:
             self._before[index] = b"data: " + orjson.dumps(self._head)[:-1] + b"," + choice
         return self._before[index]
 
-    def _choice(self, one: Ended, prompt: PromptTold, *, is_first: bool) -> dict[str, Any]:
+    def _choice(self, one: Ended, prompt: PromptReport, *, is_first: bool) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": one.index,
             "text": one.text,

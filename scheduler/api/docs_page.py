@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from scheduler.api.route import Endpoint
-from scheduler.front import Front
+from scheduler.app_context import AppContext
 
 _HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
 _STYLE = (
@@ -22,7 +22,7 @@ def endpoint_of(document: Mapping[str, Any]) -> Endpoint:
     """Return the endpoint that shows `document`, an OpenAPI description."""
     page = render(document)
 
-    async def docs(front: Front, _: Request) -> ASGIApp:
+    async def docs(front: AppContext, _: Request) -> ASGIApp:
         return Response(page, 200, _HEADERS, "text/html; charset=utf-8")
 
     return docs

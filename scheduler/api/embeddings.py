@@ -16,11 +16,11 @@ from scheduler.api.conversation import ConversationBody
 from scheduler.api.described import AnyPrompt
 from scheduler.api.inputs import encode_inputs, fitting, read_inputs
 from scheduler.api.messages import read_messages
-from scheduler.api.pooled import Pooled, pooling_request
+from scheduler.api.pooled import PooledResponse, pooling_request
 from scheduler.api.pooling_body import PoolingBody
 from scheduler.api.read_body import read_body
 from scheduler.api.request_ids import new_id, shown_id
-from scheduler.front import Front
+from scheduler.app_context import AppContext
 from scheduler.tokenizer.truncation import truncate_prompt
 from scheduler.vectors import Values
 from wire.errors import InvalidRequest
@@ -38,12 +38,12 @@ class EmbeddingBody(ConversationBody, PoolingBody):
     add_generation_prompt: bool | None = False
 
 
-async def create_embedding(front: Front, request: Request) -> Pooled:
+async def create_embedding(front: AppContext, request: Request) -> PooledResponse:
     """Return the answer to one request, not yet run. Raises a PdserveError or HttpError for a bad one."""
     return await prepare_embedding(front, await read_body(front, request, EmbeddingBody), request)
 
 
-async def prepare_embedding(front: Front, body: EmbeddingBody, request: Request) -> Pooled:
+async def prepare_embedding(front: AppContext, body: EmbeddingBody, request: Request) -> PooledResponse:
     """Tokenise and check a body against the model."""
     model = front.model_named(body.model)
     prompts = await _prompts(front, body)
@@ -61,10 +61,10 @@ async def prepare_embedding(front: Front, body: EmbeddingBody, request: Request)
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens, "completion_tokens": 0},
         }
 
-    return Pooled(front, wanted, tell)
+    return PooledResponse(front, wanted, tell)
 
 
-async def _prompts(front: Front, body: EmbeddingBody) -> tuple[tuple[int, ...], ...]:
+async def _prompts(front: AppContext, body: EmbeddingBody) -> tuple[tuple[int, ...], ...]:
     tokens, keep, side = front.tokens, body.truncate_prompt_tokens, body.truncation_side or "left"
     if (body.input is None) is (body.messages is None):
         raise InvalidRequest("give either input or messages", "input")

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scheduler.observability.request_log import without_values
-from telemetry.capped import CappedLog
+from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
 from wire.errors import InternalError, InvalidGrammar, NotInstalled, Overloaded, PdserveError, UnknownModel, appearance
 

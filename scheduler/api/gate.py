@@ -9,10 +9,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from scheduler.api.errors import error_response, unauthorized
 from scheduler.api.request_ids import clean_client_id, new_id
 from scheduler.api.sse import ClientGone
+from scheduler.http.burst_limit import BurstLimit
 from scheduler.http.keys import Keys
-from scheduler.http.turnstile import Turnstile
 from scheduler.observability.metrics import Metrics
-from telemetry.capped import CappedLog
+from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
 
 CLIENT_GONE = 499
@@ -37,7 +37,7 @@ class Gate:
         self._keys = keys or Keys()
         self._root_path = root_path.rstrip("/")
         self._refusals = CappedLog(_log)
-        self._turnstile = Turnstile()
+        self._turnstile = BurstLimit()
         self._ids_in_use: set[str | None] = set()  # clients' ids that requests under way show
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

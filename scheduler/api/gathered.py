@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
-from scheduler.api.shape import Ended, PromptTold, Shape
-from scheduler.text.pieces import Piece
+from scheduler.api.shape import AnswerShape, Ended, PromptReport
+from scheduler.text.pieces import TextPiece
 from wire.errors import InvalidRequest
 
 _TOKEN_ID_BYTES = 7
@@ -19,7 +19,7 @@ _TOKEN_ID_BYTES = 7
 class Gathered:
     """Gathers the pieces of one request for `shape`; an answer above `max_bytes` fails."""
 
-    def __init__(self, shape: Shape, max_bytes: int, *, token_ids: bool) -> None:
+    def __init__(self, shape: AnswerShape, max_bytes: int, *, token_ids: bool) -> None:
         """`token_ids`: whether the client asked for them."""
         self._shape = shape
         self._token_ids = token_ids
@@ -27,7 +27,7 @@ class Gathered:
         self._num_bytes = 0
         self._choices: dict[int, _Choice] = {}
 
-    def take(self, piece: Piece, prompt: PromptTold) -> None:
+    def take(self, piece: TextPiece, prompt: PromptReport) -> None:
         """Take a piece. Raises InvalidRequest where the answer has become too large to be sent whole."""
         choice = self._choices.setdefault(piece.index, _Choice(piece.index))
         self._num_bytes += choice.take(piece, self._shape.logprobs(piece, prompt), token_ids=self._token_ids)
@@ -51,9 +51,9 @@ class _Choice:
     token_ids: list[int] = field(default_factory=list)
     lists: dict[str, list[bytes]] = field(default_factory=dict)
     is_scored: bool = False
-    last: Piece | None = None
+    last: TextPiece | None = None
 
-    def take(self, piece: Piece, told: Mapping[str, Sequence[Any]] | None, *, token_ids: bool) -> int:
+    def take(self, piece: TextPiece, told: Mapping[str, Sequence[Any]] | None, *, token_ids: bool) -> int:
         """Return about how many bytes of an answer this piece is."""
         ids = [token.token_id for token in piece.tokens if token_ids and token.token_id is not None]
         self.last = piece

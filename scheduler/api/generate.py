@@ -20,12 +20,12 @@ from scheduler.api.completions import DEFAULT_MAX_TOKENS
 from scheduler.api.described import AnyPrompt
 from scheduler.api.errors import error_body, json_response, request_id_of
 from scheduler.api.generation_body import GenerationBody
-from scheduler.api.prepared import Prepared, prepare_generation
+from scheduler.api.prepared import PreparedRequest, prepare_generation
 from scheduler.api.prompts import encode_prompt, read_prompts
 from scheduler.api.read_body import read_body
 from scheduler.api.request_ids import new_id
 from scheduler.api.sse import ClientGone, until_disconnect
-from scheduler.front import Front
+from scheduler.app_context import AppContext
 from scheduler.request import GenerationRequest
 from scheduler.stream import TextStream
 from telemetry.logs import EventLogger
@@ -45,7 +45,7 @@ class GenerateBody(GenerationBody):
     detokenize: Literal[True] | None = None
 
 
-async def generate(front: Front, request: Request) -> "Texts":
+async def generate(front: AppContext, request: Request) -> "Texts":
     """Return the answer to one request, not yet run. Raises a PdserveError or HttpError for a bad one."""
     body, tokens = await read_body(front, request, GenerateBody, takes_form=True), front.tokens
     front.model_named(body.model)
@@ -63,7 +63,7 @@ async def generate(front: Front, request: Request) -> "Texts":
 class Texts:
     """An ASGI response: runs the request when called, and cancels it when the client goes away."""
 
-    prepared: Prepared
+    prepared: PreparedRequest
     request_id: str
     prompt: str
 

@@ -1,4 +1,4 @@
-"""Run one request and answer it, whole or as a stream; what the answer looks like is the surface's (`Shape`)."""
+"""Run one request and answer it, whole or as a stream; what the answer looks like is the surface's (`AnswerShape`)."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -13,12 +13,12 @@ from scheduler.api.answer_options import AnswerOptions
 from scheduler.api.errors import error_body, json_response, request_id_of
 from scheduler.api.gathered import Gathered
 from scheduler.api.keep_alive import COMMENT, with_quiet
-from scheduler.api.shape import Shape, prompt_told
+from scheduler.api.shape import AnswerShape, prompt_told
 from scheduler.api.sse import DONE, ClientGone, EventWriter, event, until_disconnect
-from scheduler.front import Front
+from scheduler.app_context import AppContext
 from scheduler.request import GenerationRequest
 from scheduler.stream import TextStream
-from scheduler.text.pieces import Piece, TextOptions
+from scheduler.text.pieces import TextOptions, TextPiece
 from telemetry.logs import EventLogger
 from wire.errors import Draining
 
@@ -29,10 +29,10 @@ _log = EventLogger("api")
 class Generation:
     """An ASGI response: runs `request` when called, and cancels it when the client goes away."""
 
-    front: Front
+    front: AppContext
     request: GenerationRequest
     text: TextOptions
-    shape: Shape
+    shape: AnswerShape
     asked: AnswerOptions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,7 +102,7 @@ class Generation:
         await writer.end()
 
     async def _write_with_comments(
-        self, writer: EventWriter, told: "_Told", pieces: AsyncGenerator[Piece | None, None]
+        self, writer: EventWriter, told: "_Told", pieces: AsyncGenerator[TextPiece | None, None]
     ) -> None:
         async with aclosing(pieces):
             async for piece in pieces:
@@ -135,11 +135,11 @@ class _Told:
         """Whether a piece may be written now."""
         return self._writer.is_free
 
-    def put(self, piece: Piece) -> None:
+    def put(self, piece: TextPiece) -> None:
         """Write a piece."""
         self._writer.write_now(self.events_of(piece))
 
-    def events_of(self, piece: Piece) -> bytes:
+    def events_of(self, piece: TextPiece) -> bytes:
         """Return the event of a piece; before the first one those that open the choices."""
         self._written_s = self._clock()
         prompt = prompt_told(self._output, piece.index // self._asked.n)

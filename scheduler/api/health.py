@@ -4,16 +4,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scheduler.api.errors import json_response
-from scheduler.front import Front, ReadyReport
+from scheduler.app_context import AppContext, ReadyReport
 
 
-async def health(front: Front, _: Request) -> Response:
+async def health(front: AppContext, _: Request) -> Response:
     """Return 200 while this process can work, else 503 with the reason."""
     reason = front.health()
     return json_response({"status": "ok"}) if reason is None else json_response({"status": reason}, 503)
 
 
-async def ready(front: Front, _: Request) -> Response:
+async def ready(front: AppContext, _: Request) -> Response:
     """Return 200 if a request would be served now, else 503 with what is missing."""
     state = front.readiness()
     if front.drain.draining:
@@ -22,6 +22,6 @@ async def ready(front: Front, _: Request) -> Response:
     return json_response(body, 200 if state.ready else 503)
 
 
-async def metrics(front: Front, _: Request) -> Response:
+async def metrics(front: AppContext, _: Request) -> Response:
     """Return all metrics in Prometheus' text format."""
     return Response(front.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")

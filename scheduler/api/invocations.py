@@ -14,14 +14,14 @@ from scheduler.api.generation_body import ChatBody, CompletionBody
 from scheduler.api.read_body import AnyBody, check_body
 from scheduler.api.route import ANY_MODEL, TEXT, VECTORS, check_kind
 from scheduler.api.score import ScoreBody, prepare_score
-from scheduler.front import Front
+from scheduler.app_context import AppContext
 from scheduler.model.kind import ModelKind
 from wire.errors import InvalidRequest
 
-_Answer = Callable[[Front, Mapping[str, Any], Request], Awaitable[ASGIApp]]
+_Answer = Callable[[AppContext, Mapping[str, Any], Request], Awaitable[ASGIApp]]
 
 
-async def invoke(front: Front, request: Request) -> ASGIApp:
+async def invoke(front: AppContext, request: Request) -> ASGIApp:
     """Return the answer of the route that the body is of. Raises a PdserveError or HttpError for a bad one."""
     raw = await read_json(request, front.config.options)
     for field, (needs, answer) in _BY_FIELD.items():
@@ -31,8 +31,8 @@ async def invoke(front: Front, request: Request) -> ASGIApp:
     raise InvalidRequest(f"the body has none of {', '.join(_BY_FIELD)}: one of them says what is wanted")
 
 
-def _answer_as(kind: type[AnyBody], prepare: Callable[[Front, AnyBody, Request], Awaitable[ASGIApp]]) -> _Answer:
-    async def answer(front: Front, raw: Mapping[str, Any], request: Request) -> ASGIApp:
+def _answer_as(kind: type[AnyBody], prepare: Callable[[AppContext, AnyBody, Request], Awaitable[ASGIApp]]) -> _Answer:
+    async def answer(front: AppContext, raw: Mapping[str, Any], request: Request) -> ASGIApp:
         return await prepare(front, check_body(raw, kind, request), request)
 
     return answer

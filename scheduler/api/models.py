@@ -6,24 +6,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scheduler.api.errors import json_response
-from scheduler.front import Front
+from scheduler.app_context import AppContext
 
 
-async def list_models(front: Front, _: Request) -> Response:
+async def list_models(front: AppContext, _: Request) -> Response:
     """Return a card for each served name; without any, for --model as typed."""
     engine = front.config.engine
     names = engine.served_model_name or (engine.model,)
     return json_response({"object": "list", "data": [_card(front, name) for name in names]})
 
 
-async def retrieve_model(front: Front, request: Request) -> Response:
+async def retrieve_model(front: AppContext, request: Request) -> Response:
     """Return the card of one served name. Raises UnknownModel."""
     name = request.path_params["name"]
     front.model_named(name)
     return json_response(_card(front, name))
 
 
-def _card(front: Front, name: str) -> dict[str, Any]:
+def _card(front: AppContext, name: str) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from scheduler.api.errors import json_response
 from scheduler.api.route import Endpoint, Route
-from scheduler.front import Front
+from scheduler.app_context import AppContext
 
 _SCHEMA = "#/components/schemas/"
 _ERROR: dict[str, Any] = {
@@ -62,7 +62,7 @@ def describe(
 def endpoint_of(document: dict[str, Any]) -> Endpoint:
     """Return the endpoint that answers with `document`."""
 
-    async def openapi(front: Front, _: Request) -> ASGIApp:
+    async def openapi(front: AppContext, _: Request) -> ASGIApp:
         response: Response = json_response(document)
         return response
 

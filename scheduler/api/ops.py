@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from scheduler.api.errors import json_response
 from scheduler.api.health import health
-from scheduler.front import Front
+from scheduler.app_context import AppContext
 
 
 def own_version() -> str:
@@ -18,16 +18,16 @@ def own_version() -> str:
         return "unknown"
 
 
-async def version(front: Front, _: Request) -> Response:
+async def version(front: AppContext, _: Request) -> Response:
     """Return which pdserve this is."""
     return json_response({"version": own_version()})
 
 
-async def load(front: Front, _: Request) -> Response:
+async def load(front: AppContext, _: Request) -> Response:
     """Return how many requests for text, vectors or scores are under way here."""
     return json_response({"server_load": front.drain.active})
 
 
-async def ping(front: Front, request: Request) -> Response:
+async def ping(front: AppContext, request: Request) -> Response:
     """Answer as /health does."""
     return await health(front, request)

@@ -12,7 +12,7 @@ from scheduler.api.pooling_body import PoolingBody
 from scheduler.api.prepared import cache_salt_of, priority_of
 from scheduler.api.served import server_timing
 from scheduler.api.sse import ClientGone, until_disconnect
-from scheduler.front import Front
+from scheduler.app_context import AppContext
 from scheduler.request import GenerationRequest
 from scheduler.vector_run import VectorRun
 from scheduler.vectors import Values
@@ -28,8 +28,8 @@ Tell = Callable[[list[Values]], Awaitable[dict[str, Any]]]
 
 
 def pooling_request(
-    front: Front, request: Request, request_id: str, prompts: Sequence[tuple[int, ...]], poolings: Sequence[Pooling],
-    body: PoolingBody,
+    front: AppContext, request: Request, request_id: str, prompts: Sequence[tuple[int, ...]],
+    poolings: Sequence[Pooling], body: PoolingBody,
 ) -> GenerationRequest:  # fmt: skip
     """Return the request that reads `prompts`, one pooling each, in the share of the client's key."""
     options, tenant = front.config.options, str(request.scope["state"].get("tenant", ""))
@@ -41,13 +41,13 @@ def pooling_request(
 
 
 @dataclass(frozen=True, slots=True)
-class Pooled:
+class PooledResponse:
     """An ASGI response: runs `request` when called, and cancels it when the client goes away.
 
     `tell` makes the answer of the vectors. Of more prompts than --max-prompts so many run at a time.
     """
 
-    front: Front
+    front: AppContext
     request: GenerationRequest
     tell: Tell
 

@@ -13,10 +13,10 @@ from scheduler.api.generation import Generation
 from scheduler.api.generation_body import GenerationBody
 from scheduler.api.logprobs import TokenTeller
 from scheduler.api.sampling import read_sampling
-from scheduler.api.shape import Shape
+from scheduler.api.shape import AnswerShape
 from scheduler.api.structured import read_structured
 from scheduler.api.text_options import read_text_options
-from scheduler.front import Front
+from scheduler.app_context import AppContext
 from scheduler.request import GenerationRequest
 from scheduler.text.pieces import TextOptions
 from scheduler.tokenizer.truncation import truncate_prompt
@@ -27,10 +27,10 @@ _PRIORITY_HEADER = "x-vllm-priority"
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRequest:
     """A checked request whose answer has no form yet. `prompts` are what is computed, cut where that was asked."""
 
-    front: Front
+    front: AppContext
     prompts: tuple[tuple[int, ...], ...]
     params: SamplingParams
     text: TextOptions
@@ -41,7 +41,7 @@ class Prepared:
     priority: int
 
     def generation(
-        self, request_id: str, shape: Shape, *, echo: tuple[str, ...] = (), seeds: tuple[int, ...] = ()
+        self, request_id: str, shape: AnswerShape, *, echo: tuple[str, ...] = (), seeds: tuple[int, ...] = ()
     ) -> Generation:
         """Return the answer in the form of `shape`; `echo` has the text that stands before each prompt's choices."""
         options = self.front.config.options
@@ -54,9 +54,9 @@ class Prepared:
 
 
 async def prepare_generation(
-    front: Front, body: GenerationBody, request: Request, prompts: Sequence[tuple[int, ...]], *,
+    front: AppContext, body: GenerationBody, request: Request, prompts: Sequence[tuple[int, ...]], *,
     default_max_tokens: int | None, param: str, continues_prompt: bool,
-) -> Prepared:  # fmt: skip
+) -> PreparedRequest:  # fmt: skip
     """Check everything that needs the model, the prompts or the config. Raises InvalidRequest."""
     room = max(1, front.tokens.max_model_len - (body.max_output or 1))
     keep, side = body.truncate_prompt_tokens, body.truncation_side or "left"
@@ -68,7 +68,7 @@ async def prepare_generation(
     asked = read_answer_options(body, front.config.options)
     check_answer(body, params, cut, asked, front.config.options, tellings=asked.n if continues_prompt else 1)
     tenant = str(request.scope["state"].get("tenant", ""))
-    return Prepared(
+    return PreparedRequest(
         front, cut, params, text, asked,
         TokenTeller(
             front.tokens.texts, asked.logprobs or 0, asked.tokens_by_number, ranked=asked.token_ids,

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from scheduler.api.body import read_json
 from scheduler.api.refusals import WITHOUT_EFFECT, refuse_fields
 from scheduler.api.schemas import Body
-from scheduler.front import Front
+from scheduler.app_context import AppContext
 from wire.near_names import near_name
 
 AnyBody = TypeVar("AnyBody", bound=Body)
@@ -17,7 +17,7 @@ _NAME = re.compile("[A-Za-z0-9_.-]+")  # what a header can carry, and no log is 
 _LONGEST, _MOST_UNKNOWN = 40, 8
 
 
-async def read_body(front: Front, request: Request, kind: type[AnyBody], *, takes_form: bool = False) -> AnyBody:
+async def read_body(front: AppContext, request: Request, kind: type[AnyBody], *, takes_form: bool = False) -> AnyBody:
     """Return the request's checked body. Raises InvalidRequest, HttpError (408, 413, 415) or ClientGone."""
     return check_body(await read_json(request, front.config.options, takes_form=takes_form), kind, request)
 

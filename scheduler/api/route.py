@@ -7,12 +7,12 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from scheduler.api.schemas import Body
+from scheduler.app_context import AppContext
 from scheduler.config import SchedulerOptions
-from scheduler.front import Front
 from scheduler.model.kind import ModelKind
 from wire.errors import InvalidRequest
 
-Endpoint = Callable[[Front, Request], Awaitable[ASGIApp]]
+Endpoint = Callable[[AppContext, Request], Awaitable[ASGIApp]]
 
 ANY_MODEL = frozenset(ModelKind)
 TEXT = frozenset({ModelKind.TEXT})

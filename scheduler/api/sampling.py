@@ -8,8 +8,8 @@ from scheduler.api.generation_body import GenerationBody
 from scheduler.api.prompts import check_token_ids
 from scheduler.api.structured import Wish
 from scheduler.api.token_rules import read_allowed, read_bad_words, read_logit_bias
+from scheduler.app_context import AppContext
 from scheduler.config import SchedulerOptions
-from scheduler.front import Front
 from scheduler.tokens import Tokens
 from wire.check_prompt import check_repetition
 from wire.errors import InvalidRequest, PromptTooLong
@@ -20,7 +20,7 @@ _ALL = -1
 
 
 async def read_sampling(
-    front: Front, body: GenerationBody, prompts: Sequence[Sequence[int]], wish: Wish | None, *,
+    front: AppContext, body: GenerationBody, prompts: Sequence[Sequence[int]], wish: Wish | None, *,
     default_max_tokens: int | None, param: str,
 ) -> SamplingParams:  # fmt: skip
     """Return the parameters; `default_max_tokens` None means all the context left. Raises InvalidRequest."""
@@ -70,7 +70,7 @@ def draw_seed() -> int:
     return secrets.randbits(63)
 
 
-def _max_tokens(front: Front, body: GenerationBody, prompt_len: int, default: int | None, param: str) -> int:
+def _max_tokens(front: AppContext, body: GenerationBody, prompt_len: int, default: int | None, param: str) -> int:
     """Return the limit of output tokens, cut to what fits behind the longest prompt; where none is wanted, 1."""
     model_len = front.tokens.max_model_len
     limit = f"This model's maximum context length is {model_len} tokens"
@@ -136,14 +136,14 @@ def _repetition(body: GenerationBody) -> RepetitionDetection | None:
     return rule
 
 
-def _prompt_logprobs(body: GenerationBody, logprobs: int | None, front: Front) -> int | None:
+def _prompt_logprobs(body: GenerationBody, logprobs: int | None, front: AppContext) -> int | None:
     """An echoed prompt's tokens are told like the output's."""
     asked = _bounded("prompt_logprobs", body.prompt_logprobs, front)
     echoed = logprobs if body.echoes else None
     return max((asked, echoed), key=lambda count: -1 if count is None else count)
 
 
-def _bounded(name: str, asked: int | None, front: Front) -> int | None:
+def _bounded(name: str, asked: int | None, front: AppContext) -> int | None:
     """Return how many log probabilities are wanted; -1 asks for the whole vocabulary, where the operator allows it."""
     most = front.config.options.max_logprobs
     if asked is None:

@@ -10,12 +10,12 @@ from starlette.requests import Request
 
 from scheduler.api.described import AnyTexts
 from scheduler.api.inputs import encode_inputs, fitting, read_texts
-from scheduler.api.pooled import Pooled, pooling_request
+from scheduler.api.pooled import PooledResponse, pooling_request
 from scheduler.api.pooling_body import PoolingBody
 from scheduler.api.read_body import read_body
 from scheduler.api.refusals import SCORE_NOT_SERVED, Refusal
 from scheduler.api.request_ids import new_id, shown_id
-from scheduler.front import Front
+from scheduler.app_context import AppContext
 from scheduler.model.kind import ModelKind
 from scheduler.tokenizer.truncation import tokens_kept
 from scheduler.vectors import Values, cosine
@@ -43,12 +43,12 @@ class _Reading:
     scores: Callable[[Sequence[Values]], list[float]]
 
 
-async def create_score(front: Front, request: Request) -> Pooled:
+async def create_score(front: AppContext, request: Request) -> PooledResponse:
     """Return the answer to one request, not yet run. Raises a PdserveError or HttpError for a bad one."""
     return await prepare_score(front, await read_body(front, request, ScoreBody), request)
 
 
-async def prepare_score(front: Front, body: ScoreBody, request: Request) -> Pooled:
+async def prepare_score(front: AppContext, body: ScoreBody, request: Request) -> PooledResponse:
     """Tokenise and check a body against the model."""
     model = front.model_named(body.model)
     first, second = _texts(body, front.config.options.max_inputs)
@@ -75,7 +75,7 @@ async def prepare_score(front: Front, body: ScoreBody, request: Request) -> Pool
             },
         }
 
-    return Pooled(front, wanted, tell)
+    return PooledResponse(front, wanted, tell)
 
 
 def _texts(body: ScoreBody, most: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -88,7 +88,7 @@ def _texts(body: ScoreBody, most: int) -> tuple[tuple[str, ...], tuple[str, ...]
     return first, second
 
 
-async def _read_pairs(front: Front, body: ScoreBody, first: tuple[str, ...], second: tuple[str, ...]) -> _Reading:
+async def _read_pairs(front: AppContext, body: ScoreBody, first: tuple[str, ...], second: tuple[str, ...]) -> _Reading:
     """One prompt a pair, which a cross-encoder reads whole."""
     tokens, prompts, poolings = front.tokens, [], []
     longest = tokens_kept(body.truncate_prompt_tokens, room=tokens.max_model_len)
@@ -102,7 +102,7 @@ async def _read_pairs(front: Front, body: ScoreBody, first: tuple[str, ...], sec
     return _Reading(tuple(prompts), tuple(poolings), lambda values: [value[0] for value in values])
 
 
-async def _read_apart(front: Front, body: ScoreBody, first: tuple[str, ...], second: tuple[str, ...]) -> _Reading:
+async def _read_apart(front: AppContext, body: ScoreBody, first: tuple[str, ...], second: tuple[str, ...]) -> _Reading:
     """One prompt a text; the score of a pair is the cosine of its vectors."""
     keep, side = body.truncate_prompt_tokens, body.truncation_side or "left"
     left = await encode_inputs(first, front.tokens, add_special_tokens=True, keep=keep, side=side, param="text_1")

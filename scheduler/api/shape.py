@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from scheduler.stream import TextStream
-from scheduler.text.pieces import Piece
+from scheduler.text.pieces import TextPiece
 from wire.types import TokenLogprobs
 
 Usage = dict[str, Any]
@@ -30,25 +30,25 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptTold:
+class PromptReport:
     """A prompt's ids and how likely they were, as far as that was asked."""
 
     token_ids: tuple[int, ...]
     logprobs: Sequence[TokenLogprobs | None]
 
 
-class Shape(Protocol):
+class AnswerShape(Protocol):
     """One request's answer in the form of one surface. Streams take `opening` before a choice's first event."""
 
-    def opening(self, index: int, prompt: PromptTold, usage: Usage | None) -> bytes:
+    def opening(self, index: int, prompt: PromptReport, usage: Usage | None) -> bytes:
         """Return the event that opens a choice's stream; empty where the surface has none."""
         ...
 
-    def event(self, piece: Piece, prompt: PromptTold, usage: Usage | None) -> bytes:
+    def event(self, piece: TextPiece, prompt: PromptReport, usage: Usage | None) -> bytes:
         """Return the event that carries `piece`, with `usage` where the client asked for it every time."""
         ...
 
-    def logprobs(self, piece: Piece, prompt: PromptTold) -> dict[str, list[Any]] | None:
+    def logprobs(self, piece: TextPiece, prompt: PromptReport) -> dict[str, list[Any]] | None:
         """Return what is told of the tokens of `piece`, each piece once and in order; None where nobody asked."""
         ...
 
@@ -56,11 +56,11 @@ class Shape(Protocol):
         """Return the chunk that carries no choice but the token counts."""
         ...
 
-    def whole(self, choices: list[Ended], prompts: Sequence[PromptTold], usage: Usage) -> dict[str, Any]:
+    def whole(self, choices: list[Ended], prompts: Sequence[PromptReport], usage: Usage) -> dict[str, Any]:
         """Return the whole answer."""
         ...
 
 
-def prompt_told(output: TextStream, prompt: int) -> PromptTold:
+def prompt_told(output: TextStream, prompt: int) -> PromptReport:
     """Return what is known of one prompt of a running request."""
-    return PromptTold(output.prompt_ids(prompt), output.prompt_logprobs[prompt])
+    return PromptReport(output.prompt_ids(prompt), output.prompt_logprobs[prompt])

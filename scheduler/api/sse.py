@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 from starlette.types import Receive, Send
 
-from scheduler.http.exchange import Exchange, Receiving
+from scheduler.http.exchange import HttpExchange, Receiving
 from wire.errors import Cancelled
 
 DONE = b"data: [DONE]\n\n"
@@ -33,7 +33,7 @@ class EventWriter:
     `exchange` is our own server's, if it is that which serves.
     """
 
-    def __init__(self, send: Send, exchange: Exchange | None = None) -> None:
+    def __init__(self, send: Send, exchange: HttpExchange | None = None) -> None:
         self._send = send
         self._exchange = exchange
         self.started = False

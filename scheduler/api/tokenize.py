@@ -16,7 +16,7 @@ from scheduler.api.messages import read_messages
 from scheduler.api.prompts import check_token_ids
 from scheduler.api.read_body import read_body
 from scheduler.api.schemas import Body, ManyIds
-from scheduler.front import Front
+from scheduler.app_context import AppContext
 from wire.errors import InvalidRequest
 
 _FEW = 2000  # ids: below this a hop to a thread costs more than the work
@@ -38,7 +38,7 @@ class DetokenizeBody(Body):
     tokens: Annotated[ManyIds, Field(max_length=_MOST)]
 
 
-async def tokenize(front: Front, request: Request) -> Response:
+async def tokenize(front: AppContext, request: Request) -> Response:
     """Return the ids of a text or a conversation. Raises a PdserveError or HttpError for a bad one."""
     body = await read_body(front, request, TokenizeBody)
     front.model_named(body.model)
@@ -52,7 +52,7 @@ async def tokenize(front: Front, request: Request) -> Response:
     return json_response(told)
 
 
-async def detokenize(front: Front, request: Request) -> Response:
+async def detokenize(front: AppContext, request: Request) -> Response:
     """Return the text of ids, special tokens included."""
     body = await read_body(front, request, DetokenizeBody)
     front.model_named(body.model)
@@ -65,7 +65,7 @@ async def detokenize(front: Front, request: Request) -> Response:
     return json_response({"prompt": text})
 
 
-async def tokenizer_info(front: Front, _: Request) -> Response:
+async def tokenizer_info(front: AppContext, _: Request) -> Response:
     """Return the model's tokenizer_config.json, the special tokens as texts and the chat template in use."""
     files = front.tokens.files
     own = await asyncio.to_thread(_read_config, files.folder / "tokenizer_config.json")
@@ -73,7 +73,7 @@ async def tokenizer_info(front: Front, _: Request) -> Response:
     return json_response({**own, **files.special_tokens, **used})
 
 
-async def _encode(front: Front, body: TokenizeBody) -> tuple[int, ...]:
+async def _encode(front: AppContext, body: TokenizeBody) -> tuple[int, ...]:
     if (body.prompt is None) is (body.messages is None):
         raise InvalidRequest("give either prompt or messages", "prompt")
     if body.prompt is not None:

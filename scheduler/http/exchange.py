@@ -17,7 +17,7 @@ _UNSAFE = re.compile(rb"[\x00-\x1f\x7f]")
 MAX_DROPPED_BYTES = 2**20  # of what a client still sends when nothing more of it is answered
 
 
-class Exchange:
+class HttpExchange:
     """Owns the body that came and is not read yet, and how far the answer is. `receive` is the app's, and so `send`.
 
     The head of an answer leaves with its first bytes of body. `keep_alive` may be set to False until then, and is where
@@ -204,7 +204,7 @@ class Exchange:
 class Receiving:
     """An exchange's `receive`, which can also call back the moment its client goes away before the answer is whole."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: HttpExchange) -> None:
         self._exchange = exchange
         self._when_gone: Callable[[], object] | None = None
 

@@ -20,7 +20,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from scheduler.http.bad_request import MAX_HEAD_BYTES, MAX_HEADERS, HeadTooLarge, NotHttp1, refusal
-from scheduler.http.exchange import MAX_DROPPED_BYTES, Exchange
+from scheduler.http.exchange import MAX_DROPPED_BYTES, HttpExchange
 
 SLICE_BYTES = 4 * 2**10  # parsed at once: a request that waits behind another costs far more than its bytes
 PAUSE_BODY_BYTES = 64 * 2**10
@@ -47,9 +47,9 @@ class HttpProtocol(asyncio.Protocol):
         self._loop = _loop or asyncio.get_running_loop()
         self._parser: Any = httptools.HttpRequestParser(self)
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # what follows is never answered
-        self._exchange: Exchange | None = None
-        self._reading: Exchange | None = None  # the one whose body comes now: the one under way, or a later one
-        self._waiting: deque[Exchange] = deque()
+        self._exchange: HttpExchange | None = None
+        self._reading: HttpExchange | None = None  # the one whose body comes now: the one under way, or a later one
+        self._waiting: deque[HttpExchange] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
         self._in_head, self._head_bytes = False, 0
@@ -176,7 +176,7 @@ class HttpProtocol(asyncio.Protocol):
         }  # fmt: skip
         keep_alive = version == "1.1" and self._parser.should_keep_alive() and not self._parser.should_upgrade()
         expects = any(name == b"expect" and value.lower() == b"100-continue" for name, value in self._headers)
-        self._reading = exchange = Exchange(
+        self._reading = exchange = HttpExchange(
             scope, self.transport, self._state.default_headers, self._answered, self._read_on,
             keep_alive=keep_alive, expects=expects, body_bytes=_body_bytes(self._headers),
         )  # fmt: skip
@@ -202,7 +202,7 @@ class HttpProtocol(asyncio.Protocol):
             if self._exchange is None:
                 self._expect(self._idle_s)
 
-    def _start(self, exchange: Exchange) -> None:
+    def _start(self, exchange: HttpExchange) -> None:
         self._exchange = exchange
         if self._unread_timer is not None:
             exchange.pause()
@@ -298,7 +298,7 @@ class HttpProtocol(asyncio.Protocol):
         if self._exchange is None:
             self._close()
 
-    def _forget(self, broken: Exchange) -> None:
+    def _forget(self, broken: HttpExchange) -> None:
         broken.leave("its body is no HTTP")
         if broken is self._exchange:
             self._exchange = None

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from scheduler.load.prefixes import Chain
-from wire.hold import hold_limit
+from wire.held_kv_limit import hold_limit
 from wire.types import Role
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldPrompts:
     """Prompts that are prefilled and not yet handed off: their sequences, and the tokens their blocks could take."""
 
     sequences: int = 0
@@ -37,7 +37,7 @@ class InstanceLoad:
     sequences: int
     waiting: int
     max_num_seqs: int
-    held_for: Mapping[int, Held] = field(default_factory=dict)
+    held_for: Mapping[int, HeldPrompts] = field(default_factory=dict)
     unjoined: Mapping[int, str] = field(default_factory=dict)
     is_suspect: bool = False
 

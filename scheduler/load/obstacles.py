@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from scheduler.load.loads import InstanceLoad, LinkShare, PromptFacts
-from wire.hold import hold_limit
+from wire.held_kv_limit import hold_limit
 
 
 def obstacles(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts, share: LinkShare) -> Iterator[str]:

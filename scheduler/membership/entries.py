@@ -7,7 +7,7 @@ from ranktable_tools.addresses import dial_host
 from ranktable_tools.digest import entry_form
 from ranktable_tools.launch_plan import LaunchPlan
 from ranktable_tools.tables import GlobalTable
-from ranktable_tools.tables import Instance as TableInstance
+from ranktable_tools.tables import InstanceEntry as TableInstance
 from scheduler.membership.compatibility import ExpectedInstance
 from wire.types import Role
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from scheduler.instances import Instance, check_progress
 from scheduler.limits import ControlLimits
 from scheduler.membership.compatibility import ExpectedInstance
-from telemetry.capped import CappedLog
+from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
 from wire.connection import Connection, Session
 from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, Loading, PdserveError, Unavailable

@@ -6,14 +6,14 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
-from scheduler.observability import edges
+from scheduler.observability import bucket_bounds
 from scheduler.observability.cluster_metrics import ClusterCollector
-from scheduler.observability.figures import Figures
+from scheduler.observability.counters import SchedulerCounters
 from scheduler.observability.replacements import ReplacementCollector
 from scheduler.observability.vllm_metrics import VllmCollector
 from scheduler.view import ClusterView
 from telemetry.exposition import exposed
-from telemetry.histogram import Histogram
+from telemetry.histogram import BucketHistogram
 from telemetry.span_exporter import SpanExporter
 
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
@@ -27,10 +27,10 @@ class Metrics:
 
     def __init__(
         self, view: Callable[[], ClusterView] | None = None, *, model_name: str = "",
-        max_model_len: int = edges.DEFAULT_MODEL_LEN, exporter: SpanExporter | None = None,
+        max_model_len: int = bucket_bounds.DEFAULT_MODEL_LEN, exporter: SpanExporter | None = None,
         state_file: Path | None = None,
     ) -> None:  # fmt: skip
-        self.figures = Figures(max_model_len)
+        self.figures = SchedulerCounters(max_model_len)
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._registry.register(FiguresCollector(self.figures, exporter))
@@ -51,7 +51,7 @@ class Metrics:
 class FiguresCollector:
     """Shows the figures under our own names, and what became of the traces."""
 
-    def __init__(self, figures: Figures, exporter: SpanExporter | None = None) -> None:
+    def __init__(self, figures: SchedulerCounters, exporter: SpanExporter | None = None) -> None:
         self._figures = figures
         self._exporter = exporter
 
@@ -67,15 +67,18 @@ class FiguresCollector:
 
     def _histograms(self) -> Iterator[Metric]:
         own = self._figures
-        shown: tuple[tuple[str, str, Histogram, Sequence[float]], ...] = (
-            ("time_to_first_token_seconds", "From arrival to the first token", own.first_token, edges.SECONDS),
-            ("inter_token_latency_seconds", "Between two tokens of a choice", own.between_tokens, edges.STEP_SECONDS),
-            ("e2e_request_latency_seconds", "From a request's arrival to its end", own.whole, edges.SECONDS),
-            ("request_prompt_tokens", "Prompt tokens of a request", own.request_prompt_tokens, edges.TOKENS),
-            ("request_generation_tokens", "Output tokens of a request", own.request_output_tokens, edges.TOKENS),
-            ("kv_hop_seconds", "From the prompt computed to decode's ack", own.hop, edges.HOP_SECONDS),
-            ("kv_hop_bytes", "Bytes of a prompt's KV from prefill to decode", own.hop_bytes, edges.BYTES),
-            ("kv_overlap_ratio", "Share of a prompt's KV that left before it was computed", own.overlap, edges.SHARES),
+        shown: tuple[tuple[str, str, BucketHistogram, Sequence[float]], ...] = (
+            ("time_to_first_token_seconds", "From arrival to the first token", own.first_token, bucket_bounds.SECONDS),
+            ("inter_token_latency_seconds", "Between two tokens of a choice", own.between_tokens,
+             bucket_bounds.STEP_SECONDS),
+            ("e2e_request_latency_seconds", "From a request's arrival to its end", own.whole, bucket_bounds.SECONDS),
+            ("request_prompt_tokens", "Prompt tokens of a request", own.request_prompt_tokens, bucket_bounds.TOKENS),
+            ("request_generation_tokens", "Output tokens of a request", own.request_output_tokens,
+             bucket_bounds.TOKENS),
+            ("kv_hop_seconds", "From the prompt computed to decode's ack", own.hop, bucket_bounds.HOP_SECONDS),
+            ("kv_hop_bytes", "Bytes of a prompt's KV from prefill to decode", own.hop_bytes, bucket_bounds.BYTES),
+            ("kv_overlap_ratio", "Share of a prompt's KV that left before it was computed", own.overlap,
+             bucket_bounds.SHARES),
         )  # fmt: skip
         for name, help, histogram, shown_edges in shown:
             family = HistogramMetricFamily(f"pdserve_{name}", help)

@@ -13,7 +13,7 @@ Each stage is as long as it was measured to be, where it happened; only the sche
 
 from collections.abc import Callable, Iterator
 
-from scheduler.observability.figures import STAGES
+from scheduler.observability.counters import STAGES
 from scheduler.observability.request_done import RequestDone
 from scheduler.request import PromptDone
 from telemetry.spans import Attribute, Span, TraceContext

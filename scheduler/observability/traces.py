@@ -4,7 +4,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from scheduler.observability.figures import Figures
+from scheduler.observability.counters import SchedulerCounters
 from scheduler.observability.request_done import RequestDone
 from scheduler.observability.trace_spans import spans_of
 from scheduler.request import PromptDone
@@ -28,7 +28,7 @@ class Traces:
         self.exporter = exporter
         self._model, self._wall_ns, self._new_id = model, wall_ns, new_id
 
-    def observer(self, figures: Figures, headers: Iterable[tuple[bytes, bytes]]) -> "Traced":
+    def observer(self, figures: SchedulerCounters, headers: Iterable[tuple[bytes, bytes]]) -> "Traced":
         """Return who hears of one request: the figures, and the trace that its HTTP headers name."""
         return Traced(figures, self, _context(headers))
 
@@ -49,7 +49,7 @@ class Traces:
 class Traced:
     """The Observer of one request: its tokens go straight to the figures."""
 
-    def __init__(self, figures: Figures, traces: Traces, context: TraceContext | None) -> None:
+    def __init__(self, figures: SchedulerCounters, traces: Traces, context: TraceContext | None) -> None:
         self.first_token_came = figures.first_token_came
         self.token_came = figures.token_came
         self._figures, self._traces, self._context = figures, traces, context

@@ -9,10 +9,10 @@ from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from scheduler.observability import edges
-from scheduler.observability.figures import Figures
+from scheduler.observability import bucket_bounds
+from scheduler.observability.counters import SchedulerCounters
 from scheduler.view import ClusterView, InstanceView
-from telemetry.histogram import Histogram
+from telemetry.histogram import BucketHistogram
 from wire.types import STEP_TOKEN_EDGES, LoadSnapshot
 
 CLUSTER = "cluster"
@@ -35,7 +35,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[LoadSnapshot], float]], ...] = (
 class VllmCollector:
     """Turns figures and a view into vLLM's metrics at every scrape."""
 
-    def __init__(self, figures: Figures, view: Callable[[], ClusterView] | None, model_name: str) -> None:
+    def __init__(self, figures: SchedulerCounters, view: Callable[[], ClusterView] | None, model_name: str) -> None:
         self._figures = figures
         self._view = view
         self._model_name = model_name
@@ -59,20 +59,40 @@ class VllmCollector:
 
     def _histograms(self) -> Iterator[Metric]:
         own, tokens = self._figures, self._figures.token_edges
-        shown: tuple[tuple[str, str, Histogram, Sequence[float]], ...] = (
-            ("time_to_first_token_seconds", "Time to first token", own.first_token, edges.VLLM_FIRST_TOKEN),
-            ("inter_token_latency_seconds", "Between two tokens of a choice", own.between_tokens, edges.VLLM_STEP),
-            ("request_time_per_output_token_seconds", "A request's mean of it", own.mean_between, edges.VLLM_STEP),
-            ("e2e_request_latency_seconds", "From arrival to end", own.whole, edges.VLLM_REQUEST),
-            ("request_queue_time_seconds", "Time in the scheduler's queue", own.queue, edges.VLLM_REQUEST),
-            ("request_inference_time_seconds", "From its place to the last token", own.inference, edges.VLLM_REQUEST),
-            ("request_prefill_time_seconds", "From its place to the first token", own.prefill, edges.VLLM_REQUEST),
-            ("request_decode_time_seconds", "From the first to the last token", own.decode, edges.VLLM_REQUEST),
+        shown: tuple[tuple[str, str, BucketHistogram, Sequence[float]], ...] = (
+            ("time_to_first_token_seconds", "Time to first token", own.first_token, bucket_bounds.VLLM_FIRST_TOKEN),
+            (
+                "inter_token_latency_seconds",
+                "Between two tokens of a choice",
+                own.between_tokens,
+                bucket_bounds.VLLM_STEP,
+            ),
+            (
+                "request_time_per_output_token_seconds",
+                "A request's mean of it",
+                own.mean_between,
+                bucket_bounds.VLLM_STEP,
+            ),
+            ("e2e_request_latency_seconds", "From arrival to end", own.whole, bucket_bounds.VLLM_REQUEST),
+            ("request_queue_time_seconds", "Time in the scheduler's queue", own.queue, bucket_bounds.VLLM_REQUEST),
+            (
+                "request_inference_time_seconds",
+                "From its place to the last token",
+                own.inference,
+                bucket_bounds.VLLM_REQUEST,
+            ),
+            (
+                "request_prefill_time_seconds",
+                "From its place to the first token",
+                own.prefill,
+                bucket_bounds.VLLM_REQUEST,
+            ),
+            ("request_decode_time_seconds", "From the first to the last token", own.decode, bucket_bounds.VLLM_REQUEST),
             ("request_prompt_tokens", "Prompt tokens of a request", own.request_prompt_tokens, tokens),
             ("request_prefill_kv_computed_tokens", "Those not cached", own.request_computed_tokens, tokens),
             ("request_generation_tokens", "Output tokens of a request", own.request_output_tokens, tokens),
             ("request_params_max_tokens", "The max_tokens of a request", own.max_tokens, tokens),
-            ("request_params_n", "The n of a request", own.n, edges.VLLM_N),
+            ("request_params_n", "The n of a request", own.n, bucket_bounds.VLLM_N),
         )
         for name, help, histogram, shown_edges in shown:
             family = HistogramMetricFamily(f"vllm:{name}", help, labels=_LABELS)

@@ -8,10 +8,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
-from scheduler.inbox import Arrival, Lost, PromptStep, Work
+from scheduler.inbox import Arrival, PromptStep, SessionLost, Work
 from scheduler.instances import Instance
 from scheduler.limits import ControlLimits
-from scheduler.paths.endings import to_error
+from scheduler.paths.failures import to_error
 from scheduler.patience import patient
 from scheduler.prompt_run import PromptRun
 from telemetry.logs import EventLogger
@@ -87,7 +87,7 @@ class HandoffPath:
                     self._decode.books.reserved(state.prompt_id, ticket.first_token)
                     prompt.add_times(StageTimes(reserve_s=seconds))
                     return ticket
-                case Refused() | Failed() | Lost() as ending:
+                case Refused() | Failed() | SessionLost() as ending:
                     raise to_error(ending, self._decode, prompt)
                 case _:
                     continue
@@ -118,9 +118,9 @@ class HandoffPath:
             case HandedOff(times=times):
                 self._prefill.books.handed_off(prompt.prompt_id)
                 prompt.add_times(times)
-            case Refused() | Failed() | Lost() as ending if from_prefill:
+            case Refused() | Failed() | SessionLost() as ending if from_prefill:
                 self._lose_prefill(prompt, ending)
-            case Refused() | Failed() | Lost() as ending:
+            case Refused() | Failed() | SessionLost() as ending:
                 await self._hear_last_words(prompt, on_prefill)
                 if not prompt.output.all_ended:
                     error = to_error(ending, self._decode, prompt)
@@ -128,7 +128,7 @@ class HandoffPath:
             case _:
                 return
 
-    def _lose_prefill(self, prompt: PromptRun, ending: Refused | Failed | Lost) -> None:
+    def _lose_prefill(self, prompt: PromptRun, ending: Refused | Failed | SessionLost) -> None:
         """P ended badly. Once its first tokens are here D may have committed all the same: an ack can be lost."""
         self._prefill.books.drop(prompt.prompt_id)
         if self._decode_started and prompt.output.all_started:

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from scheduler.inbox import Lost, PromptStep, Work
+from scheduler.inbox import PromptStep, SessionLost, Work
 from scheduler.instances import Instance
-from scheduler.paths.endings import to_error
+from scheduler.paths.failures import to_error
 from scheduler.prompt_run import PromptRun
 from wire.messages import Failed, Generate, Refused
 
@@ -32,7 +32,7 @@ class LocalPath:
                         work.stepping = True
                         prompt.take(step, work)
                         self._note_tokens(prompt, step, work)
-                    case Refused() | Failed() | Lost() as ending:
+                    case Refused() | Failed() | SessionLost() as ending:
                         raise to_error(ending, self._instance, prompt)
                     case _:
                         continue

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from scheduler.inbox import Lost
+from scheduler.inbox import SessionLost
 from scheduler.instances import Instance
-from scheduler.paths.endings import to_error
+from scheduler.paths.failures import to_error
 from scheduler.prompt_run import PromptRun
 from wire.messages import Failed, Generate, Pooled, Refused
 
@@ -30,7 +30,7 @@ class PoolingPath:
                         prompt.answer(values)
                         self._answered()
                         return
-                    case Refused() | Failed() | Lost() as ending:
+                    case Refused() | Failed() | SessionLost() as ending:
                         raise to_error(ending, self._instance, prompt)
                     case _:
                         continue

@@ -33,7 +33,7 @@ _WARM_UP = "{% for a in [1] %}{{ strftime_now('%Y') }}{{ a | tojson | pprint | w
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledTemplate:
     """A template ready to render, and what content it takes."""
 
     source: str
@@ -41,17 +41,17 @@ class Compiled:
     takes: ContentFormat
 
 
-Compile = Callable[[str], Compiled]
+Compile = Callable[[str], CompiledTemplate]
 
 
 def compiler() -> Compile:
     """Return a function that compiles templates and keeps the last few."""
     jinja = environment()
 
-    def compiled(source: str) -> Compiled:
+    def compiled(source: str) -> CompiledTemplate:
         parsed = jinja.parse(source)
         takes = format_taken(parsed)  # first: compiling rewrites what was parsed
-        return Compiled(source, jinja.from_string(parsed), takes)
+        return CompiledTemplate(source, jinja.from_string(parsed), takes)
 
     return functools.lru_cache(maxsize=8)(compiled)
 
@@ -67,7 +67,7 @@ def answer(source: str, job: bytes, compiled: Compile) -> tuple[bytes, bytes]:
 
 
 def render(
-    compiled: Compiled, context: dict[str, Any] | None, content_format: str = "auto",
+    compiled: CompiledTemplate, context: dict[str, Any] | None, content_format: str = "auto",
     continue_final_message: bool = False,
 ) -> str:  # fmt: skip
     """Return the text; no context wants none. Raises ValueError past MAX_OUTPUT_CHARS, and what the template raises."""

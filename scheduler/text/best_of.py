@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from scheduler.request import GenerationRequest
-from scheduler.text.pieces import Piece
+from scheduler.text.pieces import TextPiece
 
 
 def ranked(request: GenerationRequest) -> GenerationRequest:
@@ -26,9 +26,9 @@ class BestOf:
         self._n = n
         self._first_index = first_index
         self._all_wanted = n == num_sequences
-        self._held: list[list[Piece]] = [[] for _ in range(num_sequences)]
+        self._held: list[list[TextPiece]] = [[] for _ in range(num_sequences)]
 
-    def add(self, sequence: int, piece: Piece) -> list[Piece]:
+    def add(self, sequence: int, piece: TextPiece) -> list[TextPiece]:
         """Take the next piece of `sequence`; return those that may leave now."""
         if self._all_wanted:
             return [piece]
@@ -43,5 +43,5 @@ class BestOf:
         ]
 
 
-def _likelihood(last: Piece) -> float:
+def _likelihood(last: TextPiece) -> float:
     return -math.inf if last.cumulative_logprob is None else last.cumulative_logprob

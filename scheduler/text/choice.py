@@ -2,7 +2,7 @@
 
 from scheduler.request import NewToken
 from scheduler.text.detokenizer import Detokenizer
-from scheduler.text.pieces import Piece, TextOptions
+from scheduler.text.pieces import TextOptions, TextPiece
 from scheduler.text.stops import StopFinder
 from scheduler.tokens import Tokens
 from wire.types import FinishReason
@@ -35,7 +35,7 @@ class Choice:
         )
         self._finder = StopFinder(options.stops, include=options.include_stop)
 
-    def push(self, event: NewToken) -> Piece | None:
+    def push(self, event: NewToken) -> TextPiece | None:
         """Return what the event adds, None if nothing can be shown yet."""
         if self._options.prompt_only:
             return self._last("", "length", None)
@@ -65,15 +65,15 @@ class Choice:
         else:
             self.cumulative_logprob += event.logprobs.logprob
 
-    def _last(self, text: str, reason: str, stop: str | int | None) -> Piece:
+    def _last(self, text: str, reason: str, stop: str | int | None) -> TextPiece:
         self.finished, self.finish_reason = True, reason
         return self._piece(text, reason, stop)
 
-    def _piece(self, text: str, reason: str | None = None, stop: str | int | None = None) -> Piece:
+    def _piece(self, text: str, reason: str | None = None, stop: str | int | None = None) -> TextPiece:
         """Return a piece with all that has not left yet."""
         text, self._unsent = self._unsent + text, ""
         tokens, self._new = tuple(self._new), []
-        return Piece(self._index, text, reason, stop, tokens, self.cumulative_logprob)
+        return TextPiece(self._index, text, reason, stop, tokens, self.cumulative_logprob)
 
     def _stop_reason(self, event: NewToken) -> int | str | None:
         if event.finish is FinishReason.REPETITION:

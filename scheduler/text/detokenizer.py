@@ -47,7 +47,7 @@ class Detokenizer:
         self._after_special = False
         shown = [token_id for token_id in context if not (self._skip and token_id in self._special_ids)]
         level = tokens.byte_level
-        self._decoder: Decoder = Window(tokens, shown) if level is None else Bytes(level, shown)
+        self._decoder: Decoder = WindowDecoder(tokens, shown) if level is None else Bytes(level, shown)
         self.flush = self._decoder.flush
 
     def push(self, token_id: int) -> str:
@@ -80,7 +80,7 @@ class Bytes:
         return self._decode(b"", True)
 
 
-class Window:
+class WindowDecoder:
     """Decodes a sliding window: the tokens of the last whole text, for spacing, and those after it.
 
     A window that ends in the middle of a character is held until the character is whole, or until it cannot become

@@ -25,7 +25,7 @@ class TextOptions:
 
 
 @dataclass(slots=True)  # not frozen, as TokenLogprobs
-class Piece:
+class TextPiece:
     """New text of choice `index` (prompt * n + place among its choices); `finish_reason` is set on its last piece.
 
     `tokens` came since the choice's last piece: text may be held back that they began. `cumulative_logprob` sums the

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from batch.answering import NO_HEADERS, Answer
+from batch.backend import NO_HEADERS, Answer
 from batch.job import BatchJob, BatchStopped
 from batch.prepared import prepare
-from batch.runner import Progress, run_batch
+from batch.runner import BatchProgress, run_batch
 
 
 class Echo:
@@ -35,7 +35,7 @@ def job_in(folder: Path) -> BatchJob:
     return BatchJob(folder / "in.jsonl", folder / "out.jsonl", folder / "err.jsonl", {"model": "m"}, max_inflight=4)
 
 
-def run(folder: Path) -> Progress:
+def run(folder: Path) -> BatchProgress:
     """Run the job of a folder."""
     with prepare(job_in(folder)) as prepared:
         return asyncio.run(run_batch(prepared, Echo(), on_progress=lambda progress: None))

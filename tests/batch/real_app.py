@@ -8,9 +8,9 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from scheduler.app import build_app
+from scheduler.app_context import AppContext, ReadyReport
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.fake import Line, ScriptedDispatcher
-from scheduler.front import Front, ReadyReport
 from scheduler.model.files import read_model_files
 from scheduler.model.generation_defaults import GenerationDefaults
 from scheduler.observability.metrics import Metrics
@@ -29,7 +29,7 @@ async def real_app(
     tokens = Tokens(read_model_files(str(folder)))
     line = Line(tokens._encode(says, add_special_tokens=False))
     dispatcher = ScriptedDispatcher(lambda request, prompt, sequence: line)
-    front = Front(
+    front = AppContext(
         SchedulerConfig(engine, SchedulerOptions(**options)),
         dispatcher,
         tokens,

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from batch.answering import NO_HEADERS, Answer
+from batch.backend import NO_HEADERS, Answer
 from batch.job import BatchJob, RetryPolicy
 from batch.prepared import prepare
-from batch.runner import Progress, run_batch
+from batch.runner import BatchProgress, run_batch
 
 NUM_LINES = 30
 CHAT = "/v1/chat/completions"
@@ -56,12 +56,12 @@ def echo(n: Any, times: int = 1) -> Answer:
     return says({"echo": n, "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}})
 
 
-def ignore(progress: Progress) -> None:
+def ignore(progress: BatchProgress) -> None:
     """Take no notice."""
 
 
 class Scripted:
-    """An Answerer. `probe` is the status of /health and /ready; an error where nobody is there."""
+    """A BatchBackend. `probe` is the status of /health and /ready; an error where nobody is there."""
 
     def __init__(self, script: Script = echo, *, probe: int | Exception = 200) -> None:
         self.asked: Counter[Any] = Counter()
@@ -106,7 +106,7 @@ class Scripted:
             await self.hold.wait()
 
 
-async def run_job(job: BatchJob, answerer: Scripted) -> Progress:
+async def run_job(job: BatchJob, answerer: Scripted) -> BatchProgress:
     """Run a job to its end."""
     with prepare(job) as prepared:
         return await run_batch(prepared, answerer, on_progress=ignore)

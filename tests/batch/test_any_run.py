@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batch.answering import Answer
+from batch.backend import Answer
 from batch.job import BatchJob
 from batch.prepared import prepare
-from batch.runner import Progress, run_batch
+from batch.runner import BatchProgress, run_batch
 from tests.batch.scripted import AT_ONCE, Scripted, echo, ignore, line, read_lines, says, write_lines
 from wire.errors import Unavailable
 
@@ -42,7 +42,7 @@ def test_l4_every_line_is_answered_once_in_order(
         bad: Answer | Exception = says({"error": {"message": "m"}}, status) if status else Unavailable("lost")
         return bad if times <= tries and status not in (200, 201) else echo(n)
 
-    def stop(progress: Progress) -> None:
+    def stop(progress: BatchProgress) -> None:
         if progress.done == stops_at:
             raise ZeroDivisionError
 

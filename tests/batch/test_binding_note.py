@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from batch.answering import Answer
+from batch.backend import Answer
 from batch.binding_note import note_of, remove_note, write_note
 from batch.job import BatchJob, BatchStopped
 from batch.prepared import prepare

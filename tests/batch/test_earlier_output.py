@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from batch.answering import Answer
+from batch.backend import Answer
 from batch.job import BatchJob
 from batch.prepared import prepare
 from batch.runner import run_batch

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from batch.answering import Answer
+from batch.backend import Answer
 from batch.inflight import Inflight
 from batch.job import BatchJob
 from tests.batch.scripted import AT_ONCE, Scripted, echo, line, read_lines, run_job, says, write_lines

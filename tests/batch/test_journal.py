@@ -10,14 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batch.journal import Journal
-from batch.journal_record import Record, encode, encode_header
-from batch.output_line import Outcome
+from batch.journal_record import JournalRecord, encode, encode_header
+from batch.output_line import LineOutcome
 from wire.errors import ConfigError
 
 BINDING = {"input": "sha256 00", "model": "m"}
 NUM_REQUESTS = 8
 RECORDS = [
-    Record(position, Outcome(b'{"n":%d,"text":"%b"}' % (position, "é\u2028".encode() * position), n % 3 == 0, n, 2 * n))
+    JournalRecord(
+        position, LineOutcome(b'{"n":%d,"text":"%b"}' % (position, "é\u2028".encode() * position), n % 3 == 0, n, 2 * n)
+    )
     for n, position in enumerate((3, 0, 5, 1, 2))
 ]
 
@@ -56,7 +58,7 @@ def _lines(journal: Journal) -> dict[int, tuple[bytes, bool]]:
     return {position: journal.line(position) for position in range(NUM_REQUESTS) if journal.has(position)}
 
 
-def _expected(records: list[Record]) -> dict[int, tuple[bytes, bool]]:
+def _expected(records: list[JournalRecord]) -> dict[int, tuple[bytes, bool]]:
     return {record.position: (record.outcome.line, record.outcome.failed) for record in records}
 
 
@@ -80,11 +82,11 @@ def test_what_was_appended_is_read_by_position_now_and_after_opening_again(path:
 def test_more_is_appended_to_a_journal_that_is_taken_up(path: Path) -> None:
     _written(path)
     journal = _open(path)
-    journal.append(Record(7, Outcome(b"{}", False)))
+    journal.append(JournalRecord(7, LineOutcome(b"{}", False)))
     journal.close()
 
     again = _open(path)
-    assert _lines(again) == _expected([*RECORDS, Record(7, Outcome(b"{}", False))])
+    assert _lines(again) == _expected([*RECORDS, JournalRecord(7, LineOutcome(b"{}", False))])
     again.close()
 
 
@@ -100,7 +102,7 @@ def test_a_journal_cut_at_any_byte_has_the_records_before_it_and_takes_more(
     kept = [record for record, end in zip(RECORDS, ends, strict=True) if end <= at]
     journal = _open(place)
     assert _lines(journal) == _expected(kept)
-    journal.append(RECORDS[-1] if RECORDS[-1] not in kept else Record(7, Outcome(b"{}", True)))
+    journal.append(RECORDS[-1] if RECORDS[-1] not in kept else JournalRecord(7, LineOutcome(b"{}", True)))
     journal.close()
     again = _open(place)
     assert again.num_done == len(kept) + 1
@@ -125,7 +127,9 @@ def test_a_journal_with_a_spoiled_byte_loses_that_record_alone(
 def test_a_position_that_stands_twice_or_is_none_of_the_input_counts_once_or_not(path: Path) -> None:
     content = _written(path)
     path.write_bytes(
-        content + encode(Record(3, Outcome(b"other", True))) + encode(Record(NUM_REQUESTS, RECORDS[0].outcome))
+        content
+        + encode(JournalRecord(3, LineOutcome(b"other", True)))
+        + encode(JournalRecord(NUM_REQUESTS, RECORDS[0].outcome))
     )
 
     journal = _open(path)
@@ -136,8 +140,8 @@ def test_a_position_that_stands_twice_or_is_none_of_the_input_counts_once_or_not
 
 def test_a_good_answer_counts_instead_of_a_failure_before_it(path: Path) -> None:
     content = _written(path)
-    mended = Record(3, Outcome(b"mended", False, 7, 9))
-    path.write_bytes(content + encode(mended) + encode(Record(3, Outcome(b"late", True))))
+    mended = JournalRecord(3, LineOutcome(b"mended", False, 7, 9))
+    path.write_bytes(content + encode(mended) + encode(JournalRecord(3, LineOutcome(b"late", True))))
 
     journal = _open(path)
     assert _lines(journal) == _expected([*RECORDS[1:], mended])
@@ -154,7 +158,7 @@ def test_what_failed_is_forgotten_for_who_asks_it_again_and_stays_for_others(pat
     good = [record for record in RECORDS if not record.outcome.failed]
     assert _lines(journal) == _expected(good)
     assert (journal.num_done, journal.num_failed, journal.is_empty) == (3, 0, False)
-    again = Record(RECORDS[0].position, Outcome(b"again", True))
+    again = JournalRecord(RECORDS[0].position, LineOutcome(b"again", True))
     journal.append(again)
     assert _lines(journal) == _expected([*good, again])
     assert (journal.num_done, journal.num_failed) == (4, 1)
@@ -188,7 +192,7 @@ def test_a_journal_with_answers_of_another_run_is_refused_and_left_as_it_is(
 
 def test_answers_of_a_longer_input_are_refused_and_left_as_they_are(path: Path) -> None:
     journal = Journal.open(path, {"input": "A"}, 600)
-    journal.append(Record(13, RECORDS[0].outcome))
+    journal.append(JournalRecord(13, RECORDS[0].outcome))
     journal.close()
     content = path.read_bytes()
 
@@ -274,12 +278,12 @@ def test_an_append_that_fails_leaves_the_journal_as_it_was(path: Path, monkeypat
 
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(OSError, match="No space left"):
-        journal.append(Record(7, Outcome(b"{}", False)))
+        journal.append(JournalRecord(7, LineOutcome(b"{}", False)))
     monkeypatch.undo()
 
     assert path.read_bytes() == content
     assert not journal.has(7)
-    journal.append(Record(7, Outcome(b"{}", False)))
+    journal.append(JournalRecord(7, LineOutcome(b"{}", False)))
     journal.close()
     again = _open(path)
     assert again.num_done == len(RECORDS) + 1

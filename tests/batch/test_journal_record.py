@@ -5,14 +5,14 @@ import zlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batch.journal_record import Record, decode, decode_header, encode, encode_header, is_cut_header
-from batch.output_line import Outcome
+from batch.journal_record import JournalRecord, decode, decode_header, encode, encode_header, is_cut_header
+from batch.output_line import LineOutcome
 
 RECORDS = st.builds(
-    Record,
+    JournalRecord,
     st.integers(0, 2**32),
     st.builds(
-        Outcome,
+        LineOutcome,
         st.text().map(lambda text: text.replace("\n", " ").encode()),
         st.booleans(),
         st.integers(0, 2**40),
@@ -22,7 +22,7 @@ RECORDS = st.builds(
 
 
 @given(RECORDS)
-def test_a_record_is_read_as_it_was_written(record: Record) -> None:
+def test_a_record_is_read_as_it_was_written(record: JournalRecord) -> None:
     written = encode(record)
 
     assert decode(written) == record
@@ -30,7 +30,7 @@ def test_a_record_is_read_as_it_was_written(record: Record) -> None:
 
 
 @given(RECORDS, st.data())
-def test_a_record_that_was_cut_is_none(record: Record, data: st.DataObject) -> None:
+def test_a_record_that_was_cut_is_none(record: JournalRecord, data: st.DataObject) -> None:
     written = encode(record)
     at = data.draw(st.integers(0, len(written) - 1))
 
@@ -39,7 +39,7 @@ def test_a_record_that_was_cut_is_none(record: Record, data: st.DataObject) -> N
 
 
 @given(RECORDS, st.data())
-def test_a_record_with_another_byte_is_none(record: Record, data: st.DataObject) -> None:
+def test_a_record_with_another_byte_is_none(record: JournalRecord, data: st.DataObject) -> None:
     written = bytearray(encode(record))
     written[data.draw(st.integers(0, len(written) - 1))] ^= data.draw(st.integers(1, 255))
 
@@ -58,7 +58,7 @@ def test_a_header_is_read_as_it_was_written_and_is_no_record() -> None:
 
     assert decode_header(header) == {"input": "sha256 00", "model": "m\né"}
     assert decode(header) is None
-    assert decode_header(encode(Record(0, Outcome(b"{}", False)))) is None
+    assert decode_header(encode(JournalRecord(0, LineOutcome(b"{}", False)))) is None
 
 
 def test_each_beginning_of_a_header_is_known_as_one_and_nothing_else_is() -> None:

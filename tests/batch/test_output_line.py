@@ -6,8 +6,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from batch.answering import Answer
-from batch.output_line import Outcome, answered, failed, words_of
+from batch.backend import Answer
+from batch.output_line import LineOutcome, answered, failed, words_of
 from tests.batch.scripted import says
 
 ERROR = {
@@ -39,7 +39,7 @@ SCHEMA = {
 }
 
 
-def _read(outcome: Outcome) -> dict[str, Any]:
+def _read(outcome: LineOutcome) -> dict[str, Any]:
     assert b"\n" not in outcome.line
     line: dict[str, Any] = json.loads(outcome.line)
     jsonschema.validate(line, SCHEMA)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from batch.answering import Answerer
-from batch.app_answerer import AppAnswerer
+from batch.app_backend import AppBackend
+from batch.backend import BatchBackend
 from batch.job import BatchJob
 from batch.prepared import prepare
 from batch.runner import run_batch
-from batch.url_answerer import UrlAnswerer
+from batch.url_backend import UrlBackend
 from scheduler.fake import ScriptedDispatcher
 from tests.batch.app_server import DEADLINE_S, serving
 from tests.batch.real_app import NAME, real_app
@@ -53,12 +53,12 @@ def vector_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @asynccontextmanager
 async def _asked(
     folder: Path, by_url: bool = False, **options: Any
-) -> AsyncIterator[tuple[Answerer, ScriptedDispatcher]]:  # fmt: skip
+) -> AsyncIterator[tuple[BatchBackend, ScriptedDispatcher]]:  # fmt: skip
     async with real_app(folder, **options) as (app, dispatcher):
         if not by_url:
-            yield AppAnswerer(app), dispatcher
+            yield AppBackend(app), dispatcher
             return
-        async with serving(app) as url, UrlAnswerer(url) as answerer:
+        async with serving(app) as url, UrlBackend(url) as answerer:
             yield answerer, dispatcher
 
 
@@ -70,7 +70,7 @@ def _job(folder: Path, *lines: tuple[str, dict[str, Any]]) -> BatchJob:
     return BatchJob(write_lines(folder / "in.jsonl", objects), folder / "out.jsonl", retries=AT_ONCE)
 
 
-async def _run(job: BatchJob, answerer: Answerer) -> list[dict[str, Any]]:
+async def _run(job: BatchJob, answerer: BatchBackend) -> list[dict[str, Any]]:
     with prepare(job) as prepared:
         await run_batch(prepared, answerer, on_progress=ignore)
     return read_lines(job.output_path)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from batch.request_line import ENDPOINTS, Refused, question_of
+from batch.request_line import ENDPOINTS, LineRefused, question_of
 from tests.batch.scripted import line
 
 MANY = "Supported endpoints: /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/score, /score"
@@ -43,7 +43,7 @@ def test_each_endpoint_is_asked_with_the_body_of_the_line(url: str) -> None:
     ],
 )
 def test_what_cannot_be_asked_is_refused(changes: dict[str, Any], words: str, param: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(LineRefused) as refused:
         question_of(line(0, **changes))
 
     assert (str(refused.value), refused.value.param) == (words, param)
@@ -54,7 +54,7 @@ def test_a_body_that_is_too_deep_is_refused() -> None:
     for _ in range(500):
         deep = [deep]
 
-    with pytest.raises(Refused, match="nested deeper than 250 levels"):
+    with pytest.raises(LineRefused, match="nested deeper than 250 levels"):
         question_of(line(0, body={"deep": deep}))
 
 
@@ -63,7 +63,7 @@ def test_what_is_missing_is_refused(missing: str) -> None:
     request = line(0)
     del request[missing]
 
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(LineRefused) as refused:
         question_of(request)
     assert refused.value.param == missing
 

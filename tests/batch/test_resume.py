@@ -10,9 +10,9 @@ import threading
 import pytest
 
 from batch.job import BatchJob, BatchStopped
-from batch.prepared import Prepared, prepare
+from batch.prepared import PreparedJob, prepare
 from batch.results import write_results
-from batch.runner import Progress, run_batch
+from batch.runner import BatchProgress, run_batch
 from tests.batch.app_server import DEADLINE_S
 from tests.batch.scripted import NUM_LINES, Scripted, ignore, line, read_lines, run_job, says, write_lines
 
@@ -23,7 +23,7 @@ async def test_a_cancelled_run_takes_its_asks_back_and_keeps_what_it_has(job: Ba
     answerer = Scripted()
     with prepare(job) as prepared:
 
-        def progressed(progress: Progress) -> None:
+        def progressed(progress: BatchProgress) -> None:
             if progress.done == 8 and answerer.hold is None:
                 answerer.hold = asyncio.Event()
                 answerer.holding.clear()
@@ -59,7 +59,7 @@ async def test_a_run_cancelled_while_it_writes_the_output_is_taken_up(
     writing = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def slow(prepared: Prepared, gives_up: threading.Event) -> bool:
+    def slow(prepared: PreparedJob, gives_up: threading.Event) -> bool:
         loop.call_soon_threadsafe(writing.set)
         assert gives_up.wait(DEADLINE_S)
         return write_results(prepared, gives_up)
@@ -83,7 +83,7 @@ async def test_a_run_cancelled_once_the_output_stands_has_ended_well(
     written = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def late(prepared: Prepared, gives_up: threading.Event) -> bool:
+    def late(prepared: PreparedJob, gives_up: threading.Event) -> bool:
         whole = write_results(prepared, gives_up)
         loop.call_soon_threadsafe(written.set)
         assert gives_up.wait(DEADLINE_S)
@@ -157,7 +157,7 @@ async def test_an_input_that_is_replaced_under_the_run_does_not_matter(job: Batc
 
 
 async def test_what_a_callback_raises_ends_the_run_resumable(job: BatchJob) -> None:
-    def broken(progress: Progress) -> None:
+    def broken(progress: BatchProgress) -> None:
         if progress.done == 5:
             raise ZeroDivisionError
 

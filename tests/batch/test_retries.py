@@ -2,7 +2,7 @@
 
 import pytest
 
-from batch.answering import Answer
+from batch.backend import Answer
 from batch.job import BatchJob, BatchStopped
 from tests.batch.scripted import AT_ONCE, NUM_LINES, Scripted, echo, read_lines, run_job, says
 from wire.errors import Unavailable

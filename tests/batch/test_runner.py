@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from batch.answering import Answer
+from batch.backend import Answer
 from batch.job import BatchJob, BatchStopped
 from batch.prepared import prepare
-from batch.runner import Progress, run_batch
+from batch.runner import BatchProgress, run_batch
 from tests.batch.scripted import NUM_LINES, Scripted, echo, line, plain, read_lines, run_job, says, write_lines
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +29,7 @@ async def test_each_line_has_its_answer_in_the_order_of_the_input(job: BatchJob)
     assert [one["response"]["body"]["echo"] for one in lines] == list(range(NUM_LINES))
     assert len({one["id"] for one in lines} | {one["response"]["request_id"] for one in lines}) == 2 * NUM_LINES
     assert set(answerer.asked.values()) == {1}
-    assert progress == Progress(NUM_LINES, NUM_LINES, 0, 0, 3 * NUM_LINES, 2 * NUM_LINES)
+    assert progress == BatchProgress(NUM_LINES, NUM_LINES, 0, 0, 3 * NUM_LINES, 2 * NUM_LINES)
 
 
 async def test_answers_that_come_in_another_order_change_nothing(job: BatchJob) -> None:
@@ -60,7 +60,7 @@ async def test_as_many_lines_as_allowed_are_asked_at_once(job: BatchJob) -> None
 
 
 async def test_progress_counts_each_line_from_the_start(job: BatchJob) -> None:
-    seen: list[Progress] = []
+    seen: list[BatchProgress] = []
     with prepare(job) as prepared:
         last = await run_batch(prepared, Scripted(), on_progress=seen.append)
 
@@ -72,7 +72,7 @@ async def test_an_empty_input_makes_an_empty_output(job: BatchJob) -> None:
     progress = await run_job(_with_lines(job), Scripted())
 
     assert job.output_path.read_bytes() == b""
-    assert progress == Progress(0, 0, 0, 0, 0, 0)
+    assert progress == BatchProgress(0, 0, 0, 0, 0, 0)
 
 
 async def test_the_same_job_run_again_makes_the_same_file(job: BatchJob) -> None:
@@ -154,7 +154,7 @@ async def test_a_server_that_refuses_the_key_ends_the_run(job: BatchJob) -> None
 
 
 async def test_what_the_progress_ails_is_no_error_of_the_journal(job: BatchJob) -> None:
-    def gone(progress: Progress) -> None:
+    def gone(progress: BatchProgress) -> None:
         if progress.done == 5:
             raise BrokenPipeError("nobody looks")
 

@@ -16,8 +16,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from benchmarks import soak
-from benchmarks.soaking.asks import Asker
-from benchmarks.soaking.looks import Look, growth, not_idle
+from benchmarks.soaking.requests import Asker
+from benchmarks.soaking.snapshots import Look, growth, not_idle
 from pdserve.client import Sample
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "soak.py"

@@ -16,7 +16,7 @@ from kvtransfer.frame import MAGIC, PREFIX, MessageType
 from pdserve.ports import free_ports
 from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.secret import ensure_secret
-from scheduler.links.door import door_name
+from scheduler.links.admin_socket import door_name
 from tests.cluster.guide import GuideCluster, Tables
 from tests.cluster.listening import Listening, documented, sockets_of
 from wire.trust import spell

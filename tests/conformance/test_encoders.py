@@ -16,8 +16,8 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 from instance.config import InstanceConfig
 from instance.local import LocalInstance
 from scheduler.app import build_app
+from scheduler.app_context import AppContext
 from scheduler.config import SchedulerConfig, SchedulerOptions
-from scheduler.front import Front
 from scheduler.limits import ControlLimits
 from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.model.files import read_model_files
@@ -60,7 +60,7 @@ async def serving(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
     expected = ExpectedInstance(0, "combined-0", Role.COMBINED, "127.0.0.1:0", "127.0.0.1", ("0",))
     files = read_model_files(str(folder))
     control = build_control(Cluster((expected,), lambda _: instance.connection()), ControlLimits(), files.kind)
-    front = Front(config, control.dispatch, Tokens(files), Metrics(control.view), lambda: report(control))
+    front = AppContext(config, control.dispatch, Tokens(files), Metrics(control.view), lambda: report(control))
     running = asyncio.create_task(control.run())
     try:
         await until(control.ready, timeout_s=60)

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from batch.app_answerer import AppAnswerer
+from batch.app_backend import AppBackend
 from batch.job import BatchJob
 from batch.prepared import prepare
 from batch.runner import run_batch
@@ -235,7 +235,7 @@ def test_a1_23_an_endpoint_that_the_model_lacks_is_that_lines_error(tmp_path: Pa
         engine = EngineOptions(model=str(model), served_model_name=("tiny",), dtype="float32")
         async with inner_app(engine, SchedulerOptions()) as app:
             with prepare(job) as prepared:
-                await run_batch(prepared, AppAnswerer(app), on_progress=lambda progress: None)
+                await run_batch(prepared, AppBackend(app), on_progress=lambda progress: None)
 
     asyncio.run(answer())
     vector, refused = read(tmp_path / "out.jsonl")

@@ -3,12 +3,12 @@
 import json
 
 from ranktable_tools.kube.api import Pod
-from ranktable_tools.kube.merging import INITIALIZING, Decision, Wanted, decide, is_completed
+from ranktable_tools.kube.merging import INITIALIZING, ClusterSize, Decision, decide, is_completed
 from tests.deploy.kube_parts import part
 
 SCHEDULER, P, D = part("scheduler", "10.0.0.9"), part("prefill", "10.0.0.1"), part("decode", "10.0.0.2")
 PARTS = {"s": SCHEDULER, "p-0": P, "d-0": D}
-ONE_EACH = Wanted(1, 1)
+ONE_EACH = ClusterSize(1, 1)
 
 
 def _pods(**addresses: str) -> list[Pod]:
@@ -24,7 +24,7 @@ def _hosts(decision: Decision) -> list[list[str]]:
 
 
 def test_it_waits_until_every_instance_has_its_part() -> None:
-    decision = decide({"p-0": P}, PODS, None, Wanted(2, 1))
+    decision = decide({"p-0": P}, PODS, None, ClusterSize(2, 1))
 
     assert json.loads(decision.text) == {"version": "1.0", "status": "initializing"}
     assert decision.notes == ("waiting: no scheduler; 1 of 2 prefill instances; 0 of 1 decode instances",)
@@ -58,7 +58,7 @@ def test_a_whole_table_is_live_what_comes_is_added_and_what_goes_is_left_out() -
 def test_a_live_table_with_fewer_instances_than_asked_for_stays_completed() -> None:
     first = decide(PARTS, PODS, None, ONE_EACH).text
 
-    assert is_completed(decide(PARTS, PODS, first, Wanted(5, 5)).text)
+    assert is_completed(decide(PARTS, PODS, first, ClusterSize(5, 5)).text)
 
 
 def test_a_table_without_a_role_is_never_written() -> None:

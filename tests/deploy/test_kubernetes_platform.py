@@ -12,7 +12,7 @@ from ranktable_tools.kube.command_line import main
 from ranktable_tools.kube.names import TABLE_FILE
 from ranktable_tools.kube.platform_table import PlatformTable, bring, node_ports, wait_for_platform
 from ranktable_tools.kube.start import Start
-from ranktable_tools.kube.waiting import Patience
+from ranktable_tools.kube.waiting import WaitLimits
 from ranktable_tools.launch_plan import resolve
 from ranktable_tools.table_file import read_global
 from ranktable_tools.tables import GlobalTable
@@ -30,7 +30,7 @@ def _wait(
     platform: PlatformTable, start: Start, clock: SleptClock | None = None, present: tuple[str, ...] = ()
 ) -> tuple[Path, Path, GlobalTable]:
     clock = clock or SleptClock()
-    return wait_for_platform(platform, start, Patience(70.0, no_lines, clock, clock.sleep), present)
+    return wait_for_platform(platform, start, WaitLimits(70.0, no_lines, clock, clock.sleep), present)
 
 
 def test_a_table_of_the_guides_form_is_read_where_it_lies(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ import pytest
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.kube.api import Pod
 from ranktable_tools.kube.command_line import main
-from ranktable_tools.kube.merging import Wanted, decide
+from ranktable_tools.kube.merging import ClusterSize, decide
 from ranktable_tools.kube.names import PART_FILE, TABLE_FILE
 from ranktable_tools.kube.own_devices import own_device_ids
 from ranktable_tools.kube.start import Start, become, generate, variables, wait_for_table
-from ranktable_tools.kube.waiting import Patience
+from ranktable_tools.kube.waiting import WaitLimits
 from ranktable_tools.launch_plan import resolve
 from tests.deploy.kube_parts import part
 from tests.deploy.slept_clock import SleptClock, no_lines
@@ -73,7 +73,7 @@ def test_the_process_starts_when_the_table_is_whole_and_has_it(tmp_path: Path) -
             table.write_text(json.dumps({"version": "1.0", "status": "initializing"}))
 
     clock = SleptClock(happens)
-    found = wait_for_table(_prefill(tmp_path), _own(tmp_path), Patience(100.0, said.append, clock, clock.sleep))
+    found = wait_for_table(_prefill(tmp_path), _own(tmp_path), WaitLimits(100.0, said.append, clock, clock.sleep))
 
     assert found == table
     assert 90 <= clock.now < 91
@@ -85,7 +85,7 @@ def test_a_table_that_never_comes_ends_the_wait_with_what_is_missing(tmp_path: P
     clock = SleptClock()
 
     with pytest.raises(RanktableError, match=r"not there after 10 s: .*global_ranktable.json is not there yet"):
-        wait_for_table(_prefill(tmp_path), _own(tmp_path), Patience(10.0, no_lines, clock, clock.sleep))
+        wait_for_table(_prefill(tmp_path), _own(tmp_path), WaitLimits(10.0, no_lines, clock, clock.sleep))
 
 
 @pytest.mark.parametrize(("prefill", "decode", "reason"), [
@@ -97,7 +97,7 @@ def test_an_entry_of_another_pod_is_not_ones_own(tmp_path: Path, prefill: str, d
     _table(tmp_path / TABLE_FILE, prefill=prefill, decode=decode)
 
     with pytest.raises(RanktableError, match=reason):
-        wait_for_table(_prefill(tmp_path), _own(tmp_path), Patience(10.0, no_lines, clock, clock.sleep))
+        wait_for_table(_prefill(tmp_path), _own(tmp_path), WaitLimits(10.0, no_lines, clock, clock.sleep))
 
 
 def test_the_process_is_told_its_tables_and_a_secret_of_its_own(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_what_it_is_told_is_what_start_servers_resolves(tmp_path: Path, monkeypa
     monkeypatch.setattr(os, "execvpe", lambda *words: told.append(words))
     parts = [part("scheduler", "192.0.2.9"), part("prefill", "192.0.2.1"), part("decode", "192.0.2.2")]
     pods = [Pod(str(number), ("192.0.2.1", "192.0.2.2"), leaving=False) for number in range(3)]
-    decision = decide({str(number): text for number, text in enumerate(parts)}, pods, None, Wanted(1, 1))
+    decision = decide({str(number): text for number, text in enumerate(parts)}, pods, None, ClusterSize(1, 1))
     (tmp_path / TABLE_FILE).write_text(decision.text)
     flags = ["--role", "prefill", "--ip", "192.0.2.1", "--folder", str(tmp_path), "--device-type", "cpu"]
 

@@ -7,7 +7,7 @@ import sys
 # within itself.
 _AT_EVERY_LINE = """
 import signal, sys
-from ranktable_tools.kube.turns import repeat, until_signal
+from ranktable_tools.kube.retry_loop import repeat, until_signal
 
 def trace(frame, event, argument):
     if event == "line" and frame.f_code.co_name == "wait":
@@ -30,7 +30,7 @@ def test_a_signal_ends_it_at_whatever_line_of_its_wait_it_comes() -> None:
 
 _WAITING = """
 import os, signal, threading
-from ranktable_tools.kube.turns import repeat, until_signal
+from ranktable_tools.kube.retry_loop import repeat, until_signal
 
 def tell():
     os.kill(os.getpid(), signal.SIGTERM)

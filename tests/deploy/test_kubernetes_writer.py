@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from ranktable_tools.kube.announcer import Announcer, Member
+from ranktable_tools.kube.announcer import Announcer, PartOwner
 from ranktable_tools.kube.api import Access, KubeApi, KubeError, access_in_pod
-from ranktable_tools.kube.merging import Wanted
+from ranktable_tools.kube.merging import ClusterSize
 from ranktable_tools.kube.names import PART_FILE, TABLE_FILE, TABLE_KEY
-from ranktable_tools.kube.turns import Stop, repeat
-from ranktable_tools.kube.writer import Places, Writer
+from ranktable_tools.kube.retry_loop import Stop, repeat
+from ranktable_tools.kube.writer import ConfigMapNames, Writer
 from tests.deploy.fake_kube import Cluster, access, serving
 from tests.deploy.kube_parts import part
 from tests.wire.certificates import Authority
 
-PLACES = Places("parts", "ranktable", "app=pdserve")
+PLACES = ConfigMapNames("parts", "ranktable", "app=pdserve")
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def api(cluster: Cluster, tmp_path: Path) -> Iterator[KubeApi]:
 def _member(api: KubeApi, folder: Path, name: str, text: str) -> Announcer:
     (folder / name).mkdir()
     (folder / name / PART_FILE).write_text(text)
-    return Announcer(api, Member(name, folder / name, "parts", "ranktable"))
+    return Announcer(api, PartOwner(name, folder / name, "parts", "ranktable"))
 
 
 def _three(cluster: Cluster, api: KubeApi, folder: Path) -> list[Announcer]:
@@ -51,7 +51,7 @@ def _three(cluster: Cluster, api: KubeApi, folder: Path) -> list[Announcer]:
 
 
 def test_the_table_is_initializing_then_completed_then_live(cluster: Cluster, api: KubeApi, tmp_path: Path) -> None:
-    writer, members = Writer(api, PLACES, Wanted(1, 1)), _three(cluster, api, tmp_path)
+    writer, members = Writer(api, PLACES, ClusterSize(1, 1)), _three(cluster, api, tmp_path)
     said = [writer.turn()]
     for member in members[:2]:
         member.turn()
@@ -77,7 +77,7 @@ def test_the_table_is_initializing_then_completed_then_live(cluster: Cluster, ap
 
 
 def test_nothing_is_written_where_nothing_changed(cluster: Cluster, api: KubeApi, tmp_path: Path) -> None:
-    writer = Writer(api, PLACES, Wanted(1, 1))
+    writer = Writer(api, PLACES, ClusterSize(1, 1))
     for member in _three(cluster, api, tmp_path):
         member.turn()
         member.turn()
@@ -101,7 +101,7 @@ def test_pods_that_write_at_the_same_time_lose_no_part(cluster: Cluster, api: Ku
 def test_what_another_wrote_meanwhile_is_read_again_and_not_overwritten(
     cluster: Cluster, api: KubeApi, tmp_path: Path
 ) -> None:
-    writer, members = Writer(api, PLACES, Wanted(1, 1)), _three(cluster, api, tmp_path)
+    writer, members = Writer(api, PLACES, ClusterSize(1, 1)), _three(cluster, api, tmp_path)
     for member in members:
         member.turn()
     once = threading.Event()
@@ -124,14 +124,14 @@ def test_a_writer_that_never_comes_through_says_so(cluster: Cluster, api: KubeAp
     cluster.before_put = lambda: api.set_keys("ranktable", {"note": str(next(numbers))})
 
     with pytest.raises(KubeError, match="ConfigMap ranktable: written by others 5 times in a row"):
-        Writer(api, PLACES, Wanted(1, 1)).turn()
+        Writer(api, PLACES, ClusterSize(1, 1)).turn()
 
 
 def test_two_writers_write_one_table(cluster: Cluster, api: KubeApi, tmp_path: Path) -> None:
     for member in _three(cluster, api, tmp_path):
         member.turn()
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(Writer.turn, [Writer(api, PLACES, Wanted(1, 1)) for _ in range(2)]))
+        list(pool.map(Writer.turn, [Writer(api, PLACES, ClusterSize(1, 1)) for _ in range(2)]))
 
     assert len([call for call in cluster.calls if call[0] == "PUT" and call[2] == 200]) == 1
 
@@ -151,7 +151,7 @@ def test_a_part_is_sent_again_after_a_minute_and_when_it_changes(
 ) -> None:
     now = 0.0
     (tmp_path / PART_FILE).write_text("one")
-    announcer = Announcer(api, Member("p-0", tmp_path, "parts", "ranktable"), clock=lambda: now)
+    announcer = Announcer(api, PartOwner("p-0", tmp_path, "parts", "ranktable"), clock=lambda: now)
     announcer.turn()
     cluster.create_config_map("parts")
     announcer.turn()
@@ -168,7 +168,7 @@ def test_a_part_is_sent_again_after_a_minute_and_when_it_changes(
 def test_the_table_comes_before_the_part_is_made(cluster: Cluster, api: KubeApi, tmp_path: Path) -> None:
     cluster.create_config_map("ranktable", {TABLE_KEY: "{}"})
 
-    assert Announcer(api, Member("p-0", tmp_path, "parts", "ranktable")).turn() == [f"wrote {tmp_path / TABLE_FILE}"]
+    assert Announcer(api, PartOwner("p-0", tmp_path, "parts", "ranktable")).turn() == [f"wrote {tmp_path / TABLE_FILE}"]
     assert (tmp_path / TABLE_FILE).stat().st_mode & 0o777 == 0o600
     assert cluster.data("parts") == {}
 

@@ -12,7 +12,7 @@ from engine.interface import Chunk, Prefilled
 from engine.oracle import Oracle, generate_greedy
 from kvtransfer.device_memory import region_of
 from kvtransfer.mover import process_mover
-from native.memory import Place, Runs, StopFlag
+from native.memory import RegionRuns, Runs, StopFlag
 from tests.devices.card_device import TRAITS, CardKind
 from tests.devices.every_device import open_device
 from tests.devices.tiny_traffic import Told, core_on, ids, plain, run
@@ -52,10 +52,10 @@ def move(source: EngineCore, chunks: Sequence[Chunk], target: EngineCore) -> tup
     return tuple(blocks)
 
 
-def _place(core: EngineCore, tensor: int, block_ids: Sequence[int], chunk: Chunk) -> Place:
+def _place(core: EngineCore, tensor: int, block_ids: Sequence[int], chunk: Chunk) -> RegionRuns:
     layout = core.info.layout
     runs = Runs.of_slots(layout.slots(block_ids, chunk.start, chunk.end), layout.tensors[tensor].token_bytes)
-    return Place(region_of(core.memories[0]), layout.offsets[tensor], runs)
+    return RegionRuns(region_of(core.memories[0]), layout.offsets[tensor], runs)
 
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)

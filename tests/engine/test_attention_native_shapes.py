@@ -9,7 +9,7 @@ import torch
 
 from engine.attention.interface import AttentionOptions
 from engine.attention.native import NativeAttention
-from native.attention import WRITE, AttentionMemory, Layer, step_of
+from native.attention import WRITE, AttentionLayer, AttentionMemory, step_of
 from tests.engine.attention_case import Shape, make_case
 from tests.native.built import built_engine
 
@@ -44,7 +44,7 @@ def test_a_query_of_another_shape_is_refused(backend: NativeAttention, shape: tu
 def test_table_ends_that_wrap_around_are_refused() -> None:
     ends, lengths, tables = array("i", [1, 2]), array("i", [1, 1]), array("i", [1, -(1 << 31)])
     step = step_of(ends, lengths, tables, array("i", [0]), array("q", [0, 0]), block_size=16, num_blocks=1)
-    layer = Layer(ctypes.addressof(step), num_heads=1, num_kv_heads=1, key_dim=8, value_dim=8)
+    layer = AttentionLayer(ctypes.addressof(step), num_heads=1, num_kv_heads=1, key_dim=8, value_dim=8)
 
     wrong = pytest.raises(ValueError, match="a shape or length is wrong")
     with built_engine().threads(1) as threads, AttentionMemory(threads) as memory, wrong:

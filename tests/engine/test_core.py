@@ -8,7 +8,7 @@ import pytest
 from engine.core import EngineCore
 from engine.fake import FakeModel
 from engine.interface import Chunk
-from engine.step import Pending, StepBatch, StepOutput
+from engine.step import PendingStep, StepBatch, StepOutput
 from tests.engine.fake_engines import CONFIG, Answers, assert_answers, engine, prompt, run, wanted
 from wire.errors import InternalError, InvalidRequest, NeverFits, PromptTooLong
 from wire.types import FinishReason
@@ -42,7 +42,7 @@ class Recording(FakeModel):
 
     batches: list[StepBatch]
 
-    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Pending:
+    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> PendingStep:
         self.batches.append(batch)
         return super().launch(batch, layer_done)
 
@@ -182,7 +182,7 @@ class FailingOnce(FakeModel):
 
     fails_in: str | None = None
 
-    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Pending:
+    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> PendingStep:
         if self._due("launch"):
             raise RuntimeError("device is gone")
         computed = super().launch(batch, layer_done)

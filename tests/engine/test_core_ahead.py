@@ -9,7 +9,7 @@ import pytest
 from engine.core import EngineCore
 from engine.fake import FakeConfig, FakeModel
 from engine.interface import Chunk
-from engine.step import Pending, StepBatch, StepOutput
+from engine.step import PendingStep, StepBatch, StepOutput
 from tests.engine.fake_engines import CONFIG, Answers, assert_answers, prompt, run, wanted
 from wire.types import FinishReason, PromptState
 
@@ -26,7 +26,7 @@ class Watched(FakeModel):
         self.fails: set[tuple[str, int]] = set()
         self.now = 0.0
 
-    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Pending:
+    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> PendingStep:
         number = len(self.batches)
         self.events.append(("launch", number))
         self.batches.append(batch)
@@ -40,7 +40,7 @@ class Watched(FakeModel):
 
 
 class _WatchedStep:
-    def __init__(self, model: Watched, number: int, pending: Pending) -> None:
+    def __init__(self, model: Watched, number: int, pending: PendingStep) -> None:
         self.model, self.number, self.pending = model, number, pending
 
     def collect(self) -> StepOutput:

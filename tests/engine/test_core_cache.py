@@ -9,7 +9,7 @@ import pytest
 from engine.core import EngineCore
 from engine.fake import FakeModel
 from engine.interface import Chunk, StepResult
-from engine.step import Pending, StepBatch
+from engine.step import PendingStep, StepBatch
 from tests.engine.fake_engines import CONFIG, Answers, engine, prompt, run, wanted
 from wire.types import PromptState
 
@@ -25,7 +25,7 @@ class Counted:
         self.tokens, self._launch = 0, model.launch
         model.launch = self.launch  # type: ignore[method-assign]
 
-    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Pending:
+    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> PendingStep:
         self.tokens += len(batch.token_ids)
         return self._launch(batch, layer_done)
 

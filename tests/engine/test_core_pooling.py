@@ -15,7 +15,7 @@ from transformers import AutoModel, AutoModelForCausalLM, MistralConfig, Mistral
 from engine.core import EngineCore
 from engine.loader import load_model
 from engine.oracle import Oracle
-from engine.step import Pending, StepOutput
+from engine.step import PendingStep, StepOutput
 from tests.engine.fake_engines import CONFIG, prompt
 from tests.engine.fake_engines import engine as fake_engine
 from tests.engine.tiny_encoders import say_pooling
@@ -152,7 +152,7 @@ def test_prompts_dropped_from_a_full_pool_give_the_same_vectors() -> None:
 class Spoiled:
     """A step whose first vector is not all numbers."""
 
-    def __init__(self, pending: Pending) -> None:
+    def __init__(self, pending: PendingStep) -> None:
         self._pending = pending
 
     def collect(self) -> StepOutput:

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from engine.core import EngineCore
 from engine.fake import FakeConfig, FakeModel, expected_tokens
 from engine.interface import Chunk, Prefilled
-from engine.step import Pending, StepBatch, StepOutput
+from engine.step import PendingStep, StepBatch, StepOutput
 from wire.errors import NoCapacity
 from wire.types import FinishReason, PromptState, SamplingParams, TokenOutput
 
@@ -28,7 +28,7 @@ class Counting(FakeModel):
     num_launched = num_collected = 0
     fails_in: str | None = None
 
-    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Pending:
+    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> PendingStep:
         self.num_launched += 1
         if self.fails_in == "launch":
             self.fails_in = None
@@ -49,7 +49,7 @@ class Counting(FakeModel):
 class Counted:
     """A step of that model."""
 
-    def __init__(self, model: Counting, pending: Pending) -> None:
+    def __init__(self, model: Counting, pending: PendingStep) -> None:
         self.model, self.pending = model, pending
 
     def collect(self) -> StepOutput:

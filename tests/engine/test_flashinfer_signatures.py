@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig
 
 from engine.attention import flashinfer_paged
-from engine.attention.flashinfer_paged import FlashInferAttention, LayerKind
+from engine.attention.flashinfer_paged import FlashInferAttention, PlanKey
 from engine.attention.interface import AttentionOptions
 from engine.attention.registered import NAME, register
 from engine.cuda.flashinfer_ops import FlashInferOps
@@ -259,7 +259,7 @@ def test_without_an_index_the_reason_is_told_and_nothing_is_left(tmp_path: Path)
 
 
 def test_the_head_sizes_and_dtypes_that_we_ask_for_are_those_of_plans(wheel: Wheel) -> None:
-    kind = LayerKind(8, 2, 64, torch.bfloat16, 16, AttentionOptions(0.1, 20, 2.0))
+    kind = PlanKey(8, 2, 64, torch.bfloat16, 16, AttentionOptions(0.1, 20, 2.0))
 
     for name in _WRAPPERS:
         assert set(kind.keywords()) <= set(wheel.methods(name)["plan"].parameters)

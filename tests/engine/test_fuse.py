@@ -19,7 +19,7 @@ from engine.attention.registered import NAME, register
 from engine.fused.decoder import FusedDecoder, FusedWeights, Reduce
 from engine.fused.fuse import fuse
 from engine.fused.program import instructions
-from engine.fused.structs import Fault, Operation
+from engine.fused.structs import DecoderFault, Operation
 from engine.fused.weights import PackedMemory
 from engine.loader import load_model
 from engine.step import BatchSequence, SampleRow, StepBatch
@@ -257,7 +257,7 @@ def test_a_program_that_attends_without_attention_is_refused(threads: Threads, t
     other_rows._memory.reserve(3, 1)  # of which the sequences at hand know nothing
 
     for decoder in (none, other_rows):
-        with pytest.raises(ValueError, match=f"refused: fault {int(Fault.PROGRAM)}"):
+        with pytest.raises(ValueError, match=f"refused: fault {int(DecoderFault.PROGRAM)}"):
             decoder._call(attend)
 
 
@@ -266,7 +266,7 @@ def test_a_program_over_no_layers_is_refused(threads: Threads, tmp_path: Path) -
     decoder = _decoder(weights, ReferenceAttention())
     weights.decoder.num_layers, weights.decoder.layers = 0, None
 
-    with pytest.raises(ValueError, match=f"refused: fault {int(Fault.PROGRAM)}"):
+    with pytest.raises(ValueError, match=f"refused: fault {int(DecoderFault.PROGRAM)}"):
         decoder._call(instructions([(Operation.HEAD, 0)]))
 
 

@@ -17,7 +17,7 @@ from engine.grammar.child import main
 from engine.grammar.compiling_child import CompilingChild
 from engine.grammar.frames import receive, send
 from engine.grammar.limits import MIB, GrammarLimits
-from engine.grammar.source import Kind, Source, read_source
+from engine.grammar.source import GrammarKind, GrammarSource, read_source
 from tests.conftest import MISSING
 from tests.engine.grammar_tools import tokenizer_of
 from tests.engine.tiny_models import save_tiny_tokenizer
@@ -25,7 +25,7 @@ from wire.errors import DeadlineExceeded, InternalError, InvalidGrammar, Unavail
 from wire.types import StructuredOutput
 
 _LIMITS = GrammarLimits()
-_EASY = Source(Kind.REGEX, "a+")
+_EASY = GrammarSource(GrammarKind.REGEX, "a+")
 _SLOW = "start: e\n" + "e: " + " | ".join(f"e e{i}" for i in range(1500)) + " | TXT\n"
 _SLOW += "\n".join(f"e{i}: e e | TXT" for i in range(1500)) + "\nTXT: /[a-z ]/"
 _WAIT_S = 300.0
@@ -125,7 +125,7 @@ def test_memory_above_idle_is_bounded(folder: Path) -> None:
 
     try:
         with pytest.raises(InvalidGrammar, match="takes more than 4 MB of memory, the limit"):
-            made.compile(Source(Kind.CHOICE, json.dumps(choices * 20)))
+            made.compile(GrammarSource(GrammarKind.CHOICE, json.dumps(choices * 20)))
         assert made.compile(_EASY).form
     finally:
         made.close()
@@ -213,7 +213,7 @@ def test_a_child_dies_with_its_parent(folder: Path) -> None:
         "import sys, time\n"
         "from engine.grammar.compiling_child import CompilingChild\n"
         "from engine.grammar.limits import GrammarLimits\n"
-        "from engine.grammar.source import Kind, Source\n"
+        "from engine.grammar.source import GrammarKind, GrammarSource\n"
         "from engine.grammar.tokenizer_file import TokenizerFile\n"
         "child = CompilingChild('llguidance', TokenizerFile(sys.argv[1], (2,), 333), GrammarLimits())\n"
         "child.compile(Source(Kind.REGEX, 'a'))\n"
@@ -261,8 +261,10 @@ def test_xgrammar_compiles_in_a_child_without_torch_too(folder: Path) -> None:
         assert made.compile(replace(_EASY, backend="xgrammar")).form
         assert not [entry.path for entry in psutil.Process(made.pid).memory_maps() if "torch" in entry.path]
         with pytest.raises(InvalidGrammar, match="no text satisfies it"):
-            made.compile(Source(Kind.GRAMMAR, "root ::= root", "xgrammar"))
+            made.compile(GrammarSource(GrammarKind.GRAMMAR, "root ::= root", "xgrammar"))
         with pytest.raises(InvalidGrammar, match="Nest layer exceeded"):
-            made.compile(Source(Kind.GRAMMAR, "root ::= " + "(" * 10_000 + '"a"' + ")" * 10_000, "xgrammar"))
+            made.compile(
+                GrammarSource(GrammarKind.GRAMMAR, "root ::= " + "(" * 10_000 + '"a"' + ")" * 10_000, "xgrammar")
+            )
     finally:
         made.close()

@@ -13,7 +13,7 @@ from engine.grammar.limits import GrammarLimits, StepLimits
 from engine.grammar.llguidance_backend import LlguidanceBackend
 from engine.grammar.llguidance_matcher import LlguidanceGrammar
 from engine.grammar.matcher import CompiledGrammar
-from engine.grammar.source import Kind, Source
+from engine.grammar.source import GrammarKind, GrammarSource
 from engine.grammar.walk import walk
 from scheduler.limits import ControlLimits
 from tests.conftest import MISSING
@@ -118,10 +118,10 @@ def test_a_grammar_with_a_slow_step_is_found_by_walking_it(monkeypatch: pytest.M
     with pytest.raises(
         InvalidGrammar, match=r"one step of the grammar takes 0\.060 s of CPU time, the limit is 0\.05 s"
     ):
-        walk(slow, GrammarLimits(), Kind.REGEX)
+        walk(slow, GrammarLimits(), GrammarKind.REGEX)
 
     monkeypatch.setattr("engine.grammar.walk.time", quick)
-    walk(quick, GrammarLimits(), Kind.REGEX)
+    walk(quick, GrammarLimits(), GrammarKind.REGEX)
 
 
 @pytest.mark.parametrize("rules", ["e: e e e | e e | /[a-z]/", "e: e e | /[a-z]/", 'e: "a" e | e "a" | "a"'])
@@ -129,15 +129,15 @@ def test_an_ambiguous_grammar_is_refused_before_a_token(folder: Path, rules: str
     """With the tiny vocabulary a step makes far fewer items than with a real one, so fewer are allowed here."""
     backend = LlguidanceBackend(tokenizer_of(folder), LIMITS, StepLimits(grammar_items=500))
     with pytest.raises(InvalidGrammar, match="Too many items"):
-        backend.compile(Source(Kind.GRAMMAR, "start: e\n" + rules))
+        backend.compile(GrammarSource(GrammarKind.GRAMMAR, "start: e\n" + rules))
 
-    assert backend.compile(Source(Kind.GRAMMAR, 'start: e\ne: t | e "+" t\nt: "(" e ")" | /[0-9]+/'))
+    assert backend.compile(GrammarSource(GrammarKind.GRAMMAR, 'start: e\ne: t | e "+" t\nt: "(" e ")" | /[0-9]+/'))
 
 
 def test_an_ambiguity_behind_the_walk_ends_its_sequence_with_the_limit(folder: Path) -> None:
     """The walk reads 256 tokens; here the ambiguous part begins behind the 300th."""
     backend = LlguidanceBackend(tokenizer_of(folder), GrammarLimits(fill_s=60), StepLimits(grammar_items=500))
-    form = backend.compile(Source(Kind.GRAMMAR, 'start: w{300} e\nw: "w"\ne: e e | /[0-9]/'))
+    form = backend.compile(GrammarSource(GrammarKind.GRAMMAR, 'start: w{300} e\nw: "w"\ne: e e | /[0-9]/'))
     matcher = CompiledGrammar(backend.build(form), tokenizer_of(folder), 0).matcher()
 
     with pytest.raises(
@@ -163,7 +163,7 @@ def test_so_does_a_slow_step_of_xgrammar(folder: Path) -> None:
 
     tokenizer = tokenizer_of(folder)
     backend = XgrammarBackend(tokenizer, LIMITS, LlguidanceBackend(tokenizer, LIMITS, StepLimits()).token_bytes())
-    form = backend.compile(Source(Kind.REGEX, "[a-z]{3}", XGRAMMAR))
+    form = backend.compile(GrammarSource(GrammarKind.REGEX, "[a-z]{3}", XGRAMMAR))
     quick = backend.build(form)
     slow = XgrammarGrammar(backend, quick.compiled, longest_s=1e-9)
 

@@ -13,7 +13,7 @@ from engine.grammar.interface import Matcher
 from engine.grammar.limits import GrammarLimits, StepLimits
 from engine.grammar.llguidance_backend import LlguidanceBackend
 from engine.grammar.matcher import CompiledGrammar
-from engine.grammar.source import Kind
+from engine.grammar.source import GrammarKind
 from engine.grammar.tokenizer_file import TokenizerFile
 from tests.conftest import MISSING
 from tests.engine.grammar_tools import EOS_ID, PADDED, allowed_ids, compiled, tokenizer_of
@@ -148,7 +148,7 @@ def test_outputs_of_another_grammar_cannot_be_resumed(folder: Path, backend: str
 def test_a_matcher_past_its_limits_fails_in_words(folder: Path) -> None:
     tokenizer, limits = tokenizer_of(folder), GrammarLimits()
     backend = LlguidanceBackend(tokenizer, limits, StepLimits(grammar_items=400))
-    form = f"{Kind.GRAMMAR} " + LLMatcher.grammar_from_lark("start: e\ne: e e e | e e | /[a-z]/")  # past the walk
+    form = f"{GrammarKind.GRAMMAR} " + LLMatcher.grammar_from_lark("start: e\ne: e e e | e e | /[a-z]/")
     matcher = CompiledGrammar(backend.build(form), tokenizer, 0).matcher()
     a = _ids(folder, "a")[0]
 

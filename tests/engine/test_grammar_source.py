@@ -5,7 +5,7 @@ import json
 import pytest
 
 from engine.grammar.limits import GrammarLimits
-from engine.grammar.source import Kind, Source, nesting, read_source
+from engine.grammar.source import GrammarKind, GrammarSource, nesting, read_source
 from wire.errors import InvalidGrammar, appearance
 from wire.structured_output import BACKENDS
 from wire.types import StructuredOutput
@@ -78,7 +78,7 @@ def test_what_is_wrong_is_said_with_value_and_limit(kind: str, value: str, words
 
 
 def test_required_properties_are_no_optional_ones() -> None:
-    assert read_source(StructuredOutput("json", _optional(1001, "p3")), _LIMITS).kind is Kind.JSON
+    assert read_source(StructuredOutput("json", _optional(1001, "p3")), _LIMITS).kind is GrammarKind.JSON
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_required_properties_are_no_optional_ones() -> None:
     ],
 )
 def test_only_what_is_one_object_counts_together(schema: str) -> None:
-    assert read_source(StructuredOutput("json", schema), _LIMITS).kind is Kind.JSON
+    assert read_source(StructuredOutput("json", schema), _LIMITS).kind is GrammarKind.JSON
 
 
 def test_another_backend_is_unknown() -> None:
@@ -117,16 +117,18 @@ def test_nesting_counts_no_brackets_in_strings() -> None:
 
 
 def test_any_json_object_is_a_schema() -> None:
-    assert read_source(StructuredOutput("json_object", ""), _LIMITS) == Source(Kind.JSON, '{"type":"object"}')
+    assert read_source(StructuredOutput("json_object", ""), _LIMITS) == GrammarSource(
+        GrammarKind.JSON, '{"type":"object"}'
+    )
 
 
 def test_equal_sources_have_equal_keys_and_others_do_not() -> None:
     spaced = read_source(StructuredOutput("json", '{"type":  "object"}'), _LIMITS)
     others = [
-        Source(Kind.JSON, '{"type":"object"}', whitespace=""),
-        Source(Kind.JSON, '{"type":"object"}', backend="xgrammar"),
-        Source(Kind.REGEX, '{"type":"object"}'),
+        GrammarSource(GrammarKind.JSON, '{"type":"object"}', whitespace=""),
+        GrammarSource(GrammarKind.JSON, '{"type":"object"}', backend="xgrammar"),
+        GrammarSource(GrammarKind.REGEX, '{"type":"object"}'),
     ]
 
-    assert spaced.key == Source(Kind.JSON, '{"type":"object"}').key
+    assert spaced.key == GrammarSource(GrammarKind.JSON, '{"type":"object"}').key
     assert len({spaced.key, *(other.key for other in others)}) == 4

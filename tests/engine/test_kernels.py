@@ -15,7 +15,7 @@ from engine.checkpoints.dtypes import read_cpu_flags
 from engine.fused import structs
 from engine.fused.kernels import find_kernels
 from engine.loader import LoadedModel, load_model
-from engine.ranks.part import load_part
+from engine.ranks.rank_part import load_part
 from engine.ranks.reduce import Reduce
 from engine.ranks.setup import RankSetup
 from native import attention

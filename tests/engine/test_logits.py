@@ -18,7 +18,7 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from engine.ending import banned_tokens
+from engine.finish import banned_tokens
 from engine.sampling.logits import is_shaped, shape
 from engine.step import SampleRow
 from tests.engine.both_choosers import sample

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.checkpoints.stored_weights import StoredWeights
-from engine.checkpoints.weights import Part
+from engine.checkpoints.weights import TensorSlice
 from engine.quantization.arithmetic import dequantise
 from engine.quantization.bits import covering, unpack
 from engine.quantization.detect import find_quantization
@@ -80,7 +80,14 @@ def test_a_part_equals_the_slice_of_the_whole(scheme: Scheme, llama: Path) -> No
     whole = quantise_checkpoint(scheme, llama)[_DOWN]
     weights = _open(llama)
 
-    for part in (Part(0, 0, 32), Part(0, 13, 47), Part(0, 63, 64), Part(1, 32, 96), Part(1, 5, 71), Part(1, 8, 8)):
+    for part in (
+        TensorSlice(0, 0, 32),
+        TensorSlice(0, 13, 47),
+        TensorSlice(0, 63, 64),
+        TensorSlice(1, 32, 96),
+        TensorSlice(1, 5, 71),
+        TensorSlice(1, 8, 8),
+    ):
         values = weights.read(_DOWN, part)
 
         assert torch.equal(values, whole.narrow(part.dim, part.start, part.end - part.start)), part
@@ -102,7 +109,7 @@ def test_the_dtype_asked_for_rounds_once(dtype: torch.dtype, llama: Path) -> Non
 def test_half_of_a_weight_reads_half_of_its_bytes(scheme: Scheme, dim: int, llama: Path) -> None:
     quantise_checkpoint(scheme, llama)
     module, sizes = _DOWN.removesuffix("weight"), []
-    for part in (None, Part(dim, 0, 32 if dim == 0 else 48)):
+    for part in (None, TensorSlice(dim, 0, 32 if dim == 0 else 48)):
         layout = find_quantization(llama, None)
         assert layout is not None
         with StoredWeights(llama) as stored:
@@ -120,8 +127,10 @@ def test_half_of_a_weight_reads_half_of_its_bytes(scheme: Scheme, dim: int, llam
     assert sizes[1] - shared - g_idx == (sizes[0] - shared - g_idx) // 2
 
 
-@pytest.mark.parametrize("part", [Part(0, 0, 65), Part(1, 90, 97), Part(2, 0, 1), Part(0, 5, 4)])
-def test_a_part_that_is_not_there_is_refused(part: Part, llama: Path) -> None:
+@pytest.mark.parametrize(
+    "part", [TensorSlice(0, 0, 65), TensorSlice(1, 90, 97), TensorSlice(2, 0, 1), TensorSlice(0, 5, 4)]
+)
+def test_a_part_that_is_not_there_is_refused(part: TensorSlice, llama: Path) -> None:
     quantise_checkpoint(awq(16), llama)
 
     with pytest.raises(ValueError, match=r"down_proj.weight has shape \(64, 96\): no "):

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from engine.checkpoints.stored_weights import StoredWeights
-from engine.checkpoints.weights import Part
+from engine.checkpoints.weights import TensorSlice
 from engine.loader import load_model
 from engine.oracle import Oracle, load_plain
 from engine.quantization.mxfp4 import Mxfp4Layout
@@ -59,8 +59,11 @@ def test_experts_read_as_transformers_says(gpt_oss: Path) -> None:
         assert torch.equal(weights.read(name), values), name
 
 
-@pytest.mark.parametrize("part", [Part(0, 1, 3), Part(1, 32, 64), Part(1, 5, 70), Part(2, 3, 40), Part(2, 7, 7)])
-def test_a_part_equals_the_slice_of_the_whole(part: Part, gpt_oss: Path) -> None:
+@pytest.mark.parametrize(
+    "part",
+    [TensorSlice(0, 1, 3), TensorSlice(1, 32, 64), TensorSlice(1, 5, 70), TensorSlice(2, 3, 40), TensorSlice(2, 7, 7)],
+)
+def test_a_part_equals_the_slice_of_the_whole(part: TensorSlice, gpt_oss: Path) -> None:
     whole = _quantise(gpt_oss)[_DOWN]
     weights = DequantisingWeights(StoredWeights(gpt_oss), Mxfp4Layout(), torch.float32)
 

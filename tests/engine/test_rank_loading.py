@@ -69,7 +69,7 @@ def large(tmp_path: Path) -> Iterator[Path]:
 
 _PEAK = """
 import json, resource, sys
-from engine.ranks.part import load_part
+from engine.ranks.rank_part import load_part
 from engine.ranks.reduce import Reduce
 from engine.ranks.setup import RankSetup
 setup = RankSetup(sys.argv[1], "bfloat16", int(sys.argv[2]), 2, 16, "auto", None, (), 1, 10.0)

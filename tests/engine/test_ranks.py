@@ -17,7 +17,7 @@ import torch
 
 from engine.loader import load_model
 from engine.oracle import generate_greedy
-from engine.ranks.channel import Kind
+from engine.ranks.channel import RankMessageKind
 from engine.ranks.load import LoadedRanks, RanksOptions, load_ranks
 from engine.ranks.model import ShardedModel
 from engine.ranks.setup import RankSetup
@@ -300,7 +300,7 @@ def test_a_rank_that_cannot_load_says_why() -> None:
     team = Team([RankSetup("/no/model", "float32", 1, 2, 16, "auto", None, (), 1, 30.0)], Lost())
 
     with pytest.raises(ConfigError, match=r"rank 1 of 2 \(pid \d+\): --model /no/model is not a model folder"):
-        team.receive(1, Kind.LOADED, _WAIT_S)
+        team.receive(1, RankMessageKind.LOADED, _WAIT_S)
     team.close()
     assert _is_gone(team.pids[0])
 

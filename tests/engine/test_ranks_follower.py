@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from engine.ranks import follower as module
-from engine.ranks.channel import Kind
+from engine.ranks.channel import RankMessageKind
 from engine.ranks.follower import Follower, pack_pool
 from engine.ranks.packing import pack_step
 from engine.ranks.setup import RankSetup
@@ -80,13 +80,13 @@ sys.exit(process.main([sys.argv[1], str(os.getppid())], lambda *_: Half()))
 def test_why_a_rank_failed_is_said_before_its_hand_off_closes() -> None:
     """Rank 0 hears of a closed hand-off at once, and gives a rank a second to say why."""
     ours, theirs = socket.socketpair()
-    with Channel(ours, Kind) as channel, theirs:
+    with Channel(ours, RankMessageKind) as channel, theirs:
         fd = os.open("/dev/null", os.O_RDONLY)
-        channel.send(Kind.SETUP, _SETUP.to_json(), timeout_s=_WAIT_S)
-        channel.send(Kind.POOL, timeout_s=_WAIT_S)
-        channel.send(Kind.CONNECT, b"gloo", timeout_s=_WAIT_S, fds=(fd, fd))
-        channel.send(Kind.HAND_OFF, timeout_s=_WAIT_S, fds=(fd,))
-        channel.send(Kind.STEP, timeout_s=_WAIT_S)
+        channel.send(RankMessageKind.SETUP, _SETUP.to_json(), timeout_s=_WAIT_S)
+        channel.send(RankMessageKind.POOL, timeout_s=_WAIT_S)
+        channel.send(RankMessageKind.CONNECT, b"gloo", timeout_s=_WAIT_S, fds=(fd, fd))
+        channel.send(RankMessageKind.HAND_OFF, timeout_s=_WAIT_S, fds=(fd,))
+        channel.send(RankMessageKind.STEP, timeout_s=_WAIT_S)
         os.close(fd)
         # The half that closes says HAND_OFF on a second descriptor of the same socket: what comes first was said first.
         command = [sys.executable, "-c", _RANK, str(theirs.fileno()), str(fd_of_close := os.dup(theirs.fileno()))]
@@ -95,6 +95,6 @@ def test_why_a_rank_failed_is_said_before_its_hand_off_closes() -> None:
         heard = [channel.receive(_WAIT_S) for _ in range(5)]
 
     assert done.returncode == 1
-    assert [one.kind for one in heard[:3]] == [Kind.LOADED, Kind.MAPPED, Kind.READY]
+    assert [one.kind for one in heard[:3]] == [RankMessageKind.LOADED, RankMessageKind.MAPPED, RankMessageKind.READY]
     assert [one.kind.name for one in heard[3:]] == ["FAILED", "HAND_OFF"]
     assert json.loads(heard[3].payload)["text"] == "the device is gone"

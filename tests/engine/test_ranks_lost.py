@@ -16,14 +16,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.ranks.channel import Kind
+from engine.ranks.channel import RankMessageKind
 from engine.ranks.load import LoadedRanks, RanksOptions, load_ranks
 from engine.step import BatchSequence, SampleRow, StepBatch
 from tests.engine.step_runner import GREEDY
 from tests.engine.tiny_models import make_tiny_model
 from wire.errors import InstanceLost, PdserveError
 from wire.rank_channel import Channel
-from wire.rank_words import pack_error
+from wire.rank_payloads import pack_error
 
 _STEP_S = 2.0
 _WAIT_S = 300.0
@@ -164,9 +164,9 @@ def test_a_rank_that_said_why_it_failed_and_takes_its_time_to_end_is_quoted(llam
     (child,) = model._team._children
     ours, theirs = socket.socketpair()
     try:
-        with Channel(theirs, Kind) as there, child.channel:
-            model._team._children[0] = dataclasses.replace(child, channel=Channel(ours, Kind))
-            there.send(Kind.FAILED, pack_error(RuntimeError("the device is gone")), timeout_s=_WAIT_S)
+        with Channel(theirs, RankMessageKind) as there, child.channel:
+            model._team._children[0] = dataclasses.replace(child, channel=Channel(ours, RankMessageKind))
+            there.send(RankMessageKind.FAILED, pack_error(RuntimeError("the device is gone")), timeout_s=_WAIT_S)
 
             said = str(model._team.explain("its socket is closed"))
 

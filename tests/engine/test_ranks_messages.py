@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.ranks.channel import Kind
+from engine.ranks.channel import RankMessageKind
 from engine.ranks.follower import pack_pool, unpack_pool
 from engine.ranks.marks import Marks, make_marks
 from engine.ranks.packing import pack_copies, pack_step, unpack_copies, unpack_step
@@ -27,9 +27,9 @@ _PARTS = st.builds(BatchSequence, _INTS, st.integers(0, 20), st.lists(_INTS, max
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Channel[Kind], Channel[Kind]]]:
+def ends() -> Iterator[tuple[Channel[RankMessageKind], Channel[RankMessageKind]]]:
     left, right = socket.socketpair()
-    with Channel(left, Kind) as one, Channel(right, Kind) as other:
+    with Channel(left, RankMessageKind) as one, Channel(right, RankMessageKind) as other:
         yield one, other
 
 
@@ -59,48 +59,48 @@ def test_what_is_no_step_is_refused(values: tuple[int, ...]) -> None:
         unpack_step(struct.pack(f"<{len(values)}i", *values))
 
 
-def test_a_message_brings_its_descriptors(ends: tuple[Channel[Kind], Channel[Kind]]) -> None:
+def test_a_message_brings_its_descriptors(ends: tuple[Channel[RankMessageKind], Channel[RankMessageKind]]) -> None:
     fd = os.memfd_create("sent")
     os.write(fd, b"hello")
 
-    ends[0].send(Kind.POOL, b"payload", timeout_s=1.0, fds=(fd,))
+    ends[0].send(RankMessageKind.POOL, b"payload", timeout_s=1.0, fds=(fd,))
     message = ends[1].receive(1.0)
 
-    assert (message.kind, message.payload) == (Kind.POOL, b"payload")
+    assert (message.kind, message.payload) == (RankMessageKind.POOL, b"payload")
     assert os.pread(message.fds[0], 5, 0) == b"hello"
     os.close(fd)
     os.close(message.fds[0])
 
 
-def test_a_large_message_arrives_whole(ends: tuple[Channel[Kind], Channel[Kind]]) -> None:
+def test_a_large_message_arrives_whole(ends: tuple[Channel[RankMessageKind], Channel[RankMessageKind]]) -> None:
     payload = os.urandom(3 << 20)
-    sender = threading.Thread(target=ends[0].send, args=(Kind.STEP, payload), kwargs={"timeout_s": 10.0})
+    sender = threading.Thread(target=ends[0].send, args=(RankMessageKind.STEP, payload), kwargs={"timeout_s": 10.0})
     sender.start()
 
     assert ends[1].receive(10.0).payload == payload
     sender.join(300.0)
 
 
-def test_waits_end(ends: tuple[Channel[Kind], Channel[Kind]]) -> None:
+def test_waits_end(ends: tuple[Channel[RankMessageKind], Channel[RankMessageKind]]) -> None:
     with pytest.raises(TimeoutError, match=r"nothing came within 0\.01 s"):
         ends[0].receive(0.01)
     with pytest.raises(TimeoutError, match=r"not taken within 0\.01 s"):
-        ends[0].send(Kind.STEP, bytes(32 << 20), timeout_s=0.01)
+        ends[0].send(RankMessageKind.STEP, bytes(32 << 20), timeout_s=0.01)
 
 
-def test_the_end_of_the_other_side_is_heard(ends: tuple[Channel[Kind], Channel[Kind]]) -> None:
+def test_the_end_of_the_other_side_is_heard(ends: tuple[Channel[RankMessageKind], Channel[RankMessageKind]]) -> None:
     ends[1].close()
 
     with pytest.raises(ChannelClosed):
         ends[0].receive(1.0)
     with pytest.raises(ChannelClosed):
-        ends[0].send(Kind.STEP, b"x", timeout_s=1.0)
+        ends[0].send(RankMessageKind.STEP, b"x", timeout_s=1.0)
 
 
-@pytest.mark.parametrize("header", [struct.pack("<II", 99, 0), struct.pack("<II", Kind.STEP, 1 << 30)])
+@pytest.mark.parametrize("header", [struct.pack("<II", 99, 0), struct.pack("<II", RankMessageKind.STEP, 1 << 30)])
 def test_what_is_no_message_is_refused(header: bytes) -> None:
     left, right = socket.socketpair()
-    with left, Channel(right, Kind) as channel:
+    with left, Channel(right, RankMessageKind) as channel:
         left.sendall(header)
 
         with pytest.raises(ValueError, match=r"99|at most"):

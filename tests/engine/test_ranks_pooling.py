@@ -9,7 +9,7 @@ from transformers import AutoModel, AutoModelForCausalLM, MistralConfig, Mistral
 
 from engine import row_check
 from engine.attention.registered import register
-from engine.checkpoints.materialise import Cut
+from engine.checkpoints.materialise import DimensionRanges
 from engine.core import EngineCore
 from engine.model_folder import open_folder, read_network
 from engine.ranks.load import RanksOptions, load_ranks
@@ -73,7 +73,7 @@ def test_a_decoder_without_an_output_layer_makes_the_same_vectors_on_two_ranks(t
         close(found[str(number)], last / last.norm())
 
 
-def _cut(network: Any, config: Any, number: int, *, state: bool = False) -> dict[str, Cut]:
+def _cut(network: Any, config: Any, number: int, *, state: bool = False) -> dict[str, DimensionRanges]:
     if state:  # each row has something of those before it
         network.get_input_embeddings().register_forward_hook(lambda module, inputs, output: output.cumsum(1))
     return shard_network(network, config, Rank(number, 2), lambda tensor: None)

@@ -13,7 +13,7 @@ import torch
 from devices.cpu import CpuDevice
 from engine.core import EngineCore
 from engine.fake import FakeModel
-from engine.step import Pending, StepBatch
+from engine.step import PendingStep, StepBatch
 from engine.watched import DeviceWatch, WatchedModel, guard_of, watched
 from tests.devices.dying_device import FAULT, DyingDevice
 from tests.engine.fake_engines import CONFIG, prompt, run, wanted
@@ -34,7 +34,7 @@ class FailingModel(FakeModel):
         self.asked.append(what)
         self._fails(what)
 
-    def launch(self, batch: StepBatch, layer_done: Any = None) -> Pending:
+    def launch(self, batch: StepBatch, layer_done: Any = None) -> PendingStep:
         self._ask("launch")
         pending = super().launch(batch, layer_done)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from engine.checkpoints.stored_weights import StoredWeights
-from engine.checkpoints.weights import Part
+from engine.checkpoints.weights import TensorSlice
 from wire.errors import ConfigError
 
 _TENSORS = {
@@ -52,7 +52,7 @@ def test_a_part_is_the_slice_and_costs_its_bytes_alone(folder: Path, data: st.Da
     end = data.draw(st.integers(start, tensor.shape[dim]))
 
     with StoredWeights(folder) as weights:
-        part = weights.read(name, Part(dim, start, end))
+        part = weights.read(name, TensorSlice(dim, start, end))
 
     assert torch.equal(part, tensor.narrow(dim, start, end - start))
     assert weights.bytes_read == math.prod(part.shape) * tensor.dtype.itemsize
@@ -63,15 +63,17 @@ def test_the_kernel_counts_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     weights = StoredWeights(tmp_path)
     before = _read_by_this_process()
 
-    weights.read("wide", Part(1, 100, 612))
+    weights.read("wide", TensorSlice(1, 100, 612))
 
     read = _read_by_this_process() - before
     weights.close()
     assert 512 * 512 * 4 <= read <= 512 * 512 * 4 * 1.02
 
 
-@pytest.mark.parametrize("part", [Part(2, 0, 1), Part(0, 0, 10), Part(0, 3, 2), Part(-1, 0, 1)])
-def test_a_part_that_is_not_there_is_a_defect(folder: Path, part: Part) -> None:
+@pytest.mark.parametrize(
+    "part", [TensorSlice(2, 0, 1), TensorSlice(0, 0, 10), TensorSlice(0, 3, 2), TensorSlice(-1, 0, 1)]
+)
+def test_a_part_that_is_not_there_is_a_defect(folder: Path, part: TensorSlice) -> None:
     with StoredWeights(folder) as weights, pytest.raises(ValueError, match=r"matrix has shape \(9, 10\)"):
         weights.read("matrix", part)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from kvtransfer import sendings
+from kvtransfer import outgoing_tickets
 from kvtransfer.frame import FRAME_HEAD_BYTES, MAGIC, PREFIX, MessageType, decode_prefix, encode
 from kvtransfer.sender import KvSender
 from tests.faults.proxy import Cut, Fault, FaultProxy, Message, faithful, replay
@@ -29,7 +29,7 @@ _TRIES = 5
 def frames(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each tensor is a frame of its own, as the faults between frames need it; where "shared", as on any small put."""
     if request.param == "apart":
-        monkeypatch.setattr(sendings, "FRAME_BYTES", 0)
+        monkeypatch.setattr(outgoing_tickets, "FRAME_BYTES", 0)
     return str(request.param)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.fake import FakeConfig, FakeModel, expected_tokens
-from engine.step import Pending, StepBatch
+from engine.step import PendingStep, StepBatch
 from tests.instance.pair import FAKE, Client, instance_config, running
 from tests.instance.test_handoff import salt, wait_empty
 from wire.messages import Cancel, Failed, Generate, HandedOff, Heartbeat, Prefill, Refused, Reserve, Reserved, Step
@@ -37,9 +37,9 @@ class Turn:
 def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, int]]:
     """Count the tokens that each fake computes, by its salt."""
     computed: dict[int, int] = {}
-    launch: Callable[..., Pending] = FakeModel.launch
+    launch: Callable[..., PendingStep] = FakeModel.launch
 
-    def counted(model: FakeModel, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Pending:
+    def counted(model: FakeModel, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> PendingStep:
         own = model._config.salt
         computed[own] = computed.get(own, 0) + len(batch.token_ids)
         return launch(model, batch, layer_done)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from instance.entry_lock import EntryLock
-from instance.table_watch import DRAIN_S, LET_GO_S, Stage, TableWatch, stage
+from instance.table_watch import DRAIN_S, LET_GO_S, EntryWatch, Stage, stage
 from ranktable_tools.digest import table_digest
 from ranktable_tools.launch_plan import resolve
 from ranktable_tools.table_file import read_global
@@ -73,7 +73,7 @@ class Followed:
         self.plan = resolve({**named, **environ})
         self.host, self.held = FakeHost(), list[str]()
         self.trust = find_trust({}, str(self.path), ["192.0.2.1", "192.0.2.2"])
-        self.watch = TableWatch(self.plan, self.host, self.trust, self.held.append, poll_s=0.005)
+        self.watch = EntryWatch(self.plan, self.host, self.trust, self.held.append, poll_s=0.005)
         self._file = WatchedTable(str(self.path), self.watch.read)
         self.read(table(OWN), 0.0)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from engine.core import EngineCore
 from engine.fake import FakeConfig, FakeModel
 from engine.interface import Engine
-from engine.step import Pending, StepBatch
+from engine.step import PendingStep, StepBatch
 from instance.workers import Workers
 from kvtransfer.interface import SendStats
 from wire.errors import HandoffFailed, PdserveError
@@ -23,7 +23,7 @@ class Breaking(FakeModel):
 
     breaks = False
 
-    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> Pending:
+    def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> PendingStep:
         if self.breaks:
             self.breaks = False
             raise RuntimeError("a defect")

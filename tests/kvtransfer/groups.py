@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 import torch
 
 from devices.collectives import COLLECTIVES
-from kvtransfer.digest import Place, Region, Runs, StopFlag, digest_of
+from kvtransfer.digest import Region, RegionRuns, Runs, StopFlag, digest_of
 from kvtransfer.frame import Frame
 from kvtransfer.hello import Hello
-from kvtransfer.process_group.ends import GroupInlet, GroupOutlet
-from kvtransfer.process_group.exchange import Exchange, Word
-from kvtransfer.process_group.making import RECEIVER, SENDER, group_name
+from kvtransfer.process_group.exchange import SetupExchange, Word
+from kvtransfer.process_group.group_setup import RECEIVER, SENDER, group_name
+from kvtransfer.process_group.link_ends import GroupInlet, GroupOutlet
 from kvtransfer.process_group.store import LinkStore
 from kvtransfer.process_group.transport import ProcessGroupTransport
 from kvtransfer.stream import Stream
@@ -118,8 +118,8 @@ def frame_of(payload: bytes, number: int = 0) -> Frame:
     return Frame("ab" * 16, 1, number, 0, 0, 0, 1, 0, 2, len(payload), digest_of([payload]))
 
 
-def place_of(memory: bytearray) -> Place:
-    return Place(Region(memory), 0, Runs([(0, len(memory), 0, 1)]))
+def place_of(memory: bytearray) -> RegionRuns:
+    return RegionRuns(Region(memory), 0, Runs([(0, len(memory), 0, 1)]))
 
 
 def hello_of(sender: Node, receiver: Node, link_epoch: int = 1) -> Hello:
@@ -179,7 +179,7 @@ def stopping(sender: Node, silent: Node, timeouts: Timeouts, *, proves: bool) ->
     `proves`: it still receives the proof. The sender is to lead.
     """
     streams, hello = stream_pair(DEADLINE_S), hello_of(sender, silent, 7)
-    exchange = Exchange(streams[1], group_name(hello))
+    exchange = SetupExchange(streams[1], group_name(hello))
     exchange.deadline = time.monotonic() + DEADLINE_S
     with ThreadPoolExecutor(1) as makers:
         made = makers.submit(sender.transport.outlet, streams[0], hello, timeouts)

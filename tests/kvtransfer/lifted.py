@@ -3,7 +3,7 @@
 import torch
 
 from kvtransfer.device_memory import DeviceRegion
-from kvtransfer.digest import Place, Region, StopFlag
+from kvtransfer.digest import Region, RegionRuns, StopFlag
 from kvtransfer.torch_mover import TorchMover
 
 
@@ -15,16 +15,16 @@ class LiftedMover:
     def __init__(self, source: str | None, target: str | None) -> None:
         self._mover, self._source, self._target = TorchMover(piece_bytes=256 << 10), source, target
 
-    def digest(self, place: Place) -> int:
+    def digest(self, place: RegionRuns) -> int:
         return self._mover.digest(_lift(place, self._source))
 
-    def copy(self, source: Place, target: Place, stop: StopFlag) -> bool:
+    def copy(self, source: RegionRuns, target: RegionRuns, stop: StopFlag) -> bool:
         lifted = _lift(target, self._target)
         moved = self._mover.copy(_lift(source, self._source), lifted, stop)
         _lower(lifted.region, target.region)
         return moved
 
-    def copy_and_digest(self, source: Place, target: Place, stop: StopFlag) -> int | None:
+    def copy_and_digest(self, source: RegionRuns, target: RegionRuns, stop: StopFlag) -> int | None:
         lifted = _lift(target, self._target)
         digest = self._mover.copy_and_digest(_lift(source, self._source), lifted, stop)
         _lower(lifted.region, target.region)
@@ -38,7 +38,7 @@ def on_device(region: Region, device: str) -> DeviceRegion:
     return DeviceRegion(tensor.to(device), readonly=region.readonly)
 
 
-def _lift(place: Place, device: str | None) -> Place:
+def _lift(place: RegionRuns, device: str | None) -> RegionRuns:
     return place if device is None else place._replace(region=on_device(place.region, device))
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from kvtransfer.dial import dial
-from kvtransfer.digest import Place, Region, digest_of
+from kvtransfer.digest import Region, RegionRuns, digest_of
 from kvtransfer.frame import Frame, MessageType, Renew, Taken, TicketMessage, decode, encode
 from kvtransfer.hello import Hello
 from kvtransfer.interface import SendStats
@@ -215,7 +215,7 @@ class RawSender:
         self.stream.send([encode(message)])
 
     def announce(self, frame: Frame, payload: bytes) -> None:
-        self.stream.send(self._outlet.announce(frame, Place(Region(payload), 0, whole(len(payload)))))
+        self.stream.send(self._outlet.announce(frame, RegionRuns(Region(payload), 0, whole(len(payload)))))
 
     def hear(self) -> TicketMessage:
         while True:

@@ -17,7 +17,7 @@ from kvtransfer import cuda_driver, shm, transports
 from kvtransfer.cuda_driver import CudaDriver, CudaEvent
 from kvtransfer.cuda_handles import Lent, decode_lent, encode_lent
 from kvtransfer.cuda_ipc import CudaIpcInlet, CudaIpcTransport
-from kvtransfer.digest import Place, Region, StopFlag, digest_of
+from kvtransfer.digest import Region, RegionRuns, StopFlag, digest_of
 from kvtransfer.frame import PREFIX, Frame, WireError
 from kvtransfer.hello import Hello
 from kvtransfer.mover import process_mover
@@ -193,7 +193,7 @@ def test_a_peers_pool_is_never_a_target(host: FakeHost) -> None:
     slots = inlet._slots
     assert slots is not None
     theirs = slots.place(0, window((1, 2), 4, 0, 8))
-    mine = Place(Region(bytes(theirs.runs.num_bytes)), 0, whole(theirs.runs.num_bytes))
+    mine = RegionRuns(Region(bytes(theirs.runs.num_bytes)), 0, whole(theirs.runs.num_bytes))
 
     with pytest.raises(ValueError, match="only readable"):
         process_mover().copy(mine, theirs, StopFlag())
@@ -208,7 +208,7 @@ def test_blocks_that_do_not_hold_the_tokens_are_refused(host: FakeHost, blocks: 
     frame = Frame("ab" * 16, 1, 0, 0, 0, 0, 8, 0, 2, size, digest_of([bytes(size)]), blocks)
 
     with pytest.raises(HandoffFailed, match=rf"frame 0 names {len(blocks)} blocks for tokens \[0, 8\)"):
-        inlet.move(frame, Place(Region(bytearray(size)), 0, whole(size)), StopFlag())
+        inlet.move(frame, RegionRuns(Region(bytearray(size)), 0, whole(size)), StopFlag())
 
 
 def test_what_is_missing_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:

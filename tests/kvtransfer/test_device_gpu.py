@@ -15,7 +15,7 @@ from devices.cuda import CudaKind
 from kvtransfer import transports
 from kvtransfer.cuda_driver import CudaDriver
 from kvtransfer.device_memory import DeviceRegion
-from kvtransfer.digest import Mover, Place
+from kvtransfer.digest import Mover, RegionRuns
 from kvtransfer.sender import KvSender
 from kvtransfer.staging import whole
 from kvtransfer.torch_mover import TorchMover
@@ -55,7 +55,7 @@ def test_the_mover_waits_for_the_kernels_that_fill_a_pool() -> None:
     memory, filled = torch.zeros(64 << 20, dtype=torch.uint8, device="cuda:0"), torch.cuda.Event()  # type: ignore[no-untyped-call]
     busy = torch.randn(4096, 4096, device="cuda:0")
     region = DeviceRegion(memory, ready=lambda: filled.wait())
-    place = Place(region, 0, whole(memory.numel()))
+    place = RegionRuns(region, 0, whole(memory.numel()))
 
     for _ in range(50):
         busy = (busy @ busy).clamp_(-1, 1)

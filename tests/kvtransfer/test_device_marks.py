@@ -12,7 +12,7 @@ from devices import table
 from devices.device_pool import DevicePool
 from kvtransfer import transports
 from kvtransfer.link_ops import Put, merge_puts
-from kvtransfer.sendings import Sendings
+from kvtransfer.outgoing_tickets import OutgoingTickets
 from tests.devices.fake_device import FakeDevice, FakeKind
 from tests.kvtransfer import rig as rigs
 from tests.kvtransfer.devices import FakeDriver, FakeHost, offer_cuda_ipc
@@ -179,14 +179,14 @@ def test_a_mark_that_is_never_reached_ends_the_link_in_words(transport: str) -> 
 
 @pytest.mark.parametrize("transport", ["tcp"], indirect=True)
 def test_leases_are_looked_at_while_a_mark_is_waited_for(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, tend = itertools.count(1), Sendings.tend
+    looks, tend = itertools.count(1), OutgoingTickets.tend
     last = [0]
 
-    def counted(self: Sendings) -> None:
+    def counted(self: OutgoingTickets) -> None:
         last[0] = next(looks)
         tend(self)
 
-    monkeypatch.setattr(Sendings, "tend", counted)
+    monkeypatch.setattr(OutgoingTickets, "tend", counted)
     with make_rig(transport) as rig:
         fill(rig.p_pool, P_BLOCKS, NUM_TOKENS)
         pool: MarkedPool = rig.p_pool  # type: ignore[assignment]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtransfer.device_memory import DeviceRegion
-from kvtransfer.digest import Mover, Place, PythonMover, Region, Runs, StopFlag
+from kvtransfer.digest import Mover, PythonMover, Region, RegionRuns, Runs, StopFlag
 from kvtransfer.mover import AnyMover, process_mover
 from kvtransfer.row_plan import plan_rows
 from kvtransfer.stream import LinkLost
@@ -44,8 +44,8 @@ def device(data: bytes, readonly: bool = False, ready: Callable[[], None] | None
     return DeviceRegion(torch.frombuffer(bytearray(data), dtype=torch.uint8), readonly=readonly, ready=ready)
 
 
-def all_of(region: Region) -> Place:
-    return Place(region, 0, Runs([(0, region.num_bytes, 0, 1)]))
+def all_of(region: Region) -> RegionRuns:
+    return RegionRuns(region, 0, Runs([(0, region.num_bytes, 0, 1)]))
 
 
 @st.composite
@@ -71,11 +71,11 @@ def test_heads_of_any_block_table_are_moved_whatever_the_piece(
     runs = Runs.of_slots(spans, slot_bytes, skip=skip, row_bytes=row_bytes)
     flat = [(base + first * slot_bytes + skip, row_bytes, slot_bytes, count) for first, count in spans]
     wanted, mover = bytes_of(DATA, 0, flat), TorchMover(piece_bytes)
-    source, line = Place(device(DATA[:500_000]), base, runs), device(bytes(len(wanted)))
+    source, line = RegionRuns(device(DATA[:500_000]), base, runs), device(bytes(len(wanted)))
     back = device(bytes(500_000))
 
     digest = mover.copy_and_digest(source, all_of(line), StopFlag())
-    returned = mover.copy_and_digest(all_of(line), Place(back, base, runs), StopFlag())
+    returned = mover.copy_and_digest(all_of(line), RegionRuns(back, base, runs), StopFlag())
 
     assert line.tensor.numpy().tobytes() == wanted
     assert digest == returned == xxhash.xxh3_64_intdigest(wanted)

@@ -10,7 +10,7 @@ import torch
 from devices.collectives import COLLECTIVES
 from kvtransfer.device_memory import DeviceRegion
 from kvtransfer.device_staging import DeviceStaging
-from kvtransfer.digest import Place, Runs, StopFlag, digest_of
+from kvtransfer.digest import RegionRuns, Runs, StopFlag, digest_of
 from kvtransfer.process_group import payload
 from kvtransfer.process_group.payload import GroupStaging, HostStaging, make_staging
 from tests.kvtransfer import rig as rigs
@@ -36,7 +36,7 @@ def pool(data: bytes) -> DeviceRegion:
 
 
 def test_runs_of_a_device_pool_lie_one_after_another_in_what_the_group_takes(staging: GroupStaging) -> None:
-    staging.gather(100, Place(pool(DATA), 0, SHUFFLED))
+    staging.gather(100, RegionRuns(pool(DATA), 0, SHUFFLED))
 
     assert staging.tensor(100, len(WANTED)).numpy().tobytes() == WANTED
     assert staging.read(100, len(WANTED)) == WANTED
@@ -47,7 +47,7 @@ def test_what_a_group_received_reaches_the_runs_and_is_digested(staging: GroupSt
     target = pool(bytes(len(DATA)))
     staging.tensor(64, len(WANTED)).copy_(torch.frombuffer(bytearray(WANTED), dtype=torch.uint8))
 
-    digest = staging.scatter(64, Place(target, 0, SHUFFLED), StopFlag(), digests=digests)
+    digest = staging.scatter(64, RegionRuns(target, 0, SHUFFLED), StopFlag(), digests=digests)
 
     written = target.tensor.numpy().tobytes()
     assert digest == (digest_of([WANTED]) if digests else 0)
@@ -61,7 +61,7 @@ def test_a_stopped_scatter_writes_nothing(staging: GroupStaging) -> None:
     staging.write(0, WANTED)
     stop.set()
 
-    assert staging.scatter(0, Place(target, 0, SHUFFLED), stop, digests=True) is None
+    assert staging.scatter(0, RegionRuns(target, 0, SHUFFLED), stop, digests=True) is None
     assert not target.tensor.any()
 
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from kvtransfer.digest import (
     Mover,
-    Place,
     PythonMover,
     Region,
+    RegionRuns,
     Runs,
     StopFlag,
     make_mover,
@@ -41,8 +41,8 @@ def mover(request: pytest.FixtureRequest) -> Mover:
     return Library(library.path, kernel=int(number))
 
 
-def whole(data: bytes | bytearray | memoryview) -> Place:
-    return Place(Region(data), 0, Runs([(0, len(data), 0, 1)] if len(data) else []))
+def whole(data: bytes | bytearray | memoryview) -> RegionRuns:
+    return RegionRuns(Region(data), 0, Runs([(0, len(data), 0, 1)] if len(data) else []))
 
 
 def bytes_of(memory: bytes | bytearray, base: int, runs: list[tuple[int, int, int, int]]) -> bytes:
@@ -124,8 +124,8 @@ def test_bytes_cut_differently_are_copied_in_order_and_digested(
     sources, targets = Runs(source_runs), Runs(target_runs)
     before = DATA[7 : 7 + base + targets.extent + 3]
     memory, plain = bytearray(before), bytearray(before)
-    source = Place(Region(DATA), base, sources)
-    target, copied = Place(Region(memory), base, targets), Place(Region(plain), base, targets)
+    source = RegionRuns(Region(DATA), base, sources)
+    target, copied = RegionRuns(Region(memory), base, targets), RegionRuns(Region(plain), base, targets)
     data = bytes_of(DATA, base, source_runs)
 
     digest = mover.copy_and_digest(source, target, StopFlag())
@@ -147,7 +147,7 @@ def test_large_runs_are_exact_at_any_alignment(mover: Mover, shift: int) -> None
     data = DATA[shift : shift + 700_001]
     memory = mmap.mmap(-1, len(data) + 200)  # begins at a page
     view = memoryview(memory)
-    target = Place(Region(view), shift, Runs([(0, len(data), 0, 1)]))
+    target = RegionRuns(Region(view), shift, Runs([(0, len(data), 0, 1)]))
 
     digest = mover.copy_and_digest(whole(data), target, StopFlag())
 
@@ -170,7 +170,7 @@ def test_heads_of_a_shuffled_pool_reach_the_other_pool(mover: Mover) -> None:
         DATA[slot * 384 + 128 : slot * 384 + 256] for block in order for slot in range(block * 16, block * 16 + 16)
     )
 
-    digest = mover.copy_and_digest(Place(Region(DATA), 0, heads), Place(Region(memory), 0, flat), StopFlag())
+    digest = mover.copy_and_digest(RegionRuns(Region(DATA), 0, heads), RegionRuns(Region(memory), 0, flat), StopFlag())
 
     assert memory == wanted
     assert digest == xxhash.xxh3_64_intdigest(wanted)
@@ -191,16 +191,19 @@ def test_a_read_only_mapping_is_a_source_and_no_target(mover: Mover) -> None:
 
 def test_runs_past_their_region_are_refused_with_both_numbers(mover: Mover) -> None:
     memory = bytearray(100)
-    inside, outside = Place(Region(memory), 0, Runs([(0, 50, 0, 1)])), Place(Region(memory), 60, Runs([(0, 50, 0, 1)]))
-    rows = Place(Region(memory), 0, Runs([(0, 10, 46, 3)]))  # the last ends at 102
+    inside, outside = (
+        RegionRuns(Region(memory), 0, Runs([(0, 50, 0, 1)])),
+        RegionRuns(Region(memory), 60, Runs([(0, 50, 0, 1)])),
+    )
+    rows = RegionRuns(Region(memory), 0, Runs([(0, 10, 46, 3)]))  # the last ends at 102
 
-    for bad in (outside, rows, Place(Region(memory), -1, inside.runs)):
+    for bad in (outside, rows, RegionRuns(Region(memory), -1, inside.runs)):
         with pytest.raises(IndexError, match="the region has 100"):
             mover.digest(bad)
         with pytest.raises(IndexError):
-            mover.copy(Place(Region(DATA), 0, bad.runs), bad, StopFlag())
+            mover.copy(RegionRuns(Region(DATA), 0, bad.runs), bad, StopFlag())
         with pytest.raises(IndexError):
-            mover.copy_and_digest(bad, Place(Region(bytearray(200)), 0, bad.runs), StopFlag())
+            mover.copy_and_digest(bad, RegionRuns(Region(bytearray(200)), 0, bad.runs), StopFlag())
 
 
 def test_unequal_sizes_are_refused_with_both_numbers(mover: Mover) -> None:
@@ -281,6 +284,6 @@ def test_places_of_the_same_shape_share_their_runs() -> None:
     assert last.base - first.base == layout.offsets[3]
 
 
-def _bytes_of(place: Place) -> bytes:
+def _bytes_of(place: RegionRuns) -> bytes:
     rows = ((place.base + offset, num_bytes) for offset, num_bytes in place.runs.rows())
     return b"".join(bytes(place.region.view[start : start + num_bytes]) for start, num_bytes in rows)

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 import pytest
 
 from kvtransfer.far_rank import FarRank
-from kvtransfer.framing import Cut
+from kvtransfer.framing import FrameRange
 from kvtransfer.link import Link
 from kvtransfer.link_ops import Drop, Put, TicketOp
-from kvtransfer.rank_messages import Said
+from kvtransfer.outgoing_tickets import OutgoingTickets
+from kvtransfer.rank_messages import RankMessage
 from kvtransfer.sender_ticket import SenderState, SenderTicket
-from kvtransfer.sendings import Sendings
-from kvtransfer.slots import Window
+from kvtransfer.slots import BlockWindow
 from tests.kvtransfer.every_transport import EVERY_TRANSPORT
 from tests.kvtransfer.rank_rig import make_rank_rig, random_kv
 from tests.kvtransfer.rig import DEADLINE_S, Rig, fill, make_rig, read, until
@@ -59,13 +59,13 @@ def _give_blocks_away(rig: Rig) -> None:
 def test_what_is_digested_after_an_abort_is_never_committed(
     transport: str, digests: bool, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send = Sendings._send
+    send = OutgoingTickets._send
 
-    def held_up(self: Sendings, ticket: SenderTicket, cut: Cut, where: Window, mark: None) -> None:
+    def held_up(self: OutgoingTickets, ticket: SenderTicket, cut: FrameRange, where: BlockWindow, mark: None) -> None:
         gate.pass_by()
         send(self, ticket, cut, where, mark)
 
-    monkeypatch.setattr(Sendings, "_send", held_up)
+    monkeypatch.setattr(OutgoingTickets, "_send", held_up)
     with make_rig(transport, digests=digests) as rig:
         fill(rig.p_pool, P_BLOCKS, 20)
         ticket = rig.open(20, D_BLOCKS)
@@ -85,14 +85,14 @@ def test_what_is_digested_after_an_abort_is_never_committed(
 def test_without_digests_all_that_is_committed_left_while_the_blocks_were_held(
     transport: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tend = Sendings.tend
+    tend = OutgoingTickets.tend
 
-    def held_up(self: Sendings) -> None:
+    def held_up(self: OutgoingTickets) -> None:
         if any(sending.ticket.state is SenderState.SENT for sending in self._sendings.values()):
             gate.pass_by()  # the commit is made; what waits for the end of this turn goes out after it
         tend(self)
 
-    monkeypatch.setattr(Sendings, "tend", held_up)
+    monkeypatch.setattr(OutgoingTickets, "tend", held_up)
     with make_rig(transport, digests=False, tensors=ONE_TENSOR) as rig:
         tokens = fill(rig.p_pool, P_BLOCKS, 20)
         ticket = rig.open(20, D_BLOCKS)
@@ -111,15 +111,15 @@ def test_without_digests_all_that_is_committed_left_while_the_blocks_were_held(
 def test_a_ticket_fails_once_although_its_link_is_lost_while_the_receiver_is_told(
     transport: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handle = Sendings.handle
+    handle = OutgoingTickets.handle
 
-    def held_up(self: Sendings, op: TicketOp, *, behind: bool = False) -> None:
+    def held_up(self: OutgoingTickets, op: TicketOp, *, behind: bool = False) -> None:
         if isinstance(op, Put):
             gate.pass_by()
         handle(self, op, behind=behind)
 
     monkeypatch.setattr("kvtransfer.outbox._BATCH_PIECES", 1)  # as where a batch is full but for one message
-    monkeypatch.setattr(Sendings, "handle", held_up)
+    monkeypatch.setattr(OutgoingTickets, "handle", held_up)
     with make_rig(transport) as rig:
         ticket = rig.open(20, D_BLOCKS)
         rig.sender.begin(ticket)
@@ -141,32 +141,32 @@ def test_a_ticket_fails_once_although_its_link_is_lost_while_the_receiver_is_tol
 def test_a_far_rank_commits_nothing_that_rank_0_dropped_before(
     digests: bool, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send, handle, say, take = Sendings._send, Sendings.handle, Channel.send, FarRank._take
+    send, handle, say, take = OutgoingTickets._send, OutgoingTickets.handle, Channel.send, FarRank._take
     heard = threading.Event()  # of the drop, by the rank's links: not before the rank asks, or commits unasked
 
-    def held_up(self: Sendings, ticket: SenderTicket, cut: Cut, where: Window, mark: None) -> None:
+    def held_up(self: OutgoingTickets, ticket: SenderTicket, cut: FrameRange, where: BlockWindow, mark: None) -> None:
         if self._settings.memory.layout.rank.number:
             gate.pass_by()
         send(self, ticket, cut, where, mark)
 
-    def handled_late(self: Sendings, op: TicketOp, *, behind: bool = False) -> None:
+    def handled_late(self: OutgoingTickets, op: TicketOp, *, behind: bool = False) -> None:
         if isinstance(op, Drop):
             assert heard.wait(DEADLINE_S)
         handle(self, op, behind=behind)
 
-    def said_late(self: "Channel[Said]", kind: Said, payload: bytes, *, timeout_s: float) -> None:
-        if kind == Said.ABORT:
+    def said_late(self: "Channel[RankMessage]", kind: RankMessage, payload: bytes, *, timeout_s: float) -> None:
+        if kind == RankMessage.ABORT:
             assert heard.wait(DEADLINE_S)
         say(self, kind, payload, timeout_s=timeout_s)
 
-    def asked(self: FarRank, message: "Message[Said]") -> None:
-        if message.kind == Said.CATCH_UP and gave_away.is_set():
+    def asked(self: FarRank, message: "Message[RankMessage]") -> None:
+        if message.kind == RankMessage.CATCH_UP and gave_away.is_set():
             heard.set()
         take(self, message)
 
     gave_away = threading.Event()
-    monkeypatch.setattr(Sendings, "_send", held_up)
-    monkeypatch.setattr(Sendings, "handle", handled_late)
+    monkeypatch.setattr(OutgoingTickets, "_send", held_up)
+    monkeypatch.setattr(OutgoingTickets, "handle", handled_late)
     monkeypatch.setattr(Channel, "send", said_late)
     monkeypatch.setattr(FarRank, "_take", asked)
     with make_rank_rig("tcp", p_ranks=2, d_ranks=2, far=True, digests=digests) as rig:

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from kvtransfer.block_tables import TablesHeard
+from kvtransfer.block_tables import TablesReceived
 from kvtransfer.far_rank import FarRank
 from kvtransfer.interface import SendStats
 from kvtransfer.quorum import Quorum
 from kvtransfer.rank_half import RankHalf
 from kvtransfer.rank_messages import (
-    Figures,
     HalfSettings,
-    Said,
+    RankCounters,
+    RankMessage,
     pack_bytes,
     pack_endpoints,
     pack_numbers,
@@ -36,7 +36,7 @@ from wire.errors import ConfigError, HandoffFailed, InstanceLost, NoCapacity, Un
 from wire.failpoints import Failpoints
 from wire.kv_layout import PoolLayout, Rank
 from wire.rank_channel import Channel, ChannelClosed, Message
-from wire.rank_words import pack_error, unpack_error
+from wire.rank_payloads import pack_error, unpack_error
 from wire.trust import LiveAddresses, Trust
 from wire.types import KvEndpoint, LinkStatus, Ticket
 
@@ -185,8 +185,8 @@ def test_a_rank_that_rank_0_has_told_late_of_a_ticket_asks_for_it(
     asked = threading.Event()
     send, catch_up = channel.send, half._reports.catch_up
 
-    def slow(kind: Said, payload: bytes = b"", *, timeout_s: float) -> None:
-        if kind == Said.RESERVE:
+    def slow(kind: RankMessage, payload: bytes = b"", *, timeout_s: float) -> None:
+        if kind == RankMessage.RESERVE:
             asked.wait(DEADLINE_S)
         send(kind, payload, timeout_s=timeout_s)
 
@@ -265,8 +265,11 @@ class Met:
         ours, self.socket = socket.socketpair()
         self.said: list[str] = []
         self.is_lost = threading.Event()
-        self.far, self.there = FarRank(ours, Rank(1, 2), self._lose, trust or Trust()), Channel(self.socket, Said)
-        self.there.send(Said.HERE, pack_endpoints([ENDPOINT]), timeout_s=DEADLINE_S)
+        self.far, self.there = (
+            FarRank(ours, Rank(1, 2), self._lose, trust or Trust()),
+            Channel(self.socket, RankMessage),
+        )
+        self.there.send(RankMessage.HERE, pack_endpoints([ENDPOINT]), timeout_s=DEADLINE_S)
         self.far.meet(DEADLINE_S)
 
     def _lose(self, what: str) -> InstanceLost:
@@ -274,7 +277,7 @@ class Met:
         self.is_lost.set()
         return InstanceLost(what)
 
-    def heard(self) -> tuple[Said, bytes]:
+    def heard(self) -> tuple[RankMessage, bytes]:
         message = self.there.receive(DEADLINE_S)
         return message.kind, message.payload
 
@@ -289,12 +292,12 @@ def met() -> Iterator[Met]:
 
 def test_a_rank_that_has_nothing_to_say_for_long_is_not_lost(monkeypatch: pytest.MonkeyPatch, met: Met) -> None:
     monkeypatch.setattr(met.far._speaker, "_say_s", 0.01)
-    met.far.tell(Said.ABORT, pack_bytes("t", b"why"))
+    met.far.tell(RankMessage.ABORT, pack_bytes("t", b"why"))
 
-    assert met.heard()[0] == Said.ABORT
+    assert met.heard()[0] == RankMessage.ABORT
     assert not met.is_lost.wait(0.2)  # twenty times as long as a word may take
     assert met.far._socket.gettimeout() is None
-    met.there.send(Said.FIGURES, Figures(bytes_sent=5).to_json(), timeout_s=DEADLINE_S)
+    met.there.send(RankMessage.FIGURES, RankCounters(bytes_sent=5).to_json(), timeout_s=DEADLINE_S)
     until(lambda: met.far.figures.bytes_sent == 5)
 
 
@@ -304,7 +307,7 @@ def test_who_tells_a_rank_that_takes_nothing_does_not_wait_and_the_rank_is_lost(
     monkeypatch.setattr(met.far._speaker, "_say_s", 0.05)
 
     for _ in range(64):
-        met.far.tell(Said.ABORT, pack_bytes("t", bytes(1 << 20)))
+        met.far.tell(RankMessage.ABORT, pack_bytes("t", bytes(1 << 20)))
 
     assert met.is_lost.wait(DEADLINE_S)
     assert met.said == ["rank 1 of 2 takes no word of its hand-offs: a message was not taken within 0.05 s"]
@@ -333,7 +336,7 @@ def test_a_word_about_a_ticket_that_is_settled_meanwhile_leaves_nothing_behind(m
     known.settle = lambda ticket_id: share.settle(ticket_id, None)
     share.reserve("ab", 16, 0, (1,))
 
-    share.take(Message(Said.PROGRESS, pack_numbers("ab", 5)), quorum)
+    share.take(Message(RankMessage.PROGRESS, pack_numbers("ab", 5)), quorum)
 
     assert not known
 
@@ -355,19 +358,24 @@ def test_a_put_brings_only_the_blocks_that_the_rank_does_not_know(met: Met) -> N
     sender.put("gone", 0, 0, 150, blocks)
     sender.commit("t", b"")
     sender.put("t", 0, 0, 150, blocks)
-    met.far.tell(Said.CLOSE)
+    met.far.tell(RankMessage.CLOSE)
 
     heard = [met.heard() for _ in range(len(tables) + 3)]
-    assert [kind for kind, _ in heard] == [Said.BEGIN, *[Said.PUT] * len(tables), Said.COMMIT, Said.CLOSE]
-    puts = [unpack_numbers(payload, 4)[1] for kind, payload in heard if kind == Said.PUT]
+    assert [kind for kind, _ in heard] == [
+        RankMessage.BEGIN,
+        *[RankMessage.PUT] * len(tables),
+        RankMessage.COMMIT,
+        RankMessage.CLOSE,
+    ]
+    puts = [unpack_numbers(payload, 4)[1] for kind, payload in heard if kind == RankMessage.PUT]
     assert [len(numbers) - 4 for numbers in puts] == [8000, 0, 1, 10, 10]
-    heard_tables = TablesHeard()
+    heard_tables = TablesReceived()
     heard_tables.begin("t")
     assert [heard_tables.take("t", put[3], put[4:]) for put in puts] == [tuple(table) for table in tables]
 
 
 def test_a_table_that_holds_on_is_the_same_object_and_no_more_than_is_known_holds_on() -> None:
-    tables = TablesHeard()
+    tables = TablesReceived()
     tables.begin("t")
     first = tables.take("t", 0, (4, 5))
 
@@ -385,11 +393,11 @@ def test_a_rank_that_is_deaf_or_mute_shuts_its_socket_so_that_rank_0_hears_it(
     ours, theirs = socket.socketpair()
     pool = Pool(PoolLayout(tensors(3), num_blocks=4, block_size=16, rank=Rank(1, 2)))
     settings = replace(SETTINGS, port_range=None, secret=None)
-    with Channel(ours, Said) as there, RankHalf(pool, settings, theirs, lambda: 0.0) as half:
-        assert there.receive(DEADLINE_S).kind == Said.HERE
+    with Channel(ours, RankMessage) as there, RankHalf(pool, settings, theirs, lambda: 0.0) as half:
+        assert there.receive(DEADLINE_S).kind == RankMessage.HERE
         if what == "taken by no one":
             for _ in range(64):
-                half._speaker.say(Said.FAILED, bytes(1 << 20))
+                half._speaker.say(RankMessage.FAILED, bytes(1 << 20))
         else:
             ours.sendall(b"\xff\xff\xff\xff\x00\x00\x00\x00" if what == "no message" else b"\x01\x00")
 
@@ -413,7 +421,7 @@ def test_a_rank_that_does_not_answer_is_lost_in_words() -> None:
 
 def test_a_rank_that_says_what_it_cannot_mean_is_lost_in_words(met: Met) -> None:
     met.far.sender(None)  # type: ignore[arg-type]  # no ticket ends here
-    met.there.send(Said.ACKED, b"\xff", timeout_s=DEADLINE_S)
+    met.there.send(RankMessage.ACKED, b"\xff", timeout_s=DEADLINE_S)
 
     assert met.is_lost.wait(DEADLINE_S)
     assert met.said == [
@@ -428,10 +436,10 @@ def test_a_rank_hears_at_once_of_another_tables_addresses() -> None:
 
     trust.follow(["10.0.0.1", "10.0.0.2"])
 
-    assert met.heard() == (Said.ADDRESSES, b"10.0.0.1\n10.0.0.2")
+    assert met.heard() == (RankMessage.ADDRESSES, b"10.0.0.1\n10.0.0.2")
     trust.follow(["10.0.0.2", "10.0.0.1"])  # the same
-    met.far.tell(Said.ABORT, pack_bytes("t", b"why"))
-    assert met.heard()[0] == Said.ABORT
+    met.far.tell(RankMessage.ABORT, pack_bytes("t", b"why"))
+    assert met.heard()[0] == RankMessage.ABORT
     met.far.close()
     trust.follow(["10.0.0.3"])  # no one is told
     with pytest.raises(ChannelClosed):
@@ -455,12 +463,12 @@ def test_what_is_said_comes_out_as_it_went_in() -> None:
     ticket = TICKET
     stats = SendStats("tcp", 1 << 40, 0.5, 1, 7)
     status = LinkStatus("d", "tcp", "up", 9, 1, 2, 3, 0.1, 0.2, ("shm: no",))
-    figures = Figures(((("d", 9), status),), 5, 6, ReceiverCounts(1, 2))
+    figures = RankCounters(((("d", 9), status),), 5, 6, ReceiverCounts(1, 2))
 
     assert unpack_ticket(pack_ticket(ticket)) == ticket
     assert unpack_stats(pack_stats(stats)) == stats
     assert unpack_endpoints(pack_endpoints([ENDPOINT])) == (ENDPOINT,)
-    assert Figures.from_json(figures.to_json()) == figures
+    assert RankCounters.from_json(figures.to_json()) == figures
     assert HalfSettings.from_json(SETTINGS.to_json()) == SETTINGS
     assert "ab" * 32 not in repr(SETTINGS)
     assert unpack_numbers(pack_numbers("ab", 1, -2, blocks=(1 << 40, 3)), 4) == ("ab", [1, -2, 1 << 40, 3])

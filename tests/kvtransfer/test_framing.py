@@ -5,39 +5,42 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtransfer.framing import FRAME_TOKENS, Cut, cut_frames
-from kvtransfer.terms import Part
+from kvtransfer.framing import FRAME_TOKENS, FrameRange, cut_frames
+from kvtransfer.terms import RankHeads
 from kvtransfer.transport import FRAME_BYTES
 from wire.kv_layout import Heads, KvTensor
 
 MANY = 64 << 20
 
 
-def part(*heads: int, head_dim: int = 32) -> Part:
+def part(*heads: int, head_dim: int = 32) -> RankHeads:
     """Tensors of so many heads, all of them going; 64 bytes a head by default."""
     tensors = [
         KvTensor(number // 2, "kv"[number % 2], count or 1, head_dim, "float16") for number, count in enumerate(heads)
     ]
-    return Part(tensors, [Heads(0, count) for count in heads])
+    return RankHeads(tensors, [Heads(0, count) for count in heads])
 
 
-def everything(of: Part, tokens: int) -> list[tuple[int, list[tuple[int, int]]]]:
+def everything(of: RankHeads, tokens: int) -> list[tuple[int, list[tuple[int, int]]]]:
     return [(tensor, [(0, tokens)] if num_bytes else []) for tensor, num_bytes in enumerate(of.token_bytes)]
 
 
 def test_small_neighbours_share_a_frame() -> None:
     of = part(3, 3, 3, 3)
 
-    assert list(cut_frames(of, everything(of, 16), MANY)) == [Cut(0, 4, 0, 16)]
+    assert list(cut_frames(of, everything(of, 16), MANY)) == [FrameRange(0, 4, 0, 16)]
 
 
 def test_a_shared_frame_stays_within_its_limit_whatever_one_tensor_may_take() -> None:
     of = part(3, 3, 3)
     tokens = FRAME_BYTES // of.token_bytes[0] // 2
 
-    assert list(cut_frames(of, everything(of, tokens), MANY)) == [Cut(0, 2, 0, tokens), Cut(2, 1, 0, tokens)]
+    assert list(cut_frames(of, everything(of, tokens), MANY)) == [
+        FrameRange(0, 2, 0, tokens),
+        FrameRange(2, 1, 0, tokens),
+    ]
     assert list(cut_frames(of, everything(of, 2 * tokens + 1), MANY)) == [
-        Cut(tensor, 1, 0, 2 * tokens + 1) for tensor in range(3)
+        FrameRange(tensor, 1, 0, 2 * tokens + 1) for tensor in range(3)
     ]
 
 
@@ -45,18 +48,22 @@ def test_a_large_tensor_is_cut() -> None:
     of = part(1)
 
     assert list(cut_frames(of, everything(of, 100), 64 * 40)) == [
-        Cut(0, 1, 0, 40),
-        Cut(0, 1, 40, 80),
-        Cut(0, 1, 80, 100),
+        FrameRange(0, 1, 0, 40),
+        FrameRange(0, 1, 40, 80),
+        FrameRange(0, 1, 80, 100),
     ]
 
 
 def test_other_heads_and_tensors_that_are_not_wanted_end_a_frame() -> None:
     of = part(3, 3, 1, 0, 1, 1)
 
-    assert list(cut_frames(of, everything(of, 8), MANY)) == [Cut(0, 2, 0, 8), Cut(2, 1, 0, 8), Cut(4, 2, 0, 8)]
+    assert list(cut_frames(of, everything(of, 8), MANY)) == [
+        FrameRange(0, 2, 0, 8),
+        FrameRange(2, 1, 0, 8),
+        FrameRange(4, 2, 0, 8),
+    ]
     assert list(cut_frames(of, [(0, [(0, 8)]), (1, [(4, 8)]), (5, [(4, 8)])], MANY)) == [
-        Cut(0, 1, 0, 8), Cut(1, 1, 4, 8), Cut(5, 1, 4, 8),
+        FrameRange(0, 1, 0, 8), FrameRange(1, 1, 4, 8), FrameRange(5, 1, 4, 8),
     ]  # fmt: skip
 
 

@@ -8,15 +8,15 @@ from typing import cast
 
 import pytest
 
-from kvtransfer.digest import Place, StopFlag
+from kvtransfer.digest import RegionRuns, StopFlag
 from kvtransfer.frame import Abort, Ack, Frame, MessageType, Nack, Open
-from kvtransfer.link_ops import Begin, Finish, Heard, LinkSettings, Put
+from kvtransfer.link_ops import Begin, FinishTicket, LinkSettings, MessageReceived, Put
 from kvtransfer.outbox import Outbox
+from kvtransfer.outgoing_tickets import OutgoingTickets
 from kvtransfer.sender_ticket import MOST_WAIT_LEASES, SenderState, SenderTicket
-from kvtransfer.sendings import Sendings
 from kvtransfer.stream import Stream
 from kvtransfer.tcp import TcpInlet, TcpOutlet
-from kvtransfer.terms import Part, Terms
+from kvtransfer.terms import RankHeads, Terms
 from kvtransfer.transport import Timeouts
 from tests.faults.proxy import FaultProxy, Message
 from tests.kvtransfer.rank_rig import RankRig, make_rank_rig, random_kv
@@ -50,7 +50,7 @@ class Turnstile:
         self._turns, self.free = threading.Semaphore(0), threading.Event()
         slow, real = rig.receivers[-1], TcpInlet.move
 
-        def move(inlet: TcpInlet, frame: Frame, target: Place, stop: StopFlag) -> int | None:
+        def move(inlet: TcpInlet, frame: Frame, target: RegionRuns, stop: StopFlag) -> int | None:
             if threading.current_thread() in [link.thread for link in slow._links.values()]:
                 while not self._turns.acquire(timeout=0.02) and not self.free.is_set() and not stop.is_set():
                     pass
@@ -130,7 +130,7 @@ def test_a_link_that_is_done_waits_no_longer_than_a_lease_where_nothing_comes(
 
 
 def test_a_receiver_that_says_for_ever_that_it_goes_on_does_not_hold_the_blocks_for_ever() -> None:
-    part = Part((KvTensor(0, "k", 1, 2, "float16"),), (Heads(0, 1),))
+    part = RankHeads((KvTensor(0, "k", 1, 2, "float16"),), (Heads(0, 1),))
     ticket = SenderTicket("ab" * 16, 7, Terms(part, 4, 4), lease_s=LEASE_S, now=0.0)
     assert ticket.commit(b"", 0) is not None
     now = 0.0
@@ -143,7 +143,7 @@ def test_a_receiver_that_says_for_ever_that_it_goes_on_does_not_hold_the_blocks_
 
 
 def test_before_the_commit_the_receivers_word_renews_nothing() -> None:
-    part = Part((KvTensor(0, "k", 1, 2, "float16"),), (Heads(0, 1),))
+    part = RankHeads((KvTensor(0, "k", 1, 2, "float16"),), (Heads(0, 1),))
     ticket = SenderTicket("ab" * 16, 7, Terms(part, 0, 4), lease_s=LEASE_S, now=0.0)
 
     ticket.awaited(LEASE_S - 1)
@@ -331,7 +331,7 @@ class OneLink:
             clock=self.clock, progress_age=lambda: self.age, failpoints=Failpoints.parse(""), timeouts=Timeouts(),
             tend_interval_s=0.5, digests=True,
         )  # fmt: skip
-        self.sendings = Sendings(settings, self.outbox, TcpOutlet(), "tcp", True)
+        self.sendings = OutgoingTickets(settings, self.outbox, TcpOutlet(), "tcp", True)
 
     def begin(self, number: int) -> str:
         ticket_id = f"{number:032x}"
@@ -362,7 +362,7 @@ def test_a_send_that_takes_longer_than_a_lease_keeps_what_it_sends(one_link: One
     ticket_id, behind = one_link.begin(1), one_link.begin(2)
     one_link.put(ticket_id)
     if committed:
-        one_link.sendings.handle(Finish(ticket_id, b"prompt"))
+        one_link.sendings.handle(FinishTicket(ticket_id, b"prompt"))
 
     one_link.flush(4)
 
@@ -376,7 +376,7 @@ def test_a_send_that_takes_longer_than_a_lease_keeps_what_it_sends(one_link: One
 def test_what_another_ticket_sends_keeps_none_that_waits_for_its_ack(one_link: OneLink) -> None:
     done, busy = one_link.begin(1), one_link.begin(2)
     one_link.put(done)
-    one_link.sendings.handle(Finish(done, b"prompt"))
+    one_link.sendings.handle(FinishTicket(done, b"prompt"))
     one_link.flush(0)
     one_link.put(busy)
 
@@ -412,8 +412,8 @@ def test_a_commit_before_the_receivers_abort_in_the_queue_ends_the_ticket_in_the
     one_link.sendings.note(abort)
 
     one_link.put(ticket_id)
-    one_link.sendings.handle(Finish(ticket_id, b"prompt"))
-    one_link.sendings.handle(Heard(abort))
+    one_link.sendings.handle(FinishTicket(ticket_id, b"prompt"))
+    one_link.sendings.handle(MessageReceived(abort))
 
     assert [*one_link.events.failures] == [ticket_id]
     assert type(one_link.events.failures[ticket_id]) is NoCapacity
@@ -423,7 +423,7 @@ def test_a_commit_before_the_receivers_abort_in_the_queue_ends_the_ticket_in_the
 def test_an_ack_that_waits_behind_a_long_put_ends_no_lease(one_link: OneLink) -> None:
     ticket_id = one_link.begin(1)
     one_link.put(ticket_id)
-    one_link.sendings.handle(Finish(ticket_id, b"prompt"))
+    one_link.sendings.handle(FinishTicket(ticket_id, b"prompt"))
     one_link.flush(0)
 
     one_link.sendings.note(Ack(ticket_id, 77))

@@ -13,10 +13,10 @@ from kvtransfer.all_ranks import RanksSender
 from kvtransfer.frame import Commit
 from kvtransfer.interface import PoolMemory, SenderEvents
 from kvtransfer.link import Link
+from kvtransfer.outgoing_tickets import OutgoingTickets
 from kvtransfer.peer import FORGET_AFTER_S
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
-from kvtransfer.sendings import Sendings
 from kvtransfer.tcp import TcpOutlet
 from tests.kvtransfer.faulty import BOTH, begin_half, faulty_rig, finish, hand_over
 from tests.kvtransfer.rig import DEADLINE_S, Rig, fill, make_rig, read, until
@@ -265,14 +265,14 @@ def _start_no_reader(self: threading.Thread) -> None:
 
 @pytest.mark.parametrize("transport", BOTH)
 def test_an_ack_that_came_before_the_link_was_lost_counts(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    go_on, commit = threading.Event(), Sendings._commit
+    go_on, commit = threading.Event(), OutgoingTickets._commit
 
-    def hold_up(self: Sendings, made: Commit) -> None:
+    def hold_up(self: OutgoingTickets, made: Commit) -> None:
         commit(self, made)
         self._outbox.flush()
         assert go_on.wait(DEADLINE_S)
 
-    monkeypatch.setattr(Sendings, "_commit", hold_up)
+    monkeypatch.setattr(OutgoingTickets, "_commit", hold_up)
     with make_rig(transport) as rig:
         ticket = rig.open(20, range(5))
         rig.hand_over(ticket, range(5))

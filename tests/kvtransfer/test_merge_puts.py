@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtransfer.link_ops import Drop, Finish, Op, Put, Tend, merge_puts
+from kvtransfer.link_ops import Drop, FinishTicket, Op, Put, Tend, merge_puts
 
 A, B = "aa" * 16, "bb" * 16
 
@@ -44,7 +44,7 @@ def test_every_token_of_every_layer_goes_out_once_and_before_its_commit(steps: l
         start = ends.get((ticket_id, layer), 0)
         ends[ticket_id, layer] = start + count
         waiting.append(put(ticket_id, layer, start, start + count))
-    waiting += [Finish(A, b""), Finish(B, b"")]
+    waiting += [FinishTicket(A, b""), FinishTicket(B, b"")]
 
     merged = merge_puts(waiting)
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvtransfer import mooncake_engine
-from kvtransfer.mooncake_engine import Engine, Registered
+from kvtransfer.mooncake_engine import MooncakeEngine, Registered
 from kvtransfer.staging import Staging
 from kvtransfer.transports import make_transports
 from tests.kvtransfer.every_transport import EVERY_TRANSPORT
@@ -77,9 +77,9 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Package:
 
 
 @pytest.fixture
-def engine(package: Package, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+def engine(package: Package, monkeypatch: pytest.MonkeyPatch) -> Iterator[MooncakeEngine]:
     monkeypatch.setattr(mooncake_engine, "_PARKED", {})  # links of other tests may still have theirs there
-    yield Engine("10.0.0.18")
+    yield MooncakeEngine("10.0.0.18")
     assert not mooncake_engine._PARKED
 
 
@@ -90,12 +90,12 @@ def no_warning_yet() -> Iterator[None]:
     mooncake_engine.warn_of_ports.cache_clear()
 
 
-def test_what_the_engine_refuses_is_an_error_in_words(engine: Engine, package: Package) -> None:
+def test_what_the_engine_refuses_is_an_error_in_words(engine: MooncakeEngine, package: Package) -> None:
     memory = Registered(engine, 4096).staging
     package.status = -7
 
     with pytest.raises(OSError, match=r"mooncake's engine does not start at 10\.0\.0\.19: -7"):
-        Engine("10.0.0.19")
+        MooncakeEngine("10.0.0.19")
     with pytest.raises(OSError, match="the engine did not register 8192 bytes of staging memory: -7"):
         Registered(engine, 8192)
     with pytest.raises(OSError, match=r"mooncake could not read 100 bytes at 10\.0\.0\.20:15001: -7"):
@@ -103,7 +103,7 @@ def test_what_the_engine_refuses_is_an_error_in_words(engine: Engine, package: P
 
 
 def test_memory_that_the_engine_does_not_let_go_stays_mapped(
-    engine: Engine, package: Package, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    engine: MooncakeEngine, package: Package, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept: list[Staging] = []
     monkeypatch.setattr(mooncake_engine, "_KEPT", kept)
@@ -118,11 +118,11 @@ def test_memory_that_the_engine_does_not_let_go_stays_mapped(
     assert "mooncake_memory_kept bytes=4096" in caplog.text
 
 
-def test_a_peer_is_told_where_the_engine_is(engine: Engine) -> None:
+def test_a_peer_is_told_where_the_engine_is(engine: MooncakeEngine) -> None:
     assert engine.session == "10.0.0.18:15018"
 
 
-def test_a_ring_of_the_last_link_is_taken_back_after_its_grace(engine: Engine, package: Package) -> None:
+def test_a_ring_of_the_last_link_is_taken_back_after_its_grace(engine: MooncakeEngine, package: Package) -> None:
     ring = Registered(engine, 4096)
 
     ring.close(after_s=0.01)
@@ -133,7 +133,7 @@ def test_a_ring_of_the_last_link_is_taken_back_after_its_grace(engine: Engine, p
     assert len(package.let_go) == 1
 
 
-def test_a_ring_stays_for_its_grace_and_a_close_at_once_ends_that(engine: Engine, package: Package) -> None:
+def test_a_ring_stays_for_its_grace_and_a_close_at_once_ends_that(engine: MooncakeEngine, package: Package) -> None:
     ring, other = Registered(engine, 4096), Registered(engine, 4096)
 
     ring.close(after_s=1_000)
@@ -149,7 +149,7 @@ def test_a_ring_stays_for_its_grace_and_a_close_at_once_ends_that(engine: Engine
     assert not timer.is_alive()
 
 
-def test_of_too_many_rings_that_wait_the_oldest_goes_at_once(engine: Engine, package: Package) -> None:
+def test_of_too_many_rings_that_wait_the_oldest_goes_at_once(engine: MooncakeEngine, package: Package) -> None:
     rings = [Registered(engine, 4096) for _ in range(18)]
 
     for ring in rings:
@@ -161,7 +161,7 @@ def test_of_too_many_rings_that_wait_the_oldest_goes_at_once(engine: Engine, pac
 
 
 def test_a_ring_is_taken_back_at_once_where_no_thread_can_be_had(
-    engine: Engine, package: Package, monkeypatch: pytest.MonkeyPatch
+    engine: MooncakeEngine, package: Package, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: threading.Timer) -> None:
         raise RuntimeError("can't start new thread")

@@ -18,13 +18,13 @@ import torch
 from devices.collectives import COLLECTIVES
 from kvtransfer.frame import WireError
 from kvtransfer.outbox import _BATCH_BYTES, _BATCH_PIECES
-from kvtransfer.process_group import ends as ends_module
+from kvtransfer.process_group import link_ends as ends_module
 from kvtransfer.process_group.devices import PROCESS_DEVICES
-from kvtransfer.process_group.ends import MAX_PAYLOAD_BYTES, OUTLET_BYTES
-from kvtransfer.process_group.exchange import Exchange, Word
+from kvtransfer.process_group.exchange import SetupExchange, Word
 from kvtransfer.process_group.group import Group
+from kvtransfer.process_group.group_setup import group_name
 from kvtransfer.process_group.issue import IssueQueue
-from kvtransfer.process_group.making import group_name
+from kvtransfer.process_group.link_ends import MAX_PAYLOAD_BYTES, OUTLET_BYTES
 from kvtransfer.stream import LinkLost
 from kvtransfer.transport import Timeouts
 from kvtransfer.transports import make_transports
@@ -194,7 +194,7 @@ def test_a_peer_that_falls_silent_in_its_turn_holds_the_device_for_the_connect_t
     streams, hello = stream_pair(DEADLINE_S), hello_of(p, silent, 7)
     with linked(p, other) as moving, ThreadPoolExecutor(1) as makers:
         made = makers.submit(p.transport.outlet, streams[0], hello, Timeouts(0.3, DEADLINE_S))
-        exchange = Exchange(streams[1], group_name(hello))
+        exchange = SetupExchange(streams[1], group_name(hello))
         exchange.hear([Word.TERMS], DEADLINE_S)
         exchange.hear([Word.ASK], DEADLINE_S)
         exchange.say(Word.GRANTED)
@@ -284,7 +284,7 @@ def test_an_instance_makes_no_group_with_itself() -> None:
 
 def test_another_kind_of_group_is_refused_with_both_values(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = iter(["2.13", "2.12"])
-    monkeypatch.setattr("kvtransfer.process_group.making.torch_version", lambda: next(versions))
+    monkeypatch.setattr("kvtransfer.process_group.group_setup.torch_version", lambda: next(versions))
 
     with pytest.raises(Unavailable, match=r"gloo of torch 2\.1\d here, by gloo of torch 2\.1\d there"):
         link(make_node("p"), make_node("d"))

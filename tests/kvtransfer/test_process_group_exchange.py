@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from kvtransfer.frame import MessageType, Refuse, WireError, encode, pack
-from kvtransfer.process_group.exchange import Exchange, Word
+from kvtransfer.process_group.exchange import SetupExchange, Word
 from kvtransfer.process_group.store import LinkStore
 from kvtransfer.ring import Ring
 from kvtransfer.stream import LinkLost, Stream
@@ -28,8 +28,8 @@ def streams() -> Iterator[Both]:
         stream.close()
 
 
-def _exchanges(streams: Both) -> tuple[Exchange, Exchange]:
-    made = Exchange(streams[0], "group"), Exchange(streams[1], "group")
+def _exchanges(streams: Both) -> tuple[SetupExchange, SetupExchange]:
+    made = SetupExchange(streams[0], "group"), SetupExchange(streams[1], "group")
     for exchange in made:
         exchange.deadline = time.monotonic() + DEADLINE_S
     return made

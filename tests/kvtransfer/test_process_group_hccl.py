@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from devices.collectives import COLLECTIVES
-from kvtransfer.process_group.ends import MAX_PAYLOAD_BYTES
+from kvtransfer.process_group.link_ends import MAX_PAYLOAD_BYTES
 from kvtransfer.stream import LinkLost
 from kvtransfer.transport import Timeouts
 from tests.kvtransfer import rig as rigs

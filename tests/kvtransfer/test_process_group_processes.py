@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtransfer.process_group.ends import MAX_PAYLOAD_BYTES, GroupOutlet
+from kvtransfer.process_group.link_ends import MAX_PAYLOAD_BYTES, GroupOutlet
 from kvtransfer.stream import LinkLost, Stream
 from kvtransfer.transport import Timeouts
 from tests.kvtransfer.groups import Node, frame_of, group_threads, hello_of, make_node, place_of
@@ -141,6 +141,6 @@ def test_a_payload_longer_than_its_header_says_is_a_corrupt_frame_and_ends_no_pr
 
 
 def test_a_proof_longer_than_the_nonce_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtransfer.process_group.making._PROOF_BYTES", 4_096)  # on this side only
+    monkeypatch.setattr("kvtransfer.process_group.group_setup._PROOF_BYTES", 4_096)  # on this side only
     with _far(make_node("p"), "lied-to") as far:
         far.send_and_hear()

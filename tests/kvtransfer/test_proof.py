@@ -349,7 +349,7 @@ def test_a_size_that_is_negative_cannot_be_said_and_one_of_2_to_the_63_is_refuse
     with pytest.raises(struct.error):
         encode(Frame("ab" * 16, 77, 0, 0, 0, 0, 4, 0, 2, -1, 0, (0,)))
 
-    assert decode(MessageType.FRAME, encode(frame)[PREFIX.size :]) == frame  # its table refuses it: test_doors.py
+    assert decode(MessageType.FRAME, encode(frame)[PREFIX.size :]) == frame  # refused later: test_connection_limit.py
 
 
 def test_an_error_that_is_none_of_ours_does_not_shut_the_door(monkeypatch: pytest.MonkeyPatch) -> None:

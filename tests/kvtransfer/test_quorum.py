@@ -11,10 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvtransfer.digest import Place, StopFlag, digest_of
+from kvtransfer.digest import RegionRuns, StopFlag, digest_of
 from kvtransfer.frame import Abort, Ack, Frame, Held, Nack, Open, Read, Renew, TicketMessage
-from kvtransfer.framing import Cut
-from kvtransfer.inflow import Source
+from kvtransfer.framing import FrameRange
+from kvtransfer.inflow import SendingRank
 from kvtransfer.quorum import Quorum
 from kvtransfer.ranks import part_between, receivers_of
 from kvtransfer.sender_ticket import SenderTicket
@@ -61,7 +61,7 @@ class Wire:
             for head in range(frame.head_start, frame.head_end)
         )
 
-    def move(self, frame: Frame, target: Place, stop: StopFlag) -> int | None:
+    def move(self, frame: Frame, target: RegionRuns, stop: StopFlag) -> int | None:
         data, at = self.payload(frame), 0
         if frame.ticket_id in self.freed:
             data = bytes(255 - byte for byte in data)
@@ -133,7 +133,7 @@ class Ranks(RuleBasedStateMachine):
     def connect(self, path: Path) -> None:
         self.num_links += 1
         self.links[path], self.to_d[path], self.to_p[path] = self.num_links, deque(), deque()
-        source = Source("p", self.p_epoch, Rank(path[0], self.p_ranks))
+        source = SendingRank("p", self.p_epoch, Rank(path[0], self.p_ranks))
         self.tables[path[1]].meet(self.num_links, source, receipts=not self.wire.digests)
 
     def answer(self, d: int, link: int, message: TicketMessage) -> None:
@@ -240,7 +240,7 @@ class Ranks(RuleBasedStateMachine):
         for low, high in half.wanted(tensor, start, end):
             heads = half._terms.part.heads[tensor]
             draft = Frame(half.ticket_id, 0, 0, 0, tensor, low, high, *heads, 0, 0)
-            made = half.send(Cut(tensor, 1, low, high), self.wire.digest(self.wire.payload(draft)), ())
+            made = half.send(FrameRange(tensor, 1, low, high), self.wire.digest(self.wire.payload(draft)), ())
             self.to_d[path].append(dataclasses.replace(made, digest=made.digest ^ 1) if corrupt else made)
 
     @rule(data=st.data())
@@ -314,7 +314,7 @@ class Ranks(RuleBasedStateMachine):
                 half.awaited(self.now)
 
     def confirm(self, path: Path, read: Read, half: SenderTicket | None) -> None:
-        """Answer a question for a receipt as Sendings does: with HELD, or with ABORT and the end of the ticket."""
+        """Answer a question for a receipt as OutgoingTickets does: with HELD, or with ABORT and the end of the ticket."""
         if half is not None and half.holds(self.now):
             self.to_d[path].append(Held(read.ticket_id, read.epoch))
             return

@@ -8,7 +8,7 @@ from unittest.mock import ANY
 import pytest
 
 from kvtransfer import shm, transports
-from kvtransfer.digest import Place, StopFlag, digest_of
+from kvtransfer.digest import RegionRuns, StopFlag, digest_of
 from kvtransfer.frame import Abort, Ack, Commit, Frame, Held, Open, Read, TicketMessage
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender_ticket import SenderState
@@ -51,7 +51,7 @@ def slow_reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     """The receiver stands still before each read from the sender's pool."""
     gate, real = Gate(), shm.ShmInlet.move
 
-    def move(self: shm.ShmInlet, frame: Frame, target: Place, stop: StopFlag) -> int | None:
+    def move(self: shm.ShmInlet, frame: Frame, target: RegionRuns, stop: StopFlag) -> int | None:
         gate.pass_by()
         return real(self, frame, target, stop)
 

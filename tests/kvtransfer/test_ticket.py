@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from kvtransfer.frame import Commit, Frame
-from kvtransfer.framing import Cut
-from kvtransfer.inflow import Progress, Source, Verdict
+from kvtransfer.framing import FrameRange
+from kvtransfer.inflow import FrameVerdict, MoveResult, SendingRank
 from kvtransfer.ranks import Senders
 from kvtransfer.sender_ticket import SenderState, SenderTicket
-from kvtransfer.terms import Part, Terms, seal_of
+from kvtransfer.terms import RankHeads, Terms, seal_of
 from kvtransfer.ticket import ReceiverState, ReceiverTicket
 from wire.errors import HandoffFailed
 from wire.kv_layout import ONLY_RANK, Heads, KvTensor, Rank
@@ -23,7 +23,7 @@ ID, EPOCH, LINK = "ab" * 16, 7, 3
 FIRST, TOTAL = 2, 10
 LEASE_S = 10.0
 BAD_ENDINGS = (ReceiverState.ABORTED, ReceiverState.EXPIRED)
-SENDER = Source("prefill-0", 5, ONLY_RANK)
+SENDER = SendingRank("prefill-0", 5, ONLY_RANK)
 
 
 def receiver(now: float = 0.0) -> ReceiverTicket:
@@ -40,7 +40,7 @@ def opened() -> ReceiverTicket:
 
 
 def sender(now: float = 0.0) -> SenderTicket:
-    return SenderTicket(ID, EPOCH, Terms(Part(TENSORS, HEADS), FIRST, TOTAL), lease_s=LEASE_S, now=now)
+    return SenderTicket(ID, EPOCH, Terms(RankHeads(TENSORS, HEADS), FIRST, TOTAL), lease_s=LEASE_S, now=now)
 
 
 def frame(
@@ -89,8 +89,8 @@ class ReceiverMachine(RuleBasedStateMachine):
         self.num_frames = dict.fromkeys(self.owed, 0)
         self.verified = {p: set() for p in self.owed}
 
-    def source(self, p: int, epoch: int = 5) -> Source:
-        return Source("prefill-0", epoch, Rank(p, self.num_senders))
+    def source(self, p: int, epoch: int = 5) -> SendingRank:
+        return SendingRank("prefill-0", epoch, Rank(p, self.num_senders))
 
     def wanted(self, p: int) -> set[tuple[int, int]]:
         tensors = [tensor for tensor, num_bytes in enumerate(self.owed[p].token_bytes) if num_bytes]
@@ -143,8 +143,8 @@ class ReceiverMachine(RuleBasedStateMachine):
         stranger = {
             "reborn": self.source(free[0], epoch=6),
             "second link": self.source(p),
-            "other ranks": Source("prefill-0", 5, Rank(0, self.num_senders + 1)),
-            "not of these ranks": Source("prefill-0", 5, Rank(self.num_senders, self.num_senders)),
+            "other ranks": SendingRank("prefill-0", 5, Rank(0, self.num_senders + 1)),
+            "not of these ranks": SendingRank("prefill-0", 5, Rank(self.num_senders, self.num_senders)),
         }[how]
         with pytest.raises(HandoffFailed, match="cannot be opened here"):
             self.ticket.open(99, stranger, TOTAL, FIRST, self.now)
@@ -154,21 +154,21 @@ class ReceiverMachine(RuleBasedStateMachine):
     def announce(self, one: tuple[int, Frame], stray: str) -> None:
         p, made = one
         if stray == "old epoch":
-            assert self.ticket.accept(dataclasses.replace(made, epoch=EPOCH - 1), 10 + p) is Verdict.DROP
+            assert self.ticket.accept(dataclasses.replace(made, epoch=EPOCH - 1), 10 + p) is FrameVerdict.DROP
             return
         cells = cells_of(made)
         if stray or not self.speaks or p not in self.lease_ends:
-            assert self.ticket.accept(made, 50 if stray else 10 + p) is Verdict.DROP
+            assert self.ticket.accept(made, 50 if stray else 10 + p) is FrameVerdict.DROP
         elif (p, made.number) in self.claimed:
             repeat = self.misses[p, made.number] == 1 and one not in self.moving and not cells <= self.verified[p]
-            assert self.ticket.accept(made, 10 + p) is (Verdict.MOVE if repeat else Verdict.DUPLICATE)
+            assert self.ticket.accept(made, 10 + p) is (FrameVerdict.MOVE if repeat else FrameVerdict.DUPLICATE)
             if repeat:
                 self.moving.append(one)
         elif p in self.proposed or cells & self.taken(p):
             with pytest.raises(HandoffFailed):
                 self.ticket.accept(made, 10 + p)
         else:
-            assert self.ticket.accept(made, 10 + p) is Verdict.MOVE
+            assert self.ticket.accept(made, 10 + p) is FrameVerdict.MOVE
             self.claimed[p, made.number] = cells
             self.moving.append(one)
 
@@ -188,11 +188,11 @@ class ReceiverMachine(RuleBasedStateMachine):
         p, made = self.moving.pop(-1 if last else 0)
         digest = None if cut and self.state in BAD_ENDINGS else made.digest if good else made.digest + 1
         if self.state is not ReceiverState.RECEIVING:
-            assert self.ticket.finish(10 + p, made.number, digest, self.now) is Progress.OVER
+            assert self.ticket.finish(10 + p, made.number, digest, self.now) is MoveResult.OVER
         elif good:
             self.verify(p, made)
         elif self.misses[p, made.number] == 0:
-            assert self.ticket.finish(10 + p, made.number, digest, self.now) is Progress.REPEAT
+            assert self.ticket.finish(10 + p, made.number, digest, self.now) is MoveResult.REPEAT
             self.misses[p, made.number] = 1
         else:
             with pytest.raises(HandoffFailed, match="twice"):
@@ -220,17 +220,17 @@ class ReceiverMachine(RuleBasedStateMachine):
         for (rank, number), cells in self.claimed.items():
             if rank == p and not cells <= self.verified[p]:
                 made = self.made[p, number]
-                assert self.ticket.accept(made, 10 + p) is Verdict.MOVE
+                assert self.ticket.accept(made, 10 + p) is FrameVerdict.MOVE
                 self.verify(p, made)
         if p not in self.proposed:
             for tensor, token in data.draw(st.permutations(sorted(self.wanted(p) - self.taken(p)))):
                 made = self.make(p, tensor, token, token + 1)
                 self.claimed[p, made.number] = {(tensor, token)}
-                assert self.ticket.accept(made, 10 + p) is Verdict.MOVE
+                assert self.ticket.accept(made, 10 + p) is FrameVerdict.MOVE
                 self.verify(p, made)
 
     def verify(self, p: int, made: Frame) -> None:
-        assert self.ticket.finish(10 + p, made.number, made.digest, self.now) is Progress.VERIFIED
+        assert self.ticket.finish(10 + p, made.number, made.digest, self.now) is MoveResult.VERIFIED
         self.verified[p] |= self.claimed[p, made.number]
         self.lease_ends[p] = max(self.lease_ends[p], self.now + LEASE_S)
 
@@ -253,14 +253,14 @@ class ReceiverMachine(RuleBasedStateMachine):
         digests = sum(seal_of(self.made[p, number]) for number in numbers) % 2**64
         commit = Commit(ID, EPOCH, len(numbers), kv_bytes, digests, 0, b"of %d" % p)
         if not self.speaks or p not in self.lease_ends:
-            assert self.ticket.propose(commit, 10 + p) is Verdict.DROP
+            assert self.ticket.propose(commit, 10 + p) is FrameVerdict.DROP
         elif p in self.proposed:
-            assert self.ticket.propose(commit, 10 + p) is Verdict.DUPLICATE
+            assert self.ticket.propose(commit, 10 + p) is FrameVerdict.DUPLICATE
         elif len(cells) != len(self.wanted(p)):
             with pytest.raises(HandoffFailed, match="tensor tokens"):
                 self.ticket.propose(commit, 10 + p)
         else:
-            assert self.ticket.propose(commit, 10 + p) is Verdict.MOVE
+            assert self.ticket.propose(commit, 10 + p) is FrameVerdict.MOVE
             self.proposed.add(p)
 
     @rule()
@@ -363,7 +363,7 @@ class SenderMachine(RuleBasedStateMachine):
         assert cells == ((every - self.sent) if self.sending else set())
         assert sum(high - low for low, high in wanted) == len(cells)
         for low, high in wanted:
-            self.send(Cut(tensor, 1, low, high))
+            self.send(FrameRange(tensor, 1, low, high))
 
     @rule(start=st.integers(FIRST, TOTAL - 1), length=st.integers(1, 10))
     def put_neighbours(self, start: int, length: int) -> None:
@@ -372,9 +372,9 @@ class SenderMachine(RuleBasedStateMachine):
         wanted = self.ticket.wanted(0, start, end)
         if wanted == self.ticket.wanted(1, start, end):
             for low, high in wanted:
-                self.send(Cut(0, 2, low, high))
+                self.send(FrameRange(0, 2, low, high))
 
-    def send(self, cut: Cut) -> None:
+    def send(self, cut: FrameRange) -> None:
         made = self.ticket.send(cut, 5, ())
         assert (made.number, made.tensor, made.num_tensors, made.start, made.end) == (self.num_frames, *cut)
         assert made.num_bytes == frame(0, cut.tensor, cut.start, cut.end, num_tensors=cut.num_tensors).num_bytes
@@ -455,11 +455,11 @@ TestSenderMachine.settings = settings(max_examples=100, stateful_step_count=30, 
 
 def test_the_blocks_are_not_free_while_a_move_is_under_way() -> None:
     ticket = opened()
-    assert ticket.accept(frame(0), LINK) is Verdict.MOVE
+    assert ticket.accept(frame(0), LINK) is FrameVerdict.MOVE
 
     assert ticket.abort("cancelled")
     assert not ticket.take_release()
-    assert ticket.finish(LINK, 0, None, 1.0) is Progress.OVER
+    assert ticket.finish(LINK, 0, None, 1.0) is MoveResult.OVER
 
     assert ticket.take_release()
     assert not ticket.take_release()
@@ -468,7 +468,7 @@ def test_the_blocks_are_not_free_while_a_move_is_under_way() -> None:
 def test_the_same_number_for_other_tokens_is_refused() -> None:
     ticket = opened()
     ticket.accept(frame(0, end=6), LINK)
-    assert ticket.finish(LINK, 0, 999, 0.0) is Progress.REPEAT
+    assert ticket.finish(LINK, 0, 999, 0.0) is MoveResult.REPEAT
 
     with pytest.raises(HandoffFailed, match="came again as another"):
         ticket.accept(frame(0, end=7), LINK)

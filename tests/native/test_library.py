@@ -15,7 +15,7 @@ from native.builder import find_library
 from native.cache import NoNative, building, library_folder
 from native.libraries import RECIPES
 from native.library import RECIPE, VARIABLE, Library, build, load
-from native.memory import Place, Region, Runs
+from native.memory import Region, RegionRuns, Runs
 
 needs_compiler = pytest.mark.skipif(
     not any(shutil.which(name) for name in ("cc", "gcc", "clang")), reason="missing tool: a C compiler"
@@ -68,7 +68,7 @@ def load_and_wait(environ: dict[str, str]) -> Library | None:
 
 
 def digest_of_nothing(library: Library) -> int:
-    return library.digest(Place(Region(b""), 0, Runs([])))
+    return library.digest(RegionRuns(Region(b""), 0, Runs([])))
 
 
 @needs_compiler

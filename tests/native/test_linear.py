@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from engine.fused.structs import FORMATS, Finish, Functions, Linear, address, declare
+from engine.fused.structs import FORMATS, FinishCode, Functions, Linear, address, declare
 from engine.fused.weights import PackedMemory, packed_bytes
 from native.engine_library import EngineLibrary, Threads, build_engine
 
@@ -57,7 +57,7 @@ class Kernel:
     def is_here(self) -> bool:
         return self._kernel is not None
 
-    def pack(self, weights: list[torch.nn.Linear], finish: Finish) -> tuple[PackedMemory, Linear]:
+    def pack(self, weights: list[torch.nn.Linear], finish: FinishCode) -> tuple[PackedMemory, Linear]:
         memory = PackedMemory(packed_bytes(weights), self.functions, self.threads)
         return memory, memory.pack(weights, finish)
 
@@ -108,7 +108,7 @@ def test_products_are_those_of_plain_arithmetic(
 ) -> None:
     columns, k = shape
     layer = _layer(columns, k, dtype, bias=bias)
-    _memory, linear = kernel.pack([layer], Finish.STORE)
+    _memory, linear = kernel.pack([layer], FinishCode.STORE)
 
     for count in _ROWS:
         rows = _rows(count, k, dtype)
@@ -121,7 +121,7 @@ def test_bfloat16_sums_are_those_in_the_order_of_k(kernel: Kernel, k: int) -> No
     if kernel.takes_bfloat16_rows:
         pytest.skip("these instructions sum in an order of their own")
     layer = _layer(96, k, torch.bfloat16)
-    _memory, linear = kernel.pack([layer], Finish.STORE)
+    _memory, linear = kernel.pack([layer], FinishCode.STORE)
     rows, weights = _rows(26, k, torch.bfloat16), layer.weight.float()
     expected = torch.zeros(26, 96)
     for i in range(k):  # each product is exact: only its sum is rounded, with or without FMA
@@ -133,7 +133,7 @@ def test_bfloat16_sums_are_those_in_the_order_of_k(kernel: Kernel, k: int) -> No
 
 @pytest.mark.parametrize("dtype", list(FORMATS), ids=str)
 def test_a_rows_result_does_not_depend_on_the_others_or_the_threads(kernel: Kernel, dtype: torch.dtype) -> None:
-    _memory, linear = kernel.pack([_layer(96, 130, dtype)], Finish.STORE)
+    _memory, linear = kernel.pack([_layer(96, 130, dtype)], FinishCode.STORE)
     rows = _rows(200, 130, dtype)
     together = kernel.multiply(linear, rows, torch.empty(200, 96))
 
@@ -144,7 +144,7 @@ def test_a_rows_result_does_not_depend_on_the_others_or_the_threads(kernel: Kern
 
 def test_what_is_added_and_rounded_is_what_bfloat16_gives(kernel: Kernel) -> None:
     layer = _layer(48, 64, torch.bfloat16)
-    _memory, linear = kernel.pack([layer], Finish.ADD)
+    _memory, linear = kernel.pack([layer], FinishCode.ADD)
     rows, before = _rows(7, 64, torch.bfloat16), _rows(7, 48, torch.bfloat16)
     out = torch.zeros(7, 64)
     out[:, :48] = before
@@ -159,7 +159,7 @@ def test_what_is_added_and_rounded_is_what_bfloat16_gives(kernel: Kernel) -> Non
 @pytest.mark.parametrize("columns", [96, 40])
 def test_gate_and_up_become_one_product(kernel: Kernel, dtype: torch.dtype, columns: int) -> None:
     gate, up = _layer(columns, 64, dtype, bias=True, seed=3), _layer(columns, 64, dtype, seed=4)
-    _memory, linear = kernel.pack([gate, up], Finish.GATED_SILU)
+    _memory, linear = kernel.pack([gate, up], FinishCode.GATED_SILU)
     rows = _rows(21, 64, dtype) * 8  # far into both ends of the exponential
 
     got = kernel.multiply(linear, rows, torch.empty(21, 112))[:, :columns]
@@ -171,7 +171,7 @@ def test_gate_and_up_become_one_product(kernel: Kernel, dtype: torch.dtype, colu
 @pytest.mark.parametrize("dtype", list(FORMATS), ids=str)
 def test_an_embedding_is_read_back_from_the_packed_weights(kernel: Kernel, dtype: torch.dtype) -> None:
     layer = _layer(320, 64, dtype)
-    _memory, linear = kernel.pack([layer], Finish.STORE)
+    _memory, linear = kernel.pack([layer], FinishCode.STORE)
     tokens, x = torch.tensor([0, 15, 16, 31, 319]), torch.empty(5, 70)
 
     kernel.functions.embed(kernel.threads.address, address(linear), tokens.data_ptr(), 5, x.data_ptr(), x.stride(0))

@@ -5,7 +5,7 @@ import ctypes
 import pytest
 import torch
 
-from engine.fused.structs import Finish, address, declare
+from engine.fused.structs import FinishCode, address, declare
 from engine.fused.weights import PackedMemory, packed_bytes
 from native.engine_library import EngineLibrary, build_engine
 
@@ -75,7 +75,7 @@ def test_a_rounded_sum_keeps_what_is_no_number(library: EngineLibrary, kernel: i
     out = _patterns()[:32].clone()[None]
     expected = out.bfloat16().float()
 
-    _multiply(library, kernel, [layer], Finish.ADD, torch.zeros(1, 2), out, rounded=True)
+    _multiply(library, kernel, [layer], FinishCode.ADD, torch.zeros(1, 2), out, rounded=True)
 
     torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
 
@@ -91,7 +91,7 @@ def test_silu_of_a_huge_gate_is_that_of_torch(library: EngineLibrary, kernel: in
     gate.weight[: len(gates), 0] = gates
     out = torch.zeros(1, 64)
 
-    _multiply(library, kernel, [gate, up], Finish.GATED_SILU, torch.tensor([[1.0, 1.0]]), out, rounded=rounded)
+    _multiply(library, kernel, [gate, up], FinishCode.GATED_SILU, torch.tensor([[1.0, 1.0]]), out, rounded=rounded)
 
     got = out[0, : len(gates)]
     expected = torch.nn.functional.silu(gates.bfloat16() if rounded else gates).float()
@@ -101,7 +101,7 @@ def test_silu_of_a_huge_gate_is_that_of_torch(library: EngineLibrary, kernel: in
 
 
 def _multiply(
-    library: EngineLibrary, kernel: int, weights: list[torch.nn.Linear], finish: Finish, rows: torch.Tensor,
+    library: EngineLibrary, kernel: int, weights: list[torch.nn.Linear], finish: FinishCode, rows: torch.Tensor,
     out: torch.Tensor, *, rounded: bool,
 ) -> None:  # fmt: skip
     run = library.functions.linear_run

@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from native.memory import Region, Run, Runs, StopFlag
+from native.memory import MemoryRun, Region, Runs, StopFlag
 
 
 def test_a_mapping_can_be_closed_once_its_region_is_gone() -> None:
@@ -41,7 +41,7 @@ def test_memory_with_gaps_is_refused() -> None:
 
 
 def test_runs_know_their_bytes_and_where_the_last_one_ends() -> None:
-    runs = Runs([Run(100, 8, 24, 3), (0, 10, 0, 1)])
+    runs = Runs([MemoryRun(100, 8, 24, 3), (0, 10, 0, 1)])
 
     assert (runs.num_bytes, runs.extent) == (34, 156)
     assert list(runs.rows()) == [(100, 8), (124, 8), (148, 8), (0, 10)]
@@ -65,11 +65,11 @@ def test_joined_runs_follow_each_other_each_moved_by_its_distance() -> None:
 
 
 def test_a_run_without_bytes_or_with_overlapping_rows_is_refused() -> None:
-    for bad in [Run(0, 0), Run(0, 8, 8, 0), Run(0, 8, 7, 2)]:
+    for bad in [MemoryRun(0, 0), MemoryRun(0, 8, 8, 0), MemoryRun(0, 8, 7, 2)]:
         with pytest.raises(ValueError, match="no bytes, or rows that overlap"):
             Runs([bad])
     with pytest.raises(ValueError, match="not negative"):
-        Runs([Run(-1, 8)])
+        Runs([MemoryRun(-1, 8)])
     with pytest.raises(ValueError, match="slots of 8 bytes"):
         Runs.of_slots([(0, 1)], 8, skip=4, row_bytes=5)
 

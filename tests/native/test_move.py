@@ -6,7 +6,7 @@ import pytest
 import xxhash
 
 from native.library import Library, build
-from native.memory import Place, Region, Run, Runs, StopFlag
+from native.memory import MemoryRun, Region, RegionRuns, Runs, StopFlag
 
 POOL_BYTES = 1 << 20
 
@@ -19,19 +19,19 @@ def library(request: pytest.FixtureRequest, native_libraries: None) -> Library:
     return Library(best.path, kernel=request.param)
 
 
-def cut(rng: random.Random, num_bytes: int, sizes: list[int], align: int) -> list[Run]:
+def cut(rng: random.Random, num_bytes: int, sizes: list[int], align: int) -> list[MemoryRun]:
     """Cut `num_bytes` into runs of these sizes, in any order, with gaps that are multiples of `align`."""
     runs, offset = [], rng.randrange(3) * align
     while num_bytes:
         size = min(rng.choice(sizes), num_bytes)
-        runs.append(Run(offset, size))
+        runs.append(MemoryRun(offset, size))
         offset += -(-size // align) * align + rng.randrange(3) * align
         num_bytes -= size
     rng.shuffle(runs)
     return runs
 
 
-def gathered(memory: bytes | bytearray, runs: list[Run]) -> bytes:
+def gathered(memory: bytes | bytearray, runs: list[MemoryRun]) -> bytes:
     return b"".join(memory[run.offset : run.offset + run.row_bytes] for run in runs)
 
 
@@ -57,7 +57,7 @@ def test_what_is_moved_arrives_and_nothing_else_changes(
         for run in targets:
             wanted[run.offset : run.offset + run.row_bytes] = content[at : at + run.row_bytes]
             at += run.row_bytes
-        source, target = Place(Region(data), 0, Runs(sources)), Place(Region(memory), 0, Runs(targets))
+        source, target = RegionRuns(Region(data), 0, Runs(sources)), RegionRuns(Region(memory), 0, Runs(targets))
 
         if digest:
             assert library.copy_and_digest(source, target, StopFlag()) == xxhash.xxh3_64_intdigest(content)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from native.builder import build_library
-from native.ranks import LINE_BYTES, RECIPE, Outcome, RanksLibrary, shared_bytes
+from native.ranks import LINE_BYTES, RECIPE, RanksLibrary, SumOutcome, shared_bytes
 
 _SLOT = 64 * 4
 _WAIT_S = 300.0
@@ -27,7 +27,7 @@ class Shared:
         self._library, self.num_ranks = library, num_ranks
         self._memory = (ctypes.c_char * shared_bytes(num_ranks, _SLOT))()
 
-    def sum(self, rank: int, data: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]", timeout_s: float) -> Outcome:
+    def sum(self, rank: int, data: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]", timeout_s: float) -> SumOutcome:
         where = ctypes.addressof(self._memory)
         return self._library.sum(where, rank, self.num_ranks, _SLOT, data.ctypes.data, data.size, timeout_s)
 
@@ -42,13 +42,13 @@ def test_every_rank_gets_the_same_sum_time_after_time(library: RanksLibrary, num
     rounds = [numbers.standard_normal((num_ranks, size), dtype=np.float32) for _ in range(20) for size in sizes]
     summed = [data.copy() for data in rounds]
 
-    def work(rank: int) -> list[Outcome]:
+    def work(rank: int) -> list[SumOutcome]:
         return [shared.sum(rank, data[rank], _WAIT_S) for data in summed]
 
     with ThreadPoolExecutor(num_ranks) as pool:
         outcomes = [*pool.map(work, range(num_ranks))]
 
-    assert {outcome for of_rank in outcomes for outcome in of_rank} == {Outcome.DONE}
+    assert {outcome for of_rank in outcomes for outcome in of_rank} == {SumOutcome.DONE}
     for before, after in zip(rounds, summed, strict=True):
         expected = before[0].copy()
         for rank in range(1, num_ranks):
@@ -57,7 +57,7 @@ def test_every_rank_gets_the_same_sum_time_after_time(library: RanksLibrary, num
 
 
 def test_a_rank_that_waits_alone_is_late(library: RanksLibrary) -> None:
-    assert Shared(library, 2).sum(0, np.ones(4, np.float32), 0.02) == Outcome.LATE
+    assert Shared(library, 2).sum(0, np.ones(4, np.float32), 0.02) == SumOutcome.LATE
 
 
 def test_an_abort_ends_a_wait(library: RanksLibrary) -> None:
@@ -65,5 +65,5 @@ def test_an_abort_ends_a_wait(library: RanksLibrary) -> None:
     timer = threading.Timer(0.02, shared.abort)
     timer.start()
 
-    assert shared.sum(0, np.ones(4, np.float32), _WAIT_S) == Outcome.ABORTED
+    assert shared.sum(0, np.ones(4, np.float32), _WAIT_S) == SumOutcome.ABORTED
     timer.join()

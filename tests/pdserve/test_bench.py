@@ -10,11 +10,11 @@ import pytest
 
 from engine.loader import load_model
 from pdserve.bench import main, python_time
-from pdserve.bench.cases import Case, Run, Times, all_cases, goals
+from pdserve.bench.cases import BenchCase, BenchRun, Times, all_cases, goals
 from pdserve.bench.engine import chosen, parse, row, table, timed
 from pdserve.bench.floors import Floors
 from pdserve.bench.python_time import ASKED, python_ms
-from pdserve.bench.vllm import Missing, Vllm
+from pdserve.bench.vllm import PeerMissing, Vllm
 from tests.engine.tiny_models import make_tiny_model
 from wire.errors import ConfigError
 
@@ -51,9 +51,9 @@ def test_python_is_measured_apart_from_what_is_native(name: str, tmp_path: Path)
 
 
 def test_the_rate_of_decoding_takes_the_prefills_time_off() -> None:
-    case = Case("decode, batch 2", Run(2, 256, 64), Run(2, 256, 1))
+    case = BenchCase("decode, batch 2", BenchRun(2, 256, 64), BenchRun(2, 256, 1))
     times = Times()
-    for run, seconds in ((case.run, 3.0), (case.run, 5.0), (case.run, 4.0), (Run(2, 256, 1), 1.0)):
+    for run, seconds in ((case.run, 3.0), (case.run, 5.0), (case.run, 4.0), (BenchRun(2, 256, 1), 1.0)):
         times.add(run, seconds)
 
     assert times.case_s(case) == 3.0
@@ -61,11 +61,11 @@ def test_the_rate_of_decoding_takes_the_prefills_time_off() -> None:
 
 
 def test_a_rate_that_a_disturbed_machine_makes_no_sense_of_is_none() -> None:
-    case = Case("decode, batch 8", Run(8, 256, 64), Run(8, 256, 1))
+    case = BenchCase("decode, batch 8", BenchRun(8, 256, 64), BenchRun(8, 256, 1))
     times, quiet = Times(), Times()
     for one, seconds in ((times, 2.0), (quiet, 0.5)):
         one.add(case.run, 1.0)
-        one.add(Run(8, 256, 1), seconds)
+        one.add(BenchRun(8, 256, 1), seconds)
 
     fields = row(case, times, quiet, Floors(1e3, 10.0, 1, 1, 1, 1), {8: [0.01]})
 
@@ -78,16 +78,19 @@ class _Clocked:
     """Notes what is timed."""
 
     def __init__(self) -> None:
-        self.runs: list[Run] = []
+        self.runs: list[BenchRun] = []
 
-    def time(self, run: Run) -> float:
+    def time(self, run: BenchRun) -> float:
         self.runs.append(run)
         return float(len(self.runs))
 
 
 def test_a_row_is_done_before_the_next_one_is_timed() -> None:
     ours, peer = _Clocked(), _Clocked()
-    first, second = Case("prefill", Run(1, 512, 1)), Case("decode", Run(1, 256, 64), Run(1, 256, 1))
+    first, second = (
+        BenchCase("prefill", BenchRun(1, 512, 1)),
+        BenchCase("decode", BenchRun(1, 256, 64), BenchRun(1, 256, 1)),
+    )
     times = (Times(), Times())
 
     cases = timed([first, second], [ours, peer], times, 2)
@@ -146,5 +149,5 @@ def test_another_benchmark_is_refused_and_help_names_those_there_are(capsys: pyt
 
 
 def test_a_peer_that_is_not_installed_says_how_to_get_it(tmp_path: Path) -> None:
-    with pytest.raises(Missing, match="run benchmarks/peers/setup vllm"):
+    with pytest.raises(PeerMissing, match="run benchmarks/peers/setup vllm"):
         Vllm(tmp_path, dtype="float32", environ={**os.environ, "PEERS_HOME": str(tmp_path)})

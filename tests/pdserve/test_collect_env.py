@@ -12,7 +12,7 @@ from pdserve.collect_env import report
 from pdserve.env_facts import VARIABLES, machine_facts
 from pdserve.run_folder import ClusterState, ProcessRecord, RunFolder, start_time
 from ranktable_tools.commands import GenArguments, gen
-from ranktable_tools.doctor.case import Case, read_tables
+from ranktable_tools.doctor.case import DoctorInput, read_tables
 from ranktable_tools.doctor.machine import Machine
 from ranktable_tools.secret import ensure_secret
 from tests.ranktable_tools import recorded
@@ -37,11 +37,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "t"
 
 
-def _case(bench: Bench, folder: Path, **environ: str) -> Case:
+def _case(bench: Bench, folder: Path, **environ: str) -> DoctorInput:
     bench.tool("python", {}, other=f"pdserve links: somebody said {SECRETS['HF_TOKEN']}\n")
     named = {"GLOBAL_RANK_TABLE_FILE_PATH": str(folder / f"global_ranktable_{IP}.json")}
     machine = bench.machine({**named, "PDSERVE_PYTHON": str(bench.tools / "python"), **environ})
-    return Case(machine, read_tables([], machine), "http://127.0.0.1:1", connect_s=2.0)
+    return DoctorInput(machine, read_tables([], machine), "http://127.0.0.1:1", connect_s=2.0)
 
 
 @pytest.mark.parametrize("as_json", [False, True])

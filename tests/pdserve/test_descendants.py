@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.descendants import Place, end_process, inhabited
+from pdserve.descendants import ProcessPlace, end_process, inhabited
 from pdserve.run_folder import start_time
 
 # A child that leaves at once, and the orphan that it leaves in its session beside one that stays.
@@ -66,6 +66,6 @@ def test_a_process_that_took_over_the_pid_of_one_that_was_found_lives_on() -> No
 
 @pytest.mark.parametrize(("session", "left"), [(7, {7}), (8, set())])
 def test_a_session_that_nobody_is_in_is_forgotten_before_its_number_comes_again(session: int, left: set[int]) -> None:
-    places = {70: Place(parent=1, session=session, started=5)}
+    places = {70: ProcessPlace(parent=1, session=session, started=5)}
 
     assert inhabited({7, 9}, places) == left

@@ -12,7 +12,7 @@ import pytest
 
 from devices.table import KINDS
 from pdserve import LLM, SamplingParams, combined, launch
-from pdserve.bench.cases import Case, Run
+from pdserve.bench.cases import BenchCase, BenchRun
 from pdserve.bench.pd.command import _contestants
 from pdserve.bench.pd.options import PdRequest
 from pdserve.bench.pd.options import parse as parse_bench_pd
@@ -136,7 +136,7 @@ def test_auto_stays_on_the_cpu_where_the_variable_shows_no_card_and_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr("pdserve.few_cards.find_kind", lambda dev: "cuda")
+    monkeypatch.setattr("pdserve.card_shortage.find_kind", lambda dev: "cuda")
 
     request = parse(["--model", str(model)])
 
@@ -178,7 +178,9 @@ def test_the_engine_bench_measures_on_the_device(
 ) -> None:
     monkeypatch.setattr("pdserve.bench.engine.KV_BYTES", 16 << 20)
     monkeypatch.setattr("pdserve.bench.floors._READ_BYTES", 1 << 20)
-    monkeypatch.setattr("pdserve.bench.engine.all_cases", lambda: [Case("prefill 1 x 16", Run(1, 16, 1), None)])
+    monkeypatch.setattr(
+        "pdserve.bench.engine.all_cases", lambda: [BenchCase("prefill 1 x 16", BenchRun(1, 16, 1), None)]
+    )
 
     status = main(["bench", "engine", "--model", str(model), "--device", "cuda", "--only", "1 x 16", "--repeats", "1"])
 

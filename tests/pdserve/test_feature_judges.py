@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from engine.reference_decoding import Decoded
-from pdserve.feature_cases import Case, Vocabulary, make_cases
+from pdserve.feature_cases import FeatureCase, Vocabulary, make_cases
 from pdserve.feature_judges import (
-    Answered,
-    Ask,
+    CaseOutput,
+    CasePrompt,
     equal_logprobs,
     equal_prompt_logprobs,
     equal_tokens,
@@ -20,7 +20,7 @@ from pdserve.feature_judges import (
     reads_as,
 )
 from pdserve.feature_preemption import SHORT, SWAP
-from pdserve.feature_runs import Served
+from pdserve.feature_runs import FeatureOutputs
 from pdserve.verify_features import (
     EQUAL,
     MEANINGLESS,
@@ -34,7 +34,7 @@ from pdserve.verify_features import (
 from wire.types import Pooling, SamplingParams, TokenLogprobs
 
 GREEDY = SamplingParams(max_tokens=3, temperature=0.0)
-ASK = Ask((1, 2), GREEDY)
+ASK = CasePrompt((1, 2), GREEDY)
 TOLD = (TokenLogprobs(-0.5, 1, (7,), (-0.5,)), TokenLogprobs(-1.5, 2, (9,), (-1.0,)))
 
 
@@ -61,32 +61,32 @@ def script(*sequences: Decoded) -> Any:
 def test_equal_tokens_names_the_first_that_differs() -> None:
     reference = script(Decoded((5, 6, 7)))
 
-    assert equal_tokens(reference, [ASK], [Answered({0: [5, 6, 7]})]) is None
-    assert equal_tokens(reference, [ASK], [Answered({0: [5, 8, 7]})]) == (
+    assert equal_tokens(reference, [ASK], [CaseOutput({0: [5, 6, 7]})]) is None
+    assert equal_tokens(reference, [ASK], [CaseOutput({0: [5, 8, 7]})]) == (
         "prompt 0: sequence 0, token 1: (8,) in place of (6,)"
     )
-    assert equal_tokens(reference, [ASK], [Answered({0: [5, 6]})]) == (
+    assert equal_tokens(reference, [ASK], [CaseOutput({0: [5, 6]})]) == (
         "prompt 0: sequence 0, token 2: nothing in place of (7,)"
     )
-    assert equal_tokens(reference, [ASK], [Answered()]) == "prompt 0: 0 sequences in place of 1"
+    assert equal_tokens(reference, [ASK], [CaseOutput()]) == "prompt 0: 0 sequences in place of 1"
 
 
 def test_log_probabilities_may_differ_by_rounding_alone() -> None:
     reference = script(Decoded((7, 8), TOLD))
     off = replace(TOLD[1], logprob=-1.5002)
 
-    assert equal_logprobs(reference, [ASK], [Answered({0: [7, 8]}, {0: list(TOLD)})]) is None
+    assert equal_logprobs(reference, [ASK], [CaseOutput({0: [7, 8]}, {0: list(TOLD)})]) is None
     assert "output 1: a log probability is 0.0002 off" in str(
-        equal_logprobs(reference, [ASK], [Answered({0: [7, 8]}, {0: [TOLD[0], off]})])
+        equal_logprobs(reference, [ASK], [CaseOutput({0: [7, 8]}, {0: [TOLD[0], off]})])
     )
-    assert "1 told in place of 2" in str(equal_logprobs(reference, [ASK], [Answered({0: [7, 8]}, {0: [TOLD[0]]})]))
+    assert "1 told in place of 2" in str(equal_logprobs(reference, [ASK], [CaseOutput({0: [7, 8]}, {0: [TOLD[0]]})]))
 
 
 def test_log_probabilities_of_a_prompt_are_judged_with_the_tokens_that_follow() -> None:
     reference = script(Decoded((7, 8)))
 
     def judged(token_ids: list[int], *told: TokenLogprobs | None) -> str:
-        return str(equal_prompt_logprobs(reference, [ASK], [Answered({0: token_ids}, prompt_logprobs=list(told))]))
+        return str(equal_prompt_logprobs(reference, [ASK], [CaseOutput({0: token_ids}, prompt_logprobs=list(told))]))
 
     assert judged([7, 8], None, TOLD[0]) == "None"
     assert "token 0" in judged([7, 8], TOLD[0], TOLD[0])
@@ -96,42 +96,42 @@ def test_log_probabilities_of_a_prompt_are_judged_with_the_tokens_that_follow() 
 
 def test_the_likeliest_of_all_sequences_have_to_be_those_of_the_reference() -> None:
     reference = script(Decoded((3,)), Decoded((1,)))
-    ask = Ask((1,), SamplingParams(max_tokens=1, n=2, best_of=3))
+    ask = CasePrompt((1,), SamplingParams(max_tokens=1, n=2, best_of=3))
     sums = (-2.0, -3.0, -1.0)
     likely: dict[int, list[TokenLogprobs | None]] = {i: [TokenLogprobs(value, 1)] for i, value in enumerate(sums)}
 
-    assert likeliest_of_all(reference, [ask], [Answered({0: [1], 1: [2], 2: [3]}, dict(likely))]) is None
-    assert likeliest_of_all(reference, [ask], [Answered({0: [1], 1: [3], 2: [2]}, dict(likely))]) is not None
+    assert likeliest_of_all(reference, [ask], [CaseOutput({0: [1], 1: [2], 2: [3]}, dict(likely))]) is None
+    assert likeliest_of_all(reference, [ask], [CaseOutput({0: [1], 1: [3], 2: [2]}, dict(likely))]) is not None
 
 
 def test_vectors_are_compared_after_what_was_asked_of_them() -> None:
-    ask = Ask((1, 2), GREEDY, Pooling(how="mean", dimensions=2))
+    ask = CasePrompt((1, 2), GREEDY, Pooling(how="mean", dimensions=2))
     wanted = torch.tensor([2.0, 3.0], dtype=torch.float64)
     good = tuple((wanted / wanted.norm()).tolist())
 
-    assert equal_vectors(script(), [ask], [Answered(vector=good)]) is None
-    assert "is 0.01 off" in str(equal_vectors(script(), [ask], [Answered(vector=(good[0] + 0.01, good[1]))]))
-    assert "a vector of 3 in place of 2" in str(equal_vectors(script(), [ask], [Answered(vector=(*good, 0.0))]))
+    assert equal_vectors(script(), [ask], [CaseOutput(vector=good)]) is None
+    assert "is 0.01 off" in str(equal_vectors(script(), [ask], [CaseOutput(vector=(good[0] + 0.01, good[1]))]))
+    assert "a vector of 3 in place of 2" in str(equal_vectors(script(), [ask], [CaseOutput(vector=(*good, 0.0))]))
 
 
 def test_a_reader_judges_the_text_without_its_end() -> None:
-    ask = Ask((1,), SamplingParams(max_tokens=2, stop_token_ids=(0,)))
+    ask = CasePrompt((1,), SamplingParams(max_tokens=2, stop_token_ids=(0,)))
     reads = reads_as(lambda ids: "".join(map(str, ids)), lambda text: text == "12")
 
-    assert reads(script(), [ask], [Answered({0: [1, 2, 0]})]) is None
-    assert reads(script(), [ask], [Answered({0: [1, 3]})]) == "prompt 0: '13'"
-    assert reads(script(), [ask], [Answered()]) == "a prompt without any sequence"
+    assert reads(script(), [ask], [CaseOutput({0: [1, 2, 0]})]) is None
+    assert reads(script(), [ask], [CaseOutput({0: [1, 3]})]) == "prompt 0: '13'"
+    assert reads(script(), [ask], [CaseOutput()]) == "a prompt without any sequence"
 
 
 def test_cells_say_why_they_are_not_equal_and_the_last_line_which_features_are_not() -> None:
-    case = Case("greedy", (replace(ASK, params=replace(GREEDY, max_tokens=1)),), equal_tokens)
-    right, other = Answered({0: [5]}, path="handoff"), Answered({0: [5]}, path="local")
+    case = FeatureCase("greedy", (replace(ASK, params=replace(GREEDY, max_tokens=1)),), equal_tokens)
+    right, other = CaseOutput({0: [5]}, path="handoff"), CaseOutput({0: [5]}, path="local")
     columns = {
-        "combined": Served({"greedy": [other]}),
-        "P/D shm": Served({"greedy": [other]}),
-        "P/D tcp": Served({"greedy": [right]}),
-        "P/D none": Served(),
-        SWAP: Served({"greedy": [right]}),
+        "combined": FeatureOutputs({"greedy": [other]}),
+        "P/D shm": FeatureOutputs({"greedy": [other]}),
+        "P/D tcp": FeatureOutputs({"greedy": [right]}),
+        "P/D none": FeatureOutputs(),
+        SWAP: FeatureOutputs({"greedy": [right]}),
     }
 
     cells = judge(case, columns, script(Decoded((5,))))
@@ -155,25 +155,25 @@ def test_cells_say_why_they_are_not_equal_and_the_last_line_which_features_are_n
 
 
 def test_a_seed_whose_draw_is_a_tie_is_passed_over() -> None:
-    ask = Ask((1,), SamplingParams(max_tokens=1, temperature=1.0, seed=7))
+    ask = CasePrompt((1,), SamplingParams(max_tokens=1, temperature=1.0, seed=7))
 
     class Ties(Script):
         def decode(self, prompt: Sequence[int], params: SamplingParams) -> list[Decoded]:
             return [Decoded((1,), margin=1e-6 if params.seed < 9 else 1e-3)]
 
-    chosen = settled(Case("temperature", (ask, ask), equal_tokens), cast("Any", Ties()), str)
+    chosen = settled(FeatureCase("temperature", (ask, ask), equal_tokens), cast("Any", Ties()), str)
 
     assert [one.params.seed for one in chosen.asks] == [9, 9]
-    greedy = Case("greedy", (ASK,), equal_tokens)
+    greedy = FeatureCase("greedy", (ASK,), equal_tokens)
     assert settled(greedy, cast("Any", Ties()), str) is greedy
 
 
 def test_tokens_without_a_reference_have_to_be_those_of_the_combined_instance() -> None:
-    case = Case("choice", (ASK,), reads_as(lambda ids: str(ids[0]), str.isdigit), compared=True)
+    case = FeatureCase("choice", (ASK,), reads_as(lambda ids: str(ids[0]), str.isdigit), compared=True)
     columns = {
-        "combined": Served({"choice": [Answered({0: [5]})]}),
-        "P/D shm": Served({"choice": [Answered({0: [5]}, path="handoff")]}),
-        "P/D tcp": Served({"choice": [Answered({0: [6]}, path="handoff")]}),
+        "combined": FeatureOutputs({"choice": [CaseOutput({0: [5]})]}),
+        "P/D shm": FeatureOutputs({"choice": [CaseOutput({0: [5]}, path="handoff")]}),
+        "P/D tcp": FeatureOutputs({"choice": [CaseOutput({0: [6]}, path="handoff")]}),
     }
 
     cells = judge(case, columns, script())
@@ -205,5 +205,5 @@ def test_the_schema_case_refuses_what_its_schema_does(text: str) -> None:
     vocabulary = Vocabulary(300, (2,), lambda text: tuple(text.encode()), lambda ids: bytes(ids).decode())
     (case,) = [case for case in make_cases([(1,), (2,)], vocabulary, 4) if case.name == "json schema"]
 
-    assert case.judge(script(), case.asks[:1], [Answered({0: list(text.encode())})]) is not None
-    assert case.judge(script(), case.asks[:1], [Answered({0: list(b'{"name":"fox","size":9}')})]) is None
+    assert case.judge(script(), case.asks[:1], [CaseOutput({0: list(text.encode())})]) is not None
+    assert case.judge(script(), case.asks[:1], [CaseOutput({0: list(b'{"name":"fox","size":9}')})]) is None

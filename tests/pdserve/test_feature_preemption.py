@@ -5,10 +5,10 @@ from typing import Any, cast
 
 import pytest
 
-from pdserve.feature_cases import Case
-from pdserve.feature_judges import Answered, Ask
+from pdserve.feature_cases import FeatureCase
+from pdserve.feature_judges import CaseOutput, CasePrompt
 from pdserve.feature_preemption import FLAGS, REBUILD, SHORT, SWAP, VECTOR, environment_of
-from pdserve.feature_runs import Served
+from pdserve.feature_runs import FeatureOutputs
 from pdserve.verify_features import EQUAL, MEANINGLESS, WRONG, Cell, judge
 from wire.failpoints import VARIABLE, Failpoints
 from wire.types import Pooling, SamplingParams
@@ -16,37 +16,39 @@ from wire.types import Pooling, SamplingParams
 PARAMS = SamplingParams(max_tokens=9, temperature=0.0)
 
 
-def judged(*answers: Answered, params: SamplingParams = PARAMS, pooling: Pooling | None = None) -> list[Cell]:
+def judged(*answers: CaseOutput, params: SamplingParams = PARAMS, pooling: Pooling | None = None) -> list[Cell]:
     """Return the cells of swap and of rebuild, of a feature whose tokens are right."""
 
-    def right(decoder: Any, asks: Sequence[Ask], answers: Sequence[Answered]) -> str | None:
+    def right(decoder: Any, asks: Sequence[CasePrompt], answers: Sequence[CaseOutput]) -> str | None:
         return None
 
-    case = Case("a feature", tuple(Ask((1,), params, pooling) for _ in answers), right)
-    return judge(case, {way: Served({case.name: list(answers)}, preemptions=9) for way in FLAGS}, cast("Any", None))
+    case = FeatureCase("a feature", tuple(CasePrompt((1,), params, pooling) for _ in answers), right)
+    return judge(
+        case, {way: FeatureOutputs({case.name: list(answers)}, preemptions=9) for way in FLAGS}, cast("Any", None)
+    )
 
 
 def test_each_way_has_to_have_stopped_each_prompt() -> None:
-    both = Answered({0: [5, 6, 7]}, num_swaps=1, num_rebuilds=2)
+    both = CaseOutput({0: [5, 6, 7]}, num_swaps=1, num_rebuilds=2)
 
     assert judged(both, both) == [Cell(EQUAL), Cell(EQUAL)]
-    assert judged(both, Answered({0: [5, 6, 7]}, num_swaps=1)) == [
+    assert judged(both, CaseOutput({0: [5, 6, 7]}, num_swaps=1)) == [
         Cell(EQUAL), Cell(WRONG, "prompt 1 was never preempted between two of its 3 tokens")
     ]  # fmt: skip
-    assert judged(Answered({0: [5], 1: [5, 6]}, num_rebuilds=1), both) == [
+    assert judged(CaseOutput({0: [5], 1: [5, 6]}, num_rebuilds=1), both) == [
         Cell(WRONG, "prompt 0 was never preempted between two of its 2 tokens"), Cell(EQUAL)
     ]  # fmt: skip
 
 
 def test_preemptions_of_others_prove_nothing() -> None:
-    assert [cell.verdict for cell in judged(Answered({0: [5, 6, 7]}))] == [WRONG, WRONG]
+    assert [cell.verdict for cell in judged(CaseOutput({0: [5, 6, 7]}))] == [WRONG, WRONG]
 
 
 def test_what_has_no_two_tokens_is_left_out_with_the_reason() -> None:
-    vector = Answered(vector=(1.0,))
+    vector = CaseOutput(vector=(1.0,))
 
     assert judged(vector, pooling=Pooling()) == [Cell(MEANINGLESS, VECTOR)] * 2
-    assert judged(Answered({0: [5]}), params=SamplingParams(max_tokens=1)) == [Cell(MEANINGLESS, SHORT)] * 2
+    assert judged(CaseOutput({0: [5]}), params=SamplingParams(max_tokens=1)) == [Cell(MEANINGLESS, SHORT)] * 2
 
 
 @pytest.mark.parametrize(("max_tokens", "after"), [(1, 1), (2, 1), (3, 2), (32, 2)])

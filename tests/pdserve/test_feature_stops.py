@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from engine.reference_decoding import Decoded
-from pdserve.feature_cases import Case
-from pdserve.feature_judges import Answered, Ask
+from pdserve.feature_cases import FeatureCase
+from pdserve.feature_judges import CaseOutput, CasePrompt
 from pdserve.feature_stops import choose_stop, ends_before_stop
 from pdserve.verify_features import settled
 from wire.errors import ConfigError
@@ -53,7 +53,7 @@ def test_the_stop_string_shows_up_first_in_the_third_quarter(text: str, stop: st
 
 
 def test_the_first_seed_whose_answer_has_one_is_taken() -> None:
-    case = Case("stop strings", (Ask((1,), DRAWN),), ends_before_stop(decode), stops=True)
+    case = FeatureCase("stop strings", (CasePrompt((1,), DRAWN),), ends_before_stop(decode), stops=True)
 
     (ask,) = settled(case, spoken("abababababababab", "abcdefghijklmnop"), decode).asks
 
@@ -63,14 +63,14 @@ def test_the_first_seed_whose_answer_has_one_is_taken() -> None:
 
 
 def test_text_and_tokens_have_to_end_with_the_stop_string() -> None:
-    judge, asks = ends_before_stop(decode), [Ask((1,), DRAWN, stops=("ij",))]
+    judge, asks = ends_before_stop(decode), [CasePrompt((1,), DRAWN, stops=("ij",))]
     reference = spoken("abcdefghijklmnop")
 
     def judged(told: str, text: str) -> str | None:
-        return judge(reference, asks, [Answered({0: list(ids(told))}, text=text)])
+        return judge(reference, asks, [CaseOutput({0: list(ids(told))}, text=text)])
 
     assert judged("abcdefghij", "abcdefgh") is None
     assert judged("abcdefghij", "abcdefghij") == "prompt 0: 'abcdefghij' in place of 'abcdefgh'"
     for told in ("abcdefghi", "abcdefghijk", "abcdefgXij"):
         assert "are not the tokens up to 'ij'" in str(judged(told, "abcdefgh"))
-    assert judge(reference, asks, [Answered(text="abcdefgh")]) is not None
+    assert judge(reference, asks, [CaseOutput(text="abcdefgh")]) is not None

@@ -7,7 +7,7 @@ import pytest
 
 from pdserve.instance_environment import prepare_environment
 from ranktable_tools.commands import GenArguments, gen
-from ranktable_tools.devices.tools import Answer
+from ranktable_tools.devices.tools import ToolOutput
 from ranktable_tools.launch_plan import LaunchPlan, resolve
 from wire.errors import ConfigError
 from wire.options import EngineOptions
@@ -34,7 +34,7 @@ def test_a_gpu_instance_gets_its_entrys_cards(tmp_path: Path) -> None:
     environ = _tool(tmp_path)
 
     made = prepare_environment(
-        EngineOptions(device="cuda"), _plan(tmp_path), environ, run=lambda command: Answer(tuple(command), GPUS, 0)
+        EngineOptions(device="cuda"), _plan(tmp_path), environ, run=lambda command: ToolOutput(tuple(command), GPUS, 0)
     )
 
     assert environ["CUDA_VISIBLE_DEVICES"] == "GPU-6,GPU-7"
@@ -57,7 +57,7 @@ def test_auto_looks_the_entrys_cards_up_before_anything_can_open_another(tmp_pat
     (tmp_path / "nvidia0").touch()
 
     made = prepare_environment(
-        EngineOptions(), _plan(tmp_path), environ, run=lambda command: Answer(tuple(command), GPUS, 0), dev=tmp_path
+        EngineOptions(), _plan(tmp_path), environ, run=lambda command: ToolOutput(tuple(command), GPUS, 0), dev=tmp_path
     )
 
     assert (made.device, environ["CUDA_VISIBLE_DEVICES"]) == ("auto", "GPU-6,GPU-7")
@@ -71,7 +71,7 @@ def test_auto_stays_on_the_cpu_where_the_entrys_cards_are_not_shown_and_says_why
     before = dict(environ)
 
     made = prepare_environment(
-        EngineOptions(), _plan(tmp_path), environ, run=lambda command: Answer(tuple(command), one, 0), dev=tmp_path
+        EngineOptions(), _plan(tmp_path), environ, run=lambda command: ToolOutput(tuple(command), one, 0), dev=tmp_path
     )
 
     assert (made.device, environ) == ("cpu", before)
@@ -80,5 +80,5 @@ def test_auto_stays_on_the_cpu_where_the_entrys_cards_are_not_shown_and_says_why
     with pytest.raises(ConfigError, match="1 cuda cards are shown here"):
         prepare_environment(
             EngineOptions(device="cuda"), _plan(tmp_path), environ,
-            run=lambda command: Answer(tuple(command), one, 0), dev=tmp_path,
+            run=lambda command: ToolOutput(tuple(command), one, 0), dev=tmp_path,
         )  # fmt: skip

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import cli, door_client
+from pdserve import admin_client, cli
 from pdserve.ports import free_ports
-from scheduler.links.door import door_name, keep_door
+from scheduler.links.admin_socket import door_name, keep_door
 from scheduler.links.probe import LinkProbe
 from tests.pdserve.scheduler_page import PAGE, served_page
 from tests.scheduler.fake_cluster import FakeCluster
@@ -197,7 +197,7 @@ def test_from_elsewhere_a_pair_that_no_transport_joins_is_said(capsys: pytest.Ca
 def test_another_users_scheduler_is_not_trusted(
     door: Door, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(door_client, "is_same_user", lambda sock: False)
+    monkeypatch.setattr(admin_client, "is_same_user", lambda sock: False)
 
     assert cli.main(["links", "--url", door.url]) == 1
     assert f"nothing answers at {door.url}" in capsys.readouterr().err
@@ -212,11 +212,11 @@ def test_the_door_of_a_wildcard_is_found_by_an_address_of_this_host_and_by_no_ot
         tried.append(host)
         return f"none-{os.getpid()}-{port}"
 
-    monkeypatch.setattr(door_client, "door_name", door_name)
+    monkeypatch.setattr(admin_client, "door_name", door_name)
     for host in ("127.0.0.1", "192.0.2.1"):
         tried.append(host)
-        with pytest.raises(door_client.NoDoor):
-            door_client.open_door(f"http://{host}:9000")
+        with pytest.raises(admin_client.NoAdminSocket):
+            admin_client.open_door(f"http://{host}:9000")
 
     assert tried == ["127.0.0.1", "127.0.0.1", "0.0.0.0", "::", "192.0.2.1"]
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from pdserve.layout import ClusterShape, lay_out
-from pdserve.membership import Membership
+from pdserve.membership import TableMembership
 from pdserve.process_plan import ProcessPlan
 
 
@@ -16,13 +16,13 @@ def _without_the_first_decode(path: Path) -> str:
     return json.dumps(document)
 
 
-def _has(membership: Membership, plans: tuple[ProcessPlan, ...]) -> list[str]:
+def _has(membership: TableMembership, plans: tuple[ProcessPlan, ...]) -> list[str]:
     return [plan.name for plan in plans if membership.has(plan)]
 
 
 def test_a_process_belongs_while_its_entry_stands(tmp_path: Path) -> None:
     plans = lay_out(ClusterShape(1, 2, "127.0.0.1", 9000, ()), tmp_path)
-    path, membership = Path(plans[0].env["GLOBAL_RANK_TABLE_FILE_PATH"]), Membership()
+    path, membership = Path(plans[0].env["GLOBAL_RANK_TABLE_FILE_PATH"]), TableMembership()
     whole, names = path.read_text(), ["prefill-0", "decode-0", "decode-1", "scheduler"]
     assert _has(membership, plans) == names
 
@@ -38,8 +38,8 @@ def test_without_a_table_all_belong(tmp_path: Path) -> None:
     plans = lay_out(ClusterShape(1, 1, "127.0.0.1", 9000, ()), tmp_path)
     Path(plans[0].env["GLOBAL_RANK_TABLE_FILE_PATH"]).unlink()
 
-    assert len(_has(Membership(), plans)) == 3
+    assert len(_has(TableMembership(), plans)) == 3
 
 
 def test_a_process_without_a_table_belongs() -> None:
-    assert Membership().has(ProcessPlan("x", "prefill", "127.0.0.1:1", (), {}))
+    assert TableMembership().has(ProcessPlan("x", "prefill", "127.0.0.1:1", (), {}))

@@ -9,7 +9,7 @@ import pytest
 
 from engine.checkpoints.gguf_folder import converted_path
 from pdserve import cli, model_flags, up_request
-from pdserve.hub.asked import Asked, Snapshot
+from pdserve.hub.download_job import DownloadJob, Snapshot
 from pdserve.model_flags import with_plain_model
 from tests.engine.tiny_gguf import write_tiny_gguf
 from wire.errors import ConfigError
@@ -80,13 +80,13 @@ def test_flag_and_file_must_agree(tmp_path: Path, gguf_file: Path) -> None:
 
 
 @pytest.fixture
-def fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
+def fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[DownloadJob]:
     """Let a hub give a folder that has everything; the list grows with what is asked of it."""
-    folder, asked = tmp_path / "snapshot", list[Asked]()
+    folder, asked = tmp_path / "snapshot", list[DownloadJob]()
     folder.mkdir()
     (folder / "config.json").write_text('{"max_position_embeddings": 64}')
 
-    def find(wanted: Asked, environ: Mapping[str, str]) -> Snapshot:
+    def find(wanted: DownloadJob, environ: Mapping[str, str]) -> Snapshot:
         asked.append(wanted)
         return Snapshot(str(folder), "c0ffee")
 
@@ -94,12 +94,12 @@ def fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     return asked
 
 
-def test_a_hubs_name_becomes_a_folder_and_stays_a_name(fetches: list[Asked], tmp_path: Path) -> None:
+def test_a_hubs_name_becomes_a_folder_and_stays_a_name(fetches: list[DownloadJob], tmp_path: Path) -> None:
     typed = EngineOptions(model="facebook/opt-125m", revision="v1", download_dir="/models", served_model_name=("opt",))
 
     plain = with_plain_model(typed, {})
 
-    assert fetches == [Asked("facebook/opt-125m", "huggingface", "v1", "/models")]
+    assert fetches == [DownloadJob("facebook/opt-125m", "huggingface", "v1", "/models")]
     assert (plain.model, plain.served_model_name) == (str(tmp_path / "snapshot"), ("opt", "facebook/opt-125m"))
     assert (plain.revision, plain.download_dir, plain.hub) == (None, None, None)
 
@@ -115,14 +115,14 @@ def test_a_hubs_name_becomes_a_folder_and_stays_a_name(fetches: list[Asked], tmp
     ],
 )
 def test_the_hub_is_as_typed_else_as_vllms_variable_says(
-    typed: str | None, environ: dict[str, str], hub: str, fetches: list[Asked]
+    typed: str | None, environ: dict[str, str], hub: str, fetches: list[DownloadJob]
 ) -> None:
     with_plain_model(EngineOptions(model="a/b", hub=typed), environ)
 
     assert [one.hub for one in fetches] == [hub]
 
 
-def test_schedulers_and_fake_engines_ask_for_no_weights(fetches: list[Asked]) -> None:
+def test_schedulers_and_fake_engines_ask_for_no_weights(fetches: list[DownloadJob]) -> None:
     with_plain_model(EngineOptions(model="a/b"), {}, weights=False)
     with_plain_model(EngineOptions(model="a/b", engine="fake"), {})
 
@@ -130,7 +130,7 @@ def test_schedulers_and_fake_engines_ask_for_no_weights(fetches: list[Asked]) ->
 
 
 def test_a_folder_is_no_name_even_where_a_hub_could_have_it(
-    fetches: list[Asked], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fetches: list[DownloadJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "facebook" / "opt-125m").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
@@ -142,7 +142,7 @@ def test_a_folder_is_no_name_even_where_a_hub_could_have_it(
         with_plain_model(EngineOptions(model="facebook/opt-125m", revision="v1"), {})
 
 
-def test_up_gives_its_processes_the_folder_and_the_name(fetches: list[Asked], tmp_path: Path) -> None:
+def test_up_gives_its_processes_the_folder_and_the_name(fetches: list[DownloadJob], tmp_path: Path) -> None:
     request = up_request.parse(["--model", "facebook/opt-125m", "--revision", "main", "--port", "9911"])
 
     flags = " ".join(request.flags)
@@ -150,7 +150,7 @@ def test_up_gives_its_processes_the_folder_and_the_name(fetches: list[Asked], tm
     assert "--revision" not in flags
 
 
-def test_nodes_of_another_machine_are_told_the_name_and_the_commit(fetches: list[Asked], tmp_path: Path) -> None:
+def test_nodes_of_another_machine_are_told_the_name_and_the_commit(fetches: list[DownloadJob], tmp_path: Path) -> None:
     request = up_request.parse(
         ["--model", "facebook/opt-125m", "--download-dir", "/m", "--ray", "--address", "10.0.0.1:6379"]
     )

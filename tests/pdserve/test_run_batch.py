@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from batch.answering import NO_HEADERS, Answer, Answerer
+from batch.backend import NO_HEADERS, Answer, BatchBackend
 from batch.job import BatchStopped
 from pdserve import run_batch
 from pdserve.client import Client
@@ -412,7 +412,7 @@ class Dying:
         self._left = number
 
     @contextlib.asynccontextmanager
-    async def opened(self) -> AsyncIterator[Answerer]:
+    async def opened(self) -> AsyncIterator[BatchBackend]:
         self._owner = asyncio.current_task()
         try:
             yield self
@@ -456,7 +456,7 @@ class SlowToEnd(Dying):
     """A model that takes long to end, and a user who does not wait for it."""
 
     @contextlib.asynccontextmanager
-    async def opened(self) -> AsyncIterator[Answerer]:
+    async def opened(self) -> AsyncIterator[BatchBackend]:
         yield self
         signal.raise_signal(signal.SIGINT)
         await asyncio.sleep(60)

@@ -19,7 +19,7 @@ from engine.sampling.sampler import TorchChooser
 from engine.step_metadata import StepMetadata
 from pdserve.cli import main
 from pdserve.selftest import command
-from pdserve.selftest.check import Check, NotHere, Verdict, Wrong, run_all
+from pdserve.selftest.check import CheckStatus, NotHere, SelftestCheck, Wrong, run_all
 from tests.devices.fake_device import FakeKind
 from tests.pdserve.fake_far_end import HELLO, take_fake_far_ends
 from wire.errors import ConfigError
@@ -210,13 +210,13 @@ def test_each_check_ends_alone_and_in_one_line() -> None:
     def broken() -> str:
         raise OSError("two\nlines")
 
-    checks = [Check("g", str(run), run) for run in (wrong, absent, broken, lambda: "fine")]
+    checks = [SelftestCheck("g", str(run), run) for run in (wrong, absent, broken, lambda: "fine")]
 
     found = [(one.verdict, one.words) for one in run_all(checks)]
 
     assert found == [
-        (Verdict.FAILED, "off by 3"), (Verdict.NOT_HERE, "no card"), (Verdict.FAILED, "OSError: two lines"),
-        (Verdict.OK, "fine"),
+        (CheckStatus.FAILED, "off by 3"), (CheckStatus.NOT_HERE, "no card"), (CheckStatus.FAILED, "OSError: two lines"),
+        (CheckStatus.OK, "fine"),
     ]  # fmt: skip
 
 
@@ -330,7 +330,7 @@ def test_ctrl_c_between_two_rows_loses_neither_the_last_one_nor_the_report(
 def test_ctrl_c_before_the_first_row_names_no_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(*_: object) -> list[Check]:
+    def interrupted(*_: object) -> list[SelftestCheck]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "_checks", interrupted)
@@ -368,7 +368,7 @@ def test_rows_are_made_once_also_where_none_of_them_is_asked_for(monkeypatch: py
     made: list[int] = []
     checks = command._checks
 
-    def counted(*given: Any) -> list[Check]:
+    def counted(*given: Any) -> list[SelftestCheck]:
         made.append(len(given))
         return checks(*given)
 

@@ -199,7 +199,7 @@ def test_nobody_there_is_one_line_that_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PDSERVE_RUN_DIR", str(tmp_path))
-    monkeypatch.setattr("pdserve.where.DEFAULT_URL", "http://127.0.0.1:1")
+    monkeypatch.setattr("pdserve.target_cluster.DEFAULT_URL", "http://127.0.0.1:1")
 
     assert cli.main(["status"]) == 1
     assert "nothing answers at http://127.0.0.1:1: `pdserve up --detach` starts" in capsys.readouterr().err

@@ -10,8 +10,8 @@ from devices.cpu import CpuKind
 from devices.interface import DeviceKind
 from pdserve import verify
 from pdserve.process_plan import ProcessPlan
-from pdserve.verify_devices import EACH, DevicePair, DevicePairs, choose_pairs
-from pdserve.verify_runs import Deployment, Served, alone, pair
+from pdserve.verify_devices import EACH, DeviceKindPair, DevicePairs, choose_pairs
+from pdserve.verify_runs import Deployment, VerifyOutputs, alone, pair
 from pdserve.verify_transports import choose
 from tests.devices.fake_device import TRAITS, FakeKind
 from tests.engine.tiny_models import make_tiny_model
@@ -43,7 +43,7 @@ def test_each_is_every_pair_of_the_kinds_that_can_be_used_here() -> None:
 def test_a_machine_without_cards_has_one_pair_and_says_so() -> None:
     pairs = choose_pairs(EACH, {"cpu": CpuKind(), "fake": NoCard()})
 
-    assert pairs.pairs == (DevicePair("cpu", "cpu"),)
+    assert pairs.pairs == (DeviceKindPair("cpu", "cpu"),)
     assert pairs.describe() == (
         "devices: cpu -> cpu, the only pair that this machine can form: no fake card is shown here"
     )
@@ -54,7 +54,7 @@ def test_a_machine_without_cards_has_one_pair_and_says_so() -> None:
     [("cpu", ("cpu", "cpu")), ("fake", ("fake", "fake")), ("cpu:fake", ("cpu", "fake")), ("fake:cpu", ("fake", "cpu"))],
 )
 def test_one_pair_is_asked_for_by_its_kinds(asked: str, ends: tuple[str, str]) -> None:
-    assert choose_pairs(asked, KINDS) == DevicePairs((DevicePair(*ends),), {})
+    assert choose_pairs(asked, KINDS) == DevicePairs((DeviceKindPair(*ends),), {})
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("kinds")
 def test_each_pair_has_the_transports_that_both_its_ends_can() -> None:
-    here, mixed, npus = (choose("each", pair=DevicePair(*ends)) for ends in (
+    here, mixed, npus = (choose("each", pair=DeviceKindPair(*ends)) for ends in (
         ("cpu", "cpu"), ("cpu", "fake"), ("cpu", "npu"),
     ))  # fmt: skip
 
@@ -88,11 +88,11 @@ def test_each_pair_has_the_transports_that_both_its_ends_can() -> None:
     assert "tcp" in npus.names
     assert npus.lacking["process_group"] == "groups are made by gloo on cpu, by hccl on npu"
     with pytest.raises(ConfigError, match="--transport shm cannot run here: the KV pool lies on fake:0"):
-        choose("shm", pair=DevicePair("fake", "cpu"))
+        choose("shm", pair=DeviceKindPair("fake", "cpu"))
 
 
 def test_each_end_is_told_its_device(tmp_path: Path) -> None:
-    made: Deployment = pair(tmp_path, ("--model", "/m"), "tcp", DevicePair("cpu", "fake"))
+    made: Deployment = pair(tmp_path, ("--model", "/m"), "tcp", DeviceKindPair("cpu", "fake"))
 
     assert [told(plan) for plan in made.instances] == ["cpu", "fake"]
     assert [plan.role for plan in made.instances] == ["prefill", "decode"]
@@ -112,14 +112,14 @@ def test_every_pair_and_every_kind_alone_is_compared(
     """What the instances would give is scripted; real models cross in tests/instance/test_mixed_devices.py."""
     asked: list[tuple[object, str]] = []
 
-    def through_pd(*given: object) -> Served:
+    def through_pd(*given: object) -> VerifyOutputs:
         asked.append((given[3], str(given[4])))
-        return Served([[7, 7, 7]] * 2, 4096)
+        return VerifyOutputs([[7, 7, 7]] * 2, 4096)
 
     monkeypatch.setattr("pdserve.verify.logs.configure", lambda _: None)
     monkeypatch.setitem(table.KINDS, "npu", NoCard(NAMED))
     monkeypatch.setattr("pdserve.verify_runs.through_pd", through_pd)
-    monkeypatch.setattr("pdserve.verify_runs.through_combined", lambda *_: Served([[7, 7, 7]] * 2, 0))
+    monkeypatch.setattr("pdserve.verify_runs.through_combined", lambda *_: VerifyOutputs([[7, 7, 7]] * 2, 0))
     monkeypatch.setattr(verify, "_ask_transformers", lambda *_: (None, [[7, 7, 7]] * 2))
     monkeypatch.setattr(verify, "choose_pairs", lambda asked: choose_pairs(asked, KINDS))
     flags = ["--model", str(make_tiny_model("llama", tmp_path)), "--prompts", "2", "--max-tokens", "3"]

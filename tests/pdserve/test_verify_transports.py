@@ -8,7 +8,7 @@ from kvtransfer import transports
 from kvtransfer.tcp import TcpTransport
 from kvtransfer.transports import NAMES
 from pdserve import verify
-from pdserve.verify_runs import Served
+from pdserve.verify_runs import VerifyOutputs
 from pdserve.verify_transports import EACH, Chosen, choose
 from tests.engine.tiny_models import make_tiny_model
 from wire.errors import ConfigError
@@ -46,16 +46,16 @@ def test_each_that_runs_is_compared_and_the_others_are_named_with_the_reason(
 ) -> None:
     """What the instances would give is scripted; over real processes it is tests/cluster/test_verify.py."""
 
-    def through_pd(*given: object) -> Served:
+    def through_pd(*given: object) -> VerifyOutputs:
         transport = given[3]
-        return Served([[7, 7, over_tcp if transport == "tcp" else 7]] * 2, 4096)
+        return VerifyOutputs([[7, 7, over_tcp if transport == "tcp" else 7]] * 2, 4096)
 
     monkeypatch.setattr("pdserve.verify.logs.configure", lambda _: None)
     monkeypatch.setattr(
         verify, "choose", lambda _, pair: Chosen(("shm", "tcp"), {"mooncake": "its package is missing"})
     )
     monkeypatch.setattr("pdserve.verify_runs.through_pd", through_pd)
-    monkeypatch.setattr("pdserve.verify_runs.through_combined", lambda *_: Served([[7, 7, 7]] * 2, 0))
+    monkeypatch.setattr("pdserve.verify_runs.through_combined", lambda *_: VerifyOutputs([[7, 7, 7]] * 2, 0))
     monkeypatch.setattr(verify, "_ask_transformers", lambda *_: (None, [[7, 7, 7]] * 2))
 
     status = verify.main(["--model", str(make_tiny_model("llama", tmp_path)), "--prompts", "2", "--max-tokens", "3"])

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ranktable_tools.doctor.case import Case, Tables
+from ranktable_tools.doctor.case import DoctorInput, DoctorTables
 from ranktable_tools.doctor.machine import Machine
-from ranktable_tools.tables import Device, GlobalTable, LocalTable, Server
+from ranktable_tools.tables import GlobalTable, LocalTable, TableDevice, TableServer
 from tests.ranktable_tools.stub_tools import calls, write_stub
 
 HERE = "127.0.0.1"
@@ -45,27 +45,33 @@ class Bench:
 
     def case(
         self,
-        tables: Tables | None = None,
+        tables: DoctorTables | None = None,
         environ: Mapping[str, str] | None = None,
         *,
         cores: int = 2,
         url: str | None = None,
-    ) -> Case:
+    ) -> DoctorInput:
         """Return a case whose waits are short."""
-        return Case(self.machine(environ, cores=cores), tables or Tables(), url, connect_s=2.0, command_s=20.0)
+        return DoctorInput(
+            self.machine(environ, cores=cores), tables or DoctorTables(), url, connect_s=2.0, command_s=20.0
+        )
 
 
-def server(host: str, ids: str = "", port: int | None = None, network: str = "10.20.0") -> Server:
+def server(host: str, ids: str = "", port: int | None = None, network: str = "10.20.0") -> TableServer:
     """Return an entry; the device addresses are `network` and the device id."""
     listed = ids.split(",") if ids else []
-    devices = tuple(Device(one, f"{network}.{one}", str(rank)) for rank, one in enumerate(listed))
-    return Server(host, host, devices, port)
+    devices = tuple(TableDevice(one, f"{network}.{one}", str(rank)) for rank, one in enumerate(listed))
+    return TableServer(host, host, devices, port)
 
 
 def tables(
-    prefill: Sequence[Server], decode: Sequence[Server], *, local: Server | None = None, scheduler: str = HERE
-) -> Tables:
+    prefill: Sequence[TableServer],
+    decode: Sequence[TableServer],
+    *,
+    local: TableServer | None = None,
+    scheduler: str = HERE,
+) -> DoctorTables:
     """Return tables as they are after reading; `local` is one of the entries, or has no device: the scheduler."""
     table = GlobalTable(server(scheduler), tuple(prefill), tuple(decode))
     own = next((one for one in table.instances if one.server == local), None)
-    return Tables("global.json", "local.json", table, None if local is None else LocalTable(local), own)
+    return DoctorTables("global.json", "local.json", table, None if local is None else LocalTable(local), own)

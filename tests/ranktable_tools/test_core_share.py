@@ -5,17 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ranktable_tools.core_share import CoreShare, core_share
-from ranktable_tools.tables import Device, GlobalTable, Server
+from ranktable_tools.tables import GlobalTable, TableDevice, TableServer
 
 HERE = frozenset({"localhost", "127.0.0.1", "::1", "10.0.0.1"})
 
 
-def _server(*ids: str, ip: str = "10.0.0.1") -> Server:
-    return Server(ip, ip, tuple(Device(device_id, ip, str(rank)) for rank, device_id in enumerate(ids)))
+def _server(*ids: str, ip: str = "10.0.0.1") -> TableServer:
+    return TableServer(ip, ip, tuple(TableDevice(device_id, ip, str(rank)) for rank, device_id in enumerate(ids)))
 
 
-def _table(prefill: list[Server], decode: list[Server]) -> GlobalTable:
-    return GlobalTable(Server("10.0.0.1", "10.0.0.1"), tuple(prefill), tuple(decode))
+def _table(prefill: list[TableServer], decode: list[TableServer]) -> GlobalTable:
+    return GlobalTable(TableServer("10.0.0.1", "10.0.0.1"), tuple(prefill), tuple(decode))
 
 
 def test_one_prefill_and_one_decode_get_half_of_the_cores_each() -> None:

@@ -12,7 +12,7 @@ from ranktable_tools.dialects.registry import detect, named
 from ranktable_tools.document import Node
 from ranktable_tools.json_file import parse_json
 from ranktable_tools.rules.catalogue import errors
-from ranktable_tools.tables import Device, InstanceRole, Server, Table, TableInstance
+from ranktable_tools.tables import InstanceRole, Table, TableDevice, TableInstance, TableServer
 from tests.ranktable_tools.documents import Document, group, grouped
 
 HOSTS = [f"192.0.2.{number}" for number in range(1, 9)]
@@ -39,20 +39,20 @@ def _address(host: str, device_id: int) -> str:
 
 
 @st.composite
-def _servers(draw: st.DrawFn, seats: list[tuple[str, list[int]]], run_on: bool) -> list[Server]:
+def _servers(draw: st.DrawFn, seats: list[tuple[str, list[int]]], run_on: bool) -> list[TableServer]:
     """Servers with devices; ranks count on over them, or begin anew with each."""
-    servers: list[Server] = []
+    servers: list[TableServer] = []
     start = 0
     for host, ids in seats:
         order = draw(st.permutations(range(len(ids))))
         devices = tuple(
-            Device(
+            TableDevice(
                 str(device_id), _address(host, device_id), str(start + rank),
                 device_port=draw(PORTS.map(lambda port: None if port is None else str(port))),
             )
             for device_id, rank in zip(ids, order, strict=True)
         )  # fmt: skip
-        servers.append(Server(draw(IDS), host, devices))
+        servers.append(TableServer(draw(IDS), host, devices))
         start += len(ids) if run_on else 0
     return servers
 
@@ -69,7 +69,7 @@ def _clusters(draw: st.DrawFn) -> Table:
         for role, server, port in zip(roles, servers, ports, strict=True)
     )
     host = draw(st.sampled_from(HOSTS))
-    return Table("cluster", (Server(draw(IDS), host),), instances)
+    return Table("cluster", (TableServer(draw(IDS), host),), instances)
 
 
 @st.composite
@@ -90,7 +90,7 @@ def _instances(draw: st.DrawFn, super_pods: bool = False, hccl: bool = False) ->
 
 
 @st.composite
-def _of_hccl(draw: st.DrawFn, server: Server, number: int) -> Server:
+def _of_hccl(draw: st.DrawFn, server: TableServer, number: int) -> TableServer:
     """A server without a server_ip of its own: a pod's, a host's, or its id."""
     host_ip = draw(st.none() | st.just(server.server_ip))
     container_ip = draw(st.none() | st.just(f"203.0.113.{number + 1}"))
@@ -101,7 +101,7 @@ def _of_hccl(draw: st.DrawFn, server: Server, number: int) -> Server:
     )  # fmt: skip
 
 
-def _of_super_pod(number: int, server: Server) -> list[Device]:
+def _of_super_pod(number: int, server: TableServer) -> list[TableDevice]:
     return [
         replace(device, super_device_id=str(1000 * number + position), backup_device_ip=device.device_ip)
         for position, device in enumerate(server.devices)
@@ -168,12 +168,12 @@ def test_what_omni_writes_of_a_cluster_becomes_that_cluster(table: Table, merged
     )
 
     assert root.problems == []
-    expected = replace(table, schedulers=(Server(scheduler.server_ip, scheduler.server_ip),)) if merged else table
+    expected = replace(table, schedulers=(TableServer(scheduler.server_ip, scheduler.server_ip),)) if merged else table
     assert converted.table == expected
     assert converted.notes == ()
 
 
-def _entry(server: Server) -> Document:
+def _entry(server: TableServer) -> Document:
     entry: Document = {"server_id": server.server_id, "server_ip": server.server_ip}
     if server.server_port is not None:
         entry["server_port"] = str(server.server_port)

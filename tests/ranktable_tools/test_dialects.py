@@ -11,7 +11,7 @@ from ranktable_tools.dialects.dialect import ReadOptions
 from ranktable_tools.dialects.registry import DIALECTS, detect, named
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.lint import LintOptions, lint
-from ranktable_tools.tables import Device, Server, Table, TableInstance
+from ranktable_tools.tables import Table, TableDevice, TableInstance, TableServer
 from tests.ranktable_tools.documents import (
     SAMPLES,
     A,
@@ -36,8 +36,8 @@ from tests.ranktable_tools.documents import (
 Save = Callable[[str, object], str]
 
 
-def _device(device_id: int, address: int, rank: int, **more: Any) -> Device:
-    return Device(str(device_id), f"198.51.100.{address}", str(rank), **more)
+def _device(device_id: int, address: int, rank: int, **more: Any) -> TableDevice:
+    return TableDevice(str(device_id), f"198.51.100.{address}", str(rank), **more)
 
 
 def _read(save: Save, document: object, options: ReadOptions = ReadOptions(), name: str | None = None) -> Table:
@@ -121,19 +121,19 @@ def test_what_is_no_table_of_ours_is_told(save: Save, document: object, message:
 
 
 def test_kubeinfer_has_a_group_per_instance(save: Save) -> None:
-    one = TableInstance("prefill", (Server(A, A, (_device(0, 10, 0), _device(1, 11, 1))),))
+    one = TableInstance("prefill", (TableServer(A, A, (_device(0, 10, 0), _device(1, 11, 1))),))
     spread = TableInstance(
         "prefill",
         (
-            Server(B, B, (_device(0, 20, 0), _device(1, 21, 1)), pod_name="p-1-0"),
-            Server(C, C, (_device(0, 30, 2), _device(1, 31, 3)), pod_name="p-1-1"),
+            TableServer(B, B, (_device(0, 20, 0), _device(1, 21, 1)), pod_name="p-1-0"),
+            TableServer(C, C, (_device(0, 30, 2), _device(1, 31, 3)), pod_name="p-1-1"),
         ),
     )
-    decode = TableInstance("decode", (Server(A, A, (_device(2, 12, 0), _device(3, 13, 1))),))
+    decode = TableInstance("decode", (TableServer(A, A, (_device(2, 12, 0), _device(3, 13, 1))),))
 
     table = _read(save, kubeinfer(), ReadOptions(num_prefill=2))
 
-    assert table == Table("cluster", (Server(A, A, pod_name="proxy-0"),), (one, spread, decode))
+    assert table == Table("cluster", (TableServer(A, A, pod_name="proxy-0"),), (one, spread, decode))
 
 
 def test_who_is_prefill_is_not_guessed(save: Save) -> None:
@@ -196,8 +196,8 @@ def test_a_cut_that_leaves_a_rest_is_refused(save: Save) -> None:
 def test_hccl_reads_one_instance_over_its_servers(save: Save) -> None:
     table = _read(save, hccl())
 
-    one = Server(A, A, (_device(0, 10, 0), _device(1, 11, 1)))
-    other = Server(B, B, (_device(0, 20, 2), _device(1, 21, 3)))
+    one = TableServer(A, A, (_device(0, 10, 0), _device(1, 11, 1)))
+    other = TableServer(B, B, (_device(0, 20, 2), _device(1, 21, 3)))
     assert table == Table("instance", (), (TableInstance(None, (one, other)),))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ranktable_tools.doctor.case import Case
+from ranktable_tools.doctor.case import DoctorInput
 from ranktable_tools.doctor.cluster import check_links, check_model, check_scheduler
 from tests.ranktable_tools.bench import HERE, Bench, server, tables
 
@@ -40,7 +40,7 @@ def _scheduler(status: int, body: str) -> Iterator[str]:
     thread.join(300)
 
 
-def _case(bench: Bench, answers: dict[str, str], other: str = "") -> Case:
+def _case(bench: Bench, answers: dict[str, str], other: str = "") -> DoctorInput:
     bench.tool("python", answers, other)
     return bench.case(GIVEN, {"PDSERVE_PYTHON": str(bench.tools / "python")})
 

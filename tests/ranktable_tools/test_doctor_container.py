@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ranktable_tools.doctor.case import Tables
+from ranktable_tools.doctor.case import DoctorTables
 from ranktable_tools.doctor.container import check_container
 from tests.ranktable_tools.bench import HERE, Bench, server, tables
 
@@ -23,7 +23,7 @@ def _container(folder: Path, *cards: str) -> Bench:
     return bench
 
 
-def _local(own: object = PREFILL) -> Tables:
+def _local(own: object = PREFILL) -> DoctorTables:
     return tables([PREFILL], [DECODE], local=own)  # type: ignore[arg-type]
 
 

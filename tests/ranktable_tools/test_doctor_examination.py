@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from ranktable_tools.devices.tools import Answer
-from ranktable_tools.doctor.case import Case, Tables
-from ranktable_tools.doctor.checks import CHECKS, Check
+from ranktable_tools.devices.tools import ToolOutput
+from ranktable_tools.doctor.case import DoctorInput, DoctorTables
+from ranktable_tools.doctor.checks import CHECKS, DoctorCheck
 from ranktable_tools.doctor.examination import examine
 from ranktable_tools.doctor.machine import Machine
 from ranktable_tools.doctor.screen import json_text, text_lines
-from ranktable_tools.doctor.verdict import Finding, Verdict, combined, fail, not_here, ok, warn, worst
+from ranktable_tools.doctor.verdict import CheckResult, Verdict, combined, fail, not_here, ok, warn, worst
 from ranktable_tools.errors import RanktableError
 from tests.ranktable_tools.bench import Bench
 
 FINDINGS = [
-    Finding("ports", ok("8088 is free")),
-    Finding("no_proxy", warn("http_proxy set", "export no_proxy=x")),
-    Finding("cards", fail("card 3 is Alarm", "npu-smi")),
-    Finding("docker", not_here("this is a container")),
+    CheckResult("ports", ok("8088 is free")),
+    CheckResult("no_proxy", warn("http_proxy set", "export no_proxy=x")),
+    CheckResult("cards", fail("card 3 is Alarm", "npu-smi")),
+    CheckResult("docker", not_here("this is a container")),
 ]
 
 
@@ -41,15 +41,15 @@ def test_a_machine_with_nothing_has_nothing_to_mend(tmp_path: Path) -> None:
 def test_findings_keep_the_tables_order_whichever_ends_first(tmp_path: Path) -> None:
     second_is_done = threading.Event()
 
-    def first(case: Case) -> Verdict:
+    def first(case: DoctorInput) -> Verdict:
         assert second_is_done.wait(300)
         return ok("first")
 
-    def second(case: Case) -> Verdict:
+    def second(case: DoctorInput) -> Verdict:
         second_is_done.set()
         return ok("second")
 
-    findings = examine(Bench(tmp_path).case(), 20, (Check("a", first), Check("b", second)))
+    findings = examine(Bench(tmp_path).case(), 20, (DoctorCheck("a", first), DoctorCheck("b", second)))
 
     assert [finding.verdict.words for finding in findings] == ["first", "second"]
 
@@ -57,12 +57,14 @@ def test_findings_keep_the_tables_order_whichever_ends_first(tmp_path: Path) -> 
 def test_a_check_that_hangs_hides_no_other(tmp_path: Path) -> None:
     gate = threading.Event()
 
-    def hang(case: Case) -> Verdict:
+    def hang(case: DoctorInput) -> Verdict:
         gate.wait(300)
         return ok("too late")
 
     try:
-        findings = examine(Bench(tmp_path).case(), 2, (Check("a", hang), Check("b", lambda case: ok("well"))))
+        findings = examine(
+            Bench(tmp_path).case(), 2, (DoctorCheck("a", hang), DoctorCheck("b", lambda case: ok("well")))
+        )
     finally:
         gate.set()
 
@@ -72,13 +74,13 @@ def test_a_check_that_hangs_hides_no_other(tmp_path: Path) -> None:
 
 
 def test_what_a_check_raises_is_its_own_finding(tmp_path: Path) -> None:
-    def refuse(case: Case) -> Verdict:
+    def refuse(case: DoctorInput) -> Verdict:
         raise RanktableError("npu-smi info: no answer within 10 s")
 
-    def break_down(case: Case) -> Verdict:
+    def break_down(case: DoctorInput) -> Verdict:
         raise KeyError("x")
 
-    findings = examine(Bench(tmp_path).case(), 10, (Check("a", refuse), Check("b", break_down)))
+    findings = examine(Bench(tmp_path).case(), 10, (DoctorCheck("a", refuse), DoctorCheck("b", break_down)))
 
     words = [finding.verdict.words for finding in findings]
     assert words == ["npu-smi info: no answer within 10 s", "the check broke: KeyError('x')"]
@@ -87,20 +89,20 @@ def test_what_a_check_raises_is_its_own_finding(tmp_path: Path) -> None:
 def test_a_tool_is_asked_once_and_one_at_a_time(tmp_path: Path) -> None:
     running, most, asked = 0, 0, []
 
-    def run(command: object) -> Answer:
+    def run(command: object) -> ToolOutput:
         nonlocal running, most
         running += 1
         most = max(most, running)
         asked.append(command)
         running -= 1
-        return Answer(("tool",), "said", 0)
+        return ToolOutput(("tool",), "said", 0)
 
     bench = Bench(tmp_path)
     bench.tool("npu-smi", {})
     machine = Machine({"PATH": str(bench.tools)}, root=bench.root, run=run)
-    checks = [Check(f"{n}", lambda case, n=n: ok(str(case.machine.ask("npu-smi", str(n % 3))))) for n in range(9)]  # type: ignore[misc]
+    checks = [DoctorCheck(f"{n}", lambda case, n=n: ok(str(case.machine.ask("npu-smi", str(n % 3))))) for n in range(9)]  # type: ignore[misc]
 
-    examine(Case(machine, Tables()), 20, checks)
+    examine(DoctorInput(machine, DoctorTables()), 20, checks)
 
     assert (len(asked), most) == (3, 1)
 
@@ -108,7 +110,7 @@ def test_a_tool_is_asked_once_and_one_at_a_time(tmp_path: Path) -> None:
 def test_a_tool_that_did_not_answer_is_not_asked_again(tmp_path: Path) -> None:
     asked = []
 
-    def run(command: object) -> Answer:
+    def run(command: object) -> ToolOutput:
         asked.append(command)
         raise RanktableError("no answer within 10 s")
 
@@ -136,7 +138,7 @@ def test_the_screen_is_one_line_a_check_and_the_next_step_below() -> None:
 
 
 def test_colours_are_asked_for_and_tools_cannot_add_their_own() -> None:
-    shown = text_lines("t", [Finding("ports", ok("\x1b[31mred"))], colour=True)
+    shown = text_lines("t", [CheckResult("ports", ok("\x1b[31mred"))], colour=True)
 
     assert shown[1] == "\x1b[32mok  \x1b[0m  ports  ?[31mred"
 

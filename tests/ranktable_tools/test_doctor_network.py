@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.ports import free_ports
-from ranktable_tools.doctor.case import Tables
+from ranktable_tools.doctor.case import DoctorTables
 from ranktable_tools.doctor.listeners import listener
 from ranktable_tools.doctor.machine import Machine
 from ranktable_tools.doctor.network import bypasses, check_address, check_ports, check_proxy, check_reach
@@ -49,7 +49,7 @@ def _free_port(host: str = HERE) -> int:
     return free_ports(1, host)[0]
 
 
-def _given(ports: tuple[int, int], decode_host: str = HERE) -> Tables:
+def _given(ports: tuple[int, int], decode_host: str = HERE) -> DoctorTables:
     return tables([server(HERE, "0", ports[0])], [server(decode_host, "1", ports[1])])
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ranktable_tools.commands import GenArguments, gen
-from ranktable_tools.doctor.case import Tables, read_tables
+from ranktable_tools.doctor.case import DoctorTables, read_tables
 from ranktable_tools.doctor.tables import check_llm_tools_path, check_secret, check_tables, check_variables
 from ranktable_tools.errors import RanktableError
 from tests.ranktable_tools.bench import Bench
@@ -104,7 +104,7 @@ def _secret(tmp_path: Path, text: str | None, mode: int = 0o600, **environ: str)
     if text is not None:
         path.write_text(text)
         path.chmod(mode)
-    verdict = check_secret(Bench(tmp_path).case(Tables(str(tmp_path / "global.json")), environ))
+    verdict = check_secret(Bench(tmp_path).case(DoctorTables(str(tmp_path / "global.json")), environ))
     return verdict.result, verdict.words
 
 
@@ -142,7 +142,7 @@ def test_a_secret_of_ones_own_that_is_closed_names_its_mode(tmp_path: Path, monk
     path.write_text("x" * 64)
     path.chmod(0o200)
 
-    verdict = check_secret(Bench(tmp_path).case(Tables(str(tmp_path / "global.json"))))
+    verdict = check_secret(Bench(tmp_path).case(DoctorTables(str(tmp_path / "global.json"))))
 
     assert verdict.words == f"{path} has mode 0200: uid {os.getuid()}, whose it is, may not read it"
     assert verdict.next_step == f"chmod 600 {path}"
@@ -155,7 +155,7 @@ def test_somebody_elses_secret_names_both_users(tmp_path: Path) -> None:
     path.chmod(0o600)
     os.chown(path, 12345, -1)
 
-    verdict = check_secret(Bench(tmp_path).case(Tables(str(tmp_path / "global.json"))))
+    verdict = check_secret(Bench(tmp_path).case(DoctorTables(str(tmp_path / "global.json"))))
 
     assert verdict.words == f"{path} belongs to uid 12345, this is uid 0"
 

@@ -13,7 +13,7 @@ from ranktable_tools.generate import (
     parse_ports,
     tensor_parallel_note,
 )
-from ranktable_tools.tables import Device
+from ranktable_tools.tables import TableDevice
 
 IP = "10.0.0.18"
 
@@ -77,7 +77,7 @@ def test_local_tables_are_the_entries_of_the_global_one_in_order() -> None:
     servers = [instance.server for instance in generated.part.instances]
     assert [local.table.server for local in generated.instances] == servers
     assert [server.server_port for server in servers] == [8088, 8089, 8090, 8091]
-    assert servers[3].devices == (Device("3", "10.1.0.3", "0"),)
+    assert servers[3].devices == (TableDevice("3", "10.1.0.3", "0"),)
 
 
 @pytest.mark.parametrize(

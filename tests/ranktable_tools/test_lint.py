@@ -18,7 +18,7 @@ from ranktable_tools.dialects.modelarts import global_text
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.lint import lint
 from ranktable_tools.table_file import read_global, read_local, read_part
-from ranktable_tools.tables import Device, GlobalTable, Server
+from ranktable_tools.tables import GlobalTable, TableDevice, TableServer
 from tests.ranktable_tools.documents import SAMPLES
 
 JSON = st.recursive(
@@ -26,9 +26,13 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=10,
 )
-HOST = Server("localhost", "localhost")
-PREFILL = Server("localhost", "localhost", (Device("4", "10.0.0.22", "0"), Device("5", "10.0.0.23", "1")))
-DECODE = Server("localhost", "localhost", (Device("6", "29.0.0.56", "0"), Device("7", "29.0.0.72", "1")), 8089)
+HOST = TableServer("localhost", "localhost")
+PREFILL = TableServer(
+    "localhost", "localhost", (TableDevice("4", "10.0.0.22", "0"), TableDevice("5", "10.0.0.23", "1"))
+)
+DECODE = TableServer(
+    "localhost", "localhost", (TableDevice("6", "29.0.0.56", "0"), TableDevice("7", "29.0.0.72", "1")), 8089
+)
 GOOD = json.loads(global_text(GlobalTable(HOST, (PREFILL,), (DECODE,))))
 
 
@@ -130,7 +134,7 @@ def test_a_good_table_has_no_problems(tmp_path: Path) -> None:
 
 def test_a_large_table_is_checked_host_by_host(tmp_path: Path) -> None:
     servers = [
-        Server(ip, ip, tuple(Device(str(number), ip, str(number)) for number in range(8)), 8088)
+        TableServer(ip, ip, tuple(TableDevice(str(number), ip, str(number)) for number in range(8)), 8088)
         for ip in (f"10.50.{host // 250}.{host % 250 + 1}" for host in range(200))
     ]
     path = tmp_path / "t.json"

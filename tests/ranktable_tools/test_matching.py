@@ -4,32 +4,32 @@ import pytest
 
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.matching import find_own_entry
-from ranktable_tools.tables import Device, GlobalTable, LocalTable, Server
+from ranktable_tools.tables import GlobalTable, LocalTable, TableDevice, TableServer
 
-GPU = (Device("0", "192.0.2.1", "0"),)
+GPU = (TableDevice("0", "192.0.2.1", "0"),)
 TABLE = GlobalTable(
-    Server("192.0.2.1", "192.0.2.1"),
-    (Server("192.0.2.1", "192.0.2.1", GPU, 8088),),
-    (Server("192.0.2.1", "192.0.2.1", GPU, 8089),),
+    TableServer("192.0.2.1", "192.0.2.1"),
+    (TableServer("192.0.2.1", "192.0.2.1", GPU, 8088),),
+    (TableServer("192.0.2.1", "192.0.2.1", GPU, 8089),),
 )
 
 
 @pytest.mark.parametrize(("port", "role"), [(8088, "prefill"), (8089, "decode")])
 def test_instances_that_share_a_gpu_are_told_apart_by_their_ports(port: int, role: str) -> None:
-    entry = find_own_entry(LocalTable(Server("192.0.2.1", "192.0.2.1", GPU, port)), TABLE)
+    entry = find_own_entry(LocalTable(TableServer("192.0.2.1", "192.0.2.1", GPU, port)), TABLE)
 
     assert entry is not None
     assert entry.role == role
 
 
 def test_a_port_alone_is_no_difference() -> None:
-    entry = find_own_entry(LocalTable(Server("192.0.2.1", "192.0.2.1", GPU)), TABLE)
+    entry = find_own_entry(LocalTable(TableServer("192.0.2.1", "192.0.2.1", GPU)), TABLE)
 
     assert entry is not None
 
 
 def test_devices_are_nearer_than_ports() -> None:
-    other = (Device("1", "192.0.2.1", "0"),)
+    other = (TableDevice("1", "192.0.2.1", "0"),)
 
     with pytest.raises(RanktableError, match="nearest entry is decode-0"):
-        find_own_entry(LocalTable(Server("192.0.2.1", "192.0.2.1", other, 8089)), TABLE)
+        find_own_entry(LocalTable(TableServer("192.0.2.1", "192.0.2.1", other, 8089)), TABLE)

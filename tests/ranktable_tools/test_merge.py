@@ -4,14 +4,14 @@ import pytest
 
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.merge import NamedPart, check_enough, merge
-from ranktable_tools.tables import Device, Server, TablePart
+from ranktable_tools.tables import TableDevice, TablePart, TableServer
 
 
-def _server(ip: str, device: str, port: int | None = None) -> Server:
-    return Server(ip, ip, (Device(device, ip, "0"),), port)
+def _server(ip: str, device: str, port: int | None = None) -> TableServer:
+    return TableServer(ip, ip, (TableDevice(device, ip, "0"),), port)
 
 
-A = Server("10.0.0.1", "10.0.0.1")
+A = TableServer("10.0.0.1", "10.0.0.1")
 PREFILL = [_server("10.0.0.1", "0"), _server("10.0.0.2", "0")]
 DECODE = [_server("10.0.0.1", "1"), _server("10.0.0.3", "0")]
 

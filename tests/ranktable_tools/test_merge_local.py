@@ -13,7 +13,7 @@ from ranktable_tools import cli, guide
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.launch_plan import resolve
 from ranktable_tools.merge_local import NamedInstance, merge_local
-from ranktable_tools.tables import Device, Server, TableInstance
+from ranktable_tools.tables import TableDevice, TableInstance, TableServer
 from tests.ranktable_tools.documents import A, B, C, local, modelarts, server
 
 Save = Callable[[str, object], str]
@@ -112,7 +112,7 @@ def test_a_list_of_the_other_mode_is_refused(capsys: Say, mode: str, flag: str) 
 )
 def test_no_device_is_lost_and_ranks_run_from_0(sizes: list[tuple[int, int]]) -> None:
     parts = [
-        TableInstance(None, (Server(ip, ip, tuple(Device(str(n), f"{ip}{n}", str(n)) for n in range(size))),))
+        TableInstance(None, (TableServer(ip, ip, tuple(TableDevice(str(n), f"{ip}{n}", str(n)) for n in range(size))),))
         for host, size in sizes
         for ip in (f"192.0.2.{host}",)
     ]

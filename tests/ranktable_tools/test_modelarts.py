@@ -10,14 +10,16 @@ import pytest
 from ranktable_tools.dialects.modelarts import global_text, local_text
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.table_file import examine_global, read_global, read_local, read_part
-from ranktable_tools.tables import Device, GlobalTable, LocalTable, Server
+from ranktable_tools.tables import GlobalTable, LocalTable, TableDevice, TableServer
 
 Document = dict[str, Any]
 Save = Callable[[str, object], str]
 
-PREFILL = Server("localhost", "localhost", (Device("4", "10.0.0.22", "0"), Device("5", "10.0.0.23", "1")))
-DECODE = Server("localhost", "localhost", (Device("6", "29.0.0.56", "0"), Device("7", "29.0.0.72", "1")))
-HOST = Server("localhost", "localhost")
+PREFILL = TableServer(
+    "localhost", "localhost", (TableDevice("4", "10.0.0.22", "0"), TableDevice("5", "10.0.0.23", "1"))
+)
+DECODE = TableServer("localhost", "localhost", (TableDevice("6", "29.0.0.56", "0"), TableDevice("7", "29.0.0.72", "1")))
+HOST = TableServer("localhost", "localhost")
 
 
 def _refusal(path: str) -> str:
@@ -324,7 +326,7 @@ def test_a_local_table_of_two_servers_is_refused(save: Save, guide_local: Docume
 
 
 def test_a_local_table_is_written_byte_by_byte() -> None:
-    text = local_text(LocalTable(Server("10.0.0.18", "10.0.0.18", (Device("6", "29.0.0.56", "0"),), 8089)))
+    text = local_text(LocalTable(TableServer("10.0.0.18", "10.0.0.18", (TableDevice("6", "29.0.0.56", "0"),), 8089)))
 
     assert (
         text

@@ -2,12 +2,12 @@
 
 from ranktable_tools.addresses import own_hosts
 from ranktable_tools.peers import peer_addresses
-from ranktable_tools.tables import Device, GlobalTable, Server
+from ranktable_tools.tables import GlobalTable, TableDevice, TableServer
 
 
 def table(*hosts: str) -> GlobalTable:
-    servers = [Server(host, host, (Device(str(number), "", "0"),)) for number, host in enumerate(hosts)]
-    return GlobalTable(Server(hosts[0], hosts[0]), tuple(servers[:1]), tuple(servers[1:]))
+    servers = [TableServer(host, host, (TableDevice(str(number), "", "0"),)) for number, host in enumerate(hosts)]
+    return GlobalTable(TableServer(hosts[0], hosts[0]), tuple(servers[:1]), tuple(servers[1:]))
 
 
 def test_only_the_tables_hosts_count_where_this_machine_is_none_of_them() -> None:

@@ -7,7 +7,7 @@ import sys
 import time
 
 from pdserve import __version__
-from pdserve.ray_cluster.messages import Wanted, encode
+from pdserve.ray_cluster.messages import NodeRequest, encode
 from pdserve.ray_cluster.need import need_of
 from pdserve.ray_cluster.session import RaySession
 
@@ -16,7 +16,7 @@ def _main(address: str, kind: str, ranks: str, count: str) -> None:
     session = RaySession(address, 0)
     try:
         session.reserve(need_of(kind, int(ranks)), int(count), "pack", 20.0, print)
-        wanted = Wanted(kind, tuple(str(100 + rank) for rank in range(int(ranks))), __version__)
+        wanted = NodeRequest(kind, tuple(str(100 + rank) for rank in range(int(ranks))), __version__)
         pending = [session.place(index).ask("seat", encode(wanted)) for index in range(int(count))]
         deadline = time.monotonic() + 300
         for one in pending:

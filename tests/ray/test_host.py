@@ -11,20 +11,22 @@ import pytest
 from pdserve import __version__
 from pdserve.ray_cluster import host as module
 from pdserve.ray_cluster.actor import answer
-from pdserve.ray_cluster.host import InstanceHost, Where
-from pdserve.ray_cluster.messages import Failure, Look, News, Orders, Seat, Wanted, decode, encode
+from pdserve.ray_cluster.host import NodePlace, RayInstanceHost
+from pdserve.ray_cluster.messages import Look, News, NodeRequest, Orders, RemoteFailure, Seat, decode, encode
 from wire.errors import ConfigError, Incompatible
 
-_CPU = Wanted("cpu", ("3", "4"), __version__)
+_CPU = NodeRequest("cpu", ("3", "4"), __version__)
 _STAYS = "import signal; print('up', flush=True); signal.pause()"
 _STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
 
 
 @pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InstanceHost]:
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayInstanceHost]:
     """A host whose processes run the code that its flags are."""
     monkeypatch.setattr(module, "launch_command", lambda host, port, flags: (sys.executable, "-S", "-c", *flags))
-    made = InstanceHost(Where("n1", "127.0.0.1", {}), {**os.environ, "RAY_X": "1", "OMP_NUM_THREADS": "1"}, tmp_path)
+    made = RayInstanceHost(
+        NodePlace("n1", "127.0.0.1", {}), {**os.environ, "RAY_X": "1", "OMP_NUM_THREADS": "1"}, tmp_path
+    )
     yield made
     made.stop()
     assert list(tmp_path.glob("pdserve-ray-*")) == []
@@ -37,7 +39,7 @@ def _orders(code: str, **changed: str) -> Orders:
     })  # type: ignore[arg-type] # fmt: skip
 
 
-def _until(node: InstanceHost, words: str) -> News:
+def _until(node: RayInstanceHost, words: str) -> News:
     news = node.news(Look(0, None))
     while words not in news.log:
         assert news.exit_status is None, news
@@ -45,14 +47,14 @@ def _until(node: InstanceHost, words: str) -> News:
     return news
 
 
-def _ended(node: InstanceHost) -> News:
+def _ended(node: RayInstanceHost) -> News:
     news = node.news(Look(0, None))
     while news.exit_status is None:
         news = node.news(Look(0, None))
     return news
 
 
-def test_a_seat_on_cpus_has_the_devices_that_were_wanted_and_a_free_port(node: InstanceHost) -> None:
+def test_a_seat_on_cpus_has_the_devices_that_were_wanted_and_a_free_port(node: RayInstanceHost) -> None:
     seat = node.seat(_CPU)
 
     assert (seat.node_id, seat.ip, seat.device_ids) == ("n1", "127.0.0.1", ("3", "4"))
@@ -68,9 +70,9 @@ def test_a_seat_on_cpus_has_the_devices_that_were_wanted_and_a_free_port(node: I
 def test_the_devices_are_those_that_ray_names_where_it_names_numbers(
     tmp_path: Path, given: Sequence[str], expected: tuple[str, ...]
 ) -> None:
-    node = InstanceHost(Where("n1", "127.0.0.1", {"cuda": given}), {}, tmp_path)
+    node = RayInstanceHost(NodePlace("n1", "127.0.0.1", {"cuda": given}), {}, tmp_path)
 
-    seat = node.seat(Wanted("cuda", ("3", "4"), __version__))
+    seat = node.seat(NodeRequest("cuda", ("3", "4"), __version__))
 
     assert seat.device_ids == expected
     node.stop()
@@ -80,21 +82,21 @@ def test_npus_have_the_addresses_of_their_own_network(tmp_path: Path) -> None:
     tool = tmp_path / "hccn_tool"
     tool.write_text('#!/bin/sh\necho "ipaddr:192.0.2.1$2"\necho netmask:255.255.255.0\n')
     tool.chmod(0o755)
-    where = Where("n1", "127.0.0.1", {"npu": ["6", "7"]})
-    node = InstanceHost(where, {"HCCN_TOOL_PATH": str(tool)}, tmp_path)
+    where = NodePlace("n1", "127.0.0.1", {"npu": ["6", "7"]})
+    node = RayInstanceHost(where, {"HCCN_TOOL_PATH": str(tool)}, tmp_path)
 
-    seat = node.seat(Wanted("npu", ("0", "1"), __version__))
+    seat = node.seat(NodeRequest("npu", ("0", "1"), __version__))
 
     node.stop()
     assert (seat.device_ids, seat.device_ips) == (("6", "7"), ("192.0.2.16", "192.0.2.17"))
 
 
-def test_another_version_on_the_node_is_refused_with_both(node: InstanceHost) -> None:
+def test_another_version_on_the_node_is_refused_with_both(node: RayInstanceHost) -> None:
     with pytest.raises(Incompatible, match=f"pdserve {__version__} is installed on this node, 9.9 where `up` runs"):
-        node.seat(Wanted("cpu", ("0",), "9.9"))
+        node.seat(NodeRequest("cpu", ("0",), "9.9"))
 
 
-def test_the_process_has_its_tables_and_secret_and_nothing_of_rays(node: InstanceHost) -> None:
+def test_the_process_has_its_tables_and_secret_and_nothing_of_rays(node: RayInstanceHost) -> None:
     seat = node.seat(_CPU)
     code = "import json, os; print(json.dumps(dict(os.environ)), os.getcwd(), flush=True)"
 
@@ -114,7 +116,7 @@ def test_the_process_has_its_tables_and_secret_and_nothing_of_rays(node: Instanc
     assert seat.port != 0
 
 
-def test_what_it_says_comes_in_whole_lines_and_from_where_one_was(node: InstanceHost) -> None:
+def test_what_it_says_comes_in_whole_lines_and_from_where_one_was(node: RayInstanceHost) -> None:
     node.seat(_CPU)
     node.start(_orders("import signal, sys; print('one'); print('tw', end='', flush=True); signal.pause()"))
 
@@ -126,7 +128,7 @@ def test_what_it_says_comes_in_whole_lines_and_from_where_one_was(node: Instance
     assert (last.log, last.exit_status) == ("one\ntw", -9)
 
 
-def test_a_long_log_comes_in_pieces(node: InstanceHost) -> None:
+def test_a_long_log_comes_in_pieces(node: RayInstanceHost) -> None:
     node.seat(_CPU)
     node.start(_orders("print('x' * 100_000)"))
 
@@ -137,7 +139,7 @@ def test_a_long_log_comes_in_pieces(node: InstanceHost) -> None:
     assert (len(first.log + second.log), second.more) == (100_001, False)
 
 
-def test_a_new_table_is_put_in_place_of_the_old_one(node: InstanceHost) -> None:
+def test_a_new_table_is_put_in_place_of_the_old_one(node: RayInstanceHost) -> None:
     node.seat(_CPU)
     node.start(
         _orders("import os, signal; print(os.environ['GLOBAL_RANK_TABLE_FILE_PATH'], flush=True); signal.pause()")
@@ -152,7 +154,7 @@ def test_a_new_table_is_put_in_place_of_the_old_one(node: InstanceHost) -> None:
     assert sorted(path.name for path in table.parent.iterdir()) == ["cluster_secret", "g.json", "l.json", "lock", "log"]
 
 
-def test_one_that_died_starts_again_in_the_same_place(node: InstanceHost) -> None:
+def test_one_that_died_starts_again_in_the_same_place(node: RayInstanceHost) -> None:
     node.seat(_CPU)
     node.start(_orders("print('first')"))
     first = _ended(node)
@@ -164,7 +166,7 @@ def test_one_that_died_starts_again_in_the_same_place(node: InstanceHost) -> Non
     assert news.pid != first.pid
 
 
-def test_a_second_process_beside_the_first_is_refused(node: InstanceHost) -> None:
+def test_a_second_process_beside_the_first_is_refused(node: RayInstanceHost) -> None:
     node.seat(_CPU)
     node.start(_orders(_STAYS))
 
@@ -172,7 +174,7 @@ def test_a_second_process_beside_the_first_is_refused(node: InstanceHost) -> Non
         node.start(_orders(_STAYS))
 
 
-def test_a_name_that_leads_elsewhere_is_no_name_of_a_file(node: InstanceHost, tmp_path: Path) -> None:
+def test_a_name_that_leads_elsewhere_is_no_name_of_a_file(node: RayInstanceHost, tmp_path: Path) -> None:
     node.seat(_CPU)
 
     with pytest.raises(ConfigError, match="is no name of a file"):
@@ -180,7 +182,7 @@ def test_a_name_that_leads_elsewhere_is_no_name_of_a_file(node: InstanceHost, tm
     assert not (tmp_path / "g.json").exists()
 
 
-def test_stopping_is_by_sigterm_first(node: InstanceHost) -> None:
+def test_stopping_is_by_sigterm_first(node: RayInstanceHost) -> None:
     node.seat(_CPU)
     node.start(_orders(_STAYS))
     _until(node, "up")
@@ -189,7 +191,7 @@ def test_stopping_is_by_sigterm_first(node: InstanceHost) -> None:
 
 
 @pytest.mark.long
-def test_one_that_does_not_heed_it_is_killed(node: InstanceHost) -> None:
+def test_one_that_does_not_heed_it_is_killed(node: RayInstanceHost) -> None:
     node.seat(_CPU)
     node.start(_orders(_STUBBORN))
     _until(node, "up")
@@ -197,13 +199,13 @@ def test_one_that_does_not_heed_it_is_killed(node: InstanceHost) -> None:
     assert answer(node, "stop", "") == (True, "killed")
 
 
-def test_calls_answer_in_text_and_no_exception_crosses(node: InstanceHost) -> None:
+def test_calls_answer_in_text_and_no_exception_crosses(node: RayInstanceHost) -> None:
     done, text = answer(node, "seat", encode(_CPU))
     assert (done, decode(Seat, text).ip) == (True, "127.0.0.1")
 
-    done, text = answer(node, "seat", encode(Wanted("cpu", ("0",), "9.9")))
-    assert (done, decode(Failure, text).error) == (False, "Incompatible")
+    done, text = answer(node, "seat", encode(NodeRequest("cpu", ("0",), "9.9")))
+    assert (done, decode(RemoteFailure, text).error) == (False, "Incompatible")
     done, text = answer(node, "seat", "{")
-    assert (done, decode(Failure, text).error) == (False, "InternalError")
+    assert (done, decode(RemoteFailure, text).error) == (False, "InternalError")
     done, text = answer(node, "news", encode(Look(0, None)))
-    assert (done, decode(Failure, text).error) == (False, "InternalError")
+    assert (done, decode(RemoteFailure, text).error) == (False, "InternalError")

@@ -2,14 +2,14 @@
 
 import pytest
 
-from pdserve.ray_cluster.messages import Failure, Look, News, Orders, Seat, Wanted, decode, encode
+from pdserve.ray_cluster.messages import Look, News, NodeRequest, Orders, RemoteFailure, Seat, decode, encode
 from wire.errors import InternalError
 
 _MESSAGES = [
-    Wanted("npu", ("4", "5"), "0.1.0"),
+    NodeRequest("npu", ("4", "5"), "0.1.0"),
     Seat("n", "10.0.0.1", 20000, ("4",), ("10.1.0.1",)),
     Orders("decode-0", "decode", ("--model", "m"), "g.json", "{}", "l.json", "{}", "s", "/w"),
-    Look(0, None), Look(9, "{}"), News(7, "said\n", 5, False, None), News(7, "", 5, True, -9), Failure("X", "y"),
+    Look(0, None), Look(9, "{}"), News(7, "said\n", 5, False, None), News(7, "", 5, True, -9), RemoteFailure("X", "y"),
 ]  # fmt: skip
 
 
@@ -36,4 +36,4 @@ def test_what_is_no_such_message_is_refused(text: str, words: str) -> None:
 
 def test_a_list_of_other_things_than_words_is_refused() -> None:
     with pytest.raises(InternalError, match=r"Wanted.device_ids is \[4\]"):
-        decode(Wanted, '{"kind": "npu", "device_ids": [4], "version": "0"}')
+        decode(NodeRequest, '{"kind": "npu", "device_ids": [4], "version": "0"}')

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.process_plan import ProcessPlan
-from pdserve.ray_cluster.messages import Orders, Seat, Wanted
+from pdserve.ray_cluster.messages import NodeRequest, Orders, Seat
 from pdserve.ray_cluster.remote_child import ANSWER_S, NEWS_EVERY_S, RemoteChild
 from ranktable_tools.errors import RanktableError
 from tests.ray.scripted import ScriptedHandle, lines, seat
@@ -44,7 +44,7 @@ class _Rig:
         log.touch()
         plan = ProcessPlan("decode-0", "decode", "", (), {})
         self.child = RemoteChild(plan, self.handle, self.seating, log, place_s=PLACE_S, clock=lambda: self.now)
-        self.child.ask_seat(Wanted("cpu", ("0",), "0"))
+        self.child.ask_seat(NodeRequest("cpu", ("0",), "0"))
 
     def run(self) -> None:
         """Go on until its news are asked for."""

@@ -11,9 +11,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from scheduler.app import build_app
+from scheduler.app_context import AppContext, ReadyReport
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.fake import Line, Script, ScriptedDispatcher
-from scheduler.front import Front, ReadyReport
 from scheduler.model.files import read_model_files
 from scheduler.model.generation_defaults import GenerationDefaults
 from scheduler.observability.metrics import Metrics
@@ -67,7 +67,7 @@ def tokens(model_folder: Path) -> Tokens:
 class Served:
     """A client on the HTTP surface and what stands behind it."""
 
-    def __init__(self, client: httpx.AsyncClient, front: Front, dispatcher: ScriptedDispatcher) -> None:
+    def __init__(self, client: httpx.AsyncClient, front: AppContext, dispatcher: ScriptedDispatcher) -> None:
         self.client, self.front, self.dispatcher = client, front, dispatcher
 
     @property
@@ -106,7 +106,7 @@ def serve(model_folder: Path) -> Serve:
         )
         dispatcher = ScriptedDispatcher(says if callable(says) else _repeat(tokens, says))
         report = readiness or ReadyReport(True)
-        front = Front(
+        front = AppContext(
             config,
             dispatcher,
             tokens,

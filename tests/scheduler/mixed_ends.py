@@ -11,9 +11,9 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from scheduler.app import build_app
+from scheduler.app_context import AppContext
 from scheduler.config import SchedulerConfig, SchedulerOptions
-from scheduler.front import Front
-from scheduler.http.exchange import Exchange
+from scheduler.http.exchange import HttpExchange
 from scheduler.http.keys import Keys
 from scheduler.instances import Instance
 from scheduler.observability.metrics import Metrics
@@ -43,7 +43,7 @@ class Asked:
     """One request under way."""
 
     pipe: Pipe
-    exchange: Exchange
+    exchange: HttpExchange
     answering: "asyncio.Task[None]"
 
     @property
@@ -78,7 +78,7 @@ class Clients:
         )  # fmt: skip
         self.model = "tiny"
         config = SchedulerConfig(EngineOptions(model=self.model), options)
-        self.front = Front(
+        self.front = AppContext(
             config, control.dispatch, self.tokens, Metrics(control.view), lambda: report(control), keys=Keys(KEYS)
         )
         self.app: ASGIApp = build_app(self.front)
@@ -99,13 +99,13 @@ class Clients:
             "root_path": "", "http_version": "1.1", "scheme": "http", "server": None, "client": None,
             "headers": [(b"authorization", b"Bearer " + key.encode())], "state": {},
         }  # fmt: skip
-        exchange = Exchange(scope, transport, [], lambda: None, lambda: None, keep_alive=True, expects=False)
+        exchange = HttpExchange(scope, transport, [], lambda: None, lambda: None, keep_alive=True, expects=False)
         scope["state"] = {"exchange": exchange}
         exchange.feed(json.dumps({"model": self.model, **body}).encode())
         exchange.complete_body()
         return Asked(pipe, exchange, asyncio.create_task(exchange.run(self.app)))
 
-    async def _behave(self, exchange: Exchange, answering: "asyncio.Task[None]") -> None:
+    async def _behave(self, exchange: HttpExchange, answering: "asyncio.Task[None]") -> None:
         """Read slowly, go away, or wait."""
         what = self.rng.random()
         if what < 0.3:

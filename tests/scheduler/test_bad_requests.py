@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from telemetry.capped import LINES
+from telemetry.capped_logs import LINES
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from scheduler.model.files import ModelFiles, read_model_files
-from scheduler.text.detokenizer import Detokenizer, Window
+from scheduler.text.detokenizer import Detokenizer, WindowDecoder
 from scheduler.tokens import Tokens
 
 
@@ -61,7 +61,7 @@ def test_bytes_that_never_become_a_character_are_let_out_and_cost_no_more_with_t
     text = "".join(detokenizer.push(broken) for _ in range(500)) + detokenizer.flush()
 
     assert text == "\ufffd" * 500
-    assert not isinstance(detokenizer._decoder, Window) or len(detokenizer._decoder._window) <= 16
+    assert not isinstance(detokenizer._decoder, WindowDecoder) or len(detokenizer._decoder._window) <= 16
 
 
 def test_special_tokens_are_skipped_or_shown(tokens: Tokens) -> None:

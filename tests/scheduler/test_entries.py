@@ -7,20 +7,20 @@ import pytest
 
 from ranktable_tools.launch_plan import LaunchPlan
 from ranktable_tools.node_ports import instance_addresses
-from ranktable_tools.tables import Device, GlobalTable, Server
+from ranktable_tools.tables import GlobalTable, TableDevice, TableServer
 from scheduler.membership.entries import Entries
 
-SCHEDULER = Server("10.0.0.1", "10.0.0.1")
+SCHEDULER = TableServer("10.0.0.1", "10.0.0.1")
 
 
-def server(host: int, port: int | None, devices: str = "0") -> Server:
+def server(host: int, port: int | None, devices: str = "0") -> TableServer:
     """One entry: an instance on host 10.0.0.N."""
     ip = f"10.0.0.{host}"
-    listed = tuple(Device(one, ip, str(rank)) for rank, one in enumerate(devices.split(",")))
-    return Server(ip, ip, listed, port)
+    listed = tuple(TableDevice(one, ip, str(rank)) for rank, one in enumerate(devices.split(",")))
+    return TableServer(ip, ip, listed, port)
 
 
-def table(prefill: Sequence[Server], decode: Sequence[Server]) -> GlobalTable:
+def table(prefill: Sequence[TableServer], decode: Sequence[TableServer]) -> GlobalTable:
     """A whole table."""
     return GlobalTable(SCHEDULER, tuple(prefill), tuple(decode))
 
@@ -115,7 +115,7 @@ def test_a_port_that_changes_is_another_instance_and_one_that_is_no_longer_named
     assert seats(followed)[1] == ("decode-1", "10.0.0.3:9000")
 
 
-@pytest.mark.parametrize("change", [{"devices": (Device("0", "10.9.9.9", "0"),)}, {"server_ip": "10.0.0.9"}])
+@pytest.mark.parametrize("change", [{"devices": (TableDevice("0", "10.9.9.9", "0"),)}, {"server_ip": "10.0.0.9"}])
 def test_another_host_or_device_address_is_another_instance(change: dict[str, object]) -> None:
     followed = entries(table([P], [D]))
 
@@ -141,6 +141,6 @@ def test_instances_that_share_their_devices_are_told_apart_by_port() -> None:
 
 
 def test_an_ipv6_host_is_bracketed() -> None:
-    six = Server("fe80::1", "fe80::1", (Device("0", "fe80::1", "0"),), 8089)
+    six = TableServer("fe80::1", "fe80::1", (TableDevice("0", "fe80::1", "0"),), 8089)
 
     assert seats(entries(table([P], [six])))[1] == ("decode-0", "[fe80::1]:8089")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from scheduler.http.exchange import Exchange
+from scheduler.http.exchange import HttpExchange
 
 pytestmark = pytest.mark.anyio
 BODY = "http.response.body"
@@ -27,11 +27,11 @@ class Wire:
         self.aborted = True
 
 
-def _exchange(method: str = "GET", version: str = "1.1", expects: bool = False) -> tuple[Exchange, Wire, list[str]]:
+def _exchange(method: str = "GET", version: str = "1.1", expects: bool = False) -> tuple[HttpExchange, Wire, list[str]]:
     wire, answered = Wire(), list[str]()
     scope = {"type": "http", "method": method, "http_version": version, "path": "/", "headers": []}
     transport: Any = wire
-    exchange = Exchange(
+    exchange = HttpExchange(
         scope, transport, [(b"date", b"now")], lambda: answered.append("answered"), lambda: None,
         keep_alive=version == "1.1", expects=expects,
     )  # fmt: skip
@@ -142,7 +142,7 @@ async def test_who_waits_for_a_client_to_go_is_told_once_and_only_before_the_ans
 
 
 async def test_a_slow_reader_holds_the_app_until_it_reads_or_goes() -> None:
-    for free in (Exchange.resume, lambda exchange: exchange.leave("gone")):
+    for free in (HttpExchange.resume, lambda exchange: exchange.leave("gone")):
         exchange, wire, _ = _exchange()
         exchange.pause()
         running = asyncio.ensure_future(exchange.run(_app(200, [], b"x")))

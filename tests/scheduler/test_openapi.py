@@ -14,8 +14,8 @@ from starlette.responses import Response
 
 from scheduler.api.route import Route
 from scheduler.app import open_routes
+from scheduler.app_context import AppContext
 from scheduler.config import SchedulerOptions
-from scheduler.front import Front
 
 pytestmark = pytest.mark.anyio
 
@@ -55,7 +55,7 @@ def test_where_keys_are_asked_for_the_description_says_so() -> None:
 
 async def _body(route: Route) -> Any:
     """Return the body of a route that needs neither front nor request."""
-    response = cast("Response", await route.endpoint(cast("Front", None), cast("Request", None)))
+    response = cast("Response", await route.endpoint(cast("AppContext", None), cast("Request", None)))
     return json.loads(bytes(response.body))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.front import ReadyReport
+from scheduler.app_context import ReadyReport
 from scheduler.observability.metrics import Metrics
 from scheduler.request import PromptDone
 from scheduler.view import ClusterView, InstanceView, LedgerView, RetryView

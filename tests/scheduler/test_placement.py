@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.requirements import blocks_needed
-from scheduler.load.loads import Held, InstanceLoad, PromptFacts, link_share
+from scheduler.load.loads import HeldPrompts, InstanceLoad, PromptFacts, link_share
 from scheduler.load.obstacles import obstacles
 from scheduler.placement import has_room, most_output, place, why_waiting
 from wire.errors import NeverFits, Unavailable
@@ -219,7 +219,7 @@ def test_without_a_path_nothing_bounds_the_output() -> None:
 
 
 def test_a_prefill_instance_that_holds_half_its_pool_for_receivers_takes_no_more() -> None:
-    below, full = {2: Held(1, 400), 3: Held(1, 399)}, {2: Held(1, 400), 3: Held(1, 400)}
+    below, full = {2: HeldPrompts(1, 400), 3: HeldPrompts(1, 399)}, {2: HeldPrompts(1, 400), 3: HeldPrompts(1, 400)}
 
     assert pair(prefill(0, held_for=below), decode(2), decode(3)) == (0, 3)
     assert pair(prefill(0, held_for=full), decode(2), decode(3)) is None
@@ -227,7 +227,9 @@ def test_a_prefill_instance_that_holds_half_its_pool_for_receivers_takes_no_more
 
 
 def test_a_link_that_holds_its_share_is_left_to_send_and_the_others_go_on() -> None:
-    slow = prefill(0, held_for={2: Held(1, 400)})  # of 1,600 tokens half may be held, a half of that by each link
+    slow = prefill(
+        0, held_for={2: HeldPrompts(1, 400)}
+    )  # of 1,600 tokens half may be held, a half of that by each link
 
     assert pair(slow, decode(2), decode(3)) == (0, 3)
     assert pair(slow, decode(2)) == (0, 2)
@@ -235,7 +237,7 @@ def test_a_link_that_holds_its_share_is_left_to_send_and_the_others_go_on() -> N
 
 
 def test_a_link_may_hold_no_more_than_its_share_of_the_receivers_seats() -> None:
-    many = prefill(0, max_num_seqs=64, held_for={1: Held(4, 64)})
+    many = prefill(0, max_num_seqs=64, held_for={1: HeldPrompts(4, 64)})
 
     assert pair(many, decode(1, max_num_seqs=8)) is None
     assert pair(many, decode(1, max_num_seqs=10)) == (0, 1)
@@ -249,9 +251,12 @@ def test_a_link_may_hold_no_more_than_its_share_of_the_receivers_seats() -> None
         ([prefill(0), decode(1, blocks_free=-1)], "decode-1 has 0 of 100 KV blocks free, 7 are needed"),
         ([prefill(0), decode(1, sequences=8)], "decode-1 has 8 sequences and 1 would come (limit 8)"),
         ([prefill(0), decode(1, waiting=2)], "decode-1 has 2 prompts that wait for KV blocks"),
-        ([prefill(0, held_for={9: Held(1, 800)}), decode(1)], "holds 800 tokens of KV for its receivers (limit 800)"),
-        ([prefill(0, held_for={1: Held(4, 80)}), decode(1)], "has 4 sequences to send (limit 4)"),
-        ([prefill(0, held_for={1: Held(1, 300)}), decode(1), decode(2, blocks_total=50)], ""),
+        (
+            [prefill(0, held_for={9: HeldPrompts(1, 800)}), decode(1)],
+            "holds 800 tokens of KV for its receivers (limit 800)",
+        ),
+        ([prefill(0, held_for={1: HeldPrompts(4, 80)}), decode(1)], "has 4 sequences to send (limit 4)"),
+        ([prefill(0, held_for={1: HeldPrompts(1, 300)}), decode(1), decode(2, blocks_total=50)], ""),
         ([prefill(0), decode(1)], ""),
         ([], ""),
     ],
@@ -288,7 +293,7 @@ def test_where_decode_is_full_there_is_room_for_vectors_alone() -> None:
 _loads = st.builds(
     load, st.just(0), st.sampled_from([Role.PREFILL, Role.DECODE, Role.COMBINED]),
     outstanding_tokens=st.sampled_from([0, 600]), blocks_free=st.integers(-2, 20), sequences=st.integers(6, 8),
-    waiting=st.integers(0, 1), held_for=st.sampled_from([{}, {1: Held(1, 16)}, {1: Held(8, 1600)}]),
+    waiting=st.integers(0, 1), held_for=st.sampled_from([{}, {1: HeldPrompts(1, 16)}, {1: HeldPrompts(8, 1600)}]),
 )  # fmt: skip
 
 
@@ -311,7 +316,8 @@ _any_load = st.builds(
     load, st.just(0), st.sampled_from([Role.PREFILL, Role.DECODE, Role.COMBINED]),
     outstanding_tokens=st.sampled_from([0, 100, 600]), blocks_free=st.integers(0, 40), sequences=st.integers(0, 8),
     waiting=st.sampled_from([0, 0, 1]), blocks_total=st.sampled_from([20, 100]), max_num_seqs=st.sampled_from([2, 8]),
-    held_for=st.sampled_from([{}, {1: Held(1, 16)}, {2: Held(8, 600)}]), unjoined=st.sampled_from([{}, {1: "cut"}]),
+    held_for=st.sampled_from([{}, {1: HeldPrompts(1, 16)}, {2: HeldPrompts(8, 600)}]),
+    unjoined=st.sampled_from([{}, {1: "cut"}]),
 )  # fmt: skip
 
 

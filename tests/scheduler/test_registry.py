@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler.limits import ControlLimits
-from telemetry.capped import LINES
+from telemetry.capped_logs import LINES
 from tests.scheduler.fake_cluster import FakeCluster, collect, control_over, describe, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.connection import Connection, Session

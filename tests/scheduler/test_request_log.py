@@ -9,7 +9,7 @@ from scheduler.fake import ScriptedDispatcher
 from scheduler.observability.request_done import RequestDone
 from scheduler.observability.request_log import log_request, without_values
 from scheduler.request import GenerationRequest
-from telemetry.logs import Event
+from telemetry.logs import LogEvent
 from wire.errors import InstanceLost, InvalidGrammar, InvalidRequest, UnknownModel
 from wire.types import SamplingParams
 
@@ -17,9 +17,9 @@ pytestmark = pytest.mark.anyio
 SECRET = "xyzzy"
 
 
-def _events(caplog: pytest.LogCaptureFixture) -> list[Event]:
+def _events(caplog: pytest.LogCaptureFixture) -> list[LogEvent]:
     made = [record.args[0] for record in caplog.records if isinstance(record.args, tuple) and record.args]
-    return [event for event in made if isinstance(event, Event)]
+    return [event for event in made if isinstance(event, LogEvent)]
 
 
 async def test_every_line_of_a_request_has_its_id_and_none_what_it_says(

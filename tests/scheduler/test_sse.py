@@ -7,7 +7,7 @@ import pytest
 from starlette.types import Message
 
 from scheduler.api.sse import ClientGone, EventWriter, until_disconnect
-from scheduler.http.exchange import Exchange
+from scheduler.http.exchange import HttpExchange
 from tests.scheduler.virtual_time import virtual
 
 
@@ -43,7 +43,7 @@ async def test_the_response_starts_with_the_first_event_and_ends_once() -> None:
 async def test_work_for_a_client_that_has_gone_is_not_begun_and_no_cancel_is_left_over() -> None:
     began, scope = list[str](), {"type": "http", "method": "POST", "http_version": "1.1"}
     transport: Any = None
-    exchange = Exchange(scope, transport, [], lambda: None, lambda: None, keep_alive=True, expects=False)
+    exchange = HttpExchange(scope, transport, [], lambda: None, lambda: None, keep_alive=True, expects=False)
     exchange.leave("the client went away")
 
     async def work() -> None:

@@ -10,7 +10,7 @@ from scheduler.observability.request_done import RequestDone
 from scheduler.request import GenerationRequest, NewToken, PathEvent, PromptDone, PromptScored
 from scheduler.stream import TextStream
 from scheduler.text.best_of import BestOf
-from scheduler.text.pieces import Piece, TextOptions
+from scheduler.text.pieces import TextOptions, TextPiece
 from scheduler.tokens import Tokens
 from tests.scheduler.virtual_time import virtual
 from wire.types import FinishReason, SamplingParams, StageTimes, TokenLogprobs
@@ -68,13 +68,13 @@ def done(prompt: int = 0) -> PromptDone:
 
 async def run(
     tokens: Tokens, events: Sequence[PathEvent], options: TextOptions | None = None, *, prompts: int = 1, **params: Any
-) -> tuple[list[Piece], TextStream, Scripted]:
+) -> tuple[list[TextPiece], TextStream, Scripted]:
     request = GenerationRequest("r", ((1, 2),) * prompts, SamplingParams(**{"max_tokens": 99, **params}), 30.0, 10.0)
     stream, script = TextStream(request, options or TextOptions(), tokens, Quiet()), Scripted(events)
     return [piece async for piece in stream.pieces(script)], stream, script
 
 
-def texts(pieces: Sequence[Piece]) -> dict[int, str]:
+def texts(pieces: Sequence[TextPiece]) -> dict[int, str]:
     by_index: dict[int, str] = {}
     for piece in pieces:
         by_index[piece.index] = by_index.get(piece.index, "") + piece.text
@@ -157,6 +157,6 @@ async def test_a_prompt_is_told_of_and_echoed_before_its_outputs(tokens: Tokens)
 def test_a_sequence_whose_likelihood_is_unknown_is_the_least_likely() -> None:
     chosen = BestOf(1, 2, first_index=5)
 
-    assert chosen.add(0, Piece(0, "unknown", "stop")) == []
-    (best,) = chosen.add(1, Piece(1, "known", "stop", cumulative_logprob=-1e9))
+    assert chosen.add(0, TextPiece(0, "unknown", "stop")) == []
+    (best,) = chosen.add(1, TextPiece(1, "known", "stop", cumulative_logprob=-1e9))
     assert (best.index, best.text) == (5, "known")

@@ -12,8 +12,8 @@ import pytest
 
 from scheduler.api.refusals import TRANSFER_FIELDS
 from scheduler.app import build_app
+from scheduler.app_context import AppContext, ReadyReport
 from scheduler.config import SchedulerConfig, SchedulerOptions
-from scheduler.front import Front, ReadyReport
 from scheduler.observability.metrics import Metrics
 from scheduler.tokens import Tokens
 from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
@@ -46,7 +46,7 @@ async def served(model_folder: Path, tokens: Tokens) -> AsyncIterator[tuple[http
     cluster = FakeCluster("PD", vocab_size=384)
     config = SchedulerConfig(EngineOptions(model=str(model_folder)), SchedulerOptions())
     async with cluster.serving():
-        front = Front(config, cluster.control.dispatch, tokens, Metrics(), lambda: ReadyReport(True))
+        front = AppContext(config, cluster.control.dispatch, tokens, Metrics(), lambda: ReadyReport(True))
         transport = httpx.ASGITransport(build_app(front), raise_app_exceptions=False)
         dials = len(cluster.network.dials)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:

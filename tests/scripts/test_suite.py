@@ -75,7 +75,7 @@ def test_an_unknown_part_is_refused_with_the_names() -> None:
 
 def test_tests_without_native_code_compile_nothing(tmp_path: Path) -> None:
     done = _run(
-        sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", "tests/telemetry/test_capped.py",
+        sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", "tests/telemetry/test_capped_logs.py",
         PDSERVE_CACHE_DIR=str(tmp_path), CC="false",
     )  # fmt: skip
 

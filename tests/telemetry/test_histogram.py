@@ -6,14 +6,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as PrometheusHistogram
 
-from telemetry.histogram import Histogram
+from telemetry.histogram import BucketHistogram
 
 
 def test_buckets_are_those_of_prometheus_client() -> None:
     edges = (0.01, 0.1, 0.5, 1, 2.5)
     rng = random.Random(7)
     values = [*edges, *(rng.expovariate(1.0) for _ in range(500))]
-    own = Histogram(edges)
+    own = BucketHistogram(edges)
     registry = CollectorRegistry()
     theirs = PrometheusHistogram("h", "", registry=registry, buckets=edges)
 
@@ -28,7 +28,7 @@ def test_buckets_are_those_of_prometheus_client() -> None:
 
 
 def test_one_set_of_counts_is_shown_under_several_sets_of_edges() -> None:
-    histogram = Histogram((1, 10), (2, 10, 20))
+    histogram = BucketHistogram((1, 10), (2, 10, 20))
 
     for value in (0.5, 1.5, 9, 15, 99):
         histogram.observe(value)
@@ -39,4 +39,4 @@ def test_one_set_of_counts_is_shown_under_several_sets_of_edges() -> None:
 
 def test_edges_it_was_not_made_for_are_refused() -> None:
     with pytest.raises(ValueError, match=r"3\.0 is no edge"):
-        Histogram((1, 2)).buckets((1, 3))
+        BucketHistogram((1, 2)).buckets((1, 3))

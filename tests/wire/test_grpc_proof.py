@@ -14,14 +14,14 @@ import pytest
 from google.protobuf.internal import api_implementation
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from telemetry.capped import LINES, WINDOW_S
+from telemetry.capped_logs import LINES, WINDOW_S
 from wire import cluster_pb2 as pb
 from wire import cluster_pb2_grpc as pb_grpc
 from wire.connection import InstanceService
 from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, PdserveError
 from wire.fake_instance import FakeInstance
 from wire.grpc_connection import GrpcConnection
-from wire.grpc_proof import Door, Metadata, prove
+from wire.grpc_proof import Metadata, ProofCheck, prove
 from wire.grpc_server import GrpcServer
 from wire.kv_layout import KvTensor
 from wire.messages import OpenSession
@@ -297,7 +297,7 @@ def test_a_nonce_that_lay_too_long_is_refused_and_the_caller_may_try_again() -> 
         async def Challenge(self, request: pb.ChallengeRequest, timeout: float) -> pb.ChallengeReply:
             return await door.challenge(request, Context())
 
-    door = Door(THERE, lambda: now)
+    door = ProofCheck(THERE, lambda: now)
 
     async def run() -> str:
         nonlocal now
@@ -338,7 +338,7 @@ def test_who_comes_after_a_flood_of_strangers_is_in_the_log_again_with_what_was_
     async def call(host: str) -> None:
         await door.challenge(pb.ChallengeRequest(nonce=bytes(16), host=host), Context())
 
-    door = Door(THERE, lambda: now)
+    door = ProofCheck(THERE, lambda: now)
     with caplog.at_level(logging.WARNING, "pdserve.trust"):
         for number in range(100):
             asyncio.run(call(f"h{number}"))

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pdserve.bench.load.ask import Ask
+from pdserve.bench.load.load_request import LoadRequest
 from wire.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StreamEvent:
     """What one event says; `is_output` where it carries output, `usage` are prompt and completion tokens."""
 
     text: str = ""
@@ -20,7 +20,7 @@ class Piece:
     error: str | None = None
 
 
-class Dialect(Protocol):
+class ApiDialect(Protocol):
     """One route."""
 
     @property
@@ -33,7 +33,7 @@ class Dialect(Protocol):
         """Whether the answer comes in pieces."""
         ...
 
-    def body(self, ask: Ask) -> dict[str, Any]:
+    def body(self, ask: LoadRequest) -> dict[str, Any]:
         """Return what is posted."""
         ...
 
@@ -47,7 +47,7 @@ class Completions:
     path: str = "/v1/completions"
     is_streamed: bool = field(default=True, init=False)
 
-    def body(self, ask: Ask) -> dict[str, Any]:
+    def body(self, ask: LoadRequest) -> dict[str, Any]:
         """Return a body with the prompt as text or as token ids."""
         asked = {"model": self.model, "prompt": ask.prompt, "max_tokens": ask.max_tokens}
         return asked | _streamed() | dict(self.fields)
@@ -62,7 +62,7 @@ class Chat:
     path: str = "/v1/chat/completions"
     is_streamed: bool = field(default=True, init=False)
 
-    def body(self, ask: Ask) -> dict[str, Any]:
+    def body(self, ask: LoadRequest) -> dict[str, Any]:
         """Return a body with the prompt as the user's message. Raises ConfigError for token ids."""
         if not isinstance(ask.prompt, str):
             raise ConfigError("a chat takes text: token ids go to --backend openai")
@@ -80,7 +80,7 @@ class Embeddings:
     path: str = "/v1/embeddings"
     is_streamed: bool = field(default=False, init=False)
 
-    def body(self, ask: Ask) -> dict[str, Any]:
+    def body(self, ask: LoadRequest) -> dict[str, Any]:
         """Return a body with the prompt as text or as token ids."""
         return {"model": self.model, "input": ask.prompt} | dict(self.fields)
 
@@ -89,27 +89,27 @@ def _streamed() -> dict[str, Any]:
     return {"temperature": 0.0, "stream": True, "stream_options": {"include_usage": True}}
 
 
-def read_piece(event: Any) -> Piece:
+def read_piece(event: Any) -> StreamEvent:
     """Return what an event of either route says. Raises ValueError for one that is none."""
     if not isinstance(event, dict):
         raise ValueError(f"an event that is no object: {str(event)[:80]}")
     if event.get("error"):
-        return Piece(error=error_words(event))
+        return StreamEvent(error=error_words(event))
     with _of_known_form(event):
         usage = _usage(event)
         choices = event.get("choices")
         if not choices:
-            return Piece(usage=usage)
+            return StreamEvent(usage=usage)
         text, others = _output(choices[0])
-        return Piece(text, bool(text) or others, choices[0].get("finish_reason"), usage)
+        return StreamEvent(text, bool(text) or others, choices[0].get("finish_reason"), usage)
 
 
-def read_whole(answer: Any) -> Piece:
+def read_whole(answer: Any) -> StreamEvent:
     """Return what an answer says that is not streamed: its prompt tokens. Raises ValueError for one that is none."""
     if not isinstance(answer, dict) or "data" not in answer:
         raise ValueError(f"no list of vectors: {str(answer)[:80]}")
     with _of_known_form(answer):
-        return Piece(finish="stop", usage=_usage(answer))
+        return StreamEvent(finish="stop", usage=_usage(answer))
 
 
 @contextlib.contextmanager

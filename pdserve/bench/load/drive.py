@@ -5,26 +5,27 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from pdserve.bench.load.ask import Ask
-from pdserve.bench.load.record import Record
+from pdserve.bench.load.load_request import LoadRequest
+from pdserve.bench.load.record import LoadRecord
 from pdserve.bench.load.timeline import Timeline
 
 
 class Send(Protocol):
     """Sends one request that was due at a time of the run's clock; `number` counts them from 0."""
 
-    async def __call__(self, number: int, ask: Ask, due_s: float) -> Timeline:
+    async def __call__(self, number: int, ask: LoadRequest, due_s: float) -> Timeline:
         """Return its timeline, failed or not."""
         ...
 
 
-def _unseen(record: Record) -> None:
+def _unseen(record: LoadRecord) -> None:
     pass
 
 
 async def drive(
-    asks: Sequence[Ask], times_s: Sequence[float], send: Send, record: Record, *, clock: Callable[[], float],
-    max_concurrency: int | None = None, seen: Callable[[Record], None] = _unseen,
+    asks: Sequence[LoadRequest], times_s: Sequence[float], send: Send, record: LoadRecord, *,
+    clock: Callable[[], float],
+    max_concurrency: int | None = None, seen: Callable[[LoadRecord], None] = _unseen,
     sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
 ) -> None:  # fmt: skip
     """Send `asks` at `times_s` after now; return when all have ended. `seen` is told of each end.
@@ -33,7 +34,7 @@ async def drive(
     """
     places = None if max_concurrency is None else asyncio.Semaphore(max_concurrency)
 
-    async def one(number: int, ask: Ask, due_s: float) -> None:
+    async def one(number: int, ask: LoadRequest, due_s: float) -> None:
         async with _place(places):
             record.start(number, clock())
             line = await send(number, ask, due_s)

@@ -8,11 +8,11 @@ from typing import Any
 import aiohttp
 import orjson
 
-from batch.system_words import system_words
-from pdserve.bench.load.ask import Ask
-from pdserve.bench.load.dialect import Dialect, error_words, read_piece, read_whole
+from batch.os_errors import system_words
+from pdserve.bench.load.dialect import ApiDialect, error_words, read_piece, read_whole
+from pdserve.bench.load.load_request import LoadRequest
 from pdserve.bench.load.sse import EventReader
-from pdserve.bench.load.timeline import Failure, Timeline
+from pdserve.bench.load.timeline import RequestFailure, Timeline
 
 NO_CONNECTION = "no connection"
 """The kind of failure where nobody listens."""
@@ -22,7 +22,7 @@ _MOST_WORDS = 64 << 10  # bytes read of an answer that is an error
 class _Failed(Exception):
     def __init__(self, kind: str, words: str = "") -> None:
         super().__init__(words)
-        self.failure = Failure(kind, words)
+        self.failure = RequestFailure(kind, words)
 
 
 def _nothing() -> None:
@@ -35,11 +35,11 @@ class Endpoint:
 
     http: aiohttp.ClientSession
     base_url: str
-    dialect: Dialect
+    dialect: ApiDialect
     clock: Callable[[], float] = time.perf_counter
 
     async def send(
-        self, ask: Ask, due_s: float | None = None, *, more: Mapping[str, Any] | None = None,
+        self, ask: LoadRequest, due_s: float | None = None, *, more: Mapping[str, Any] | None = None,
         on_first: Callable[[], None] = _nothing,
     ) -> Timeline:  # fmt: skip
         """Return the request's timeline; a failure is in it, and raised never. `more` fields go into the body."""
@@ -52,13 +52,13 @@ class Endpoint:
         except _Failed as error:
             failure = error.failure
         except aiohttp.ClientConnectorError as error:
-            failure = Failure(NO_CONNECTION, system_words(error.os_error))
+            failure = RequestFailure(NO_CONNECTION, system_words(error.os_error))
         except TimeoutError:
-            failure = Failure("deadline", f"no whole answer within {self.http.timeout.total or 0:g} s")
+            failure = RequestFailure("deadline", f"no whole answer within {self.http.timeout.total or 0:g} s")
         except (aiohttp.ClientError, ConnectionError) as error:
-            failure = Failure("broke off", str(error) or type(error).__name__)
+            failure = RequestFailure("broke off", str(error) or type(error).__name__)
         except ValueError as error:
-            failure = Failure("no event", str(error)[:300])
+            failure = RequestFailure("no event", str(error)[:300])
         line = answer.timeline(sent_s if due_s is None else due_s, sent_s)
         return line if failure is None else replace(line, failure=failure, end_s=self.clock())
 
@@ -112,14 +112,14 @@ class _Answer:
         piece = read_whole(orjson.loads(data))
         self._usage, self._end_s, self._finished, self._has_pieces = piece.usage, self._clock(), True, False
 
-    def lacking(self) -> Failure | None:
+    def lacking(self) -> RequestFailure | None:
         """Return what the whole answer lacks."""
         if not self._finished:
-            return Failure("broke off", "the stream ended without a finish_reason")
+            return RequestFailure("broke off", "the stream ended without a finish_reason")
         if self._usage is None:
             words = "the server does not count tokens (stream_options.include_usage)"
             is_whole = self._done or not self._has_pieces
-            return Failure("no usage", words if is_whole else "the stream ended before it")
+            return RequestFailure("no usage", words if is_whole else "the stream ended before it")
         return None
 
     def timeline(self, due_s: float, sent_s: float) -> Timeline:

@@ -7,7 +7,7 @@ from pdserve.bench.load.timeline import Timeline
 
 
 @dataclass(slots=True)
-class Record:
+class LoadRecord:
     """Timelines by the request's number, as they end. Owned by the one task that drives the load."""
 
     num_requests: int

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping
 
 from pdserve.bench.load.client_cpu import ClientCpu
-from pdserve.bench.load.record import Record
+from pdserve.bench.load.record import LoadRecord
 from pdserve.bench.load.summary import METRICS, Summary
 from pdserve.text_table import printable, text_table
 
 
 def report(
-    record: Record, summary: Summary, client: ClientCpu, goals: Mapping[str, float], *, pooled: bool = False
+    record: LoadRecord, summary: Summary, client: ClientCpu, goals: Mapping[str, float], *, pooled: bool = False
 ) -> Iterator[str]:
     """Yield the lines: what ended how, rates, times, and what is to be known before believing them.
 
@@ -33,7 +33,7 @@ def report(
         yield f"warning: {client.warning}"
 
 
-def _errors(record: Record) -> Iterator[str]:
+def _errors(record: LoadRecord) -> Iterator[str]:
     for kind, count in record.errors().most_common():
         first = next(line.failure for line in record.in_order if line.failure and line.failure.kind == kind)
         yield printable(f"  {count} x {kind}, first: {first.words or 'no words'}")

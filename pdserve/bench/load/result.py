@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pdserve.bench.load.client_cpu import ClientCpu
-from pdserve.bench.load.record import Record
+from pdserve.bench.load.record import LoadRecord
 from pdserve.bench.load.summary import Summary
 from pdserve.bench.load.timeline import Timeline
 
@@ -13,7 +13,7 @@ DETAILS = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "generat
 
 
 def measured(
-    record: Record, summary: Summary, client: ClientCpu, *, detailed: bool, pooled: bool = False
+    record: LoadRecord, summary: Summary, client: ClientCpu, *, detailed: bool, pooled: bool = False
 ) -> dict[str, Any]:
     """Return the measured part of the result; times of single requests are in seconds, all others as named.
 

@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from batch.system_words import system_words
+from batch.os_errors import system_words
 from pdserve.bench.load.dialect import error_words
 from pdserve.client import own_key, trusting
 from wire.errors import Unavailable

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pdserve.bench.load.figures import Spread, spread
-from pdserve.bench.load.record import Record
+from pdserve.bench.load.percentiles import Spread, spread
+from pdserve.bench.load.record import LoadRecord
 from pdserve.bench.load.timeline import Timeline
 from wire.errors import ConfigError
 
@@ -39,7 +39,9 @@ class Summary:
         return count / self.duration_s if self.duration_s > 0 else 0.0
 
 
-def summarize(record: Record, metrics: Sequence[str], percents: Sequence[float], goals: Mapping[str, float]) -> Summary:
+def summarize(
+    record: LoadRecord, metrics: Sequence[str], percents: Sequence[float], goals: Mapping[str, float]
+) -> Summary:
     """Return the figures of what ended; `goals` are milliseconds that a good request needs at most."""
     lines = record.in_order
     whole = [line for line in lines if line.failure is None]

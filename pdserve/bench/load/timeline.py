@@ -5,7 +5,7 @@ from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class RequestFailure:
     """Why a request has no whole answer: its kind, by which failures are counted, and the words."""
 
     kind: str
@@ -30,7 +30,7 @@ class Timeline:
     input_len: int = 0
     output_len: int = 0
     text: str = ""
-    failure: Failure | None = None
+    failure: RequestFailure | None = None
 
     @property
     def queue_s(self) -> float:

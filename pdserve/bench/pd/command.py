@@ -14,14 +14,14 @@ from pdserve.bench.load.dialect import Completions
 from pdserve.bench.load.endpoint import Endpoint
 from pdserve.bench.load.session import get_json, open_session
 from pdserve.bench.pd import table
-from pdserve.bench.pd.contestants import Contestant, our_colocated, our_pair, vllm
+from pdserve.bench.pd.contestants import ServerContestant, our_colocated, our_pair, vllm
 from pdserve.bench.pd.loads import WARM_UP, Load, all_loads, send_load
 from pdserve.bench.pd.options import PdRequest, parse
-from pdserve.bench.pd.outcome import Outcome, medians, outcome
+from pdserve.bench.pd.outcome import BenchOutcome, medians, outcome
+from pdserve.bench.pd.request_routes import InTurn, PairWithoutProxy, RequestRoute
 from pdserve.bench.pd.start import started
-from pdserve.bench.pd.use import between, count
-from pdserve.bench.pd.ways import HandedOff, InTurn, Way
-from pdserve.bench.serve_asks import vocabulary
+from pdserve.bench.pd.utilisation import between, count
+from pdserve.bench.serve_requests import vocabulary
 from pdserve.client import Client
 from pdserve.termination import unwind_on_sigterm
 from pdserve.work_folder import work_folder
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     loads = chosen(request)
     unwind_on_sigterm()
     say(f"{request.model.name}, {len(request.cores)} cores, rounds: {request.options.rounds}")
-    outcomes: list[Outcome] = []
+    outcomes: list[BenchOutcome] = []
     try:
         for number in range(request.options.rounds):
             outcomes += _one_round(request, loads, number)
@@ -72,14 +72,14 @@ def _max_len(request: PdRequest) -> int:
     return read_model_files(str(request.model), None).max_model_len
 
 
-def _one_round(request: PdRequest, loads: Sequence[Load], number: int) -> Iterator[Outcome]:
+def _one_round(request: PdRequest, loads: Sequence[Load], number: int) -> Iterator[BenchOutcome]:
     with work_folder("bench") as work:
         for place, contestant in enumerate(_contestants(request, work)):
             with started(contestant, work / f"contestant-{place}", request.options.startup_timeout, say):
                 yield from run(_measure(contestant, loads, request, request.options.seed + number))
 
 
-def _contestants(request: PdRequest, work: Path) -> Iterator[Contestant]:
+def _contestants(request: PdRequest, work: Path) -> Iterator[ServerContestant]:
     yield our_pair(work, request.flags, request.device)
     yield our_colocated(request.flags, request.cores, request.device)
     if request.options.vllm:
@@ -88,7 +88,9 @@ def _contestants(request: PdRequest, work: Path) -> Iterator[Contestant]:
             yield vllm(request.options.vllm, request.model, request.dtype, most, request.cores, pair=pair)
 
 
-async def _measure(contestant: Contestant, loads: Sequence[Load], request: PdRequest, seed: int) -> list[Outcome]:
+async def _measure(
+    contestant: ServerContestant, loads: Sequence[Load], request: PdRequest, seed: int
+) -> list[BenchOutcome]:
     async with open_session({}, _TIMEOUT_S, os.environ) as http:
         way = await _way(contestant, http)
         warm = await send_load(WARM_UP, way, vocabulary(str(request.model)), seed, time.perf_counter)
@@ -102,7 +104,9 @@ async def _measure(contestant: Contestant, loads: Sequence[Load], request: PdReq
         return outcomes
 
 
-async def _one_load(contestant: Contestant, load: Load, way: Way, num_ids: int, seed: int) -> Outcome:
+async def _one_load(
+    contestant: ServerContestant, load: Load, way: RequestRoute, num_ids: int, seed: int
+) -> BenchOutcome:
     client = Client(contestant.urls[0])
     before = count(client.metrics()) if contestant.is_ours else None
     began_s, began_cpu_s = time.perf_counter(), cpu_s()
@@ -112,16 +116,16 @@ async def _one_load(contestant: Contestant, load: Load, way: Way, num_ids: int, 
     return outcome(contestant.name, load, sent, use, ClientCpu(share, wall_s).share)
 
 
-async def _way(contestant: Contestant, http: aiohttp.ClientSession) -> Way:
+async def _way(contestant: ServerContestant, http: aiohttp.ClientSession) -> RequestRoute:
     endpoints = []
     for url in contestant.urls:
         cards = (await get_json(http, f"{url}/v1/models")).get("data")
         dialect = Completions(cards[0]["id"], {"ignore_eos": True})
         endpoints.append(Endpoint(http, url, dialect))
-    return HandedOff(*endpoints) if contestant.hands_off else InTurn(endpoints)
+    return PairWithoutProxy(*endpoints) if contestant.hands_off else InTurn(endpoints)
 
 
-def _tell(request: PdRequest, outcomes: Sequence[Outcome]) -> None:
+def _tell(request: PdRequest, outcomes: Sequence[BenchOutcome]) -> None:
     for line in table.lines(outcomes):
         print(line)
     if request.options.json:

@@ -24,7 +24,7 @@ _KV_TRANSFER = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffe
 
 
 @dataclass(frozen=True, slots=True)
-class Contestant:
+class ServerContestant:
     """Processes to start, and how they are asked: at `urls` in turn, or (`hands_off`) at the first for the second."""
 
     name: str
@@ -45,14 +45,14 @@ def halves(cores: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
     return (cores[:middle], cores[middle:]) if middle else (cores, cores)
 
 
-def our_pair(folder: Path, flags: Sequence[str], device: str = AUTO) -> Contestant:
+def our_pair(folder: Path, flags: Sequence[str], device: str = AUTO) -> ServerContestant:
     """Return one prefill and one decode instance, as `pdserve up` starts them on `device`; tables in `folder`."""
     (port,) = free_ports(1, HOST)
     plans = lay_out(ClusterShape(1, 1, HOST, port, tuple(flags), device), folder / "tables")
-    return Contestant(PAIR, plans, (_url(port),))
+    return ServerContestant(PAIR, plans, (_url(port),))
 
 
-def our_colocated(flags: Sequence[str], cores: Sequence[int], device: str = AUTO) -> Contestant:
+def our_colocated(flags: Sequence[str], cores: Sequence[int], device: str = AUTO) -> ServerContestant:
     """Return two combined instances behind one scheduler, each with half of the cores, and the cards of our pair."""
     *ports, door = free_ports(3, HOST)
     plans = []
@@ -64,7 +64,7 @@ def our_colocated(flags: Sequence[str], cores: Sequence[int], device: str = AUTO
     python = (sys.executable, "-P", "-m", "pdserve.bench.pd.colocated", addresses)
     serve = (*python, "--host", HOST, "--port", str(door), *flags)
     plans.append(ProcessPlan("scheduler", "scheduler", f"{HOST}:{door}", serve, {}))
-    return Contestant(COLOCATED, tuple(plans), (_url(door),))
+    return ServerContestant(COLOCATED, tuple(plans), (_url(door),))
 
 
 def _cards(device: str) -> tuple[Mapping[str, str], ...]:
@@ -82,7 +82,7 @@ def _cards(device: str) -> tuple[Mapping[str, str], ...]:
     return tuple({} if one is None or one.value is None else {one.variable: one.value} for one in maps)
 
 
-def vllm(binary: str, model: Path, dtype: str, max_len: int, cores: Sequence[int], *, pair: bool) -> Contestant:
+def vllm(binary: str, model: Path, dtype: str, max_len: int, cores: Sequence[int], *, pair: bool) -> ServerContestant:
     """Return two of vLLM's CPU servers, each with half of the cores; `pair`: joined by its NIXL connector."""
     ports, sides = free_ports(2, HOST), free_ports(2, HOST)
     shares = halves(cores)
@@ -91,7 +91,7 @@ def vllm(binary: str, model: Path, dtype: str, max_len: int, cores: Sequence[int
         for i in range(2)
     )
     name = VLLM_PAIR if pair else VLLM_COLOCATED
-    return Contestant(name, plans, tuple(map(_url, ports)), "/health", hands_off=pair)
+    return ServerContestant(name, plans, tuple(map(_url, ports)), "/health", hands_off=pair)
 
 
 def kept(cores: Sequence[int], command: Sequence[str]) -> tuple[str, ...]:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pdserve.bench.load.arrivals import arrival_times
-from pdserve.bench.load.ask import Ask
 from pdserve.bench.load.drive import drive
-from pdserve.bench.load.random_asks import Shape, random_asks
-from pdserve.bench.load.record import Record
+from pdserve.bench.load.load_request import LoadRequest
+from pdserve.bench.load.random_requests import RequestSizes, random_asks
+from pdserve.bench.load.record import LoadRecord
 from pdserve.bench.load.timeline import Timeline
-from pdserve.bench.pd.ways import Way, nothing
+from pdserve.bench.pd.request_routes import RequestRoute, nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,11 @@ class Load:
 
     name: str
     requests: int
-    shape: Shape
+    shape: RequestSizes
     at_once: int | None = None
     rate: float | None = None
     streams: int = 0
-    stream_shape: Shape | None = None
+    stream_shape: RequestSizes | None = None
 
     @property
     def longest(self) -> int:
@@ -35,37 +35,37 @@ class Load:
         return max(shape.longest for shape in (self.shape, self.stream_shape) if shape is not None)
 
 
-WARM_UP = Load("warm-up", 4, Shape(64, 8), at_once=2)
+WARM_UP = Load("warm-up", 4, RequestSizes(64, 8), at_once=2)
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
     """What came of a load: all requests, and those whose gaps count."""
 
-    record: Record
+    record: LoadRecord
     watched: Sequence[Timeline]
 
 
 def all_loads(*, quick: bool) -> tuple[Load, ...]:
     """Return the loads of the peers' comparison and the burst on running streams; `quick`: small ones."""
     if quick:
-        short, stream = Shape(32, 8), Shape(16, 48)
+        short, stream = RequestSizes(32, 8), RequestSizes(16, 48)
         return (
             Load("one at a time, 32/8", 3, short, at_once=1),
             Load("8 at once, 32/8", 8, short, at_once=8),
             Load("Poisson 8/s, 8 x 32/8", 8, short, rate=8.0),
             Load("2 streams, burst of 8 x 32", 8, short, streams=2, stream_shape=stream),
         )
-    middle = Shape(256, 64)
+    middle = RequestSizes(256, 64)
     return (
-        Load("one at a time, 512/64", 10, Shape(512, 64), at_once=1),
+        Load("one at a time, 512/64", 10, RequestSizes(512, 64), at_once=1),
         Load("32 at once, 256/64", 32, middle, at_once=32),
         Load("Poisson 3/s, 40 x 256/64", 40, middle, rate=3.0),
-        Load("8 streams, burst of 32 x 256", 32, Shape(256, 8), streams=8, stream_shape=Shape(64, 256)),
+        Load("8 streams, burst of 32 x 256", 32, RequestSizes(256, 8), streams=8, stream_shape=RequestSizes(64, 256)),
     )
 
 
-async def send_load(load: Load, way: Way, vocabulary: int, seed: int, clock: Callable[[], float]) -> Sent:
+async def send_load(load: Load, way: RequestRoute, vocabulary: int, seed: int, clock: Callable[[], float]) -> Sent:
     """Send it and return what came. The same seed is the same load; no two loads share a prompt."""
     numbers = random.Random(f"{seed} {load.name}")  # else one would find the KV of another's prompts cached
     asks = random_asks(load.requests, load.shape, numbers, vocabulary=vocabulary)
@@ -74,18 +74,20 @@ async def send_load(load: Load, way: Way, vocabulary: int, seed: int, clock: Cal
         return await _burst_on_streams(streams, asks, way, clock)
     times_s = [0.0] * len(asks) if load.rate is None else arrival_times(len(asks), load.rate, 1.0, numbers)
 
-    async def send(number: int, ask: Ask, due_s: float) -> Timeline:
+    async def send(number: int, ask: LoadRequest, due_s: float) -> Timeline:
         return await way.send(ask, due_s)
 
-    record = Record(len(asks))
+    record = LoadRecord(len(asks))
     await drive(asks, times_s, send, record, clock=clock, max_concurrency=load.at_once)
     return Sent(record, record.in_order)
 
 
-async def _burst_on_streams(streams: Sequence[Ask], asks: Sequence[Ask], way: Way, clock: Callable[[], float]) -> Sent:
-    record = Record(len(streams) + len(asks))
+async def _burst_on_streams(
+    streams: Sequence[LoadRequest], asks: Sequence[LoadRequest], way: RequestRoute, clock: Callable[[], float]
+) -> Sent:
+    record = LoadRecord(len(streams) + len(asks))
 
-    async def one(number: int, ask: Ask, begun: asyncio.Event | None = None) -> None:
+    async def one(number: int, ask: LoadRequest, begun: asyncio.Event | None = None) -> None:
         try:
             line = await way.send(ask, on_first=nothing if begun is None else begun.set)
         finally:

@@ -4,10 +4,10 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pdserve.bench.load.figures import percentile
+from pdserve.bench.load.percentiles import percentile
 from pdserve.bench.load.timeline import Timeline
 from pdserve.bench.pd.loads import Load, Sent
-from pdserve.bench.pd.use import Use
+from pdserve.bench.pd.utilisation import Use
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ FIGURES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BenchOutcome:
     """Figures by key, or the words of a failure; `use` is of our own contestants alone."""
 
     contestant: str
@@ -41,7 +41,7 @@ class Outcome:
     client_share: float = 0.0
 
 
-def outcome(contestant: str, load: Load, sent: Sent, use: Use | None, client_share: float) -> Outcome:
+def outcome(contestant: str, load: Load, sent: Sent, use: Use | None, client_share: float) -> BenchOutcome:
     """Return the figures of a load: first tokens of the requests, gaps of what is watched, tokens of all."""
     lines = sent.record.in_order
     whole = [line for line in lines if line.failure is None]
@@ -56,20 +56,20 @@ def outcome(contestant: str, load: Load, sent: Sent, use: Use | None, client_sha
         "output_tokens_per_s": _tokens(whole) / duration_s if duration_s > 0 else 0.0,
     }
     words = failures[0] if failures else ""
-    return Outcome(contestant, load.name, figures, len(failures), words, use, client_share)
+    return BenchOutcome(contestant, load.name, figures, len(failures), words, use, client_share)
 
 
-def medians(outcomes: Sequence[Outcome]) -> list[Outcome]:
+def medians(outcomes: Sequence[BenchOutcome]) -> list[BenchOutcome]:
     """Return one outcome for each contestant and load, in their order: medians of figures and use over the rounds."""
-    rounds: dict[tuple[str, str], list[Outcome]] = {}
+    rounds: dict[tuple[str, str], list[BenchOutcome]] = {}
     for one in outcomes:
         rounds.setdefault((one.contestant, one.load), []).append(one)
     return [_median(each) for each in rounds.values()]
 
 
-def _median(rounds: Sequence[Outcome]) -> Outcome:
+def _median(rounds: Sequence[BenchOutcome]) -> BenchOutcome:
     first = rounds[0]
-    return Outcome(
+    return BenchOutcome(
         first.contestant,
         first.load,
         {key: statistics.median(one.figures[key] for one in rounds) for key in first.figures},

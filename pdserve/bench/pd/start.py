@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from pdserve.bench.pd.contestants import Contestant
+from pdserve.bench.pd.contestants import ServerContestant
 from pdserve.client import Client
 from pdserve.processes import POLL_S, Child, stop, tell, wait
 from pdserve.readiness import ask
@@ -18,7 +18,7 @@ _GRACE_S, _PEER_GRACE_S = 10.0, 60.0  # vLLM killed leaves its shared memory beh
 
 
 @contextlib.contextmanager
-def started(contestant: Contestant, folder: Path, timeout_s: float, say: Callable[[str], None]) -> Iterator[None]:
+def started(contestant: ServerContestant, folder: Path, timeout_s: float, say: Callable[[str], None]) -> Iterator[None]:
     """Hold its processes, ready within `timeout_s`; logs in `folder`.
 
     Raises Unavailable when one ends, DeadlineExceeded when one does not answer in time, both with where the logs are.
@@ -41,7 +41,7 @@ def started(contestant: Contestant, folder: Path, timeout_s: float, say: Callabl
         children.clear()  # the pipes close: a guard (keeper.py) ends what is left of a group
 
 
-def _stop(children: Sequence[Child], contestant: Contestant) -> Sequence[ProcessRecord]:
+def _stop(children: Sequence[Child], contestant: ServerContestant) -> Sequence[ProcessRecord]:
     records = [child.record for child in children]
     if contestant.is_ours:
         return stop(records, _GRACE_S)
@@ -51,7 +51,7 @@ def _stop(children: Sequence[Child], contestant: Contestant) -> Sequence[Process
     return stop(records)
 
 
-def _wait(contestant: Contestant, children: Sequence[Child], timeout_s: float) -> None:
+def _wait(contestant: ServerContestant, children: Sequence[Child], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     waiting = [Client(url) for url in contestant.urls]
     words = ""
@@ -71,7 +71,7 @@ def _wait(contestant: Contestant, children: Sequence[Child], timeout_s: float) -
         time.sleep(POLL_S)
 
 
-def _answers(client: Client, contestant: Contestant) -> tuple[bool, str]:
+def _answers(client: Client, contestant: ServerContestant) -> tuple[bool, str]:
     if contestant.is_ours:
         return ask(client)
     try:

@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pdserve.bench.pd.outcome import FIGURES, Outcome
+from pdserve.bench.pd.outcome import FIGURES, BenchOutcome
 from pdserve.bench.pd.verdict import where, why, winner
 from pdserve.text_table import text_table
 
 
-def lines(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def lines(outcomes: Sequence[BenchOutcome]) -> Iterator[str]:
     """Yield a row for each load and figure with a column for each contestant and the best, then who wins and why."""
     contestants = list(dict.fromkeys(one.contestant for one in outcomes))
     yield from text_table(("load", "figure", *contestants, "best"), list(_rows(outcomes, contestants)))
@@ -22,7 +22,7 @@ def lines(outcomes: Sequence[Outcome]) -> Iterator[str]:
             yield f"not compared: {one.failed} requests failed in {one.load}, {one.contestant}: {one.failure}"
 
 
-def as_json(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def as_json(outcomes: Sequence[BenchOutcome]) -> list[dict[str, Any]]:
     """Return an object for each outcome, its figures beside its names."""
     return [
         {
@@ -34,7 +34,7 @@ def as_json(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _rows(outcomes: Sequence[Outcome], contestants: Sequence[str]) -> Iterator[list[str]]:
+def _rows(outcomes: Sequence[BenchOutcome], contestants: Sequence[str]) -> Iterator[list[str]]:
     for load in dict.fromkeys(one.load for one in outcomes):
         here = {one.contestant: one for one in outcomes if one.load == load}
         for place, figure in enumerate(FIGURES):
@@ -45,7 +45,7 @@ def _rows(outcomes: Sequence[Outcome], contestants: Sequence[str]) -> Iterator[l
             yield ["" if place else load, figure.title + unit, *cells, words]
 
 
-def _cell(one: Outcome | None, key: str) -> str:
+def _cell(one: BenchOutcome | None, key: str) -> str:
     if one is None:
         return "-"
     return f"{one.figures[key]:.1f}" if not one.failed else "failed"

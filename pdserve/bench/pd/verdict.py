@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Sequence
 
 from pdserve.bench.pd.contestants import COLOCATED, PAIR, VLLM_COLOCATED, VLLM_PAIR
-from pdserve.bench.pd.outcome import FIGURES, Figure, Outcome
+from pdserve.bench.pd.outcome import FIGURES, BenchOutcome, Figure
 
 EVEN = 1.05
 """Figures whose ratio is below this are even: less than what two runs of one contestant differ by."""
 _APART, _SATURATED = 0.2, 0.85  # shares of the time
 
 
-def winner(figure: Figure, outcomes: Sequence[Outcome]) -> tuple[str, float] | None:
+def winner(figure: Figure, outcomes: Sequence[BenchOutcome]) -> tuple[str, float] | None:
     """Return who is best at a figure and by what factor over the next; None where two are even or one is alone.
 
     Outcomes with failures compete not.
@@ -24,7 +24,7 @@ def winner(figure: Figure, outcomes: Sequence[Outcome]) -> tuple[str, float] | N
     return (ordered[0].contestant, ratio) if ratio >= EVEN else None
 
 
-def where(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def where(outcomes: Sequence[BenchOutcome]) -> Iterator[str]:
     """Yield what each of P/D and colocated wins from the other, then how P/D stands beside the others."""
     here = {one.contestant for one in outcomes}
     if {PAIR, COLOCATED} <= here:
@@ -36,7 +36,7 @@ def where(outcomes: Sequence[Outcome]) -> Iterator[str]:
             yield f"{PAIR} beside {other}: better in {ours} of {len(won)} figures, worse in {theirs}, else even"
 
 
-def _wins(outcomes: Sequence[Outcome], one: str, other: str) -> Iterator[str]:
+def _wins(outcomes: Sequence[BenchOutcome], one: str, other: str) -> Iterator[str]:
     contests = list(_contests(outcomes, one, other))
     for name in (one, other):
         won = [words for words, best in contests if best == name]
@@ -44,7 +44,7 @@ def _wins(outcomes: Sequence[Outcome], one: str, other: str) -> Iterator[str]:
         yield from (f"  {words}" for words in won)
 
 
-def _contests(outcomes: Sequence[Outcome], one: str, other: str) -> Iterator[tuple[str, str | None]]:
+def _contests(outcomes: Sequence[BenchOutcome], one: str, other: str) -> Iterator[tuple[str, str | None]]:
     """Yield, of each load and figure of two, what it is, with its factor, and who is better."""
     for load in _loads(outcomes):
         both = [each for each in outcomes if each.load == load and each.contestant in (one, other)]
@@ -54,7 +54,7 @@ def _contests(outcomes: Sequence[Outcome], one: str, other: str) -> Iterator[tup
             yield f"{figure.words}, {load}: {ratio:.2f}x", name
 
 
-def why(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def why(outcomes: Sequence[BenchOutcome]) -> Iterator[str]:
     """Yield, load by load, which instances were busy and what that means."""
     for load in _loads(outcomes):
         for one in outcomes:
@@ -62,7 +62,7 @@ def why(outcomes: Sequence[Outcome]) -> Iterator[str]:
                 yield f"{load}, {one.contestant}: {_busy_words(one)}{_hop_words(one)}"
 
 
-def _busy_words(one: Outcome) -> str:
+def _busy_words(one: BenchOutcome) -> str:
     assert one.use is not None
     ordered = sorted(one.use.busy.items(), key=lambda pair: -pair[1])
     words = ", ".join(f"{name} {share:.0%} busy" for name, share in ordered)
@@ -76,12 +76,12 @@ def _busy_words(one: Outcome) -> str:
     return f"{words}: neither was the limit"
 
 
-def _hop_words(one: Outcome) -> str:
+def _hop_words(one: BenchOutcome) -> str:
     use = one.use
     if use is None or use.hop_ms is None or use.hop_bytes is None:
         return ""
     return f"; a KV hop took {use.hop_ms:.1f} ms for {use.hop_bytes / 2**20:.1f} MiB"
 
 
-def _loads(outcomes: Sequence[Outcome]) -> list[str]:
+def _loads(outcomes: Sequence[BenchOutcome]) -> list[str]:
     return list(dict.fromkeys(one.load for one in outcomes))

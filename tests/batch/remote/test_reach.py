@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from batch.remote.addresses import AddressRules
-from batch.remote.reach import check_reach
+from batch.remote.reachable import check_reach
 from batch.remote.url import RemoteUrl
 from wire.errors import ConfigError, Unavailable
 

@@ -11,7 +11,7 @@ import pytest
 from batch.remote.digests import Digests
 from batch.remote.download import download
 from batch.remote.limits import DownloadLimits, Retries, Waits
-from batch.remote.part import Part
+from batch.remote.part import FilePart
 from tests.batch.remote.raw_server import LOOPBACK, Asked, answer, ok, raw_server
 from wire.errors import PdserveError
 
@@ -141,7 +141,7 @@ async def test_the_limit_is_that_of_the_whole(tmp_path: Path) -> None:
 
 
 def test_nothing_is_asked_for_where_nothing_has_come_or_nothing_lacks() -> None:
-    part = Part('"v1"', 10, Digests({}))
+    part = FilePart('"v1"', 10, Digests({}))
     assert part.headers == {}
 
     part.num_bytes = 10

@@ -9,13 +9,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from batch.answering import NO_HEADERS, Answer
-from batch.runner import Progress
+from batch.backend import NO_HEADERS, Answer
+from batch.runner import BatchProgress
 from pdserve.batch_run.metrics import serve_metrics
 from pdserve.client import parse_metrics
 from wire.errors import ConfigError, Unavailable
 
-PROGRESS = Progress(total=10, done=4, errors=1, resumed=2, prompt_tokens=30, completion_tokens=20)
+PROGRESS = BatchProgress(total=10, done=4, errors=1, resumed=2, prompt_tokens=30, completion_tokens=20)
 
 
 class Engine:
@@ -44,7 +44,7 @@ def fetch(port: int, path: str = "/metrics") -> tuple[int, str]:
             return error.code, ""
 
 
-def fetched(progress: Progress | None, engine: Engine | None, path: str = "/metrics") -> tuple[int, str]:
+def fetched(progress: BatchProgress | None, engine: Engine | None, path: str = "/metrics") -> tuple[int, str]:
     """Serve on a free port and fetch one page."""
 
     async def ask() -> tuple[int, str]:

@@ -7,9 +7,9 @@ import re
 import pytest
 
 import pdserve.batch_run.progress
-from batch.runner import Progress
+from batch.runner import BatchProgress
 from pdserve.batch_run.progress import ProgressView
-from pdserve.batch_run.words import command_again, counted
+from pdserve.batch_run.summary import command_again, counted
 
 
 class Terminal(io.StringIO):
@@ -25,8 +25,8 @@ class Clock:
         return self.now
 
 
-def progress(done: int, *, errors: int = 0, resumed: int = 0, tokens: int = 0) -> Progress:
-    return Progress(200, done, errors, resumed, 10 * tokens, tokens)
+def progress(done: int, *, errors: int = 0, resumed: int = 0, tokens: int = 0) -> BatchProgress:
+    return BatchProgress(200, done, errors, resumed, 10 * tokens, tokens)
 
 
 def test_rates_are_of_this_run_alone() -> None:
@@ -171,7 +171,7 @@ def test_a_terminal_that_is_gone_ends_nothing() -> None:
 def test_a_busy_server_is_said_with_how_many_it_is_asked_at_once() -> None:
     view = ProgressView(stream=io.StringIO(), clock=Clock())
 
-    view.take(Progress(200, 90, 0, 0, 0, 0, at_once=12))
+    view.take(BatchProgress(200, 90, 0, 0, 0, 0, at_once=12))
 
     assert view.line().endswith(", 12 at once: the server is busy")
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdserve.bench.load.ask import Ask
 from pdserve.bench.load.drive import drive
-from pdserve.bench.load.record import Record
+from pdserve.bench.load.load_request import LoadRequest
+from pdserve.bench.load.record import LoadRecord
 from pdserve.bench.load.timeline import Timeline
 
-ASK = Ask("a", 1)
+ASK = LoadRequest("a", 1)
 
 
 class Time:
@@ -32,9 +32,9 @@ class Time:
 @given(st.lists(st.integers(0, 9_000), min_size=1, max_size=20))
 def test_each_is_sent_when_it_is_due(due_ms: list[int]) -> None:
     time, times_s = Time(), sorted(ms / 1000 for ms in due_ms)
-    record = Record(len(times_s))
+    record = LoadRecord(len(times_s))
 
-    async def send(number: int, ask: Ask, due_s: float) -> Timeline:
+    async def send(number: int, ask: LoadRequest, due_s: float) -> Timeline:
         return Timeline(due_s, time(), (), time())
 
     asyncio.run(drive([ASK] * len(times_s), times_s, send, record, clock=time, sleep=time.sleep))
@@ -47,7 +47,7 @@ def test_each_is_sent_when_it_is_due(due_ms: list[int]) -> None:
 def test_no_more_are_under_way_than_places() -> None:
     under_way, most = set[int](), [0]
 
-    async def send(number: int, ask: Ask, due_s: float) -> Timeline:
+    async def send(number: int, ask: LoadRequest, due_s: float) -> Timeline:
         under_way.add(number)
         most.append(len(under_way))
         for _ in range(3):
@@ -55,7 +55,7 @@ def test_no_more_are_under_way_than_places() -> None:
         under_way.remove(number)
         return Timeline(due_s, due_s)
 
-    record, time = Record(12), Time()
+    record, time = LoadRecord(12), Time()
     asyncio.run(drive([ASK] * 12, [0.0] * 12, send, record, clock=time, max_concurrency=4))
 
     assert max(most) == 4
@@ -63,17 +63,17 @@ def test_no_more_are_under_way_than_places() -> None:
 
 
 def test_what_ended_stays_when_the_load_is_broken_off() -> None:
-    async def run() -> Record:
-        record, begun = Record(3), asyncio.Event()
+    async def run() -> LoadRecord:
+        record, begun = LoadRecord(3), asyncio.Event()
         ended: list[int] = []
 
-        async def send(number: int, ask: Ask, due_s: float) -> Timeline:
+        async def send(number: int, ask: LoadRequest, due_s: float) -> Timeline:
             if number:
                 begun.set()
                 await asyncio.Event().wait()
             return Timeline(due_s, due_s)
 
-        def see(seen: Record) -> None:
+        def see(seen: LoadRecord) -> None:
             ended.extend(seen.lines)
 
         task = asyncio.create_task(drive([ASK] * 3, [0.0] * 3, send, record, clock=Time(), seen=see))
@@ -92,10 +92,10 @@ def test_what_ended_stays_when_the_load_is_broken_off() -> None:
 
 
 def test_what_waits_for_a_place_is_not_under_way() -> None:
-    async def run() -> Record:
-        record, begun = Record(5), asyncio.Event()
+    async def run() -> LoadRecord:
+        record, begun = LoadRecord(5), asyncio.Event()
 
-        async def send(number: int, ask: Ask, due_s: float) -> Timeline:
+        async def send(number: int, ask: LoadRequest, due_s: float) -> Timeline:
             if number == 1:
                 begun.set()
             await asyncio.Event().wait()

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from pdserve.bench.load.ask import Ask
 from pdserve.bench.load.dialect import Chat, Completions, Embeddings
 from pdserve.bench.load.endpoint import Endpoint
+from pdserve.bench.load.load_request import LoadRequest
 from pdserve.bench.load.session import open_session
 from pdserve.bench.load.timeline import Timeline
 from tests.pdserve.bench.sse_server import (
@@ -34,7 +34,7 @@ def ask(
         clock = SteppedClock()
         async with serving(lambda path: answer, clock) as (url, asked), open_session({"X-A": "b"}, 20.0, {}) as http:
             prompt = "hello" if make is Chat else (5, 6, 7)
-            return await Endpoint(http, url, make("m", {"ignore_eos": True}), clock).send(Ask(prompt, 9)), asked
+            return await Endpoint(http, url, make("m", {"ignore_eos": True}), clock).send(LoadRequest(prompt, 9)), asked
 
     return asyncio.run(run())
 
@@ -157,7 +157,7 @@ def test_nobody_there_is_a_failure_too() -> None:
         async with serving(lambda path: streamed([1.0]), clock) as (url, _):
             pass
         async with open_session({}, 20.0, {}) as http:
-            return await Endpoint(http, url, Completions("m"), clock).send(Ask("a", 1))
+            return await Endpoint(http, url, Completions("m"), clock).send(LoadRequest("a", 1))
 
     line = asyncio.run(run())
 
@@ -170,7 +170,7 @@ def test_a_deadline_is_a_failure_with_its_limit() -> None:
         with socket.create_server(("127.0.0.1", 0)) as deaf:  # the system accepts, nobody answers
             async with open_session({}, 0.05, {}) as http:
                 url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
-                return await Endpoint(http, url, Completions("m"), SteppedClock()).send(Ask("a", 1))
+                return await Endpoint(http, url, Completions("m"), SteppedClock()).send(LoadRequest("a", 1))
 
     assert str(asyncio.run(run()).failure) == "deadline: no whole answer within 0.05 s"
 
@@ -180,7 +180,7 @@ def test_a_key_of_the_environment_is_shown_and_a_header_wins() -> None:
         clock = SteppedClock()
         async with serving(lambda path: streamed([1.0]), clock) as (url, asked):
             async with open_session(headers, 20.0, environ) as http:
-                await Endpoint(http, url, Completions("m"), clock).send(Ask("a", 1))
+                await Endpoint(http, url, Completions("m"), clock).send(LoadRequest("a", 1))
             return asked.headers[0].get("authorization")
 
     assert asyncio.run(run({}, {"OPENAI_API_KEY": "sk-1"})) == "Bearer sk-1"

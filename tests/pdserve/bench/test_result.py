@@ -5,11 +5,11 @@ import io
 import pytest
 
 from pdserve.bench.load.client_cpu import ClientCpu
-from pdserve.bench.load.live_line import LiveLine
+from pdserve.bench.load.progress_line import LiveLine
 from pdserve.bench.load.report import report
 from pdserve.bench.load.result import measured
 from pdserve.bench.load.summary import summarize
-from pdserve.bench.load.timeline import Failure
+from pdserve.bench.load.timeline import RequestFailure
 from tests.pdserve.bench.timelines import made, record_of
 
 METRICS = ("ttft", "tpot", "itl", "e2el", "longest_gap")
@@ -27,7 +27,7 @@ RECORD = record_of(
     [
         made(0.0, [0.5, 0.25], output_len=4, text="one"),
         made(1.0, [2.0], output_len=1, text="two"),
-        made(1.0, [], failure=Failure("HTTP 429", "the queue\n is full")),
+        made(1.0, [], failure=RequestFailure("HTTP 429", "the queue\n is full")),
     ],
     num_requests=4,
 )
@@ -74,7 +74,7 @@ def test_the_report_says_errors_by_kind_and_warns_of_a_busy_client() -> None:
 
 
 def test_where_nothing_completed_the_report_has_no_table_of_zeros() -> None:
-    failed = record_of([made(0.0, [], failure=Failure("HTTP 404", "no such model"))], num_requests=2)
+    failed = record_of([made(0.0, [], failure=RequestFailure("HTTP 404", "no such model"))], num_requests=2)
 
     lines = list(report(failed, summarize(failed, METRICS, (50.0,), {"ttft": 1.0}), ClientCpu(0.1, 3.0), {"ttft": 1.0}))
 

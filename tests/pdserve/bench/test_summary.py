@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.bench.load.summary import METRICS, Summary, is_good, peak_output_tokens, peak_requests, summarize
-from pdserve.bench.load.timeline import Failure, Timeline
+from pdserve.bench.load.timeline import RequestFailure, Timeline
 from tests.pdserve.bench.timelines import made, record_of
 from wire.errors import ConfigError
 
@@ -73,7 +73,7 @@ def test_the_peak_of_requests_is_the_most_that_overlap_at_some_start(lines: list
 
 
 def test_what_failed_and_what_had_not_ended_was_under_way_too() -> None:
-    failed = made(0.0, [9.0], failure=Failure("HTTP 500", "no"))
+    failed = made(0.0, [9.0], failure=RequestFailure("HTTP 500", "no"))
     record = record_of([made(0.0, [1.0]), failed], num_requests=9)
     for number, sent_s in ((2, 0.5), (3, 0.75), (4, 5.0)):
         record.start(number, sent_s)
@@ -91,7 +91,7 @@ def test_tokens_of_a_piece_that_holds_several_are_counted_in_its_second() -> Non
 
 
 def test_failures_count_and_measure_nothing() -> None:
-    failed = made(0.0, [9.0], failure=Failure("HTTP 429", "full"))
+    failed = made(0.0, [9.0], failure=RequestFailure("HTTP 429", "full"))
     record = record_of([made(0.0, [1.0, 1.0], output_len=10), failed], num_requests=5)
 
     found = summarize(record, ["ttft"], (99.0,), {"ttft": 2000.0})

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.bench.vllm import Missing, Vllm
+from pdserve.bench.vllm import PeerMissing, Vllm
 
 # It has a child, as vLLM has; `python -u SCRIPT MODEL DTYPE REPLY_FD`.
 _PEER = """#!{python}
@@ -70,7 +70,7 @@ def test_it_is_ready_once_it_says_so_and_ends_with_all_below_it(tmp_path: Path) 
 def test_one_that_ends_is_heard_of_at_once(tmp_path: Path) -> None:
     home = _home(tmp_path, "child.kill()")
 
-    with pytest.raises(Missing, match="vLLM ended: see "):
+    with pytest.raises(PeerMissing, match="vLLM ended: see "):
         Vllm(tmp_path, dtype="float32", environ={**os.environ, "PEERS_HOME": str(home)})
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.flags.row import Takes, Verdict, VllmFlag
+from pdserve.flags.row import FlagVerdict, Takes, VllmFlag
 from pdserve.flags.table import ROWS, find, nearest
 from scheduler.config import SchedulerOptions
 from wire.options import EngineOptions
@@ -56,13 +56,13 @@ def test_no_flag_has_two_rows() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_row_is_supported_exactly_when_we_have_the_flag(row: VllmFlag) -> None:
-    assert ((row.becomes or row.name) in OURS) is (row.verdict is Verdict.SUPPORTED)
+    assert ((row.becomes or row.name) in OURS) is (row.verdict is FlagVerdict.SUPPORTED)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_whatever_is_not_done_has_its_reason(row: VllmFlag) -> None:
-    assert row.why or row.verdict is Verdict.SUPPORTED
-    assert not row.only or row.verdict is Verdict.NO_EFFECT
+    assert row.why or row.verdict is FlagVerdict.SUPPORTED
+    assert not row.only or row.verdict is FlagVerdict.NO_EFFECT
     assert not re.search(r"[|\n]", row.why), "it stands in a table and in one line"
 
 

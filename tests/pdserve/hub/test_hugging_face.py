@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.hub.asked import Asked, Snapshot
+from pdserve.hub.download_job import DownloadJob, Snapshot
 from pdserve.hub.hugging_face import fetch
 from tests.pdserve.hub.fake_hub import FakeHub
 from wire.errors import ConfigError
@@ -54,7 +54,7 @@ def fetched(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     def call(
         name: str, said: list[str] | None = None, environ: Mapping[str, str] | None = None, **asked: object
     ) -> Snapshot:
-        wanted = Asked(name, **{"download_dir": str(tmp_path / "cache"), **asked})  # type: ignore[arg-type]
+        wanted = DownloadJob(name, **{"download_dir": str(tmp_path / "cache"), **asked})  # type: ignore[arg-type]
         return fetch(wanted, {"HF_ENDPOINT": hub.url, **(environ or {})}, (said if said is not None else []).append)
 
     return call

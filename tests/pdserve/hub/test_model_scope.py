@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.hub.asked import MODEL_SCOPE, Asked
+from pdserve.hub.download_job import MODEL_SCOPE, DownloadJob
 from pdserve.hub.model_scope import fetch
 from wire.errors import ConfigError
 
@@ -64,8 +64,8 @@ def silent(words: str) -> None:
     pass
 
 
-def asked(**values: object) -> Asked:
-    return Asked(NAME, MODEL_SCOPE, **values)  # type: ignore[arg-type]
+def asked(**values: object) -> DownloadJob:
+    return DownloadJob(NAME, MODEL_SCOPE, **values)  # type: ignore[arg-type]
 
 
 def test_a2_42_config_tokenizer_and_safetensors_are_fetched_and_no_code(library: Callable[..., Library]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.hub.asked import Asked
+from pdserve.hub.download_job import DownloadJob
 from pdserve.hub.snapshot import find_snapshot
 from tests.pdserve.hub.fake_hub import FakeHub
 from wire.errors import ConfigError
@@ -31,7 +31,7 @@ def environ(hub: FakeHub, tmp_path: Path) -> dict[str, str]:
 def test_the_librarys_own_cache_is_used_and_progress_goes_to_stderr(
     hub: FakeHub, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    snapshot = find_snapshot(Asked("facebook/opt-125m"), environ(hub, tmp_path))
+    snapshot = find_snapshot(DownloadJob("facebook/opt-125m"), environ(hub, tmp_path))
 
     told = capfd.readouterr()
     assert Path(snapshot.folder).is_relative_to(tmp_path / "home" / "hub" / "models--facebook--opt-125m")
@@ -44,7 +44,7 @@ def test_a_refusal_comes_back_in_its_words(hub: FakeHub, tmp_path: Path) -> None
     hub.gated.add("facebook/opt-125m")
 
     with pytest.raises(ConfigError, match=r"^facebook/opt-125m is gated: accept its conditions"):
-        find_snapshot(Asked("facebook/opt-125m"), environ(hub, tmp_path))
+        find_snapshot(DownloadJob("facebook/opt-125m"), environ(hub, tmp_path))
 
 
 def test_a_command_ends_with_status_2_and_what_to_do(tmp_path: Path) -> None:

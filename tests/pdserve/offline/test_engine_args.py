@@ -9,7 +9,7 @@ import pytest
 
 import pdserve
 from pdserve import LLM, EngineArgs, FlexibleArgumentParser, SamplingParams
-from pdserve.offline.refused import MEMBERS, NAMES
+from pdserve.offline.unsupported import MEMBERS, NAMES
 from tests.pdserve.offline.conftest import ENGINE
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pdserve import LLM, EngineArgs
-from pdserve.flags.row import Takes, Verdict
+from pdserve.flags.row import FlagVerdict, Takes
 from pdserve.flags.table import find
 from pdserve.offline.keywords import DECIDED, as_keywords, fill_model, read_keywords, without_effect_on_cluster
 from wire.errors import ConfigError
@@ -134,10 +134,10 @@ def test_every_field_of_vllms_engine_args_is_taken_or_refused_with_its_reason(na
     value: Any = True if row is not None and row.takes in (Takes.NOTHING, Takes.MAYBE) else ["m"]
 
     assert EngineArgs(**{name: None}).keywords().get(name) is None or name in ("model", "seed")
-    if name in DECIDED or (row is not None and row.verdict is Verdict.REFUSED):
+    if name in DECIDED or (row is not None and row.verdict is FlagVerdict.REFUSED):
         with pytest.raises(ConfigError, match=rf"^{name} is (refused: \w+|for servers)"):
             read_keywords("m", {name: value})
-    elif row is not None and row.verdict is Verdict.NO_EFFECT:
+    elif row is not None and row.verdict is FlagVerdict.NO_EFFECT:
         read_keywords("m", {name: list(row.only[:1]) or value})
     else:
         read_keywords("m", {name: None})

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from batch.answering import NO_HEADERS, Answer, Answerer
+from batch.backend import NO_HEADERS, Answer, BatchBackend
 from pdserve import LLM, BeamSearchParams, FlatLogprobs, RequestOutput, SamplingParams, StructuredOutputsParams
 from tests.conformance.served import CHAT, Oracle
 from tests.pdserve.offline.conftest import ENGINE
@@ -408,7 +408,7 @@ def generated(llm: LLM) -> float:
 class Counting:
     """An Answerer in front of another that counts how many it is asked at once."""
 
-    def __init__(self, inner: Answerer) -> None:
+    def __init__(self, inner: BatchBackend) -> None:
         self._inner, self._now, self.most = inner, 0, 0
 
     async def ask(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS) -> Answer:

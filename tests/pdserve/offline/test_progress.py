@@ -3,7 +3,7 @@
 from typing import Any
 
 from pdserve import CompletionOutput, RequestOutput
-from pdserve.offline.progress import Progress
+from pdserve.offline.progress import ProgressBar
 
 OUTPUT = RequestOutput("r", "p", [1] * 30, None, [CompletionOutput(0, "t", [2] * 10, None, None, "length")])
 
@@ -29,7 +29,7 @@ def test_it_counts_prompts_and_tells_tokens_a_second_in_and_out() -> None:
         bars.append(Bar(**told))
         return bars[0]
 
-    with Progress(2, make) as progress:
+    with ProgressBar(2, make) as progress:
         progress.done(OUTPUT)
         progress.done(OUTPUT)
 
@@ -40,7 +40,7 @@ def test_it_counts_prompts_and_tells_tokens_a_second_in_and_out() -> None:
 
 def test_it_is_silent_where_nobody_looks_or_none_is_wanted(capfd: Any) -> None:
     for wanted in (True, False):  # standard error is no terminal here
-        with Progress(1, wanted) as progress:
+        with ProgressBar(1, wanted) as progress:
             progress.done(OUTPUT)
 
     assert capfd.readouterr().err == ""

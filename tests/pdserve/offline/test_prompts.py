@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pdserve.offline.prompts import Prompt, conversations, one_each, read_prompts
+from pdserve.offline.prompts import PromptInput, conversations, one_each, read_prompts
 
 USER = {"role": "user", "content": "hi"}
 
@@ -12,17 +12,17 @@ USER = {"role": "user", "content": "hi"}
 @pytest.mark.parametrize(
     ("given", "prompts"),
     [
-        ("a", [Prompt("a")]),
-        (["a", "b"], [Prompt("a"), Prompt("b")]),
-        ([1, 2], [Prompt(None, [1, 2])]),
-        ([[1, 2], [3]], [Prompt(None, [1, 2]), Prompt(None, [3])]),
-        ({"prompt": "a", "cache_salt": "s"}, [Prompt("a", None, "s")]),
-        ([{"prompt_token_ids": [1]}, "a", [2]], [Prompt(None, [1]), Prompt("a"), Prompt(None, [2])]),
-        ((word for word in ("a", "b")), [Prompt("a"), Prompt("b")]),
+        ("a", [PromptInput("a")]),
+        (["a", "b"], [PromptInput("a"), PromptInput("b")]),
+        ([1, 2], [PromptInput(None, [1, 2])]),
+        ([[1, 2], [3]], [PromptInput(None, [1, 2]), PromptInput(None, [3])]),
+        ({"prompt": "a", "cache_salt": "s"}, [PromptInput("a", None, "s")]),
+        ([{"prompt_token_ids": [1]}, "a", [2]], [PromptInput(None, [1]), PromptInput("a"), PromptInput(None, [2])]),
+        ((word for word in ("a", "b")), [PromptInput("a"), PromptInput("b")]),
         ([], []),
     ],
 )  # fmt: skip
-def test_each_form_is_read(given: Any, prompts: list[Prompt]) -> None:
+def test_each_form_is_read(given: Any, prompts: list[PromptInput]) -> None:
     assert read_prompts(given) == prompts
 
 

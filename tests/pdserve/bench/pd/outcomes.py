@@ -1,15 +1,15 @@
 """Made-up outcomes for tests."""
 
-from pdserve.bench.pd.outcome import Outcome
-from pdserve.bench.pd.use import Use
+from pdserve.bench.pd.outcome import BenchOutcome
+from pdserve.bench.pd.utilisation import Use
 
 
 def made(
     contestant: str, ttft: float, tpot: float, gap: float, rate: float, *, load: str = "burst", failed: int = 0,
     use: Use | None = None,
-) -> Outcome:  # fmt: skip
+) -> BenchOutcome:  # fmt: skip
     """Return an outcome of these figures."""
     figures = {
         "ttft_p50_ms": ttft, "tpot_p50_ms": tpot, "longest_gap_p99_ms": gap, "output_tokens_per_s": rate,
     }  # fmt: skip
-    return Outcome(contestant, load, figures, failed, "HTTP 500: no" if failed else "", use)
+    return BenchOutcome(contestant, load, figures, failed, "HTTP 500: no" if failed else "", use)

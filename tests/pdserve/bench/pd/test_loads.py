@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from pdserve.bench.load.ask import Ask
-from pdserve.bench.load.random_asks import Shape
-from pdserve.bench.load.timeline import Failure, Timeline
+from pdserve.bench.load.load_request import LoadRequest
+from pdserve.bench.load.random_requests import RequestSizes
+from pdserve.bench.load.timeline import RequestFailure, Timeline
 from pdserve.bench.pd.loads import Load, Sent, all_loads, send_load
 from pdserve.bench.pd.outcome import outcome
-from pdserve.bench.pd.ways import nothing
+from pdserve.bench.pd.request_routes import nothing
 from tests.pdserve.bench.timelines import made
 
 
@@ -19,11 +19,13 @@ class Counting:
     """A way that answers when a few turns of the loop have passed, and notes who was under way with whom."""
 
     def __init__(self, failing: int = 0) -> None:
-        self.asks: list[Ask] = []
+        self.asks: list[LoadRequest] = []
         self.beside: list[int] = []
         self._under_way, self._failing = 0, failing
 
-    async def send(self, ask: Ask, due_s: float | None = None, *, on_first: Callable[[], None] = nothing) -> Timeline:
+    async def send(
+        self, ask: LoadRequest, due_s: float | None = None, *, on_first: Callable[[], None] = nothing
+    ) -> Timeline:
         self.asks.append(ask)
         self.beside.append(self._under_way)
         self._under_way += 1
@@ -36,7 +38,7 @@ class Counting:
         finally:
             self._under_way -= 1
         line = made(0.0, [0.1] * ask.max_tokens, input_len=len(ask.prompt))
-        return replace(line, failure=Failure("lost", "")) if fails else line
+        return replace(line, failure=RequestFailure("lost", "")) if fails else line
 
 
 def sent(load: Load, way: Counting, seed: int = 0) -> Sent:
@@ -46,8 +48,8 @@ def sent(load: Load, way: Counting, seed: int = 0) -> Sent:
 def test_one_at_a_time_never_has_two_under_way_and_a_burst_has_all() -> None:
     alone, together = Counting(), Counting()
 
-    sent(Load("one", 4, Shape(8, 3), at_once=1), alone)
-    sent(Load("all", 4, Shape(8, 3), at_once=4), together)
+    sent(Load("one", 4, RequestSizes(8, 3), at_once=1), alone)
+    sent(Load("all", 4, RequestSizes(8, 3), at_once=4), together)
 
     assert alone.beside == [0, 0, 0, 0]
     assert together.beside == [0, 1, 2, 3]
@@ -55,7 +57,7 @@ def test_one_at_a_time_never_has_two_under_way_and_a_burst_has_all() -> None:
 
 def test_a_burst_comes_when_every_stream_has_begun_and_only_streams_are_watched() -> None:
     way = Counting()
-    load = Load("gap", 3, Shape(8, 2), streams=2, stream_shape=Shape(4, 40))
+    load = Load("gap", 3, RequestSizes(8, 2), streams=2, stream_shape=RequestSizes(4, 40))
 
     found = sent(load, way)
 
@@ -66,14 +68,14 @@ def test_a_burst_comes_when_every_stream_has_begun_and_only_streams_are_watched(
 
 
 def test_streams_that_fail_are_waited_for_no_more() -> None:
-    found = sent(Load("gap", 3, Shape(8, 2), streams=2, stream_shape=Shape(4, 40)), Counting(failing=2))
+    found = sent(Load("gap", 3, RequestSizes(8, 2), streams=2, stream_shape=RequestSizes(4, 40)), Counting(failing=2))
 
     assert [line.failure is not None for line in found.record.in_order] == [True, True, False, False, False]
 
 
 def test_no_load_begins_with_the_prompts_of_another_whose_kv_is_cached_then() -> None:
     begun: list[tuple[int, ...]] = []
-    for name, shape in (("a", Shape(64, 2)), ("b", Shape(64, 2)), ("c", Shape(128, 2))):
+    for name, shape in (("a", RequestSizes(64, 2)), ("b", RequestSizes(64, 2)), ("c", RequestSizes(128, 2))):
         way = Counting()
         sent(Load(name, 4, shape, at_once=1), way)
         begun.extend(tuple(ask.prompt[:16]) for ask in way.asks)  # type: ignore[arg-type]
@@ -83,7 +85,7 @@ def test_no_load_begins_with_the_prompts_of_another_whose_kv_is_cached_then() ->
 
 def test_a_seed_is_a_load() -> None:
     first, second, other = Counting(), Counting(), Counting()
-    load = Load("one", 4, Shape(8, 3), at_once=1)
+    load = Load("one", 4, RequestSizes(8, 3), at_once=1)
     for way, seed in ((first, 1), (second, 1), (other, 2)):
         sent(load, way, seed)
 
@@ -101,7 +103,7 @@ def test_the_loads_are_those_of_the_peers_comparison_and_fit_a_small_model_when_
 
 
 def test_figures_are_first_tokens_of_the_burst_and_gaps_of_the_streams() -> None:
-    load = Load("gap", 2, Shape(8, 2), streams=1, stream_shape=Shape(4, 40))
+    load = Load("gap", 2, RequestSizes(8, 2), streams=1, stream_shape=RequestSizes(4, 40))
     stream = made(0.0, [0.5, 0.1, 0.9], output_len=3)
     burst = [made(0.0, [1.0, 5.0], output_len=2), made(0.0, [3.0], output_len=1)]
     found = sent(load, Counting())

@@ -6,18 +6,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pdserve.bench.pd.contestants import Contestant, our_colocated, vllm
+from pdserve.bench.pd.contestants import ServerContestant, our_colocated, vllm
 from pdserve.bench.pd.start import started
 from pdserve.process_plan import ProcessPlan
 from wire.errors import DeadlineExceeded, Unavailable
 
 
-def contestant(*scripts: str) -> Contestant:
+def contestant(*scripts: str) -> ServerContestant:
     plans = tuple(
         ProcessPlan(f"one-{i}", "one", "127.0.0.1:1", (sys.executable, "-c", script), {})
         for i, script in enumerate(scripts)
     )
-    return Contestant("X", plans, ("http://127.0.0.1:1",))
+    return ServerContestant("X", plans, ("http://127.0.0.1:1",))
 
 
 def test_a_process_that_ends_is_named_with_its_last_line_and_log(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from pdserve.bench.pd.outcome import FIGURES, medians
 from pdserve.bench.pd.table import as_json, lines
-from pdserve.bench.pd.use import Use
+from pdserve.bench.pd.utilisation import Use
 from pdserve.bench.pd.verdict import where, why, winner
 from tests.pdserve.bench.pd.outcomes import made
 

@@ -1,0 +1,35 @@
+"""The seam between a file of requests and what answers them.
+
+BatchBackend
+├── AppBackend (app_backend.py)    an ASGI app in this process
+└── UrlBackend (url_backend.py)    a live server
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An HTTP answer, whole. The names of `headers` are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class BatchBackend(Protocol):
+    """Answers requests of HTTP, many at once."""
+
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
+    ) -> Answer:  # fmt: skip
+        """Return the answer, whatever its status; a body is JSON unless `headers` say otherwise.
+
+        Cancelled, it takes the request back at the other end. Raises Unavailable where no whole answer came.
+        """
+        ...

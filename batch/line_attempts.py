@@ -1,0 +1,120 @@
+"""Ask one line until it has its answer, or its error."""
+
+import asyncio
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+from batch.backend import Answer, BatchBackend
+from batch.inflight import Inflight
+from batch.job import BatchStopped, RetryPolicy
+from batch.lines import parse_line
+from batch.output_line import LineOutcome, answered, failed, new_request_id, warnings_of, words_of
+from batch.request_line import LineRefused, Question, question_of
+from batch.retry_after import retry_after_s
+from telemetry.capped_logs import CappedLog
+from wire.errors import DeadlineExceeded, PdserveError, Unavailable
+
+_BUSY = 429
+_PASSING = frozenset({_BUSY, 408, 502, 503, 504})
+"""Answers that say nothing of the line: it is asked again."""
+_PROBES = ("/health", "/ready")
+_PROBE_S = 30.0
+
+
+class LineAttempts:
+    """Asks lines by one policy of retries, as many at once as `inflight` lets out; one that waits to be asked again is
+    none of these. `rng` spreads the waits, `log` hears of what is asked again.
+    """
+
+    def __init__(
+        self, answerer: BatchBackend, retries: RetryPolicy, inflight: Inflight, rng: random.Random, log: CappedLog
+    ) -> None:  # fmt: skip
+        self._answerer = answerer
+        self._inflight = inflight
+        self._retries = retries
+        self._rng = rng
+        self._log = log
+
+    async def ask(self, content: bytes) -> LineOutcome:
+        """Return what becomes of one line of the input.
+
+        Raises BatchStopped where it is not the line that is at fault: the server is gone, or refuses the key.
+        """
+        request = parse_line(content)
+        custom_id, request_id = request["custom_id"], new_request_id()
+        try:
+            question = question_of(request)
+        except LineRefused as refusal:
+            return failed(custom_id, request_id, 400, str(refusal), refusal.param)
+        try:
+            answer = await self._insist(question, {"x-request-id": request_id})
+            return replace(answered(custom_id, request_id, question.path, answer), warnings=warnings_of(answer))
+        except Unavailable as error:
+            return failed(custom_id, request_id, 503, str(error))
+        except DeadlineExceeded as hung:
+            return failed(custom_id, request_id, 504, str(hung))
+
+    async def _insist(self, question: Question, headers: Mapping[str, str]) -> Answer:
+        """Ask until the answer is of the line's own making, or the tries are used up.
+
+        Raises Unavailable, and DeadlineExceeded for a line that hangs.
+        """
+        failures = busy = 0
+        while True:
+            answer, lost = await self._try(question, headers)
+            if answer is not None and answer.status not in _PASSING:
+                return self._checked(answer)
+            if answer is not None and answer.status == _BUSY:
+                busy += 1
+            else:
+                failures += 1
+            is_last = failures >= self._retries.attempts or busy >= self._retries.busy_attempts
+            if is_last or isinstance(lost, DeadlineExceeded):
+                return await self._give_up(answer, lost)
+            self._log.warning("batch_retry", "retry", status=None if answer is None else answer.status, error=str(lost))
+            wait_s = 0.0 if answer is None else retry_after_s(answer.headers.get("retry-after", ""))
+            await asyncio.sleep(self._retries.delay_s(failures + busy, wait_s, self._rng.random()))
+
+    async def _try(self, question: Question, headers: Mapping[str, str]) -> tuple[Answer | None, PdserveError | None]:
+        try:
+            return await self._inflight.ask(partial(self._ask_in_time, question, headers)), None
+        except (Unavailable, DeadlineExceeded) as error:
+            return None, error
+
+    async def _ask_in_time(self, question: Question, headers: Mapping[str, str]) -> Answer:
+        """Return the answer. Raises DeadlineExceeded, with the request cancelled at the server."""
+        limit_s = self._retries.timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._answerer.ask("POST", question.path, question.body, headers)
+        except TimeoutError:
+            raise DeadlineExceeded(f"no whole answer within {limit_s:g} s (--request-timeout)") from None
+
+    async def _give_up(self, answer: Answer | None, lost: PdserveError | None) -> Answer:
+        """Return what came last, or raise it, as the line's error; raise BatchStopped where nobody could answer."""
+        words = str(lost) if answer is None else f"the server answers {answer.status}, {words_of(answer)}"
+        if (ill := await self._illness()) is not None:
+            raise BatchStopped(f"{words}, and {ill}")
+        if answer is None:
+            assert lost is not None
+            raise lost
+        return answer
+
+    async def _illness(self) -> str | None:
+        """Say how the answerer is not well, None if it is; one without such paths has at least answered."""
+        for path in _PROBES:
+            try:
+                async with asyncio.timeout(_PROBE_S):
+                    status = (await self._answerer.ask("GET", path)).status
+            except (Unavailable, TimeoutError):
+                return f"nobody answers {path}"
+            if status >= 500:
+                return f"{path} answers {status}"
+        return None
+
+    def _checked(self, answer: Answer) -> Answer:
+        if answer.status == 401:
+            raise BatchStopped("the server refuses the API key (401)")
+        return answer

@@ -1,0 +1,244 @@
+"""Who waits, who runs and who is held, and who of them takes part in the next step.
+
+waiting --start--> running --(hold)--> held --> gone
+   ^                  |
+   +----preemption----+      the youngest goes first, the oldest always runs; held prompts never go (preemption.py)
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from engine.ahead import goes_on
+from engine.batcher import BatchLimits, plan_step
+from engine.kv.blocks import BlockPool
+from engine.kv.swap import SwapArea
+from engine.preemption import bring_back, due, put_aside
+from engine.prefix import BlockName
+from engine.prompt import Prompt, ScheduledTokens
+from engine.requirements import blocks_needed
+from engine.sequence import Sequence
+from engine.step import Model
+from telemetry.logs import EventLogger
+from wire.errors import NoCapacity
+from wire.failpoints import PREEMPT, process_failpoints
+
+_log = EventLogger("engine")
+_TURN = attrgetter("turn")
+
+
+@dataclass(slots=True)
+class Selection:
+    """What the next step computes, whom it interrupts, and the prompts whose own handling failed meanwhile.
+
+    One `is_behind` a step that is not collected yet interrupts nobody: it `is_short` where it would have to.
+    """
+
+    pieces: list[ScheduledTokens] = field(default_factory=list)
+    interrupted: list[Prompt] = field(default_factory=list)
+    failed: list[tuple[Prompt, Exception]] = field(default_factory=list)
+    is_behind: bool = False
+    is_short: bool = False
+
+
+class BatchState:
+    """Mutable, owned by the core: every prompt of the engine is in exactly one of its three places."""
+
+    def __init__(self, model: Model, blocks: BlockPool, swap: SwapArea, limits: BatchLimits) -> None:
+        self._model = model
+        self._blocks = blocks
+        self.swap = swap
+        self.limits = limits
+        self._block_size = model.info.layout.block_size
+        self.waiting: deque[Prompt] = deque()
+        self.running: dict[str, Prompt] = {}
+        self.held: dict[str, Prompt] = {}
+        self.preemptions = 0
+        self._preempt_after = process_failpoints().preempt_after
+
+    def prompts(self) -> list[Prompt]:
+        """Return every prompt. Safe from any thread; one that moves meanwhile may be missed or seen twice."""
+        return [*self.waiting.copy(), *self.running.copy().values(), *self.held.copy().values()]
+
+    def find(self, prompt_id: str) -> Prompt | None:
+        """Return the prompt of that id, wherever it is."""
+        prompt = self.running.get(prompt_id) or self.held.get(prompt_id)
+        return prompt or next((waits for waits in self.waiting if waits.state.prompt_id == prompt_id), None)
+
+    def queue(self, prompt: Prompt) -> None:
+        """Let a new prompt wait: behind the others, a probe before them, so that a long prompt cannot hide us."""
+        if prompt.state.probe:
+            self.waiting.appendleft(prompt)
+        else:
+            self.waiting.append(prompt)
+
+    def runs(self, prompt: Prompt) -> bool:
+        """Whether the prompt is running: not waiting, held or gone."""
+        return self.running.get(prompt.state.prompt_id) is prompt
+
+    def hold(self, prompt: Prompt) -> None:
+        """Move a running prompt to those that only keep their blocks."""
+        self.held[prompt.state.prompt_id] = self.running.pop(prompt.state.prompt_id)
+
+    def remove(self, prompt: Prompt) -> None:
+        """Free what the prompt has and forget it. Idempotent."""
+        prompt.free(self._blocks)
+        self.running.pop(prompt.state.prompt_id, None)
+        self.held.pop(prompt.state.prompt_id, None)
+        if prompt in self.waiting:
+            self.waiting.remove(prompt)
+
+    def has_work(self) -> bool:
+        """Whether `select` would find something: a stalled engine must not spin."""
+        if self.waiting and self._may_start(self.waiting[0]):
+            return True
+        if sum(not prompt.hold for prompt in self.running.values()) > 1:
+            return True  # the oldest can take the blocks of the youngest
+        free = self._blocks.num_free
+        return any(
+            piece.sequence.blocks_missing(1, self._blocks, self._block_size) <= free
+            for prompt in self.running.values()
+            for piece in prompt.pieces()
+        )
+
+    def select(self, now: float) -> Selection:
+        """Start who can start, share the step out, and own the blocks it writes, by preemption if need be."""
+        selection = Selection()
+        self._start_waiting(now, selection)
+        if self._preempt_after is not None:
+            self._preempt_due(self._preempt_after, selection)
+        pieces = self._pieces()
+        if self._model.info.rope is not None:
+            for piece in pieces:
+                piece.sequence.recount(self._model.info.rope, self._blocks)
+        self._share_out(pieces, selection)
+        return selection
+
+    def select_behind(self, now: float) -> Selection:
+        """Do the same while a step is not collected yet; where somebody has to be put aside, the next step waits."""
+        selection = Selection(is_behind=True)
+        self._start_waiting(now, selection)
+        if self._preempt_after is None or not due(self.running.values(), self._preempt_after):
+            longest = self._model.info.max_model_len
+            self._share_out([piece for piece in self._pieces() if goes_on(piece, longest)], selection)
+        if selection.is_short:
+            selection.pieces.clear()
+        return selection
+
+    def _pieces(self) -> list[ScheduledTokens]:
+        """Return what all that run can compute next, in the order in which they are served."""
+        in_order = sorted(self.running.values(), key=_TURN)
+        return [piece for prompt in in_order for piece in prompt.pieces()]
+
+    def _share_out(self, pieces: list[ScheduledTokens], selection: Selection) -> None:
+        """Deal the step out to those that have their blocks: what one that lacks them leaves goes to the others."""
+        unlaunched = wanted = [piece.sequence.unlaunched for piece in pieces]
+        counts = plan_step(wanted, self.limits)
+        while (got := self._rooms(pieces, counts, selection)) != counts:
+            wanted = [room if room < count else want for want, count, room in zip(wanted, counts, got, strict=True)]
+            counts = plan_step(wanted, self.limits)
+        for piece, count, left in zip(pieces, counts, unlaunched, strict=True):
+            sequence = piece.sequence
+            if count and sequence.has_room(count):  # else its prompt had to go after it had been asked
+                piece.start = sequence.num_computed + sequence.num_pending
+                piece.count, piece.reaches_end = count, count == left
+                selection.pieces.append(piece)
+
+    def _rooms(self, pieces: list[ScheduledTokens], counts: list[int], selection: Selection) -> list[int]:
+        """Return how many of each piece's tokens have their blocks now: most sequences' last block has room left."""
+        return [
+            count if piece.sequence.has_room(count) else self._room_for(piece.prompt, piece.sequence, count, selection)
+            for piece, count in zip(pieces, counts, strict=True)
+        ]
+
+    def _room_for(self, prompt: Prompt, sequence: Sequence, count: int, selection: Selection) -> int:
+        """Return how many of `count` tokens have their blocks now; none where the prompt ends by that."""
+        if not count or not self.runs(prompt):
+            return 0
+        try:
+            return self._make_room(prompt, sequence, count, selection)
+        except Exception as error:  # noqa: BLE001 - a copy that fails ends this prompt only, and is reported
+            self.remove(prompt)
+            selection.failed.append((prompt, error))
+            return 0
+
+    def _make_room(self, prompt: Prompt, sequence: Sequence, count: int, selection: Selection) -> int:
+        """Return how many of `count` tokens have their blocks: all, or one where only one fits, or none."""
+        while count:
+            try:
+                sequence.make_room(count, self._blocks, self._model, probe=prompt.state.probe)
+                return count
+            except NoCapacity:
+                if selection.is_behind:
+                    selection.is_short = True
+                    return 0
+                if not self._preempt_youngest(selection):
+                    count = int(count > 1)
+                elif not self.runs(prompt):
+                    return 0
+        return 0
+
+    def _preempt_youngest(self, selection: Selection) -> bool:
+        """Put the youngest running prompt aside; False where it is the only one, or held ones are all there is."""
+        droppable = [prompt for prompt in self.running.values() if not prompt.hold]
+        if len(droppable) < 2:
+            return False
+        self._preempt(max(droppable, key=lambda prompt: prompt.age), selection)
+        return True
+
+    def _preempt(self, prompt: Prompt, selection: Selection) -> None:
+        known = prompt.num_interruptions
+        put_aside(prompt, self._blocks, self.swap, self._block_size)
+        del self.running[prompt.state.prompt_id]
+        self.waiting.appendleft(prompt)
+        self.preemptions += 1
+        if prompt.num_interruptions > known:
+            selection.interrupted.append(prompt)
+
+    def _preempt_due(self, after: int, selection: Selection) -> None:
+        """Do to each that the failpoint means what a full pool does to the youngest."""
+        for prompt in due(self.running.values(), after):
+            ids = {"prompt_id": prompt.state.prompt_id, "request_id": prompt.state.request_id}
+            _log.warning("failpoint", point=PREEMPT, after=after, **ids)
+            self._preempt(prompt, selection)
+
+    def _start_waiting(self, now: float, selection: Selection) -> None:
+        while self.waiting and self._may_start(self.waiting[0]):
+            prompt = self.waiting[0]
+            try:
+                self._start(prompt, now)
+            except NoCapacity:
+                return  # another thread was faster
+            except Exception as error:  # noqa: BLE001 - whatever its start raises ends this prompt only, and is reported
+                self.remove(prompt)
+                selection.failed.append((prompt, error))
+                continue
+            self.running[prompt.state.prompt_id] = self.waiting.popleft()
+
+    def _start(self, prompt: Prompt, now: float) -> None:
+        if not (prompt.is_aside and bring_back(prompt, self._blocks, self.swap, self._block_size)):
+            prompt.start(self._blocks, self._block_size, now)
+
+    def _may_start(self, prompt: Prompt) -> bool:
+        """Whether its sequences have seats, its tokens a place in the next chunk, and its blocks are free.
+
+        One free block is left for each running sequence, so that what starts is not preempted at once.
+        """
+        running = self.running.values()
+        backlog = sum(other.unlaunched_tokens for other in running)
+        seats = self.limits.max_num_seqs - sum(other.num_seats for other in running)
+        growing = sum(other.num_seats for other in running if not other.hold)
+        if seats < prompt.num_seats or (backlog >= self.limits.prefill_chunk_size and not prompt.state.probe):
+            return False
+        needed, found = self._blocks_to_start(prompt)
+        missing = needed + growing - self._blocks.num_free
+        return missing <= 0 or missing <= self._blocks.num_shareable(found)
+
+    def _blocks_to_start(self, prompt: Prompt) -> tuple[int, list[BlockName]]:
+        """Return how many blocks it needs, and the names of those that it may share with others for good."""
+        length, rope = len(prompt.state.token_ids), self._model.info.rope
+        counts = [sequence.num_outputs for sequence in prompt.live] or [0] * prompt.num_seats
+        outputs = [] if prompt.hold else counts
+        needed = blocks_needed(length, outputs, self._block_size, rope)
+        drops = rope is not None and any(rope.drops_prompt(length, length + count) for count in outputs)
+        return needed, [] if drops else prompt.prefix

@@ -1,0 +1,132 @@
+"""One rank's part of a model: its slices of the weights, and the model over them and over its pool."""
+
+import functools
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from devices.collectives import collective_named
+from devices.interface import Device, Memory
+from devices.table import open_device
+from engine.attention.interface import AttentionBackend
+from engine.attention.registered import register
+from engine.attention.table import make_backend
+from engine.attention.trusted import trusted
+from engine.device_modules import replace_modules
+from engine.fused.decoder import FusedWeights
+from engine.fused.fuse import fuse
+from engine.fused.kernels import NO_KERNELS, find_kernels
+from engine.interface import EngineInfo
+from engine.kv_probe import find_kv_tensors
+from engine.model_folder import ModelFolder, open_folder, read_network
+from engine.ranks.marks import Marks
+from engine.ranks.reduce import Reduce
+from engine.ranks.setup import RankLoaded, RankSetup
+from engine.ranks.sums import GroupSum, SharedSum
+from engine.rope import rotate_by_sequence
+from engine.sharding.cut import shard_network
+from engine.sharding.hooks import num_reductions
+from engine.torch_model import TorchModel
+from native.ranks import RanksLibrary
+from native.ranks import load as load_sum
+from wire.errors import ConfigError
+from wire.kv_layout import KvTensor, PoolLayout, head_range
+from wire.types import ModelIdentity
+
+SHARED = "shared"
+"""How ranks add up in memory they share; any other way is the name of a process group: engine/ranks/sums.py."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankPart:
+    """A rank's network with its weights. `num_sums`: how often a step of it sums over the ranks.
+
+    `fused` is what became of the weights where native kernels run it. All of it lies on `device`.
+    """
+
+    setup: RankSetup
+    device: Device
+    folder: ModelFolder
+    network: Any
+    fused: FusedWeights | None
+    backend: AttentionBackend
+    reduce: Reduce
+    library: RanksLibrary | None
+    loaded: RankLoaded
+    num_sums: int
+    notes: tuple[str, ...]
+
+    def check_held(self, whole: tuple[KvTensor, ...]) -> None:
+        """Raise ConfigError unless this rank's layers make the KV heads that it holds of `whole` by the rule."""
+        for held, tensor in zip(self.loaded.tensors, whole, strict=True):
+            start, end = head_range(tensor.heads, self.setup.rank)
+            if held.heads != end - start:
+                raise ConfigError(
+                    f"{self.folder.path}: {self.setup.rank} makes {held.heads} heads of KV tensor {tensor.name} of "
+                    f"layer {tensor.layer}, and holds {end - start} of {tensor.heads}: use --tensor-parallel-size 1"
+                )
+
+    def connect(self, way: str, store_fd: int, marks: Marks) -> None:
+        """Meet the other ranks, which all go the same way. Raises ReduceFailed."""
+        rank, step_s = self.setup.rank, self.setup.step_s
+        if way == SHARED and self.library is not None:
+            self.reduce.connect(SharedSum(self.library, rank, marks, step_s))
+        else:
+            where = str(self.device.torch_device)
+            self.reduce.connect(GroupSum(collective_named(way), store_fd, rank, marks, step_s, where))
+
+    def make_model(self, info: EngineInfo, pool: Memory) -> TorchModel:
+        """Return the model of this rank over its pool."""
+        return TorchModel(
+            self.network, info=info, memory=pool, backend=self.backend,
+            keeps_logits=self.folder.checkpoint.keeps_logits, rope=rotate_by_sequence(self.network),
+            fused=self.fused, reduce=self.reduce, device=self.device, step_s=self.setup.step_s,
+        )  # fmt: skip
+
+
+def load_part(setup: RankSetup, reduce: Reduce) -> RankPart:
+    """Read this rank's slices, onto its device. Sets torch's thread count for the whole process. Raises ConfigError."""
+    began = time.monotonic()
+    torch.set_num_threads(setup.num_threads)
+    register()
+    device = open_device(setup.device)
+    device.activate()
+    on_host = device.traits.pools_on_host
+    folder = open_folder(Path(setup.path), setup.quantization)
+    checkpoint = folder.checkpoint
+    shard = functools.partial(
+        shard_network, config=checkpoint.text_config, rank=setup.rank, all_reduce=reduce
+    )  # fmt: skip
+    read = read_network(folder, setup.dtype, shard, device.torch_device)
+    network = read.loaded.network
+    held = find_kv_tensors(network, checkpoint, setup.dtype)
+    num_sums = num_reductions(network)
+    weight_bytes = sum(tensor.nbytes for tensor in {id(p): p for p in network.parameters()}.values())
+    kernels = find_kernels(setup.num_threads) if on_host and setup.is_native else NO_KERNELS
+    fused = fuse(network, threads=kernels.threads) if on_host else None
+    notes = (*read.notes, *replace_modules(network, device))
+    backend, warning = trusted(
+        make_backend(setup.attention_backend, device, kernels.threads), network, device,
+        block_size=setup.block_size, dtype=getattr(torch, setup.dtype),
+    )  # fmt: skip
+    library = load_sum() if on_host else None
+    took = RankLoaded(
+        held, fused is not None, library is not None, weight_bytes, read.bytes_read, time.monotonic() - began
+    )
+    said = (getattr(backend, "note", None), warning, *notes)
+    return RankPart(
+        setup, device, folder, network, fused, backend, reduce, library, took, num_sums,
+        tuple(note for note in said if note),
+    )  # fmt: skip
+
+
+def part_info(part: RankPart, layout: PoolLayout) -> EngineInfo:
+    """Return the info of a rank that only computes: no one asks it who it is."""
+    setup, text = part.setup, part.folder.checkpoint.text_config
+    return EngineInfo(
+        model=ModelIdentity(setup.path, "", ""), max_model_len=setup.max_model_len, vocab_size=text.vocab_size,
+        dtype=setup.dtype, device=part.device.name, layout=layout, eos_token_ids=(),
+    )  # fmt: skip

@@ -1,0 +1,67 @@
+"""The blocks of the sender's pool that a frame lies in, said once a link: later frames there give a number.
+
+    FRAME window 7, blocks 3 9 4 | FRAME window 7 | FRAME window 7 | FRAME window 8, blocks 12 13 | ...
+
+Both ends keep the last windows that were named, in the order they were named, and forget the same ones. For transports
+whose receiver reads the sender's pool.
+"""
+
+from dataclasses import replace
+
+from kvtransfer.frame import Frame, encode
+from kvtransfer.slots import BlockWindow
+from wire.errors import HandoffFailed
+
+MAX_WINDOWS = 64
+
+
+class WindowNamer:
+    """The sender's half. Used by the link's writer thread only."""
+
+    def __init__(self) -> None:
+        self._named: dict[tuple[int, int, int], tuple[int, tuple[int, ...]]] = {}  # keeps the tuples, so their ids too
+        self._last = 0
+
+    def encode(self, frame: Frame) -> bytes:
+        """Return the FRAME, with its blocks where the receiver does not know them."""
+        key = id(frame.block_ids), frame.start, frame.end
+        known = self._named.get(key)
+        if known is not None:
+            return encode(replace(frame, block_ids=(), window=known[0]))
+        self._last += 1
+        self._named[key] = self._last, frame.block_ids
+        if len(self._named) > MAX_WINDOWS:
+            del self._named[next(iter(self._named))]
+        return encode(replace(frame, window=self._last))
+
+
+class WindowNames:
+    """The receiver's half, for a sender's blocks of `block_size` tokens. Used by that connection's thread only."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._named: dict[int, tuple[int, int, BlockWindow]] = {}
+
+    def window_of(self, frame: Frame) -> BlockWindow:
+        """Return where the frame lies; to be asked for every frame, wanted or not. Raises HandoffFailed."""
+        if frame.block_ids:
+            return self._name(frame)
+        start, end, where = self._named.get(frame.window, (0, 0, None))
+        if where is None or (start, end) != (frame.start, frame.end):
+            raise HandoffFailed(
+                f"frame {frame.number} of tokens [{frame.start}, {frame.end}) names window {frame.window}, "
+                f"which {'is unknown' if where is None else f'is of tokens [{start}, {end})'}"
+            )
+        return where
+
+    def _name(self, frame: Frame) -> BlockWindow:
+        most = frame.end - frame.start + 1  # a block holds a token at least
+        if len(frame.block_ids) > most:
+            raise HandoffFailed(f"frame {frame.number} names {len(frame.block_ids)} blocks, {most} are the most")
+        offset = frame.start % self._block_size
+        where = BlockWindow(frame.block_ids, offset, offset + frame.end - frame.start)
+        self._named.pop(frame.window, None)
+        self._named[frame.window] = frame.start, frame.end, where
+        if len(self._named) > MAX_WINDOWS:
+            del self._named[next(iter(self._named))]
+        return where

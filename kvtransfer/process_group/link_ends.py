@@ -1,0 +1,142 @@
+"""The two ends of one link over a group: headers go on the stream, each frame's payload as one operation.
+
+Every frame announced is received once and in order, also one that nobody wants: it goes into staging and no further.
+"""
+
+import contextlib
+import select
+import time
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvtransfer.digest import RegionRuns, StopFlag
+from kvtransfer.frame import MAX_FRAME_BYTES, Frame, Taken, WireError, encode
+from kvtransfer.process_group.group import Group
+from kvtransfer.ring import Ring
+from kvtransfer.stream import LinkLost, Stream
+from wire.errors import HandoffFailed
+
+if TYPE_CHECKING:
+    from kvtransfer.process_group.payload import GroupStaging
+
+MAX_PAYLOAD_BYTES = 4 << 20
+# Headers of frames below the outbox's batch (1 MiB, 512 headers) may not have gone out yet, and their payload is taken
+# only after them. With three largest frames of room and twice the headers, one more frame always finds its place.
+OUTLET_BYTES = 3 * MAX_PAYLOAD_BYTES
+_MAX_UNDER_WAY = 1_024
+_POLL_S = 0.1
+_LINGER_S = 1.0
+_NEVER = StopFlag()
+
+
+class GroupOutlet:
+    """The sender's end: gathers pieces into staging and issues them, without waiting for the frames before."""
+
+    most_frame_bytes = MAX_PAYLOAD_BYTES
+
+    def __init__(self, group: Group, staging: "GroupStaging", stream: Stream, progress_s: float) -> None:
+        self._group, self._staging, self._line = group, staging, _Line(stream, progress_s)
+        self._ring = Ring(OUTLET_BYTES)
+        self._under_way: deque[Future[None]] = deque()
+
+    def announce(self, frame: Frame, source: RegionRuns) -> list[memoryview | bytes]:
+        """The header alone; its payload is already under way. Waits for room."""
+        num_bytes = source.runs.num_bytes
+        if num_bytes > MAX_PAYLOAD_BYTES:
+            raise HandoffFailed(f"frame {frame.number} has {num_bytes} bytes, a group takes {MAX_PAYLOAD_BYTES}")
+        start = self._room(num_bytes)
+        self._staging.gather(start, source)
+        self._under_way.append(self._group.send(self._staging.tensor(start, num_bytes)))
+        return [encode(replace(frame, block_ids=()))]
+
+    def taken(self, message: Taken) -> None:
+        """Nothing is lent."""
+
+    def close(self) -> None:
+        """Let the peer take what was announced, for a moment; then free or abandon the group."""
+        deadline = time.monotonic() + _LINGER_S
+        with contextlib.suppress(LinkLost, TimeoutError):
+            while self._under_way:
+                self._under_way[0].result(max(0.0, deadline - time.monotonic()))
+                self._under_way.popleft()
+        self._group.close()
+
+    def _room(self, num_bytes: int) -> int:
+        while self._under_way and self._under_way[0].done():
+            self._retire()
+        while len(self._under_way) >= _MAX_UNDER_WAY or (start := self._ring.take(num_bytes)) is None:
+            self._line.wait(self._under_way[0], _NEVER)
+            self._retire()
+        return start
+
+    def _retire(self) -> None:
+        self._under_way.popleft().result()
+        self._ring.give_back()
+
+
+class GroupInlet:
+    """The receiver's end: receives a frame into staging, then digests it on its way into the slots."""
+
+    def __init__(
+        self, group: Group, staging: "GroupStaging", stream: Stream, progress_s: float, *, digests: bool
+    ) -> None:
+        self._group, self._staging, self._line = group, staging, _Line(stream, progress_s)
+        self._digests = digests
+        self._arriving: Future[None] | None = None
+        self._here = False
+
+    def move(self, frame: Frame, target: RegionRuns, stop: StopFlag) -> int | None:
+        """Receive the frame, then copy it to the target."""
+        if frame.num_bytes > MAX_PAYLOAD_BYTES:
+            raise HandoffFailed(f"frame {frame.number} has {frame.num_bytes} bytes, a group takes {MAX_PAYLOAD_BYTES}")
+        if target.runs.num_bytes != frame.num_bytes:
+            raise HandoffFailed(f"frame {frame.number} has {frame.num_bytes} bytes, its slots {target.runs.num_bytes}")
+        self._arriving = self._group.receive(self._staging, frame.num_bytes)
+        if not self._line.wait(self._arriving, stop):
+            return None
+        self._arriving, self._here = None, True
+        digest = self._staging.scatter(0, target, stop, digests=self._digests)
+        if digest is not None:
+            self._here = False
+        return digest
+
+    def skip(self, frame: Frame) -> None:
+        """Receive what of the frame is still to come and drop it; a payload past the limit ends the connection."""
+        if self._here:
+            self._here = False
+            return
+        if frame.num_bytes > min(MAX_PAYLOAD_BYTES, MAX_FRAME_BYTES):
+            raise WireError(f"FRAME of {frame.num_bytes} bytes, a group takes {MAX_PAYLOAD_BYTES}")
+        arriving = self._arriving or self._group.receive(self._staging, frame.num_bytes)
+        self._arriving = None
+        self._line.wait(arriving, _NEVER)
+
+    def close(self) -> None:
+        """Free or abandon the group."""
+        self._group.close()
+
+
+class _Line:
+    """Waits for an operation, while it watches whether the link's connection still stands."""
+
+    def __init__(self, stream: Stream, progress_s: float) -> None:
+        self._stream, self._progress_s = stream, progress_s
+        self._hung_up = select.poll()
+        self._hung_up.register(stream.socket, select.POLLRDHUP)
+
+    def wait(self, done: "Future[None]", stop: StopFlag) -> bool:
+        """Wait for `done`; False soon after `stop` is set. Raises LinkLost."""
+        deadline = time.monotonic() + 2 * self._progress_s  # the group's own deadline comes first
+        while True:
+            try:
+                done.result(_POLL_S)
+                return True
+            except TimeoutError:
+                if stop.is_set():
+                    return False
+                if self._hung_up.poll(0):
+                    raise LinkLost("the connection is gone in the middle of a frame") from None
+                if time.monotonic() > deadline:
+                    raise LinkLost(f"nothing moved for {2 * self._progress_s:g} s") from None

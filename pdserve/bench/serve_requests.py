@@ -1,0 +1,82 @@
+"""The requests of `pdserve bench serve`, out of its data set."""
+
+import itertools
+import json
+import random
+from pathlib import Path
+
+import aiohttp
+
+from pdserve.bench.load.load_request import LoadRequest
+from pdserve.bench.load.prompt_files import FilePrompt, read_custom, read_sharegpt
+from pdserve.bench.load.random_requests import UNKNOWN_VOCABULARY, random_asks
+from pdserve.bench.load.session import get_json
+from pdserve.bench.serve_options import ServeOptions
+from wire.errors import ConfigError, Unavailable
+
+CUSTOM_OUTPUT_LEN = 256
+_LEAST, _MOST_PROMPT, _MOST = 4, 1024, 2048  # tokens of a ShareGPT turn, its prompt, and both, as vLLM prunes
+
+
+async def make_asks(options: ServeOptions, http: aiohttp.ClientSession, model: str, folder: str) -> list[LoadRequest]:
+    """Return --num-prompts requests; a file with fewer begins anew. Raises ConfigError, Unavailable."""
+    if options.dataset_name == "random":
+        return _random(options, folder)
+    if options.dataset_name == "custom":
+        asks = [_custom(options, one) for one in itertools.islice(read_custom(_path(options)), options.num_prompts)]
+    else:
+        asks = await _sharegpt(options, http, model)
+    if not asks:
+        raise ConfigError(f"--dataset-path {options.dataset_path} has no prompt that can be sent")
+    return list(itertools.islice(itertools.cycle(asks), options.num_prompts))
+
+
+def vocabulary(folder: str) -> int:
+    """Return the vocabulary size that config.json in `folder` tells, 1,000 where there is none here."""
+    try:
+        size = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")).get("vocab_size")
+    except (OSError, ValueError, AttributeError):
+        return UNKNOWN_VOCABULARY
+    return size if isinstance(size, int) and size > 0 else UNKNOWN_VOCABULARY
+
+
+def _random(options: ServeOptions, folder: str) -> list[LoadRequest]:
+    ids = None if options.backend == "openai-chat" else options.vocab_size or vocabulary(folder)
+    return random_asks(options.num_prompts, options.shape, random.Random(options.seed), vocabulary=ids)
+
+
+def _custom(options: ServeOptions, one: FilePrompt) -> LoadRequest:
+    told = options.custom_output_len or options.output_len
+    return LoadRequest(one.prompt, told or one.output_len or CUSTOM_OUTPUT_LEN)
+
+
+async def _sharegpt(options: ServeOptions, http: aiohttp.ClientSession, model: str) -> list[LoadRequest]:
+    """Return conversations of the file, shuffled, whose prompt and answer are neither tiny nor long."""
+    told, asks = options.sharegpt_output_len or options.output_len, list[LoadRequest]()
+    for one in _shuffled(options):
+        if len(asks) == options.num_prompts:
+            break
+        prompt_len = await _count(http, options.url, model, one.prompt)
+        output_len = told or await _count(http, options.url, model, one.answer or "")
+        if min(prompt_len, output_len) >= _LEAST and prompt_len <= _MOST_PROMPT and prompt_len + output_len <= _MOST:
+            asks.append(LoadRequest(one.prompt, output_len))
+    return asks
+
+
+def _shuffled(options: ServeOptions) -> list[FilePrompt]:
+    prompts = list(read_sharegpt(_path(options)))
+    if not options.disable_shuffle:
+        random.Random(options.seed).shuffle(prompts)
+    return prompts
+
+
+async def _count(http: aiohttp.ClientSession, url: str, model: str, text: str) -> int:
+    answer = await get_json(http, f"{url}/tokenize", {"model": model, "prompt": text})
+    count = answer.get("count") if isinstance(answer, dict) else None
+    if not isinstance(count, int):
+        raise Unavailable(f"{url}/tokenize counts no tokens: give a data set of --dataset-name custom")
+    return count
+
+
+def _path(options: ServeOptions) -> Path:
+    return Path(options.dataset_path)

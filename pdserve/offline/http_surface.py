@@ -1,0 +1,118 @@
+"""The HTTP surface as LLM uses it: JSON in and out, a busy server asked again, errors raised as our own."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+
+from batch.backend import Answer, BatchBackend
+from batch.retry_after import retry_after_s
+from wire.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    PdserveError,
+    Unavailable,
+    UnknownModel,
+)
+
+_CARD = {"id", "root", "max_model_len"}
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 10.0
+_PASSING = (Overloaded, Unavailable, DeadlineExceeded)  # the last: it waited too long in the queue
+_ERRORS: Mapping[int, type[PdserveError]] = {
+    401: ConfigError, 403: ConfigError, 404: UnknownModel, 429: Overloaded, 503: Unavailable, 504: DeadlineExceeded,
+}  # fmt: skip
+
+
+class HttpSurface:
+    """One server and one of its models. `retry_for_s` may be set anew for the questions that follow."""
+
+    def __init__(
+        self, answerer: BatchBackend, *, retry_for_s: float, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
+        """`retry_for_s`: how long a server that has become busy, or cannot be reached, is asked again."""
+        self._answerer = answerer
+        self.retry_for_s = retry_for_s
+        self._sleep = sleep
+        self.model = ""
+        self.root = ""
+        self.max_model_len = 0
+
+    async def choose(self, model: str) -> None:
+        """Take the model of this name, the first served where it is empty. Raises ConfigError with those there are."""
+        cards = await self._cards()
+        try:
+            card = await self.get_json(f"/v1/models/{quote(model, safe='/')}") if model else cards[0]
+        except UnknownModel:
+            names = ", ".join(repr(one["id"]) for one in cards)
+            raise ConfigError(f"the model {model!r} is not served, only {names}") from None
+        self.model, self.root, self.max_model_len = card["id"], card["root"], card["max_model_len"]
+
+    async def _cards(self) -> list[Any]:
+        """Return what is told of each model, of one at least. Raises ConfigError where that is not told as here."""
+        try:
+            cards: list[Any] = (await self.get_json("/v1/models"))["data"]
+            if cards and all(one.keys() >= _CARD for one in cards):
+                return cards
+        except ConfigError as refused:
+            raise ConfigError(f"{refused} (LLM(api_key=...), or PDSERVE_API_KEY)") from None
+        except (UnknownModel, InvalidRequest, ValueError, KeyError, TypeError, AttributeError):
+            pass  # no server of models
+        raise ConfigError(
+            "GET /v1/models tells of no model with its root and max_model_len: cluster has to be the URL of a pdserve "
+            "scheduler, as http://HOST:9000"
+        )
+
+    async def get_json(self, path: str) -> Any:
+        """Return the JSON of a GET."""
+        return orjson.loads((await self._ask("GET", path, b"")).body)
+
+    async def get_text(self, path: str) -> str:
+        """Return the text of a GET."""
+        return (await self._ask("GET", path, b"")).body.decode()
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Return the JSON that answers a body for the chosen model.
+
+        Raises InvalidRequest for one that is refused, and what the server ails.
+        """
+        return orjson.loads((await self.post_whole(path, body)).body)
+
+    async def post_whole(self, path: str, body: Mapping[str, Any]) -> Answer:
+        """Return the answer to the same with its headers. Raises as `post`."""
+        return await self._ask("POST", path, orjson.dumps({"model": self.model, **body}))
+
+    async def _ask(self, method: str, path: str, body: bytes) -> Answer:
+        clock, failed_s, wait_s = asyncio.get_running_loop().time, None, _FIRST_WAIT_S
+        while True:
+            asked_s = 0.0
+            try:
+                answer = await self._answerer.ask(method, path, body)
+                if answer.status == 200:
+                    return answer
+                asked_s, error = retry_after_s(answer.headers.get("retry-after", "")), error_of(answer)
+            except Unavailable as gone:
+                error = gone
+            failed_s = clock() if failed_s is None else failed_s
+            if not isinstance(error, _PASSING) or clock() + wait_s > failed_s + self.retry_for_s:
+                raise error
+            await self._sleep(max(min(asked_s, _LONGEST_WAIT_S), random.uniform(wait_s / 2, wait_s)))  # noqa: S311 - no secret
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+
+def error_of(answer: Answer) -> PdserveError:
+    """Return what a refusal says as an error of ours."""
+    try:
+        words = str(orjson.loads(answer.body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        words = answer.body[:200].decode(errors="replace")
+    if (kind := _ERRORS.get(answer.status)) is not None:
+        return kind(words)
+    if 400 <= answer.status < 500:
+        return InvalidRequest(words)
+    return InternalError(f"HTTP {answer.status}: {words}")

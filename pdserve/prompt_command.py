@@ -1,0 +1,137 @@
+"""What `pdserve chat` and `pdserve complete` share: whom they ask, where texts come from, and how answers are shown."""
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from pdserve.client import Client
+from pdserve.flags.parser import CommandParser
+from pdserve.target_cluster import DEFAULT_URL, START_HINT, find
+from wire.errors import ConfigError, PdserveError, Unavailable
+
+_SILENCE_S = 600.0
+_PROMPT = "> "
+EPILOG = """\
+Texts are read from the terminal, or line by line from a pipe; Ctrl-D ends it. Ctrl-C ends an answer, and where none
+comes the command. A key is read from $PDSERVE_API_KEY or $VLLM_API_KEY where --api-key names none.
+"""
+
+
+def talk_parser(name: str, description: str, *, own_limit: str) -> CommandParser:
+    """Return the flags of vLLM's command of this name; `own_limit` is what our server takes without --max-tokens."""
+    parser = CommandParser(
+        prog=f"pdserve {name}", description=description, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    default = f"the cluster of `pdserve up`, else {DEFAULT_URL}"
+    parser.add_argument("--url", "--base-url", help=f"the OpenAI server (default: {default})")
+    parser.add_argument("--model-name", metavar="NAME", help="its served name (default: the first of /v1/models)")
+    parser.add_argument("--api-key", metavar="KEY", help="key to show there")
+    most = f"most tokens of an answer (default: the server's; pdserve's is {own_limit})"
+    parser.add_argument("--max-tokens", type=int, metavar="N", help=most)
+    parser.add_argument(
+        "--temperature", type=float, metavar="T", help="0: always the likeliest token (default: the server's)"
+    )
+    parser.add_argument("-q", "--quick", metavar="TEXT", help="ask this alone")
+    return parser
+
+
+class PromptCommand:
+    """One server and one of its models, asked a text at a time."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        """Raises ConfigError for what is no URL, limit or temperature, Unavailable where no model is served there."""
+        url = find(None, None).base_url if arguments.url is None else arguments.url
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"--url {url}: use http://HOST:PORT")
+        self._fields = _fields(arguments.max_tokens, arguments.temperature)
+        self._quick: str | None = arguments.quick
+        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
+        self._client = Client(url, timeout_s=_SILENCE_S, api_key=arguments.api_key)
+        self._model = arguments.model_name or self._first_model(url)
+
+    def go_on(
+        self, path: str, body: Callable[[str], Mapping[str, Any]], heard: Callable[[str, str], None],
+        said: Callable[[Mapping[str, Any]], str],
+    ) -> int:  # fmt: skip
+        """Ask `body` of each text and show what comes; `heard` is told text and answer, `said` reads a choice of it.
+
+        Raises what the server ails where one text alone is asked; else says it, and goes on.
+        """
+        for text in self._texts():
+            answer: list[str] = []
+            try:
+                asked = {"model": self._model, **self._fields, **body(text)}
+                for event in self._client.stream(f"{self._prefix}{path}", asked):
+                    for choice in event.get("choices") or ():
+                        answer.append(said(choice))
+                        print(_shown(answer[-1]), end="", flush=True)
+            except KeyboardInterrupt:
+                if self._quick is not None:
+                    print(flush=True)
+                    raise
+            except PdserveError as error:
+                if answer:
+                    print(flush=True)
+                if self._quick is not None:
+                    raise _advised(error) from error.__cause__
+                print(_advised(error), file=sys.stderr, flush=True)
+                continue
+            print(flush=True)
+            heard(text, "".join(answer))
+        return 0
+
+    def _first_model(self, url: str) -> str:
+        try:
+            reply = self._client.get(f"{self._prefix}/v1/models")
+        except Unavailable as error:
+            raise _advised(error) from error.__cause__
+        if reply.status == 401:
+            raise ConfigError(f"{url} refuses the API key: --api-key, or PDSERVE_API_KEY")
+        try:
+            return str(reply.json()["data"][0]["id"])
+        except (TypeError, KeyError, IndexError):
+            words = f"{url} names no model (GET /v1/models: {reply.status})"
+            raise Unavailable(f"{words}: is it the URL of an OpenAI server?") from None
+
+    def _texts(self) -> Iterator[str]:
+        """Yield what is to be asked, blank lines left out."""
+        if self._quick is not None:
+            yield self._quick
+            return
+        lines = _typed() if sys.stdin.isatty() else sys.stdin
+        yield from (line for line in map(str.rstrip, lines) if line)
+
+
+def _fields(max_tokens: int | None, temperature: float | None) -> dict[str, float]:
+    """Return what every request asks for; what was not typed is left to the server. Raises ConfigError."""
+    if max_tokens is not None and max_tokens < 1:
+        raise ConfigError(f"--max-tokens {max_tokens}: at least 1")
+    if temperature is not None and not 0 <= temperature < math.inf:
+        raise ConfigError(f"--temperature {temperature:g}: 0 or more")
+    asked = {"max_tokens": max_tokens, "temperature": temperature}
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _advised(error: PdserveError) -> PdserveError:
+    """Return the error, with what to do where nobody listens."""
+    return Unavailable(f"{error}; {START_HINT}") if isinstance(error.__cause__, ConnectionRefusedError) else error
+
+
+def _typed() -> Iterator[str]:
+    try:
+        while True:
+            yield input(_PROMPT)
+    except EOFError:
+        print(flush=True)
+
+
+def _shown(text: str) -> str:
+    """Return a model's text as a terminal may have it: no sequence of its is a command to that."""
+    if not sys.stdout.isatty():
+        return text
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)

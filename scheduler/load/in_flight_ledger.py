@@ -1,0 +1,215 @@
+"""What the scheduler has given one instance and the instance's own figures do not show yet."""
+
+from collections.abc import Callable, Iterable, KeysView, Mapping
+from dataclasses import dataclass
+
+from scheduler.load.counts import PromptCounts
+from scheduler.load.loads import HeldPrompts
+from scheduler.load.prefixes import Chain, Prefixes
+from wire.types import LoadSnapshot
+
+_LOADS_UNTIL_SEEN = 2
+"""A snapshot may have been made while our command was on its way; the one after it knows the prompt."""
+
+
+@dataclass(slots=True)
+class _Given:
+    """A prompt given to be prefilled for `receiver`; its blocks are taken there until it is handed off."""
+
+    receiver: int
+    blocks: int
+    sequences: int
+
+
+class InFlightLedger:
+    """Prompt tokens given for prefill and blocks booked for reservations of one instance. Written by path objects.
+
+    The blocks of a prompt to be handed off count from the moment it is given until it is handed off: what else the
+    instance has in use, only it knows.
+    """
+
+    def __init__(self, load: LoadSnapshot, changed: Callable[[], None], *, block_size: int = 1) -> None:
+        self.load = load
+        self._block_size = block_size
+        self._given: dict[str, _Given] = {}
+        self._freed_blocks = 0
+        self._changed = changed
+        self._given_blocks = PromptCounts()
+        self._held: dict[str, _Given] = {}
+        self._tokens = PromptCounts()
+        self._unseen = PromptCounts()  # of those, what a snapshot cannot have counted: not sent, or just sent
+        self._fresh: dict[str, int] = {}
+        self._blocks = PromptCounts()
+        self._whole: dict[str, int] = {}
+        self._chains: dict[str, Chain] = {}
+        self._prefixes = Prefixes(load.blocks_total * block_size)
+        self._sequences = PromptCounts()
+        self._reserved: set[str] = set()
+        self._full = False
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Prompt tokens given and not yet prefilled: our count, or the instance's plus what it cannot have counted."""
+        return min(self._tokens.total, self.load.uncomputed_tokens + self._unseen.total)
+
+    @property
+    def blocks_free(self) -> int:
+        """Free blocks less the reservations under way; none after a refusal, until the next snapshot."""
+        if self._full:
+            return 0
+        used = max(self.load.blocks_used - self._freed_blocks, self._given_blocks.total)
+        return self.load.blocks_total - used - self._blocks.total
+
+    @property
+    def held_for(self) -> Mapping[int, HeldPrompts]:
+        """Finished KV that waits for a receiver, by the receiver's index."""
+        held: dict[int, HeldPrompts] = {}
+        for prompt in self._held.values():
+            before = held.get(prompt.receiver, HeldPrompts())
+            tokens = before.tokens + prompt.blocks * self._block_size
+            held[prompt.receiver] = HeldPrompts(before.sequences + prompt.sequences, tokens)
+        return held
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that run, wait or are on their way."""
+        return self.load.running + self.load.waiting + self._sequences.total
+
+    @property
+    def prompt_ids(self) -> KeysView[str]:
+        """The prompts booked here, those on their way included."""
+        return self._chains.keys()
+
+    def tokens_known(self, chain: Chain) -> int:
+        """Return how many leading tokens of a prompt the instance is likely to hold."""
+        return self._prefixes.tokens_known(chain) if self._caches else 0
+
+    def tokens_shared(self, chain: Chain) -> int:
+        """Return how many leading tokens lie in blocks of prompts that generate there: they take no free block."""
+        return self._prefixes.tokens_running(chain) if self._caches else 0
+
+    def carry(self, prompt_id: str, chain: Chain) -> None:
+        """A prompt of these links will come."""
+        self._chains[prompt_id] = chain
+
+    def finished(self, prompt_id: str, chains: Iterable[Chain]) -> None:
+        """The prompt ended well. If it generated here, the KV of all this is here, its outputs' too."""
+        if self._prefixes.runs(prompt_id):
+            for chain in chains:
+                self._prefixes.note(chain)
+
+    def give_prefill(self, prompt_id: str, num_tokens: int) -> None:
+        """A prompt will be sent for prefill."""
+        self._tokens.set(prompt_id, num_tokens)
+        self._unseen.set(prompt_id, num_tokens)
+        self._fresh.pop(prompt_id, None)
+
+    def give_to_hand_off(self, prompt_id: str, num_tokens: int, receiver: int, sequences: int) -> None:
+        """A prompt will be sent for prefill, its KV to go to `receiver`."""
+        self.give_prefill(prompt_id, num_tokens)
+        blocks = -(-num_tokens // self._block_size)
+        self._given[prompt_id] = _Given(receiver, blocks, sequences)
+        self._given_blocks.set(prompt_id, blocks)
+        self._held.pop(prompt_id, None)
+
+    def put_off(self, prompt_id: str) -> None:
+        """The prompt waits for something else: until it is given again, its step and its room here are for others."""
+        self._drop_tokens(prompt_id)
+        self._take_given(prompt_id)
+        self._changed()
+
+    def prefill_sent(self, prompt_id: str) -> None:
+        """The command is on its way."""
+        if prompt_id in self._unseen:
+            self._fresh.setdefault(prompt_id, 0)
+
+    def book_blocks(self, prompt_id: str, blocks: int, sequences: int) -> None:
+        """A reservation will be asked for, and its sequences will come; what runs there already is shared."""
+        shared = self.tokens_shared(self._chains.get(prompt_id, ())) // self._block_size
+        self._blocks.set(prompt_id, blocks - shared)
+        self._whole[prompt_id] = blocks
+        self._sequences.set(prompt_id, sequences)
+
+    def reserved(self, prompt_id: str, held_tokens: int | None = None) -> None:
+        """The reservation stands: the next snapshot holds it. The instance said that it held so many tokens."""
+        self._reserved.add(prompt_id)
+        if prompt_id in self._blocks and held_tokens is not None:
+            unshared = self._whole[prompt_id] - held_tokens // self._block_size
+            self._blocks.set(prompt_id, max(self._blocks.of(prompt_id), unshared))
+
+    def refused(self) -> None:
+        """The instance had no room after all: give it nothing until its next snapshot."""
+        self._full = True
+
+    def decoding(self, prompt_id: str) -> None:
+        """The prompt's sequences run: the instance counts them, and others may share its blocks."""
+        self._prefixes.run(prompt_id, self._chains.get(prompt_id, ()))
+        self._sequences.drop(prompt_id)
+
+    def prefilled(self, prompt_id: str) -> None:
+        """The prompt's first tokens are in."""
+        if prompt_id in self._tokens:
+            self._drop_tokens(prompt_id)
+            self._prefixes.note(self._chains.get(prompt_id, ()))
+            if prompt_id in self._given:
+                self._held[prompt_id] = self._given[prompt_id]
+            self._changed()
+
+    def handed_off(self, prompt_id: str) -> None:
+        """The prompt's KV is gone, and its blocks are free."""
+        self._drop_tokens(prompt_id)
+        self._drop_given(prompt_id)
+        self._changed()
+
+    def drop(self, prompt_id: str) -> None:
+        """The prompt is no longer this instance's. Idempotent."""
+        self._drop_tokens(prompt_id)
+        self._drop_given(prompt_id)
+        self._drop_blocks(prompt_id)
+        self._sequences.drop(prompt_id)
+        self._chains.pop(prompt_id, None)
+        self._prefixes.end(prompt_id)
+        self._changed()
+
+    def update(self, load: LoadSnapshot) -> None:
+        """Take a new snapshot."""
+        self.load = load
+        self._full = False
+        self._freed_blocks = 0
+        for prompt_id in tuple(self._reserved):
+            self._drop_blocks(prompt_id)
+        self._see()
+        self._changed()
+
+    @property
+    def _caches(self) -> bool:
+        """Whether it ever looked for a prefix: where its cache is off it never does."""
+        return self.load.prefix_tokens_sought > 0
+
+    def _drop_tokens(self, prompt_id: str) -> None:
+        self._tokens.drop(prompt_id)
+        self._unseen.drop(prompt_id)
+        self._fresh.pop(prompt_id, None)
+
+    def _see(self) -> None:
+        """Count the snapshots since each prompt was sent; after enough of them the instance has counted it too."""
+        for prompt_id, seen in tuple(self._fresh.items()):
+            if seen + 1 < _LOADS_UNTIL_SEEN:
+                self._fresh[prompt_id] = seen + 1
+            else:
+                del self._fresh[prompt_id]
+                self._unseen.drop(prompt_id)
+
+    def _drop_given(self, prompt_id: str) -> None:
+        self._freed_blocks += self._take_given(prompt_id)
+
+    def _take_given(self, prompt_id: str) -> int:
+        """Forget that the prompt was given to be handed off; return the blocks it had."""
+        self._given.pop(prompt_id, None)
+        self._held.pop(prompt_id, None)
+        return self._given_blocks.drop(prompt_id)
+
+    def _drop_blocks(self, prompt_id: str) -> None:
+        self._blocks.drop(prompt_id)
+        self._whole.pop(prompt_id, None)
+        self._reserved.discard(prompt_id)

@@ -1,0 +1,111 @@
+"""The scheduler's own numbers, fed while requests run; metrics.py and vllm_metrics.py show them."""
+
+from collections import Counter
+
+from scheduler.observability import bucket_bounds
+from scheduler.observability.request_done import RequestDone
+from scheduler.request import GenerationRequest, PromptDone
+from telemetry.histogram import BucketHistogram
+
+STAGES = ("queue", "reserve", "prefill", "send", "first_step")
+
+
+class SchedulerCounters:
+    """Mutable, owned by the event loop. It is the Observer of text streams.
+
+    Each value is stored once, between the edges of all the metrics that show it.
+    """
+
+    def __init__(self, max_model_len: int = bucket_bounds.DEFAULT_MODEL_LEN) -> None:
+        self.token_edges = bucket_bounds.vllm_tokens(max_model_len)
+        tokens = (bucket_bounds.TOKENS, self.token_edges)
+        self.first_token = BucketHistogram(bucket_bounds.SECONDS, bucket_bounds.VLLM_FIRST_TOKEN)
+        self.between_tokens = BucketHistogram(bucket_bounds.STEP_SECONDS, bucket_bounds.VLLM_STEP)
+        self.whole = BucketHistogram(bucket_bounds.SECONDS, bucket_bounds.VLLM_REQUEST)
+        self.queue = BucketHistogram(bucket_bounds.VLLM_REQUEST)
+        self.inference = BucketHistogram(bucket_bounds.VLLM_REQUEST)
+        self.prefill = BucketHistogram(bucket_bounds.VLLM_REQUEST)
+        self.decode = BucketHistogram(bucket_bounds.VLLM_REQUEST)
+        self.mean_between = BucketHistogram(bucket_bounds.VLLM_STEP)
+        self.request_prompt_tokens = BucketHistogram(*tokens)
+        self.request_computed_tokens = BucketHistogram(*tokens)
+        self.request_output_tokens = BucketHistogram(*tokens)
+        self.max_tokens = BucketHistogram(self.token_edges)
+        self.n = BucketHistogram(bucket_bounds.VLLM_N)
+        self.stages = {stage: BucketHistogram(bucket_bounds.HOP_SECONDS) for stage in STAGES}
+        self.hop = BucketHistogram(bucket_bounds.HOP_SECONDS)
+        self.hop_bytes = BucketHistogram(bucket_bounds.BYTES)
+        self.overlap = BucketHistogram(bucket_bounds.SHARES)
+        self.kv_bytes = self.kv_bytes_early = 0
+        self.prompt_tokens = self.output_tokens = 0
+        self.endings: Counter[str] = Counter()
+        self.reasons: Counter[str] = Counter()
+        self.http: Counter[tuple[str, str, str]] = Counter()
+
+    def first_token_came(self, request: GenerationRequest, seconds: float) -> None:
+        """Count a request's first token, `seconds` after its arrival; its prompts are computed now."""
+        self.first_token.observe(seconds)
+        self.prompt_tokens += sum(map(len, request.prompts))
+
+    def token_came(self, since_previous_s: float | None) -> None:
+        """Count one token; `since_previous_s` is None for the first of a choice."""
+        self.output_tokens += 1
+        if since_previous_s is not None:
+            self.between_tokens.observe(since_previous_s)
+
+    def prompt_done(self, done: PromptDone) -> None:
+        """Count the stages of one prompt, and its hop if it made one."""
+        times = done.times
+        for stage, histogram in self.stages.items():
+            seconds = getattr(times, f"{stage}_s")
+            if seconds is not None:
+                histogram.observe(seconds)
+        if times.send_s is not None and times.kv_bytes:
+            self.hop.observe(times.send_s)
+            self.hop_bytes.observe(times.kv_bytes)
+            self.overlap.observe(times.kv_bytes_early / times.kv_bytes)
+            self.kv_bytes += times.kv_bytes
+            self.kv_bytes_early += times.kv_bytes_early
+
+    def request_done(self, done: RequestDone) -> None:
+        """Count one request's ending; its sizes and times only if it finished."""
+        self.endings[done.ending] += 1
+        self._count_reasons(done)
+        if done.ending != "finished":
+            return
+        if done.first_token_s is None:
+            self.prompt_tokens += done.num_prompt_tokens
+        self.whole.observe(done.seconds)
+        self.request_prompt_tokens.observe(done.num_prompt_tokens)
+        cached = sum(prompt.times.cached_tokens for prompt in done.served)
+        self.request_computed_tokens.observe(max(0, done.num_prompt_tokens - cached))
+        if not done.request.poolings:
+            self.n.observe(done.request.params.n)
+            self.max_tokens.observe(done.request.params.max_tokens)
+            self.request_output_tokens.observe(done.num_output_tokens)
+        self._observe_phases(done)
+
+    def http_request(self, route: str, method: str, status: int) -> None:
+        """Count one HTTP request; `route` is one of the app's own, never what a client typed."""
+        self.http[route, method, str(status)] += 1
+
+    def _count_reasons(self, done: RequestDone) -> None:
+        """A sequence that did not end by itself ended with its request; a vector is an end as good as `stop`."""
+        for reason in done.reasons:
+            self.reasons[reason] += 1
+        if done.request.poolings and done.ending == "finished":
+            self.reasons["stop"] += len(done.request.poolings)
+        if done.ending != "finished":
+            left = len(done.request.prompts) * done.request.params.num_sequences - len(done.reasons)
+            self.reasons["abort" if done.ending == "cancelled" else "error"] += left
+
+    def _observe_phases(self, done: RequestDone) -> None:
+        self.queue.observe(done.queue_s)
+        prefill_s, decode_s = done.prefill_s, done.decode_s
+        if prefill_s is None or decode_s is None:
+            return
+        self.prefill.observe(prefill_s)
+        self.decode.observe(decode_s)
+        self.inference.observe(prefill_s + decode_s)
+        if done.num_output_tokens > 1:
+            self.mean_between.observe(decode_s / (done.num_output_tokens - 1))

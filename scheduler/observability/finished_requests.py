@@ -1,0 +1,25 @@
+"""Counts how requests ended: every one that was accepted ends exactly once."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class FinishedRequests:
+    """Counters since the start. Written by dispatch and its tries alone.
+
+    received = completed + failed + cancelled + inflight. `rejected` requests were never accepted; probes are counted
+    nowhere here. Of the `retried_prompts`, `delayed_retries` had to wait for the budget.
+    """
+
+    received: int = 0
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    rejected: int = 0
+    retried_prompts: int = 0
+    delayed_retries: int = 0
+
+    @property
+    def inflight(self) -> int:
+        """Requests accepted and not ended."""
+        return self.received - self.completed - self.failed - self.cancelled

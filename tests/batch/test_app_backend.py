@@ -1,0 +1,62 @@
+"""An app in this process: what it breaks off with is told, and one that does not end is cancelled."""
+
+import asyncio
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from batch.app_backend import AppBackend
+from tests.batch.app_server import DEADLINE_S
+from wire.errors import Unavailable
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_an_error_of_the_app_is_unavailable_and_names_its_kind_alone() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise ZeroDivisionError("a secret")
+
+    with pytest.raises(Unavailable, match=r"POST /x: the app broke off with ZeroDivisionError$"):
+        await AppBackend(app).ask("POST", "/x", b"{}")
+
+
+async def test_an_app_that_says_nothing_is_unavailable() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        pass
+
+    with pytest.raises(Unavailable, match="without a whole answer"):
+        await AppBackend(app).ask("GET", "/x")
+
+
+async def test_an_app_that_ignores_its_clients_going_is_cancelled() -> None:
+    asked, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    asking = asyncio.ensure_future(AppBackend(app, grace_s=0.01).ask("POST", "/x", b"{}"))
+    async with asyncio.timeout(DEADLINE_S):
+        await asked.wait()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+    assert cancelled.is_set()
+
+
+async def test_after_the_answer_the_app_is_told_that_the_exchange_is_over() -> None:
+    told = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 204})
+        await send({"type": "http.response.body"})
+        told.append((await receive())["type"])
+
+    answer = await AppBackend(app).ask("POST", "/x", b"{}")
+
+    assert (answer.status, answer.body, told) == (204, b"", ["http.disconnect"])

@@ -1,0 +1,133 @@
+"""What every BatchBackend does: an app in this process and a live server are asked alike."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from batch.app_backend import AppBackend
+from batch.backend import BatchBackend
+from batch.url_backend import UrlBackend
+from tests.batch.app_server import DEADLINE_S, serving
+from wire.errors import Unavailable
+
+pytestmark = pytest.mark.anyio
+Over = Callable[[ASGIApp], AbstractAsyncContextManager[BatchBackend]]
+
+
+@asynccontextmanager
+async def _by_app(app: ASGIApp) -> AsyncIterator[BatchBackend]:
+    yield AppBackend(app)
+
+
+@asynccontextmanager
+async def _by_url(app: ASGIApp) -> AsyncIterator[BatchBackend]:
+    async with serving(app) as url, UrlBackend(url, "key-0123456789") as answerer:
+        yield answerer
+
+
+@pytest.fixture(params=[_by_app, _by_url], ids=["app", "url"])
+def over(request: pytest.FixtureRequest) -> Over:
+    """Return `over(app)`, which opens an BatchBackend."""
+    opened: Over = request.param
+    return opened
+
+
+class App:
+    """Tells what it was asked; /hold holds the answer back until the client goes, /half ends in the middle."""
+
+    def __init__(self) -> None:
+        self.asked, self.gone = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        message = await receive()
+        body = message["body"]
+        while message["more_body"]:
+            message = await receive()
+            body += message["body"]
+        self.asked.set()
+        if scope["path"] == "/hold":
+            assert (await receive())["type"] == "http.disconnect"
+            self.gone.set()
+            return
+        if scope["path"] == "/error":
+            raise ZeroDivisionError("not for the caller")
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        told = {"method": scope["method"], "path": scope["path"], "query": scope["query_string"].decode()}
+        content = json.dumps(told | {"body": body.decode(), "headers": headers}).encode()
+        start: dict[str, Any] = {"type": "http.response.start", "status": 418, "headers": [(b"X-Told", b"yes")]}
+        if scope["path"] == "/half":
+            start["headers"] = [(b"content-length", b"100000")]
+            await send(start)
+            await send({"type": "http.response.body", "body": content, "more_body": True})
+            return
+        await send(start)
+        await send({"type": "http.response.body", "body": content[:5], "more_body": True})
+        await send({"type": "http.response.body", "body": content[5:]})
+
+
+async def test_the_answer_is_the_apps_whole_whatever_its_status(over: Over) -> None:
+    async with over(App()) as answerer:
+        answer = await answerer.ask("POST", "/v1/x?a=b", '{"text": "café"}'.encode(), {"X-Request-Id": "r1"})
+
+    told = json.loads(answer.body)
+    assert (answer.status, answer.headers["x-told"]) == (418, "yes")
+    assert (told["method"], told["path"], told["query"]) == ("POST", "/v1/x", "a=b")
+    assert json.loads(told["body"]) == {"text": "café"}
+    assert told["headers"]["content-type"] == "application/json"
+    assert told["headers"]["content-length"] == "17"
+    assert told["headers"]["x-request-id"] == "r1"
+
+
+async def test_a_get_has_no_body_and_no_content_type(over: Over) -> None:
+    async with over(App()) as answerer:
+        told = json.loads((await answerer.ask("GET", "/health")).body)
+
+    assert (told["method"], told["body"]) == ("GET", "")
+    assert "content-type" not in told["headers"]
+
+
+async def test_a_large_body_arrives_whole(over: Over) -> None:
+    body = json.dumps({"text": "x" * 2**20}).encode()
+
+    async with over(App()) as answerer:
+        told = json.loads((await answerer.ask("POST", "/", body)).body)
+
+    assert told["body"].encode() == body
+
+
+async def test_many_are_answered_at_once(over: Over) -> None:
+    async with over(App()) as answerer:
+        answers = await asyncio.gather(*(answerer.ask("POST", f"/{i}", b"{}") for i in range(50)))
+
+    assert [json.loads(answer.body)["path"] for answer in answers] == [f"/{i}" for i in range(50)]
+
+
+async def test_an_ask_that_is_cancelled_is_taken_back_at_the_other_end(over: Over) -> None:
+    app = App()
+    async with over(app) as answerer, asyncio.timeout(DEADLINE_S):
+        asking = asyncio.ensure_future(answerer.ask("POST", "/hold", b"{}"))
+        await app.asked.wait()
+        asking.cancel()
+
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await app.gone.wait()
+
+
+async def test_an_answer_cut_in_the_middle_is_unavailable(over: Over) -> None:
+    async with over(App()) as answerer:
+        with pytest.raises(Unavailable):
+            await answerer.ask("POST", "/half", b"{}")
+
+
+async def test_the_ask_after_a_cut_one_is_answered(over: Over) -> None:
+    async with over(App()) as answerer:
+        with pytest.raises(Unavailable):
+            await answerer.ask("POST", "/half", b"{}")
+
+        assert (await answerer.ask("POST", "/whole", b"{}")).status == 418

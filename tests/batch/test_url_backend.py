@@ -1,0 +1,173 @@
+"""A live server: no secret in any word, every failure to answer is Unavailable, connections are bounded."""
+
+import asyncio
+import gzip
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from batch.url_backend import UrlBackend
+from tests.batch.app_server import DEADLINE_S, serving
+from tests.wire.certificates import Authority
+from wire.errors import ConfigError, Unavailable
+
+pytestmark = pytest.mark.anyio
+KEY = "key-0123456789"
+
+
+class Keyed:
+    """Says which key and path came; /big answers with much, packed; /away leads elsewhere."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        shown = dict(scope["headers"]).get(b"authorization", b"none")
+        content, status, headers = shown + b" " + scope["path"].encode(), 200, []
+        if scope["path"] == "/big":
+            content, headers = gzip.compress(b"0" * 2**22), [(b"content-encoding", b"gzip")]
+        elif scope["path"] == "/away":
+            status, headers = 307, [(b"location", b"/big")]
+        await asyncio.sleep(0)
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        self.now -= 1
+        await send({"type": "http.response.body", "body": content})
+
+
+@asynccontextmanager
+async def _silent(says: bytes = b"", *, hangs_up: bool = False) -> AsyncIterator[str]:
+    """Serve what says one thing to everybody and then nothing."""
+
+    async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(says)
+        if not hangs_up:
+            await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(meet, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_the_key_is_shown_to_the_server_and_to_nobody_else() -> None:
+    async with serving(Keyed()) as url, UrlBackend(url, KEY) as answerer:
+        answer = await answerer.ask("GET", "/health")
+
+        assert answer.body == f"Bearer {KEY} /health".encode()
+        assert KEY not in repr(answerer)
+
+
+@pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
+async def test_a_v1_at_the_end_of_the_url_is_not_asked_for_twice(end: str) -> None:
+    async with serving(Keyed()) as url, UrlBackend(url + "/base" + end) as answerer:
+        answer = await answerer.ask("POST", "/v1/completions", b"{}")
+
+    assert answer.body == b"none /base/v1/completions"
+
+
+async def test_redirects_are_answers() -> None:
+    async with serving(Keyed()) as url, UrlBackend(url) as answerer:
+        assert (await answerer.ask("POST", "/away", b"{}")).status == 307
+
+
+async def test_a_packed_answer_is_bounded_by_what_it_unpacks_to() -> None:
+    async with serving(Keyed()) as url, UrlBackend(url, max_answer_bytes=2**20) as answerer:
+        with pytest.raises(Unavailable, match=r"127\.0\.0\.1:\d+ answers with more than 1048576 bytes"):
+            await answerer.ask("GET", "/big")
+
+
+async def test_connections_are_bounded() -> None:
+    app = Keyed()
+    async with serving(app) as url, UrlBackend(url, connections=3) as answerer:
+        await asyncio.gather(*(answerer.ask("GET", "/x") for _ in range(30)))
+
+    assert 1 <= app.most <= 3
+
+
+async def test_nobody_there_is_unavailable() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        async with UrlBackend(url, KEY) as answerer:
+            with pytest.raises(Unavailable, match=r"no connection: Connection refused$") as lost:
+                await answerer.ask("POST", "/v1/x", b"{}")
+
+    assert KEY not in str(lost.value)
+
+
+async def test_a_server_that_hangs_up_is_unavailable() -> None:
+    async with _silent(hangs_up=True) as url, UrlBackend(url) as answerer:
+        with pytest.raises(Unavailable, match="the connection was lost"):
+            await answerer.ask("POST", "/v1/x", b"{}")
+
+
+async def test_what_is_no_http_is_unavailable_and_not_repeated() -> None:
+    async with _silent(b"SSH-2.0-secret\r\n\r\n", hangs_up=True) as url, UrlBackend(url) as answerer:
+        with pytest.raises(Unavailable) as lost:
+            await answerer.ask("POST", "/v1/x", b"{}")
+
+    assert "secret" not in str(lost.value)
+
+
+async def test_an_answer_that_does_not_come_in_time_is_unavailable() -> None:
+    async with _silent() as url, UrlBackend(url, timeout_s=0.05) as answerer, asyncio.timeout(DEADLINE_S):
+        with pytest.raises(Unavailable, match=r"no whole answer within 0\.05 s"):
+            await answerer.ask("POST", "/v1/x", b"{}")
+
+
+async def test_a_certificate_that_is_not_trusted_is_unavailable_in_words(tmp_path: Path) -> None:
+    files = Authority(tmp_path / "ca").sign("server")
+
+    async with serving(Keyed(), files) as url, UrlBackend(url, KEY) as answerer:
+        with pytest.raises(Unavailable, match=r"https://.*: its certificate is not one that this machine trusts"):
+            await answerer.ask("POST", "/v1/x", b"{}")
+
+
+async def test_https_where_http_is_served_is_said_so() -> None:
+    async with serving(Keyed()) as url, UrlBackend(url.replace("http:", "https:"), KEY) as answerer:
+        with pytest.raises(Unavailable, match=r"https://.*: no connection by TLS: is it https:// that is served there"):
+            await answerer.ask("GET", "/v1/models")
+
+
+@pytest.mark.parametrize(
+    ("url", "words"), [("host:9000", "does not begin with http://"), ("http://", "names no host")]
+)  # fmt: skip
+def test_a_base_url_says_what_it_lacks(url: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        UrlBackend(url)
+
+
+async def test_a_certificate_of_a_trusted_authority_is_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = Authority(tmp_path / "ca")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.cert))
+
+    async with serving(Keyed(), authority.sign("server")) as url, UrlBackend(url, KEY) as answerer:
+        assert (await answerer.ask("POST", "/v1/x", b"{}")).status == 200
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "", "host:9000", "ftp://host", "file:///etc/passwd", "http://", "http://host:99999", "http://[::1",
+        "http://user:pa55word@host", "http://host?token=pa55word", "http://host#pa55word",
+    ],
+)  # fmt: skip
+async def test_a_base_url_that_is_none_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        UrlBackend(url)
+
+    assert "pa55word" not in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["", "two words", "line\r\nX-Other: 1", "ключ"])
+async def test_a_key_that_no_header_takes_is_refused_and_not_repeated(key: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        UrlBackend("http://host", key)
+
+    assert key == "" or key not in str(refused.value)

@@ -1,0 +1,141 @@
+"""What goes wrong is told from the caller's line on, and LLM leaves its user's process as it was."""
+
+import os
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pdserve import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
+from pdserve.offline.user_errors import plainly
+from tests.cluster.conftest import fake_model  # noqa: F401 - a fixture
+from wire.errors import ConfigError, InstanceLost, InternalError, InvalidRequest
+
+
+def frames(error: BaseException) -> list[str]:
+    """Return the names of the functions a traceback shows, chained ones too; `...` parts one error from its cause."""
+    shown = "".join(traceback.format_exception(error)).splitlines()
+    return [line.rpartition(" in ")[2] for line in shown if line.startswith('  File "')]
+
+
+def raised(wrong: Callable[[], object]) -> BaseException:
+    try:
+        wrong()
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda: LLM("/no/such/model"), "/no/such/model"),
+        (lambda: LLM("/no/such/model", dtype="float3"), "dtype"),
+        (lambda: LLM(max_model_len="long"), "max_model_len"),
+        (lambda: LLM(tensor_parallel=2), "did you mean tensor_parallel_size?"),
+        (lambda: LLM(cluster="http://127.0.0.1:1", prefill=1), "give either"),
+        (lambda: LLM(cluster="127.0.0.1:9000"), "does not begin with http://"),
+        (lambda: LLM(max_in_flight=0), "max_in_flight is 0"),
+        (lambda: LLM(enforce_eager="maybe"), "enforce_eager is 'maybe', must be True or False"),
+        (lambda: LLM(enable_prefix_caching=1), "enable_prefix_caching is 1, must be True or False"),
+        (lambda: LLM("/no/such/model", kv_cache_memory="lots"), "kv_cache_memory: 'lots' is not a size"),
+    ],
+)
+def test_a_wrong_argument_is_told_at_the_callers_line_alone(wrong: Callable[[], object], words: str) -> None:
+    error = raised(wrong)
+
+    assert words in str(error)
+    assert frames(error) == ["raised", "<lambda>"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: SamplingParams(temperature=-1),
+        lambda: BeamSearchParams(beam_width=0, max_tokens=3),
+        lambda: StructuredOutputsParams(),
+    ],
+)
+def test_wrong_parameters_are_told_at_the_callers_line_and_the_constructors(wrong: Callable[[], object]) -> None:
+    assert frames(raised(wrong)) == ["raised", "<lambda>", "__init__"]
+
+
+def test_what_the_engine_refuses_at_its_start_is_told_as_keywords(model: Path) -> None:
+    wanted = {
+        "max_model_len": (10**6, "max_model_len 1000000: must be from 1 to the model's "),
+        "quantization": ("awq", f"quantization awq, but {model} is not quantised"),
+    }
+    for name, (value, words) in wanted.items():
+        error = raised(lambda name=name, value=value: LLM(str(model), **{name: value}))  # type: ignore[misc]
+        assert str(error).startswith(words)
+
+
+def test_parameters_of_another_kind_are_refused_by_their_type(local: LLM) -> None:
+    error = raised(lambda: local.beam_search("hello", SamplingParams()))  # type: ignore[arg-type]
+
+    assert str(error) == "params holds a SamplingParams, must be BeamSearchParams"
+
+
+def test_a_vector_shows_how_long_it_is(local: LLM) -> None:
+    size = local.embed("hello")[0].outputs.hidden_size
+
+    assert repr(local.embed("hello")[0].outputs) == f"EmbeddingOutput(hidden_size={size})"
+    assert repr(local.encode("hello")[0].outputs) == f"PoolingOutput(data=[{size} numbers])"
+
+
+def test_a_wrong_prompt_is_told_at_the_callers_line_alone(local: LLM) -> None:
+    for wrong in (
+        lambda: local.generate([[1, 2], []]),
+        lambda: local.generate("hello", SamplingParams(max_tokens=2, stop_token_ids=[10**9])),
+        lambda: local.chat([{"role": "nobody", "content": 3}]),
+        lambda: local.embed(["x " * 5000]),
+        lambda: local.generate("hello", lora_request="a"),  # type: ignore[arg-type]
+        lambda: local.beam_search("hello", SamplingParams()),  # type: ignore[arg-type]
+    ):
+        assert frames(raised(wrong))[2:] == []
+
+
+def _raise(error: Exception) -> None:
+    try:
+        raise ZeroDivisionError
+    except ZeroDivisionError as cause:
+        raise error from cause
+
+
+@pytest.mark.parametrize("error", [ConfigError("x"), InvalidRequest("x")])
+def test_an_answer_to_the_caller_has_no_cause(error: Exception) -> None:
+    found = raised(lambda: plainly(_raise)(error))
+
+    assert found is error
+    assert frames(error) == ["raised", "<lambda>"]
+
+
+def test_ctrl_c_shows_the_callers_line_alone() -> None:
+    with pytest.raises(KeyboardInterrupt) as caught:
+        plainly(_raise)(KeyboardInterrupt())  # type: ignore[arg-type]
+
+    assert frames(caught.value) == ["test_ctrl_c_shows_the_callers_line_alone"]
+
+
+@pytest.mark.parametrize("error", [InternalError("x"), InstanceLost("x"), ValueError("of somebody else"), OSError()])
+def test_what_is_no_answer_keeps_all_of_its_frames(error: Exception) -> None:
+    found = raised(lambda: plainly(_raise)(error))
+
+    assert found is error
+    assert frames(error)[:1] == ["_raise"]
+    assert frames(error)[-1] == "_raise"
+
+
+def test_what_torch_is_told_for_its_import_does_not_stay(
+    fake_model: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("TORCH_DEVICE_BACKEND_AUTOLOAD", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    before = dict(os.environ)
+
+    with LLM(str(fake_model), engine="fake") as llm:
+        assert dict(os.environ) == before
+        llm.generate([[7, 8, 9]], SamplingParams(max_tokens=2))
+        assert dict(os.environ) == before

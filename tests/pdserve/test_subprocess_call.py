@@ -1,0 +1,61 @@
+"""What is done apart leaves its files, and nothing else."""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pdserve.subprocess_call import apart
+
+
+def test_what_it_makes_is_there_and_what_it_imports_is_not(tmp_path: Path) -> None:
+    def work() -> None:
+        import this  # a module that nobody else imports
+
+        (tmp_path / "made").write_text(f"{this.__name__} {os.getpid()}")
+
+    apart(work)
+
+    name, pid = (tmp_path / "made").read_text().split()
+    assert name == "this"
+    assert int(pid) != os.getpid()
+    assert "this" not in sys.modules
+
+
+def test_its_failure_ends_nothing_here() -> None:
+    assert not apart(lambda: sys.exit(3))
+    assert not apart(lambda: 1 // 0)
+
+
+_LONG = """
+import os, signal, subprocess, sys
+from pdserve.subprocess_call import apart
+
+def work():
+    child = subprocess.Popen([sys.executable, "-S", "-c", "import signal; signal.pause()"])
+    print(os.getpid(), child.pid, flush=True)
+    signal.pause()
+
+apart(work)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_it_ends_with_whoever_wanted_it_and_what_it_started_too(number: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", _LONG], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        lives = [os.pidfd_open(int(pid)) for pid in process.stdout.readline().split()]
+        process.send_signal(number)  # to it alone
+        process.wait(300)
+
+        ended = [bool(select.select([life], [], [], 30.0)[0]) for life in lives]
+        for life in lives:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(life, signal.SIGKILL)
+            os.close(life)
+    assert ended == [True, True]

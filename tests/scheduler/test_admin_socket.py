@@ -1,0 +1,270 @@
+"""The operator's door of the scheduler: what it tells, whom it hears, and that it cannot be made to do more."""
+
+import asyncio
+import errno
+import functools
+import json
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdserve.ports import free_ports
+from scheduler.config import SchedulerConfig, SchedulerOptions
+from scheduler.links import admin_socket
+from scheduler.links.admin_socket import door_name, keep_door
+from scheduler.links.probe import MAX_MEASURE_BYTES, LinkProbe
+from scheduler.process import serve_cluster
+from scheduler.serving import Cluster
+from tests.scheduler.fake_cluster import TABLE_DIGEST, FakeCluster
+from tests.scheduler.virtual_time import until
+from wire.messages import MeasureLink
+from wire.options import EngineOptions
+
+pytestmark = pytest.mark.anyio
+WAIT_S = 300.0
+ASK = b'{"ask": "links", "num_bytes": 1048576}\n'
+
+
+@asynccontextmanager
+async def standing(roles: str = "PD") -> AsyncIterator[tuple[FakeCluster, str]]:
+    """A cluster and its door, of a name of its own; the door closes with nobody inside."""
+    name = door_name("127.0.0.1", 0) + secrets.token_hex(8)
+    async with asyncio.timeout(WAIT_S), FakeCluster(roles).serving() as cluster:
+        keeping = asyncio.create_task(keep_door(name, LinkProbe(cluster.control.registry)))
+        await until(lambda: _listens(name))
+        yield cluster, name
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        assert not _listens(name)
+
+
+def _listens(name: str) -> bool:
+    return any(line.endswith(f" @{name}") for line in Path("/proc/net/unix").read_text().splitlines())
+
+
+async def ask(name: str, data: bytes) -> list[dict[str, Any]]:
+    """Send bytes to a door and return what it tells until it closes."""
+    reader, writer = await asyncio.open_unix_connection("\0" + name)
+    writer.write(data)
+    told = await reader.read()
+    writer.close()
+    return [json.loads(line) for line in told.splitlines()]
+
+
+async def test_it_tells_of_every_pair_before_and_after_it_is_measured() -> None:
+    async with standing("PDD") as (cluster, name):
+        told = await ask(name, ASK)
+
+        assert [next(iter(one)) for one in told] == ["measuring", "link", "measuring", "link", "end"]
+        assert told[2] == {
+            "measuring": {
+                "prefill": "prefill-0", "prefill_address": "10.0.0.1:8000",
+                "decode": "decode-1", "decode_address": "10.0.0.1:8002",
+            }, "number": 2, "of": 2,
+        }  # fmt: skip
+        assert told[3]["link"] == told[2]["measuring"] | {
+            "transport": "fake", "state": "up", "round_trip_s": 0.0001, "bytes_per_s": 1e9, "bytes_sent": 0,
+            "failures": 0, "fallbacks": 0, "digests": True, "passed_over": [],
+                "not_offered": [], "error": "",
+        }  # fmt: skip
+        asked = [command for command in cluster.instances[0].commands if isinstance(command, MeasureLink)]
+        peers = [cluster.instances[index].description for index in (1, 2)]
+        assert asked == [MeasureLink(peer.instance_id, peer.epoch, peer.endpoints, 1048576) for peer in peers]
+
+
+async def test_zero_bytes_only_look() -> None:
+    async with standing() as (cluster, name):
+        told = await ask(name, b'{"ask": "links", "num_bytes": 0}\n')
+
+        assert told[1]["link"]["error"] == ""
+        assert told[1]["link"]["round_trip_s"] is None
+        assert not any(isinstance(command, MeasureLink) for command in cluster.instances[0].commands)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\n", "1 bytes are no JSON"),
+        (b"GET / HTTP/1.1\r\n\r\n", "16 bytes are no JSON"),
+        (b"[" * 60000 + b"\n", "are no JSON"),
+        (b"x" * (admin_socket.MAX_LINE_BYTES * 2) + b"\n", f"more than {admin_socket.MAX_LINE_BYTES} bytes"),
+        (b'{"ask": "secret", "num_bytes": 1}\n', "the one thing to ask is"),
+        (b'{"ask": "links", "num_bytes": true}\n', "the one thing to ask is"),
+        (b'{"ask": "links", "num_bytes": 1e3}\n', "the one thing to ask is"),
+        (b'{"ask": "links", "num_bytes": 1, "peer": "10.0.0.9:1"}\n', "the one thing to ask is"),
+        (b'{"ask": "links", "num_bytes": -1}\n', f"-1 bytes, 0 to {MAX_MEASURE_BYTES} are allowed"),
+        (b'{"ask": "links", "num_bytes": 268435457}\n', f"268435457 bytes, 0 to {MAX_MEASURE_BYTES} are allowed"),
+    ],
+)
+async def test_anything_else_is_refused_in_words_and_measures_nothing(data: bytes, words: str) -> None:
+    async with standing() as (cluster, name):
+        (told,) = await ask(name, data)
+
+        assert words in told["error"]
+        assert not any(isinstance(command, MeasureLink) for command in cluster.instances[0].commands)
+
+
+async def test_one_who_says_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_socket, "_ASK_TIMEOUT_S", 0.05)
+    async with standing() as (_, name):
+        (told,) = await ask(name, b'{"ask": ')
+
+        assert "within 0.05 s" in told["error"]
+
+
+async def test_a_process_of_another_user_is_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    monkeypatch.setattr(admin_socket, "_ROOT", 4712)
+    async with standing() as (cluster, name):
+        try:
+            told = await ask(name, ASK)
+        except ConnectionError:
+            told = []
+
+        assert told == []
+        assert not any(isinstance(command, MeasureLink) for command in cluster.instances[0].commands)
+
+
+async def test_two_askers_do_not_measure_at_once_and_one_who_goes_makes_room() -> None:
+    async with standing() as (cluster, name):
+        cluster.instances[0].behaviour.deaf = True
+        reader, writer = await asyncio.open_unix_connection("\0" + name)
+        writer.write(ASK)
+        await reader.readline()
+        (refused,) = await ask(name, ASK)
+        cluster.instances[0].behaviour.deaf = False
+        writer.close()
+        second = await until_measured(name)
+
+        assert "one measurement at a time" in refused["error"]
+        assert second[-1] == {"end": True}
+
+
+async def until_measured(name: str) -> list[dict[str, Any]]:
+    """Ask until nobody else measures: when a connection's end is seen has no event here."""
+    while "error" in (told := await ask(name, ASK))[-1]:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    return told
+
+
+async def test_crowds_are_cut_and_the_door_stays_open() -> None:
+    async with standing() as (_, name):
+        crowd = [await asyncio.open_unix_connection("\0" + name) for _ in range(40)]
+        cut = [await asyncio.wait_for(reader.read(1), WAIT_S) for reader, _ in crowd[admin_socket._MAX_ASKERS :]]
+        for _, writer in crowd:
+            writer.close()
+        told = await until_measured_or_cut(name)
+
+        assert set(cut) == {b""}
+        assert told[-1] == {"end": True}
+
+
+async def until_measured_or_cut(name: str) -> list[dict[str, Any]]:
+    """As `until_measured`, also while there are too many askers."""
+    while True:
+        try:
+            told = await ask(name, ASK)
+        except ConnectionError:
+            told = []
+        if told and "end" in told[-1]:
+            return told
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("broken", [MemoryError(), OSError(errno.ENOSPC, "epoll limit")])
+async def test_an_asker_who_cannot_be_heard_is_cut_and_the_door_stays_open(
+    broken: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    connect = asyncio.open_unix_connection
+
+    async def fail_for_the_door(*args: Any, **kwargs: Any) -> Any:
+        if "sock" in kwargs:
+            raise broken
+        return await connect(*args, **kwargs)
+
+    async with standing() as (_, name):
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "open_unix_connection", fail_for_the_door)
+            for _ in range(admin_socket._MAX_ASKERS + 1):  # each gives its place back
+                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
+                    asker.connect("\0" + name)
+                    await until(functools.partial(_is_cut, asker))
+        told = await ask(name, ASK)
+
+        assert told[-1] == {"end": True}
+        assert caplog.text.count("asker_failed") == admin_socket._MAX_ASKERS + 1
+
+
+def _is_cut(asker: socket.socket) -> bool:
+    try:
+        return asker.recv(1, socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+
+
+async def test_a_name_that_is_taken_costs_the_door_alone(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING", "pdserve.door")
+    async with standing() as (cluster, name):
+        await asyncio.wait_for(keep_door(name, LinkProbe(cluster.control.registry)), WAIT_S)
+
+        assert "no_door" in caplog.text
+        assert (await ask(name, ASK))[-1] == {"end": True}
+
+
+@pytest.mark.parametrize("num_turns", range(12))
+async def test_a_door_that_closes_leaves_no_connection_open_however_new_it_is(num_turns: int) -> None:
+    name = door_name("127.0.0.1", 0) + secrets.token_hex(8)
+    keeping = asyncio.create_task(keep_door(name, LinkProbe(FakeCluster("PD").control.registry)))
+    await until(lambda: _accepts(name))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
+        asker.connect("\0" + name)
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        for _ in range(8):  # a connection taken at the last moment is made, and ended, in turns of the loop
+            await asyncio.sleep(0)
+
+        asker.settimeout(2)
+        assert _was_cut(asker)
+
+
+def _accepts(name: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
+        return asker.connect_ex("\0" + name) == 0
+
+
+def _was_cut(asker: socket.socket) -> bool:
+    try:
+        return asker.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+async def test_a_scheduler_has_its_door_under_its_own_port(model_folder: Path, free_port: int) -> None:
+    fakes, stop = FakeCluster("PD"), asyncio.Event()
+    cluster = Cluster(tuple(fakes.expected), fakes.network.connect, TABLE_DIGEST)
+    fakes.boot(0)
+    config = SchedulerConfig(EngineOptions(model=str(model_folder), port=free_port), SchedulerOptions())
+    serving = asyncio.create_task(serve_cluster(config, cluster, stop))
+    name = door_name("127.0.0.1", free_port)
+    async with asyncio.timeout(WAIT_S):
+        await until(lambda: serving.done() or _listens(name))
+        told = await ask(name, ASK)
+        stop.set()
+        await serving
+
+    assert told[1]["link"]["error"].startswith("10.0.0.1:8001 is connecting")
+    assert not _listens(name)
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port nothing listens on now."""
+    return free_ports(1)[0]

@@ -1,0 +1,216 @@
+"""What is counted while requests run, and what vLLM's names say of it."""
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+
+from scheduler.observability.bucket_bounds import vllm_tokens
+from scheduler.observability.counters import SchedulerCounters
+from scheduler.observability.metrics import Metrics
+from scheduler.observability.request_done import RequestDone
+from scheduler.request import GenerationRequest, PromptDone
+from scheduler.view import ClusterView, InstanceView, LedgerView
+from tests.scheduler.fake_cluster import describe
+from wire.types import LoadSnapshot, Pooling, Role, SamplingParams, StageTimes
+
+
+def _request(*prompts: int, **params: Any) -> GenerationRequest:
+    """A request of prompts of these many tokens."""
+    made = tuple((1,) * length for length in prompts)
+    return GenerationRequest("r", made, SamplingParams(**{"max_tokens": 16, **params}), 30.0, 10.0)
+
+
+def _served(**times: Any) -> PromptDone:
+    return PromptDone(0, "handoff", "", "p", "d", StageTimes(**times))
+
+
+DONE = RequestDone(
+    _request(100), (_served(queue_s=0.5, cached_tokens=64),), "finished", seconds=4.0, dispatched_s=0.25,
+    first_token_s=1.0, last_token_s=3.5, num_output_tokens=6, reasons=("length",),
+)  # fmt: skip
+
+
+def _samples(metrics: Metrics) -> dict[str, float]:
+    return {name: float(value) for name, value in re.findall(r"^([^#\s].*) (\S+)$", metrics.render().decode(), re.M)}
+
+
+def test_the_phases_of_a_request_add_up() -> None:
+    """It is queued from 0.25 to 0.75, computed to 1.0 and decoded to 3.5."""
+    assert (DONE.queue_s, DONE.prefill_s, DONE.decode_s) == (0.5, 0.25, 2.5)
+
+
+def test_b_metrics_1_vllm_s_names_say_how_a_request_went() -> None:
+    metrics = Metrics(model_name="m", max_model_len=1000)
+    figures = metrics.figures
+    figures.first_token_came(DONE.request, 1.0)
+    figures.token_came(None)
+    for _ in range(5):
+        figures.token_came(0.5)
+    figures.request_done(DONE)
+
+    found = _samples(metrics)
+
+    def value(name: str, labels: str = "") -> float:
+        wanted = sorted([*filter(None, labels.split(",")), 'engine="cluster"', 'model_name="m"'])
+        return found[f"vllm:{name}{{{','.join(wanted)}}}"]
+
+    assert value("prompt_tokens_total") == 100
+    assert value("generation_tokens_total") == 6
+    assert value("request_success_total", 'finished_reason="length"') == 1
+    assert value("request_success_total", 'finished_reason="stop"') == 0
+    sums = {
+        "time_to_first_token_seconds": 1.0, "inter_token_latency_seconds": 2.5, "e2e_request_latency_seconds": 4.0,
+        "request_queue_time_seconds": 0.5, "request_prefill_time_seconds": 0.25, "request_decode_time_seconds": 2.5,
+        "request_inference_time_seconds": 2.75, "request_time_per_output_token_seconds": 0.5,
+        "request_prompt_tokens": 100, "request_generation_tokens": 6, "request_params_n": 1,
+        "request_params_max_tokens": 16, "request_prefill_kv_computed_tokens": 36,
+    }  # fmt: skip
+    assert {name: value(f"{name}_sum") for name in sums} == sums
+    assert value("inter_token_latency_seconds_bucket", 'le="0.5"') == 5
+    assert value("inter_token_latency_seconds_bucket", 'le="0.4"') == 0
+
+
+def test_vllm_s_histograms_have_vllm_s_edges_and_ours_ours() -> None:
+    text = Metrics(model_name="m", max_model_len=64).render().decode()
+
+    def edges(name: str) -> list[str]:
+        return re.findall(rf'^{name}_bucket{{.*?le="([^"]+)".*}} ', text, re.M)
+
+    assert edges("vllm:request_params_n") == ["1.0", "2.0", "5.0", "10.0", "20.0", "+Inf"]
+    assert edges("vllm:request_prompt_tokens") == ["1.0", "2.0", "5.0", "10.0", "20.0", "50.0", "+Inf"]
+    assert "0.02" in edges("vllm:time_to_first_token_seconds")
+    assert "0.02" not in edges("pdserve_time_to_first_token_seconds")
+
+
+def test_token_edges_end_at_the_model_s_length() -> None:
+    assert vllm_tokens(200) == (1, 2, 5, 10, 20, 50, 100, 200)
+    assert vllm_tokens(199)[-1] == 100
+
+
+@pytest.mark.parametrize(("ending", "reason"), [("cancelled", "abort"), ("failed", "error")])
+def test_b_finish_3_sequences_that_did_not_end_by_themselves_ended_with_their_request(ending: str, reason: str) -> None:
+    figures = SchedulerCounters()
+    request = _request(3, 3, n=2, temperature=1.0)
+
+    figures.request_done(RequestDone(request, (), ending, 1.0, reasons=("stop",)))
+
+    assert figures.reasons == {"stop": 1, reason: 3}
+    assert figures.whole.count == 0
+
+
+def test_a_prompt_counts_when_its_first_token_comes_or_when_it_ends_without_any() -> None:
+    figures = SchedulerCounters()
+    figures.first_token_came(_request(7), 1.0)
+    assert figures.prompt_tokens == 7
+
+    figures.request_done(dataclasses.replace(DONE, request=_request(5), first_token_s=None, last_token_s=None))
+    figures.request_done(dataclasses.replace(DONE, request=_request(7)))
+
+    assert figures.prompt_tokens == 12
+    assert figures.prefill.count == 1
+
+
+def test_vectors_count_as_what_they_are() -> None:
+    figures = SchedulerCounters()
+    request = dataclasses.replace(_request(5, 3), poolings=(Pooling(), Pooling()))
+
+    figures.request_done(RequestDone(request, (_served(queue_s=0.5),), "finished", 1.0, dispatched_s=0.1))
+
+    assert (figures.prompt_tokens, figures.output_tokens, figures.reasons) == (8, 0, {"stop": 2})
+    assert (figures.whole.count, figures.max_tokens.count, figures.decode.count) == (1, 0, 0)
+
+
+def test_each_stage_of_a_prompt_is_counted_where_it_was_measured() -> None:
+    metrics = Metrics()
+    metrics.figures.prompt_done(_served(queue_s=0.5, prefill_s=2.0))
+
+    found = _samples(metrics)
+
+    counts = {stage: found[f'pdserve_stage_seconds_count{{stage="{stage}"}}'] for stage in metrics.figures.stages}
+    assert counts == {"queue": 1, "reserve": 0, "prefill": 1, "send": 0, "first_step": 0}
+    assert found['pdserve_stage_seconds_sum{stage="prefill"}'] == 2.0
+
+
+def _view(*instances: InstanceView) -> ClusterView:
+    return ClusterView(True, instances, LedgerView(0, 0, 0, 0, 0, 0, 0), queued_prompts=4, queued_tokens=40)
+
+
+def test_b_metrics_2_loads_stand_under_vllm_s_names_one_engine_an_instance() -> None:
+    load = LoadSnapshot(
+        100, 32, 2, 0, running=3, waiting=1, uncomputed_tokens=0, held_prompts=0, progress_age_s=0.0, preemptions=5,
+        prefix_tokens_sought=96, prefix_tokens_found=64,
+    )  # fmt: skip
+    view = _view(
+        InstanceView(0, "prefill-0", Role.PREFILL, "a", "lost", "", None, None),
+        InstanceView(2, "decode-0", Role.DECODE, "b", "living", "", describe(2, Role.DECODE, num_blocks=100), load),
+    )
+
+    found = _samples(Metrics(lambda: view, model_name="m"))
+
+    engine = 'engine="2",model_name="m"'
+    assert {name: value for name, value in found.items() if 'engine="2"' in name} == {
+        f"vllm:num_requests_running{{{engine}}}": 3, f"vllm:num_requests_waiting{{{engine}}}": 1,
+        f"vllm:kv_cache_usage_perc{{{engine}}}": 0.3, f"vllm:prefix_cache_queries_total{{{engine}}}": 96,
+        f"vllm:prefix_cache_hits_total{{{engine}}}": 64, f"vllm:num_preemptions_total{{{engine}}}": 5,
+        'vllm:cache_config_info{block_size="16",cache_dtype="float32",engine="2",num_gpu_blocks="100"}': 1,
+    }  # fmt: skip
+    assert found['vllm:num_requests_waiting{engine="cluster",model_name="m"}'] == 4
+
+
+def test_each_instance_tells_the_tokens_of_its_steps() -> None:
+    counts = (3, 2, *(0,) * 11, 1)  # three steps of one token, two of up to 8, one above 16,384
+    load = LoadSnapshot(1, 0, 0, 0, 0, 0, 0, 0, 0.0, steps=6, tokens_computed=20_000, step_tokens=counts)
+    silent = LoadSnapshot(1, 0, 0, 0, 0, 0, 0, 0, 0.0)
+    view = _view(
+        *(
+            InstanceView(index, "c", Role.COMBINED, str(index), "living", "", None, told)
+            for index, told in enumerate((load, silent))
+        )
+    )
+
+    found = _samples(Metrics(lambda: view, model_name="m"))
+
+    steps = {name: value for name, value in found.items() if name.startswith("vllm:iteration_tokens_total")}
+    labels = 'engine="0",model_name="m"'
+    assert steps[f"vllm:iteration_tokens_total_sum{{{labels}}}"] == 20_000
+    assert steps['vllm:iteration_tokens_total_bucket{engine="0",le="1.0",model_name="m"}'] == 3
+    assert steps['vllm:iteration_tokens_total_bucket{engine="0",le="16384.0",model_name="m"}'] == 5
+    assert steps['vllm:iteration_tokens_total_bucket{engine="0",le="+Inf",model_name="m"}'] == 6
+    assert len(steps) == len(counts) + 2, "the other instance tells none"
+
+
+def test_two_lives_of_one_entry_are_one_sample() -> None:
+    loads = [LoadSnapshot(100, used, 0, 0, 0, 0, 0, 0, 0.0) for used in (10, 20)]
+    view = _view(
+        *(
+            InstanceView(0, "decode-0", Role.DECODE, str(life), "living", "", None, load)
+            for life, load in enumerate(loads)
+        )
+    )
+
+    text = Metrics(lambda: view, model_name="m").render().decode()
+
+    assert re.findall(r"^vllm:kv_cache_usage_perc\{.*\} (\S+)$", text, re.M) == ["0.2"]
+
+
+def test_b_metrics_3_http_requests_have_vllm_s_name_and_leave_out_what_only_watches() -> None:
+    metrics = Metrics()
+    for status in (200, 201, 404):
+        metrics.http_request("/v1/completions", "POST", status)
+    metrics.http_request("/metrics", "GET", 200)
+
+    found = {name: value for name, value in _samples(metrics).items() if name.startswith("http_requests_total")}
+
+    assert found == {
+        'http_requests_total{handler="/v1/completions",method="POST",status="2xx"}': 2,
+        'http_requests_total{handler="/v1/completions",method="POST",status="4xx"}': 1,
+    }
+
+
+def test_the_process_s_own_memory_and_time_are_there() -> None:
+    found = _samples(Metrics())
+
+    assert found["process_resident_memory_bytes"] > 1e6
+    assert "process_cpu_seconds_total" in found

@@ -1,0 +1,180 @@
+"""What was given to an instance counts until the instance's own figures hold it."""
+
+from scheduler.load.in_flight_ledger import InFlightLedger
+from scheduler.load.loads import HeldPrompts
+from scheduler.load.prefixes import chain_of
+from wire.types import LoadSnapshot
+
+CHAIN = chain_of(range(100), "")  # one link, of 64 tokens
+
+
+def load(*, used: int = 0, uncomputed: int = 0, running: int = 0, sought: int = 0) -> LoadSnapshot:
+    return LoadSnapshot(
+        blocks_total=10, blocks_used=used, blocks_probe=0, blocks_cached=0, running=running, waiting=0,
+        uncomputed_tokens=uncomputed, held_prompts=0, progress_age_s=0.0, prefix_tokens_sought=sought,
+    )  # fmt: skip
+
+
+class _Changes:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+
+
+def test_a_booking_falls_away_with_the_first_load_after_the_reservation() -> None:
+    books = InFlightLedger(load(), _Changes())
+    books.book_blocks("p", 4, 1)
+    books.update(load())
+    assert books.blocks_free == 6
+
+    books.reserved("p")
+    assert books.blocks_free == 6
+    books.update(load(used=4))
+    assert books.blocks_free == 6
+
+
+def test_sequences_count_until_they_run() -> None:
+    books = InFlightLedger(load(), _Changes())
+    books.book_blocks("p", 4, 3)
+    books.reserved("p")
+    books.update(load(used=4))
+
+    assert books.sequences == 3
+    books.decoding("p")
+    books.update(load(used=4, running=3))
+    assert books.sequences == 3
+
+
+def test_a_refusal_closes_the_instance_until_its_next_load() -> None:
+    books = InFlightLedger(load(), _Changes())
+    books.refused()
+
+    assert books.blocks_free == 0
+    books.update(load())
+    assert books.blocks_free == 10
+
+
+def test_outstanding_tokens_shrink_as_chunks_are_computed() -> None:
+    books = InFlightLedger(load(), _Changes())
+    books.give_prefill("p", 100)
+    for _ in range(3):
+        books.update(load())  # the command is not sent yet: these cannot know it
+    assert books.outstanding_tokens == 100
+
+    books.prefill_sent("p")
+    books.update(load())  # may have been made before the command came
+    assert books.outstanding_tokens == 100
+    books.update(load(uncomputed=70))
+    assert books.outstanding_tokens == 70
+    books.prefilled("p")
+    assert books.outstanding_tokens == 0
+
+
+def test_dropping_gives_everything_back_and_says_so() -> None:
+    changes = _Changes()
+    books = InFlightLedger(load(), changes)
+    books.give_prefill("p", 100)
+    books.book_blocks("p", 4, 1)
+    books.drop("p")
+    books.drop("p")
+
+    assert (books.outstanding_tokens, books.blocks_free, books.sequences) == (0, 10, 0)
+    assert changes.count == 2
+
+
+def test_blocks_of_a_prompt_to_be_handed_off_count_from_the_moment_it_is_given_until_it_is_gone() -> None:
+    books = InFlightLedger(load(), _Changes(), block_size=16)
+    books.give_to_hand_off("p", 50, receiver=7, sequences=2)
+    assert (books.blocks_free, books.held_for) == (6, {})
+
+    books.update(load(used=4))
+    books.prefilled("p")
+    assert (books.blocks_free, books.held_for) == (6, {7: HeldPrompts(2, 64)})
+    books.handed_off("p")
+    assert (books.blocks_free, books.held_for) == (10, {})
+    books.update(load(used=1))
+    assert books.blocks_free == 9
+
+
+def test_what_is_held_is_counted_by_receiver_and_ends_with_the_prompt() -> None:
+    books = InFlightLedger(load(), _Changes(), block_size=16)
+    for number, receiver in enumerate((7, 7, 8)):
+        books.give_to_hand_off(f"p{number}", 16, receiver, 1)
+        books.prefilled(f"p{number}")
+
+    assert books.held_for == {7: HeldPrompts(2, 32), 8: HeldPrompts(1, 16)}
+    books.drop("p0")
+    books.handed_off("p2")
+    books.handed_off("p2")
+    assert books.held_for == {7: HeldPrompts(1, 16)}
+
+
+def running_books(*, sought: int) -> InFlightLedger:
+    """Return books of an instance where a prompt of CHAIN generates, in 7 blocks of 16 tokens."""
+    books = InFlightLedger(load(), _Changes(), block_size=16)
+    books.carry("running", CHAIN)
+    books.book_blocks("running", 7, 1)
+    books.reserved("running", 0)
+    books.decoding("running")
+    books.update(load(used=7, running=1, sought=sought))
+    return books
+
+
+def test_blocks_of_a_prompt_that_generates_are_shared_by_the_next_one_of_the_same_beginning() -> None:
+    books = running_books(sought=96)
+    books.carry("p", CHAIN)
+    books.book_blocks("p", 7, 1)
+
+    assert books.tokens_shared(CHAIN) == 64
+    assert books.blocks_free == 0  # 10, less 7 in use, less 3 that are not shared
+    books.reserved("p", 64)
+    assert books.blocks_free == 0
+    books.drop("p")
+    assert books.blocks_free == 3
+
+
+def test_what_the_reservation_says_is_held_counts_where_it_is_less() -> None:
+    books = running_books(sought=96)
+    books.carry("p", CHAIN)
+    books.book_blocks("p", 7, 1)
+    books.reserved("p", 32)
+
+    assert books.blocks_free == -2
+
+
+def test_cached_blocks_that_nobody_uses_are_free_and_so_booked_whole() -> None:
+    books = running_books(sought=96)
+    books.drop("running")
+    books.update(load(sought=96))
+    books.carry("p", CHAIN)
+    books.book_blocks("p", 7, 1)
+    books.reserved("p", 64)
+
+    assert (books.tokens_known(CHAIN), books.tokens_shared(CHAIN)) == (64, 0)
+    assert books.blocks_free == 3
+
+
+def test_an_instance_that_looks_for_no_prefix_holds_none_and_shares_none() -> None:
+    books = running_books(sought=0)
+    books.carry("p", CHAIN)
+    books.book_blocks("p", 7, 1)
+
+    assert (books.tokens_known(CHAIN), books.tokens_shared(CHAIN)) == (0, 0)
+    assert books.blocks_free == -4
+
+
+def test_a_prompt_is_held_where_it_was_prefilled_and_its_outputs_where_it_generated() -> None:
+    books, whole = InFlightLedger(load(sought=1), _Changes(), block_size=16), chain_of(range(200), "")
+    books.carry("prefilled", CHAIN)
+    books.give_to_hand_off("prefilled", 100, receiver=7, sequences=1)
+    books.prefilled("prefilled")
+    books.finished("prefilled", [whole])
+    assert books.tokens_known(whole) == 64
+
+    books.carry("generated", CHAIN)
+    books.decoding("generated")
+    books.finished("generated", [whole])
+    books.drop("generated")
+    assert (books.tokens_known(whole), books.tokens_shared(whole)) == (128, 0)

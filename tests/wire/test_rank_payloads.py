@@ -1,0 +1,43 @@
+"""What ranks say to rank 0 in JSON: errors by their names, dataclasses by their fields, and what is neither."""
+
+import json
+from dataclasses import dataclass
+
+import pytest
+
+from wire.errors import ConfigError, HandoffFailed, InternalError
+from wire.rank_payloads import pack_error, read_object, unpack_error
+
+
+@dataclass
+class Point:
+    x: int
+    y: int
+
+
+def test_an_error_comes_out_as_it_went_in_with_who_said_it_in_front() -> None:
+    error = unpack_error(pack_error(ConfigError("too small")), "rank 1: ")
+
+    assert (type(error), str(error)) == (ConfigError, "rank 1: too small")
+    assert str(unpack_error(pack_error(HandoffFailed("why")))) == "why"
+    assert pack_error(None) == b""
+    assert unpack_error(b"") is None
+
+
+def test_an_error_of_no_name_of_ours_is_an_internal_one() -> None:
+    error = unpack_error(pack_error(OSError("no memory")))
+
+    assert (type(error), str(error)) == (InternalError, "no memory")
+
+
+@pytest.mark.parametrize("payload", [b"\xff", b"[]", b"{}", b'{"error": "X"}'])
+def test_what_is_no_error_is_quoted(payload: bytes) -> None:
+    assert str(unpack_error(payload)) == f"a rank failed and said {payload!r}"
+    assert str(unpack_error(payload, "rank 1: ")) == f"rank 1: failed and said {payload!r}"
+
+
+def test_an_object_has_the_fields_of_its_class_and_no_others() -> None:
+    assert read_object(b'{"x": 1, "y": 2}', Point) == {"x": 1, "y": 2}
+    for other in ({"x": 1}, {"x": 1, "y": 2, "z": 3}, [1, 2]):
+        with pytest.raises(ValueError, match="not a Point"):
+            read_object(json.dumps(other).encode(), Point)
