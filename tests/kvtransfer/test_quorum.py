@@ -314,7 +314,7 @@ class Ranks(RuleBasedStateMachine):
                 half.awaited(self.now)
 
     def confirm(self, path: Path, read: Read, half: SenderTicket | None) -> None:
-        """Answer a question for a receipt as OutgoingTickets does: with HELD, or with ABORT and the end of the ticket."""
+        """Answer a READ as OutgoingTickets does: with HELD, or with ABORT and the end of the ticket."""
         if half is not None and half.holds(self.now):
             self.to_d[path].append(Held(read.ticket_id, read.epoch))
             return

@@ -1,0 +1,122 @@
+"""Find private words in prose, and public class names that two modules share: `python scripts/words.py [PATH...]`.
+
+Prose is what a person reads: docstrings, comments, the texts of logs and errors, and Markdown outside its code. Names
+of metrics, flags, config keys and wire fields are contracts, and are not looked at.
+"""
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+INSTEAD = {
+    r"told(?! apart)": "reported, passed, emitted, sent",
+    r"tells?(?! \w+ apart| them apart)": "reports, passes, shows, distinguishes",
+    r"sa(?:id|ys?|ying) of": "returns, reports for",
+    r"ask(?:s|ed|ing)? for": "requested, needed, options",
+    r"wish(?:es|ed)?": "options, specification, request",
+    r"sought": "queried",
+    r"put aside": "preempted, swapped out",
+    r"books|roster|tally": "in-flight ledger, batch state, counts",
+    r"edges": "bucket boundaries",
+    r"endings?|what ended it": "finish, finish reason",
+    r"(?<!front )(?<!front-)doors?": "endpoint, admin socket, listener",
+    r"in words": "with a message",
+    r"likelihoods?": "logprob, log probability",
+    r"whom(?:ever)?|whoever|who takes it": "the receiver, the owner, the caller (name it)",
+    r"openers?|answerers?|askers?": "client, server",
+    r"parted": "separated",
+    r"mend(?:s|ed|ing)?": "fix",
+    r"strangers?": "unknown peer, other client",
+    r"deaf|mute": "does not read, does not write",
+    r"lends?|lent": "shares, passes",
+    r"till": "until",
+    r"plainly": "clearly",
+}
+"""A private word, as a regular expression, and the field's terms for it."""
+ALLOWED = {
+    ("scripts/words.py", ""),
+    ("README.md", "tell"), ("docs/metrics.md", "sought"),
+}  # fmt: skip
+"""(file, start of the match): a contract's name, or plain English there."""
+SHARED_CLASSES = {"SamplingParams"}
+"""Public classes that may have one name: vLLM's of the offline API, and the wire's."""
+_PRODUCT = (
+    "batch", "decode_worker", "devices", "engine", "instance", "kvtransfer", "native", "pdserve", "prefill_worker",
+    "ranktable_tools", "scheduler", "telemetry", "wire",
+)  # fmt: skip
+_WORD = re.compile("|".join(rf"(?P<_{at}>\b(?:{word})\b)" for at, word in enumerate(INSTEAD)), re.IGNORECASE)
+_LEAST_WORDS = 3
+_FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"``.*?``|`[^`]*`|https?://\S+")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print what was found; return 1 where that is anything."""
+    listed = subprocess.run(["git", "ls-files", *argv], capture_output=True, text=True, check=True).stdout.splitlines()
+    found = [line for name in listed if _is_ours(name) for line in _private_words(name)]
+    if not argv:
+        found += _shared_classes(name for name in listed if name.split("/")[0] in _PRODUCT)
+    sys.stdout.writelines(f"{line}\n" for line in found)
+    return 1 if found else 0
+
+
+def _is_ours(name: str) -> bool:
+    """Return whether a file holds prose to check: generated code, translations and the history are none."""
+    return not re.search(r"_pb2|zh-CN|^CHANGELOG\.md$|^tests/|^docs/log\.md$|^docs/adr/", name)
+
+
+def _private_words(name: str) -> Iterator[str]:
+    for line, text in prose_of(name):
+        for match in _WORD.finditer(_CODE.sub(lambda code: "`" * len(code[0]), text)):
+            if not any(name == file and match[0].lower().startswith(start) for file, start in ALLOWED):
+                at = int((match.lastgroup or "_0")[1:])
+                where = line + text.count("\n", 0, match.start())
+                yield f"{name}:{where}: {match[0]!r}: write {list(INSTEAD.values())[at]}"
+
+
+def prose_of(name: str) -> Iterator[tuple[int, str]]:
+    """Yield (line of its start, text) of each piece of prose in a file."""
+    path = Path(name)
+    match path.suffix:
+        case ".py":
+            yield from _python_prose(path.read_text())
+        case ".c" | ".h":
+            source = path.read_text()
+            for comment in re.finditer(r"/\*.*?\*/|//[^\n]*", source, re.DOTALL):
+                yield source.count("\n", 0, comment.start()) + 1, comment[0]
+        case ".md":
+            yield 1, _FENCED.sub(lambda code: "\n" * code[0].count("\n"), path.read_text())
+
+
+def _python_prose(source: str) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value.split()) >= _LEAST_WORDS:
+            yield node.lineno, node.value
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def _shared_classes(names: Iterator[str]) -> list[str]:
+    """Return a line for each public class name that several modules define."""
+    modules = defaultdict(list)
+    for name in names:
+        if name.endswith(".py") and "_pb2" not in name:
+            for node in ast.parse(Path(name).read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    modules[node.name].append(name)
+    return [
+        f"{where[0]}: class {one} is also in {', '.join(where[1:])}: one name, one class"
+        for one, where in sorted(modules.items())
+        if len(where) > 1 and one not in SHARED_CLASSES
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
