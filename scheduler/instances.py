@@ -16,7 +16,7 @@ from scheduler.inbox import Inbox, PromptStep, SessionLost, Work
 from scheduler.limits import ControlLimits
 from scheduler.link_answers import LinkAnswers
 from scheduler.load.in_flight_ledger import InFlightLedger
-from scheduler.patience import Slowness, patient
+from scheduler.patience import Slowness
 from telemetry.logs import EventLogger
 from wire.connection import Session
 from wire.errors import InstanceLost, InternalError, PdserveError
@@ -76,6 +76,7 @@ class Instance:
         self._lost: InstanceLost | None = None
         self._slowness = Slowness()
         self._heard_at = self._run_time()
+        self._sending_since: float | None = None
         self._stepped_at = float("-inf")
         self.is_suspect = False
 
@@ -201,11 +202,9 @@ class Instance:
             commands = [await self._outbox.get()]
             while not self._outbox.empty():
                 commands.append(self._outbox.get_nowait())
-            try:
-                async with patient(self._limits.send_s, self._limits.starved):
-                    await self._session.send(*commands)
-            except TimeoutError:
-                raise _Found(f"it took no command for {self._limits.send_s:g} s") from None
+            self._sending_since = self._run_time()  # _watch has the limit: a timer for each message costs more than it
+            await self._session.send(*commands)
+            self._sending_since = None
 
     async def _watch(self) -> None:
         loop, interval = asyncio.get_running_loop(), self._limits.heartbeat_s
@@ -214,11 +213,14 @@ class Instance:
             await asyncio.sleep(interval)
             self.post(Heartbeat())
             if loop.time() - due < interval:  # else our own loop was stuck: its messages are still to be read
-                self._check_heard()
+                self._check_peer()
 
-    def _check_heard(self) -> None:
-        """Suspect or lose an instance for its silence, in seconds in which we could run."""
-        limits, silent_s = self._limits, self._run_time() - self._heard_at
+    def _check_peer(self) -> None:
+        """Suspect or lose an instance that takes nothing or is silent, in seconds in which we could run."""
+        limits, now = self._limits, self._run_time()
+        if self._sending_since is not None and now - self._sending_since > limits.send_s:
+            raise _Found(f"it took no command for {limits.send_s:g} s")
+        silent_s = now - self._heard_at
         limit_s = min(limits.silence_s * self.slowness, max(limits.silence_s, limits.silence_most_s))
         if silent_s > limit_s:
             raise _Found(f"no message for {silent_s:.1f} s (limit {limit_s:.3g} s)")

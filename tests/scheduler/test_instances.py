@@ -10,7 +10,7 @@ from tests.scheduler.test_live_table import LiveCluster
 from tests.scheduler.virtual_time import until, virtual
 from wire.connection import Session
 from wire.fake_network import FakeConnection
-from wire.messages import OpenSession
+from wire.messages import Command, OpenSession
 from wire.types import Role
 
 
@@ -51,6 +51,34 @@ async def test_an_instance_that_restarts_between_its_description_and_its_session
 
     (decode,) = [instance for instance in control.registry.living() if instance.name == "decode-0"]
     assert (decode.description.epoch, decode.description.num_blocks) == (77, 10)
+    running.cancel()
+
+
+@virtual
+async def test_an_instance_that_takes_no_command_is_lost_although_it_sends_heartbeats() -> None:
+    cluster, blocked = FakeCluster("PD"), asyncio.Event()
+    for index in range(2):
+        cluster.boot(index)
+
+    class Blocking(FakeConnection):
+        async def open(self, hello: OpenSession, timeout_s: float) -> Session:
+            session = await super().open(hello, timeout_s)
+            if self._address == cluster.expected[1].address and not blocked.is_set():
+
+                async def send(*commands: Command) -> None:
+                    blocked.set()
+                    await asyncio.Event().wait()
+
+                session.send = send  # type: ignore[method-assign]
+            return session
+
+    control = control_over(cluster.expected, lambda address: Blocking(cluster.network, address), ControlLimits())
+    running = asyncio.create_task(control.registry.run())
+    await blocked.wait()
+    await until(lambda: bool(control.registry.missing()))
+
+    (missing,) = control.registry.missing()
+    assert "it took no command for 5 s" in missing.why
     running.cancel()
 
 
