@@ -25,7 +25,7 @@ INSTEAD = {
     r"books|roster|tally": "in-flight ledger, batch state, counts",
     r"edges": "bucket boundaries",
     r"endings?|what ended it": "finish, finish reason",
-    r"(?<!front )(?<!front-)doors?": "endpoint, admin socket, listener",
+    r"(?<!front.)doors?": "endpoint, admin socket, listener",
     r"in words": "with a message",
     r"likelihoods?": "logprob, log probability",
     r"whom(?:ever)?|whoever|who takes it": "the receiver, the owner, the caller (name it)",
@@ -40,44 +40,43 @@ INSTEAD = {
 }
 """A private word, as a regular expression, and the field's terms for it."""
 ALLOWED = {
-    ("scripts/words.py", ""),
-    ("README.md", "tell"), ("docs/metrics.md", "sought"),
-}  # fmt: skip
-"""(file, start of the match): a contract's name, or plain English there."""
+    ("docs/metrics.md", "sought"),  # part of metrics' names
+}
+"""(file, match): a contract's name, or plain English there."""
 SHARED_CLASSES = {"SamplingParams"}
 """Public classes that may have one name: vLLM's of the offline API, and the wire's."""
 _PRODUCT = (
     "batch", "decode_worker", "devices", "engine", "instance", "kvtransfer", "native", "pdserve", "prefill_worker",
     "ranktable_tools", "scheduler", "telemetry", "wire",
 )  # fmt: skip
-_WORD = re.compile("|".join(rf"(?P<_{at}>\b(?:{word})\b)" for at, word in enumerate(INSTEAD)), re.IGNORECASE)
+_EXEMPT = re.compile(r"_pb2|zh-CN|^CHANGELOG\.md$|^tests/|^docs/log\.md$|^docs/adr/|^scripts/words\.py$")
+"""Generated code, translations, history and tests."""
 _LEAST_WORDS = 3
 _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"``.*?``|`[^`]*`|https?://\S+")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print what was found; return 1 where that is anything."""
+    """Print what was found; return 1 if that is anything."""
     listed = subprocess.run(["git", "ls-files", *argv], capture_output=True, text=True, check=True).stdout.splitlines()
-    found = [line for name in listed if _is_ours(name) for line in _private_words(name)]
-    if not argv:
-        found += _shared_classes(name for name in listed if name.split("/")[0] in _PRODUCT)
+    found = [*check(listed), *([] if argv else shared_classes(listed))]
     sys.stdout.writelines(f"{line}\n" for line in found)
     return 1 if found else 0
 
 
-def _is_ours(name: str) -> bool:
-    """Return whether a file holds prose to check: generated code, translations and the history are none."""
-    return not re.search(r"_pb2|zh-CN|^CHANGELOG\.md$|^tests/|^docs/log\.md$|^docs/adr/", name)
+def check(names: Sequence[str]) -> list[str]:
+    """Return a line for each private word in the prose of these files."""
+    return [line for name in names if not _EXEMPT.search(name) for line in _private_words(name)]
 
 
 def _private_words(name: str) -> Iterator[str]:
     for line, text in prose_of(name):
-        for match in _WORD.finditer(_CODE.sub(lambda code: "`" * len(code[0]), text)):
-            if not any(name == file and match[0].lower().startswith(start) for file, start in ALLOWED):
-                at = int((match.lastgroup or "_0")[1:])
-                where = line + text.count("\n", 0, match.start())
-                yield f"{name}:{where}: {match[0]!r}: write {list(INSTEAD.values())[at]}"
+        prose = _CODE.sub(lambda code: "`" * len(code[0]), text)
+        for word, instead in INSTEAD.items():
+            for match in re.finditer(rf"\b(?:{word})\b".replace(" ", r"\s+"), prose, re.IGNORECASE):
+                phrase = " ".join(match[0].lower().split())
+                if (name, phrase) not in ALLOWED:
+                    yield f"{name}:{line + text.count(chr(10), 0, match.start())}: {phrase!r}: write {instead}"
 
 
 def prose_of(name: str) -> Iterator[tuple[int, str]]:
@@ -103,11 +102,11 @@ def _python_prose(source: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
-def _shared_classes(names: Iterator[str]) -> list[str]:
-    """Return a line for each public class name that several modules define."""
+def shared_classes(names: Sequence[str]) -> list[str]:
+    """Return a line for each public class name that several modules of the product define."""
     modules = defaultdict(list)
     for name in names:
-        if name.endswith(".py") and "_pb2" not in name:
+        if name.split("/")[0] in _PRODUCT and name.endswith(".py") and "_pb2" not in name:
             for node in ast.parse(Path(name).read_text()).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     modules[node.name].append(name)
