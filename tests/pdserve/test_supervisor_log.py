@@ -44,7 +44,7 @@ def test_a_terminal_that_is_gone_costs_only_the_words_on_it(tmp_path: Path) -> N
     log = tmp_path / "supervisor.log"
     code = (
         "import sys; from pathlib import Path; from pdserve.supervisor_log import SupervisorLog\n"
-        "journal = Journal(Path(sys.argv[1]))\nsys.stdin.read()\njournal.say('one')\njournal.say('two')"
+        "journal = SupervisorLog(Path(sys.argv[1]))\nsys.stdin.read()\njournal.say('one')\njournal.say('two')"
     )
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", code, str(log)], stdin=pipe, stdout=pipe, stderr=pipe) as process:
