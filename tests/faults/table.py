@@ -32,39 +32,39 @@ def render(measured: Sequence[Measured]) -> str:
 
 def _head() -> Iterable[str]:
     return f"""\
-# Who dies when, and what the client sees
+# Injected faults, and what the client sees
 
 <!-- Made by scripts/faults, which runs tests/faults/test_matrix.py; do not edit. -->
 
 Each row is one run: a scheduler, two prefill (P) and two decode (D) instances as processes with the fake engine, and
 {NUM_STREAMS} streams of {PROMPT_TOKENS} prompt tokens at once ({MAX_TOKENS} tokens each; {LONG_TOKENS} where the
-scheduler dies or stops). One process is started with `PDSERVE_FAILPOINTS=point=action`: at every
-pass, or as `point=action@N` (in the table `point@N`) at the N-th alone, as `point=action*N` at the first N. The fake
-engine's tokens are checksums of the KV they were computed from, so an answer also proves that the KV crossed whole.
+scheduler is killed or stopped). One process is started with `PDSERVE_FAILPOINTS=point=action`: it acts at every
+pass, as `point=action@N` (in the table `point@N`) only at the N-th, as `point=action*N` at the first N. The fake
+engine's tokens are checksums of the KV they were computed from, so an answer also proves that the KV arrived intact.
 
 What each row asserts:
 
-- a fault of an instance ends in the fault-free answer, whether before the first token or after it: another pair goes on
-  from the tokens that left; no stream just stops, and nothing follows an error;
-- killing the scheduler closes its connections; stopping it ends, after waking, in the answer or an error event;
+- after a fault of an instance the client gets the fault-free answer, whether the fault comes before the first token or
+  after it: another pair continues after the tokens already sent; no stream stops without an error, nothing follows one;
+- killing the scheduler closes its connections; stopping it leads, after it resumes, to the answer or an error event;
 - every living, unstopped instance holds no KV block within lease + 1 s of the fault (of time in which it could run), a
-  stopped one 1 s after waking;
-- each request ends once in the scheduler's counts, and as its client saw it;
-- what a stopped process still says after waking is dropped: no admission, no token, no second ending of its old work,
-  and the next request over it is answered in full.
+  stopped one 1 s after it resumes;
+- each request ends once in the scheduler's counts, in the way its client saw;
+- messages that a stopped process sends after it resumes are dropped: no admission, no token, no second finish of its
+  old work, and the next request over it is answered in full.
 
-With one P and one D alone (tests/faults/test_losses.py) an error comes before the first token, in words.
+With only one P and one D (tests/faults/test_losses.py) the client gets an error with a message, before the first token.
 
-The limits are a test's, not those of service: lease {LEASE_S:g} s (10 s in service), a frozen process is given up
-after {SILENCE_S:g} s of silence (6 s in service). So the milliseconds say what was waited for, not how fast a machine
-is: they are one run's, and those past 2,000 are the limit of silence or the lease.
+The limits are the test's, not those in service: lease {LEASE_S:g} s (10 s in service), a frozen process is given up
+after {SILENCE_S:g} s of silence (6 s in service). So the milliseconds show which limit was waited for, not the speed
+of a machine: they are from one run, and those over 2,000 are the limit of silence or the lease.
 
-## The places
+## The failpoints
 """.splitlines()
 
 
 def _points() -> Iterable[str]:
-    yield "| failpoint | at this moment | `corrupt` spoils |"
+    yield "| failpoint | at this moment | `corrupt` changes |"
     yield "|---|---|---|"
     for name, point in POINTS.items():
         yield f"| `{name}` | {point.who} {point.when} | {point.corrupts or '(refused)'} |"
@@ -74,8 +74,8 @@ def _table(by_name: dict[str, Measured]) -> Iterable[str]:
     yield "## The faults"
     yield ""
     yield (
-        f"| at | action | process | what {NUM_STREAMS} clients see | last one ended, ms after the fault | "
-        "other pools empty, ms after the fault | own pool empty, ms after waking |"
+        f"| at | action | process | what {NUM_STREAMS} clients see | last request ended, ms after the fault | "
+        "other pools empty, ms after the fault | own pool empty, ms after resuming |"
     )
     yield "|---|---|---|---|---|---|---|"
     for case in CASES:
