@@ -1,10 +1,10 @@
-"""What a chat template costs the scheduler: microseconds of its processor time for each, and by the clock.
+"""The cost of a chat template to the scheduler: microseconds of CPU time and of wall time for each render.
 
     python -P benchmarks/chat_templates.py
     python -P benchmarks/chat_templates.py --template examples/template_llama3.jinja --chars 16000
 
-Conversations of two messages are rendered one at a time, then by many streams at once, on the loop that serves. The
-processes that render are not counted under `cpu_us`; `clock_us` has both. JSON, one line a number of streams.
+Conversations of two messages are rendered one at a time, then by many streams at once, on the scheduler's event loop.
+`cpu_us` excludes the processes that render, `clock_us` includes them. JSON, one line for each number of streams.
 """
 
 import argparse
@@ -47,7 +47,7 @@ async def measure(args: argparse.Namespace) -> None:
 async def timed(
     renderer: TemplateRenderer, template: str, chars: int, streams: int, renders: int
 ) -> tuple[float, float]:
-    """Return microseconds a render: of this process's processor time, and by the clock."""
+    """Return microseconds per render: of this process's CPU time, and of wall time."""
     context: dict[str, Any] = {
         "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "x" * chars}],
         "add_generation_prompt": True,

@@ -1,8 +1,8 @@
-"""How fast quantised weights become plain ones: one matrix in each layout, from memory, in CPU time.
+"""The speed of dequantisation: one matrix in each layout, from memory, in CPU time.
 
     python benchmarks/dequantise.py [--size 4096] [--dtype bfloat16] [--repeats 5]
 
-One thread, so a figure is a core's; the best of the repeats, as what else runs on the machine only adds.
+One thread, so a figure is for one core; the best of the repeats, because other load only adds time.
 """
 
 import argparse
@@ -24,14 +24,14 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class MemoryWeights:
-    """Tensors that are read by copying them."""
+    """Tensors in memory; reading copies them."""
 
     def __init__(self, tensors: Tensors) -> None:
         self._tensors = {f"layer.{name}": tensor for name, tensor in tensors.items()}
 
     @property
     def names(self) -> Sequence[str]:
-        """All tensors, sorted."""
+        """The names of all tensors, sorted."""
         return sorted(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -70,7 +70,7 @@ def cases(size: int) -> dict[str, tuple[Layout, Tensors]]:
 
 
 def best_s(weights: DequantisingWeights, repeats: int) -> float:
-    """Return the least CPU time of one reading, in seconds."""
+    """Return the least CPU time of one read, in seconds."""
     times = []
     for _ in range(repeats + 1):
         began = time.process_time()
@@ -80,7 +80,7 @@ def best_s(weights: DequantisingWeights, repeats: int) -> float:
 
 
 def main() -> None:
-    """Print millions of weights a second for each layout."""
+    """Print millions of weights per second for each layout."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=4096)
     parser.add_argument("--dtype", default="bfloat16")

@@ -1,4 +1,4 @@
-"""Rates of one engine, beside the machine's floors and, with --peer vllm, in turn with vLLM: `pdserve bench engine`.
+"""Rates of one engine against the machine's limits, with --peer vllm also vLLM's: `pdserve bench engine`.
 
 python benchmarks/engine_rates.py --help
 """

@@ -1,22 +1,22 @@
-"""What the front door costs: CPU of the scheduler process alone, in front of instances that only count.
+"""The cost of the front door: CPU time of the scheduler process, with fake instances that only count tokens.
 
     python benchmarks/frontdoor.py                                          ours
-    python benchmarks/frontdoor.py --router BIN/vllm-router --vllm BIN/vllm   and its peers in the same run
+    python benchmarks/frontdoor.py --router BIN/vllm-router --vllm BIN/vllm   with its peers in the same run
     python benchmarks/frontdoor.py --profile /tmp/front.prof --only stream-256
 
-The real scheduler process listens on a real port over two fake instances (gRPC, one process); a client of raw sockets
-asks it from a third. CPU is that of all threads of the measured process, by the kernel's scheduler, less what it uses
-while idle; `threads_us` tells them apart, idle use included: `loop` is the first thread, which runs our event loop,
-`python` gRPC's poller, `event_engine` gRPC's own. Every stream carries one event a token, detokenised by the server;
-every prompt is text.
+The real scheduler process listens on a real port, with two fake instances (gRPC, one process); a client with raw
+sockets runs in a third process. CPU is that of all threads of the measured process, as counted by the kernel's
+scheduler, minus its idle use; `threads_us` lists them separately, idle use included: `loop` is the first thread, which
+runs our event loop, `python` gRPC's poller, `event_engine` gRPC's own. Every stream has one event per token,
+detokenised by the server; every prompt is text.
 
-    request    64 in / 1 out (prefill ends it) and 64 in / 2 out (crosses to decode), not streamed, at 1 and 256 at once
-    token      256 tokens a stream, request included, at 1 and 256 streams; a step every 5 and 50 ms
-    first byte of an idle server's stream, median of 50, the instances at their quickest
+    request    64 in / 1 out (prefill only) and 64 in / 2 out (handed to decode), not streamed, at 1 and 256 at once
+    token      256 tokens per stream, request included, at 1 and 256 streams; a step every 5 and 50 ms
+    first byte of an idle server's stream, median of 50, the instances without delays
     lag        p99 of the round trips of GET /health on one kept connection while 64 prompts of 4,000 words arrive
 
 The peers: `vllm-router` in P/D mode over fake HTTP workers (it does not tokenise), and vLLM's API server, whose engine
-runs in a process of its own over one tiny random layer (it paces itself, so its wall times say nothing here).
+runs in a separate process with one tiny random layer (it sets its own pace, so its wall times mean nothing here).
 """
 
 import argparse
@@ -32,8 +32,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.door.cpu import Pings, cpu_by_thread, idle_cpu
-from benchmarks.door.servers import Server, start_ours, start_router, start_vllm
+from benchmarks.front_door.cpu import Pings, cpu_by_thread, idle_cpu
+from benchmarks.front_door.servers import Server, start_ours, start_router, start_vllm
 from benchmarks.hop import command_output
 from benchmarks.kv.control import ROOT, Child
 
@@ -43,7 +43,7 @@ CASES = ("request-1", "request-256", "stream-1", "stream-256", "first-byte", "la
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure ours and the peers that are named; print a JSON line for each figure and a table."""
+    """Measure ours and the named peers; print a JSON line for each figure and a table."""
     args = parse(arguments)
     model = args.model or command_output("model", "path")
     with ExitStack() as stack:
@@ -65,9 +65,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="folder whose tokenizer is used (default: the default model)")
     parser.add_argument("--only", nargs="+", choices=CASES, default=CASES, help="default: all")
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the requests (default: 1)")
+    parser.add_argument("--scale", type=float, default=1.0, help="fraction of the requests to send (default: 1)")
     parser.add_argument("--flag", action="append", default=[], help="a flag of our scheduler, as --flag=--sse-x")
-    parser.add_argument("--profile", help="file for cProfile's figures of ours; CPU figures are then too high")
+    parser.add_argument("--profile", help="file for cProfile's figures of our scheduler; CPU figures are then too high")
     parser.add_argument("--router", help="path of vllm-router")
     parser.add_argument("--vllm", help="path of vllm")
     return parser.parse_args(arguments)
@@ -84,39 +84,39 @@ def measure(server: Server, load: Child, args: argparse.Namespace) -> Iterator[d
             measured = requests if name == "request" else streams
             rows = measured(server, load, int(at_once), idle, args.scale)
         elif server.workers is None:
-            continue  # its own engine's pace would be measured
+            continue  # this would measure its own engine's pace
         else:
             rows = first_byte(server, load) if name == "first" else lag(server, load)
         yield from ({"server": server.name, **row} for row in rows)
 
 
 def requests(server: Server, load: Child, at_once: int, idle: float, scale: float) -> Iterator[dict[str, Any]]:
-    """Yield the CPU of one request, of 1 and of 2 tokens."""
+    """Yield the CPU time of one request, with 1 and with 2 tokens."""
     server.pace(0.005 if at_once == 1 else 0.02)
     count = int((150 if at_once == 1 else 3000) * scale)
     for out in (1, 2):
         before = cpu_by_thread(server.pid)
-        told = ask(server, load, concurrency=at_once, requests=count, max_tokens=out, stream=False)
-        used_us, threads = spent(server, before, idle * told["seconds"], count)
+        result = ask(server, load, concurrency=at_once, requests=count, max_tokens=out, stream=False)
+        used_us, threads = spent(server, before, idle * result["seconds"], count)
         figure = f"request 64 in / {out} out, {at_once} at once"
-        yield row(figure, "request_us", used_us, threads_us=threads, per_s=rate(count, told))
+        yield row(figure, "request_us", used_us, threads_us=threads, per_s=rate(count, result))
 
 
 def streams(server: Server, load: Child, at_once: int, idle: float, scale: float) -> Iterator[dict[str, Any]]:
-    """Yield the CPU of one streamed token."""
+    """Yield the CPU time of one streamed token."""
     server.pace(0.005 if at_once == 1 else 0.05)
     count, tokens = at_once * (3 if at_once == 1 else 1), int(256 * scale)
     before = cpu_by_thread(server.pid)
-    told = ask(server, load, concurrency=at_once, requests=count, max_tokens=tokens, stream=True)
+    result = ask(server, load, concurrency=at_once, requests=count, max_tokens=tokens, stream=True)
     num_tokens = count * tokens
-    used_us, threads = spent(server, before, idle * told["seconds"], num_tokens)
+    used_us, threads = spent(server, before, idle * result["seconds"], num_tokens)
     figure = f"streamed token, {at_once} streams"
-    more = {"events_a_token": round(told["events"] / num_tokens, 3), "per_s": rate(num_tokens, told)}
+    more = {"events_a_token": round(result["events"] / num_tokens, 3), "per_s": rate(num_tokens, result)}
     yield row(figure, "token_us", used_us, threads_us=threads, **more)
 
 
 def spent(server: Server, before: dict[str, float], idle_s: float, count: int) -> tuple[float, dict[str, float]]:
-    """Return the microseconds of CPU since `before` for each of `count`, and those of each kind of thread."""
+    """Return the CPU microseconds since `before`, divided by `count`, in all and by thread name."""
     after = cpu_by_thread(server.pid)
     used_us = 1e6 * (sum(after.values()) - sum(before.values()) - idle_s) / count
     each = {name: round(1e6 * (seconds - before.get(name, 0.0)) / count, 1) for name, seconds in after.items()}
@@ -126,12 +126,12 @@ def spent(server: Server, before: dict[str, float], idle_s: float, count: int) -
 def first_byte(server: Server, load: Child) -> Iterator[dict[str, Any]]:
     """Yield the median time to the first byte of a stream."""
     server.pace(0.0)
-    told = ask(server, load, requests=50, max_tokens=2, stream=True)
-    yield row("first byte of one stream", "first_byte_ms", told["first_byte_ms"])
+    result = ask(server, load, requests=50, max_tokens=2, stream=True)
+    yield row("first byte of one stream", "first_byte_ms", result["first_byte_ms"])
 
 
 def lag(server: Server, load: Child) -> Iterator[dict[str, Any]]:
-    """Yield how late the event loop answers while long prompts come in, three times over."""
+    """Yield the event loop's lag while long prompts arrive, three rounds of them."""
     server.pace(0.01)
     pings = Pings(server.port)
     asking = threading.Thread(
@@ -145,17 +145,17 @@ def lag(server: Server, load: Child) -> Iterator[dict[str, Any]]:
 
 
 def ask(server: Server, load: Child, **changes: Any) -> dict[str, Any]:
-    """Let the client make one run; every answer has to be a 200."""
+    """Let the client make one run. Raises SystemExit unless every answer is a 200."""
     run = {"port": server.port, "path": "/v1/completions", "model": server.model, "concurrency": 1, "prompt_words": 64}
-    told = load.ask(**{**run, **changes})
-    if told["failures"]:
-        raise SystemExit(f"{server.name}: {told['failures']} requests failed, the first with {told['failure']}")
-    return told
+    result = load.ask(**{**run, **changes})
+    if result["failures"]:
+        raise SystemExit(f"{server.name}: {result['failures']} requests failed, the first with {result['failure']}")
+    return result
 
 
-def rate(count: int, told: dict[str, Any]) -> int:
-    """Return how many a second there were: it says how busy the machine was, not what the server can do."""
-    return round(count / float(told["seconds"]))
+def rate(count: int, result: dict[str, Any]) -> int:
+    """Return the rate per second: it shows how busy the machine was, not what the server can do."""
+    return round(count / float(result["seconds"]))
 
 
 def row(figure: str, kind: str, value: float, **more: Any) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def row(figure: str, kind: str, value: float, **more: Any) -> dict[str, Any]:
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """Print one line a figure and one column a server."""
+    """Print one line per figure and one column per server."""
     servers = list(dict.fromkeys(row["server"] for row in rows))
     print(f"\n| figure | goal | {' | '.join(servers)} |\n|---|---|{'---|' * len(servers)}")
     for figure in dict.fromkeys(row["figure"] for row in rows):
@@ -176,9 +176,9 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def cpu_name() -> str:
-    """Return what the kernel calls this machine's processor."""
-    told = subprocess.run(["cat", "/proc/cpuinfo"], capture_output=True, text=True, check=True).stdout
-    return next((line.partition(":")[2].strip() for line in told.splitlines() if line.startswith("model name")), "?")
+    """Return the kernel's name of this machine's processor."""
+    result = subprocess.run(["cat", "/proc/cpuinfo"], capture_output=True, text=True, check=True).stdout
+    return next((line.partition(":")[2].strip() for line in result.splitlines() if line.startswith("model name")), "?")
 
 
 if __name__ == "__main__":

@@ -6,15 +6,15 @@
 
 part      | what                                                       | limit                     | goal
 limits    | a copy within the device, a product of matrices            |                           |
-layers    | a decode step but for its attention, as transformers       | bytes read                |
+layers    | a decode step without attention, as transformers           | bytes read                |
           | writes it and by the device's own ops                      |                           |
-steps     | decode behind 2,048 tokens, in batches; prefill 4 x 2,048  | bytes read; products      | 70% at batch 1; 60%
-peers     | vLLM where it imports, else transformers, eager and SDPA   | the same                  |
+steps     | decode after 2,048 tokens, in batches; prefill 4 x 2,048   | bytes read; products      | 70% at batch 1; 60%
+peers     | vLLM if installed, else   transformers, eager and SDPA   | the same                  |
 hand-off  | KV between two processes by cuda_ipc                       | a copy within the device  | 80%
-pd        | P and D on the device beside one combined instance         |                           |
+pd        | P and D on the device against one combined instance        |                           |
 
 Fractions are of an H200's limits (4.3 TB/s, 788 TFLOP/s), or with --limits here of those measured in the same run.
-Without a GPU it says so and measures nothing.
+Without a GPU it prints that and measures nothing.
 """
 
 import argparse
@@ -35,20 +35,22 @@ PARTS = ("limits", "layers", "steps", "peers", "hand-off", "pd")
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda", help="a kind of device (default: cuda)")
+    parser.add_argument("--device", default="cuda", help="kind of device (default: cuda)")
     parser.add_argument("--shapes", nargs="+", default=["1b", "8b"], choices=("1b", "8b"), help="default: 1b 8b")
     parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS, help="what to measure (default: all)")
-    parser.add_argument("--rounds", type=int, help="timed rounds of a figure (default: 20, of a tiny run 2)")
-    parser.add_argument("--limits", default="h200", choices=("h200", "here"), help="whose (default: h200)")
+    parser.add_argument("--rounds", type=int, help="timed rounds per figure (default: 20, with --tiny 2)")
+    parser.add_argument(
+        "--limits", default="h200", choices=("h200", "here"), help="limits to compare with (default: h200)"
+    )
     parser.add_argument("--tiny", action="store_true", help="a smoke run on a tiny model")
-    parser.add_argument("--json", metavar="FILE", help="write the rows there too")
+    parser.add_argument("--json", metavar="FILE", help="also write the rows to FILE")
     args = parser.parse_args(arguments)
     args.rounds = args.rounds or (2 if args.tiny else 20)
     return args
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print a line as each figure is there and the table at the end."""
+    """Measure; print a line for each figure as it is ready, and the table at the end."""
     args = parse(arguments)
     name_backends()
     from devices.table import find_kind
@@ -62,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if lacking is not None:
         print(f"benchmarks/gpu.py: nothing is measured: {lacking}")
         return 0
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # so that what was started is stopped
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # so that started processes are stopped
     from benchmarks.card.parts import measure
     from benchmarks.card.rows import markdown
 

@@ -1,15 +1,15 @@
-"""What the KV hop costs a client: a P/D pair beside one combined instance, each engine on one core, in turn.
+"""The cost of the KV hop to a client: a P/D pair and one combined instance in turn, each engine on one core.
 
     python benchmarks/hop.py                                      512 and 4,096 tokens, 20 requests to each side
     python benchmarks/hop.py --prompt-tokens 512 --runs 8 --transport tcp
 
-Both sides are a scheduler process, bound to no core, before engines of one core each: P and D as `pdserve up` binds
-them, the combined instance on the first core, all with one chunk size. Both answer the same prompts in turn; the first
-to go changes, so a noisy machine disturbs both alike.
+Each side is a scheduler process, not bound to a core, with engines of one core each: P and D as `pdserve up` binds
+them, the combined instance on the first core, all with the same chunk size. Both answer the same prompts in turn; the
+side that starts alternates, so a noisy machine disturbs both alike.
 
 Computed for every pair of requests, from the moment of sending, median over the pairs:
     hop       (second token of P/D - second token of combined) / first token of combined      goal: under 5%
-    gap       the same of (second - first) of each side: the hop without the noise of two prefills
+    gap       the same for (second - first) of each side: the hop without the noise of two prefills
 """
 
 import argparse
@@ -44,7 +44,7 @@ Times = dict[str, list[tuple[float, float]]]
 def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Start both sides, measure in turn, stop both, print one JSON line for each length and a table."""
     args = parse(arguments)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # so that the stack stops what was started
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # so that the stack stops started processes
     pd_port, combined_port, instance_port = free_ports(3)
     rows = []
     with ExitStack() as stack:
@@ -63,18 +63,20 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[512, 4096], help="default: 512 4096")
-    parser.add_argument("--runs", type=int, default=20, help="requests to each (default: 20)")
+    parser.add_argument("--runs", type=int, default=20, help="requests to each side (default: 20)")
     parser.add_argument("--chunk", type=int, default=512, help="--prefill-chunk-size of every engine (default: 512)")
     parser.add_argument("--dtype", default="auto", help="of every engine (default: auto)")
     parser.add_argument("--model", help="folder of a model (default: the default model)")
     parser.add_argument("--engine", default="torch", choices=("torch", "fake"), help="fake: a smoke run of this script")
     parser.add_argument("--transport", help="a --kv-transport of the pair (default: the best)")
-    parser.add_argument("--flags", default="", help="more flags of every engine, in one word, as '--device cuda'")
+    parser.add_argument(
+        "--flags", default="", help="more flags of every engine, as one argument, such as '--device cuda'"
+    )
     return parser.parse_args(arguments)
 
 
 def flags_of(args: argparse.Namespace) -> list[str]:
-    """Return the flags that every process of both sides gets."""
+    """Return the flags of every process of both sides."""
     model = args.model or command_output("model", "path")
     return ["--model", model, "--dtype", args.dtype, "--prefill-chunk-size", str(args.chunk), "--engine", args.engine,
             *shlex.split(args.flags)]  # fmt: skip
@@ -120,7 +122,7 @@ def measure(ports: dict[str, int], prompt_tokens: int, runs: int) -> Times:
 
 
 def two_tokens(port: int, model: str, prompt: list[int]) -> tuple[float, float]:
-    """Ask for a few tokens and return when the first two pieces of text came, in seconds from sending."""
+    """Request a few tokens and return the arrival of the first two pieces of text, in seconds after sending."""
     body = {
         "model": model, "prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True, "stream": True,
         "skip_special_tokens": False,
@@ -146,7 +148,7 @@ def stream(port: int, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def summary(prompt_tokens: int, times: Times, args: argparse.Namespace) -> dict[str, Any]:
-    """Return medians in ms, and the hop as a share of the time to first token, pair by pair."""
+    """Return medians in ms, and the hop as a share of the time to first token, by pair of requests."""
     row: dict[str, Any] = {"prompt_tokens": prompt_tokens, "runs": args.runs, "chunk": args.chunk, "cpu": cpu()}
     for i, name in enumerate(("first", "second")):
         for side in ("pd", "combined"):
@@ -159,7 +161,7 @@ def summary(prompt_tokens: int, times: Times, args: argparse.Namespace) -> dict[
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """Print what docs/performance.md shows."""
+    """Print the table of docs/performance.md."""
     print(
         "\n| prompt | first token P/D, combined | second token P/D, combined | hop / TTFT | gap / TTFT | goal | met |"
     )
@@ -206,7 +208,7 @@ def command_output(*arguments: str) -> str:
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """Ask a process to end; kill it where it does not."""
+    """Terminate a process; kill it after 30 s."""
     process.terminate()
     try:
         process.wait(30)

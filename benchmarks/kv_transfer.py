@@ -1,13 +1,13 @@
-"""How fast KV crosses between two processes, beside copies, iperf3, NIXL and Mooncake in the same run.
+"""The speed of KV transfer between two processes, with copies, iperf3, NIXL and Mooncake in the same run.
 
     python benchmarks/kv_transfer.py                                  everything, one table (.venv's python)
     python benchmarks/kv_transfer.py --transports shm --parts speed --sizes 64 256
-    python benchmarks/kv_transfer.py --profile                        where the time of a hand-off goes, on both sides
-    python benchmarks/kv_transfer.py --quick                          a smoke run: small, few rounds, no goal means much
+    python benchmarks/kv_transfer.py --profile                        profiles of hand-offs, on both sides
+    python benchmarks/kv_transfer.py --quick                          a smoke run: small, few rounds, goals mean little
 
-Peers come from benchmarks/peers/setup ($PEERS_HOME); one that is missing is a row that says so. Contestants take turns,
+Peers come from benchmarks/peers/setup ($PEERS_HOME); a missing peer is a row that says so. Contestants take turns,
 on cold caches; a figure is the median of the rounds, a ratio the median of the rounds' ratios. A hand-off runs from the
-first put to the ack, on P's clock; `reserve to ack` from asking D for the ticket (over a Unix socket) to the ack.
+first put to the ack, on P's clock; `reserve to ack` from the request for D's ticket (over a Unix socket) to the ack.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from benchmarks.kv.patterns import (
     measure_small,
 )
 from benchmarks.kv.profile import profile_loads, profile_small
-from benchmarks.kv.rounds import Cache, say
+from benchmarks.kv.rounds import Cache, print_progress
 from benchmarks.kv.shapes import MIB
 from benchmarks.kv.speed import measure_speed
 from benchmarks.kv.table import Row, cpu, document, markdown
@@ -44,14 +44,14 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--transports", nargs="+", default=["shm", "tcp"], help="names KvSender knows (default: shm tcp)"
+        "--transports", nargs="+", default=["shm", "tcp"], help="transports of KvSender (default: shm tcp)"
     )
     parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS, help="what to measure (default: all)")
     parser.add_argument("--sizes", nargs="+", type=int, help="MiB (default: 1 16 64 256 1024)")
     parser.add_argument("--rounds", type=int, help="rounds of each comparison (default: 7)")
     parser.add_argument("--profile", action="store_true", help="profile instead of measuring")
     parser.add_argument("--quick", action="store_true", help="a smoke run")
-    parser.add_argument("--json", metavar="FILE", help="write the rows there too")
+    parser.add_argument("--json", metavar="FILE", help="also write the rows to FILE")
     args = parser.parse_args(arguments)
     args.sizes = args.sizes or ([1, 16] if args.quick else [1, 16, 64, 256, 1024])
     args.rounds = args.rounds or (2 if args.quick else 7)
@@ -80,8 +80,8 @@ def rows_of(args: argparse.Namespace) -> Iterator[Row]:
                 RuntimeError,
                 OSError,
                 PdserveError,
-            ) as error:  # a transport that cannot run here must not cost the others their rows
-                say(f"{transport}, {part}: {error}")
+            ) as error:  # the other transports still get their rows
+                print_progress(f"{transport}, {part}: {error}")
                 yield Row(f"{transport}, {part}", skipped=" ".join(str(error).split()))
 
 
@@ -97,7 +97,7 @@ def profile(args: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure or profile, and print."""
     args = parse(arguments)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # so that what was started is stopped
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # so that started processes are stopped
     print(f"CPU: {cpu()}; rounds: {args.rounds}; sizes: {args.sizes} MiB")
     if args.profile:
         profile(args)
@@ -105,9 +105,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     began, rows = time.monotonic(), []
     for row in rows_of(args):
         rows.append(row)
-        say(" ".join(cell for cell in row.cells() if cell))
+        print_progress(" ".join(cell for cell in row.cells() if cell))
     print(markdown(rows))
-    say(f"{len(rows)} rows in {time.monotonic() - began:.0f} s")
+    print_progress(f"{len(rows)} rows in {time.monotonic() - began:.0f} s")
     if args.json:
         text = json.dumps(
             document(rows, cpu=cpu(), rounds=args.rounds, sizes_mib=args.sizes, quick=args.quick), indent=1

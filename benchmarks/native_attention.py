@@ -1,9 +1,9 @@
-"""Attention of one layer: our kernel against torch's, pair by pair, and against the memory's read speed.
+"""Attention of one layer: our kernel against torch's, in alternating calls, and against the memory's read speed.
 
     python -P benchmarks/native_attention.py [--threads 2] [--dtype bfloat16] [--heads 9/3x64]
 
-Layers take turns, so that keys come from memory as in a model. The medians of alternating calls are printed; one
-thread is timed by its own CPU time, which other work on the machine disturbs less.
+Layers take turns, so that keys are read from memory as in a model. The medians are printed; a single thread is timed
+by its own CPU time, which other load on the machine disturbs less.
 """
 
 import argparse
@@ -52,7 +52,7 @@ class Case:
         self.clock = _clock()
 
     def seconds(self, step: StepAttention, layer: int) -> float:
-        """Return how long one layer takes."""
+        """Return the seconds of one layer."""
         keys, values = self.pools[layer % len(self.pools)]
         began = self.clock()
         step.attend(self.query, keys, values, self.options)
@@ -102,9 +102,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--heads", default="9/3x64", help="query heads / KV heads x dim (9/3x64)")
-    parser.add_argument("--isa", help="instructions of the native kernel (the best)")
+    parser.add_argument("--isa", help="instruction set of the native kernel (default: the best)")
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--only", default="", help="cases whose name has this")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     heads, _, dim = args.heads.partition("x")

@@ -1,10 +1,10 @@
-"""Products with packed weights on one thread: GFLOP/s of many rows, GB/s of few, beside another build and plain reads.
+"""Products with packed weights on one thread: GFLOP/s of many rows, GB/s of few, against another build and plain reads.
 
     python -P benchmarks/native_linear.py [--kernel avx2] [--dtype bfloat16] [--beside OTHER.so] [--k 1536]
 
-Builds and reads take turns, each over weights of its own, so that few rows find theirs in memory and not in a cache.
-What is printed is made of the shortest time that each piece took: pieces are short, so that other work on the machine
-holds up only some of them. Prefill is also shown over what one thread reaches in float32 with the same instructions.
+Builds and reads take turns, each with its own weights, so that products of few rows read them from memory, not from a
+cache. Figures use the shortest time of each piece: pieces are short, so other load on the machine delays only some of
+them. Prefill is also compared with float32 on one thread with the same instructions.
 """
 
 import argparse
@@ -26,7 +26,7 @@ _COLUMNS, _PIECES = 1024, 24
 
 
 class Build:
-    """One library's products over pieces of weights of its own."""
+    """One library's products over its own pieces of weights."""
 
     def __init__(self, library: EngineLibrary, kernel: str, dtype: torch.dtype, k: int) -> None:
         native, pointer, size = library.functions, ctypes.c_void_p, ctypes.c_size_t
@@ -52,7 +52,7 @@ class Build:
 
 
 def shortest(works: Sequence[Callable[[int], object]], rounds: int) -> list[float]:
-    """Return seconds of all pieces of each work: the sum of the shortest times of each piece. They take turns."""
+    """Return the seconds of each work: the sum of the shortest times of its pieces. They take turns."""
     best = [[float("inf")] * _PIECES for _ in works]
     for _ in range(rounds):
         for piece in range(_PIECES):
@@ -93,7 +93,7 @@ def _product(build: Build, count: int, k: int, dtype: torch.dtype) -> Callable[[
 
 
 def _plain_memory(piece_bytes: int) -> torch.Tensor:
-    """Return [pieces, float32 of one] in huge pages, as packed weights lie."""
+    """Return [pieces, float32 of one] in huge pages, like packed weights."""
     memory = mmap.mmap(-1, _PIECES * piece_bytes)
     memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.float32).view(_PIECES, -1).fill_(1)

@@ -1,9 +1,9 @@
-"""Native copies and digests beside one thread's plain memcpy of the same bytes, and what a call costs.
+"""Native copies and digests against one thread's plain memcpy of the same bytes, and the cost of a call.
 
     python benchmarks/native_move.py [--mib 64 256] [--repeats 9] [--no-native]
 
-Every measure takes its turn in every round, so that what else runs on the machine hits all alike; medians. The pools
-are touched before; with 64 MiB and more of them they do not stay in the caches of a core.
+Every measure is taken once in every round, so that other load on the machine affects all alike; medians. The pools
+are touched before; from 64 MiB on they exceed the caches of a core.
 """
 
 import argparse
@@ -27,7 +27,7 @@ Work = Callable[[], object]
 
 
 class Pools:
-    """Two pools of one size, and the places in them that are moved."""
+    """Two pools of one size, and the moves between them."""
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
@@ -66,7 +66,7 @@ def _pool(num_bytes: int) -> Region:
 
 
 def in_turn(works: dict[str, Work], repeats: int) -> dict[str, float]:
-    """Return the median seconds of each, run in turn; the first round is not counted."""
+    """Return the median seconds of each work, run in turn; the first round is not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(repeats + 1):
         for name, work in works.items():
@@ -117,7 +117,7 @@ def rates(mover: Mover, size_mib: int, repeats: int) -> None:
 
 
 def calls(mover: Mover, repeats: int) -> None:
-    """Print what calls cost: the smallest, and 60 frames of 4 single blocks with all their Python."""
+    """Print the cost of calls: the smallest, and 60 frames of 4 single blocks with all their Python code."""
     pools, stop = Pools(8 * MIB), StopFlag()
     tiny = Runs([(0, 64, 0, 1)])
     source, target = RegionRuns(pools.source, 0, tiny), RegionRuns(pools.target, 0, tiny)
@@ -143,7 +143,7 @@ def calls(mover: Mover, repeats: int) -> None:
 
 
 def beside(mover: Mover, size_mib: int) -> None:
-    """Print how much of its speed another Python thread keeps while this one copies."""
+    """Print the relative speed of another Python thread while this one copies."""
     pools, done = Pools(size_mib * MIB), threading.Event()
     moves, turns = pools.contiguous(FRAME_BYTES), [0]
 
@@ -175,7 +175,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, nargs="+", default=[64, 256], help="pool sizes")
     parser.add_argument("--repeats", type=int, default=9, help="rounds")
-    parser.add_argument("--no-native", action="store_true", help="measure the stand-in in Python")
+    parser.add_argument("--no-native", action="store_true", help="measure the fallback in Python")
     options = parser.parse_args()
     mover: Mover = PythonMover() if options.no_native else build()
     print(f"mover: {mover.name}, kernel {getattr(mover, 'kernel', None)}")

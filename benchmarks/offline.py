@@ -1,4 +1,4 @@
-"""LLM beside vLLM's, the same requests on the same cores, in turn, in one run.
+"""Our LLM class and vLLM's in turn, with the same requests on the same cores, in one run.
 
     python benchmarks/offline.py MODEL_DIR                        256 requests, 3 rounds, both contestants
     python benchmarks/offline.py MODEL_DIR --requests 16 --rounds 1 --no-peer
@@ -39,7 +39,7 @@ Request = tuple[list[int], int]
 
 
 def workload(count: int, seed: int, last_id: int = LAST_ID) -> list[Request]:
-    """Return prompts of random ids, each with how many tokens it is continued by."""
+    """Return prompts of random ids, each with the number of its output tokens."""
     numbers = random.Random(seed)
     ids = range(FIRST_ID, last_id)
     return [(numbers.choices(ids, k=numbers.randint(*PROMPT)), numbers.randint(*OUTPUT)) for _ in range(count)]
@@ -51,11 +51,11 @@ class Contestant(Protocol):
     name: str
 
     def run(self, requests: Sequence[Request]) -> float:
-        """Return the seconds that they take."""
+        """Return the seconds of all requests."""
         ...
 
     def close(self) -> None:
-        """End what it started."""
+        """Stop its processes."""
         ...
 
 
@@ -82,12 +82,12 @@ class Ours:
         return seconds
 
     def close(self) -> None:
-        """Close it."""
+        """Close the engine."""
         self._llm.close()
 
 
 class Vllm:
-    """vLLM's LLM in its own environment and process group, stopped while others are measured."""
+    """vLLM's LLM in its own environment and process group, stopped while ours is measured."""
 
     name = "vllm"
 
@@ -113,7 +113,7 @@ class Vllm:
         self._signal(signal.SIGSTOP)
 
     def run(self, requests: Sequence[Request]) -> float:
-        """Let it run for as long as it takes."""
+        """Resume it until it has answered."""
         self._signal(signal.SIGCONT)
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(requests).encode() + b"\n")
@@ -124,7 +124,7 @@ class Vllm:
         return float(reply["seconds"])
 
     def close(self) -> None:
-        """End the whole group."""
+        """Kill the whole process group."""
         self._signal(signal.SIGKILL)
         self._process.wait()
         os.close(self._replies)
@@ -138,7 +138,7 @@ class Vllm:
         while not line.endswith(b"\n"):
             if not select.select([self._replies], [], [], WAIT_S)[0] or not (piece := os.read(self._replies, 4096)):
                 self.close()
-                raise SystemExit(f"vLLM ended, or said nothing for {WAIT_S:g} s: see {self._log}")
+                raise SystemExit(f"vLLM ended, or did not answer for {WAIT_S:g} s: see {self._log}")
             line += piece
         return json.loads(line)
 
@@ -149,7 +149,7 @@ def _check(tokens: int, requests: Sequence[Request]) -> None:
 
 
 def rates(requests: Sequence[Request], seconds: Sequence[float]) -> dict[str, float]:
-    """Return tokens a second of the median round."""
+    """Return tokens per second of the median round."""
     median = statistics.median(seconds)
     tokens_in, tokens_out = sum(len(ids) for ids, _ in requests), sum(count for _, count in requests)
     return {
@@ -168,17 +168,17 @@ def main() -> None:
     flags.add_argument("--seed", type=int, default=0)
     flags.add_argument("--dtype", default="bfloat16")
     flags.add_argument("--last-id", type=int, default=LAST_ID, help="token ids are below this")
-    flags.add_argument("--engine", default="torch", choices=("torch", "fake"), help="of ours")
-    flags.add_argument("--chunk", type=int, help="most prompt tokens of ours in one step (default: the engine's)")
+    flags.add_argument("--engine", default="torch", choices=("torch", "fake"), help="our engine")
+    flags.add_argument("--chunk", type=int, help="our most prompt tokens in one step (default: the engine's)")
     flags.add_argument("--peer", action=argparse.BooleanOptionalAction, default=True, help="run vLLM too")
-    told = flags.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is paused is ended
-    requests = workload(told.requests, told.seed, told.last_id)
-    sides: list[Contestant] = [Vllm(told.model, told.dtype)] if told.peer else []
+    args = flags.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a paused process is ended
+    requests = workload(args.requests, args.seed, args.last_id)
+    sides: list[Contestant] = [Vllm(args.model, args.dtype)] if args.peer else []
     try:
-        sides.append(Ours(told.model, told.dtype, told.engine, told.chunk))
+        sides.append(Ours(args.model, args.dtype, args.engine, args.chunk))
         seconds: dict[str, list[float]] = {side.name: [] for side in sides}
-        for _ in range(told.rounds):
+        for _ in range(args.rounds):
             for side in sides:
                 seconds[side.name].append(side.run(requests))
     finally:
@@ -186,7 +186,7 @@ def main() -> None:
             side.close()
     for name, found in seconds.items():
         print(json.dumps({"side": name, **rates(requests, found), "rounds_s": [round(one, 3) for one in found]}))
-    if told.peer:
+    if args.peer:
         ratio = statistics.median(seconds["vllm"]) / statistics.median(seconds["pdserve"])
         print(json.dumps({"ratio": round(ratio, 3), "goal": GOAL, "met": ratio >= GOAL}))
 

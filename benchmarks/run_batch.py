@@ -1,16 +1,16 @@
-"""What a batch costs beside its engine, and how busy it keeps a prefill and a decode instance.
+"""The cost of the batch runner beside its engine, and how busy it keeps a prefill and a decode instance.
 
     python benchmarks/run_batch.py                                   both measures, the default model
     python benchmarks/run_batch.py --only here --requests 16 --model MODEL_DIR
 
-here   one model in this process, in turn: the file by the batch runner, and the same bodies asked of the same app as
-       plain calls, as many at once, nothing kept. `more` is the runner's time over the plain calls', medians over the
-       rounds (goal: at most 3 %); `busy` is the engine's own share of the runner's time (its step seconds).
-pair   one prefill and one decode instance by `pdserve up`, asked as --base-url does: 200 lines of 256 tokens in and 64
-       out. `busy` is each instance's share of the time from the first line asked to the last answered
+here   one model in this process, in turn: the file by the batch runner, and the same bodies as plain calls of the same
+       app, as many at once, with nothing stored. `more` is the runner's extra time relative to the plain calls, medians
+       over the rounds (goal: at most 3 %); `busy` is the engine's share of the runner's time (its step seconds).
+pair   one prefill and one decode instance by `pdserve up`, used as with --base-url: 200 lines of 256 tokens in and 64
+       out. `busy` is each instance's share of the time from the first line sent to the last answered
        (pdserve_step_seconds_total); the goal is 90 % for the busier one.
 
-Prompts are random token ids, by --seed; greedy, without end of sequence or prefix cache. One JSON line a measure.
+Prompts are random token ids, by --seed; greedy, without end of sequence or prefix cache. One JSON line per measure.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def workload(args: argparse.Namespace) -> list[bytes]:
-    """Return the bodies, one a line."""
+    """Return the request bodies."""
     numbers, (tokens_in, tokens_out) = random.Random(args.seed), args.tokens
     fields = {"model": args.model, "max_tokens": tokens_out, "temperature": 0, "ignore_eos": True}
     prompts = (numbers.choices(range(FIRST_ID, LAST_ID), k=tokens_in) for _ in range(args.requests))
@@ -79,43 +79,43 @@ def workload(args: argparse.Namespace) -> list[bytes]:
 
 
 async def here(args: argparse.Namespace, bodies: Sequence[bytes]) -> dict[str, Any]:
-    """Return the seconds of both ways, what the runner takes more, and how busy it keeps the engine."""
+    """Return the seconds of both, the runner's extra time, and how busy it keeps the engine."""
     engine = EngineOptions(model=args.model, dtype=args.dtype, enable_prefix_caching=False, kv_cache_memory=2**31)
     front = SchedulerOptions(first_token_timeout=86_400.0, max_queued_requests=65_536)
     plain, ours, busy = list[float](), list[float](), list[float]()
     async with inner_app(engine, front) as app:
-        answerer = AppBackend(app)
-        await plainly(answerer, bodies[:4])
+        backend = AppBackend(app)
+        await run_plain(backend, bodies[:4])
         for _ in range(args.rounds):
-            plain.append(await plainly(answerer, bodies))
-            before = await counted(answerer)
-            ours.append(await by_runner(answerer, bodies, IN_FLIGHT_HERE))
-            busy.append(max(between(before, await counted(answerer), ours[-1]).busy.values()))
+            plain.append(await run_plain(backend, bodies))
+            before = await counted(backend)
+            ours.append(await by_runner(backend, bodies, IN_FLIGHT_HERE))
+            busy.append(max(between(before, await counted(backend), ours[-1]).busy.values()))
     medians = {"plain_s": plain, "runner_s": ours, "busy": busy}
     row = {name: round(statistics.median(values), 4) for name, values in medians.items()}
     return row | {"more": round(row["runner_s"] / row["plain_s"] - 1, 4)}
 
 
 async def pair(args: argparse.Namespace, bodies: Sequence[bytes]) -> dict[str, Any]:
-    """Return the seconds of one batch over 1P1D, and the share of them that each instance computed."""
-    async with up(args) as url, UrlBackend(url, connections=IN_FLIGHT_PAIR) as answerer:
-        await plainly(answerer, bodies[:4])
+    """Return the seconds of one batch over 1P1D, and the share of them in which each instance computed."""
+    async with up(args) as url, UrlBackend(url, connections=IN_FLIGHT_PAIR) as backend:
+        await run_plain(backend, bodies[:4])
         rows = []
         for _ in range(args.rounds):
-            before = await counted(answerer)
-            seconds = await by_runner(answerer, bodies, IN_FLIGHT_PAIR)
-            rows.append((seconds, between(before, await counted(answerer), seconds).busy))
+            before = await counted(backend)
+            seconds = await by_runner(backend, bodies, IN_FLIGHT_PAIR)
+            rows.append((seconds, between(before, await counted(backend), seconds).busy))
     seconds, busy = sorted(rows, key=lambda row: row[0])[len(rows) // 2]
     return {"runner_s": round(seconds, 3), "busy": {name: round(share, 3) for name, share in busy.items()}}
 
 
-async def plainly(answerer: BatchBackend, bodies: Sequence[bytes]) -> float:
-    """Return the seconds of plain calls, all that are allowed at once."""
+async def run_plain(backend: BatchBackend, bodies: Sequence[bytes]) -> float:
+    """Return the seconds of plain calls, IN_FLIGHT_HERE at once."""
     room, began = asyncio.Semaphore(IN_FLIGHT_HERE), time.perf_counter()
 
     async def ask(body: bytes) -> None:
         async with room:
-            answer = await answerer.ask("POST", PATH, body)
+            answer = await backend.ask("POST", PATH, body)
         assert answer.status == 200, answer.body
 
     async with asyncio.TaskGroup() as group:
@@ -124,24 +124,24 @@ async def plainly(answerer: BatchBackend, bodies: Sequence[bytes]) -> float:
     return time.perf_counter() - began
 
 
-async def by_runner(answerer: BatchBackend, bodies: Sequence[bytes], max_inflight: int) -> float:
-    """Return the seconds of a batch, from before its file is read to when its output stands."""
+async def by_runner(backend: BatchBackend, bodies: Sequence[bytes], max_inflight: int) -> float:
+    """Return the seconds of a batch, from before its file is read until its output is written."""
     with tempfile.TemporaryDirectory() as folder:
         source, output = Path(folder) / "in.jsonl", Path(folder) / "out.jsonl"
         lines = (f'{{"custom_id":"{i}","method":"POST","url":"{PATH}","body":' for i in range(len(bodies)))
         source.write_bytes(b"".join(line.encode() + body + b"}\n" for line, body in zip(lines, bodies, strict=True)))
         began = time.perf_counter()
         with prepare(BatchJob(source, output, max_inflight=max_inflight)) as prepared:
-            ended = await run_batch(prepared, answerer, on_progress=lambda progress: None)
+            ended = await run_batch(prepared, backend, on_progress=lambda progress: None)
         seconds = time.perf_counter() - began
         assert (ended.done, ended.errors) == (len(bodies), 0), ended
         return seconds
 
 
-async def counted(answerer: BatchBackend) -> Counted:
-    """Return the instances' counters, which come with their next load report."""
+async def counted(backend: BatchBackend) -> Counted:
+    """Return the instances' counters, after waiting for their next load report."""
     await asyncio.sleep(1.0)
-    return count(parse_metrics((await answerer.ask("GET", "/metrics")).body.decode()))
+    return count(parse_metrics((await backend.ask("GET", "/metrics")).body.decode()))
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
-"""What choosing tokens costs: `python -P benchmarks/sampling.py choice|step [--threads 2]`.
+"""The cost of choosing tokens: `python -P benchmarks/sampling.py choice|step [--threads 2]`.
 
 choice    milliseconds for rows of 49,152 random scores, by torch and by the native kernels in turn (medians)
-step      milliseconds of a decoding step of the default model, by what its requests ask for (medians)
+step      milliseconds of a decoding step of the default model, by its requests' options (medians)
 """
 
 import argparse
@@ -31,7 +31,7 @@ STEPS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    """Print a line for each number of rows and what is asked."""
+    """Print a line for each number of rows and each set of options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("choice", "step"))
     parser.add_argument("--threads", type=int, default=1)
@@ -62,9 +62,9 @@ def choices(threads: int, counts: list[int]) -> Iterator[str]:
     )  # fmt: skip
     choosers: tuple[Chooser, ...] = (TorchChooser(), native)
     scores = torch.randn(max(counts), VOCABULARY, generator=torch.Generator().manual_seed(0)) * SPREAD
-    for name, asked in CHOICES.items():
+    for name, options in CHOICES.items():
         for count in counts:
-            rows = [SampleRow(i, SamplingParams(8, seed=i, **asked), 0, 5) for i in range(count)]
+            rows = [SampleRow(i, SamplingParams(8, seed=i, **options), 0, 5) for i in range(count)]
             times: list[list[float]] = [[], []]
             for _ in range(ROUNDS):
                 for chooser, spent in zip(choosers, times, strict=True):
@@ -86,11 +86,11 @@ def steps(threads: int, counts: list[int]) -> Iterator[str]:
         ensure_default(os.environ), dtype="auto", block_size=16, kv_cache_memory=1 << 30, num_threads=threads
     ).model
     for count in counts:
-        for name, asked in STEPS.items():
+        for name, options in STEPS.items():
             core = EngineCore(model, max_num_seqs=count, max_num_batched_tokens=8192, prefill_chunk_size=512)
             for i in range(count):
                 ids = tuple(range(100 + i, 100 + i + PROMPT))
-                core.add(PromptState(str(i), str(i), ids, SamplingParams(OUTPUTS, **asked)))
+                core.add(PromptState(str(i), str(i), ids, SamplingParams(OUTPUTS, **options)))
             spent = []
             while core.has_work():
                 began = time.perf_counter()

@@ -1,21 +1,22 @@
-"""A cluster under mixed load for minutes: does every request end, is every answer the same, does anything grow?
+"""Run a cluster under mixed load for minutes: every request must end, equal requests get equal answers, nothing grows.
 
     python benchmarks/soak.py                                     10 minutes, two prefill and two decode instances
-    python benchmarks/soak.py --minutes 60 --kill-every 30        an instance killed every 30 s, while all serve
-    python benchmarks/soak.py --minutes 60 --freeze-every 30      an instance stopped for 10 s every 30 s, then woken
+    python benchmarks/soak.py --minutes 60 --kill-every 30        an instance killed every 30 s if all serve
+    python benchmarks/soak.py --minutes 60 --freeze-every 30      an instance stopped for 10 s every 30 s, then resumed
     python benchmarks/soak.py --minutes 1 --prefill 1 --decode 1 --up-flags="--kv-cache-memory 32MiB"
 
-Clients ask in turn, without a pause: greedy and seeded streams, long prompts, schemas, several choices, vectors, bad
-bodies, and clients that leave (benchmarks/soaking/requests.py). In float32 the same body always has the same answer, on
-any pair of instances and beside any others. When the time is over, the clients end and the cluster is looked at:
+Clients send requests one after another, without a pause: greedy and seeded streams, long prompts, schemas, several
+choices, vectors, bad bodies, and requests whose client disconnects (benchmarks/soaking/requests.py). In float32 the
+same body always has the same answer, on any pair of instances and beside any other requests. When the time is over,
+the clients end and the cluster is checked:
 
-    endings   none `wrong`, none `unended`; `told` (an error in words) only where instances are killed or stopped
-    idle      every gauge of work is back at zero, and received requests are ended ones
-    growth    memory, descriptors and threads of each life of a process, from its second quarter to its last
+    `endings` none `wrong`, none `unended`; `told` (an error with a message) only if instances are killed or stopped
+    idle      every gauge of work is back at zero, and all received requests have ended
+    growth    memory, descriptors and threads of each process, from its second quarter to its last: at most
+              --most-growth, one descriptor for each client, and one thread
     leftovers nothing in shared memory, no process and no open port after `pdserve down`
 
-One JSON line; exit status 1 where one of these does not hold. Growth is told, and held to
---most-growth, a thread, and a descriptor for each client.
+One JSON line; the exit status is 1 if one of these does not hold.
 """
 
 import argparse
@@ -39,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import aiohttp
 
-from benchmarks.soaking.requests import KINDS, TOLD, UNENDED, WEIGHTS, WRONG, Asker, Ending
+from benchmarks.soaking.requests import KINDS, TOLD, UNENDED, WEIGHTS, WRONG, Outcome, SoakClient
 from benchmarks.soaking.snapshots import Look, all_living, growth, look, not_idle, shared_names
 from pdserve.client import Client
 from pdserve.ports import free_ports
@@ -47,8 +48,8 @@ from pdserve.run_folder import RunFolder
 from wire.errors import PdserveError
 
 DEADLINE_S, IDLE_S, LOOK_S = 120.0, 30.0, 2.0
-FROZEN_S = 10.0  # longer than the silence after which an instance is given up
-LEAST_LOOKS = 60  # a shorter life has no quarter without its start
+FROZEN_S = 10.0  # longer than the silence after which an instance is lost
+LEAST_LOOKS = 60  # with fewer snapshots every quarter includes the start
 MOST_WORDS = 10
 
 
@@ -83,7 +84,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--clients", type=int, default=12, help="requests under way at a time (default: 12)")
+    parser.add_argument("--clients", type=int, default=12, help="concurrent requests (default: 12)")
     parser.add_argument("--prefill", type=int, default=2)
     parser.add_argument("--decode", type=int, default=2)
     parser.add_argument("--model", help="folder of the model (default: the default model)")
@@ -95,15 +96,17 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="S",
         help=f"stop one for {FROZEN_S:g} s every S seconds",
     )
-    parser.add_argument("--only", choices=sorted(KINDS), nargs="+", help="these kinds of requests alone")
+    parser.add_argument("--only", choices=sorted(KINDS), nargs="+", help="only these kinds of requests")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--most-growth", type=int, default=64, metavar="MIB", help="of one process (default: 64)")
+    parser.add_argument(
+        "--most-growth", type=int, default=64, metavar="MIB", help="allowed growth of one process (default: 64)"
+    )
     parser.add_argument("--up-flags", default="--kv-cache-memory 64MiB", help="more flags of `pdserve up`")
     return parser.parse_args(arguments)
 
 
 def holds(row: dict[str, Any], args: argparse.Namespace) -> dict[str, bool]:
-    """Tell for each promise whether it held."""
+    """Return for each promise whether it held."""
     grown = [one for lives in row["growth"].values() for one in lives]
     return {
         "every answer the same": not row["endings"].get(WRONG),
@@ -119,7 +122,7 @@ def holds(row: dict[str, Any], args: argparse.Namespace) -> dict[str, bool]:
 
 
 class Soak:
-    """One run. Owner of what was seen."""
+    """One run; owns its observations."""
 
     def __init__(self, args: argparse.Namespace, folder: RunFolder, url: str) -> None:
         self.args, self.folder, self.url = args, folder, url
@@ -131,7 +134,7 @@ class Soak:
         self.kills = self.freezes = 0
 
     async def run(self) -> dict[str, Any]:
-        """Ask for the time; then wait until it should be idle, and look."""
+        """Send requests until the time is over; then wait until the cluster should be idle, and check it."""
         until, started = time.monotonic() + 60 * self.args.minutes, time.monotonic()
         helpers = [asyncio.create_task(self.watch(until))]
         for every_s, fault in ((self.args.kill_every, self.kill), (self.args.freeze_every, self.freeze)):
@@ -140,8 +143,8 @@ class Soak:
         timeout = aiohttp.ClientTimeout(total=None)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(self.url, timeout=timeout, connector=connector) as session:
-            asker = Asker(session, await self.model(session), self.rng, DEADLINE_S)
-            await asyncio.gather(*(self.ask(asker, until) for _ in range(self.args.clients)))
+            client = SoakClient(session, await self.model(session), self.rng, DEADLINE_S)
+            await asyncio.gather(*(self.ask(client, until) for _ in range(self.args.clients)))
         seconds = time.monotonic() - started
         await asyncio.gather(*helpers)
         left = await self.idle()
@@ -152,23 +155,23 @@ class Soak:
         async with session.get("/v1/models") as response:
             return str((await response.json())["data"][0]["id"])
 
-    async def ask(self, asker: Asker, until: float) -> None:
-        """One client: the next request when the last one has ended."""
+    async def ask(self, client: SoakClient, until: float) -> None:
+        """Run one client, which sends its next request when the last one has ended."""
         kinds = self.args.only or list(KINDS)
         weights = [WEIGHTS[kind] for kind in kinds]
         while time.monotonic() < until:
-            self.note(await asker.ask(self.rng.choices(kinds, weights)[0]))
+            self.note(await client.ask(self.rng.choices(kinds, weights)[0]))
 
-    def note(self, ending: Ending) -> None:
-        """Count an ending; the words of the first that went wrong are kept."""
-        self.endings[ending.kind, ending.how] += 1
-        if ending.words and ending.how in (WRONG, UNENDED, TOLD):
-            line = f"{ending.kind} {ending.how}: {ending.words}"
+    def note(self, outcome: Outcome) -> None:
+        """Count an outcome; keep the messages of the first failures."""
+        self.endings[outcome.kind, outcome.how] += 1
+        if outcome.message and outcome.how in (WRONG, UNENDED, TOLD):
+            line = f"{outcome.kind} {outcome.how}: {outcome.message}"
             if len(self.words) < MOST_WORDS and line not in self.words:
                 self.words.append(line)
 
     async def watch(self, until: float) -> None:
-        """Look at the processes and say how it goes."""
+        """Take snapshots of the processes and print the progress."""
         while time.monotonic() < until:
             looks = await asyncio.to_thread(look, self.folder)
             for one in looks:
@@ -177,14 +180,14 @@ class Soak:
             by_how = Counter[str]()
             for (_, how), count in self.endings.items():
                 by_how[how] += count
-            said = ", ".join(f"{count} {how}" for how, count in by_how.items())
-            line = f"{max(0.0, until - time.monotonic()):5.0f} s left: {said or 'nothing ended yet'}; {total} MiB"
+            counts = ", ".join(f"{count} {how}" for how, count in by_how.items())
+            line = f"{max(0.0, until - time.monotonic()):5.0f} s left: {counts or 'nothing ended yet'}; {total} MiB"
             print(f"\r{line:<100}", end="", file=sys.stderr, flush=True)
             await asyncio.sleep(LOOK_S)
         print(file=sys.stderr)
 
     async def disturb(self, until: float, every_s: float, fault: Callable[[int], Awaitable[None]]) -> None:
-        """Do this to an instance now and then, while all of them serve; the last time with time left to come back."""
+        """Inject a fault into an instance every `every_s`, if all of them serve; the last with time left to recover."""
         while time.monotonic() + 2 * every_s < until:
             await asyncio.sleep(every_s)
             if not await asyncio.to_thread(all_living, self.client, self.args.prefill + self.args.decode):
@@ -200,7 +203,7 @@ class Soak:
         self.kills += 1
 
     async def freeze(self, pid: int) -> None:
-        """Stop a process for a while; one that was killed meanwhile is left alone."""
+        """Stop a process for FROZEN_S; ignore it if it was killed meanwhile."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
             self.freezes += 1
@@ -208,7 +211,7 @@ class Soak:
             os.kill(pid, signal.SIGCONT)
 
     async def idle(self) -> dict[str, float]:
-        """Return what is not given back once the cluster had time to."""
+        """Return the gauges that are not back at zero after the time allowed for it."""
         until, left = time.monotonic() + IDLE_S, {"no answer": 1.0}
         while left and time.monotonic() < until:
             await asyncio.sleep(0.5)
@@ -219,7 +222,7 @@ class Soak:
         return left
 
     def row(self, seconds: float, left: dict[str, float]) -> dict[str, Any]:
-        """Return what was seen."""
+        """Return the observations as one row."""
         endings, kinds = Counter[str](), dict[str, dict[str, int]]()
         for (kind, how), count in sorted(self.endings.items()):
             endings[how] += count

@@ -4,10 +4,10 @@
     python benchmarks/start.py --model MODEL --prefill 2 --decode 2
     python benchmarks/start.py --replace decode-0 prefill-0 --runs 3     also with --no-spare
 
-Each run starts a cluster, requests one token, and stops it. The stages come from the processes' own log lines, in
-seconds from the command's start; the slowest instance counts. With --replace each named instance is killed once the
+Each run starts a cluster, requests one token, and stops it. The stages are read from the processes' log lines, in
+seconds after the command's start; the slowest instance counts. With --replace each named instance is killed once the
 spare is warm; the phases are the supervisor's (docs/operations.md), with the CPU seconds of the new process in each,
-which other load does not change. JSON: one line a measurement with the machine's load, then the medians.
+which other load does not change. JSON: one line per measurement with the machine's load, then the medians.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument(
         "--replace", nargs="+", default=[], metavar="NAME", help="kill these and time their replacement"
     )
-    parser.add_argument("--no-spare", action="store_true", help="with --replace: by new processes")
+    parser.add_argument("--no-spare", action="store_true", help="with --replace: use new processes")
     args = parser.parse_args()
     flags = ["--prefill", str(args.prefill), "--decode", str(args.decode)]
     flags += ["--model", args.model] if args.model else []
@@ -91,7 +91,7 @@ def replaced(name: str, state: Path, *, is_warm: bool) -> dict[str, float]:
 
 
 def record(state: Path, name: str) -> dict[str, Any]:
-    """Return what the run folder says of a process."""
+    """Return the run folder's record of a process."""
     return next(one for one in json.loads(state.read_text())["processes"] if one["name"] == name)
 
 
@@ -114,7 +114,7 @@ def wait(condition: Callable[[], bool]) -> None:
 
 
 def measure(flags: Sequence[str]) -> dict[str, float]:
-    """Start a cluster, ask it once, stop it; return seconds from the start to each stage."""
+    """Start a cluster, send one request, stop it; return the seconds from the start to each stage."""
     with tempfile.TemporaryDirectory() as folder:
         env = {**os.environ, "PDSERVE_RUN_DIR": folder}
         began = time.time()
@@ -153,14 +153,14 @@ def stages(logs: Path, began: float) -> dict[str, float]:
 
 
 def ask() -> None:
-    """Ask for one token."""
+    """Request one token."""
     base = f"http://127.0.0.1:{PORT}/v1"
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(f"{base}/models", timeout=ANSWER_S) as reply:
+    proxyless = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with proxyless.open(f"{base}/models", timeout=ANSWER_S) as reply:
         model = json.load(reply)["data"][0]["id"]
     body = json.dumps({"model": model, "prompt": "The capital of France is", "max_tokens": 1}).encode()
     request = urllib.request.Request(f"{base}/completions", body, {"Content-Type": "application/json"})
-    with opener.open(request, timeout=ANSWER_S) as reply:
+    with proxyless.open(request, timeout=ANSWER_S) as reply:
         assert json.load(reply)["choices"], "an answer without choices"
 
 

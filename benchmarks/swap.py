@@ -1,6 +1,6 @@
-"""How long the engine stands while one sequence is put aside and brought back: `python -P benchmarks/swap.py`.
+"""How long preempting and restoring one sequence stops the engine: `python -P benchmarks/swap.py`.
 
-Blocks as of SmolLM2-135M in bf16 (30 layers, K and V of 3 heads of 64, 16 tokens), once neighbours and once scattered.
+Blocks of SmolLM2-135M in bf16 (30 layers, K and V of 3 heads of 64, 16 tokens), once adjacent and once scattered.
 """
 
 import argparse
@@ -16,7 +16,7 @@ TENSORS = tuple(KvTensor(layer, name, 3, 64, "bfloat16") for layer in range(30) 
 
 
 def main() -> None:
-    """Print milliseconds, the first time (when the area gets its memory) and the best of the others."""
+    """Print milliseconds: the first time, in which the swap area's memory is allocated, and the best of the others."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=7)

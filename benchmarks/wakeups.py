@@ -1,9 +1,9 @@
-"""What a lone message costs a process that only reads it: the floor of the front door's figures for one stream.
+"""The cost of single messages to a process that only reads them: the minimum for one stream in frontdoor.py.
 
     python benchmarks/wakeups.py
 
-A peer process sends a message of 300 bytes each 5 ms; ours reads it on uvloop and does nothing else, over gRPC (as the
-scheduler hears its instances) and from a plain socket. CPU is that of all threads of the reading process.
+A peer process sends a message of 300 bytes every 5 ms; ours only reads it on uvloop, over gRPC (like the scheduler from
+its instances) and from a plain socket. CPU is that of all threads of the reading process.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main() -> None:
             assert peer.stdout is not None
             seconds = uvloop.run(read(int(peer.stdout.readline())))
             peer.kill()
-        print(f"{kind:<7} {seconds / COUNT * 1e6:6.0f} us of CPU a message")
+        print(f"{kind:<7} {seconds / COUNT * 1e6:6.0f} us of CPU per message")
 
 
 async def _send_grpc() -> None:

@@ -1,4 +1,4 @@
-"""Chat with the official openai client, and with fields that OpenAI has not: pip install openai.
+"""Chat with the official openai client (pip install openai), and use fields that the OpenAI API lacks.
 
 python examples/openai_chat_client.py [--base-url http://localhost:9000/v1] [--api-key KEY] [--model NAME]
 """
@@ -9,15 +9,15 @@ from openai import OpenAI
 
 
 def main() -> None:
-    """Ask a question, stream an answer, and let the server hold an answer to a list of choices and to a schema."""
+    """Request an answer, stream one, and constrain two: to a list of choices, and to a JSON schema."""
     flags = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     flags.add_argument("--base-url", default="http://localhost:9000/v1")
-    flags.add_argument("--api-key", default="EMPTY", help="any text where the server asks for none")
-    flags.add_argument("--model", help="default: the first that the server lists")
-    told = flags.parse_args()
+    flags.add_argument("--api-key", default="EMPTY", help="any text if the server requires no key")
+    flags.add_argument("--model", help="default: the first model that the server lists")
+    args = flags.parse_args()
 
-    client = OpenAI(base_url=told.base_url, api_key=told.api_key)
-    model = told.model or client.models.list().data[0].id
+    client = OpenAI(base_url=args.base_url, api_key=args.api_key)
+    model = args.model or client.models.list().data[0].id
 
     answer = client.chat.completions.create(
         model=model,

@@ -1,4 +1,4 @@
-"""KV handed over between two processes that share a device, against a copy within it."""
+"""The hand-off of KV between two processes that share a device, compared with a copy within the device."""
 
 from collections.abc import Iterator
 from statistics import median
@@ -13,7 +13,7 @@ GOAL = 0.80
 
 
 def measure_hand_off(device: Device, limits: Limits, *, mib: int, rounds: int, judged: bool) -> Iterator[Row]:
-    """Yield rows by size with the digest off and on; what arrives is checked once. The goal is of the digest off."""
+    """Yield a row with the digest off, which has the goal, and one with it on; the bytes are checked once each."""
     transport = "shm" if device.traits.pools_on_host else "cuda_ipc"
     shape = shape_named("default")
     num_bytes = shape.tokens_of(mib * MIB) * shape.token_bytes

@@ -1,7 +1,7 @@
-"""What the layers of a decode step cost beside their attention: as transformers writes them, and by the device's ops.
+"""The cost of a decode step's layers without attention: as transformers writes them, and by the device's ops.
 
-Attention answers with a sum of its inputs, so that neither the pool nor its kernels are in the figures. Steps are
-replayed from graphs where the device captures them.
+Attention is replaced by a sum of its inputs, so the figures include neither the pool nor its kernels. Steps are
+replayed from graphs if the device captures them.
 """
 
 import gc
@@ -21,7 +21,7 @@ from engine.modules.check import SumAttention
 
 @torch.inference_mode()
 def measure_layers(shape: Shape, device: Device, limits: Limits, *, rounds: int) -> Iterator[Row]:
-    """Yield a row for each batch and way: how fast the weights of the layers and the head are read."""
+    """Yield a row for each implementation and batch: how fast the weights of the layers and the head are read."""
     register()
     network = make_network(shape, device, NAME)
     for who in ("transformers' layers", "pdserve"):
@@ -40,7 +40,7 @@ def measure_layers(shape: Shape, device: Device, limits: Limits, *, rounds: int)
 
 
 def _step(network: torch.nn.Module, device: Device, batch: int) -> Callable[[], None]:
-    """Return what runs a token of each of `batch` sequences."""
+    """Return a function that runs one token of each of `batch` sequences."""
     ids = torch.full((1, batch), 7, device=device.torch_device)
     positions = torch.full((1, batch), 40, device=device.torch_device)
 

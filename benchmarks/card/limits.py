@@ -1,4 +1,4 @@
-"""What the device can do at best: bytes copied within it, and one large product of matrices."""
+"""The limits of the device: bytes per second of a copy within it, and one large matrix product."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,14 @@ from benchmarks.card.rows import Row, seconds_of
 from devices.interface import Device
 
 H200_BYTES_S = 4.3e12
-"""Read and written together by a copy within an H200, as measured on one: the floor that decoding is held to."""
+"""Bytes read plus bytes written per second by a copy within an H200, as measured on one: the limit for decoding."""
 H200_OPERATIONS_S = 788e12
-"""Of bfloat16 products on an H200, as measured on one."""
+"""Operations per second of bfloat16 products on an H200, as measured on one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`name` says whose they are. `copied_bytes_s` counts the bytes that a copy moves, each once."""
+    """Limits of the device `name`. `copied_bytes_s` counts each byte that a copy moves once."""
 
     name: str
     read_bytes_s: float
@@ -40,5 +40,5 @@ def measure_limits(device: Device, *, tiny: bool, rounds: int) -> tuple[Limits, 
 
 
 def h200(measured: Limits) -> Limits:
-    """Return the limits that the goals are of; the copy is this run's own."""
+    """Return the H200's limits, on which the goals are based; the copy's figure is from this run."""
     return Limits("H200", H200_BYTES_S, H200_OPERATIONS_S, measured.copied_bytes_s)

@@ -26,7 +26,7 @@ def make_network(shape: Shape, device: Device, attention: str) -> torch.nn.Modul
 
 
 def make_model(shape: Shape, device: Device, *, most_rows: int) -> tuple[TorchModel, str]:
-    """Return the model with a pool for its steps, and how it attends. Graphs are for `most_rows`, 0 for none."""
+    """Return the model with a pool for its steps, and a note on its attention. `most_rows` 0: without graphs."""
     register()
     backend = make_backend("auto", device)
     block_size = device.traits.block_size
@@ -49,7 +49,7 @@ def make_model(shape: Shape, device: Device, *, most_rows: int) -> tuple[TorchMo
         network, info=info, memory=memory, backend=backend, keeps_logits=True,
         device=device, graph_rows=rows,
     )  # fmt: skip
-    for pool in model._pools:  # what a new pool holds may be no number
+    for pool in model._pools:  # a new pool's memory may contain NaN
         pool.keys.zero_()
         pool.values.zero_()
     note = str(getattr(backend, "note", type(backend).__name__))

@@ -1,4 +1,4 @@
-"""The parts of the GPU benchmark, one after the other; one that cannot run is a row that says why."""
+"""The parts of the GPU benchmark, one after the other; one that cannot run becomes a row with the reason."""
 
 import argparse
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from wire.errors import PdserveError
 
 
 def measure(args: argparse.Namespace, device: Device) -> Iterator[Row]:
-    """Yield the rows of the parts that were asked for."""
+    """Yield the rows of the selected parts."""
     tiny, rounds, judged = args.tiny, args.rounds, not args.tiny
     shapes = [TINY] if tiny else [SHAPES[name] for name in args.shapes]
     limits, rows = measure_limits(device, tiny=tiny, rounds=rounds)
@@ -48,5 +48,5 @@ def measure(args: argparse.Namespace, device: Device) -> Iterator[Row]:
     for part in args.parts:
         try:
             yield from parts[part]()
-        except (RuntimeError, OSError, PdserveError, SystemExit) as error:  # the other parts have figures all the same
+        except (RuntimeError, OSError, PdserveError, SystemExit) as error:  # the other parts still run
             yield Row(part, "", note=f"not measured: {' '.join(str(error).split())}")

@@ -1,4 +1,4 @@
-"""P and D on one device, as two processes, beside one combined instance on it: what the hop costs a client."""
+"""P and D on one device, as two processes, against one combined instance on it: the cost of the hop to a client."""
 
 import json
 import os
@@ -18,11 +18,11 @@ _POOL = {True: "64MiB", False: "8GiB"}
 
 
 def measure_pd(shape: Shape, device: Device, *, requests: int, tiny: bool) -> Iterator[Row]:
-    """Yield a row for each prompt length. Raises SystemExit, in words, where a side does not start."""
+    """Yield the rows of each prompt length. Raises SystemExit, with a message, if a side does not start."""
     lengths = [shape.prompt_tokens] if tiny else [512, shape.prompt_tokens]
     variable = device.traits.visible_variable
     if variable is not None:
-        os.environ.setdefault(variable, "0")  # every process on the same card
+        os.environ.setdefault(variable, "0")  # every process on the same device
     with tempfile.TemporaryDirectory(prefix="card-model-") as folder:
         write_model(shape, device, Path(folder))
         flags = f"--device {device.traits.kind} --kv-cache-memory {_POOL[tiny]}"
@@ -40,7 +40,7 @@ def measure_pd(shape: Shape, device: Device, *, requests: int, tiny: bool) -> It
 
 
 def write_model(shape: Shape, device: Device, folder: Path) -> None:
-    """Write the shape's weights and a tokenizer that has a word for each id."""
+    """Write the shape's weights and a tokenizer with one word for each id."""
     make_network(shape, device, "sdpa").save_pretrained(folder)  # type: ignore[operator]
     tokenizer = Tokenizer(models.WordLevel({f"w{number}": number for number in range(shape.vocab_size)}, "w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

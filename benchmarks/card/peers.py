@@ -1,4 +1,4 @@
-"""Who is measured beside our engine: vLLM where it imports, else transformers with torch's eager and SDPA attention."""
+"""Peers of our engine: vLLM if it can be imported, else transformers with torch's eager and SDPA attention."""
 
 import gc
 import importlib
@@ -23,7 +23,7 @@ from devices.interface import Device
 
 
 def measure_peers(shape: Shape, device: Device, limits: Limits, *, rounds: int) -> Iterator[Row]:
-    """Yield the rows of the peers that are here."""
+    """Yield the rows of the installed peers."""
     if importlib.util.find_spec("vllm") is not None and not device.traits.pools_on_host:
         yield from _measure_vllm(shape, limits, rounds)
         return
@@ -53,13 +53,13 @@ def _measure_transformers(
             network(input_ids=last, past_key_values=cache).logits.argmax(-1).tolist()
 
         seconds = seconds_of(decode, device.synchronize, rounds)
-        yield decode_row(shape, who, seconds, batch, limits, None, "the context grows by a token a round")
+        yield decode_row(shape, who, seconds, batch, limits, None, "the context grows by one token per round")
         del cache
         gc.collect()
 
 
 def _measure_vllm(shape: Shape, limits: Limits, rounds: int) -> Iterator[Row]:
-    """Yield vLLM's rows, by its LLM class over dummy weights; a decode step is the time of a token behind the first."""
+    """Yield vLLM's rows, by its LLM class with dummy weights; a decode step is the time per token after the first."""
     vllm: Any = importlib.import_module("vllm")
 
     note = f"vLLM {importlib.metadata.version('vllm')}, whole requests"

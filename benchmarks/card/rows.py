@@ -1,4 +1,4 @@
-"""One figure of the GPU benchmark beside the limit that it is a fraction of, and the table of them."""
+"""The figures of the GPU benchmark, each with its limit, and their table."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`value` in `unit`; `limit`, in the same unit, is what could be had at best; `goal` a fraction of it."""
+    """`value` in `unit`; `limit`, in the same unit, is the best possible value; `goal` is a fraction of it."""
 
     measure: str
     who: str
@@ -22,20 +22,20 @@ class Row:
 
     @property
     def fraction(self) -> float | None:
-        """How much of the limit was reached."""
+        """The fraction of the limit that was reached."""
         return None if self.value is None or not self.limit else self.value / self.limit
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal was reached, None where there is none."""
+        """Whether the goal was reached; None without a goal."""
         return None if self.goal is None or self.fraction is None else self.fraction >= self.goal
 
     def document(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the row for JSON."""
         return {**asdict(self), "fraction": self.fraction, "met": self.met}
 
     def cells(self) -> tuple[str, ...]:
-        """Return it as a table shows it."""
+        """Return the cells of the table."""
         value = "" if self.value is None else f"{self.value:,.4g} {self.unit}"
         limit = "" if not self.limit else f"{self.limit:,.4g} {self.unit}, {self.limit_name}"
         fraction = "" if self.fraction is None else f"{self.fraction:.0%}"
@@ -54,7 +54,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def seconds_of(run: Callable[[], object], wait: Callable[[], object], rounds: int, *, warm_ups: int = 2) -> float:
-    """Return the median seconds of a call whose work is over when `wait` returns."""
+    """Return the median seconds of a call whose work is complete when `wait` returns."""
     times = []
     for number in range(warm_ups + rounds):
         wait()

@@ -1,7 +1,7 @@
-"""The models that are measured: shapes of the Llama family with random weights, and the least that a step of one does.
+"""The measured models: shapes of the Llama family with random weights, and the minimal work of one step.
 
-weights read  | every matrix once but the embedding's, of which a step looks up a few rows
-floating ops  | two for each weight of a matrix and token, and four for each query, key it sees, head and number
+weights read  | every matrix once except the embedding's, of which a step reads a few rows
+floating ops  | two per matrix weight and token, and four per query, key that it attends to, head and head dimension
 """
 
 from dataclasses import dataclass
@@ -48,12 +48,12 @@ class Shape:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.itemsize
 
     def decode_bytes(self, batch: int) -> int:
-        """Return what a step of `batch` sequences reads at least: weights, and each one's KV."""
+        """Return the least bytes that a step of `batch` sequences reads: weights, and the KV of each sequence."""
         weights = (self.layer_weights + self.head_weights) * self.itemsize
         return weights + batch * (self.context + 1) * self.kv_token_bytes
 
     def prefill_operations(self) -> int:
-        """Return the floating point operations of all prompts, whose last rows alone go through the head."""
+        """Return the floating point operations of all prompts; only their last rows are multiplied by the head."""
         tokens = self.prompts * self.prompt_tokens
         seen = self.prompts * self.prompt_tokens * (self.prompt_tokens + 1) // 2
         attended = 4 * seen * self.num_layers * self.num_heads * self.head_dim

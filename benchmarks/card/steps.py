@@ -1,4 +1,4 @@
-"""Our engine's steps, timed: decoding behind a context, and prompts prefilled at once."""
+"""Timings of our engine's steps: decoding after a context, and prefill of several prompts at once."""
 
 import gc
 from collections import deque
@@ -20,7 +20,7 @@ _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 def measure_steps(shape: Shape, device: Device, limits: Limits, *, rounds: int, judged: bool) -> Iterator[Row]:
-    """Yield the rows of one shape, with graphs and, where there are any, without. Goals count where `judged`."""
+    """Yield the rows of one shape, with graphs if the device captures them, and without. Goals apply if `judged`."""
     for most_rows in (max(shape.batches), 0) if device.captures_graphs else (0,):
         model, how = make_model(shape, device, most_rows=most_rows)
         is_best = most_rows > 0 or not device.captures_graphs
@@ -34,13 +34,13 @@ def measure_steps(shape: Shape, device: Device, limits: Limits, *, rounds: int, 
             yield prefill_row(shape, "pdserve", _prefill_s(model, shape, device, rounds), limits, goal, how)
         model.close()
         del model
-        gc.collect()  # the network's modules know each other
+        gc.collect()  # the network's modules form reference cycles
 
 
 def decode_row(
     shape: Shape, who: str, seconds: float, batch: int, limits: Limits, goal: float | None, note: str
 ) -> Row:  # fmt: skip
-    """Return the row of a decode step: how fast what it must read was read."""
+    """Return the row of a decode step: the least bytes it must read, per second."""
     step, tokens_s = f"step {seconds * 1e3:.3g} ms", f"{batch / seconds:,.0f} tokens/s"
     return Row(
         f"{shape.name} decode, batch {batch}, context {shape.context}", who, shape.decode_bytes(batch) / seconds / 1e9,
@@ -51,7 +51,7 @@ def decode_row(
 def prefill_row(
     shape: Shape, who: str, seconds: float, limits: Limits, goal: float | None, note: str
 ) -> Row:  # fmt: skip
-    """Return the row of a prefill: how fast its products were."""
+    """Return the row of a prefill: its operations per second."""
     tokens_s = f"{shape.prompts * shape.prompt_tokens / seconds:,.0f} tokens/s"
     return Row(
         f"{shape.name} prefill, {shape.prompts} x {shape.prompt_tokens}", who,
@@ -61,9 +61,9 @@ def prefill_row(
 
 
 def _decode_s(model: TorchModel, shape: Shape, device: Device, batch: int, rounds: int, steps: int) -> float:
-    """Return the seconds of a step among `steps`; all sequences are `context` tokens long and stay so.
+    """Return the mean seconds of `steps` steps; all sequences stay `context` tokens long.
 
-    Where the model runs ahead each is launched before the one before it is collected, as the engine does.
+    If the model runs ahead, each step is launched before the previous one is collected, as in the engine.
     """
     tables = _tables(model, batch, shape.context + 1)
     parts = tuple(BatchSequence(shape.context, 1, table) for table in tables)
@@ -92,6 +92,6 @@ def _prefill_s(model: TorchModel, shape: Shape, device: Device, rounds: int) -> 
 
 
 def _tables(model: TorchModel, num_sequences: int, num_tokens: int) -> list[tuple[int, ...]]:
-    """Deal blocks in turn, so that no sequence's lie together."""
+    """Assign blocks in turn, so that no sequence has adjacent ones."""
     count = model.info.layout.num_blocks_for(num_tokens)
     return [tuple(range(first, num_sequences * count, num_sequences)) for first in range(num_sequences)]

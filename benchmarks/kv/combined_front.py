@@ -1,8 +1,8 @@
-"""A scheduler in front of one combined instance, each a process of its own, as P and D have theirs in a cluster.
+"""A scheduler and one combined instance in separate processes, like the scheduler, P and D of a cluster.
 
     python benchmarks/kv/combined_front.py --instance 127.0.0.1:9102 --port 9101 [flags of pdserve serve]
 
-`pdserve serve` runs both in one process, so its front door would share the engine's core and the comparison be unfair.
+`pdserve serve` runs both in one process: its scheduler would share the engine's core, an unfair comparison.
 """
 
 import argparse

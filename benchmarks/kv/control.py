@@ -18,11 +18,11 @@ _SHOWN_ERROR = 600
 
 
 class Child:
-    """A process of this benchmark that answers each JSON line with one; the parent's handle and owner."""
+    """The parent's handle of a benchmark process that answers each JSON line with one; owns the process."""
 
     def __init__(self, command: Sequence[str], *, env: dict[str, str] | None = None) -> None:
-        """Start it and wait for its first line. What it writes to standard error shows only where it fails."""
-        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  ours until close
+        """Start it and wait for its first line. Its standard error is shown only if it fails."""
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  open until close()
         self._process = subprocess.Popen(
             list(command),
             cwd=ROOT,
@@ -33,7 +33,7 @@ class Child:
             text=True,
         )
         try:
-            self.told = self._hear()
+            self.ready = self._read()
         except BaseException:
             self.close()
             raise
@@ -45,17 +45,17 @@ class Child:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def ask(self, **command: Any) -> dict[str, Any]:
-        """Send a command and return its answer. Raises RuntimeError with what the child said, or that it ended."""
+        """Send a command and return its answer. Raises RuntimeError with the child's error, or if it ended."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(command) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
             raise self._ended() from error
-        return self._hear()
+        return self._read()
 
     def close(self) -> None:
-        """End the child: close its input, then its life if that does not do it."""
+        """End the child: close its input, and kill it if that does not end it."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -67,8 +67,8 @@ class Child:
         self._process.stdout.close()
         self._errors.close()
 
-    def _hear(self) -> dict[str, Any]:
-        """Read the next JSON line, past what libraries print. A child that says nothing for minutes is killed."""
+    def _read(self) -> dict[str, Any]:
+        """Read the next JSON line and skip the output of libraries. A child without an answer for minutes is killed."""
         assert self._process.stdout is not None
         watch = threading.Timer(ANSWER_S, self._process.kill)
         watch.start()
@@ -90,12 +90,12 @@ class Child:
 
 
 def python_child(module: str, *arguments: str) -> Child:
-    """Start `benchmarks/kv/MODULE.py` as a child of its own."""
+    """Start `benchmarks/kv/MODULE.py` as a child process."""
     return Child([sys.executable, str(ROOT / "benchmarks" / "kv" / f"{module}.py"), *arguments])
 
 
 def serve_stdin(handle: Callable[[dict[str, Any]], dict[str, Any]], **ready: Any) -> None:
-    """Say that this child is ready and answer the parent until it closes the pipe; an error is an answer too."""
+    """Report this child ready and answer the parent until it closes the pipe; errors are sent as answers."""
     print(json.dumps({"ready": True, **ready}), flush=True)
     for line in sys.stdin:
         try:
@@ -116,9 +116,9 @@ class Server(Protocol):
 
 
 def run_child(make: Callable[[dict[str, Any]], Server], *, about: str | None, fields: str) -> None:
-    """Run what `make` makes of the argument, JSON with these fields, on the core it names, till the parent ends it.
+    """Run the server that `make` builds from the argument, JSON with these fields, until the parent ends it.
 
-    What cannot be made is one line for the parent.
+    It runs on the core that the argument names. If `make` fails, the parent gets the error as one line.
     """
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("config", help=f"JSON: {fields}")
@@ -134,20 +134,20 @@ def run_child(make: Callable[[dict[str, Any]], Server], *, about: str | None, fi
     server.close()
 
 
-class Door:
-    """A Unix socket whose every connection is answered line by line on a thread of its own."""
+class LineServer:
+    """A Unix socket on which each connection is answered line by line by its own thread."""
 
     def __init__(self, path: str, handle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         self._handle = handle
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(path)
         self._socket.listen(64)
-        threading.Thread(target=self._accept, name="door", daemon=True).start()
+        threading.Thread(target=self._accept, name="line-accept", daemon=True).start()
 
     def _accept(self) -> None:
         while True:
             connection, _ = self._socket.accept()
-            threading.Thread(target=self._serve, args=(connection,), name="door-in", daemon=True).start()
+            threading.Thread(target=self._serve, args=(connection,), name="line-serve", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, connection.makefile("rw", encoding="utf-8") as lines:
@@ -156,8 +156,8 @@ class Door:
                 lines.flush()
 
 
-class Caller:
-    """P's connection to one D's door."""
+class LineClient:
+    """P's connection to the socket of one D."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

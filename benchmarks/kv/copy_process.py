@@ -1,4 +1,4 @@
-"""The floor: one thread copies as many bytes from one pool's memory into another's, both sealed memfds, touched."""
+"""The reference: one thread copies as many bytes from one pool's memory to another's, both sealed memfds, touched."""
 
 import sys
 import time
@@ -13,7 +13,7 @@ from wire.kv_layout import KvTensor, PoolLayout
 
 
 def main() -> None:
-    """Copy the bytes each command names; the argument is the size of the largest."""
+    """Copy as many bytes as each command says; the argument is the size of the largest copy."""
     num_bytes = int(sys.argv[1])
     layout = PoolLayout([KvTensor(0, "k", 1, 2048, "bfloat16")], num_blocks=-(-num_bytes // 65536), block_size=16)
     source, target = touched_pool(layout), touched_pool(layout)

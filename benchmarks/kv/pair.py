@@ -1,4 +1,4 @@
-"""Our own contestants: P and D processes with real pools, one pair or several of each."""
+"""Our contestants: P and D processes with real pools, one or several of each."""
 
 import json
 import os
@@ -20,12 +20,12 @@ class Ours:
         self, transport: str, shape: Shape, num_blocks: int, *, digest: bool = True, num_p: int = 1, num_d: int = 1,
         profile: bool = False, device: str = "cpu",
     ) -> None:  # fmt: skip
-        """Start all, their pools on `device`. Raises RuntimeError with a child's own words."""
+        """Start all, with pools on `device`. Raises RuntimeError with a child's error."""
         self.name = f"{transport}, digest {'on' if digest else 'off'}"
         self._shape = shape
         self._stack = ExitStack()
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="kv-bench-"))
-        doors = [f"{folder}/d{i}" for i in range(num_d)]
+        sockets = [f"{folder}/d{i}" for i in range(num_d)]
         common = {
             "shape": shape.name, "num_blocks": num_blocks, "transport": transport, "digest": digest, "profile": profile,
             "device": device,
@@ -33,15 +33,15 @@ class Ours:
         try:
             self.decodes = [
                 self._start(
-                    "receiver_process", {**common, "name": f"d{i}", "door": door, "core": self._core(i, num_d, 1)}
+                    "receiver_process", {**common, "name": f"d{i}", "socket": socket, "core": self._core(i, num_d, 1)}
                 )
-                for i, door in enumerate(doors)
+                for i, socket in enumerate(sockets)
             ]
-            # P i begins with D i, so that the prompts of all are spread
+            # P i begins with D i, to spread the prompts of all
             self.prefills = [
                 self._start(
                     "sender_process",
-                    {**common, "name": f"p{i}", "doors": doors[i:] + doors[:i], "core": self._core(i, num_p, 0)},
+                    {**common, "name": f"p{i}", "sockets": sockets[i:] + sockets[:i], "core": self._core(i, num_p, 0)},
                 )
                 for i in range(num_p)
             ]
@@ -51,12 +51,12 @@ class Ours:
 
     @staticmethod
     def _core(number: int, of: int, half: int) -> int | None:
-        """Give P one core and D another, as `pdserve up` does; several share none of their own."""
+        """Return a core for P or for D, as `pdserve up` does; None for several of them."""
         cores = sorted(os.sched_getaffinity(0))
         return cores[half] if of == 1 and number == 0 and len(cores) > 1 else None
 
     def move(self, num_bytes: int, *, verify: bool = False, chunk: int | None = None, scattered: bool = False) -> float:
-        """Return the seconds of one hand-off of the tokens that make up so many bytes, first put to ack."""
+        """Return the seconds of one hand-off of at least `num_bytes`, first put to ack."""
         tokens = self._shape.tokens_of(num_bytes)
         if verify:
             self.decodes[0].ask(op="clear")
@@ -66,11 +66,11 @@ class Ours:
         return float(took["seconds"])
 
     def hand(self, **how: Any) -> dict[str, Any]:
-        """Hand over as sender_process.Prefill.hand says."""
+        """Make hand-offs; arguments and result are those of sender_process.Prefill.hand."""
         return self.prefills[0].ask(op="hand", **how)
 
     def verify(self, tokens: int, *, scattered: bool = False, first: int = 0) -> None:
-        """Raise RuntimeError unless D's blocks hold what P's do."""
+        """Raise RuntimeError unless D's blocks equal P's."""
         where = {"tokens": tokens, "scattered": scattered, "first": first}
         sent = self.prefills[0].ask(op="digest", **where)["digest"]
         here = self.decodes[0].ask(op="digest", **where)["digest"]
@@ -78,7 +78,7 @@ class Ours:
             raise RuntimeError(f"{self.name}: {tokens} tokens arrived as {here}, {sent} was sent")
 
     def stream(self, tokens: int, chunk: int, window: int, seconds: float) -> float:
-        """Let every P hand over for so long, all at once; return bytes a second of all together."""
+        """Let all P make hand-offs at once for so many seconds; return their bytes per second in total."""
         order = {"op": "stream", "tokens": tokens, "chunk": chunk, "window": window, "seconds": seconds}
         with ThreadPoolExecutor(len(self.prefills)) as pool:
             answers = list(pool.map(lambda prefill: prefill.ask(**order), self.prefills))

@@ -1,11 +1,11 @@
-"""Ratios of ours against ours: scattered pools, many hand-offs at once, many pairs; and the whole small hand-off."""
+"""Our hand-offs compared with each other: scattered pools, many at once, many pairs; and small complete hand-offs."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
 from statistics import median
 
 from benchmarks.kv.pair import Ours
-from benchmarks.kv.rounds import Cache, in_turn, ratio_of, say
+from benchmarks.kv.rounds import Cache, in_turn, print_progress, ratio_of
 from benchmarks.kv.shapes import BLOCK_SIZE, MIB, Shape, shape_named
 from benchmarks.kv.speed import CHUNK, both_modes
 from benchmarks.kv.table import Row
@@ -19,10 +19,10 @@ POOL_BYTES = {"fake": 16 * MIB, "default": 1024 * MIB}
 
 
 def measure_scattered(transport: str, blocks: int, rounds: int, cache: Cache) -> Iterator[Row]:
-    """Compare a prompt in blocks of which none is its predecessor's neighbour, on both sides, with one in a row."""
+    """Compare a prompt in blocks that are never adjacent, on both sides, with one in contiguous blocks."""
     shape = shape_named("default")
     num_bytes = blocks * BLOCK_SIZE * shape.token_bytes
-    say(f"{transport}: {blocks} single blocks, {num_bytes // MIB} MiB, against one run")
+    print_progress(f"{transport}: {blocks} single blocks, {num_bytes // MIB} MiB, against one run")
     with both_modes(transport, num_bytes) as ours:
         for on, pair in ours.items():
             for chunk, put in ((None, "a layer at a time"), (CHUNK, f"chunks of {CHUNK}")):
@@ -41,12 +41,12 @@ def measure_scattered(transport: str, blocks: int, rounds: int, cache: Cache) ->
 
 
 def measure_many(transport: str, mib: int, rounds: int, cache: Cache) -> Iterator[Row]:
-    """Compare 64 hand-offs under way at once with one of as many bytes."""
+    """Compare 64 concurrent hand-offs with one of as many bytes."""
     shape = shape_named("default")
     stride = -(-shape.tokens_of(mib * MIB) // BLOCK_SIZE)
     each = stride * BLOCK_SIZE
     num_bytes = MANY * each * shape.token_bytes
-    say(f"{transport}: {MANY} hand-offs of {mib} MiB at once against one of {num_bytes // MIB} MiB")
+    print_progress(f"{transport}: {MANY} hand-offs of {mib} MiB at once against one of {num_bytes // MIB} MiB")
     with both_modes(transport, num_bytes) as ours:
         for on, pair in ours.items():
 
@@ -69,11 +69,11 @@ def measure_many(transport: str, mib: int, rounds: int, cache: Cache) -> Iterato
 
 
 def measure_small(transport: str, hand_offs: int, pool_bytes: int | None) -> Iterator[Row]:
-    """Time a 64-token prompt from asking D for the ticket to the ack, one at a time."""
+    """Time a 64-token prompt from the request for D's ticket to the ack, one at a time."""
     for name in ("fake", "default"):
         shape = shape_named(name)
         blocks = (pool_bytes or POOL_BYTES[name]) // (shape.token_bytes * BLOCK_SIZE)
-        say(f"{transport}: {hand_offs} prompts of {SMALL_TOKENS} tokens, {name} pool")
+        print_progress(f"{transport}: {hand_offs} prompts of {SMALL_TOKENS} tokens, {name} pool")
         with Ours(transport, shape, blocks) as pair:
             per_prompt = SMALL_TOKENS // BLOCK_SIZE
             pair.move(SMALL_TOKENS * shape.token_bytes, verify=True)
@@ -87,11 +87,11 @@ def measure_small(transport: str, hand_offs: int, pool_bytes: int | None) -> Ite
 
 
 def measure_pairs(transport: str, rounds: int, seconds: float, pool_bytes: int | None) -> Iterator[Row]:
-    """Compare what 4 P and 4 D, every P to every D, move together with what one pair moves, on the same cores."""
+    """Compare the total rate of 4 P and 4 D, every P to every D, with that of one pair, on the same cores."""
     for name in ("fake", "default"):
         shape = shape_named(name)
         blocks = _pool_blocks(shape, pool_bytes or min(POOL_BYTES[name], 128 * MIB))
-        say(f"{transport}: {PAIRS} P x {PAIRS} D against one pair, {name} pool")
+        print_progress(f"{transport}: {PAIRS} P x {PAIRS} D against one pair, {name} pool")
         with ExitStack() as stack:
             one = stack.enter_context(Ours(transport, shape, blocks))
             four = stack.enter_context(Ours(transport, shape, blocks, num_p=PAIRS, num_d=PAIRS))
@@ -101,11 +101,11 @@ def measure_pairs(transport: str, rounds: int, seconds: float, pool_bytes: int |
                 for group in (one, four) if number % 2 else (four, one):
                     before, lasts = group.cpu_s, seconds if number else seconds / 4
                     rate = group.stream(CHUNK, CHUNK, WINDOW, lasts)
-                    if number:  # the first round makes the links
+                    if number:  # the first round opens the links
                         rates[group].append(rate)
                         costs[group].append((group.cpu_s - before) * CHUNK * shape.token_bytes / (rate * lasts))
         cost_ms = [1e3 * median(costs[group]) for group in (one, four)]
-        say("CPU of a hand-off: {:.2f} ms for one pair, {:.2f} ms for all".format(*cost_ms))
+        print_progress("CPU of a hand-off: {:.2f} ms for one pair, {:.2f} ms for all".format(*cost_ms))
         yield Row(
             f"{transport}, {PAIRS} P x {PAIRS} D, prompts of {CHUNK} tokens, {name} pool",
             "MB/s", median(rates[four]) / 1e6, "one pair", median(rates[one]) / 1e6,

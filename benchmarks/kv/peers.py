@@ -1,6 +1,6 @@
-"""The peers of benchmarks/peers/ as contestants: each moves so many bytes when asked and tells the seconds.
+"""The peers of benchmarks/peers/ as contestants: each moves a number of bytes on request and returns the seconds.
 
-A peer that is not measured just now is stopped (SIGSTOP): UCX polls, and would take a core from whoever is.
+A peer that is not being measured is stopped (SIGSTOP): UCX polls, and would take a core from the measured one.
 """
 
 import json
@@ -20,25 +20,25 @@ _IPERF_S = 60.0
 
 
 class Contestant(Protocol):
-    """Who moves bytes when asked."""
+    """A process that moves bytes on request."""
 
     name: str
 
     def move(self, num_bytes: int, *, verify: bool = False) -> float:
-        """Return the seconds it took."""
+        """Return the seconds of the move."""
         ...
 
     def close(self) -> None:
-        """Release what was started."""
+        """Stop all processes."""
         ...
 
 
 class Missing(Exception):
-    """A peer is not installed here; says which and how to get it."""
+    """A peer is not installed; the message has its name and the command to install it."""
 
 
 class Copy:
-    """A plain copy by one thread, in a process of its own."""
+    """A plain copy by one thread, in a separate process."""
 
     name = "plain copy"
 
@@ -80,12 +80,12 @@ class PeerProcess:
         self._child.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        for pid in self._child.told["pids"]:
+        for pid in self._child.ready["pids"]:
             os.kill(pid, number)
 
 
 class Iperf:
-    """iperf3 over loopback, one stream, its own defaults, one second a round: its bandwidth does not hang on a size."""
+    """iperf3 over loopback, one stream, its defaults, one second per round: its bandwidth does not depend on a size."""
 
     name = "iperf3, one stream"
 
@@ -100,7 +100,7 @@ class Iperf:
         )  # fmt: skip
 
     def move(self, num_bytes: int, *, verify: bool = False) -> float:
-        """Return the seconds so many bytes take at the bandwidth that the receiver saw."""
+        """Return the seconds that so many bytes take at the receiver's bandwidth."""
         command = [
             self._program,
             "-c",
@@ -141,13 +141,13 @@ def mooncake(max_bytes: int) -> PeerProcess:
 
 
 def peers_home() -> Path:
-    """Return where benchmarks/peers/setup puts the peers."""
+    """Return the folder in which benchmarks/peers/setup installs the peers."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get("PEERS_HOME") or cache / "pdserve-peers")
 
 
 def checked(name: str, answer: Mapping[str, object], *, verify: bool) -> float:
-    """Return the seconds of an answer. Raises RuntimeError where the bytes were to be verified and were not."""
+    """Return the seconds of an answer. Raises RuntimeError if they should be verified and were not."""
     if verify and answer["verified"] is not True:
         raise RuntimeError(f"{name} moved other bytes than it was given")
     seconds = answer["seconds"]

@@ -1,4 +1,4 @@
-"""A pool with every page touched and bytes that can be told apart, and the digest that a moved prompt must have."""
+"""A pool with every page touched and distinguishable bytes, and the digest that a moved prompt must have."""
 
 import random
 from typing import Any
@@ -14,7 +14,7 @@ _page = random.Random(3).randbytes(_PAGE_BYTES - 8)
 
 
 def touched_pool(layout: PoolLayout, device: str = "cpu") -> Memory:
-    """Return a pool of zeros, on a device of this kind, whose memory is there already."""
+    """Return a pool of zeros on a device of this kind, with all its memory allocated."""
     opened = find_kind(device).open()
     opened.activate()
     pool = opened.make_pool(layout)
@@ -32,7 +32,7 @@ def fill(pool: Memory, seed: int | None) -> None:
 
     pages = bytearray(tensor.numel())
     _write_pages(memoryview(pages), seed)
-    tensor.copy_(torch.frombuffer(pages, dtype=torch.uint8))  # it has ended on return
+    tensor.copy_(torch.frombuffer(pages, dtype=torch.uint8))  # synchronous
 
 
 def _write_pages(buffer: memoryview, seed: int | None) -> None:
@@ -45,7 +45,7 @@ def _write_pages(buffer: memoryview, seed: int | None) -> None:
 
 
 def expected_digest(pool: Memory, blocks: tuple[int, ...], num_tokens: int) -> str:
-    """Return xxh3-128 of the prompt's tokens in these blocks, tensor after tensor, apart from kvtransfer's own code."""
+    """Return xxh3-128 of the prompt's tokens in these blocks, tensor after tensor, without kvtransfer's code."""
     hasher, tensor_of_bytes = xxhash.xxh3_128(), getattr(pool, "tensor", None)
     buffer: Any = pool.buffer if tensor_of_bytes is None else memoryview(tensor_of_bytes.cpu().numpy())
     for tensor in range(len(pool.layout.tensors)):

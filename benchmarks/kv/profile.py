@@ -1,11 +1,11 @@
-"""Where the time of hand-offs goes on both sides, as text: phases on P, threads' places and CPU seconds on P and D."""
+"""Text profiles of hand-offs on both sides: phases on P, code locations and CPU seconds of threads on P and D."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from benchmarks.kv.pair import Ours, medians_of
-from benchmarks.kv.rounds import say
+from benchmarks.kv.rounds import print_progress
 from benchmarks.kv.shapes import BLOCK_SIZE, MIB, shape_named
 from benchmarks.kv.speed import CHUNK, Load, loads, start_ours
 
@@ -17,17 +17,17 @@ _PHASES = {
 }
 
 
-_IDLE = ("door", "kv-accept", "kv-sweep")  # they wait all the time
+_IDLE = ("line-accept", "kv-accept", "kv-sweep")  # always waiting
 
 
 def profile_loads(transport: str, sizes_mib: Sequence[int], rounds: int, least_bytes: int) -> Iterator[str]:
-    """Yield the lines for each load, moved until `least_bytes` crossed. Sampling slows: shares count, not times."""
+    """Yield the lines for each load, repeated up to `least_bytes`. Sampling is slow: use shares, not times."""
     shape, work = shape_named("default"), loads(sizes_mib)
     with ExitStack() as stack:
         ours = start_ours(stack, transport, max(load.num_bytes for load in work), profile=True)
         for pair in ours.values():
             for load in work:
-                say(f"profile of {pair.name}, {load.name}")
+                print_progress(f"profile of {pair.name}, {load.name}")
                 tokens = shape.tokens_of(load.num_bytes)
                 yield from _profile(pair, load, tokens, max(rounds, least_bytes // load.num_bytes))
 
@@ -36,7 +36,7 @@ def profile_small(transport: str, hand_offs: int) -> Iterator[str]:
     """Yield the lines for 64-token prompts of the fake pool."""
     shape = shape_named("fake")
     with Ours(transport, shape, 16 * MIB // (shape.token_bytes * BLOCK_SIZE), profile=True) as pair:
-        say(f"profile of {pair.name}, 64 tokens of the fake pool")
+        print_progress(f"profile of {pair.name}, 64 tokens of the fake pool")
         yield from _profile(pair, Load("64 tokens, fake pool", 64 * shape.token_bytes, CHUNK), 64, hand_offs)
 
 
@@ -44,7 +44,7 @@ def _profile(pair: Ours, load: Load, tokens: int, times: int) -> Iterator[str]:
     pair.hand(tokens=tokens, chunk=load.chunk or tokens)
     sides = {"P": pair.prefills[0], "D": pair.decodes[0]}
     for side in sides.values():
-        side.ask(op="profile")  # what was until now is forgotten
+        side.ask(op="profile")  # discards the samples so far
     took = medians_of([pair.hand(tokens=tokens, chunk=load.chunk or tokens) for _ in range(times)])
     yield f"\n## {pair.name}, {load.name}, {times} times: {1e3 * took['total_s']:.2f} ms reserve to ack"
     yield "   " + ", ".join(f"{words} {1e3 * took[key]:.2f} ms" for key, words in _PHASES.items())

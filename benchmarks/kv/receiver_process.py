@@ -1,4 +1,4 @@
-"""The benchmark's D: one pool and one KvReceiver; P asks it for tickets over a Unix socket, the parent steers it."""
+"""The benchmark's D: one pool and one KvReceiver; P gets tickets over a Unix socket, the parent controls it."""
 
 import secrets
 import sys
@@ -9,7 +9,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.kv.control import Door, run_child
+from benchmarks.kv.control import LineServer, run_child
 from benchmarks.kv.pool import expected_digest, fill, touched_pool
 from benchmarks.kv.sampling import Sampler
 from benchmarks.kv.shapes import block_table, shape_named
@@ -17,7 +17,7 @@ from kvtransfer.receiver import KvReceiver
 
 
 class Decode:
-    """Owner of the pool and the receiver; which blocks a hand-off takes is told by who asks."""
+    """Owner of the pool and the receiver; P's reservation names the blocks of a hand-off."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         shape = shape_named(config["shape"])
@@ -29,7 +29,7 @@ class Decode:
             self._pool, instance_id=config["name"], epoch=secrets.randbits(60) + 1, host="127.0.0.1",
             transports=(config["transport"],), events=self, digests=config["digest"],
         )  # fmt: skip
-        Door(config["door"], self.handle)
+        LineServer(config["socket"], self.handle)
 
     def handle(self, command: dict[str, Any]) -> dict[str, Any]:
         """Answer P or the parent."""
@@ -53,10 +53,10 @@ class Decode:
         raise ValueError(f"no command {command['op']!r}")
 
     def committed(self, ticket_id: str, description: bytes, block_ids: tuple[int, ...], kv_bytes: int) -> None:
-        """The blocks are the benchmark's own: nothing to admit."""
+        """Do nothing: the benchmark admits no sequence."""
 
     def ended(self, ticket_id: str, block_ids: tuple[int, ...], reason: str) -> None:
-        """Keep the reason: P's hand-off fails and asks."""
+        """Keep the reason for the command `ends`."""
         self._ends.append(reason)
 
     def close(self) -> None:
@@ -69,4 +69,4 @@ class Decode:
 
 
 if __name__ == "__main__":
-    run_child(Decode, about=__doc__, fields="name, shape, num_blocks, transport, digest, door, profile, device, core")
+    run_child(Decode, about=__doc__, fields="name, shape, num_blocks, transport, digest, socket, profile, device, core")

@@ -1,4 +1,4 @@
-"""Contestants measured in turn, round by round, cold: what disturbs the machine disturbs all of them."""
+"""Contestants measured in turn, round by round, on cold caches, so that other load disturbs all alike."""
 
 import ctypes
 import sys
@@ -10,7 +10,7 @@ _MOST_EVICTED = 512 << 20
 
 
 class Cache:
-    """Owner of memory larger than the last-level cache; writing it puts everything else out."""
+    """Owner of memory larger than the last-level cache; writing it evicts everything else."""
 
     def __init__(self, most_bytes: int = _MOST_EVICTED) -> None:
         self._size = min(most_bytes, 2 * _cache_bytes())
@@ -24,7 +24,7 @@ class Cache:
 
 
 def in_turn(contestants: Mapping[str, Callable[[], float]], rounds: int, cache: Cache) -> dict[str, list[float]]:
-    """Return each contestant's figure of every round, each measured on cold caches; the first to go changes."""
+    """Return each contestant's figure of every round, each measured on cold caches; the order rotates."""
     figures: dict[str, list[float]] = {name: [] for name in contestants}
     names = list(contestants)
     for number in range(rounds):
@@ -39,7 +39,7 @@ def ratio_of(ours: list[float], theirs: list[float]) -> float:
     return median(b / a for a, b in zip(ours, theirs, strict=True))
 
 
-def say(text: str) -> None:
+def print_progress(text: str) -> None:
     """Write a progress line."""
     print(f"kv_transfer: {text}", file=sys.stderr, flush=True)
 

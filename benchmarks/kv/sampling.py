@@ -1,4 +1,4 @@
-"""Where a process spends its time: every thread's place, sampled; and its CPU seconds in user code and the kernel."""
+"""A sampling profile of a process: code locations of every thread, and CPU seconds in user code and the kernel."""
 
 import os
 import sys
@@ -17,9 +17,9 @@ _SHOWN = 14
 
 
 class Sampler:
-    """Owns a thread that notes, each millisecond, the innermost place of every other thread in our own files.
+    """Owns a thread that records, each millisecond, every other thread's innermost frame in our own files.
 
-    A call that keeps the GIL is seen at its end, so it shows at the line that made it; figures are shares, not times.
+    A call that holds the GIL is sampled when it ends, at the line that made it; figures are shares, not times.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Sampler:
         threading.Thread(target=self._run, name="sampler", daemon=True).start()
 
     def take(self) -> dict[str, Any]:
-        """Return shares of wall time by thread and place, and CPU seconds by thread, since the last call."""
+        """Return shares of wall time by thread and location, and CPU seconds by thread, since the last call."""
         now = cpu_seconds()
         with self._lock:
             places, samples = self._places, max(1, self._samples)
@@ -60,7 +60,7 @@ class Sampler:
 
 
 def place_of(frame: FrameType | None) -> str:
-    """Return "file:function:line" of the innermost frame of ours, and whether it waits in the standard library."""
+    """Return "file:function:line" of our innermost frame, and the library function that it is in, if any."""
     inner = frame
     while frame is not None:
         path = Path(frame.f_code.co_filename)
@@ -72,14 +72,14 @@ def place_of(frame: FrameType | None) -> str:
 
 
 def cpu_seconds() -> dict[str, tuple[float, float]]:
-    """Return (user, kernel) CPU seconds of every thread by its name and number; native threads have the kernel's."""
+    """Return (user, kernel) CPU seconds of every thread by name and number; native threads by the kernel's name."""
     names = {thread.native_id: thread.name for thread in threading.enumerate()}
     seconds = {}
     for task in Path("/proc/self/task").iterdir():
         try:
             text = (task / "stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
-            continue  # it ended meanwhile
+            continue  # the thread has ended
         name, fields = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :].split()
         seconds[f"{names.get(int(task.name), name)} {task.name}"] = (
             int(fields[11]) * _TICK_S,

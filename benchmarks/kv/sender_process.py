@@ -1,4 +1,4 @@
-"""The benchmark's P: one pool and one KvSender; hands prompts over to one or more Ds as the parent says."""
+"""The benchmark's P: one pool and one KvSender; it hands prompts to one or more Ds on the parent's commands."""
 
 import secrets
 import sys
@@ -9,7 +9,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.kv.control import Caller, run_child
+from benchmarks.kv.control import LineClient, run_child
 from benchmarks.kv.pool import expected_digest, fill, touched_pool
 from benchmarks.kv.sampling import Sampler
 from benchmarks.kv.shapes import block_table, shape_named
@@ -22,14 +22,14 @@ DEADLINE_S = 120.0
 
 
 class Prefill:
-    """Owner of the pool, the sender and the hand-offs under way."""
+    """Owner of the pool, the sender and the hand-offs in progress."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._shape = shape_named(config["shape"])
         self._num_blocks = int(config["num_blocks"])
         self._pool = touched_pool(self._shape.layout(self._num_blocks), config["device"])
         fill(self._pool, 1)
-        self._doors = [Caller(path) for path in config["doors"]]
+        self._receivers = [LineClient(path) for path in config["sockets"]]
         self._sampler = Sampler() if config["profile"] else None
         self._changed = threading.Condition()
         self._open: set[str] = set()
@@ -61,13 +61,13 @@ class Prefill:
     def hand(
         self, tokens: int, chunk: int, scattered: bool = False, first: int = 0, count: int = 1, stride: int = 0
     ) -> dict[str, Any]:
-        """Hand `count` prompts over at once, prompt i in the blocks from `first` + i * `stride` on.
+        """Hand off `count` prompts at once, prompt i in the blocks from `first` + i * `stride` on.
 
-        Seconds: reserved_s to the last ticket; seconds from the first put to the last ack; total_s both.
+        In seconds: `reserved_s` to the last ticket; `seconds` from the first put to the last ack; `total_s` both.
         """
         began = time.perf_counter()
         firsts = [first + i * stride for i in range(count)]
-        tickets = [self._reserve(self._doors[0], tokens, at, scattered) for at in firsts]
+        tickets = [self._reserve(self._receivers[0], tokens, at, scattered) for at in firsts]
         reserved = time.perf_counter()
         for ticket in tickets:
             self._sender.begin(ticket)
@@ -85,13 +85,13 @@ class Prefill:
         }  # fmt: skip
 
     def stream(self, tokens: int, chunk: int, window: int, seconds: float) -> dict[str, Any]:
-        """Hand prompts over to all Ds in turn, at most `window` at once, for so long; return how many were acked."""
+        """Hand off prompts to all Ds in turn, at most `window` at once, for `seconds`; return how many were acked."""
         per_prompt = self._pool.layout.num_blocks_for(tokens)
         places = max(1, self._num_blocks // per_prompt)
         began, number = time.perf_counter(), 0
         while time.perf_counter() - began < seconds:
             first = number % places * per_prompt
-            ticket = self._reserve(self._doors[number % len(self._doors)], tokens, first, False)
+            ticket = self._reserve(self._receivers[number % len(self._receivers)], tokens, first, False)
             self._sender.begin(ticket)
             for start in range(0, tokens, chunk):
                 self._put_chunk([ticket], [first], start, min(tokens, start + chunk), False)
@@ -102,13 +102,13 @@ class Prefill:
         return {"seconds": time.perf_counter() - began, "hand_offs": number}
 
     def acked(self, ticket_id: str, stats: SendStats) -> None:
-        """One hand-off is over."""
+        """Remove the hand-off from the open ones."""
         with self._changed:
             self._open.discard(ticket_id)
             self._changed.notify()
 
     def failed(self, ticket_id: str, error: PdserveError) -> None:
-        """Keep the error: the measurement ends with it."""
+        """Keep the error; it ends the measurement."""
         with self._changed:
             self._error = error
             self._changed.notify()
@@ -123,8 +123,8 @@ class Prefill:
             for layer in range(self._shape.num_layers):
                 self._sender.put(ticket.ticket_id, layer, start, end, blocks)
 
-    def _reserve(self, door: Caller, tokens: int, first: int, scattered: bool) -> Ticket:
-        fields = door.ask(op="reserve", tokens=tokens, first=first, scattered=scattered)
+    def _reserve(self, receiver: LineClient, tokens: int, first: int, scattered: bool) -> Ticket:
+        fields = receiver.ask(op="reserve", tokens=tokens, first=first, scattered=scattered)
         fields["endpoints"] = tuple(KvEndpoint(**endpoint) for endpoint in fields["endpoints"])
         ticket = Ticket(**fields)
         with self._changed:
@@ -148,4 +148,6 @@ class Prefill:
 
 
 if __name__ == "__main__":
-    run_child(Prefill, about=__doc__, fields="name, shape, num_blocks, transport, digest, doors, profile, device, core")
+    run_child(
+        Prefill, about=__doc__, fields="name, shape, num_blocks, transport, digest, sockets, profile, device, core"
+    )

@@ -1,4 +1,4 @@
-"""The pools and block tables that the KV benchmark moves: the default model's, and the fake engine's."""
+"""The KV shapes and block tables of the KV benchmark: the default model's, and the fake engine's."""
 
 import random
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ def shape_named(name: str) -> Shape:
 
 
 def block_table(num_blocks: int, first: int, count: int, *, scattered: bool) -> tuple[int, ...]:
-    """Return `count` blocks from the `first` of the pool on: neighbours, or no block beside its predecessor."""
+    """Return `count` blocks from the `first` of the pool on: adjacent, or no block adjacent to its predecessor."""
     assert first + count <= num_blocks, f"blocks [{first}, {first + count}) of {num_blocks}"
     blocks = list(range(first, first + count))
     if not scattered:

@@ -1,4 +1,4 @@
-"""Bandwidth of one hand-off by size, and of the real per-layer pattern, beside copies and peers in the same rounds."""
+"""Bandwidth of one hand-off by size, and by layers as in service, with copies and peers in the same rounds."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +9,7 @@ from statistics import median
 from benchmarks.kv import peers
 from benchmarks.kv.pair import Ours
 from benchmarks.kv.peers import Contestant
-from benchmarks.kv.rounds import Cache, in_turn, ratio_of, say
+from benchmarks.kv.rounds import Cache, in_turn, print_progress, ratio_of
 from benchmarks.kv.shapes import BLOCK_SIZE, MIB, shape_named
 from benchmarks.kv.table import Row
 
@@ -21,7 +21,7 @@ FASTER_FROM_MIB = 16
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """A peer, and how much of its speed ours must reach with the digest off and on (None: no goal)."""
+    """A peer, and the fraction of its speed that ours must reach with the digest off and on (None: no goal)."""
 
     make: Callable[[int], Contestant]
     name: str
@@ -44,7 +44,7 @@ _OTHERS = (Rival(peers.Copy, "plain copy", None, None),)
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is moved at once: so many bytes, put a layer at a time or chunk by chunk."""
+    """One hand-off's size in bytes, put a layer at a time or chunk by chunk."""
 
     name: str
     num_bytes: int
@@ -81,7 +81,7 @@ def measure_speed(transport: str, sizes_mib: Sequence[int], rounds: int, cache: 
             stack.callback(made.close)
             rivals.append((rival, made))
         for load in work:
-            say(f"{transport} {load.name}: {', '.join(pair.name for pair in ours.values())} in turn with "
+            print_progress(f"{transport} {load.name}: {', '.join(pair.name for pair in ours.values())} in turn with "
                 f"{', '.join(rival.name for rival, _ in rivals)}")  # fmt: skip
             rows += _measure_load(transport, load, ours, rivals, rounds, cache)
     return rows
@@ -102,7 +102,7 @@ def _measure_load(
     rounds: int,
     cache: Cache,
 ) -> Iterator[Row]:
-    for pair in ours.values():  # warm-ups, and the proof that the right bytes cross
+    for pair in ours.values():  # warm-ups, and a check of the bytes
         pair.move(load.num_bytes, verify=True, chunk=load.chunk)
     for _, contestant in rivals:
         contestant.move(load.num_bytes, verify=True)

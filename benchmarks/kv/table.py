@@ -1,4 +1,4 @@
-"""The rows of the KV benchmark: what was measured, beside whom, and whether the goal is met."""
+"""The rows of the KV benchmark: the measure, the peer's figure, and whether the goal is met."""
 
 import os
 from dataclasses import asdict, dataclass
@@ -10,9 +10,9 @@ COLUMNS = ("measure", "ours", "peer", "ratio", "goal", "met")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line. `ours` and `peer` are in `unit`; a goal is a limit of the ratio, or of `ours` where there is no peer.
+    """One line. `ours` and `peer` are in `unit`; a goal limits the ratio, or `ours` if there is no peer.
 
-    `at_least` says on which side of the limit is good. A skipped row says why and has no figures.
+    `at_least`: the goal is a minimum, else a maximum. A skipped row has the reason and no figures.
     """
 
     measure: str
@@ -27,7 +27,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal is met; None without one."""
+        """Whether the goal is met; None without a goal."""
         value = self.ours if self.peer_name == "" else self.ratio
         if self.goal is None or value is None:
             return None
@@ -56,7 +56,7 @@ def markdown(rows: list[Row]) -> str:
 
 
 def document(rows: list[Row], **about: Any) -> dict[str, Any]:
-    """Return everything as one JSON document."""
+    """Return all rows as one JSON document."""
     return {**about, "rows": [{**asdict(row), "met": row.met} for row in rows]}
 
 

@@ -1,8 +1,8 @@
-"""The whole hand-off as a scheduler sees it: two instance processes of the fake engine, this process in its place.
+"""The complete hand-off as a scheduler sees it: two instances with the fake engine, and this process as scheduler.
 
-    Reserve -> D, Reserved -> here, Prefill -> P, computed and sent, HandedOff (P heard D's ack) -> here
+    Reserve -> D, Reserved -> here, Prefill -> P, computed and sent, HandedOff (P got D's ack) -> here
 
-Two gRPC round trips and the fake engine's own arithmetic are in it; the clock is this process's.
+This includes two gRPC round trips and the fake engine's arithmetic; the clock is this process's.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
-from benchmarks.kv.rounds import say
+from benchmarks.kv.rounds import print_progress
 from benchmarks.kv.table import Row
 from pdserve.layout import ClusterShape, environment, lay_out
 from pdserve.ports import free_ports
@@ -32,8 +32,8 @@ E = TypeVar("E")
 
 
 def measure_whole(transport: str, tokens: int, hand_offs: int, limit_ms: float | None) -> Iterator[Row]:
-    """Return the row of `transport`. Raises RuntimeError where the instances do not start."""
-    say(f"{transport}: {hand_offs} prompts of {tokens} tokens through two fake instances")
+    """Return the row of `transport`. Raises RuntimeError if the instances do not start."""
+    print_progress(f"{transport}: {hand_offs} prompts of {tokens} tokens through two fake instances")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kv-bench-")))
         (port,) = free_ports(1)
@@ -54,7 +54,7 @@ async def _hand_over(cluster: Cluster, children: list[Child], tokens: int, hand_
     async with AsyncExitStack() as stack:
         prefill, decode = [await _open(stack, cluster, index, children) for index in range(2)]
         from_prefill, from_decode = prefill.events(), decode.events()
-        for number in range(hand_offs + 10):  # the first ones make the link
+        for number in range(hand_offs + 10):  # the first ones open the link
             ids = tuple(1 + (number * 31 + i) % 900 for i in range(tokens))
             prompt = PromptState(
                 f"bench-{number}", f"bench-{number}", ids, SamplingParams(max_tokens=2, temperature=0.0)

@@ -2,14 +2,14 @@
 
     $PEERS_HOME/mooncake/bin/python benchmarks/peers/mooncake_peer.py --max-bytes 268435456
 
-Commands come on standard input (peer_process.py). Only the synchronous read is timed; memory is registered before.
+Commands come on standard input (peer_process.py). Only the synchronous read is timed; memory is registered beforehand.
 The engine listens on all interfaces while it runs.
 """
 
 import sys
 import time
 
-from peer_process import Region, arguments, hear, say, serve, start_source
+from peer_process import Region, arguments, read_line, serve, start_source, write_line
 
 
 def main() -> None:
@@ -22,16 +22,16 @@ def main() -> None:
     check("register_memory", engine.register_memory(region.address, region.size))
     if args.source:
         region.fill()
-        say({"address": region.address, "port": engine.get_rpc_port()})
+        write_line({"address": region.address, "port": engine.get_rpc_port()})
         sys.stdin.read()
         return
     with start_source("--max-bytes", str(args.max_bytes)) as source:
-        told = hear(source)
-        peer = f"127.0.0.1:{told['port']}"
+        source_info = read_line(source)
+        peer = f"127.0.0.1:{source_info['port']}"
 
         def read(num_bytes: int) -> float:
             began = time.perf_counter()
-            status = engine.transfer_sync_read(peer, region.address, told["address"], num_bytes)
+            status = engine.transfer_sync_read(peer, region.address, source_info["address"], num_bytes)
             seconds = time.perf_counter() - began
             check("transfer_sync_read", status)
             return seconds
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def check(call: str, status: int) -> None:
-    """End with words where the engine did not return 0."""
+    """Exit with a message unless the engine returned 0."""
     if status != 0:
         raise SystemExit(f"mooncake: {call} returned {status}")
 

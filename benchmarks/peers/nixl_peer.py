@@ -2,14 +2,14 @@
 
     $PEERS_HOME/nixl/bin/python benchmarks/peers/nixl_peer.py --max-bytes 268435456
 
-Commands come on standard input (peer_process.py). Transports are UCX's own choice, or what UCX_TLS says. Only the read
-is timed, from its posting to DONE; metadata, registration and descriptors are prepared before.
+Commands come on standard input (peer_process.py). UCX chooses the transports, or UCX_TLS does. Only the read is timed,
+from its posting to DONE; metadata, registration and descriptors are prepared beforehand.
 """
 
 import sys
 import time
 
-from peer_process import Region, arguments, from_text, hear, say, serve, start_source, to_text
+from peer_process import Region, arguments, from_text, read_line, serve, start_source, to_text, write_line
 
 DEADLINE_S = 60.0
 
@@ -24,16 +24,16 @@ def main() -> None:
     agent.register_memory([(region.address, region.size, 0, "")], "DRAM")
     if args.source:
         region.fill()
-        say({"address": region.address, "metadata": to_text(agent.get_agent_metadata())})
+        write_line({"address": region.address, "metadata": to_text(agent.get_agent_metadata())})
         sys.stdin.read()
         return
     with start_source("--max-bytes", str(args.max_bytes)) as source:
-        told = hear(source)
-        peer = agent.add_remote_agent(from_text(told["metadata"]))
+        source_info = read_line(source)
+        peer = agent.add_remote_agent(from_text(source_info["metadata"]))
 
         def read(num_bytes: int) -> float:
             here = agent.get_xfer_descs([(region.address, num_bytes, 0)], "DRAM")
-            there = agent.get_xfer_descs([(told["address"], num_bytes, 0)], "DRAM")
+            there = agent.get_xfer_descs([(source_info["address"], num_bytes, 0)], "DRAM")
             handle = agent.initialize_xfer("READ", here, there, peer)
             began = time.perf_counter()
             state = agent.transfer(handle)

@@ -1,4 +1,4 @@
-"""What the runners of all peers share: commands on standard input, one JSON line each; and bytes that can be checked.
+"""Shared code of all peers' runners: commands on standard input, one JSON line each, and verifiable bytes.
 
     stdin   | {"bytes": N, "verify": false}
     stdout  | {"ready": "name", "pids": [...]}, then {"seconds": S, "verified": true|false|null} for each command
@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def arguments(about: str | None) -> argparse.Namespace:
-    """Return `max_bytes` and whether this process is the `source`; from now on it ends with its parent."""
+    """Return `max_bytes` and `source`; from now on this process ends with its parent."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--max-bytes", type=int, required=True, help="of the largest move")
     parser.add_argument("--source", action="store_true", help=argparse.SUPPRESS)
@@ -44,7 +44,7 @@ class Region:
         self.clear()
 
     def clear(self) -> None:
-        """Write zeros all over."""
+        """Write zeros to the whole region."""
         zeros = bytes(PAGE_BYTES)
         for at in range(0, self.size, PAGE_BYTES):
             self.view[at : at + PAGE_BYTES] = zeros
@@ -55,7 +55,7 @@ class Region:
             self.view[number * PAGE_BYTES : (number + 1) * PAGE_BYTES] = pattern(number)
 
     def holds_pattern(self, size: int) -> bool:
-        """Tell whether the first `size` bytes are those of `fill`."""
+        """Return whether the first `size` bytes are those of `fill`."""
         for number in range(-(-size // PAGE_BYTES)):
             count = min(PAGE_BYTES, size - number * PAGE_BYTES)
             if self.view[number * PAGE_BYTES :][:count] != pattern(number)[:count]:
@@ -72,20 +72,20 @@ def pattern(number: int) -> bytes:
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process when its parent ends: one that was stopped would stay for ever."""
+    """Let the kernel kill this process when its parent ends: a stopped process would stay for ever."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def serve(name: str, region: Region, source_pid: int, move: Callable[[int], float]) -> None:
     """Answer each command with the seconds that `move(num_bytes)` took; `region` is where the bytes arrive."""
-    say({"ready": name, "pids": [os.getpid(), source_pid]})
+    write_line({"ready": name, "pids": [os.getpid(), source_pid]})
     for line in sys.stdin:
         command = json.loads(line)
         size, verify = int(command["bytes"]), bool(command.get("verify"))
         if verify:
             region.clear()
         seconds = move(size)
-        say({"seconds": seconds, "verified": region.holds_pattern(size) if verify else None})
+        write_line({"seconds": seconds, "verified": region.holds_pattern(size) if verify else None})
 
 
 def start_source(*arguments: str) -> "subprocess.Popen[str]":
@@ -94,8 +94,8 @@ def start_source(*arguments: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def hear(process: "subprocess.Popen[str]") -> dict[str, Any]:
-    """Read one JSON line of the other process, past what its libraries may print."""
+def read_line(process: "subprocess.Popen[str]") -> dict[str, Any]:
+    """Read one JSON line of the other process and skip the output of its libraries."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("{"):
@@ -104,13 +104,13 @@ def hear(process: "subprocess.Popen[str]") -> dict[str, Any]:
     raise RuntimeError(f"the source process ended with status {process.wait(10)}")
 
 
-def say(fields: dict[str, Any]) -> None:
+def write_line(fields: dict[str, Any]) -> None:
     """Print one JSON line."""
     print(json.dumps(fields), flush=True)
 
 
 def to_text(data: bytes) -> str:
-    """Make bytes fit a JSON line."""
+    """Encode bytes for a JSON line."""
     return base64.b64encode(data).decode("ascii")
 
 

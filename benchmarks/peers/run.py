@@ -1,10 +1,10 @@
-"""Every installed peer on its own, as JSON lines: best and median seconds and GB/s, after a verified round.
+"""Measure each installed peer alone: JSON lines with best and median seconds and GB/s, after a verified round.
 
     benchmarks/peers/setup iperf3 nixl mooncake          into $PEERS_HOME
     python benchmarks/peers/run.py --sizes 1 64 256 --rounds 6
 
 Each but iperf3 is two processes, and its first move of every size is checked byte by byte. benchmarks/kv_transfer.py
-drives the same runners in turn with ours.
+runs the same peers in turn with ours.
 """
 
 import argparse

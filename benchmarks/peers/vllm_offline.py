@@ -1,10 +1,10 @@
-"""vLLM's CPU build, asked for one list of prompts at a time. Runs in vLLM's own environment, imports nothing of ours.
+"""Run lists of prompts on vLLM's CPU build, one at a time. Runs in vLLM's environment and imports none of our code.
 
     python vllm_offline.py MODEL_DIR DTYPE REPLY_FD
 
 Each line on standard input, [[token ids, output tokens], ...], is answered with {"seconds": ..., "tokens": ...} on
 REPLY_FD: from LLM.generate to its return, greedy, without end of sequence or prefix cache. The first reply,
-{"version": ...}, says that the model is loaded and has run once.
+{"version": ...}, shows that the model is loaded and has run once.
 """
 
 import json
@@ -21,13 +21,13 @@ def main() -> None:
 
     engine = vllm.LLM(model=model, dtype=dtype, max_model_len=2048, max_num_seqs=256, enable_prefix_caching=False)
     run(engine, [[[100 + at for at in range(32)], 8]] * 2)
-    say(reply_fd, version=vllm.__version__)
+    reply(reply_fd, version=vllm.__version__)
     for line in sys.stdin:
-        say(reply_fd, **run(engine, json.loads(line)))
+        reply(reply_fd, **run(engine, json.loads(line)))
 
 
 def run(engine: Any, requests: list[Any]) -> dict[str, float]:
-    """Return how long so many requests take, and how many tokens they made."""
+    """Return the seconds of these requests, and the number of their output tokens."""
     from vllm import SamplingParams
 
     prompts = [{"prompt_token_ids": ids} for ids, _ in requests]
@@ -38,7 +38,7 @@ def run(engine: Any, requests: list[Any]) -> dict[str, float]:
     return {"seconds": seconds, "tokens": sum(len(output.outputs[0].token_ids) for output in outputs)}
 
 
-def say(reply_fd: int, **fields: object) -> None:
+def reply(reply_fd: int, **fields: object) -> None:
     """Answer one line."""
     os.write(reply_fd, json.dumps(fields).encode() + b"\n")
 

@@ -1,9 +1,9 @@
-"""vLLM's CPU build, asked for one run at a time. Runs in vLLM's own environment and imports nothing of ours.
+"""Run loads on vLLM's CPU build, one at a time. Runs in vLLM's environment and imports none of our code.
 
     python vllm_peer.py MODEL_DIR DTYPE REPLY_FD
 
 Each line on standard input, {"requests": 8, "prompt": 256, "out": 64}, is answered with {"seconds": ...} on REPLY_FD.
-Prompts are random token ids, greedy, without end of sequence or prefix cache. The first reply, {"version": ...}, says
+Prompts are random token ids, greedy, without end of sequence or prefix cache. The first reply, {"version": ...}, shows
 that the model is loaded and has run once.
 """
 
@@ -25,13 +25,13 @@ def main() -> None:
     engine = vllm.LLM(model=model, dtype=dtype, max_model_len=2048, max_num_seqs=64, enable_prefix_caching=False)
     numbers = random.Random(0)
     seconds_of(engine, numbers, requests=2, prompt=32, out=8)
-    say(reply_fd, version=vllm.__version__)
+    reply(reply_fd, version=vllm.__version__)
     for line in sys.stdin:
-        say(reply_fd, seconds=seconds_of(engine, numbers, **json.loads(line)))
+        reply(reply_fd, seconds=seconds_of(engine, numbers, **json.loads(line)))
 
 
 def seconds_of(engine: Any, numbers: random.Random, *, requests: int, prompt: int, out: int) -> float:
-    """Return how long so many prompts take to their whole output."""
+    """Return the seconds in which so many prompts complete their output."""
     from vllm import SamplingParams
 
     prompts = [{"prompt_token_ids": numbers.choices(range(_FIRST_ID, _LAST_ID), k=prompt)} for _ in range(requests)]
@@ -44,7 +44,7 @@ def seconds_of(engine: Any, numbers: random.Random, *, requests: int, prompt: in
     return took
 
 
-def say(reply_fd: int, **fields: object) -> None:
+def reply(reply_fd: int, **fields: object) -> None:
     """Answer one line."""
     os.write(reply_fd, json.dumps(fields).encode() + b"\n")
 

@@ -1,11 +1,11 @@
-"""The requests of a soak: one function a kind. Each asks once and says how that ended.
+"""The requests of a soak: one function for each kind. Each sends one request and returns its outcome.
 
-answered  as it had to be, and equal to every earlier answer to the same body
-refused   a bad request got the status it had to get, with a message
-left      the client went away in the middle, on purpose
-told      an error in words: a status of 429 or from 500 up, or an error event that ends the stream
-wrong     an answer that is not what it had to be
-unended   nothing within the deadline, or a stream or connection that stopped without a word
+answered  as expected, and equal to every earlier answer to the same body
+refused   a bad request got the expected status, with a message
+left      the client disconnected in the middle, on purpose
+`told`    an error with a message: a status of 429 or from 500 up, or an error event that ends the stream
+wrong     an answer other than the expected one
+unended   no answer within the deadline, or a stream or connection that stopped without an error
 """
 
 import asyncio
@@ -41,20 +41,20 @@ _BAD: tuple[tuple[dict[str, Any], int], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """How one request ended, and in which words."""
+class Outcome:
+    """The outcome of one request, and the error's message."""
 
     kind: str
     how: str
-    words: str = ""
+    message: str = ""
 
 
-class Unended(Exception):
-    """A stream stopped without a last word."""
+class Incomplete(Exception):
+    """A stream stopped without [DONE] and without an error."""
 
 
-class Told(Exception):
-    """The server said that it cannot."""
+class ServerFailed(Exception):
+    """The server answered with an error that a good request may get."""
 
 
 class Unexpected(Exception):
@@ -62,8 +62,8 @@ class Unexpected(Exception):
 
 
 @dataclass
-class Asker:
-    """Asks one model at one URL. Owner of what was answered before: the same body has the same answer for ever."""
+class SoakClient:
+    """Sends requests for one model to one URL; owns the earlier answers, which equal bodies must get again."""
 
     session: aiohttp.ClientSession
     model: str
@@ -71,36 +71,36 @@ class Asker:
     deadline_s: float
     known: dict[str, Any] = field(default_factory=dict)
 
-    async def ask(self, kind: str) -> Ending:
-        """Ask one request of this kind and wait for its end."""
+    async def ask(self, kind: str) -> Outcome:
+        """Send one request of this kind and wait for its outcome."""
         try:
             async with asyncio.timeout(self.deadline_s):
-                how, words = await KINDS[kind](self)
-        except Told as error:
-            how, words = TOLD, str(error)
+                how, message = await KINDS[kind](self)
+        except ServerFailed as error:
+            how, message = TOLD, str(error)
         except Unexpected as error:
-            how, words = WRONG, str(error)
+            how, message = WRONG, str(error)
         except TimeoutError:
-            how, words = UNENDED, f"nothing within {self.deadline_s:g} s"
-        except (aiohttp.ClientError, ConnectionError, Unended) as error:
-            how, words = UNENDED, f"{type(error).__name__}: {error}"
-        return Ending(kind, how, words)
+            how, message = UNENDED, f"nothing within {self.deadline_s:g} s"
+        except (aiohttp.ClientError, ConnectionError, Incomplete) as error:
+            how, message = UNENDED, f"{type(error).__name__}: {error}"
+        return Outcome(kind, how, message)
 
     def text(self, number: int, words: int) -> str:
-        """Return text `number`: the same for ever; every fourth one starts alike."""
+        """Return text `number`, always the same; every fourth one has the same start."""
         own = random.Random(number)
         start = _WORDS[:12] if number % 4 == 0 else []
-        return "Tell a story of " + " ".join([*start, *(own.choice(_WORDS) for _ in range(words))])
+        return "Write a story of " + " ".join([*start, *(own.choice(_WORDS) for _ in range(words))])
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Return a JSON answer. Raises Told, Unexpected."""
+        """Return a JSON answer. Raises ServerFailed, Unexpected."""
         async with self.session.post(path, json={"model": self.model, **body}) as response:
-            said = await response.read()
-            _check(response.status, said)
-            return json.loads(said)
+            content = await response.read()
+            _check(response.status, content)
+            return json.loads(content)
 
     async def events(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Yield a stream's events up to [DONE]. Raises Told, Unexpected, Unended."""
+        """Yield a stream's events up to [DONE]. Raises ServerFailed, Unexpected, Incomplete."""
         async with self.session.post(path, json={"model": self.model, **body, "stream": True}) as response:
             if response.status != 200:
                 _check(response.status, await response.read())
@@ -111,9 +111,9 @@ class Asker:
                         return
                     event = json.loads(data)
                     if "error" in event:
-                        raise Told(f"in the stream: {event['error']['message']}")
+                        raise ServerFailed(f"in the stream: {event['error']['message']}")
                     yield event
-        raise Unended("the stream stopped without [DONE] or an error")
+        raise Incomplete("the stream stopped without [DONE] or an error")
 
     def same(self, name: str, answer: Any) -> tuple[str, str]:
         """Compare with the first answer of this name."""
@@ -121,31 +121,31 @@ class Asker:
         return (ANSWERED, "") if first == answer else (WRONG, f"{name}: {answer!r:.160}, at first {first!r:.160}")
 
 
-async def _greedy(asker: Asker) -> tuple[str, str]:
-    number = asker.rng.randrange(40)
-    body = {"prompt": asker.text(number, 10 + 5 * number), "max_tokens": 8 + number, "temperature": 0}
-    return asker.same(f"greedy {number}", await _streamed(asker, body))
+async def _greedy(client: SoakClient) -> tuple[str, str]:
+    number = client.rng.randrange(40)
+    body = {"prompt": client.text(number, 10 + 5 * number), "max_tokens": 8 + number, "temperature": 0}
+    return client.same(f"greedy {number}", await _streamed(client, body))
 
 
-async def _seeded(asker: Asker) -> tuple[str, str]:
-    number = asker.rng.randrange(20)
+async def _seeded(client: SoakClient) -> tuple[str, str]:
+    number = client.rng.randrange(20)
     body = {
-        "prompt": asker.text(number, 30), "max_tokens": 24, "temperature": 0.8, "top_p": 0.9, "seed": number,
+        "prompt": client.text(number, 30), "max_tokens": 24, "temperature": 0.8, "top_p": 0.9, "seed": number,
         "presence_penalty": 0.5,
     }  # fmt: skip
-    return asker.same(f"seeded {number}", await _streamed(asker, body))
+    return client.same(f"seeded {number}", await _streamed(client, body))
 
 
-async def _long(asker: Asker) -> tuple[str, str]:
-    number = asker.rng.randrange(6)
-    body = {"prompt": asker.text(100 + number, 700), "max_tokens": 6, "temperature": 0}
-    return asker.same(f"long {number}", await _streamed(asker, body))
+async def _long(client: SoakClient) -> tuple[str, str]:
+    number = client.rng.randrange(6)
+    body = {"prompt": client.text(100 + number, 700), "max_tokens": 6, "temperature": 0}
+    return client.same(f"long {number}", await _streamed(client, body))
 
 
-async def _schema(asker: Asker) -> tuple[str, str]:
-    number = asker.rng.randrange(10)
-    answer = await asker.post("/v1/chat/completions", {
-        "messages": [{"role": "user", "content": f"Name a city and its people. {asker.text(number, 5)}"}],
+async def _schema(client: SoakClient) -> tuple[str, str]:
+    number = client.rng.randrange(10)
+    answer = await client.post("/v1/chat/completions", {
+        "messages": [{"role": "user", "content": f"Name a city and its people. {client.text(number, 5)}"}],
         "max_tokens": 64, "temperature": 0,
         "response_format": {"type": "json_schema", "json_schema": {"name": "city", "schema": _SCHEMA}},
     })  # fmt: skip
@@ -153,25 +153,25 @@ async def _schema(asker: Asker) -> tuple[str, str]:
     if choice["finish_reason"] == "stop":
         city = json.loads(choice["message"]["content"])
         if set(city) != {"city", "people"} or not isinstance(city["people"], int):
-            return WRONG, f"not by its schema: {city!r:.160}"
-    return asker.same(f"schema {number}", choice["message"]["content"])
+            return WRONG, f"does not match its schema: {city!r:.160}"
+    return client.same(f"schema {number}", choice["message"]["content"])
 
 
-async def _choices(asker: Asker) -> tuple[str, str]:
-    number = asker.rng.randrange(10)
-    answer = await asker.post("/v1/completions", {
-        "prompt": asker.text(number, 20), "max_tokens": 12, "n": 3, "temperature": 1.0, "seed": number, "logprobs": 2,
+async def _choices(client: SoakClient) -> tuple[str, str]:
+    number = client.rng.randrange(10)
+    answer = await client.post("/v1/completions", {
+        "prompt": client.text(number, 20), "max_tokens": 12, "n": 3, "temperature": 1.0, "seed": number, "logprobs": 2,
     })  # fmt: skip
     texts = [choice["text"] for choice in sorted(answer["choices"], key=lambda choice: choice["index"])]
     if len(texts) != 3 or any(len(choice["logprobs"]["tokens"]) > 12 for choice in answer["choices"]):
-        return WRONG, f"3 choices of 12 tokens were due: {texts!r:.160}"
-    return asker.same(f"choices {number}", texts)
+        return WRONG, f"expected 3 choices of 12 tokens: {texts!r:.160}"
+    return client.same(f"choices {number}", texts)
 
 
-async def _leaves(asker: Asker) -> tuple[str, str]:
-    after = asker.rng.randrange(6)
-    body = {"prompt": asker.text(asker.rng.randrange(1000), 60), "max_tokens": 60, "temperature": 0}
-    events = asker.events("/v1/completions", body)
+async def _leaves(client: SoakClient) -> tuple[str, str]:
+    after = client.rng.randrange(6)
+    body = {"prompt": client.text(client.rng.randrange(1000), 60), "max_tokens": 60, "temperature": 0}
+    events = client.events("/v1/completions", body)
     try:
         for _ in range(after):
             await anext(events)
@@ -182,10 +182,10 @@ async def _leaves(asker: Asker) -> tuple[str, str]:
     return LEFT, ""
 
 
-async def _leaves_unasked(asker: Asker) -> tuple[str, str]:
-    body = {"prompt": asker.text(asker.rng.randrange(1000), 60), "max_tokens": 40, "temperature": 0}
-    asking = asyncio.ensure_future(asker.post("/v1/completions", body))
-    await asyncio.wait([asking], timeout=asker.rng.random() / 2)
+async def _leaves_unasked(client: SoakClient) -> tuple[str, str]:
+    body = {"prompt": client.text(client.rng.randrange(1000), 60), "max_tokens": 40, "temperature": 0}
+    asking = asyncio.ensure_future(client.post("/v1/completions", body))
+    await asyncio.wait([asking], timeout=client.rng.random() / 2)
     if asking.done():
         return (ANSWERED, "") if await asking else (WRONG, "an empty answer")
     asking.cancel()
@@ -193,47 +193,47 @@ async def _leaves_unasked(asker: Asker) -> tuple[str, str]:
     return LEFT, ""
 
 
-async def _bad(asker: Asker) -> tuple[str, str]:
-    change, due = asker.rng.choice(_BAD)
-    async with asker.session.post(
-        "/v1/completions", json={"model": asker.model, "prompt": "x", "max_tokens": 4, **change}
+async def _bad(client: SoakClient) -> tuple[str, str]:
+    change, due = client.rng.choice(_BAD)
+    async with client.session.post(
+        "/v1/completions", json={"model": client.model, "prompt": "x", "max_tokens": 4, **change}
     ) as response:
-        said = await response.read()
-    if response.status != due or not _message(said):
-        return WRONG, f"{change!r:.80}: {response.status} in place of {due}: {said[:160]!r}"
+        content = await response.read()
+    if response.status != due or not _message(content):
+        return WRONG, f"{change!r:.80}: {response.status} in place of {due}: {content[:160]!r}"
     return REFUSED, ""
 
 
-async def _vector(asker: Asker) -> tuple[str, str]:
-    number = asker.rng.randrange(10)
-    answer = await asker.post("/v1/embeddings", {"input": asker.text(number, 20)})
+async def _vector(client: SoakClient) -> tuple[str, str]:
+    number = client.rng.randrange(10)
+    answer = await client.post("/v1/embeddings", {"input": client.text(number, 20)})
     vector = answer["data"][0]["embedding"]
-    return asker.same(f"vector {number}", [round(value, 3) for value in vector])
+    return client.same(f"vector {number}", [round(value, 3) for value in vector])
 
 
-async def _streamed(asker: Asker, body: dict[str, Any]) -> tuple[str, str | None]:
+async def _streamed(client: SoakClient, body: dict[str, Any]) -> tuple[str, str | None]:
     text, finish = "", None
-    async for event in asker.events("/v1/completions", body):
+    async for event in client.events("/v1/completions", body):
         for choice in event["choices"]:
             text += choice["text"]
             finish = choice["finish_reason"] or finish
     return text, finish
 
 
-def _check(status: int, said: bytes) -> None:
-    """Raise Told for a status that a server without room or path gives, Unexpected for any other but 200."""
+def _check(status: int, content: bytes) -> None:
+    """Raise ServerFailed for a status of a server without room or path, Unexpected for any other but 200."""
     if status != 200:
-        raise (Told if status == 429 or status >= 500 else Unexpected)(f"{status}: {_message(said)}")
+        raise (ServerFailed if status == 429 or status >= 500 else Unexpected)(f"{status}: {_message(content)}")
 
 
-def _message(said: bytes) -> str:
+def _message(content: bytes) -> str:
     try:
-        return str(json.loads(said)["error"]["message"])
+        return str(json.loads(content)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return ""
 
 
-KINDS: dict[str, Callable[[Asker], Awaitable[tuple[str, str]]]] = {
+KINDS: dict[str, Callable[[SoakClient], Awaitable[tuple[str, str]]]] = {
     "greedy": _greedy, "seeded": _seeded, "long": _long, "schema": _schema, "choices": _choices, "leaves": _leaves,
     "leaves_unasked": _leaves_unasked, "bad": _bad, "vector": _vector,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a cluster holds while it is soaked: memory, descriptors, threads of each process; shared memory; its gauges."""
+"""Resources of a cluster during a soak: memory, descriptors and threads of each process; shared memory; gauges."""
 
 import statistics
 from collections.abc import Sequence
@@ -11,18 +11,18 @@ from pdserve.client import Client
 from pdserve.run_folder import RunFolder
 
 _SHARED = Path("/dev/shm")
-# Zero when nothing runs: what was taken for a request and not given back shows here.
+# Zero when nothing runs: resources that a request took and did not release show here.
 IDLE = (
     "pdserve_requests_inflight", "pdserve_queued_prompts", "pdserve_queued_tokens", "pdserve_retries_inflight",
     "pdserve_retries_waiting", "pdserve_kv_blocks_used", "pdserve_kv_blocks_swapped", "pdserve_running",
     "pdserve_waiting", "pdserve_held_prompts", "pdserve_uncomputed_tokens",
 )  # fmt: skip
-_ENDED = ("completed", "failed", "cancelled")  # what was rejected was never received
+_ENDED = ("completed", "failed", "cancelled")  # rejected requests do not count as received
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One process at one moment; `life` tells it from the one that was started in its place."""
+    """One process at one moment; `life` differs between a process and its replacement."""
 
     name: str
     life: tuple[int, int]
@@ -32,7 +32,7 @@ class Look:
 
 
 def look(folder: RunFolder) -> list[Look]:
-    """Return a look at every living process of the cluster."""
+    """Return a snapshot of every living process of the cluster."""
     state, looks = folder.read(), []
     if state is None:
         return []
@@ -56,7 +56,7 @@ def shared_names() -> set[str]:
 
 
 def not_idle(client: Client) -> dict[str, float]:
-    """Return the gauges that should be zero now and are not, and what the counts of ended requests leave over."""
+    """Return the gauges that should be zero now and are not, and the number of requests received and not ended."""
     counts: dict[str, float] = {}
     left: dict[str, float] = {}
     for sample in client.metrics():
@@ -71,13 +71,13 @@ def not_idle(client: Client) -> dict[str, float]:
 
 
 def all_living(client: Client, num_instances: int) -> bool:
-    """Tell whether so many instances serve, by the scheduler's word."""
+    """Return whether the scheduler reports so many instances as living."""
     infos = [sample for sample in client.metrics() if sample.name == "pdserve_instance_info" and sample.value]
     return sum(info.labels["state"] == "living" for info in infos) == num_instances
 
 
 def growth(looks: Sequence[Look]) -> dict[str, int]:
-    """Return by how much one life grew from the second quarter of its looks to the last: medians."""
+    """Return the growth of one process from the second quarter of its snapshots to the last: medians."""
     quarter = max(1, len(looks) // 4)
     early, late = looks[quarter : 2 * quarter] or looks[:1], looks[-quarter:]
     return {

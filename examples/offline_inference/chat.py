@@ -15,7 +15,7 @@ SAMPLING = {"max_tokens": int, "temperature": float, "top_p": float, "top_k": in
 
 
 def flags() -> dict[str, Any]:
-    """Return what was typed: every keyword of LLM, and the parameters of this script."""
+    """Return the command line's values: every keyword of LLM, and the parameters of this script."""
     parser = FlexibleArgumentParser(description="Answer one conversation, then ten at once.")
     EngineArgs.add_cli_args(parser)
     group = parser.add_argument_group("sampling")

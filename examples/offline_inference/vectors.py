@@ -1,4 +1,4 @@
-"""Print vectors of texts, and how alike texts are: `python examples/offline_inference/vectors.py --model FOLDER`."""
+"""Print vectors of texts and similarity scores: `python examples/offline_inference/vectors.py --model FOLDER`."""
 
 from pdserve import LLM, EngineArgs, FlexibleArgumentParser, print_embeddings
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import frontdoor
-from benchmarks.door.cpu import cpu_by_thread, cpu_s
-from benchmarks.door.load import Call, Run
+from benchmarks.front_door.cpu import cpu_by_thread, cpu_s
+from benchmarks.front_door.load import Call, Run
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "frontdoor.py"
 EVENTS = [b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", *[b'b\r\ndata: {"a":1}\n\n\r\n'] * 3, b"0\r\n\r\n"]

@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from benchmarks import soak
-from benchmarks.soaking.requests import Asker
+from benchmarks.soaking.requests import SoakClient
 from benchmarks.soaking.snapshots import Look, growth, not_idle
 from pdserve.client import Sample
 
@@ -72,11 +72,11 @@ def test_each_promise_can_be_broken(differs: dict[str, object], broken: str | No
 
 
 def test_another_answer_to_the_same_body_is_wrong() -> None:
-    asker = Asker(Mock(), "model", random.Random(0), 1.0)
+    client = SoakClient(Mock(), "model", random.Random(0), 1.0)
 
-    assert asker.same("greedy 1", "a") == ("answered", "")
-    assert asker.same("greedy 2", "b") == ("answered", "")
-    assert asker.same("greedy 1", "b")[0] == "wrong"
+    assert client.same("greedy 1", "a") == ("answered", "")
+    assert client.same("greedy 2", "b") == ("answered", "")
+    assert client.same("greedy 1", "b")[0] == "wrong"
 
 
 @pytest.mark.parametrize(("status", "how"), [(400, "wrong"), (404, "wrong"), (429, "told"), (503, "told")])
@@ -88,8 +88,8 @@ def test_a_good_request_that_is_refused_is_wrong_and_one_without_room_is_told(st
         app = web.Application()
         app.router.add_post("/v1/completions", answer)
         async with TestServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as session:
-            asker = Asker(session, "model", random.Random(0), 10.0)
-            return {(await asker.ask(kind)).how for kind in ("greedy", "choices")}
+            client = SoakClient(session, "model", random.Random(0), 10.0)
+            return {(await client.ask(kind)).how for kind in ("greedy", "choices")}
 
     assert asyncio.run(endings()) == {how}
 

@@ -1,8 +1,8 @@
-"""A prefill and a decode instance that only count, behind gRPC, in one process: what the front door talks to.
+"""Fake prefill and decode instances behind gRPC, in one process, for the measured scheduler; they only count tokens.
 
-    python benchmarks/door/instances.py        prints {"ready": true, "prefill": PORT, "decode": PORT}
+    python benchmarks/front_door/instances.py        prints {"ready": true, "prefill": PORT, "decode": PORT}
 
-Each JSON line on standard input changes them: {"step_s": 0.05} is the time of one step.
+Each JSON line on standard input changes both: {"step_s": 0.05} sets the time of one step.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.door.places import DEVICE_IDS, HOST, ROLES
+from benchmarks.front_door.places import DEVICE_IDS, HOST, ROLES
 from wire.fake_instance import FakeInstance
 from wire.grpc_server import GrpcServer
 from wire.kv_layout import KvTensor
@@ -24,7 +24,7 @@ MAX_LEN = 8_192
 
 
 def describe(index: int, role: Role, port: int) -> InstanceDescription:
-    """Return what instance `index` says of itself: a pool without end and room for every prompt in one step."""
+    """Return the description of instance `index`: a huge pool, and any prompt fits into one step."""
     return InstanceDescription(
         instance_id=f"{role}-{index}", epoch=index + 1, server_ip=HOST, device_ids=DEVICE_IDS[role], host=HOST,
         port=port, pid=os.getpid(), role=role, table_digest="", protocol_version=PROTOCOL_VERSION,
@@ -53,10 +53,10 @@ async def serve() -> None:
 
 async def _obey(instances: list[FakeInstance]) -> None:
     while line := await asyncio.to_thread(sys.stdin.readline):
-        told = json.loads(line)
+        command = json.loads(line)
         for instance in instances:
             instance.commands.clear()
-            instance.behaviour.step_s = told.get("step_s", instance.behaviour.step_s)
+            instance.behaviour.step_s = command.get("step_s", instance.behaviour.step_s)
         print(json.dumps({"ok": True}), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Where the benchmark's instances stand: what both ends of the wire have to agree on."""
+"""The addresses of the benchmark's instances, on which both ends must agree."""
 
 from wire.types import Role
 

@@ -1,6 +1,6 @@
-"""The scheduler process of `benchmarks/frontdoor.py`: the real one, over instances at given ports.
+"""The real scheduler process that `benchmarks/frontdoor.py` measures, with instances at given ports.
 
-python benchmarks/door/front.py --prefill PORT --decode PORT [--profile FILE] [flags of the scheduler]
+python benchmarks/front_door/front.py --prefill PORT --decode PORT [--profile FILE] [flags of the scheduler]
 """
 
 import argparse
@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.door.places import DEVICE_IDS, HOST, ROLES
+from benchmarks.front_door.places import DEVICE_IDS, HOST, ROLES
 from scheduler.config import SchedulerConfig, parse
 from scheduler.loop import run as run_loop
 from scheduler.membership.compatibility import ExpectedInstance
@@ -22,7 +22,7 @@ from wire.grpc_connection import GrpcConnection
 
 
 def main() -> None:
-    """Serve until SIGTERM; with --profile, write where the event loop's time went."""
+    """Serve until SIGTERM; with --profile, write a profile of the event loop's thread."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prefill", required=True, type=int)
     parser.add_argument("--decode", required=True, type=int)
@@ -38,7 +38,7 @@ def main() -> None:
     if args.profile is None:
         run(config, expected)
         return
-    profile = cProfile.Profile(time.thread_time)  # of this thread alone: what other processes take is left out
+    profile = cProfile.Profile(time.thread_time)  # only this thread's CPU time, without that of other processes
     try:
         profile.runcall(run, config, expected)
     finally:

@@ -1,4 +1,4 @@
-"""CPU time of a process to the nanosecond, and the round trips of pings to it."""
+"""CPU time of a process in nanosecond resolution, and the round trips of pings to it."""
 
 import http.client
 import time
@@ -8,7 +8,7 @@ from pathlib import Path
 def cpu_by_thread(pid: int) -> dict[str, float]:
     """Return the seconds that the process's living threads have run, by the kernel's scheduler.
 
-    `loop` is its first thread, the event loop's of ours; the others go by their names, those of one name together.
+    `loop` is its first thread, which runs our event loop; the others are summed by thread name.
     """
     seconds: dict[str, float] = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
@@ -16,32 +16,32 @@ def cpu_by_thread(pid: int) -> dict[str, float]:
             name = "loop" if task.name == str(pid) else (task / "comm").read_text().strip()
             run_s = int((task / "schedstat").read_text().split()[0]) / 1e9
         except FileNotFoundError:
-            continue  # the thread has ended meanwhile
+            continue  # the thread has ended
         seconds[name] = seconds.get(name, 0.0) + run_s
     return seconds
 
 
 def cpu_s(pid: int) -> float:
-    """Return the seconds that all of them have run."""
+    """Return the seconds that all threads of the process have run."""
     return sum(cpu_by_thread(pid).values())
 
 
 def idle_cpu(pid: int, seconds: float) -> float:
-    """Return the CPU seconds the process uses in one second while nobody asks it anything."""
+    """Return the CPU seconds that the process uses per second while it gets no requests."""
     before = cpu_s(pid)
     time.sleep(seconds)
     return (cpu_s(pid) - before) / seconds
 
 
 class Pings:
-    """Asks GET /health over and over on one kept connection; the longest waits are the event loop's lag."""
+    """Sends GET /health repeatedly on one kept connection; the longest waits are the event loop's lag."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         self.round_trips_s: list[float] = []
 
     def ping(self) -> None:
-        """Ask once and note how long it took."""
+        """Send one request and record its time."""
         began = time.perf_counter()
         self._connection.request("GET", "/health")
         self._connection.getresponse().read()

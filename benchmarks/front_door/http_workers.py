@@ -1,9 +1,9 @@
-"""A prefill and a decode worker that only count, over HTTP as vLLM's: what `vllm-router` is put in front of.
+"""Fake prefill and decode workers with vLLM's HTTP API, to be placed behind `vllm-router`; they only count tokens.
 
-    python benchmarks/door/http_workers.py     prints {"ready": true, "prefill": PORT, "decode": PORT}
+    python benchmarks/front_door/http_workers.py     prints {"ready": true, "prefill": PORT, "decode": PORT}
 
-Each answers /v1/completions and /v1/chat/completions with one event a token and a step apart; `max_tokens` alone
-counts. Prefill's answer carries the transfer fields that a router copies to decode.
+Each answers /v1/completions and /v1/chat/completions with one event per token, one step apart; only `max_tokens` is
+used. The prefill worker's answer has the transfer fields that a router copies to decode.
 """
 
 import asyncio

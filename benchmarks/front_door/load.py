@@ -1,4 +1,4 @@
-"""A cheap client for `benchmarks/frontdoor.py`, in a process of its own: raw sockets, no parser, kept connections.
+"""A cheap client for `benchmarks/frontdoor.py`, in a separate process: raw sockets, no parser, kept connections.
 
 Each JSON line on standard input is one run, {"port", "path", "model", "concurrency", "requests", "prompt_words",
 "max_tokens", "stream", "api_key"}; the answer has its wall time, SSE events, statuses other than 200 and first bytes.
@@ -27,7 +27,7 @@ _EVENT = b"data: {"
 
 
 class Call:
-    """One connection that sends request after request and notes what comes."""
+    """One connection that sends request after request and records the answers."""
 
     def __init__(self, port: int, run: "Run") -> None:
         self._run = run
@@ -42,7 +42,7 @@ class Call:
         self.socket.sendall(self._run.request())
 
     def receive(self) -> bool:
-        """Take what is there; return whether the answer is whole."""
+        """Read what has arrived; return whether the answer is complete."""
         content = self.socket.recv(262_144)
         if not content:
             raise ConnectionError(f"the server closed the connection: {self._head[:200]!r}")
@@ -54,7 +54,7 @@ class Call:
 
     def _begin(self, content: bytes) -> bool:
         head, found, rest = content.partition(b"\r\n\r\n")
-        assert found, f"half a head: {content[:200]!r}"
+        assert found, f"incomplete headers: {content[:200]!r}"
         self._head = head.lower()
         if b" 200 " not in head.split(b"\r\n", 1)[0]:
             self._run.failures.append(content[:300].decode(errors="replace"))
@@ -74,36 +74,36 @@ class Call:
 
 
 class Run:
-    """What is sent, how often, and what came of it."""
+    """The specification of one run and its results."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        self.told = told
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.spec = spec
         self.first_bytes_s: list[float] = []
         self.failures: list[str] = []
         self.num_events = 0
-        self._rng = random.Random(told.get("seed", 1))
+        self._rng = random.Random(spec.get("seed", 1))
 
     def request(self) -> bytes:
-        """Return the bytes of one request, its prompt unlike the others."""
-        told = self.told
-        prompt = " " + " ".join(self._rng.choices(WORDS.split(), k=told["prompt_words"]))
+        """Return the bytes of one request with a new random prompt."""
+        spec = self.spec
+        prompt = " " + " ".join(self._rng.choices(WORDS.split(), k=spec["prompt_words"]))
         body = {
-            "model": told["model"], "prompt": prompt, "max_tokens": told["max_tokens"], "stream": told["stream"],
+            "model": spec["model"], "prompt": prompt, "max_tokens": spec["max_tokens"], "stream": spec["stream"],
             "temperature": 0, "ignore_eos": True,
         }  # fmt: skip
         content = json.dumps(body).encode()
-        key = f"Authorization: Bearer {told['api_key']}\r\n" if told.get("api_key") else ""
+        key = f"Authorization: Bearer {spec['api_key']}\r\n" if spec.get("api_key") else ""
         head = (
-            f"POST {told['path']} HTTP/1.1\r\nHost: 127.0.0.1\r\n{key}"
+            f"POST {spec['path']} HTTP/1.1\r\nHost: 127.0.0.1\r\n{key}"
             f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
         )
         return head.encode() + content
 
 
-def run(told: dict[str, Any]) -> dict[str, Any]:
-    """Make all requests, so many at once, and return the figures. Raises TimeoutError after two minutes."""
-    made, left = Run(told), int(told["requests"])
-    calls = [Call(told["port"], made) for _ in range(min(told["concurrency"], left))]
+def run(spec: dict[str, Any]) -> dict[str, Any]:
+    """Send all requests and return the figures. Raises TimeoutError after two minutes."""
+    made, left = Run(spec), int(spec["requests"])
+    calls = [Call(spec["port"], made) for _ in range(min(spec["concurrency"], left))]
     began = time.perf_counter()
     with selectors.DefaultSelector() as selector:
         for call in calls:

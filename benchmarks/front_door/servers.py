@@ -1,4 +1,4 @@
-"""Start the servers that `benchmarks/frontdoor.py` measures, each with the fake workers it needs, and end them."""
+"""Start and stop the servers that `benchmarks/frontdoor.py` measures, each with the fake workers it needs."""
 
 import http.client
 import json
@@ -18,7 +18,7 @@ from benchmarks.kv.control import ROOT, Child
 
 START_S = 400
 _VLLM_ENV = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-_DOOR = ROOT / "benchmarks" / "door"
+_SCRIPTS = ROOT / "benchmarks" / "door"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Server:
     workers: Child | None = None
 
     def pace(self, step_s: float) -> None:
-        """Let the workers behind it take so long for a step."""
+        """Set the step time of the workers behind it."""
         if self.workers is not None:
             self.workers.ask(step_s=step_s)
 
@@ -41,8 +41,8 @@ def start_ours(stack: ExitStack, model: str, flags: Sequence[str], profile: str 
     """Start our scheduler over two fake instances."""
     workers = _child(stack, "instances")
     (port,) = free_ports(1)
-    command = [sys.executable, str(_DOOR / "front.py"), "--model", model, "--port", str(port)]
-    command += ["--prefill", str(workers.told["prefill"]), "--decode", str(workers.told["decode"])]
+    command = [sys.executable, str(_SCRIPTS / "front.py"), "--model", model, "--port", str(port)]
+    command += ["--prefill", str(workers.ready["prefill"]), "--decode", str(workers.ready["decode"])]
     command += ["--log-level", "WARNING", *(["--profile", profile] if profile else []), *flags]
     return Server("pdserve", port, _ready(stack, command, port, "/ready"), model, workers)
 
@@ -51,7 +51,7 @@ def start_router(stack: ExitStack, program: str) -> Server:
     """Start vllm-router over two fake HTTP workers, a prefill and a decode one."""
     workers = _child(stack, "http_workers")
     port, metrics = free_ports(2)
-    prefill, decode = (f"http://127.0.0.1:{workers.told[name]}" for name in ("prefill", "decode"))
+    prefill, decode = (f"http://127.0.0.1:{workers.ready[name]}" for name in ("prefill", "decode"))
     command = [program, "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics)]
     command += ["--vllm-pd-disaggregation", "--prefill", prefill, "--decode", decode, "--policy", "round_robin"]
     command += ["--log-level", "error", "--max-concurrent-requests", "2048"]
@@ -59,7 +59,7 @@ def start_router(stack: ExitStack, program: str) -> Server:
 
 
 def start_vllm(stack: ExitStack, program: str, tokenizer: str) -> Server:
-    """Start vLLM's API server, its engine in a process of its own, over one tiny layer with random weights."""
+    """Start vLLM's API server, its engine in a separate process, with one tiny layer of random weights."""
     (port,) = free_ports(1)
     model = stack.enter_context(tempfile.TemporaryDirectory(prefix="frontdoor-model-"))
     write_tiny_model(Path(model), Path(tokenizer))
@@ -79,7 +79,7 @@ def write_tiny_model(folder: Path, tokenizer: Path) -> None:
 
 
 def _child(stack: ExitStack, name: str) -> Child:
-    child = Child([sys.executable, str(_DOOR / f"{name}.py")])
+    child = Child([sys.executable, str(_SCRIPTS / f"{name}.py")])
     stack.callback(child.close)
     return child
 
