@@ -65,7 +65,7 @@ class Pinned:
     def kind(self, one: Listening) -> str:
         """Return the name docs/ports.md should have for a socket."""
         if one.host == f"@{door_name('127.0.0.1', self.cluster.port)}":
-            return "scheduler door"
+            return "scheduler admin socket"
         if one.process == "scheduler":
             return "scheduler http" if one.port == self.cluster.port else f"undocumented port {one.port}"
         if one.port is None:
