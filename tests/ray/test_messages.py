@@ -35,5 +35,5 @@ def test_what_is_no_such_message_is_refused(text: str, words: str) -> None:
 
 
 def test_a_list_of_other_things_than_words_is_refused() -> None:
-    with pytest.raises(InternalError, match=r"Wanted.device_ids is \[4\]"):
+    with pytest.raises(InternalError, match=r"NodeRequest.device_ids is \[4\]"):
         decode(NodeRequest, '{"kind": "npu", "device_ids": [4], "version": "0"}')
