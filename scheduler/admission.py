@@ -1,7 +1,7 @@
-"""The queue of the cluster: prompts wait here, in the order of queue/fair_queue.py, until placement finds them room.
+"""The cluster's queue: prompts wait here, in the order of queue/fair_queue.py, until placement has room for them.
 
-Bounded in prompts and in tokens. Where the first has no room, the next few may pass it, but only so often: then all
-wait for it, so a large prompt is not passed for ever.
+Limited in prompts and in tokens. If there is no room for the first, a few others may overtake it, but only so often:
+then all wait for it, so that a large prompt does not starve.
 """
 
 import asyncio
@@ -24,23 +24,23 @@ _MOST_PASSED = 16
 
 
 class GrantSource(Protocol):
-    """Where prompts go. `scheduler/grants.py` has the implementation."""
+    """The interface to placement, implemented by scheduler/grants.py."""
 
     def look_anew(self) -> None:
-        """Something may have changed since the last call."""
+        """Discard cached loads, which may have changed."""
         ...
 
     def has_room(self, *, stays: bool) -> bool:
-        """Whether it is worth trying to place anything; `stays`: also a prompt that ends where it starts."""
+        """Whether placing any prompt may succeed; `stays`: also one that finishes where it is prefilled."""
         ...
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Grant | None:
-        """Book and return a grant, or None to wait. Raises the PdserveError that ends the prompt."""
+        """Book and return a grant, or None to wait. Raises the PdserveError that fails the prompt."""
         ...
 
 
 class Admission:
-    """Owns the queue."""
+    """Owner of the queue."""
 
     def __init__(self, limits: ControlLimits, places: GrantSource) -> None:
         self._places = places
@@ -48,7 +48,7 @@ class Admission:
         self._room = QueueRoom(limits)
         self.costs = PromptCosts()
         self._num_staying = 0
-        self._without_room: set[Waiting] = set()  # tried since anything changed
+        self._without_room: set[Waiting] = set()  # tried since the last change
         self._pump: asyncio.Handle | None = None
         self._granted_at: float | None = None
         self._seconds_per_grant = 0.0
@@ -60,17 +60,17 @@ class Admission:
 
     @property
     def waiting_tokens(self) -> int:
-        """Their prompt tokens."""
+        """Prompt tokens in the queue."""
         return self._room.num_tokens
 
     def check_room(self, num_prompts: int, num_tokens: int, tenant: str = "") -> None:
-        """Raise Overloaded if these do not fit behind what already waits."""
+        """Raise Overloaded if these prompts do not fit into the queue."""
         refusal = self._room.refusal(tenant, num_prompts, num_tokens)
         if refusal is not None:
             raise Overloaded(refusal, self._retry_after_s())
 
     def enter(self, waiting: Waiting, *, front: bool = False) -> None:
-        """Put a prompt into the queue by its turn, or back at its front."""
+        """Put a prompt into the queue at its turn, or back at the front."""
         waiting.cost = self.costs.cost(waiting.tenant, waiting.facts)
         if front:
             self._queue.add_front(waiting)
@@ -82,7 +82,7 @@ class Admission:
         self._fill()
 
     def leave(self, waiting: Waiting) -> None:
-        """Take a prompt out, whether it waits or was granted. Idempotent."""
+        """Remove a prompt, whether it is waiting or was granted. Idempotent."""
         if waiting in self._queue:
             held_up_others = waiting in self._without_room
             self._queue.remove(waiting)
@@ -95,12 +95,12 @@ class Admission:
             waiting.grant.result().release()
 
     def changed(self) -> None:
-        """A load, a booking or a member changed. Many do at once: what waits is tried when all of them have."""
+        """Schedule one pass over the queue after a load, a booking or a member changed: many change at once."""
         if self._pump is None and self._queue:
             self._pump = asyncio.get_running_loop().call_soon(self.pump)
 
     def pump(self) -> None:
-        """Grant while there is room."""
+        """Grant prompts while there is room."""
         self._pump = None
         self._places.look_anew()
         if self._queue and self._places.has_room(stays=self._num_staying > 0):
@@ -112,7 +112,7 @@ class Admission:
             pass
 
     def _take_one(self) -> bool:
-        """Try the first in the queue that were not tried yet; return whether one went out of it."""
+        """Try the first prompts in the queue that were not tried yet; return whether one left the queue."""
         passed: list[Waiting] = []
         for waiting in itertools.islice(self._queue.order(), _WINDOW):
             if waiting not in self._without_room and self._goes(waiting):
@@ -125,8 +125,8 @@ class Admission:
         return False
 
     def _goes(self, waiting: Waiting) -> bool:
-        """Try to place a prompt; return whether it waits no more."""
-        if not waiting.grant.done():  # done: cancelled while it waited; its request is about to leave
+        """Try to place a prompt; return whether it no longer waits."""
+        if not waiting.grant.done():  # done: cancelled while waiting; its request is about to remove it
             try:
                 grant = self._places.try_place(waiting.prompt_id, waiting.facts)
             except PdserveError as error:
@@ -152,7 +152,7 @@ class Admission:
         self._num_staying -= waiting.facts.stays
 
     def _note_time(self) -> None:
-        """Learn the smoothed time between grants while others wait."""
+        """Update the smoothed time between grants while others wait."""
         now = asyncio.get_running_loop().time()
         if self._granted_at is not None:
             self._seconds_per_grant += 0.2 * (now - self._granted_at - self._seconds_per_grant)

@@ -1,4 +1,4 @@
-"""The HTTP surface: which path is served by which endpoint."""
+"""The HTTP API: the routes and their endpoints."""
 
 from collections.abc import Awaitable, Callable
 from typing import cast
@@ -35,8 +35,8 @@ from wire.errors import PdserveError
 _STREAMED = ("application/json", "text/event-stream")
 
 OPENAI_ROUTES: tuple[Route, ...] = (
-    Route("GET", "/v1/models", list_models, "models", "The names that requests may use"),
-    Route("GET", "/v1/models/{name:path}", retrieve_model, "models", "The card of one name"),
+    Route("GET", "/v1/models", list_models, "models", "List the model names that requests may use"),
+    Route("GET", "/v1/models/{name:path}", retrieve_model, "models", "Show one model name"),
     Route(
         "POST", "/v1/completions", create_completion, "text", "Continue one or several prompts",
         CompletionBody, TEXT, media_types=_STREAMED, required=("prompt",), queues=True,
@@ -46,13 +46,13 @@ OPENAI_ROUTES: tuple[Route, ...] = (
         ChatBody, TEXT, media_types=_STREAMED, required=("messages",), queues=True,
     ),
     Route(
-        "POST", "/v1/embeddings", create_embedding, "vectors", "A vector for each text", EmbeddingBody, VECTORS,
+        "POST", "/v1/embeddings", create_embedding, "vectors", "Compute a vector for each text", EmbeddingBody, VECTORS,
         queues=True,
     ),
-    Route("POST", "/v1/score", create_score, "vectors", "How alike two texts are", ScoreBody, queues=True),
+    Route("POST", "/v1/score", create_score, "vectors", "Compute the similarity of two texts", ScoreBody, queues=True),
     Route("POST", "/score", create_score, "vectors", "The same as /v1/score", ScoreBody, queues=True),
     Route(
-        "POST", "/invocations", invoke, "text", "The route of SageMaker: what the body holds says which it is",
+        "POST", "/invocations", invoke, "text", "SageMaker's route: the fields of the body select the API",
         media_types=_STREAMED, queues=True,
     ),
     Route("POST", "/tokenize", tokenize, "tokenizer", "The token ids of a text or a conversation", TokenizeBody),
@@ -73,14 +73,14 @@ OPS_ROUTES: tuple[Route, ...] = (
     Route("GET", "/health", health, "operations", "Whether this process can work", says_no=True),
     Route("GET", "/ready", ready, "operations", "Whether a request would be served now", says_no=True),
     Route("GET POST", "/ping", ping, "operations", "The same as /health", says_no=True),
-    Route("GET", "/load", load, "operations", "How many requests are under way"),
-    Route("GET", "/version", version, "operations", "Which pdserve this is"),
-    Route("GET", "/metrics", metrics, "operations", "All figures, for Prometheus", media_types=("text/plain",)),
+    Route("GET", "/load", load, "operations", "Number of running requests"),
+    Route("GET", "/version", version, "operations", "The version of pdserve"),
+    Route("GET", "/metrics", metrics, "operations", "All metrics, for Prometheus", media_types=("text/plain",)),
 )
 
 
 def build_app(front: AppContext) -> ASGIApp:
-    """Return the ASGI app that serves `front`: the routes that its options open, and their description."""
+    """Return the ASGI app for `front`: the routes that its options enable, and their OpenAPI document."""
     options = front.config.options
     routes = open_routes(options, keyed=len(front.keys) > 0)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
@@ -102,9 +102,9 @@ def build_app(front: AppContext) -> ASGIApp:
 
 
 def open_routes(options: SchedulerOptions, *, keyed: bool = False) -> tuple[Route, ...]:
-    """Return what is served, the routes that describe it last; with USE_OPENAI=0 the old API in place of OpenAI's.
+    """Return the served routes, those with the API's description last; with USE_OPENAI=0 the legacy API.
 
-    `keyed`: clients are asked for a key.
+    `keyed`: clients need an API key.
     """
     served = OPENAI_ROUTES if options.use_openai == "1" else OLD_ROUTES
     routes = tuple(route for route in (*served, *OPS_ROUTES) if route.is_open(options))
@@ -122,7 +122,7 @@ def open_routes(options: SchedulerOptions, *, keyed: bool = False) -> tuple[Rout
 
 
 def _bound(route: Route, front: AppContext) -> Callable[[Request], Awaitable[Response]]:
-    """An endpoint's answer is any ASGI app: starlette only calls it."""
+    """Return the route's handler: starlette only calls the endpoint's response, which may be any ASGI app."""
 
     async def serve(request: Request) -> Response:
         route.check_model(front.tokens.files.kind)
@@ -134,5 +134,5 @@ def _bound(route: Route, front: AppContext) -> Callable[[Request], Awaitable[Res
 
 
 async def _pass_on(_: Request, error: Exception) -> Response:
-    """A client that went away gets no answer: the gate counts it."""
+    """Re-raise: a disconnected client gets no answer, and the gate counts it."""
     raise error

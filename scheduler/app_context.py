@@ -1,4 +1,4 @@
-"""What the HTTP surface stands on: everything an endpoint needs, made once by the process's entry point."""
+"""The HTTP API's dependencies: everything an endpoint needs, created once at startup."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +19,7 @@ from wire.errors import UnknownModel
 
 @dataclass(frozen=True, slots=True)
 class ReadyReport:
-    """Whether a request would be served now; if not, `missing` says what for, in words. `view` is shown as it is."""
+    """Whether a request would be served now; if not, `missing` lists what is missing. `view` is shown unchanged."""
 
     ready: bool
     missing: tuple[str, ...] = ()
@@ -27,21 +27,21 @@ class ReadyReport:
 
 
 def always_healthy() -> str | None:
-    """Return None: a process that answers and has no engine of its own is well."""
+    """Return None: a process without its own engine is healthy while it answers."""
     return None
 
 
 def no_bound(num_tokens: int, num_sequences: int) -> int | None:
-    """Return None: only the model's length bounds the output."""
+    """Return None: only the model's length limits the output."""
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class AppContext:
-    """The scheduler behind its HTTP surface.
+    """The scheduler's state for the HTTP API.
 
-    `health` returns why the process cannot work, None if it can; `most_output` how many output tokens the KV pools
-    hold behind a prompt for each of its sequences.
+    `health` returns why the process cannot work, None if it can; `most_output` returns how many output tokens per
+    sequence fit into the KV pools after a prompt.
     """
 
     config: SchedulerConfig
@@ -58,16 +58,16 @@ class AppContext:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def observer_of(self, headers: Iterable[tuple[bytes, bytes]]) -> Observer:
-        """Return who hears how a request goes, by its HTTP headers: the figures, and its trace where there are any."""
+        """Return the observer of a request with these HTTP headers: the counters, or its trace if there are any."""
         figures = self.metrics.figures
         return figures if self.traces is None else self.traces.observer(figures, headers)
 
     def model_named(self, name: str | None) -> str:
-        """Return the model that a body's `model` names: the served one where it names none. Raises UnknownModel."""
+        """Return the model that a body's `model` names, the served one if it is None. Raises UnknownModel."""
         names = self.config.engine.served_names()
         if name is None:
             return names[0]
         if name not in names:
-            shown = ", ".join(one for one in names if not one.startswith("/"))  # no folder of this host
+            shown = ", ".join(one for one in names if not one.startswith("/"))  # hide folders of this host
             raise UnknownModel(f"the model {name[:200]!r} does not exist here; served: {shown or 'see /v1/models'}")
         return name

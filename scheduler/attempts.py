@@ -1,4 +1,4 @@
-"""The tries of one prompt: wait for a grant, run its path, and after a failure or a refusal go back to the queue."""
+"""The attempts of one prompt: wait for a grant, run its path, and after a failure or a refusal queue again."""
 
 import asyncio
 import math
@@ -34,7 +34,7 @@ RETRYABLE = (InstanceLost, HandoffFailed, Draining, InternalError)
 
 
 class Attempts:
-    """Takes prompts from the queue to their end; what it counts stands in the dispatch's ledger."""
+    """Runs queued prompts to their end; updates the dispatch's ledger."""
 
     def __init__(
         self, limits: ControlLimits, placer: Placer, admission: Admission, readiness: Readiness, retries: RetryBudget,
@@ -48,11 +48,11 @@ class Attempts:
         self._ledger = ledger
 
     async def serve(self, prompt: PromptRun, places: dict[PromptRun, Waiting]) -> PromptDone:
-        """Take one prompt, which waits at its place in the queue, to its end. Raises what failed it.
+        """Run one queued prompt to its end. Raises the error that failed it.
 
-        A new try goes on from the tokens that left already. Only failures count as tries: an instance without room
-        after all is asked again after its next load, until the prompt's limit; where the first token is out, that limit
-        does not start anew with every refusal.
+        A new attempt continues from the tokens already sent. Only failures count as attempts: an instance that turns
+        out to have no room is tried again after its next load, until the prompt's deadline; after the first token,
+        refusals do not extend that deadline.
         """
         failure: PdserveError | None = None
         num_failures, stalls_at = 0, math.inf
@@ -85,7 +85,7 @@ class Attempts:
         self, prompt: PromptRun, places: dict[PromptRun, Waiting], retry: Retry, failure: PdserveError | None, *,
         has_failed: bool,
     ) -> Grant:  # fmt: skip
-        """Go back to the queue, a prompt that failed as the budget allows. Raises AllEnded, with no place there."""
+        """Queue again, after a failure only when the retry budget allows. Raises AllEnded, leaving the queue."""
         if has_failed:
             with prompt.wanted(retry.give_up):
                 await self._wait_for_retry(prompt, retry)
@@ -101,7 +101,7 @@ class Attempts:
         return grant
 
     async def run_path(self, prompt: PromptRun, grant: Grant, retry: Retry | None = None) -> None:
-        """Run the granted plan once. Raises what failed it."""
+        """Run the granted plan once. Raises the error that failed it."""
 
         def succeeded() -> None:
             if retry is not None:
@@ -114,22 +114,22 @@ class Attempts:
         if prompt.state.pooling is not None:
             await PoolingPath(grant.decode, answered=crossed).run(prompt)
         elif grant.prefill is None:
-            is_whole = grant.decode.role is Role.COMBINED  # else nothing crossed to where tokens are decoded
+            is_whole = grant.decode.role is Role.COMBINED  # else no decode instance was reached
             await LocalPath(grant.decode, crossed=crossed if is_whole else succeeded).run(prompt)
         else:
             path = HandoffPath(grant.prefill, grant.decode, limits=self._limits, crossed=crossed)
             await path.run(prompt)
 
     async def _wait_for_grant(self, prompt: PromptRun, waiting: Waiting, failure: PdserveError | None) -> Grant:
-        """Wait in the queue. When no pair is left to try, what failed the last one is raised."""
+        """Wait in the queue. When no pair is left to try, raise the last failure."""
         try:
-            if waiting.grant.done():  # as where nobody waits before it: no timer then
+            if waiting.grant.done():  # common when the queue is empty: needs no timer
                 grant = await waiting.grant
             else:
                 async with asyncio.timeout_at(prompt.deadline):
                     grant = await waiting.grant
         except TimeoutError:
-            prompt.stage += f": {self._placer.why_waiting(waiting.facts) or 'others are before it'}"
+            prompt.stage += f": {self._placer.why_waiting(waiting.facts) or 'others are ahead of it'}"
             raise prompt.deadline_error() from None
         except Unavailable as error:
             raise (failure or error) from None
@@ -137,12 +137,12 @@ class Attempts:
         return grant
 
     async def _wait_for_retry(self, prompt: PromptRun, retry: Retry) -> None:
-        """Wait until the cluster's budget has room for a retry, as long as the prompt's own limit allows."""
+        """Wait until the cluster's retry budget has room, at most until the prompt's deadline."""
         retry.done()
         if self._retries.is_spent:
             self._ledger.delayed_retries += 1
             under_way, limit = self._retries.num_under_way, self._retries.limit
-            prompt.enter(f"waiting to be retried while {under_way} others are (the limit is {limit})")
+            prompt.enter(f"waiting to be retried: {under_way} retries are running (limit {limit})")
         try:
             async with asyncio.timeout_at(prompt.deadline):
                 await retry.begin()
@@ -156,7 +156,7 @@ class Attempts:
 
     def _requeue(self, prompt: PromptRun, places: dict[PromptRun, Waiting]) -> None:
         prompt.begin_attempt()
-        passed = places[prompt].passed  # a prompt refused after all is not passed for ever either
+        passed = places[prompt].passed  # so that a refused prompt does not starve either
         places[prompt] = prompt.waiting()
         places[prompt].passed = passed
         self._admission.enter(places[prompt], front=True)

@@ -1,4 +1,4 @@
-"""The scheduler's one frozen config, built once from flags and environment."""
+"""The scheduler's frozen config, built once from flags and environment."""
 
 import argparse
 import dataclasses
@@ -21,26 +21,26 @@ def parse_ports(text: str) -> tuple[int, ...]:
         raise ConfigError(f"NODE_PORTS {text!r} is not a comma-separated list of ports, as 8088,8089") from None
     for port in ports:
         if not 1 <= port <= 65535:
-            raise ConfigError(f"NODE_PORTS holds {port}: a port is 1..65535")
+            raise ConfigError(f"NODE_PORTS has {port}: a port is 1..65535")
     return ports
 
 
 def parse_texts(text: str) -> tuple[str, ...]:
-    """Return the texts of `["*"]`, a JSON list, or of one text alone. Raises ConfigError."""
+    """Return the texts of `["*"]`, a JSON list, or of a single text. Raises ConfigError."""
     if not text.lstrip().startswith("["):
         return (text,)
     try:
         given = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{text[:80]!r} is no JSON list of texts: {error}") from None
+        raise ConfigError(f"{text[:80]!r} is not a JSON list of texts: {error}") from None
     if not all(isinstance(one, str) for one in given):
-        raise ConfigError(f"{text[:80]!r} is no JSON list of texts")
+        raise ConfigError(f"{text[:80]!r} is not a JSON list of texts")
     return tuple(given)
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOptions:
-    """Flags of the scheduler alone."""
+    """Flags of the scheduler only."""
 
     global_rank_table: str = flag(
         "", "file of the global ranktable (env GLOBAL_RANK_TABLE_FILE_PATH)", env="GLOBAL_RANK_TABLE_FILE_PATH"
@@ -50,64 +50,64 @@ class SchedulerOptions:
         parse=parse_ports, env="NODE_PORTS",
     )  # fmt: skip
     use_openai: str = flag(
-        "1", "1: serve the OpenAI API, 0: /generate as vLLM's first server did (env USE_OPENAI)", env="USE_OPENAI"
+        "1", "1: serve the OpenAI API, 0: /generate like vLLM's first server (env USE_OPENAI)", env="USE_OPENAI"
     )
     chat_template: str | None = flag(None, "file or text of a chat template (default: the model's)")
     chat_template_content_format: str = flag(
-        "auto", "contents as one text, as a list of parts, or as the template takes them", choices=CONTENT_FORMATS
+        "auto", "contents as one text, as a list of parts, or as the template expects", choices=CONTENT_FORMATS
     )
     default_chat_template_kwargs: str = flag(
-        "", "JSON object of variables for every chat template; a request's own win", parse=checked_kwargs
+        "", "JSON object of variables for every chat template; a request's take precedence", parse=checked_kwargs
     )
     trust_request_chat_template: bool | None = flag(
-        None, "take chat templates that come with a request (default: only where no key is set)"
+        None, "accept chat templates in requests (default: only if no key is set)"
     )
     api_key: tuple[str, ...] = flag(
-        (), "a key that clients have to show; may be given again (env PDSERVE_API_KEY, VLLM_API_KEY). Any user of this "
-        "host sees a command line: better the variable or --api-key-file",
+        (), "an API key that clients must send; may be repeated (env PDSERVE_API_KEY, VLLM_API_KEY). Any user of this "
+         "host sees a command line: prefer the variable or --api-key-file",
         secret=True,
     )  # fmt: skip
-    api_key_file: str | None = flag(None, "file of keys, one a line, instead of the variables (default: none)")
-    protect_metrics: bool = flag(False, "ask for a key on /metrics too")
+    api_key_file: str | None = flag(None, "file of keys, one per line, instead of the variables (default: none)")
+    protect_metrics: bool = flag(False, "require a key on /metrics too")
     ssl_keyfile: str | None = flag(None, "PEM of the HTTP server's key: HTTPS (default: HTTP)")
     ssl_certfile: str | None = flag(None, "PEM of its certificate and chain (default: none)")
     ssl_ca_certs: str | None = flag(None, "PEM of the authorities of clients' certificates (default: none)")
     ssl_cert_reqs: str = flag("0", "clients' certificates: 0 none, 1 optional, 2 required", choices=("0", "1", "2"))
-    allowed_origins: tuple[str, ...] = flag((), "origins whose pages may ask, as a JSON list: CORS", parse=parse_texts)
-    allowed_methods: tuple[str, ...] = flag(("*",), "methods they may use, as a JSON list", parse=parse_texts)
-    allowed_headers: tuple[str, ...] = flag(("*",), "headers they may send, as a JSON list", parse=parse_texts)
-    allow_credentials: bool = flag(False, "they may send cookies and the like; needs origins by name")
-    root_path: str = flag("", "prefix of paths that a proxy in front leaves on, as /llm (default: none)")
+    allowed_origins: tuple[str, ...] = flag((), "origins of pages allowed to call, as a JSON list", parse=parse_texts)
+    allowed_methods: tuple[str, ...] = flag(("*",), "methods that pages may use, as a JSON list", parse=parse_texts)
+    allowed_headers: tuple[str, ...] = flag(("*",), "headers that pages may send, as a JSON list", parse=parse_texts)
+    allow_credentials: bool = flag(False, "pages may send cookies and credentials; needs named origins")
+    root_path: str = flag("", "path prefix kept by a reverse proxy, as /llm (default: none)")
     sse_keep_alive_interval: float | None = flag(
-        None, "seconds without an event after which a stream carries a comment (default: never)", parse=float
+        None, "seconds without an event after which a stream gets a comment (default: never)", parse=float
     )
     otlp_traces_endpoint: str | None = flag(
-        None, "URL of the collector that gets a trace of each request, as http://localhost:4317 (default: none)"
+        None, "URL of the collector for request traces, as http://localhost:4317 (default: none)"
     )
     startup_timeout: float = flag(600.0, "seconds to wait for the instances at start", parse=float)
     first_token_timeout: float = flag(120.0, "seconds a request may wait for its first token", parse=float)
-    stall_timeout: float = flag(10.0, "seconds a request may go without progress", parse=float)
+    stall_timeout: float = flag(10.0, "seconds a request may make no progress", parse=float)
     client_timeout: float = flag(30.0, "seconds a client may take to send its body or to read", parse=float)
     shutdown_timeout: float = flag(30.0, "seconds running requests get after SIGTERM", parse=float)
     max_queued_requests: int = flag(1000, "most requests waiting; more get 429", parse=int)
     max_queued_tokens: int = flag(4_000_000, "most prompt tokens waiting; more get 429", parse=int)
     retry_share: float = flag(0.2, "most retries at once while others wait, as a share of active requests", parse=float)
-    min_retries: int = flag(3, "retries always allowed in a minute, whatever their share", parse=int)
+    min_retries: int = flag(3, "retries per minute always allowed, whatever the share", parse=int)
     max_body_bytes: int = flag(16 * 2**20, "largest request body; larger get 413", parse=parse_bytes)
     max_answer_bytes: int = flag(
-        64 * 2**20, "largest answer that is sent whole; more is refused: streams have no such limit", parse=parse_bytes
+        64 * 2**20, "largest non-streamed answer; larger ones are refused, streams are not limited", parse=parse_bytes
     )
     generation_config: str = flag(
         "vllm",
-        "values of fields that a request leaves out: vllm (temperature 1, top_p 1, ...), auto (the model's "
+        "defaults of fields that a request omits: vllm (temperature 1, top_p 1, ...), auto (the model's "
         "generation_config.json), or a folder with one",
     )
-    override_generation_config: str | None = flag(None, "JSON whose values win over --generation-config's")
-    response_role: str = flag("assistant", "who speaks in the answers of chats")
+    override_generation_config: str | None = flag(None, "JSON whose values override --generation-config's")
+    response_role: str = flag("assistant", "role of the answers in chats")
     max_logprobs: int = flag(20, "most log probabilities at each position; -1: the whole vocabulary", parse=int)
-    return_tokens_as_token_ids: bool = flag(False, "name tokens in log probabilities by number, as token_id:42")
-    enable_prompt_tokens_details: bool = flag(False, "tell in usage how many prompt tokens were cached")
-    enable_force_include_usage: bool = flag(False, "end every stream with the token counts, asked or not")
+    return_tokens_as_token_ids: bool = flag(False, "show tokens in log probabilities by id, as token_id:42")
+    enable_prompt_tokens_details: bool = flag(False, "report in usage how many prompt tokens were cached")
+    enable_force_include_usage: bool = flag(False, "end every stream with the token counts, even if not requested")
     max_n: int = flag(16, "most choices of one prompt", parse=int)
     max_prompts: int = flag(64, "most prompts of one request", parse=int)
     max_stop_strings: int = flag(4, "most stop strings of one request", parse=int)
@@ -117,7 +117,7 @@ class SchedulerOptions:
     enable_tokenizer_info_endpoint: bool = flag(False, "serve /tokenizer_info, the tokenizer's config")
 
     def chat_settings(self, *, keyed: bool) -> ChatSettings:
-        """Return what the flags say of chat templates; `keyed`: whether clients have to show a key."""
+        """Return the settings for chat templates; `keyed`: whether clients need an API key."""
         trusts = self.trust_request_chat_template
         kwargs = parse_kwargs(self.default_chat_template_kwargs)
         return ChatSettings(self.chat_template_content_format, not keyed if trusts is None else trusts, kwargs)
@@ -125,7 +125,7 @@ class SchedulerOptions:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """All a scheduler process is told."""
+    """The config of a scheduler process."""
 
     engine: EngineOptions
     options: SchedulerOptions
@@ -138,9 +138,9 @@ def parser() -> argparse.ArgumentParser:
     """Return the scheduler's command line."""
     made = Parser(
         prog="scheduler",
-        description="The front door of a cluster: serves the OpenAI API and places each prompt on a prefill and a "
+        description="The entry point of a cluster: serves the OpenAI API and places each prompt on a prefill and a "
         "decode instance of the global ranktable.",
-        epilog="Engine flags are accepted so that one line can start every role; the scheduler uses --model, "
+        epilog="Engine flags are accepted so that one command line fits every role; the scheduler uses --model, "
         "--served-model-name, --max-model-len, --host, --port and --log-level.",
     )
     add_flags(made, EngineOptions)
@@ -160,7 +160,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Sche
 
 def _check(engine: EngineOptions, options: SchedulerOptions) -> None:
     if not engine.model:
-        raise ConfigError("--model is missing: give the folder of the model")
+        raise ConfigError("--model is missing: give the model folder")
     if not 0 <= engine.port <= 65535:
         raise ConfigError(f"--port {engine.port} is not a port: 0..65535, 0 for any free one")
     if engine.max_model_len is not None and engine.max_model_len < 2:

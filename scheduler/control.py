@@ -1,4 +1,4 @@
-"""The control half of the scheduler in one piece: registry, dispatch, readiness and probe."""
+"""The scheduler's control plane: registry, dispatch, readiness and probe."""
 
 import asyncio
 
@@ -15,9 +15,9 @@ from wire.errors import PdserveError
 
 
 class Control:
-    """Owns the parts and their tasks. `run` lives as long as the scheduler; `dispatch` takes the requests.
+    """Owner of the parts and their tasks. `run` runs as long as the scheduler; `dispatch` accepts the requests.
 
-    `id_prefix` begins every prompt's id: no other scheduler has it. `kind` is what probes ask for.
+    `id_prefix` starts every prompt's id and is unique per scheduler. `kind` selects the requests that probes send.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Control:
         self._probe = PathProbe(self.dispatch, self.readiness, limits, kind)
 
     async def run(self) -> None:
-        """Keep the sessions and probe, for ever. Raises Incompatible if that shows before anything was served."""
+        """Keep the sessions and probe until cancelled. Raises Incompatible if found before anything was served."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.registry.run())
@@ -39,11 +39,11 @@ class Control:
             raise errors[0] if errors else group from None
 
     def ready(self) -> bool:
-        """Whether a path lives now and something crossed it lately."""
+        """Whether a path is living now and was used recently."""
         return self.readiness.ready()
 
     def view(self) -> ClusterView:
-        """Return the picture of now."""
+        """Return the current view."""
         admission, retries = self.dispatch.admission, self.dispatch.retries
         return ClusterView(
             ready=self.ready(),

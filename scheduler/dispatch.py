@@ -1,11 +1,11 @@
-"""Run requests: queue, place, run a path, and end exactly once. READ FIRST in this package.
+"""Run requests: queue, place, run a path, and finish exactly once. READ FIRST in this package.
 
     start ----> admission ----> placement ----> path (handoff | local) ----> Running.events()
     accept      wait for room   choose a pair   reserve, prefill, step       the client reads
 
-Each prompt of a request goes this way alone (attempts.py). A prompt whose pair fails is tried again, on another pair
-where there is one and as the budget of retries allows, and goes on from the tokens that left already; one that finds no
-room after all goes back to the front of the queue.
+Each prompt of a request goes through these steps on its own (attempts.py). If its pair fails, it is retried, on another
+pair if there is one and as the retry budget allows, from the tokens already sent; if the instance turns out to have no
+room, it returns to the front of the queue.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ log = EventLogger("dispatch")
 
 
 class Dispatch:
-    """Owns the requests under way. Implements scheduler.request.Dispatcher."""
+    """Owner of the running requests. Implements scheduler.request.Dispatcher."""
 
     def __init__(self, registry: Registry, readiness: Readiness, limits: ControlLimits, *, id_prefix: str) -> None:
         self.ledger = FinishedRequests()
@@ -51,7 +51,7 @@ class Dispatch:
         registry.on_change(self.admission.changed)
 
     def check_room(self, tenant: str) -> None:
-        """Raise Overloaded where not even one prompt of one token more may wait; what else is amiss, `start` says."""
+        """Raise Overloaded if not even a one-token prompt may wait; `start` reports all other errors."""
         if self._draining or not self._registry.has_path():
             return
         try:
@@ -61,7 +61,7 @@ class Dispatch:
             raise
 
     def start(self, request: GenerationRequest) -> Running:
-        """Take a request.
+        """Start a request.
 
         Raises InvalidRequest, Overloaded, Unavailable without a path, Draining while shutting down.
         """
@@ -80,13 +80,13 @@ class Dispatch:
         return running
 
     async def probe(self, request: GenerationRequest, plan: Plan) -> None:
-        """Run a one-prompt request over this very plan, past the queue and the ledger. Raises what failed it."""
+        """Run a one-prompt request on exactly this plan, bypassing queue and ledger. Raises the error that ended it."""
         prompt = self._new_prompt(request, 0, Running())
         with self._placer.grant(prompt.prompt_id, plan) as grant:
             await self._tries.run_path(prompt, grant)
 
     async def close(self, drain_s: float) -> None:
-        """Refuse new requests, give those under way `drain_s` to end, then cancel them."""
+        """Refuse new requests, give running ones `drain_s` to finish, then cancel them."""
         self._draining = True
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=drain_s)
@@ -127,7 +127,7 @@ class Dispatch:
     def _ended(
         self, task: asyncio.Task[None], request: GenerationRequest, places: dict[PromptRun, Waiting], running: Running
     ) -> None:
-        """The one place where a request ends: the queue forgets it, the ledger counts it, the client hears it."""
+        """Finish a request, the only place for that: clear the queue, update the ledger, inform the client."""
         self._tasks.discard(task)
         for waiting in places.values():
             self.admission.leave(waiting)
@@ -142,9 +142,9 @@ class Dispatch:
             return
         self.ledger.failed += 1
         reason = _reason(error, request)
-        say = log.debug if isinstance(reason, InvalidRequest) else log.warning  # a client can be wrong all day
+        report = log.debug if isinstance(reason, InvalidRequest) else log.warning  # clients can cause many of these
         name = type(reason).__name__
-        say("request_failed", request_id=request.request_id, error=name, reason=without_values(reason))
+        report("request_failed", request_id=request.request_id, error=name, reason=without_values(reason))
         running.finish(reason)
 
 
@@ -156,7 +156,7 @@ def _canceller(task: asyncio.Task[None]) -> Callable[[], None]:
 
 
 def _reason(error: BaseException, request: GenerationRequest) -> PdserveError:
-    """Return the error to tell the client: the first of ours among the prompts', else InternalError."""
+    """Return the error for the client: the first PdserveError among the prompts', else InternalError."""
     if isinstance(error, PdserveError):
         return error
     if isinstance(error, BaseExceptionGroup):

@@ -1,4 +1,4 @@
-"""A dispatcher without a cluster: it plays a script, so that the HTTP surface can be tested alone."""
+"""A dispatcher without a cluster: it replays a script, so that the HTTP API can be tested alone."""
 
 import asyncio
 import dataclasses
@@ -21,14 +21,14 @@ from wire.types import FinishReason, SamplingParams, StageTimes, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What one sequence says. With `stop_token_id` it ends by that token, else by length."""
+    """The output of one sequence. With `stop_token_id` it finishes by that token, else by length."""
 
     token_ids: Sequence[int]
     stop_token_id: int | None = None
 
 
 Script = Callable[[GenerationRequest, int, int], Line]
-"""From (request, prompt, sequence) to what it says."""
+"""From (request, prompt, sequence) to its output."""
 
 TIMES = StageTimes(
     queue_s=0.001, reserve_s=0.002, prefill_s=0.1, send_s=0.01, first_step_s=0.02, kv_bytes=4096, transport="shm"
@@ -37,11 +37,11 @@ TIMES = StageTimes(
 
 @dataclass(slots=True)
 class ScriptedDispatcher:
-    """Plays `script`, the sequences of a request taking turns token by token.
+    """Replays `script`; the sequences of a request take turns token by token.
 
     After `hold_after` tokens of a request it sets `held` and waits for `released`; after `fail_after` it raises
-    `error`; `refuse_with` is raised at once; `last_finish` replaces how sequences end. It remembers requests, stopped
-    sequences and how each request ended.
+    `error`; `refuse_with` is raised at once; `last_finish` replaces the finish reasons. It records requests, stopped
+    sequences and each request's outcome.
     """
 
     script: Script
@@ -58,12 +58,12 @@ class ScriptedDispatcher:
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def check_room(self, tenant: str) -> None:
-        """Raise what requests are refused with for want of room."""
+        """Raise `refuse_with` if it is Overloaded."""
         if isinstance(self.refuse_with, Overloaded):
             raise self.refuse_with
 
     def start(self, request: GenerationRequest) -> RunningRequest:
-        """Take a request."""
+        """Start a request."""
         if self.refuse_with is not None:
             raise self.refuse_with
         self.requests.append(request)
@@ -71,7 +71,7 @@ class ScriptedDispatcher:
 
 
 class _Playing:
-    """One request being played."""
+    """One request being replayed."""
 
     def __init__(self, dispatcher: ScriptedDispatcher, request: GenerationRequest) -> None:
         self._dispatcher = dispatcher
@@ -99,10 +99,10 @@ class _Playing:
             self._dispatcher.closed.set()
 
     def divert(self, taker: Callable[[NewToken], bool]) -> None:
-        """Let all be read."""
+        """Ignore the taker: all events are read."""
 
     def stop_sequence(self, prompt: int, sequence: int) -> None:
-        """End one sequence from here."""
+        """Stop one sequence from here."""
         self._stopped.add((prompt, sequence))
         self._dispatcher.stopped.append((prompt, sequence))
 
@@ -136,7 +136,7 @@ class _Playing:
         ]
 
     def _cut(self, event: NewToken) -> NewToken:
-        """A stopped sequence says nothing more than that it ended."""
+        """Return the event, of a stopped sequence only its finish."""
         if event.finish is not None and self._dispatcher.last_finish is not None:
             return NewToken(event.prompt, event.sequence, event.index, None, self._dispatcher.last_finish)
         if (event.prompt, event.sequence) not in self._stopped:
@@ -146,7 +146,7 @@ class _Playing:
 
 
 def scores_of(token_id: int, wanted: int | tuple[int, ...]) -> TokenLogprobs:
-    """Return what the script says of a token: its id's hundredth below zero, the likeliest those from id 1 on."""
+    """Return the scripted log probabilities of a token: minus its id / 100; the most likely are those from id 1 on."""
     best = tuple(range(1, wanted + 1)) if isinstance(wanted, int) else wanted
     return TokenLogprobs(-token_id / 100, token_id, best, tuple(-other / 100 for other in best))
 

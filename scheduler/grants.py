@@ -1,4 +1,4 @@
-"""Turn a plan into a grant: the instances it names, and what is booked on them until their own figures show it."""
+"""Turn a plan into a grant: its instances, and the bookings on them until their loads include the prompt."""
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -13,7 +13,7 @@ from wire.errors import Unavailable
 
 
 class Grant(AbstractContextManager["Grant"]):
-    """A prompt may start now, on these instances. `prefill` is None on the local path. Releases its bookings."""
+    """The right to start a prompt now on these instances. `prefill` is None on the local path; exiting releases it."""
 
     def __init__(self, prompt_id: str, plan: Plan, prefill: Instance | None, decode: Instance) -> None:
         self.plan = plan
@@ -26,27 +26,27 @@ class Grant(AbstractContextManager["Grant"]):
         """Book the prompt's tokens where it is prefilled and its blocks where it is decoded."""
         for instance in (self.prefill, self.decode):
             if instance is not None:
-                instance.books.carry(self._prompt_id, facts.chain)
+                instance.in_flight.carry(self._prompt_id, facts.chain)
         if self.prefill is None:
-            self.decode.books.give_prefill(self._prompt_id, facts.num_tokens)
+            self.decode.in_flight.give_prefill(self._prompt_id, facts.num_tokens)
         else:
-            self.prefill.books.give_to_hand_off(
+            self.prefill.in_flight.give_to_hand_off(
                 self._prompt_id, facts.num_tokens, self.decode.index, facts.num_sequences
             )
         blocks = -(-facts.num_tokens // self.decode.description.block_size)
-        self.decode.books.book_blocks(self._prompt_id, blocks, facts.num_sequences)
+        self.decode.in_flight.book_blocks(self._prompt_id, blocks, facts.num_sequences)
 
     def finished(self, chains: Iterable[Chain]) -> None:
-        """The prompt ended well; `chains` are its links with those of what was generated."""
-        self.decode.books.finished(self._prompt_id, chains)
+        """Note the prompt's success; `chains` are its links including those of its outputs."""
+        self.decode.in_flight.finished(self._prompt_id, chains)
 
     def release(self) -> None:
         """Drop the bookings. Idempotent."""
         if self._released:
             return
         self._released = True
-        (self.prefill or self.decode).books.drop(self._prompt_id)
-        self.decode.books.drop(self._prompt_id)
+        (self.prefill or self.decode).in_flight.drop(self._prompt_id)
+        self.decode.in_flight.drop(self._prompt_id)
 
     def __exit__(self, *exc: object) -> None:
         """Release."""
@@ -61,11 +61,11 @@ class Placer:
         self._seen: list[InstanceLoad] | None = None
 
     def look_anew(self) -> None:
-        """Forget the loads seen: they may have changed. Until then one look does for many prompts that find no room."""
+        """Drop the cached loads, which may have changed. Until then one lookup serves all prompts without room."""
         self._seen = None
 
     def has_room(self, *, stays: bool) -> bool:
-        """Whether it is worth trying to place anything; `stays`: also a prompt that ends where it starts."""
+        """Whether placing any prompt may succeed; `stays`: also one that finishes where it is prefilled."""
         return has_room(self._loads(), stays=stays)
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Grant | None:
@@ -87,11 +87,11 @@ class Placer:
             raise self._registry.no_path() from None
 
     def why_waiting(self, facts: PromptFacts) -> str:
-        """Return in words what keeps the prompt from every pair now."""
+        """Return why no pair can take the prompt now."""
         return why_waiting(self._registry.loads(), self._with_prefixes(facts))
 
     def grant(self, prompt_id: str, plan: Plan) -> Grant:
-        """Return a grant of this very plan, with nothing booked. Raises InstanceLost."""
+        """Return a grant of exactly this plan, without bookings. Raises InstanceLost."""
         prefill = None if plan.prefill is None else self._registry.instance(plan.prefill)
         return Grant(prompt_id, plan, prefill, self._registry.instance(plan.decode))
 
@@ -101,10 +101,10 @@ class Placer:
         return self._seen
 
     def _with_prefixes(self, facts: PromptFacts) -> PromptFacts:
-        """Return the facts with what each instance holds of the prompt."""
+        """Return the facts with each instance's cached and shared tokens of the prompt."""
         if not facts.chain:
             return facts
-        books = {instance.index: instance.books for instance in self._registry.living()}
-        known = {index: held for index, book in books.items() if (held := book.tokens_known(facts.chain))}
-        shared = {index: held for index, book in books.items() if (held := book.tokens_shared(facts.chain))}
+        ledgers = {instance.index: instance.in_flight for instance in self._registry.living()}
+        known = {index: held for index, ledger in ledgers.items() if (held := ledger.tokens_known(facts.chain))}
+        shared = {index: held for index, ledger in ledgers.items() if (held := ledger.tokens_shared(facts.chain))}
         return replace(facts, known=known, shared=shared) if known or shared else facts

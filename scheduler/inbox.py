@@ -1,4 +1,4 @@
-"""What instances tell one prompt, in one queue, and the prompt's hold on each of them."""
+"""One queue for the events of all instances about one prompt, and the prompt's handle on each instance."""
 
 import asyncio
 from collections import deque
@@ -29,7 +29,7 @@ class SessionLost:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """Not from an instance: this side ended a sequence."""
+    """The scheduler itself ended a sequence."""
 
 
 PromptEvent = Reserved | Refused | PromptStep | HandedOff | Pooled | Failed | SessionLost | Stopped
@@ -37,17 +37,17 @@ PromptEvent = Reserved | Refused | PromptStep | HandedOff | Pooled | Failed | Se
 
 @dataclass(slots=True)  # not frozen, as TokenLogprobs
 class Arrival:
-    """One event and the work it belongs to (None: it is from this side)."""
+    """One event and the work it belongs to (None: it is from the scheduler)."""
 
     work: "Work | None"
     event: PromptEvent
 
 
 class Inbox:
-    """What one prompt hears, in order. Owned by the one task that reads it.
+    """The events of one prompt, in order. Owned by the one task that reads it.
 
-    A wait with a deadline costs no timer of its own: one timer stands for all of them, and looks at the last deadline
-    only when it goes off. What `taker` takes at once, while nothing waits before it, wakes nobody.
+    Waits with a deadline share one timer, which checks the last deadline only when it fires. An event that `taker`
+    handles immediately, while no other is queued, wakes no reader.
     """
 
     def __init__(self) -> None:
@@ -58,11 +58,11 @@ class Inbox:
         self.taker: Callable[[Arrival], bool] | None = None
 
     def empty(self) -> bool:
-        """Whether nothing waits to be read."""
+        """Whether nothing is queued."""
         return not self._arrivals
 
     def put_nowait(self, arrival: Arrival) -> None:
-        """Add an arrival."""
+        """Add an arrival, or pass it to `taker`."""
         if self.taker is not None and not self._arrivals and self.taker(arrival):
             return
         self._arrivals.append(arrival)
@@ -81,7 +81,7 @@ class Inbox:
         return self._arrivals.popleft()
 
     def rest(self) -> None:
-        """Leave no timer behind, and take nothing at once any more."""
+        """Stop the timer, and pass nothing to `taker` any more."""
         self.taker = None
         self._stop_timer()
 
@@ -113,9 +113,9 @@ class Inbox:
 class Work:
     """One prompt on one instance.
 
-    `ended`: the instance has said, or implied, that nothing of it is left there. `stepping`: it generates, so single
-    sequences can be ended there; before that an instance knows the prompt only as a whole. `short_of_blocks`: the
-    instance has prompts that wait for KV blocks, this one may be among them.
+    `ended`: the instance has reported, or implied, that it keeps nothing of the prompt. `stepping`: it is generating,
+    so single sequences can be cancelled there; before that an instance can cancel only the whole prompt.
+    `short_of_blocks`: the instance has prompts waiting for KV blocks, perhaps this one.
     """
 
     def __init__(
@@ -135,21 +135,21 @@ class Work:
         self._post = post
 
     def post(self, command: Command) -> None:
-        """Send a command; silent once the session is over (the inbox has heard `SessionLost`)."""
+        """Send a command; does nothing once the session is over (the inbox has got `SessionLost`)."""
         self._post(command)
 
     def cancel(self) -> None:
-        """End the prompt there, unless it has ended."""
+        """Cancel the prompt there, unless it has ended."""
         if not self.ended:
             self._post(Cancel(self.prompt_id))
 
     def cancel_sequence(self, sequence: int) -> None:
-        """End one sequence there, if it runs there."""
+        """Cancel one sequence there, if it is generating."""
         if self.stepping and not self.ended:
             self._post(Cancel(self.prompt_id, sequence))
 
-    def hear(self, event: PromptEvent) -> None:
-        """Take one event of the instance."""
+    def deliver(self, event: PromptEvent) -> None:
+        """Add one event of the instance to the inbox."""
         if isinstance(event, Refused | HandedOff | Pooled | Failed | SessionLost):
             self.ended = True
         self._inbox.put_nowait(Arrival(self, event))

@@ -1,4 +1,4 @@
-"""One living session with one instance: commands go out, events are routed to the prompts that wait for them.
+"""One session with one instance: sends commands, and routes events to the prompts that wait for them.
 
 path --post--> outbox --sender--> session ==> instance
 path <-inbox-- reader <---------- session <== instance
@@ -43,11 +43,11 @@ _IDLE_POLL_S = 0.05
 
 
 class _Found(InstanceLost):
-    """Found by this side and said in its words; a session's own errors carry addresses, which clients need not see."""
+    """A loss detected by this side, whose message is safe for clients; a session's own errors contain addresses."""
 
 
 class Instance:
-    """Owns one open session: its outbox, the prompts that listen to it, the last load and when it last spoke."""
+    """Owner of one open session: its outbox, the prompts attached to it, the last load and the last event's time."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Instance:
         self.role = role
         self.address = f"{description.host}:{description.port}"
         self.table_digest = description.table_digest
-        self.books = InFlightLedger(load, changed, block_size=description.block_size)
+        self.in_flight = InFlightLedger(load, changed, block_size=description.block_size)
         self.link_answers = LinkAnswers()
         self._session = session
         self._limits = limits
@@ -81,38 +81,38 @@ class Instance:
         self.is_suspect = False
 
     def __str__(self) -> str:
-        """Its name for clients: no address."""
+        """Return its name for clients, without the address."""
         return self.name
 
     @property
     def load(self) -> LoadSnapshot:
-        """What the instance last said of itself."""
-        return self.books.load
+        """The instance's last reported load."""
+        return self.in_flight.load
 
     @property
     def is_living(self) -> bool:
-        """Whether the session still stands."""
+        """Whether the session is still open."""
         return self._lost is None
 
     @property
     def slowness(self) -> float:
-        """How many times longer than it needs it takes for everything, by its own account; 1 and more."""
+        """The factor by which starvation slows the instance down, by its own report; 1 and more."""
         return self._slowness.factor
 
     def starved_s(self) -> float:
-        """Return the seconds in which it was kept from running, by its last message."""
+        """Return for how many seconds it was kept from running, by its last message."""
         return self.load.starved_s
 
     def stepped_within(self, seconds: float) -> bool:
-        """Whether it told of a new step in the last `seconds`."""
+        """Whether it reported a new step in the last `seconds`."""
         return asyncio.get_running_loop().time() - self._stepped_at <= seconds
 
     @contextmanager
     def attend(self, prompt_id: str, inbox: Inbox) -> Iterator[Work]:
-        """Route the prompt's events to `inbox`; on leaving, the instance is told to end what is left of it."""
+        """Route the prompt's events to `inbox`; on exit, cancel the prompt on the instance unless it has ended."""
         work = self._work[prompt_id] = Work(str(self), prompt_id, inbox, self.post, lambda: self.load.waiting > 0)
         if self._lost is not None:
-            work.hear(SessionLost(self._lost))
+            work.deliver(SessionLost(self._lost))
         try:
             yield work
         finally:
@@ -120,7 +120,7 @@ class Instance:
             del self._work[prompt_id]
 
     async def wait_idle(self, timeout_s: float) -> int:
-        """Return when no prompt is here or on its way, 0; the number of those left when `timeout_s` passed first."""
+        """Return 0 once no prompt is here or in transit; after `timeout_s`, the number of those left."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self.is_living and self._num_prompts:  # noqa: ASYNC110 - prompts and bookings leave in many ways
@@ -131,7 +131,7 @@ class Instance:
 
     @property
     def _num_prompts(self) -> int:
-        return len(self._work.keys() | self.books.prompt_ids)
+        return len(self._work.keys() | self.in_flight.prompt_ids)
 
     def post(self, command: Command) -> None:
         """Queue a command without waiting."""
@@ -139,13 +139,13 @@ class Instance:
             self._outbox.put_nowait(command)
 
     async def run(self, events: AsyncIterator[Event]) -> None:
-        """Serve the session until it is over, then tell every prompt. Raises InstanceLost."""
-        told = InstanceLost(f"{self} was let go: the scheduler is closing its session")
+        """Serve the session until it is over, then notify every prompt. Raises InstanceLost."""
+        reason = InstanceLost(f"{self} was released: the scheduler is closing its session")
         tasks = [asyncio.create_task(work) for work in (self._read(events), self._send(), self._watch())]
-        try:  # not a TaskGroup: of Python 3.11 and 3.12, it drops a cancel that comes while it ends by itself
+        try:  # not a TaskGroup: Python 3.11's and 3.12's drop a cancellation that arrives while they finish
             ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             error = self._why([task for task in tasks if task in ended])
-            told = InstanceLost(f"{self} was lost: {error if isinstance(error, _Found) else 'its connection broke'}")
+            reason = InstanceLost(f"{self} was lost: {error if isinstance(error, _Found) else 'its connection broke'}")
             raise InstanceLost(f"{self.address}: {error}") from error
         finally:
             try:
@@ -153,7 +153,7 @@ class Instance:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
             finally:
-                self._end(told)
+                self._end(reason)
 
     async def _read(self, events: AsyncIterator[Event]) -> None:
         async for event in events:
@@ -168,16 +168,16 @@ class Instance:
             case Step(load=load) as step:
                 self._update(load)
                 for part in _split(step):
-                    self._tell(part)
+                    self._deliver(part)
             case Heartbeat(load=beat):
                 self._update(beat)
             case Refused(load=refused_load):
                 self._update(refused_load)
-                self._tell(event)
+                self._deliver(event)
             case Reserved() | HandedOff() | Pooled() | Failed():
-                self._tell(event)
+                self._deliver(event)
             case LinkMeasured():
-                self.link_answers.hear(event)
+                self.link_answers.deliver(event)
             case TableRead(digest=digest):
                 self.table_digest = digest
             case SessionOpen():
@@ -189,20 +189,20 @@ class Instance:
             self._slowness.measure(now, load.starved_s)
             if load.steps > self.load.steps:
                 self._stepped_at = now
-            self.books.update(load)
+            self.in_flight.update(load)
             check_progress(load, self._limits)
 
-    def _tell(self, event: Reserved | Refused | PromptStep | HandedOff | Pooled | Failed) -> None:
+    def _deliver(self, event: Reserved | Refused | PromptStep | HandedOff | Pooled | Failed) -> None:
         work = self._work.get(event.prompt_id)
         if work is not None:
-            work.hear(event)
+            work.deliver(event)
 
     async def _send(self) -> None:
         while True:
             commands = [await self._outbox.get()]
             while not self._outbox.empty():
                 commands.append(self._outbox.get_nowait())
-            self._sending_since = self._run_time()  # _watch has the limit: a timer for each message costs more than it
+            self._sending_since = self._run_time()  # checked by _watch: a timer for each message is costly
             await self._session.send(*commands)
             self._sending_since = None
 
@@ -212,14 +212,14 @@ class Instance:
             due = loop.time() + interval
             await asyncio.sleep(interval)
             self.post(Heartbeat())
-            if loop.time() - due < interval:  # else our own loop was stuck: its messages are still to be read
+            if loop.time() - due < interval:  # else our own loop was blocked, and its messages are still unread
                 self._check_peer()
 
     def _check_peer(self) -> None:
-        """Suspect or lose an instance that takes nothing or is silent, in seconds in which we could run."""
+        """Suspect or lose an instance that accepts nothing or is silent, in seconds in which this process could run."""
         limits, now = self._limits, self._run_time()
         if self._sending_since is not None and now - self._sending_since > limits.send_s:
-            raise _Found(f"it took no command for {limits.send_s:g} s")
+            raise _Found(f"it accepted no command for {limits.send_s:g} s")
         silent_s = now - self._heard_at
         limit_s = min(limits.silence_s * self.slowness, max(limits.silence_s, limits.silence_most_s))
         if silent_s > limit_s:
@@ -245,7 +245,7 @@ class Instance:
     def _end(self, error: InstanceLost) -> None:
         self._lost = error
         for work in self._work.values():
-            work.hear(SessionLost(error))
+            work.deliver(SessionLost(error))
         self.link_answers.end(error)
         self._changed()
 
@@ -258,7 +258,7 @@ def check_progress(load: LoadSnapshot, limits: ControlLimits) -> None:
 
 
 def _split(step: Step) -> Iterator[PromptStep]:
-    """Cut a Step into one part a prompt, token order kept."""
+    """Split a Step into one part per prompt, in token order."""
     if len(step.tokens) == 1 and not step.times and not step.prompt_logprobs:
         yield PromptStep(step.tokens[0].prompt_id, step.tokens)
         return

@@ -1,4 +1,4 @@
-"""The control half's limits: every wait of registry, instances, admission, dispatch and probe, in one place."""
+"""The limits of the control plane: every timeout of registry, instances, admission, dispatch and probe."""
 
 from dataclasses import dataclass
 
@@ -8,20 +8,20 @@ from scheduler.patience import Starved
 
 @dataclass(frozen=True, slots=True)
 class ControlLimits:
-    """Seconds unless named otherwise, in which the waiting process could run: `starved` returns those it could not.
+    """Seconds unless noted, counting only time in which the waiting process could run (`starved` returns the rest).
 
-    A dead instance is seen when its stream breaks. One that is silent for `suspect_s` gets no new work, and is lost
-    after `silence_s`; both are longer by what the instance itself says it is starved, up to `silence_most_s`. One
-    whose engine is stuck is lost when its progress mark is older than `progress_s`, or than its turns explain
-    (wire/progress.py). Where nothing is starved or slow both are found within 10 s, a heartbeat's delay included.
-    A session is worth a quick reconnect once it has lived `lived_s`. Retries
-    under way at once are `retry_share` of the active requests, at least `min_retries`; none counts longer than
-    `retry_window_s`. A reservation takes `reserve_s` at most, and `grammar_s` more where a grammar is compiled for it,
+    A dead instance is detected when its stream breaks. One that is silent for `suspect_s` gets no new work, and is
+    lost after `silence_s`; both are extended by the instance's own starvation, up to `silence_most_s`. One whose engine
+    is stuck is lost when its last progress is older than `progress_s`, or than its turns explain (wire/progress.py).
+    Without starvation or slow turns both are detected within 10 s, a heartbeat's delay included.
+    A session gets a quick reconnect once it has lasted `lived_s`. Concurrent
+    retries are limited to `retry_share` of the active requests, at least `min_retries`; none counts longer than
+    `retry_window_s`. A reservation takes `reserve_s` at most, plus `grammar_s` if a grammar is compiled for it,
     which may wait behind others (engine/grammar/limits.py: wait_s and compile_s); after `put_off_s` of that, others may
-    have the prefill instance's next step. An instance that left the table has `drain_s` for its prompts; those it still
-    has then go on elsewhere. Tables that differ at the start are a mistake after `tables_s`: a file that changes is not
-    seen everywhere at once. Where a new table leaves no path, requests wait `join_s` for those it brings.
-    `num_tenants` is how many API keys share the queue (queue/room.py); 1 also where there is none.
+    use the prefill instance's next step. An instance that left the table has `drain_s` for its prompts; those left
+    continue elsewhere. Tables that differ at the start are an error after `tables_s`: a changed file does not reach all
+    hosts at once. If a new table leaves no path, requests wait `join_s` for the instances that it adds.
+    `num_tenants` is how many API keys share the queue (queue/room.py); 1 if there is none.
     """
 
     max_queued_requests: int = 1000

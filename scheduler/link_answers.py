@@ -1,4 +1,4 @@
-"""Who waits for one instance to say how a link of it is."""
+"""Pending measurements of one instance's links, and their results."""
 
 import asyncio
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from wire.messages import LinkMeasured
 
 
 class LinkAnswers:
-    """Owner of the waits of one session, at most one towards each peer; all end with the session."""
+    """Owner of the waits of one session, at most one per peer; all end with the session."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, asyncio.Future[LinkMeasured]] = {}
@@ -17,7 +17,7 @@ class LinkAnswers:
 
     @contextmanager
     def expect(self, peer_id: str) -> Iterator[asyncio.Future[LinkMeasured]]:
-        """Wait for the next answer about `peer_id`. Raises Overloaded while another wait stands, InstanceLost."""
+        """Yield a future of the next result for `peer_id`. Raises Overloaded if one is pending, InstanceLost."""
         if self._over is not None:
             raise InstanceLost(str(self._over))
         if peer_id in self._waiting:
@@ -28,16 +28,16 @@ class LinkAnswers:
         finally:
             del self._waiting[peer_id]
             if not answer.cancel() and not answer.cancelled():
-                answer.exception()  # or asyncio would tell that nobody looked at it
+                answer.exception()  # else asyncio would log that it was never retrieved
 
-    def hear(self, event: LinkMeasured) -> None:
-        """An answer came; one that nobody waits for any more is dropped."""
+    def deliver(self, event: LinkMeasured) -> None:
+        """Complete the wait for this result; drop a result without one."""
         answer = self._waiting.get(event.peer_id)
         if answer is not None and not answer.done():
             answer.set_result(event)
 
     def end(self, error: InstanceLost) -> None:
-        """The session is over."""
+        """Fail all waits: the session is over."""
         self._over = error
         for answer in self._waiting.values():
             if not answer.done():

@@ -1,4 +1,4 @@
-"""The event loop that serves: uvloop where it is installed, else asyncio's own."""
+"""The event loop of the scheduler: uvloop if it is installed, else asyncio's own."""
 
 import asyncio
 import gc
@@ -8,18 +8,18 @@ from time import monotonic
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-_COLLECT_EVERY = 20_000  # new objects that are still there; Python's own figure is 700
+_COLLECT_EVERY = 20_000  # surviving new objects; Python's default is 700
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` to its end on a loop of its own, as asyncio.run does."""
+    """Run `main` to completion on a new loop, like asyncio.run."""
     with _rare_collections(), asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(main)
 
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Let the garbage collector look seldom, and never at what was imported: hardly any garbage here has cycles."""
+    """Run the garbage collector rarely, and never on imported objects: little garbage here has cycles."""
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()
@@ -32,14 +32,14 @@ def _rare_collections() -> Iterator[None]:
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """Return a loop that does not run yet."""
+    """Return a new loop, not running."""
     try:
         import uvloop
     except ImportError:
         return asyncio.new_event_loop()
 
     class Loop(uvloop.Loop):
-        """uvloop's own clock is as old as the loop's turn, in whole milliseconds: too coarse to measure with."""
+        """uvloop with a precise clock: its own is updated once per turn, in whole milliseconds."""
 
         time = staticmethod(monotonic)
 

@@ -1,4 +1,4 @@
-"""Give memory back to the system after a burst: what was freed else stays with the process, in case it comes again."""
+"""Return memory to the system after a burst: by default the process keeps freed memory for reuse."""
 
 import asyncio
 import ctypes
@@ -23,9 +23,9 @@ async def give_back_memory(
     resident: Callable[[], int] | None = None,
     release: Callable[[], None] | None = None,
 ) -> None:
-    """Release what is free whenever the process is idle and has grown by 32 MiB since it last did; for ever.
+    """Release free memory whenever the process is idle and has grown by 32 MiB since the last time; never returns.
 
-    Idle, because it takes some ten milliseconds in which nothing else runs.
+    Only when idle, as it blocks the process for some ten milliseconds.
     """
     resident, release = resident or resident_bytes, release or release_free
     before = resident()
@@ -40,7 +40,7 @@ async def give_back_memory(
 
 
 def resident_bytes() -> int:
-    """Return the process's resident memory; 0 where the system does not say."""
+    """Return the process's resident memory in bytes; 0 if the system does not report it."""
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -48,7 +48,7 @@ def resident_bytes() -> int:
 
 
 def release_free() -> None:
-    """Collect garbage; where the C library can, let it give its free pages back."""
+    """Collect garbage, and return free pages to the system if the C library can."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -56,9 +56,9 @@ def release_free() -> None:
 
 
 def share_one_arena(environ: Mapping[str, str] = os.environ) -> None:
-    """Let threads to come allocate where the main one does, unless MALLOC_ARENA_MAX says otherwise; for ever.
+    """Make future threads allocate from the main arena, unless MALLOC_ARENA_MAX is set; permanent.
 
-    glibc gives each thread an arena, of which malloc_trim keeps the free end: up to 64 MiB of each.
+    glibc gives each thread an arena, of which malloc_trim keeps the free end: up to 64 MiB each.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None and "MALLOC_ARENA_MAX" not in environ:

@@ -1,11 +1,11 @@
-"""Bring the tokens of one prompt into order: emit by output index, hold early ones, drop repeats."""
+"""Order the tokens of one prompt: release by output index, hold early ones back, drop duplicates."""
 
 from wire.errors import InternalError
 from wire.types import PromptLogprobs, TokenOutput
 
 
 class OrderedOutput:
-    """The sequences of one prompt. Tokens come from P and D in any order; they leave in order, each once."""
+    """The sequences of one prompt. Tokens arrive from P and D in any order; each is released once, in order."""
 
     def __init__(self, num_sequences: int) -> None:
         self._next = [0] * num_sequences
@@ -16,32 +16,32 @@ class OrderedOutput:
 
     @property
     def started(self) -> bool:
-        """Whether any token left."""
+        """Whether any token was released."""
         return any(self._next) or bool(self._finished)
 
     @property
     def all_started(self) -> bool:
-        """Whether the first token of every sequence left or is no longer wanted."""
+        """Whether the first token of every sequence was released or is no longer needed."""
         return all(index > 0 or self._ended(sequence) for sequence, index in enumerate(self._next))
 
     @property
     def so_far(self) -> tuple[tuple[int, ...], ...]:
-        """The token ids that left, of each sequence: what another attempt goes on from. Empty before the first."""
+        """The released token ids of each sequence, from which a retry continues. Empty before the first."""
         return tuple(map(tuple, self._ids)) if self.started else ()
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens left, of all sequences."""
+        """Number of released tokens, over all sequences."""
         return sum(map(len, self._ids))
 
     @property
     def all_ended(self) -> bool:
-        """Whether no sequence wants another token."""
+        """Whether no sequence needs another token."""
         return len(self._finished | self._stopped) == len(self._next)
 
     @property
     def all_finished(self) -> bool:
-        """Whether every sequence ended by itself, none by `stop`."""
+        """Whether every sequence finished by itself, none by `stop`."""
         return len(self._finished) == len(self._next)
 
     def is_stopped(self, sequence: int) -> bool:
@@ -49,7 +49,7 @@ class OrderedOutput:
         return sequence in self._stopped
 
     def add(self, token: TokenOutput) -> list[TokenOutput]:
-        """Take one token and return those that may leave now."""
+        """Add one token; return those that can be released now."""
         sequence = token.sequence
         if not 0 <= sequence < len(self._next) or self._ended(sequence) or token.index < self._next[sequence]:
             return []
@@ -57,7 +57,7 @@ class OrderedOutput:
         return self._release(sequence)
 
     def stop(self, sequence: int) -> bool:
-        """End a sequence from this side; return whether it was still open."""
+        """End a sequence from the scheduler; return whether it was still open."""
         if self._ended(sequence):
             return False
         self._stopped.add(sequence)
@@ -65,7 +65,7 @@ class OrderedOutput:
         return True
 
     def forget_early(self) -> None:
-        """Drop what is held: another attempt makes it again."""
+        """Drop tokens held back: the next attempt generates them again."""
         for early in self._early:
             early.clear()
 
@@ -86,16 +86,16 @@ class OrderedOutput:
 
 
 class OrderedScores:
-    """How likely the tokens of one prompt are. Told chunk by chunk, anew in every attempt; each leaves once."""
+    """The log probabilities of one prompt's tokens. Sent per chunk, again in every attempt; each is released once."""
 
     def __init__(self) -> None:
         self._next = 0
 
     def add(self, part: PromptLogprobs) -> PromptLogprobs | None:
-        """Return what of `part` has not left yet, if any. Raises InternalError if something before it is missing."""
+        """Return the unreleased rest of `part`, None if there is none. Raises InternalError for a gap before it."""
         known = self._next - part.start
         if known < 0:
-            raise InternalError(f"log probabilities of prompt token {part.start} came before those of {self._next}")
+            raise InternalError(f"log probabilities of prompt token {part.start} arrived before those of {self._next}")
         if known >= len(part.tokens):
             return None
         self._next = part.start + len(part.tokens)

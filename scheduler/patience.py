@@ -1,4 +1,4 @@
-"""Limits that count the time in which both sides could run: a starved process is slow, not dead."""
+"""Timeouts that count only time in which both sides could run: a starved process is slow, not dead."""
 
 import asyncio
 from collections import deque
@@ -6,17 +6,17 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 Starved = Callable[[], float]
-"""Returns the seconds in which a process was kept from running since some moment; they never become fewer."""
+"""Returns the seconds for which a process was kept from running since some moment; never decreases."""
 
 MOST_SLOWNESS = 20.0
-"""The most that a measured slowness lengthens a limit (ticker.c: LEAST_RUN_SHARE)."""
+"""The largest factor by which slowness extends a limit (ticker.c: LEAST_RUN_SHARE)."""
 _LEAST_SPAN_S = 0.9
 _MEMORY_S = 5.0
 
 
 @asynccontextmanager
 async def patient(seconds: float, *starved: Starved) -> AsyncIterator[None]:
-    """As asyncio.timeout, later by the longest time that one of the processes is starved meanwhile."""
+    """Like asyncio.timeout, extended by the longest time for which one of the processes was starved meanwhile."""
     loop = asyncio.get_running_loop()
     began, before = loop.time(), [one() for one in starved]
     timer: asyncio.TimerHandle | None = None
@@ -40,10 +40,10 @@ async def patient(seconds: float, *starved: Starved) -> AsyncIterator[None]:
 
 
 class Slowness:
-    """How many times longer than it needs an instance takes for everything: 1 unless it is starved.
+    """The factor by which starvation slows an instance down: 1 unless it is starved.
 
-    Measured over the last second, and over the last five where that is more: it rises at once, and a stop is forgotten
-    five seconds later.
+    The larger of the last second's and the last five seconds': it rises at once, and a stop is forgotten after five
+    seconds.
     """
 
     def __init__(self) -> None:
@@ -51,9 +51,9 @@ class Slowness:
         self._samples: deque[tuple[float, float]] = deque()
 
     def measure(self, now: float, starved_s: float) -> None:
-        """Take the loop's time and the instance's seconds starved so far, of which only differences count."""
+        """Add a sample: the loop's time and the instance's starved seconds so far; only differences count."""
         samples = self._samples
-        if samples and starved_s < samples[-1][1]:  # another process, which counts from 0
+        if samples and starved_s < samples[-1][1]:  # a new process, which counts from 0
             samples.clear()
         if samples and now - samples[-1][0] < _LEAST_SPAN_S:
             return

@@ -10,13 +10,13 @@ from wire.errors import NeverFits, Unavailable
 from wire.types import Role
 
 Pair = tuple[InstanceLoad, InstanceLoad]
-"""Where a prompt starts and where it is decoded; the same instance twice where it stays."""
+"""The instances that prefill and decode a prompt; the same one twice if it stays there."""
 
-_MOST_TOLD = 4
+_MOST_SHOWN = 4
 _GOES_ON = 2
-"""The least output, in tokens, that is decoded: the first token comes with the prompt."""
+"""The smallest output, in tokens, that needs decoding: the first token comes with the prompt."""
 _WORTH_SEQUENCES = 4
-"""A prompt that decode holds whole is worth as much to it as having so many sequences fewer."""
+"""For decode, having the whole prompt cached outweighs so many sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,14 @@ class Plan:
 
     @property
     def pair(self) -> tuple[int | None, int]:
-        """The instances, as `PromptFacts.avoid` names them."""
+        """The instances in the form of `PromptFacts.avoid`."""
         return (self.prefill, self.decode)
 
 
 def most_output(loads: Sequence[InstanceLoad], num_tokens: int, num_sequences: int) -> int | None:
-    """Return the output tokens of each sequence behind such a prompt, for the largest pool that a pair for it ends in.
+    """Return the longest output per sequence after such a prompt, for the largest decode pool of any pair.
 
-    None without a pair. At least 1, also where not even the prompt fits: `place` refuses that in words.
+    None without a pair. At least 1, even if the prompt itself does not fit: `place` refuses that with a message.
     """
     prompt = PromptFacts(num_tokens, _GOES_ON, num_sequences)
     pairs = list(_pairs(loads, prompt))
@@ -46,12 +46,12 @@ def most_output(loads: Sequence[InstanceLoad], num_tokens: int, num_sequences: i
 
 
 def place(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Plan | None:
-    """Return the plan for now, or None when the prompt has to wait for room.
+    """Return the current plan, or None if the prompt has to wait for room.
 
-    Starts on the prefill (or combined) instance with the least tokens to compute before the prompt's first token:
-    those outstanding, less what it holds of the prompt. One with no token after the first ends there. Others decode
-    where the whole sequence has room, the fewest sequences first, an instance that holds the prompt's beginning before
-    one with a few less; ties go to the lower index. A pair that no KV transport joins is never chosen.
+    Prefills on the prefill (or combined) instance with the fewest tokens to compute before the prompt's first token:
+    the outstanding ones, minus those of the prompt it has cached. A prompt without a second token finishes there.
+    Others decode where the whole sequence fits, fewest sequences first, where a cached prefix outweighs a few more
+    sequences; ties go to the lower index. A pair without a common KV transport is never chosen.
     Raises Unavailable without a path and NeverFits.
     """
     free = _first_free(loads, prompt) if not prompt.avoid else _first_untried(loads, prompt)
@@ -64,9 +64,9 @@ def place(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Plan | None:
 
 
 def has_room(loads: Sequence[InstanceLoad], *, stays: bool) -> bool:
-    """Whether some prompt might start now; False where even the smallest would have to wait. True without a pair.
+    """Whether some prompt might start now; False if even the smallest would have to wait. True without a pair.
 
-    `stays`: also one that ends on the instance that computes it.
+    `stays`: also one that finishes on the instance that computes it.
     """
     least = PromptFacts(0, _GOES_ON)
     can_start = any(_first_free(loads, dataclasses.replace(least, pooled=kind)) for kind in {False, stays})
@@ -74,13 +74,13 @@ def has_room(loads: Sequence[InstanceLoad], *, stays: bool) -> bool:
 
 
 def why_waiting(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> str:
-    """Return in words what keeps the prompt from every pair; empty where nothing does, or nothing ever can."""
+    """Return why no pair can take the prompt now; empty if one can, or if none ever can."""
     pairs = [pair for pair in _pairs(loads, prompt) if _fits(*pair, prompt)]
     peers = _count_peers(loads)
     found = [next(obstacles(start, end, prompt, link_share(start, end, *peers)), "") for start, end in pairs]
-    told = list(dict.fromkeys(found))
-    more = f"; and {len(told) - _MOST_TOLD} more" if len(told) > _MOST_TOLD else ""
-    return "" if "" in found else "; ".join(told[:_MOST_TOLD]) + more
+    reasons = list(dict.fromkeys(found))
+    more = f"; and {len(reasons) - _MOST_SHOWN} more" if len(reasons) > _MOST_SHOWN else ""
+    return "" if "" in found else "; ".join(reasons[:_MOST_SHOWN]) + more
 
 
 def _count_peers(loads: Sequence[InstanceLoad]) -> tuple[int, int]:
@@ -96,7 +96,7 @@ def _most_output(load: InstanceLoad, num_tokens: int, num_sequences: int) -> int
 
 
 def _first_free(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Pair | None:
-    """Return the first pair that can take the prompt now. Looks at each instance before it looks at any pair."""
+    """Return the first pair that can take the prompt now. Checks single instances before pairs."""
     peers = _count_peers(loads)
     starts = [one for one in loads if one.role is not Role.DECODE and next(of_start(one, prompt), None) is None]
     ends = [one for one in loads if one.role is Role.DECODE and next(of_end(one, prompt), None) is None]
@@ -108,19 +108,19 @@ def _first_free(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Pair | No
 
 
 def _first_untried(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Pair | None:
-    """Return the first free pair of those that are as far as can be from what failed the prompt."""
+    """Return the first free pair that shares as little as possible with the pairs that failed the prompt."""
     fitting = [pair for pair in _pairs(loads, prompt) if _fits(*pair, prompt)]
     untried = [pair for pair in fitting if _key(*pair) not in prompt.avoid]
-    apart = [pair for pair in untried if not _shares(_key(*pair), prompt.avoid)]
+    disjoint = [pair for pair in untried if not _shares(_key(*pair), prompt.avoid)]
     peers = _count_peers(loads)
-    for start, end in apart or untried or fitting:
+    for start, end in disjoint or untried or fitting:
         if next(obstacles(start, end, prompt, link_share(start, end, *peers)), None) is None:
             return start, end
     return None
 
 
 def _pairs(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Iterator[Pair]:
-    """Yield the pairs that KV can cross, the best first."""
+    """Yield the pairs with a common KV transport, best first."""
     starts: list[InstanceLoad] = sorted(
         (load for load in loads if load.role is not Role.DECODE),
         key=lambda load: (load.outstanding_tokens - prompt.known.get(load.index, 0), load.index),
@@ -139,7 +139,7 @@ def _pairs(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Iterator[Pair]
 
 
 def _fits(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts) -> bool:
-    """Return whether empty instances could run the prompt to its end; a hand-off's first one holds only the prompt."""
+    """Return whether empty instances could run the whole prompt; with a hand-off, prefill stores only the prompt."""
     return (
         prompt.num_sequences <= min(start.max_num_seqs, decode.max_num_seqs)
         and start.blocks_for(prompt.num_tokens) <= start.blocks_total
@@ -154,7 +154,7 @@ def _never_fits(pairs: Sequence[tuple[InstanceLoad, InstanceLoad]], prompt: Prom
         return NeverFits(f"n is {n}; the instances run {most_sequences} sequences at most", "n")
     most_tokens = max(min(s.blocks_total * s.block_size, d.blocks_total * d.block_size) for s, d in pairs)
     if length > most_tokens:
-        words = f"the prompt has {length} tokens; the KV pools of the instances hold {most_tokens} at most"
+        words = f"the prompt has {length} tokens; the instances' KV pools have room for {most_tokens} at most"
         return NeverFits(words, "prompt")
     _, largest = max(pairs, key=lambda pair: pair[1].blocks_total * pair[1].block_size)
     return NeverFits(
@@ -169,7 +169,7 @@ def _has_whole_room(load: InstanceLoad, prompt: PromptFacts) -> bool:
 
 
 def _worth(decode: InstanceLoad, prompt: PromptFacts) -> float:
-    """Return what holding its part of the prompt is worth, in sequences."""
+    """Return what its cached part of the prompt is worth, in sequences."""
     return _WORTH_SEQUENCES * prompt.known.get(decode.index, 0) / max(1, prompt.num_tokens)
 
 
@@ -189,11 +189,11 @@ def _plan(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts) -> Pla
 
 def _held(load: InstanceLoad, prompt: PromptFacts) -> str:
     known = prompt.known.get(load.index, 0)
-    return f", {known} of {prompt.num_tokens} prompt tokens held" if known else ""
+    return f", {known} of {prompt.num_tokens} prompt tokens cached" if known else ""
 
 
 def _shares(pair: tuple[int | None, int], failed: frozenset[tuple[int | None, int]]) -> bool:
-    """Whether an instance of `pair` is in a pair that failed: which of the two was at fault is not known."""
+    """Whether an instance of `pair` is in a failed pair: which of the two was at fault is unknown."""
     return not {index for index in pair if index is not None}.isdisjoint(index for other in failed for index in other)
 
 

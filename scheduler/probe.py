@@ -1,4 +1,4 @@
-"""Send small requests over pairs that nothing crossed lately: health means that a request got through."""
+"""Send small requests over pairs not used recently: a pair is healthy if a request succeeded on it."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ _EAGER_ROUND_S = 0.05
 
 
 class PathProbe:
-    """Probes each pair that is due, one at a time, for ever; what it asks for is what the model answers with."""
+    """Probes all due pairs, one at a time, until cancelled; the kind of request fits the model."""
 
     def __init__(self, dispatch: Dispatch, readiness: Readiness, limits: ControlLimits, kind: ModelKind) -> None:
         self._dispatch = dispatch
@@ -33,15 +33,15 @@ class PathProbe:
         self._failures = CappedLog(log)
 
     async def run(self) -> None:
-        """Probe until cancelled; while nothing is ready a new pair is probed almost at once."""
+        """Probe until cancelled; while nothing is ready, probe new pairs almost at once."""
         while True:
             answered = [await self._probe(plan) for plan in self._readiness.due()]
             eager = not self._readiness.ready() and all(answered)
             await asyncio.sleep(_EAGER_ROUND_S if eager else _ROUND_S)
 
     async def _probe(self, plan: Plan) -> bool:
-        """Send one probe, where there is room for one; False if it failed."""
-        if plan not in self._readiness.living_plans():  # lost while others were probed
+        """Send one probe if there is room for it; return False if it failed."""
+        if plan not in self._readiness.living_plans():  # lost while other pairs were probed
             return True
         if self._readiness.works(plan):
             self._readiness.busy(plan)
@@ -60,7 +60,7 @@ class PathProbe:
         return True
 
     def _found_no_room(self, error: PdserveError, plan: Plan) -> bool:
-        """Whether the probe only came while others had all the room: refused by a pair that moves, or kept waiting."""
+        """Whether the probe failed only for lack of room: refused by a progressing pair, or delayed by a full one."""
         if isinstance(error, NoCapacity):
             return self._readiness.moves(plan)
         return isinstance(error, DeadlineExceeded) and self._readiness.works(plan)

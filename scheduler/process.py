@@ -1,4 +1,4 @@
-"""The scheduler as a process: open the front over the control half on its port, serve until a signal."""
+"""The scheduler process: serve the HTTP API and the control plane on its port until a signal."""
 
 import asyncio
 import functools
@@ -33,7 +33,7 @@ def run(config: SchedulerConfig, plan: LaunchPlan, trust: Trust) -> int:
 
 
 def cluster_of(plan: LaunchPlan, trust: Trust) -> Cluster:
-    """Return the cluster that a ranktable describes; `trust` is what its instances and we prove to each other."""
+    """Return the cluster described by a ranktable; `trust` authenticates its instances and the scheduler."""
     return Cluster(
         Entries(plan).expected,
         functools.partial(GrpcConnection, trust=trust),
@@ -67,7 +67,7 @@ async def _serve_on(
 
 
 async def _until_first_ends(serving: asyncio.Task[None], *guards: asyncio.Task[None]) -> None:
-    """Serve until a signal ends it; a guard that fails ends it too, and its error is raised."""
+    """Serve until a signal; if a guard fails, stop serving and raise its error."""
     waiting: set[asyncio.Task[None]] = {serving, *guards}
     while serving in waiting:
         done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""One prompt on its way: who it is, how far it came, its limits, and what it has heard."""
+"""One running prompt: its identity, output, limits and received events."""
 
 import asyncio
 import dataclasses
@@ -21,13 +21,13 @@ _TIMES = tuple((field.name, field.default) for field in dataclasses.fields(Stage
 
 
 class AllEnded(Exception):
-    """While a prompt waits to be tried again its client has ended all of its sequences."""
+    """The client ended all sequences of a prompt that is waiting for its retry."""
 
 
 class PromptRun:
-    """Owns a prompt's output, limits and inbox.
+    """Owner of a prompt's output, limits and inbox.
 
-    A retry is a new attempt: new id, new inbox, the same output. It goes on from the tokens that left already.
+    A retry is a new attempt: new id, new inbox, the same output. It continues from the tokens already sent.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class PromptRun:
         self.begin_attempt()
 
     def begin_attempt(self) -> None:
-        """Start (again) from the queue."""
+        """Start a new attempt from the queue."""
         self.output.forget_early()
         self.state = PromptState(
             self._new_id(), self.request.request_id, self.request.prompts[self.prompt],
@@ -68,7 +68,7 @@ class PromptRun:
 
     @property
     def facts(self) -> PromptFacts:
-        """What placement needs to know."""
+        """The prompt's properties for placement."""
         params = self.request.params
         pooled = self.state.pooling is not None
         length = len(self.state.token_ids)
@@ -81,24 +81,24 @@ class PromptRun:
 
     @property
     def chains(self) -> list[Chain]:
-        """The links of the prompt with all that was generated, of each sequence."""
+        """The links of the prompt with the output of each sequence."""
         return [self._chain_with(output[:-1]) for output in self.output.so_far]
 
     @property
     def deadline(self) -> float:
-        """When the loop's clock ends the current wait: to the first token, then without progress."""
+        """When the current wait ends, by the loop's clock: for the first token, later for progress."""
         if self._is_generating:
             return self._stage_at + self.request.stall_timeout_s
         return self._started_at + self.request.first_token_timeout_s
 
     def deadline_error(self) -> DeadlineExceeded:
-        """Say what was waited for when the deadline passed."""
+        """Return the error for a passed deadline, naming the current stage."""
         if self._is_generating:
             return DeadlineExceeded(f"no progress for {self.request.stall_timeout_s:g} s, {self.stage}")
         return DeadlineExceeded(f"no first token within {self.request.first_token_timeout_s:g} s, {self.stage}")
 
     def enter(self, stage: str, *, computes: bool = False) -> float:
-        """Go on to the next stage; return how long the last one took. `computes`: an instance computes the prompt."""
+        """Enter the next stage; return the last one's duration. `computes`: an instance is computing the prompt."""
         now = asyncio.get_running_loop().time()
         seconds, self._stage_at, self.stage = now - self._stage_at, now, stage
         self._computes = computes
@@ -106,7 +106,7 @@ class PromptRun:
 
     @contextmanager
     def attend(self, instance: Instance) -> Iterator[Work]:
-        """Work on an instance: hear it, and end there on leaving."""
+        """Attach to an instance to receive its events; on exit, end the prompt there."""
         with instance.attend(self.prompt_id, self.inbox) as work:
             self._works.append(work)
             try:
@@ -115,12 +115,12 @@ class PromptRun:
                 self._works.remove(work)
                 self.inbox.rest()
 
-    async def hear(self) -> Arrival:
+    async def next_arrival(self) -> Arrival:
         """Return the next arrival. Raises DeadlineExceeded at the deadline.
 
-        A sequence that a full pool dropped waits for blocks on an instance that goes on, and a prompt that another
-        instance computes again says nothing until it is done: both are given as long as a first token, since the
-        instance's own progress is watched apart.
+        A sequence that a full pool preempted waits for blocks on a working instance, and a prompt being recomputed by
+        another instance sends nothing until it is done: both get as long as a first token, since the instance's own
+        progress is checked separately.
         """
         loop = asyncio.get_running_loop()
         patience = loop.time() + self.request.first_token_timeout_s
@@ -128,7 +128,7 @@ class PromptRun:
             try:
                 arrival = await self.inbox.get(self.deadline)
             except TimeoutError:
-                if loop.time() < self.deadline:  # tokens were taken at once meanwhile
+                if loop.time() < self.deadline:  # tokens bypassed the inbox meanwhile
                     patience = self._stage_at + self.request.first_token_timeout_s
                     continue
                 if not self._may_wait() or loop.time() >= patience:
@@ -140,7 +140,7 @@ class PromptRun:
 
     @contextmanager
     def wanted(self, give_up: Callable[[], object]) -> Iterator[None]:
-        """Wait only as long as the client wants more of the prompt: then `give_up` cancels what is waited for.
+        """Wait only while the client needs more of the prompt; else `give_up` cancels the wait.
 
         Raises AllEnded.
         """
@@ -158,7 +158,7 @@ class PromptRun:
             self._give_up = None
 
     def _chain_with(self, output: tuple[int, ...]) -> Chain:
-        """Return the links of the prompt and `output`; none where instances look for none."""
+        """Return the links of the prompt and `output`; none for requests that bypass the prefix cache."""
         request = self.request
         if request.probe or request.params.prompt_logprobs is not None:
             return ()
@@ -166,19 +166,19 @@ class PromptRun:
 
     @property
     def _is_generating(self) -> bool:
-        """Whether tokens came, or a beam search, which tells them in the end, has come further."""
+        """Whether tokens arrived, or a beam search, which reports them at its end, made progress."""
         return self.output.started or self._searches
 
     def _may_wait(self) -> bool:
-        """Whether an instance may have a reason to say nothing for longer than the time without progress."""
+        """Whether an instance may have a reason for no events beyond the limit of no progress."""
         waits = self._computes or any(work.short_of_blocks() for work in self._works)
         return self._is_generating and waits
 
     def flow(self, work: Work) -> None:
-        """From now on take steps of `work` that end nothing as they come; `hear` returns all others."""
-        self.inbox.taker = partial(self._take_at_once, work)
+        """From now on handle steps of `work` that finish nothing as they arrive; `next_arrival` returns all others."""
+        self.inbox.taker = partial(self._take_directly, work)
 
-    def _take_at_once(self, work: Work, arrival: Arrival) -> bool:
+    def _take_directly(self, work: Work, arrival: Arrival) -> bool:
         step = arrival.event
         if arrival.work is not work or not isinstance(step, PromptStep) or step.times is not None:
             return False
@@ -186,10 +186,10 @@ class PromptRun:
             return False
         self._stage_at = asyncio.get_running_loop().time()
         self.take(step, work)
-        return not self.output.all_ended  # else who hears is woken, and takes it once more for nothing
+        return not self.output.all_ended  # else wake the reader; taking the step again has no effect
 
     def take(self, step: PromptStep, work: Work) -> None:
-        """Emit what of a step may leave now; tell the instance of sequences stopped meanwhile."""
+        """Emit the tokens of a step that can be released; cancel sequences stopped meanwhile on the instance."""
         for part in step.prompt_logprobs:
             if (new := self._scores.add(part)) is not None:
                 self._emit(PromptScored(self.prompt, new.start, new.tokens))
@@ -212,16 +212,16 @@ class PromptRun:
         self._emit(Vector(self.prompt, values))
 
     def add_times(self, more: StageTimes) -> None:
-        """Take the durations that `more` knows."""
+        """Add the durations set in `more`."""
         self._times |= {name: value for name, default in _TIMES if (value := getattr(more, name)) != default}
 
     @property
     def times(self) -> StageTimes:
-        """The durations known, each the last that was told."""
+        """The known durations; the last report of each counts."""
         return StageTimes(**self._times)
 
     def stop(self, sequence: int) -> None:
-        """End a sequence from this side, everywhere."""
+        """Stop a sequence on all instances."""
         if self.output.stop(sequence):
             for work in self._works:
                 work.cancel_sequence(sequence)

@@ -1,7 +1,7 @@
-"""Whether the cluster can serve: a path that takes new work now, and something crossed it lately.
+"""Whether the cluster can serve: a path accepts new work, and was used recently.
 
-A suspect instance takes none: a balancer sends requests elsewhere, and the streams that it has go on.
-A pair too full for a probe is as good as crossed while it works: its own long requests keep the probe out.
+A suspect instance gets none: a load balancer sends requests elsewhere, while its streams continue.
+A pair too full for a probe counts as used while it progresses: its own long requests block the probe.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from wire.types import Role
 
 Pair = tuple[int | None, int]
 _Lives = tuple[int | None, ...]
-"""The epochs of the processes at a pair's ends: what crossed it says nothing of one that came since."""
+"""The epochs of a pair's processes: a use says nothing about processes started later."""
 
 
 class Readiness:
-    """Owns when each pair was last crossed by a request or probe.
+    """Owner of the time of each pair's last use by a request or probe.
 
-    A model that generates nothing has no pairs: whoever computes prompts answers alone.
+    A model that generates nothing has no pairs: each prefill or combined instance answers alone.
     """
 
     def __init__(self, registry: Registry, limits: ControlLimits, kind: ModelKind = ModelKind.TEXT) -> None:
@@ -33,55 +33,55 @@ class Readiness:
         self._crossed: dict[Pair, tuple[_Lives, float]] = {}
 
     def crossed(self, plan: Plan) -> None:
-        """A token has come over this plan's pair."""
+        """Note that a token arrived over this plan's pair."""
         self._crossed[plan.pair] = _lives(plan, self._epochs()), asyncio.get_running_loop().time()
         self._registry.confirm_ready()
 
     def names(self, plan: Plan) -> dict[str, str]:
-        """Return what the ends of a plan are called, by what each does."""
+        """Return the names of a plan's instances by role."""
         ends = {"prefill": plan.prefill, "decode": plan.decode}
         return {role: self._registry.name(index) for role, index in ends.items() if index is not None}
 
     def works(self, plan: Plan) -> bool:
-        """Whether the pair has no room for a probe because it works: an end is full, and one made a step lately."""
+        """Whether the pair is too busy for a probe: an instance is full, and one made a step recently."""
         loads = {load.index: load for load in self._registry.loads() if load.index in plan.pair}
         decode = loads.get(plan.decode)
         is_full = any(load.blocks_free < 1 or _holds_its_share(load) for load in loads.values())
-        return (is_full or (decode is not None and _has_no_seat(decode))) and self.moves(plan)
+        return (is_full or (decode is not None and _has_no_slot(decode))) and self.moves(plan)
 
     def moves(self, plan: Plan) -> bool:
-        """Whether one end of the pair made a step lately."""
+        """Whether one instance of the pair made a step recently."""
         ends = [one for one in self._registry.living() if one.index in plan.pair]
         return any(one.stepped_within(self._limits.probe_after_s) for one in ends)
 
     def slowness(self, plan: Plan) -> float:
-        """Return how many times longer than it needs a pair takes because the machine starves one of its ends."""
+        """Return the factor by which starvation of either instance slows the pair down."""
         return self._registry.slowness(plan.pair)
 
     def busy(self, plan: Plan) -> None:
-        """No probe finds room on this pair, which works: what crossed it before counts on."""
+        """Extend the last use of this pair, which has no room for a probe but progresses."""
         lives = _lives(plan, self._epochs())
         if self._crossed.get(plan.pair, (None, 0.0))[0] == lives:
             self._crossed[plan.pair] = lives, asyncio.get_running_loop().time()
 
     def broken(self, plan: Plan) -> None:
-        """A probe failed on this pair."""
+        """Discard the last use of this pair after a failed probe."""
         self._crossed.pop(plan.pair, None)
 
     def ready(self) -> bool:
-        """Whether some living pair was crossed within the window."""
+        """Whether some living pair was used within the window."""
         window_s = self._limits.ready_window_s
         return any(age <= window_s * self.slowness(plan) for plan, age in self._ages().items())
 
     def due(self) -> list[Plan]:
-        """Return the living pairs that nothing crossed lately, those crossed longest ago first."""
+        """Return the living pairs not used recently, longest ago first."""
         ages, after_s = self._ages(), self._limits.probe_after_s
         return sorted(
             (plan for plan in ages if ages[plan] > after_s * self.slowness(plan)), key=lambda plan: -ages[plan]
         )
 
     def _ages(self) -> dict[Plan, float]:
-        """Return how long ago each living pair was crossed, infinity for one whose processes never were."""
+        """Return the time since each living pair's last use, infinity if its processes were never used."""
         now, epochs, ages = asyncio.get_running_loop().time(), self._epochs(), dict[Plan, float]()
         for plan in self.living_plans():
             lives, at = self._crossed.get(plan.pair, (None, 0.0))
@@ -92,7 +92,7 @@ class Readiness:
         return {instance.index: instance.description.epoch for instance in self._registry.living()}
 
     def living_plans(self) -> list[Plan]:
-        """Return a plan for every pair (and combined instance) that takes new work and can hand KV over."""
+        """Return a plan for every pair (and combined instance) that accepts new work and can transfer KV."""
         living = [instance for instance in self._registry.living() if not instance.is_suspect]
         if self._is_pooled:
             return [Plan("pooling", None, i.index, "probe") for i in living if i.role is not Role.DECODE]
@@ -112,11 +112,11 @@ def _lives(plan: Plan, epochs: dict[int, int]) -> _Lives:
     return tuple(epochs.get(index) for index in plan.pair if index is not None)
 
 
-def _has_no_seat(decode: InstanceLoad) -> bool:
-    """Whether what comes would wait there for others to end, a reservation or a sequence."""
+def _has_no_slot(decode: InstanceLoad) -> bool:
+    """Whether a new reservation or sequence would have to wait there for others to finish."""
     return decode.waiting > 0 or decode.sequences >= decode.max_num_seqs
 
 
 def _holds_its_share(start: InstanceLoad) -> bool:
-    """Whether finished KV that waits for its receivers keeps new prompts out."""
+    """Whether finished KV waiting for its receivers blocks new prompts."""
     return start.held_tokens >= hold_limit(start.pool_tokens)

@@ -1,4 +1,4 @@
-"""Who belongs by the table, who lives, and what each is used for now."""
+"""The members of the cluster by its table, which of them are living, and their roles."""
 
 import asyncio
 import itertools
@@ -43,8 +43,8 @@ class MissingInstance:
 
 
 class Registry:
-    """Owns who belongs, by the table in use. An incompatible instance is fatal until `confirm_ready`, afterwards it is
-    refused and retried. `living` and all that is asked of those that live leave out whoever left the table.
+    """Owner of the members of the table in use. An incompatible instance is fatal until `confirm_ready`; later it is
+    refused and retried. `living` and all methods about living instances leave out removed members.
     """
 
     def __init__(
@@ -75,22 +75,22 @@ class Registry:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Those of the table in use, in its order."""
+        """The members of the table in use, in its order."""
         return self._members.current
 
     @property
     def leaving(self) -> tuple[Member, ...]:
-        """Those that left the table and still end their work."""
+        """Removed members that are finishing their work."""
         return self._members.leaving
 
     async def run(self) -> None:
-        """Keep sessions with all members for ever. Raises Incompatible if that shows before we were ever ready."""
+        """Keep sessions with all members until cancelled. Raises Incompatible if found before we were ever ready."""
         await self._members.run()
 
     def change(self, expected: Sequence[ExpectedInstance], table_digest: str, what: str = "") -> None:
-        """Go by another table from now on: new entries are dialled, those that are gone from it get nothing new.
+        """Switch to another table: dial new entries, give no new work to removed ones.
 
-        `what` is different in it, for the log.
+        `what` describes the differences, for the log.
         """
         self.table = TableView(self.table.version + 1, table_digest)
         log.info("table_changed", version=self.table.version, digest=table_digest, what=what)
@@ -99,7 +99,7 @@ class Registry:
         self.changed()
 
     async def wait_path(self, timeout_s: float) -> None:
-        """Wait until living instances make a path. Raises DeadlineExceeded, naming every instance that is missing."""
+        """Wait until living instances form a path. Raises DeadlineExceeded, naming every missing instance."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._path_found.wait()
@@ -108,7 +108,7 @@ class Registry:
             raise DeadlineExceeded(f"no path after {timeout_s:g} s; still missing: {waiting_for}") from None
 
     def missing(self) -> list[MissingInstance]:
-        """Return the members that do not live, in table order."""
+        """Return the members that are not living, in table order."""
         return [
             MissingInstance(member.expected.name, member.expected.address, member.why)
             for member in self.members
@@ -127,19 +127,19 @@ class Registry:
         raise InstanceLost(f"{self.name(index)} is not connected")
 
     def name(self, index: int) -> str:
-        """Return what the entry of an index is called."""
+        """Return the name of the entry with this index."""
         everyone = (*self.members, *self.leaving)
         return next((one.expected.name for one in everyone if one.expected.index == index), f"instance {index}")
 
     def loads(self) -> list[InstanceLoad]:
-        """Return what placement needs to know of every living instance."""
+        """Return the load of every living instance, for placement."""
         unjoined: dict[int, dict[int, str]] = {}
         for gap in self.gaps():
             unjoined.setdefault(gap.sender, {})[gap.receiver] = gap.why
         return [_load(instance, unjoined.get(instance.index, {})) for instance in self.living()]
 
     def slowness(self, indices: Collection[int | None]) -> float:
-        """Return how many times longer than it needs the slowest living one of these takes; 1 where none is."""
+        """Return the largest slowness of these instances that are living; 1 if none is."""
         return max((one.slowness for one in self.living() if one.index in indices), default=1.0)
 
     def has_path(self, *, stays: bool = False) -> bool:
@@ -155,42 +155,42 @@ class Registry:
         )
 
     def awaits_path(self) -> bool:
-        """Whether a path is likely in a moment: the living and those that a new table brought just now make one."""
+        """Whether a path is likely soon: living instances and those that a new table just added would form one."""
         now = asyncio.get_running_loop().time()
         coming = {member.role for member in self.members if not member.is_living and now < member.awaited_until}
         roles = coming | {instance.role for instance in self.living()}
         return bool(coming) and (Role.COMBINED in roles or roles >= {Role.PREFILL, Role.DECODE})
 
     def no_path(self) -> Unavailable:
-        """Return what a client hears where nothing can serve its request: who is missing, and which pairs."""
+        """Return the client's error when nothing can serve its request: the missing instances and KV gaps."""
         lost = ", ".join(missing.name for missing in self.missing())
         missing = "; ".join(filter(None, (lost, *map(str, self.gaps()))))
         return Unavailable(f"no path can serve this now; missing: {missing}")
 
     def gaps(self) -> list[KvGap]:
-        """Return the pairs of living instances that no KV transport joins, in table order."""
+        """Return the pairs of living instances without a common KV transport, in table order."""
         return self.kv_pairs.gaps({instance.index for instance in self.living()})
 
     def descriptions(self) -> list[InstanceDescription]:
-        """Return the descriptions accepted so far, in table order, of living and lost instances."""
+        """Return the descriptions accepted so far, in table order, including those of lost instances."""
         return [self._accepted[index] for index in sorted(self._accepted)]
 
     def confirm_ready(self) -> None:
-        """A request has crossed: from now on an incompatible newcomer is refused and the rest goes on."""
+        """Note that a request succeeded: from now on an incompatible instance is refused and the rest keeps serving."""
         self._was_ready = True
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Call `listener` whenever a member's state or load is new."""
+        """Call `listener` whenever a member's state or load changes."""
         self._listeners.append(listener)
 
     def hello(self) -> OpenSession:
-        """Return the opening of a new session."""
+        """Return the first message of a new session."""
         return OpenSession(self._scheduler_id, next(self._epochs), self._limits.lease_s)
 
     def accept(self, expected: ExpectedInstance, description: InstanceDescription) -> None:
-        """Check a newcomer against the table and the first instance accepted.
+        """Check a newly connected instance against the table and the first instance accepted.
 
-        Once we serve, that may be its own former self: another model would not be the one whose tokens we speak.
+        While serving, that may be its own previous process: running streams must not switch to another model.
         """
         check_version(expected, description)
         check_place(expected, description, self._same_host)
@@ -208,16 +208,16 @@ class Registry:
         log.warning("instance_refused", error=error)
 
     def changed(self) -> None:
-        """Tell the listeners; called by members and instances."""
+        """Notify the listeners; called by members and instances."""
         if not self._path_found.is_set() and self.has_path():
             self._path_found.set()
         for listener in self._listeners:
             listener()
 
     def _check_table(self, expected: ExpectedInstance, description: InstanceDescription) -> None:
-        """Tables that differ at the start are a mistake, once one that changes just now would have been seen here too.
+        """Check the table; at the start a difference is an error once a file being changed would have arrived here too.
 
-        Once we serve, the next one may not have reached each host yet. Raises Unavailable or Incompatible.
+        While serving it is ignored: a new table may not have reached each host yet. Raises Unavailable or Incompatible.
         """
         if self._was_ready or description.table_digest in self._digests:
             return
@@ -231,7 +231,7 @@ class Registry:
             raise
 
     def _forget(self, member: Member) -> None:
-        """A member has left: of its description only what others are compared with stays."""
+        """Drop a removed member's description, unless it is the only reference for others."""
         index = member.expected.index
         self.kv_pairs.forget(index)
         if len(self._accepted) > 1:
@@ -239,20 +239,20 @@ class Registry:
 
 
 def _load(instance: Instance, unjoined: dict[int, str]) -> InstanceLoad:
-    description, books = instance.description, instance.books
+    description, ledger = instance.description, instance.in_flight
     return InstanceLoad(
         index=instance.index,
         name=instance.name,
         role=instance.role,
-        outstanding_tokens=books.outstanding_tokens,
+        outstanding_tokens=ledger.outstanding_tokens,
         prefill_chunk_size=description.prefill_chunk_size,
-        blocks_total=books.load.blocks_total,
-        blocks_free=books.blocks_free,
+        blocks_total=ledger.load.blocks_total,
+        blocks_free=ledger.blocks_free,
         block_size=description.block_size,
-        sequences=books.sequences,
-        waiting=books.load.waiting,
+        sequences=ledger.sequences,
+        waiting=ledger.load.waiting,
         max_num_seqs=description.max_num_seqs,
-        held_for=books.held_for,
+        held_for=ledger.held_for,
         unjoined=unjoined,
         is_suspect=instance.is_suspect,
     )

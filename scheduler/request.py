@@ -1,4 +1,4 @@
-"""A request as the scheduler's parts pass it on, and what comes back while it runs.
+"""A request inside the scheduler, and the events of its execution.
 
 api/* --GenerationRequest--> dispatch --PathEvent--> stream --> api/*
 """
@@ -13,12 +13,12 @@ from wire.types import FinishReason, Pooling, SamplingParams, StageTimes, TokenL
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One validated request. `prompts[i]` are token ids; every prompt runs with the same `params`, placed alone.
+    """One validated request. `prompts[i]` are token ids; every prompt runs with the same `params`, placed on its own.
 
-    `params.seed` and `params.max_tokens` are set; `seeds`, where given, are one for each prompt instead. Limits in
-    seconds: to the first token, and without progress. `poolings`, where given, are one for each prompt: nothing is
-    generated then, each prompt is answered by one Vector. `cache_salt` is whose KV it may share: the tenant's.
-    `tenant` is whose share of the cluster it takes, the name of an API key or empty; a lower `priority` runs earlier.
+    `params.seed` and `params.max_tokens` are set; `seeds`, if given, has one per prompt instead. Timeouts in
+    seconds: to the first token, and without progress. `poolings`, if given, has one per prompt: then nothing is
+    generated, and each prompt is answered by one Vector. `cache_salt` limits KV sharing to requests with the same one.
+    `tenant` is whose share of the cluster it uses, the name of an API key or empty; a lower `priority` runs earlier.
     """
 
     request_id: str
@@ -35,11 +35,11 @@ class GenerationRequest:
 
     @property
     def stays(self) -> bool:
-        """Whether its prompts end on the instances that compute them: with no token, or with the first one."""
+        """Whether its prompts finish on the instances that compute them: without a token, or with the first one."""
         return bool(self.poolings) or self.params.max_tokens == 1
 
     def params_of(self, prompt: int) -> SamplingParams:
-        """Return the parameters that prompt `prompt` runs with."""
+        """Return the parameters of prompt `prompt`."""
         return dataclasses.replace(self.params, seed=self.seeds[prompt]) if self.seeds else self.params
 
 
@@ -48,7 +48,7 @@ class NewToken:
     """The next token of sequence `sequence` of prompt `prompt`; indices ascend without gap or repeat.
 
     `finish` is set on the last event of each sequence, exactly once; token_id is None if it ended without a token.
-    `logprobs` are there if the request asked.
+    `logprobs` are set if requested.
     """
 
     prompt: int
@@ -62,7 +62,7 @@ class NewToken:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """How likely tokens [start, start + len(tokens)) of prompt `prompt` are, if the request asked; None for token 0.
+    """Log probabilities of tokens [start, start + len(tokens)) of prompt `prompt`, if requested; None for token 0.
 
     Each token once, in order, and all before the prompt's first output.
     """
@@ -82,9 +82,9 @@ class Vector:
 
 @dataclass(frozen=True, slots=True)
 class PromptDone:
-    """All sequences of a prompt ended and its hand-off is settled: its stage durations and how it was served.
+    """All sequences of a prompt finished and its hand-off is complete: its stage durations and how it was served.
 
-    It had so many `tries`; what stands here is of the last.
+    The fields describe the last of its `tries`.
     """
 
     prompt: int
@@ -100,7 +100,7 @@ PathEvent = NewToken | PromptScored | Vector | PromptDone
 
 
 class RunningRequest(Protocol):
-    """A request under way."""
+    """A running request."""
 
     def events(self) -> AsyncIterator[PathEvent]:
         """Yield events until every prompt is done. Raises a PdserveError when the request failed as a whole.
@@ -110,14 +110,14 @@ class RunningRequest(Protocol):
         ...
 
     def divert(self, taker: Callable[[NewToken], bool]) -> None:
-        """Let `taker` have tokens as they come, whenever the reader of `events` waits for one; it says if it took it.
+        """Pass tokens directly to `taker` while the reader of `events` waits; it returns whether it took the token.
 
-        An implementation need not: then all is read.
+        An implementation may ignore this: then all events are read.
         """
         ...
 
     def stop_sequence(self, prompt: int, sequence: int) -> None:
-        """End one sequence from here (a stop string was seen): its next event has finish STOP and no token."""
+        """Stop one sequence (a stop string was found): its next event has finish STOP and no token."""
         ...
 
 
@@ -125,9 +125,9 @@ class Dispatcher(Protocol):
     """Runs requests. `scheduler/dispatch.py` is the implementation."""
 
     def check_room(self, tenant: str) -> None:
-        """Raise Overloaded where not even one prompt of one token more may wait: asked before a request is read."""
+        """Raise Overloaded if not even a one-token prompt may wait; called before a request is read."""
         ...
 
     def start(self, request: GenerationRequest) -> RunningRequest:
-        """Take a request. Raises Overloaded when the queue is full and Unavailable when no path exists."""
+        """Start a request. Raises Overloaded when the queue is full and Unavailable when no path exists."""
         ...

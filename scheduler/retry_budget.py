@@ -1,8 +1,8 @@
-"""How many retries the cluster makes at once: a share of the active requests, and a few a minute whatever their number.
+"""Limits concurrent retries of the cluster to a share of the active requests, plus a few per minute in any case.
 
-A fault that hits many requests would else double the load of what is left. Retries past the budget wait their turn,
-first come first served; each prompt's own limit ends the wait. Where nobody waits for room, there is no such load: then
-one past the budget goes on at a time, and the next when it has its grant.
+Otherwise a fault that hits many requests would double the load of the remaining instances. Retries over the budget wait
+first come, first served, until their prompt's deadline. If no prompt is queued, that load does not exist: then one
+over the budget may run at a time, and the next once it has its grant.
 """
 
 import asyncio
@@ -14,47 +14,47 @@ from scheduler.limits import ControlLimits
 
 
 class RetryBudget:
-    """Owns the retries under way and those that wait.
+    """Owner of the running and waiting retries.
 
-    `num_active` returns the requests accepted and not ended, `has_room` whether the cluster's queue is empty.
+    `num_active` returns the number of accepted, unfinished requests, `has_room` whether the cluster's queue is empty.
 
-    A retry counts until its decode instance gives a token, until it ends, and for `retry_window_s` at most: so
-    `min_retries` start in every window even where all of them hang.
+    A retry counts until its decode instance sends a token, until it ends, and for `retry_window_s` at most: so
+    `min_retries` can start in every window even if all of them hang.
     """
 
     def __init__(self, limits: ControlLimits, num_active: Callable[[], int], has_room: Callable[[], bool]) -> None:
         self._limits = limits
         self._num_active, self._has_room = num_active, has_room
-        self._past_limit: Retry | None = None  # which went on because there is room, and is not placed yet
+        self._past_limit: Retry | None = None  # admitted because there is room, not placed yet
         self._under_way: dict[Retry, asyncio.TimerHandle] = {}
         self._waiting: deque[tuple[Retry, asyncio.Future[None]]] = deque()
 
     @property
     def limit(self) -> int:
-        """The most retries under way at once, now."""
+        """The current limit of concurrent retries."""
         return max(self._limits.min_retries, int(self._limits.retry_share * self._num_active()))
 
     @property
     def num_under_way(self) -> int:
-        """Retries that count now."""
+        """Number of retries that count now."""
         return len(self._under_way)
 
     @property
     def num_waiting(self) -> int:
-        """Retries that wait their turn."""
+        """Number of waiting retries."""
         return len(self._waiting)
 
     @property
     def is_spent(self) -> bool:
-        """Whether a retry asked for now would wait."""
+        """Whether a new retry would wait."""
         return bool(self._waiting) or not self._may_go()
 
     def retry(self) -> "Retry":
-        """Return a prompt's way to retries."""
+        """Return a prompt's handle for retries."""
         return Retry(self)
 
     async def take(self, retry: "Retry") -> None:
-        """Count `retry` as under way, in its turn."""
+        """Wait for the turn of `retry` and count it as running."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((retry, turn))
         self._pump()
@@ -65,19 +65,19 @@ class RetryBudget:
             raise
 
     def give_up(self, retry: "Retry") -> None:
-        """Cancel the wait of `retry`, if it waits."""
+        """Cancel the wait of `retry`, if any."""
         for waits, turn in self._waiting:
             if waits is retry:
                 turn.cancel()
 
     def placed(self, retry: "Retry") -> None:
-        """`retry` has its grant: there may be room for the next."""
+        """Note that `retry` has its grant: there may be room for the next."""
         if self._past_limit is retry:
             self._past_limit = None
         self._pump()
 
     def give_back(self, retry: "Retry") -> None:
-        """Count `retry` no more, whether it is under way or waits. Idempotent."""
+        """Stop counting `retry`, running or waiting. Idempotent."""
         forget = self._under_way.pop(retry, None)
         if forget is not None:
             forget.cancel()
@@ -90,7 +90,7 @@ class RetryBudget:
     def _pump(self) -> None:
         while self._waiting and self._may_go():
             retry, turn = self._waiting.popleft()
-            if turn.done():  # cancelled while it waited; its task has yet to run and leave
+            if turn.done():  # cancelled while waiting; its task has yet to remove it
                 continue
             if self.num_under_way >= self.limit:
                 self._past_limit = retry
@@ -100,13 +100,13 @@ class RetryBudget:
 
 
 class Retry(AbstractContextManager["Retry"]):
-    """One prompt's place in the budget, held while a retry of it is under way; given back on leaving."""
+    """One prompt's place in the budget, occupied while a retry of it is running; released on exit."""
 
     def __init__(self, budget: RetryBudget) -> None:
         self._budget = budget
 
     async def begin(self) -> None:
-        """Wait until the budget has room for one more."""
+        """Wait until the budget has room for this retry."""
         await self._budget.take(self)
 
     def give_up(self) -> None:
@@ -114,13 +114,13 @@ class Retry(AbstractContextManager["Retry"]):
         self._budget.give_up(self)
 
     def placed(self) -> None:
-        """It has its grant."""
+        """Note that the retry has its grant."""
         self._budget.placed(self)
 
     def done(self) -> None:
-        """It has succeeded, or ended. Idempotent."""
+        """Release the place after the retry succeeded or ended. Idempotent."""
         self._budget.give_back(self)
 
     def __exit__(self, *exc: object) -> None:
-        """Give the place back."""
+        """Release the place."""
         self.done()

@@ -1,4 +1,4 @@
-"""One request under way as its client sees it: the events that wait to be read, and the way to stop."""
+"""One running request for its client: the unread events, and the way to stop it."""
 
 import asyncio
 from collections import deque
@@ -13,7 +13,7 @@ log = EventLogger("requests")
 
 
 class Running:
-    """Owns the events made and not yet read. Implements scheduler.request.RunningRequest."""
+    """Owner of the unread events. Implements scheduler.request.RunningRequest."""
 
     def __init__(self) -> None:
         self._events: deque[PathEvent] = deque()
@@ -25,15 +25,15 @@ class Running:
         self._cancel: Callable[[], None] = _nothing
         self._stop: Callable[[int, int], None] = _nothing
         self._taker: Callable[[NewToken], bool] | None = None
-        self._is_awaited = False  # whoever reads has read all and waits
+        self._is_awaited = False  # the reader has read everything and waits
 
     def bind(self, *, cancel: Callable[[], None], stop: Callable[[int, int], None]) -> None:
-        """Say how the work behind it is cancelled and how one of its sequences is stopped."""
+        """Set the functions that cancel the request and stop one of its sequences."""
         self._cancel = cancel
         self._stop = stop
 
     def put(self, event: PathEvent) -> None:
-        """Add an event; tokens of a sequence whose client has stopped it are dropped."""
+        """Add an event; tokens of a stopped sequence are dropped."""
         if isinstance(event, NewToken):
             key = (event.prompt, event.sequence)
             if key in self._closed or (event.finish is None and self._is_awaited and self._hand_over(event, key)):
@@ -42,7 +42,7 @@ class Running:
         self._wake()
 
     def finish(self, error: PdserveError | None) -> None:
-        """The work is over; what was put before is still read."""
+        """Mark the request as over; earlier events can still be read."""
         self._over, self._error = True, error
         self._wake()
 
@@ -63,7 +63,7 @@ class Running:
             raise self._error
 
     def stop_sequence(self, prompt: int, sequence: int) -> None:
-        """End one sequence after the last token read: its next event has finish STOP and no token."""
+        """Stop one sequence after the last token read: its next event has finish STOP and no token."""
         key = (prompt, sequence)
         if key in self._closed:
             return
@@ -73,20 +73,20 @@ class Running:
         self._stop(prompt, sequence)
 
     def divert(self, taker: Callable[[NewToken], bool]) -> None:
-        """Hand tokens to `taker` as they come, while whoever reads waits for the next event."""
+        """Pass tokens directly to `taker` while the reader waits for the next event."""
         self._taker = taker
 
     def _hand_over(self, event: NewToken, key: tuple[int, int]) -> bool:
-        """Return whether the taker has the event. Should it break, this request fails, not the one who put it."""
+        """Return whether the taker took the event. If it raises, this request fails, not the caller of `put`."""
         if self._taker is None:
             return False
         self._next_index[key] = event.index + 1
         try:
             return self._taker(event)
-        except Exception as error:  # noqa: BLE001 - a frame above is the session of all of an instance's requests
+        except Exception as error:  # noqa: BLE001 - the caller is the session shared by an instance's requests
             log.error("token_not_taken", error)
             self._taker = None
-            self.finish(InternalError("a token could not be told; details are in the scheduler's log"))
+            self.finish(InternalError("a token could not be sent; details are in the scheduler's log"))
             self._cancel()
             return True
 
@@ -106,7 +106,7 @@ class Running:
         return event
 
     def _replace_unread(self, stop: NewToken) -> None:
-        """Drop the sequence's unread tokens; `stop` takes the place of the first, so it stands before PromptDone."""
+        """Drop the sequence's unread tokens; `stop` replaces the first, so that it precedes PromptDone."""
         unread = [
             isinstance(event, NewToken) and (event.prompt, event.sequence) == (stop.prompt, stop.sequence)
             for event in self._events

@@ -1,4 +1,4 @@
-"""A scheduler that is alive, with or without a socket: the front over the control half, and the tasks that keep it."""
+"""A running scheduler, with or without a socket: the HTTP API, the control plane and their tasks."""
 
 import asyncio
 import contextlib
@@ -37,14 +37,14 @@ from wire.errors import ConfigError, InvalidRequest, Overloaded, Unavailable
 log = EventLogger("scheduler")
 
 READY_POLL_S = 0.05
-SAY_EVERY_S = 5.0
+LOG_EVERY_S = 5.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cluster:
-    """Whom a scheduler serves with: the table's instances and how to reach them. `health` says why it cannot work.
+    """The instances of the table and how to connect to them. `health` returns why the scheduler cannot work.
 
-    `follow` keeps the registry with a table that changes, for ever.
+    `follow` updates the registry when the table changes, until cancelled.
     """
 
     expected: tuple[ExpectedInstance, ...]
@@ -56,7 +56,7 @@ class Cluster:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Serving:
-    """A scheduler whose `app` answers while `run` runs; `drain` counts what is under way."""
+    """A scheduler whose `app` answers while `run` runs; `drain` counts running requests."""
 
     app: ASGIApp
     control: Control
@@ -64,9 +64,9 @@ class Serving:
     _keepers: tuple[Callable[[], Coroutine[Any, Any, None]], ...]
 
     async def run(self) -> None:
-        """Keep the sessions with the instances, for ever.
+        """Keep the sessions with the instances, until cancelled.
 
-        Raises ConfigError when no path has answered within --startup-timeout, Incompatible for an instance that is.
+        Raises ConfigError if no path has answered within --startup-timeout, Incompatible for an incompatible instance.
         """
         keepers = [asyncio.create_task(keep()) for keep in self._keepers]
         try:
@@ -83,9 +83,9 @@ class Serving:
 async def open_serving(
     config: SchedulerConfig, cluster: Cluster, environ: Mapping[str, str], *, limits: ControlLimits | None = None,
 ) -> AsyncIterator[Serving]:  # fmt: skip
-    """Make a scheduler over `cluster`; on leaving, what is under way ends. Raises ConfigError.
+    """Create a scheduler for `cluster`; on exit, running requests are ended. Raises ConfigError.
 
-    What options say of the queue and of retries overrules `limits`.
+    The options for queue and retries override `limits`.
     """
     options = config.options
     keys = read_keys(options, environ)
@@ -140,7 +140,7 @@ async def open_serving(
 
 
 def build_control(cluster: Cluster, limits: ControlLimits, kind: ModelKind = ModelKind.TEXT) -> Control:
-    """Return the control half over `cluster`, with an id no other process has."""
+    """Return the control plane for `cluster`, with an id unique to this process."""
     scheduler_id = f"scheduler-{secrets.token_hex(4)}"
     registry = Registry(
         cluster.expected,
@@ -161,7 +161,7 @@ def report(control: Control) -> ReadyReport:
     suspects = [f"{i.name} at {i.address} (suspect: {i.why})" for i in view.instances if i.state == MemberState.SUSPECT]
     missing = [*map(str, control.registry.missing()), *suspects, *map(str, control.registry.gaps())]
     if not view.ready and not missing:
-        missing = ["a request or probe that crosses a path: none has in the last 10 s"]
+        missing = ["a request or probe that succeeds on a path: none has in the last 10 s"]
     instances = [
         {
             "instance": i.instance_id,
@@ -177,22 +177,22 @@ def report(control: Control) -> ReadyReport:
 
 
 async def _watch_startup(control: Control, timeout_s: float) -> None:
-    """Say what is missing while it is; raise ConfigError if no path ever answered within `timeout_s`."""
+    """Log what is missing while waiting; raise ConfigError if no path was ready within `timeout_s`."""
     loop = asyncio.get_running_loop()
-    began, said = loop.time(), loop.time()
+    began, logged = loop.time(), loop.time()
     while not control.ready():
         await asyncio.sleep(READY_POLL_S)
         now = loop.time()
         if now - began > timeout_s:
             raise ConfigError(f"not ready after --startup-timeout {timeout_s:g} s; missing: {_missing(control)}")
-        if now - said > SAY_EVERY_S:
-            said = now
+        if now - logged > LOG_EVERY_S:
+            logged = now
             log.info("waiting", missing=_missing(control))
     log.info("ready", seconds=loop.time() - began)
 
 
 async def _start_templates(tokens: Tokens) -> None:
-    """Start the template process while the instances load; where that fails, the first chat tries again.
+    """Start the template process while the instances load; if that fails, the first chat tries again.
 
     Raises ConfigError if --chat-template cannot be compiled.
     """

@@ -1,4 +1,4 @@
-"""Threads for work that is too long for the event loop: few, and behind it in line for the processor."""
+"""Threads for work too long for the event loop: few, and with lower priority."""
 
 import asyncio
 import contextlib
@@ -16,24 +16,24 @@ _NICER = 5
 
 
 class SideThreads:
-    """Owns the threads, half as many as cores at most, so that a burst leaves the loop a core; without work none."""
+    """Owner of the threads: at most half as many as cores, so that the loop keeps a core; none without work."""
 
     def __init__(self) -> None:
         most = max(1, usable_threads() // 2)
         self._pool = ThreadPoolExecutor(most, thread_name_prefix="pdserve-side", initializer=_stand_back)
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what `work` returns, from one of the threads."""
+        """Run `work` on one of the threads and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: work(*args, **kwargs))
 
     def close(self) -> None:
-        """Start nothing more; what runs ends by itself."""
+        """Start nothing more; running work finishes by itself."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _stand_back() -> None:
-    """Let this thread give way, where the system knows threads of different niceness."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else a thread of the library's own does the work
+    """Lower this thread's priority, if the system supports a niceness per thread."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else the library uses its own threads
     with contextlib.suppress(OSError, AttributeError):
         me = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, me, os.getpriority(os.PRIO_PROCESS, me) + _NICER)

@@ -1,4 +1,4 @@
-"""From a running request's tokens to pieces of text, choice by choice, the likeliest ones where more are made."""
+"""Convert a running request's tokens to pieces of text per choice, the best ones if more are generated."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -27,42 +27,42 @@ from wire.types import FinishReason, TokenLogprobs
 
 
 class Observer(Protocol):
-    """Hears how a request goes; times are the loop's clock. scheduler/observability/counters.py is one."""
+    """Observes a request; times are the loop's clock. Implemented by scheduler/observability/counters.py, for one."""
 
     def first_token_came(self, request: GenerationRequest, seconds: float) -> None:
-        """The request's first token came, `seconds` after its arrival; `token_came` follows."""
+        """Called for the request's first token, `seconds` after its arrival; `token_came` follows."""
         ...
 
     def token_came(self, since_previous_s: float | None) -> None:
-        """A token came, so long after the same choice's last one; None for its first."""
+        """Called for each token with the time since the same choice's last one; None for its first."""
         ...
 
     def prompt_done(self, done: PromptDone) -> None:
-        """A prompt's hand-off is settled."""
+        """Called when a prompt's hand-off is complete."""
         ...
 
     def request_done(self, done: RequestDone) -> None:
-        """The request ended."""
+        """Called when the request ended."""
         ...
 
 
 class PieceOutlet(Protocol):
-    """Where pieces may go at once, past whoever reads them."""
+    """Accepts pieces directly, bypassing the reader of the stream."""
 
     @property
     def is_free(self) -> bool:
-        """Whether it takes a piece now."""
+        """Whether the client's buffer has room for another piece."""
         ...
 
     def put(self, piece: TextPiece) -> None:
-        """Take one."""
+        """Write a piece."""
         ...
 
 
 class TextStream:
-    """Runs one request and yields its text. Counts are whole once `pieces` has ended.
+    """Runs one request and yields its text. Counts are complete once `pieces` has ended.
 
-    `prompt_logprobs[i]` says how likely each token of prompt i is, if asked: whole before its first piece.
+    `prompt_logprobs[i]` has the log probabilities of prompt i's tokens, if requested: complete before its first piece.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class TextStream:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens of all sequences, also of those that are not chosen, the ones that ended them included."""
+        """Tokens of all sequences, including unselected ones and stop tokens."""
         return sum(choice.num_tokens for choice in self._choices)
 
     async def pieces(
@@ -106,9 +106,9 @@ class TextStream:
     ) -> AsyncGenerator[TextPiece, None]:
         """Run the request. Closing the generator cancels it everywhere. Raises a PdserveError if it failed.
 
-        While the caller waits for a piece and `outlet` is free, pieces go there, in the same order.
+        While the caller waits for a piece and `outlet` is free, pieces are written there, in the same order.
         """
-        with self._told_to_observer():
+        with self._observed():
             self._dispatched_s = self._clock() - self._started_s
             running = dispatcher.start(self._request)
             if outlet is not None:
@@ -119,7 +119,7 @@ class TextStream:
                         for piece in self._take(running, event):
                             yield piece
                 except PdserveError:
-                    if not self._complete():  # else the client has every word: only the tidying up failed
+                    if not self._complete():  # else the client has all text: only the cleanup failed
                         raise
             if not self._complete():
                 raise InternalError(f"request {self._request.request_id} ended before all of its choices did")
@@ -141,7 +141,7 @@ class TextStream:
                 self.prompt_logprobs[event.prompt].extend(event.tokens)
                 return []
             case Vector():
-                raise InternalError(f"{self._request.request_id} asked for text and was answered with a vector")
+                raise InternalError(f"{self._request.request_id} requested text but got a vector")
             case NewToken():
                 return self._take_token(running, event)
 
@@ -167,7 +167,7 @@ class TextStream:
         choice.last_token_s = now
 
     @contextmanager
-    def _told_to_observer(self) -> Iterator[None]:
+    def _observed(self) -> Iterator[None]:
         ending, error = "failed", ""
         try:
             yield

@@ -1,4 +1,4 @@
-"""Log who goes by another global table than the scheduler: a warning where that lasts, and a word when it is over."""
+"""Log which instances use another global table than the scheduler: a warning if it lasts, and when it is resolved."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,40 +9,40 @@ from telemetry.logs import EventLogger
 log = EventLogger("table")
 
 AGREE_S = 10.0
-"""Files are copied by hand and by kubelets: only what still differs after this is worth a warning."""
+"""Copying files takes time, by hand or by kubelets: only a difference that lasts longer causes a warning."""
 
 
 @dataclass(slots=True)
-class _Apart:
-    """One life of an instance that goes by another table: since when, and the digest that was told."""
+class _Difference:
+    """One process of an instance that uses another table: since when, and the digests last logged."""
 
     name: str
     since: float
-    told: str = ""
+    logged: str = ""
 
 
 class TableAgreement:
-    """Owns what was logged of each instance. Does no I/O but the log's; `now` is a clock's."""
+    """Owner of the logged differences. Its only I/O is the log; `now` is a clock's time."""
 
     def __init__(self) -> None:
-        self._apart: dict[tuple[int, int], _Apart] = {}
+        self._differences: dict[tuple[int, int], _Difference] = {}
 
     def look(self, living: Sequence[Instance], digest: str, now: float) -> None:
-        """Compare the tables of those that live with the one in use, of this digest; say what is new."""
-        before, self._apart = self._apart, {}
+        """Compare the living instances' tables with the digest of the one in use; log changes."""
+        before, self._differences = self._differences, {}
         for instance in living:
             key = instance.index, instance.description.epoch
-            apart = before.pop(key, None)
+            difference = before.pop(key, None)
             if instance.table_digest != digest:
-                self._apart[key] = apart or _Apart(instance.name, now)
-                self._warn(self._apart[key], instance.table_digest, digest, now)
-            elif apart is not None and apart.told:
+                self._differences[key] = difference or _Difference(instance.name, now)
+                self._warn(self._differences[key], instance.table_digest, digest, now)
+            elif difference is not None and difference.logged:
                 log.info("table_agrees", instance=instance.name, digest=digest)
 
-    def _warn(self, apart: _Apart, there: str, here: str, now: float) -> None:
-        told = f"{there} {here}"
-        if now - apart.since < AGREE_S or apart.told == told:
+    def _warn(self, difference: _Difference, there: str, here: str, now: float) -> None:
+        digests = f"{there} {here}"
+        if now - difference.since < AGREE_S or difference.logged == digests:
             return
-        apart.told = told
-        mend = "copy the scheduler's global table to its host: at a start, tables that differ are an error"
-        log.warning("table_differs", instance=apart.name, there=there, here=here, mend=mend)
+        difference.logged = digests
+        fix = "copy the scheduler's global table to its host: at startup, different tables are an error"
+        log.warning("table_differs", instance=difference.name, there=there, here=here, mend=fix)

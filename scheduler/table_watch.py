@@ -1,4 +1,4 @@
-"""Follow the global table while it changes: who came is dialled, who went is drained, what is broken is passed over."""
+"""Follow changes of the global table: dial new instances, drain removed ones, ignore invalid tables."""
 
 import asyncio
 
@@ -22,7 +22,7 @@ POLL_S = 1.0
 
 
 class TableWatch:
-    """Owns the table in use of one scheduler; `plan` has the one of its start."""
+    """Owner of the table in use by one scheduler; `plan` has the first one."""
 
     def __init__(self, plan: LaunchPlan, registry: Registry, *, poll_s: float = POLL_S) -> None:
         self._plan = plan
@@ -34,7 +34,7 @@ class TableWatch:
         self._troubled = False
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Check the file until cancelled."""
         looker = TableLooker(WatchedTable(self._plan.global_path, self._read, self._table))
         while True:
             await asyncio.sleep(self._poll_s)
@@ -42,11 +42,11 @@ class TableWatch:
                 self.take(await looker.look())
                 now = asyncio.get_running_loop().time()
                 self._agreement.look(self._registry.living(), self._registry.table.digest, now)
-            except Exception as error:  # noqa: BLE001 - the outermost frame: the table in use stays, the next look is due
+            except Exception as error:  # noqa: BLE001 - the outermost frame: keep the table and check later
                 log.error("table_watch_failed", exc=error)
 
     def take(self, found: GlobalTable | RanktableError | None) -> None:
-        """Go by a table that was found, or say why it is not to be used."""
+        """Use a new table, or log why it cannot be used."""
         if isinstance(found, RanktableError):
             self._pass_over(found)
         elif found is not None:
@@ -75,7 +75,7 @@ class TableWatch:
             log.warning("table_ignored", reason=error, version=used.version, digest=used.digest)
 
     def _read(self, path: str) -> GlobalTable:
-        """Read on a thread. Raises RanktableError for a table of another scheduler too: we are not to serve by it."""
+        """Read a table, on a thread. Raises RanktableError also for a table of another scheduler."""
         table = read_global(path, share_devices=self._plan.share_devices)
         ours, theirs = self._plan.own.server_ip, table.scheduler.server_ip
         if canonical(ours) != canonical(theirs) and not HostComparer().same(ours, theirs):

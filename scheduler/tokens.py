@@ -1,4 +1,4 @@
-"""Between text and token ids: one model's tokenizer, its ends and its chat template. Never torch or transformers."""
+"""Convert between text and token ids: one model's tokenizer and chat template. Never torch or transformers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from scheduler.tokenizer.shared_ids import SharedIds
 from scheduler.tokenizer.token_texts import TokenTexts
 from wire.errors import ConfigError, InvalidRequest, PromptTooLong
 
-_SHORT_CHARS = 2000  # below this a hop to a thread costs more than the work
+_SHORT_CHARS = 2000  # below this a thread costs more than the work
 _AS_USUAL = ChatOptions()
 _NO_SETTINGS = ChatSettings()
 
@@ -49,7 +49,7 @@ class Tokens:
     ) -> tuple[int, ...]:
         """Return the ids of `text`; long texts are encoded off the event loop.
 
-        Raises PromptTooLong for a `bounded` text that is longer than the model whatever its tokens are.
+        Raises PromptTooLong for a `bounded` text that exceeds the model's length however it is tokenised.
         """
         if bounded:
             self._check_chars(len(text), param)
@@ -58,9 +58,9 @@ class Tokens:
         return await self._threads.run(self._encode, text, add_special_tokens)
 
     async def encode_pair(self, first: str, second: str, *, longest: int | None) -> tuple[tuple[int, ...], int]:
-        """Return the ids of two texts as a cross-encoder reads them, and where the second one's begin.
+        """Return the ids of two texts for a cross-encoder, and where the second one's begin.
 
-        See tokenizer/pairs.py. Raises PromptTooLong as `encode` does, for texts that are not to be cut to `longest`.
+        See tokenizer/pairs.py. Raises PromptTooLong as `encode` does, for texts that are not truncated to `longest`.
         """
         if longest is None:
             self._check_chars(len(first) + len(second), "text_2")
@@ -71,12 +71,12 @@ class Tokens:
     async def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = _AS_USUAL
     ) -> tuple[int, ...]:
-        """Return the ids of a conversation in its template. Raises InvalidRequest, PromptTooLong, Overloaded."""
+        """Return the ids of a rendered conversation. Raises InvalidRequest, PromptTooLong, Overloaded."""
         text = await self.render_chat(messages, options)
         return await self.encode(text, add_special_tokens=options.add_special_tokens, param="messages")
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = _AS_USUAL) -> str:
-        """Return the text of a conversation in its template. Raises InvalidRequest, Overloaded, Unavailable."""
+        """Return the rendered text of a conversation. Raises InvalidRequest, Overloaded, Unavailable."""
         self._settings.check(options)
         template = self.files.chat_template if options.template is None else options.template
         if template is None:
@@ -102,18 +102,18 @@ class Tokens:
         )
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of `token_ids`; ids without a token have none."""
+        """Return the text of `token_ids`; unknown ids have none."""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
     def spellings(self, token_ids: Sequence[int]) -> list[str | None]:
-        """Return each token as the vocabulary spells it; None for an id without one."""
+        """Return each token in the vocabulary's spelling; None for an unknown id."""
         return [self._tokenizer.id_to_token(token_id) for token_id in token_ids]
 
     async def start(self) -> None:
-        """Start the process that renders chat templates, and let it look at the model's.
+        """Start the process that renders chat templates, and compile the model's template.
 
-        Raises ConfigError if the operator's own cannot be compiled, InvalidRequest if the model's cannot, Unavailable
-        if the process does not start.
+        Raises ConfigError if the operator's template cannot be compiled, InvalidRequest if the model's cannot,
+        Unavailable if the process does not start.
         """
         if self.files.chat_template is None:
             return
@@ -125,7 +125,7 @@ class Tokens:
             raise ConfigError(f"--chat-template: {error}") from error
 
     async def close(self) -> None:
-        """End the process that renders chat templates, and the threads that encode."""
+        """Stop the process that renders chat templates, and the encoding threads."""
         self._threads.close()
         await self._renderer.close()
 
@@ -144,7 +144,7 @@ class Tokens:
         return self._with_ends(ids) if add_special_tokens else ids
 
     def _with_ends(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Apply tokenizer_config.json's add_bos_token and add_eos_token, which tokenizer.json need not know of."""
+        """Apply tokenizer_config.json's add_bos_token and add_eos_token, which tokenizer.json may lack."""
         bos, eos = self._bos_id, self._eos_id
         if self.files.add_bos_token and bos is not None and ids[:1] != (bos,):
             ids = (bos, *ids)

@@ -1,4 +1,4 @@
-"""One request for vectors or scores: run it, a part of its prompts at a time, and tell how it went."""
+"""Run one request for vectors or scores, a few prompts at a time, and report its outcome."""
 
 import asyncio
 import dataclasses
@@ -15,9 +15,9 @@ from wire.errors import Cancelled
 
 
 class VectorRun:
-    """Runs `request`, of its prompts `at_once` at a time: many prompts take no more of the queue than others do.
+    """Runs `request`, `at_once` prompts at a time, so that large requests do not fill the queue.
 
-    `served` is whole once `collect` has ended. `started_s` is when the request arrived, by the loop's clock.
+    `served` is complete once `collect` has ended. `started_s` is when the request arrived, by the loop's clock.
     """
 
     def __init__(
@@ -32,23 +32,23 @@ class VectorRun:
         self.served: list[PromptDone] = []
 
     async def collect(self, dispatcher: Dispatcher) -> list[Values]:
-        """Return the vector (or the score, as the only value) of each prompt. Raises what failed the request."""
+        """Return the vector (or the score, as the only value) of each prompt. Raises the request's error."""
         found: list[Values] = []
-        with self._told_to_observer():
+        with self._observed():
             for at in range(0, len(self._request.prompts), self._at_once):
-                found += await collect_vectors(dispatcher, self._part(at), functools.partial(self._heard, at))
+                found += await collect_vectors(dispatcher, self._part(at), functools.partial(self._on_prompt_done, at))
         return found
 
     def _part(self, at: int) -> GenerationRequest:
         whole, part = self._request, slice(at, at + self._at_once)
         return dataclasses.replace(whole, prompts=whole.prompts[part], poolings=whole.poolings[part])
 
-    def _heard(self, at: int, done: PromptDone) -> None:
+    def _on_prompt_done(self, at: int, done: PromptDone) -> None:
         self.served.append(dataclasses.replace(done, prompt=at + done.prompt))
         self._observer.prompt_done(done)
 
     @contextmanager
-    def _told_to_observer(self) -> Iterator[None]:
+    def _observed(self) -> Iterator[None]:
         dispatched_s, ending, error = self._clock() - self._started_s, "failed", ""
         try:
             yield

@@ -1,4 +1,4 @@
-"""Run a request with poolings to its vectors, and compare two of them."""
+"""Run a pooling request and collect its vectors, and compare two vectors."""
 
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -12,11 +12,11 @@ Values = tuple[float, ...]
 
 
 async def collect_vectors(
-    dispatcher: Dispatcher, request: GenerationRequest, heard: Callable[[PromptDone], None] = lambda done: None
+    dispatcher: Dispatcher, request: GenerationRequest, on_done: Callable[[PromptDone], None] = lambda done: None
 ) -> list[Values]:
-    """Return the vector (or the score, as the only value) of each prompt, in order. Raises what failed the request.
+    """Return the vector (or the score, as the only value) of each prompt, in order. Raises the request's error.
 
-    `heard` is told of each prompt how it was served.
+    Calls `on_done` for each prompt.
     """
     found: dict[int, Values] = {}
     running = dispatcher.start(request)
@@ -25,14 +25,14 @@ async def collect_vectors(
             if isinstance(event, Vector):
                 found[event.prompt] = event.values
             elif isinstance(event, PromptDone):
-                heard(event)
+                on_done(event)
     if len(found) != len(request.prompts):
         raise InternalError(f"request {request.request_id} ended with {len(found)} of {len(request.prompts)} vectors")
     return [found[prompt] for prompt in range(len(request.prompts))]
 
 
 def cosine(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return how alike two vectors are, in [-1, 1]; 0 where one is all zeros. Raises ValueError for unequal lengths."""
+    """Return the cosine of two vectors, in [-1, 1]; 0 if one is all zeros. Raises ValueError for unequal lengths."""
     dot = sum(a * b for a, b in zip(first, second, strict=True))
     lengths = math.hypot(*first) * math.hypot(*second)
     return max(-1.0, min(1.0, dot / lengths)) if lengths > 0 else 0.0

@@ -1,4 +1,4 @@
-"""A frozen picture of the control half, for status, metrics and the ready route."""
+"""An immutable view of the control plane, for status, metrics and the ready route."""
 
 from dataclasses import dataclass, field
 
@@ -7,9 +7,9 @@ from wire.types import InstanceDescription, LoadSnapshot, Role
 
 @dataclass(frozen=True, slots=True)
 class InstanceView:
-    """One entry of the table, or one that left it and still has work.
+    """One entry of the table, or a removed one that is finishing its work.
 
-    `why` says what is wrong where it does not live; `load` is None and `table_digest`, of the table it goes by, empty.
+    If it is not living, `why` is the reason, `load` is None and `table_digest`, that of its table, is empty.
     """
 
     index: int
@@ -24,12 +24,12 @@ class InstanceView:
 
     @property
     def instance_id(self) -> str:
-        """Its own name, or its address while it was never reached."""
+        """Its own id, or its address until it was first reached."""
         return self.address if self.description is None else self.description.instance_id
 
     @property
     def kv_digests(self) -> str:
-        """Whether it wants KV frames checked, `on` or `off`; empty while it was never reached."""
+        """Whether it requires digests of KV frames, `on` or `off`; empty until it was first reached."""
         return "" if self.description is None else "on" if self.description.kv_digests else "off"
 
 
@@ -49,7 +49,7 @@ class LedgerView:
 
 @dataclass(frozen=True, slots=True)
 class RetryView:
-    """The retries that count against the budget, those that wait for it, and its limit now."""
+    """The running and waiting retries, and their current limit."""
 
     under_way: int = 0
     waiting: int = 0
@@ -58,7 +58,7 @@ class RetryView:
 
 @dataclass(frozen=True, slots=True)
 class GapView:
-    """Two living instances, by id, that no KV transport joins, and why."""
+    """Two living instances, by id, without a common KV transport, and why."""
 
     sender: str
     receiver: str
@@ -67,7 +67,7 @@ class GapView:
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """The global table in use: its digest, and how many tables were in use up to it, itself included."""
+    """The global table in use: its digest, and how many tables were used so far, including it."""
 
     version: int = 1
     digest: str = ""
@@ -75,7 +75,7 @@ class TableView:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """Everything at one moment."""
+    """The state of the control plane at one moment."""
 
     ready: bool
     instances: tuple[InstanceView, ...]

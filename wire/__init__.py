@@ -1,1 +1,1 @@
-"""What processes say to each other: types, messages, errors, KV layout, and the seam scheduler/instance."""
+"""Data and protocol between processes: types, messages, errors, KV layout, and the scheduler/instance interface."""

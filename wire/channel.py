@@ -1,9 +1,9 @@
-"""gRPC options both sides use: bounded messages, quick detection of a dead peer, no proxies."""
+"""gRPC options of both sides: bounded messages, quick detection of a dead peer, no proxies."""
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 KEEPALIVE_MS = 2_000
 LOADING = "loading its model"
-"""The details of UNAVAILABLE where an instance answers and has no engine yet."""
+"""The details of UNAVAILABLE from an instance that is reachable but has no engine yet."""
 
 _COMMON: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -27,6 +27,6 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_COMMON,
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
-    ("grpc.http2.max_ping_strikes", 0),  # a process that stood still finds many pings at once: no reason to hang up
+    ("grpc.http2.max_ping_strikes", 0),  # a resumed process reads many pings at once: keep the link
     ("grpc.max_concurrent_streams", 64),
 )

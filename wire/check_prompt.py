@@ -1,28 +1,28 @@
-"""Check a prompt as an instance is given it: the same rules over gRPC, within one process and in a commit. Pure."""
+"""Check the prompts that instances receive: the same rules over gRPC, in process and in a commit. Pure."""
 
 from collections.abc import Iterable, Sequence
 
 from wire.errors import InvalidGrammar, InvalidRequest
 from wire.types import BeamSearch, Pooling, PromptState, RepetitionDetection, SamplingParams, StructuredOutput
 
-MAX_LOGPROBS = 128  # at each position; what one message cannot hold is told in several (instance/step_parts.py)
+MAX_LOGPROBS = 128  # at each position; a step over the message limit is split (instance/step_parts.py)
 MAX_LOGPROB_IDS = 128  # as vLLM's
-MAX_PATTERN_SIZE = 1024  # what is compared at every token
+MAX_PATTERN_SIZE = 1024  # compared at every token
 MAX_STOP_TOKENS = 1024
 MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 1024, 64
-MAX_LISTED_TOKENS = 300_000  # where a model's vocabulary is smaller, that is the limit: its engine says so
+MAX_LISTED_TOKENS = 300_000  # the engine also refuses ids outside the model's vocabulary
 MAX_SALT = 128
 MAX_GRAMMAR_BYTES = 64 * 2**10
-MAX_COUNT = 2**31 - 1  # of tokens, and the largest token id: what the message has room for
+MAX_COUNT = 2**31 - 1  # of tokens, and the largest token id: the message's fields are 32 bits
 MAX_SEED = 2**64 - 1
 POOLING_KINDS = ("embed", "score")
 POOLING_HOW = ("last", "mean", "cls")
 
-_Rule = tuple[str, object, bool, str]  # a field, its value, whether that is good, and what it must be
+_Rule = tuple[str, object, bool, str]  # a field, its value, whether that is valid, and what it must be
 
 
 def check_prompt(state: PromptState) -> None:
-    """Raise InvalidRequest for what no instance could act on; it has outputs for none or all of its sequences."""
+    """Raise InvalidRequest for a prompt that no instance can run; outputs must be given for none or all sequences."""
     check_params(state.params)
     if state.pooling is not None:
         _check_pooling(state.pooling, len(state.token_ids))
@@ -34,7 +34,7 @@ def check_prompt(state: PromptState) -> None:
     if state.outputs and len(state.outputs) != state.params.num_sequences:
         raise InvalidRequest(f"{len(state.outputs)} outputs for {state.params.num_sequences} sequences")
     if state.beams and state.params.beam_search is None:
-        raise InvalidRequest(f"{len(state.beams)} beams for a prompt that is not searched with beams")
+        raise InvalidRequest(f"{len(state.beams)} beams for a prompt without beam search")
 
 
 def check_params(params: SamplingParams) -> None:
@@ -76,7 +76,7 @@ def check_seed(seed: int) -> None:
 
 
 def check_repetition(rule: RepetitionDetection) -> None:
-    """Raise InvalidRequest for a rule that is out of range, or can never be met."""
+    """Raise InvalidRequest for a rule that is out of range or can never match."""
     most, least = rule.max_pattern_size, rule.min_pattern_size
     name = "repetition_detection"
     _refuse((
@@ -87,14 +87,14 @@ def check_repetition(rule: RepetitionDetection) -> None:
 
 
 def check_ids(name: str, token_ids: Sequence[int]) -> None:
-    """Raise InvalidRequest, naming the id, for one that no message can carry; whose it is, a model's engine says."""
+    """Raise InvalidRequest, naming the id, for one that does not fit a message; the engine checks the vocabulary."""
     for bad in (min(token_ids, default=0), max(token_ids, default=0)):
         if abs(bad) > MAX_COUNT:
             raise InvalidRequest(f"{name} has token id {bad}, must be at most {MAX_COUNT}", name)
 
 
 def _check_lists(params: SamplingParams) -> None:
-    """Refuse what would be walked for long at every token."""
+    """Refuse lists that would take long to walk at every token."""
     for name, length, most in (
         ("stop_token_ids", len(params.stop_token_ids), MAX_STOP_TOKENS),
         ("bad_words", len(params.bad_words), MAX_BAD_WORDS),
@@ -115,13 +115,13 @@ def _check_lists(params: SamplingParams) -> None:
     check_ids("logit_bias", [token_id for token_id, _ in params.logit_bias])
 
 
-def _check_structured(wish: StructuredOutput) -> None:
-    """Refuse by its size alone what would not be compiled, or would be too long for a message."""
+def _check_structured(output: StructuredOutput) -> None:
+    """Refuse, by size alone, a grammar that would not compile or would exceed a message."""
     given = (
-        (wish.kind[:40], wish.value),
-        ("whitespace_pattern", wish.whitespace_pattern or ""),
-        ("guided_decoding_backend", wish.backend),
-        ("kind", wish.kind),
+        (output.kind[:40], output.value),
+        ("whitespace_pattern", output.whitespace_pattern or ""),
+        ("guided_decoding_backend", output.backend),
+        ("kind", output.kind),
     )
     for name, text in given:
         size = len(text.encode(errors="replace"))

@@ -1,4 +1,4 @@
-"""The seam between scheduler and instance: gRPC between processes, plain queues inside one.
+"""The interface between scheduler and instance: gRPC between processes, plain queues inside one.
 
 Both implementations (`wire/grpc_connection.py`, `wire/inprocess.py`) pass the same contract tests.
 """
@@ -12,14 +12,14 @@ from wire.types import InstanceDescription
 
 
 class Session(Protocol):
-    """One open session. `send` never blocks on the peer's work; events come in the order they were made."""
+    """One open session. `send` never waits for the peer's work; events arrive in the order they were emitted."""
 
     async def send(self, *commands: Command) -> None:
         """Queue commands, in order. Raises InstanceLost once the session is over."""
         ...
 
     def events(self) -> AsyncIterator[Event]:
-        """Yield events until the session ends: cleanly on `close`, by InstanceLost when the peer is gone."""
+        """Yield events until the session ends: normally after `close`, with InstanceLost when the peer is gone."""
         ...
 
     async def close(self) -> None:
@@ -28,10 +28,10 @@ class Session(Protocol):
 
 
 class Connection(Protocol):
-    """The way to one instance."""
+    """A connection to one instance."""
 
     async def describe(self, timeout_s: float) -> InstanceDescription:
-        """Ask what the instance is. Raises InstanceLost or DeadlineExceeded."""
+        """Fetch the instance's description. Raises InstanceLost or DeadlineExceeded."""
         ...
 
     async def open(self, hello: OpenSession, timeout_s: float) -> Session:
@@ -44,7 +44,7 @@ class Connection(Protocol):
 
 
 class InstanceService(Protocol):
-    """The instance's side of the seam: what a server (gRPC or in-process) calls."""
+    """The instance's side of the interface: what a server (gRPC or in-process) calls."""
 
     def describe(self) -> InstanceDescription:
         """Return what this instance is."""
@@ -56,20 +56,20 @@ class InstanceService(Protocol):
 
 
 class ServedSession(Protocol):
-    """One session as the instance serves it. Called on the event loop's thread only."""
+    """One session on the instance's side. Called on the event loop's thread only."""
 
     def handle(self, command: Command) -> None:
-        """Take one command; never blocks, answers by events."""
+        """Process one command; never blocks, answers with events."""
         ...
 
     def refuse(self, prompt_id: str, error: InvalidRequest) -> None:
-        """Answer Refused in place of a command that cannot be taken."""
+        """Answer Refused to a command that cannot be processed."""
         ...
 
     def events(self) -> AsyncIterator[list[Event]]:
-        """Yield the session's events (SessionOpen first) until it is over: each time all that were made meanwhile."""
+        """Yield batches of the session's events (SessionOpen first) until it is over: each all since the last one."""
         ...
 
     def lost(self) -> None:
-        """The scheduler is gone: end all work of this session. Idempotent."""
+        """End all work of this session because the scheduler is gone. Idempotent."""
         ...

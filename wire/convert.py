@@ -1,4 +1,4 @@
-"""Plain data <-> protobuf, both ways. Malformed input raises InvalidRequest, never anything else."""
+"""Plain data <-> protobuf, both ways. Malformed input raises InvalidRequest only."""
 
 from enum import StrEnum
 from operator import attrgetter
@@ -71,19 +71,19 @@ def prompt_from_pb(message: pb.PromptState) -> PromptState:
 
 
 def describe_prompt(state: PromptState) -> bytes:
-    """Return the description of a prompt that commit carries."""
+    """Return the serialised prompt that a commit carries."""
     return prompt_to_pb(state).SerializeToString()
 
 
 def read_prompt(description: bytes) -> PromptState:
-    """Read what `describe_prompt` wrote."""
+    """Parse and check what `describe_prompt` returned."""
     if len(description) > MAX_DESCRIPTION_BYTES:
         raise InvalidRequest(f"a description of {len(description)} bytes exceeds {MAX_DESCRIPTION_BYTES}")
     message = pb.PromptState()
     try:
         message.ParseFromString(description)
     except DecodeError as error:
-        raise InvalidRequest(f"a description that is no PromptState: {error}") from error
+        raise InvalidRequest(f"a description that is not a PromptState: {error}") from error
     return prompt_from_pb(message)
 
 
@@ -181,7 +181,7 @@ _LOAD_FIELDS = (
     "prefix_tokens_sought", "prefix_tokens_found", "blocks_swapped", "tokens_computed", "slowest_turn_s",
     "starved_s",
 )  # fmt: skip
-_load_values = attrgetter(*_LOAD_FIELDS)  # in the order of LoadSnapshot, one comes with each step
+_load_values = attrgetter(*_LOAD_FIELDS)  # in LoadSnapshot's field order; used at every step
 _LINK_FIELDS = (
     "peer_id", "transport", "state", "epoch", "bytes_sent", "failures", "fallbacks", "round_trip_s", "bytes_per_s",
 )  # fmt: skip
@@ -250,7 +250,7 @@ def _known(kind: type[E], value: str) -> E:
     try:
         return kind(value)
     except ValueError:
-        raise InvalidRequest(f"a {kind.__name__} this version does not know: {value[:40]!r}") from None
+        raise InvalidRequest(f"a {kind.__name__} unknown to this version: {value[:40]!r}") from None
 
 
 def endpoint_to_pb(endpoint: KvEndpoint) -> pb.KvEndpoint:

@@ -66,7 +66,7 @@ def command_to_pb(command: Command) -> pb.CommandMessage:
 
 
 def command_from_pb(message: pb.CommandMessage) -> Command:
-    """Convert a command. Raises InvalidRequest for what no instance could act on."""
+    """Convert a command. Raises InvalidRequest for an invalid or unknown one."""
     match message.WhichOneof("command"):
         case "open":
             return OpenSession(message.open.scheduler_id, message.open.epoch, message.open.lease_s)
@@ -86,7 +86,7 @@ def command_from_pb(message: pb.CommandMessage) -> Command:
         case "heartbeat":
             return _heartbeat_from_pb(message.heartbeat)
         case other:
-            raise InvalidRequest(f"a command this version does not know: {other}")
+            raise InvalidRequest(f"a command unknown to this version: {other}")
 
 
 def event_to_pb(event: Event) -> pb.EventMessage:
@@ -129,7 +129,7 @@ def event_to_pb(event: Event) -> pb.EventMessage:
 
 
 def event_from_pb(message: pb.EventMessage) -> Event:
-    """Convert an event. Raises InvalidRequest for one this version does not know."""
+    """Convert an event. Raises InvalidRequest for one unknown to this version."""
     match message.WhichOneof("event"):
         case "session_open":
             opened = message.session_open
@@ -165,7 +165,7 @@ def event_from_pb(message: pb.EventMessage) -> Event:
         case "heartbeat":
             return _heartbeat_from_pb(message.heartbeat)
         case other:
-            raise InvalidRequest(f"an event this version does not know: {other}")
+            raise InvalidRequest(f"an event unknown to this version: {other}")
 
 
 def _heartbeat_to_pb(heartbeat: Heartbeat) -> pb.Heartbeat:

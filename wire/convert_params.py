@@ -1,4 +1,4 @@
-"""How tokens are chosen and how likely they were <-> protobuf. The values are checked in check_prompt.py."""
+"""Sampling parameters, log probabilities, beams and pooling <-> protobuf. check_prompt.py checks the values."""
 
 import dataclasses
 
@@ -42,7 +42,7 @@ def params_to_pb(params: SamplingParams) -> pb.SamplingParams:
 
 
 def params_from_pb(message: pb.SamplingParams) -> SamplingParams:
-    """Convert sampling parameters. Raises InvalidRequest for an early_stopping this version does not know."""
+    """Convert sampling parameters. Raises InvalidRequest for an unknown early_stopping."""
     values = {name: getattr(message, name) for name in _PLAIN}
     values |= {name: tuple(values[name]) for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids")}
     values |= {name: getattr(message, name) if message.HasField(name) else None for name in _OPTIONAL}
@@ -77,7 +77,7 @@ def prompt_logprobs_to_pb(part: PromptLogprobs) -> pb.PromptLogprobs:
 
 
 def prompt_logprobs_from_pb(message: pb.PromptLogprobs) -> PromptLogprobs:
-    """Convert the log probabilities of a part of a prompt; ranks count from 1, so one without has none."""
+    """Convert the log probabilities of part of a prompt; rank 0 stands for None, as ranks count from 1."""
     tokens = tuple(logprobs_from_pb(token) if token.rank else None for token in message.tokens)
     return PromptLogprobs(message.prompt_id, message.start, tokens)
 
@@ -94,12 +94,12 @@ def beam_from_pb(message: pb.Beam) -> Beam:
 
 
 def pooling_to_pb(pooling: Pooling) -> pb.Pooling:
-    """Convert what is wanted of a prompt in place of text."""
+    """Convert the pooling options of a prompt."""
     return pb.Pooling(**{name: getattr(pooling, name) for name in ("kind", "how", *_OPTIONAL_POOLING)})
 
 
 def pooling_from_pb(message: pb.Pooling) -> Pooling:
-    """Convert what is wanted of a prompt in place of text."""
+    """Convert the pooling options of a prompt."""
     values = {name: getattr(message, name) if message.HasField(name) else None for name in _OPTIONAL_POOLING}
     return Pooling(message.kind, message.how, **values)
 

@@ -1,31 +1,31 @@
-"""The one error tree of pdserve, and how each leaf looks to gRPC and HTTP.
+"""The error tree of pdserve, and how each leaf maps to gRPC and HTTP.
 
 PdserveError
 ├── InvalidRequest          the caller's input is wrong               400  INVALID_ARGUMENT
 │   ├── PromptTooLong       prompt (+ output) exceeds the model       400
-│   ├── InvalidGrammar      structured output that cannot be had      400
+│   ├── InvalidGrammar      unsupported or invalid output grammar     400
 │   ├── NeverFits           more KV than the whole pool can hold      400
-│   └── NotInstalled        this server lacks what it takes           501  UNIMPLEMENTED
+│   └── NotInstalled        this server lacks a needed package        501  UNIMPLEMENTED
 ├── UnknownModel            no such model is served                   404  NOT_FOUND
 ├── Overloaded              the queue is full; come back later        429  RESOURCE_EXHAUSTED
 ├── NoCapacity              no free blocks now; the caller may wait   503  RESOURCE_EXHAUSTED
 ├── Unavailable             nothing can serve this now                503  UNAVAILABLE
-│   ├── InstanceLost        an instance died or went silent           503
-│   ├── Loading             an instance still loads its model         503
+│   ├── InstanceLost        an instance died or stopped responding    503
+│   ├── Loading             an instance is still loading its model    503
 │   └── Draining            this process is shutting down             503
-├── HandoffFailed           KV did not arrive whole                   500  ABORTED
-├── DeadlineExceeded        a wait ran out                            504  DEADLINE_EXCEEDED
-├── Cancelled               the caller went away                      499  CANCELLED
+├── HandoffFailed           the KV did not arrive completely          500  ABORTED
+├── DeadlineExceeded        a wait exceeded its deadline              504  DEADLINE_EXCEEDED
+├── Cancelled               the caller disconnected                   499  CANCELLED
 ├── Incompatible            two processes do not belong together      500  FAILED_PRECONDITION
 ├── ConfigError             flags, env or files are wrong (exit 2)    500  FAILED_PRECONDITION
-└── InternalError           a defect of ours                          500  INTERNAL
+└── InternalError           a bug in pdserve                          500  INTERNAL
 """
 
 from dataclasses import dataclass
 
 
 class PdserveError(Exception):
-    """Base of every error pdserve raises on purpose; the message is fit for the user's eyes."""
+    """Base of every error that pdserve raises on purpose; its message may be shown to the user."""
 
 
 class InvalidRequest(PdserveError):
@@ -41,7 +41,7 @@ class PromptTooLong(InvalidRequest):
 
 
 class InvalidGrammar(InvalidRequest):
-    """The structured output asked for is wrong, not supported, or costs more than the limit in the message."""
+    """The requested structured output is invalid, unsupported, or costs more than the limit in the message."""
 
 
 class NeverFits(InvalidRequest):
@@ -49,7 +49,7 @@ class NeverFits(InvalidRequest):
 
 
 class NotInstalled(InvalidRequest):
-    """The request is right, and this server lacks a package that it takes."""
+    """The request is valid, but this server lacks a package that it needs."""
 
 
 class UnknownModel(PdserveError):
@@ -57,7 +57,7 @@ class UnknownModel(PdserveError):
 
 
 class Overloaded(PdserveError):
-    """The queue is full; `retry_after_s` says when to come back."""
+    """The queue is full; retry after `retry_after_s`."""
 
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
         super().__init__(message)
@@ -65,7 +65,7 @@ class Overloaded(PdserveError):
 
 
 class NoCapacity(PdserveError):
-    """No free blocks now; the caller may wait and ask again."""
+    """No free blocks now; the caller may wait and retry."""
 
 
 class Unavailable(PdserveError):
@@ -73,11 +73,11 @@ class Unavailable(PdserveError):
 
 
 class InstanceLost(Unavailable):
-    """An instance died or went silent."""
+    """An instance died or stopped responding."""
 
 
 class Loading(Unavailable):
-    """An instance answers and still loads its model."""
+    """An instance is reachable but still loading its model."""
 
 
 class Draining(Unavailable):
@@ -85,15 +85,15 @@ class Draining(Unavailable):
 
 
 class HandoffFailed(PdserveError):
-    """The KV of a prompt did not arrive whole."""
+    """The KV of a prompt did not arrive completely."""
 
 
 class DeadlineExceeded(PdserveError):
-    """A wait ran out."""
+    """A wait exceeded its deadline."""
 
 
 class Cancelled(PdserveError):
-    """The caller went away."""
+    """The caller disconnected or cancelled."""
 
 
 class Incompatible(PdserveError):
@@ -101,16 +101,16 @@ class Incompatible(PdserveError):
 
 
 class ConfigError(PdserveError):
-    """Flags, environment or files are wrong; the process ends with exit status 2."""
+    """Flags, environment or files are wrong; the process exits with status 2."""
 
 
 class InternalError(PdserveError):
-    """A defect of ours; details are in the log."""
+    """A bug in pdserve; details are in the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Appearance:
-    """How one error leaf looks outside: gRPC status name, HTTP status, OpenAI error type."""
+    """The external form of an error leaf: gRPC status name, HTTP status, OpenAI error type."""
 
     grpc_status: str
     http_status: int
@@ -134,7 +134,7 @@ _APPEARANCE: dict[type[PdserveError], Appearance] = {
 
 
 def appearance(error: BaseException) -> Appearance:
-    """Return how `error` looks outside: its own entry or the nearest ancestor's, else InternalError's."""
+    """Return the external form of `error`: its own entry or the nearest ancestor's, else InternalError's."""
     for cls in type(error).__mro__:
         if cls in _APPEARANCE:
             return _APPEARANCE[cls]
@@ -152,11 +152,11 @@ _BY_NAME: dict[str, type[PdserveError]] = {
 
 
 def to_name(error: BaseException) -> str:
-    """Return the leaf name that crosses the wire; anything foreign is InternalError."""
+    """Return the leaf name sent over the wire; InternalError for a foreign exception."""
     name = type(error).__name__
     return name if name in _BY_NAME else InternalError.__name__
 
 
 def from_name(name: str, message: str) -> PdserveError:
-    """Rebuild an error that crossed the wire; unknown names become InternalError."""
+    """Rebuild an error from its name and message on the wire; unknown names become InternalError."""
     return _BY_NAME.get(name, InternalError)(message)

@@ -1,13 +1,13 @@
-"""Named places where a test makes a process fail, set once by `PDSERVE_FAILPOINTS` when it starts.
+"""Named places at which a test makes a process fail, read once at startup from `PDSERVE_FAILPOINTS`.
 
     PDSERVE_FAILPOINTS="kv.send.mid=corrupt*1;kv.before_ack=delay:0.5;decode.token=kill9@5"
 
-Actions: kill9, stop (SIGSTOP), raise, delay:SECONDS, corrupt (the caller spoils what it holds, where it holds
-something). `*N` means the first N times only, `@N` the N-th time only. A place that is neither in POINTS nor in
-BATCH_POINTS is refused. Each act is logged before it happens. Unset, a failpoint costs one call and one truth test.
+Actions: kill9, stop (SIGSTOP), raise, delay:SECONDS, corrupt (the caller corrupts its data, at places that have some).
+`*N` means the first N times only, `@N` the N-th time only. A place that is in neither POINTS nor BATCH_POINTS is
+refused. Each action is logged before it is taken. Unset, a failpoint costs one call and one truth test.
 
-One more name is no fault: `engine.preempt=after:N` has the engine put each prompt aside once, as a full pool does, when
-it has N output tokens.
+One more name is not a fault: `engine.preempt=after:N` makes the engine preempt each prompt once, as a full pool does,
+when it has N output tokens.
 """
 
 import functools
@@ -29,7 +29,7 @@ PREEMPT, AFTER = "engine.preempt", "after"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One place: who passes it and when; what `corrupt` spoils there, None where nothing is held."""
+    """One place: which process passes it and when; what `corrupt` changes there, None where there is no data."""
 
     who: str
     when: str
@@ -37,43 +37,43 @@ class Point:
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """The actions that can be set here."""
+        """The actions that can be set at this place."""
         return tuple(action for action in ACTIONS if action != "corrupt" or self.corrupts is not None)
 
 
 POINTS: dict[str, Point] = {
-    "decode.reserve": Point("D", "is asked for blocks and has allocated none"),
-    "prefill.before_chunk": Point("P", "has taken the prompt and computed nothing of it"),
-    "prefill.in_chunk": Point("P", "has computed a layer of a chunk and not announced it"),
-    "prefill.between_chunks": Point("P", "has computed a chunk, and others of the prompt are left"),
+    "decode.reserve": Point("D", "has received Reserve and allocated no block"),
+    "prefill.before_chunk": Point("P", "has accepted the prompt and computed nothing of it"),
+    "prefill.in_chunk": Point("P", "has computed a layer of a chunk and not offered it for sending"),
+    "prefill.between_chunks": Point("P", "has computed a chunk, but not the last one of the prompt"),
     "kv.send.mid": Point("P", "is about to announce a frame", "the frame's digest"),
     "scheduler.first_token": Point("scheduler", "has P's first token and has not passed it on"),
-    "kv.before_send_commit": Point("P", "has sent every frame and not the COMMIT", "the digest of the description"),
-    "kv.after_send_commit": Point("P", "has sent the COMMIT and has no answer"),
-    "scheduler.between": Point("scheduler", "has passed P's first token on, and D's first has just come"),
-    "kv.before_commit": Point("D", "has every frame and has not admitted the prompt", "the description"),
-    "kv.before_ack": Point("D", "has admitted the prompt and not told P", "the ticket that the ACK names"),
-    "kv.after_ack": Point("D", "has told P"),
-    "decode.token": Point("D", "has computed a token and told nobody; @N is the N-th one"),
+    "kv.before_send_commit": Point("P", "has sent every frame but not the COMMIT", "the digest of the description"),
+    "kv.after_send_commit": Point("P", "has sent the COMMIT but has no answer"),
+    "scheduler.between": Point("scheduler", "has passed P's first token on and just received D's first"),
+    "kv.before_commit": Point("D", "has every frame but has not admitted the prompt", "the description"),
+    "kv.before_ack": Point("D", "has admitted the prompt but not sent the ACK", "the ticket id in the ACK"),
+    "kv.after_ack": Point("D", "has sent the ACK"),
+    "decode.token": Point("D", "has computed a token but not sent it; @N is the N-th one"),
 }
 """Every place by name, in the order one prompt passes them."""
 
 BATCH_POINTS: dict[str, Point] = {
-    "batch.before_write": Point("batch", "has a line's answer and nothing of it in its journal"),
+    "batch.before_write": Point("batch", "has a line's answer but nothing of it in its journal"),
     "batch.after_write": Point("batch", "has a line's answer in its journal; @N is the N-th one"),
-    "batch.before_rename": Point("batch", "has the whole output beside its place"),
-    "batch.between_renames": Point("batch", "has the file of errors in its place and not the output"),
-    "batch.after_rename": Point("batch", "has the output in its place, and the journal"),
+    "batch.before_rename": Point("batch", "has written the whole output to a temporary file"),
+    "batch.between_renames": Point("batch", "has renamed the error file but not the output"),
+    "batch.after_rename": Point("batch", "has renamed the output; the journal still exists"),
 }
-"""The places of a run over a file of requests, in their order."""
+"""The places in a run of a batch file, in the order it passes them."""
 _ALL_POINTS = POINTS | BATCH_POINTS
 
 
 @dataclass(frozen=True, slots=True)
 class Failpoint:
-    """What happens at one named place, on hits `first` to `last` (1-based; last None is for ever).
+    """The action at one named place, on hits `first` to `last` (1-based; last None is unlimited).
 
-    Of PREEMPT `first` is the number of output tokens.
+    For PREEMPT, `first` is the number of output tokens.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Failpoint:
 
 
 class Failpoints:
-    """The failpoints of one process and how often each was hit."""
+    """The failpoints of one process and each one's number of hits."""
 
     def __init__(self, points: tuple[Failpoint, ...] = ()) -> None:
         self._points = {point.name: point for point in points}
@@ -92,27 +92,27 @@ class Failpoints:
         self._lock = threading.Lock()
 
     def __bool__(self) -> bool:
-        """Whether any is set."""
+        """Return whether any is set."""
         return bool(self._points)
 
     @classmethod
     def parse(cls, text: str) -> "Failpoints":
-        """Read `name=action[:seconds][*count|@hit];…`, one setting a name. Raises ConfigError."""
+        """Parse `name=action[:seconds][*count|@hit];…`, one setting per name. Raises ConfigError."""
         points = tuple(_parse_one(part.strip()) for part in text.split(";") if part.strip())
         names = [point.name for point in points]
         for name in names:
             if names.count(name) > 1:
-                raise ConfigError(f"{VARIABLE}: {name} is set {names.count(name)} times, once is the limit")
+                raise ConfigError(f"{VARIABLE}: {name} is set {names.count(name)} times, set it once")
         return cls(points)
 
     @property
     def preempt_after(self) -> int | None:
-        """How many output tokens a prompt has when it is put aside once, None where only a full pool does that."""
+        """Number of output tokens at which each prompt is preempted once; None if only a full pool preempts."""
         point = self._points.get(PREEMPT)
         return None if point is None else point.first
 
     def hit(self, name: str) -> bool:
-        """Pass the place `name`: act as set there. True means that the caller is to corrupt what it holds."""
+        """Pass the place `name` and take its action, if any. Return whether the caller must corrupt its data."""
         if not self._points:
             return False
         return self._act(name)
@@ -135,7 +135,7 @@ class Failpoints:
         elif point.action == "kill9":
             os.kill(os.getpid(), signal.SIGKILL)
         elif point.action == "stop":
-            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this thread goes no step further
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # stops before this thread continues
         return point.action == "corrupt"
 
 
@@ -146,7 +146,7 @@ def process_failpoints() -> Failpoints:
 
 
 def failpoint(name: str) -> bool:
-    """Pass the place `name` of this process; see Failpoints.hit."""
+    """Pass the place `name` in this process; see Failpoints.hit."""
     return process_failpoints().hit(name)
 
 
@@ -169,10 +169,10 @@ def _parse_one(part: str) -> Failpoint:
     if not name or not equals or action not in ACTIONS or (argument and action != "delay"):
         raise ConfigError(f"{VARIABLE}: {part!r} is not name=action with an action of {', '.join(ACTIONS)}")
     if name not in _ALL_POINTS:
-        raise ConfigError(f"{VARIABLE}: {name!r} is no failpoint; there are {', '.join((*_ALL_POINTS, PREEMPT))}")
+        raise ConfigError(f"{VARIABLE}: {name!r} is not a failpoint; known are {', '.join((*_ALL_POINTS, PREEMPT))}")
     if action not in _ALL_POINTS[name].actions:
         spoiled = ", ".join(known for known, point in _ALL_POINTS.items() if point.corrupts is not None)
-        raise ConfigError(f"{VARIABLE}: {name} holds nothing to corrupt; corrupt is for {spoiled}")
+        raise ConfigError(f"{VARIABLE}: {name} has nothing to corrupt; corrupt works at {spoiled}")
     return Failpoint(name, action, seconds, first, last)
 
 
@@ -180,7 +180,7 @@ def _parse_preempt(part: str, rest: str) -> Failpoint:
     action, _, count = rest.partition(":")
     try:
         if action != AFTER:
-            raise ValueError(f"its one action is {AFTER}:N, with N output tokens")
+            raise ValueError(f"its only action is {AFTER}:N, with N output tokens")
         return Failpoint(PREEMPT, AFTER, first=_positive(count))
     except ValueError as error:
         raise ConfigError(f"{VARIABLE}: {part!r}: {error}") from error
@@ -196,5 +196,5 @@ def _positive(text: str) -> int:
 def _seconds(text: str) -> float:
     seconds = float(text)
     if not 0 <= seconds <= 3600:
-        raise ValueError(f"a delay of {seconds:g} s is not in 0..3600")
+        raise ValueError(f"a delay of {seconds:g} s is not in [0, 3600]")
     return seconds

@@ -1,7 +1,7 @@
-"""An arithmetic instance: both halves and the hop between them on the event loop, no threads, no model, no KV bytes.
+"""An arithmetic instance: P, D and the transfer between them on the event loop, no threads, no model, no KV bytes.
 
-It keeps the rules of wire/messages.py, counts blocks as a real one does, and can be told to refuse, fail or get stuck.
-Time is the loop's alone, so it also lives on a virtual clock.
+It follows the protocol of wire/messages.py, counts blocks as a real one does, and can be set to refuse, fail or get
+stuck. Its only clock is the event loop's, so it also runs on a virtual clock.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ from wire.types import (
 
 
 class FakeInstance:
-    """Owns prompts, blocks and the one open session. Implements wire.connection.InstanceService."""
+    """Owner of the prompts, the blocks and the one open session. Implements wire.connection.InstanceService."""
 
     def __init__(self, description: InstanceDescription, peers: "dict[str, FakeInstance]") -> None:
         self.description = description
@@ -58,15 +58,15 @@ class FakeInstance:
 
     @property
     def blocks_used(self) -> int:
-        """Blocks held by a prompt or a ticket."""
+        """Blocks held by prompts and tickets."""
         return sum(prompt.blocks for prompt in self.prompts.values())
 
     def describe(self) -> InstanceDescription:
-        """Return what this instance is."""
+        """Return the instance's description."""
         return self.description
 
     def open(self, hello: OpenSession) -> FakeServedSession:
-        """Accept a session; the one before ends. Raises Incompatible for an older epoch or another scheduler."""
+        """Accept a session and end the previous one. Raises Incompatible for an older epoch or another scheduler."""
         before = self._session
         if before is not None:
             if before.hello.scheduler_id != hello.scheduler_id:
@@ -79,7 +79,7 @@ class FakeInstance:
         return self._session
 
     def load(self) -> LoadSnapshot:
-        """Return the figures of now."""
+        """Return the current load."""
         prompts = self.prompts.values()
         now = asyncio.get_running_loop().time()
         return LoadSnapshot(
@@ -98,23 +98,23 @@ class FakeInstance:
         )
 
     def get_stuck(self) -> None:
-        """Stop the engine; the session goes on and reports the age of the last progress."""
+        """Stop the engine; the session stays open and reports the age of the last progress."""
         self.behaviour.stuck = True
         self._progress_at = asyncio.get_running_loop().time()
 
     def get_unstuck(self) -> None:
-        """The engine goes on."""
+        """Resume the engine."""
         self.behaviour.stuck = False
         self._wake()
 
     def die(self) -> None:
-        """Kill -9: nothing of it moves any more, and its peers no longer find it."""
+        """Simulate kill -9: the instance does nothing any more, and its peers no longer find it."""
         self.peers.pop(self.description.instance_id, None)
         self.prompts.clear()
         self._session = None
 
     def commit(self, ticket: Ticket, state: PromptState) -> None:
-        """A peer has sent a whole prompt. Raises HandoffFailed for a ticket that has ended."""
+        """Admit a prompt whose KV a peer has sent. Raises HandoffFailed for a ticket that has ended."""
         prompt = self.prompts.get(state.prompt_id)
         if prompt is None or prompt.stage != "reserved" or prompt.ticket != ticket or self._session is None:
             raise HandoffFailed(f"ticket {ticket.ticket_id} has ended on {self.description.instance_id}")
@@ -126,7 +126,7 @@ class FakeInstance:
         self._wake()
 
     def abort(self, ticket: Ticket, reason: str) -> None:
-        """A peer has given up a ticket."""
+        """Fail the prompt whose ticket a peer has given up."""
         for prompt in tuple(self.prompts.values()):
             if prompt.ticket == ticket and prompt.stage == "reserved":
                 self._fail(prompt, HandoffFailed(reason))
@@ -145,12 +145,12 @@ class FakeInstance:
             case Cancel(prompt_id=prompt_id, sequence=sequence):
                 self._cancel(prompt_id, sequence)
             case MeasureLink(peer_id=peer_id):
-                self._tell(LinkMeasured(peer_id, *self._measured(peer_id)))
+                self._emit(LinkMeasured(peer_id, *self._measured(peer_id)))
             case OpenSession() | Heartbeat():
                 return
 
     def _end_session(self) -> None:
-        """End all work: the session that asked for it is gone."""
+        """End all work: the session that requested it is gone."""
         for prompt in tuple(self.prompts.values()):
             if prompt.stage in ("waiting", "sending"):
                 self._abort_ticket(prompt, "the sender's scheduler is gone")
@@ -160,7 +160,7 @@ class FakeInstance:
     def _reserve(self, state: PromptState) -> None:
         blocks, total = self._blocks_for(len(state.token_ids)), self.description.num_blocks
         if self.behaviour.refuse:
-            self._refuse(state.prompt_id, self.behaviour.refuse.popleft(), "told to refuse")
+            self._refuse(state.prompt_id, self.behaviour.refuse.popleft(), "set to refuse")
         elif blocks > total:
             self._refuse(state.prompt_id, NeverFits.__name__, f"{blocks} blocks wanted, the pool has {total}")
         elif blocks > total - self.blocks_used:
@@ -172,10 +172,10 @@ class FakeInstance:
             self.prompts[state.prompt_id] = FakePrompt(
                 state.prompt_id, num_tokens, "reserved", blocks, state.probe, ticket=ticket
             )
-            self._tell(Reserved(state.prompt_id, ticket, 0.001))
+            self._emit(Reserved(state.prompt_id, ticket, 0.001))
 
     def _refuse(self, prompt_id: str, error: str, message: str) -> None:
-        self._tell(Refused(prompt_id, error, message, self.load()))
+        self._emit(Refused(prompt_id, error, message, self.load()))
 
     def _ticket(self, num_tokens: int) -> Ticket:
         serial = f"{len(self.commands):032x}"
@@ -194,7 +194,7 @@ class FakeInstance:
         prompt = self.prompts.get(prompt_id)
         if prompt is None:
             return
-        if prompt.stage != "decoding":  # known only as a whole
+        if prompt.stage != "decoding":  # its sequences do not exist yet
             self._fail(prompt, Cancelled("cancelled"))
             return
         sequences = range(len(prompt.outputs)) if sequence is None else (sequence,)
@@ -205,7 +205,7 @@ class FakeInstance:
         )
         prompt.ended.update(token.sequence for token in tokens)
         self._drop_ended(prompt)
-        self._tell(Step(tokens, self.load()))
+        self._emit(Step(tokens, self.load()))
 
     def _wake(self) -> None:
         has_work = any(prompt.stage in ("waiting", "decoding") for prompt in self.prompts.values())
@@ -223,18 +223,18 @@ class FakeInstance:
         tokens = [token for prompt in (*running, *prefilled) for token in self._sample(prompt)]
         alone = [p for p in prefilled if p.ticket is None and p.state is not None and p.state.pooling is None]
         times = (
-            *((p.prompt_id, StageTimes(first_step_s=0.002)) for p in running if not p.first_step_told),
+            *((p.prompt_id, StageTimes(first_step_s=0.002)) for p in running if not p.first_step_sent),
             *((p.prompt_id, StageTimes(prefill_s=0.01)) for p in alone),
         )
         for prompt in running:
-            prompt.first_step_told = True
+            prompt.first_step_sent = True
             self._drop_ended(prompt)
         repeated = tokens if self.behaviour.repeat_tokens else []
-        self._tell(Step((*tokens, *repeated), self.load(), times))
+        self._emit(Step((*tokens, *repeated), self.load(), times))
         self._wake()
 
     def _prefill_chunk(self) -> list[FakePrompt]:
-        """Compute one chunk of the waiting prompts, the oldest first; return those that are whole now."""
+        """Compute one chunk of the waiting prompts, oldest first; return those that are now fully computed."""
         room, whole = self.description.prefill_chunk_size, []
         for prompt in self.prompts.values():
             if prompt.stage == "waiting" and room > 0:
@@ -245,17 +245,17 @@ class FakeInstance:
         return whole
 
     def _sample(self, prompt: FakePrompt) -> list[TokenOutput]:
-        """Add one token to each open sequence; a prompt just prefilled goes on to its next stage."""
+        """Add one token to each open sequence; a prompt just prefilled moves to its next stage."""
         state, tokens = prompt.state, []
         assert state is not None
         if state.pooling is not None:
             self._drop(prompt)
             pooled = Pooled(prompt.prompt_id, fake_vector(state.token_ids), StageTimes(prefill_s=0.01))
-            asyncio.get_running_loop().call_soon(self._tell, pooled)
+            asyncio.get_running_loop().call_soon(self._emit, pooled)
             return []
         for i, output in enumerate(prompt.outputs):
             if i in prompt.ended or (prompt.ticket is not None and prompt.stage == "waiting" and output):
-                continue  # a prompt for another instance goes on there: only first tokens are made here
+                continue  # the decode instance continues this prompt: only first tokens are sampled here
             output.append(fake_token(state.token_ids, i, len(output), self.description.vocab_size))
             finish = fake_finish(state.params, output)
             stop_id = output[-1] if finish is FinishReason.STOP else None
@@ -274,7 +274,7 @@ class FakeInstance:
         elif all_ended:
             self._abort_ticket(prompt, "the first token ended every sequence")
             self._drop(prompt)
-            asyncio.get_running_loop().call_soon(self._tell, HandedOff(prompt.prompt_id, StageTimes(prefill_s=0.01)))
+            asyncio.get_running_loop().call_soon(self._emit, HandedOff(prompt.prompt_id, StageTimes(prefill_s=0.01)))
         else:
             prompt.stage = "sending"
             asyncio.get_running_loop().call_later(self.behaviour.send_s, self._hand_off, prompt)
@@ -288,20 +288,20 @@ class FakeInstance:
         try:
             if self.behaviour.fail_handoffs:
                 self.behaviour.fail_handoffs -= 1
-                raise HandoffFailed("told to fail")
+                raise HandoffFailed("set to fail")
             self._receiver(prompt.ticket).commit(prompt.ticket, state)
         except HandoffFailed as error:
             self._fail(prompt, error)
             return
         self._drop(prompt)
         times = StageTimes(prefill_s=0.01, send_s=self.behaviour.send_s, kv_bytes=prompt.num_tokens, transport="fake")
-        self._tell(HandedOff(prompt.prompt_id, times))
+        self._emit(HandedOff(prompt.prompt_id, times))
 
     def _fail(self, prompt: FakePrompt, error: Exception) -> None:
         if prompt.stage in ("waiting", "sending"):
             self._abort_ticket(prompt, str(error))
         self._drop(prompt)
-        self._tell(Failed(prompt.prompt_id, to_name(error), str(error)))
+        self._emit(Failed(prompt.prompt_id, to_name(error), str(error)))
 
     def _abort_ticket(self, prompt: FakePrompt, reason: str) -> None:
         if prompt.ticket is not None and prompt.ticket.instance_id in self.peers:
@@ -328,6 +328,6 @@ class FakeInstance:
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.description.block_size)
 
-    def _tell(self, event: Event) -> None:
+    def _emit(self, event: Event) -> None:
         if self._session is not None:
-            self._session.tell(event, lag_s=self.behaviour.lag_s)
+            self._session.emit(event, lag_s=self.behaviour.lag_s)

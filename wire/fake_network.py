@@ -1,4 +1,4 @@
-"""Addresses with instances behind them, in memory: nothing listens yet, processes are killed, others freeze."""
+"""An in-memory network of instances that listen late, are killed or freeze."""
 
 import asyncio
 from collections import deque
@@ -12,7 +12,7 @@ from wire.types import InstanceDescription
 
 
 class FakeNetwork:
-    """Owns who listens where. `connect` is what a registry dials with."""
+    """Owner of the listeners by address. A registry dials with `connect`."""
 
     def __init__(self) -> None:
         self.dials: list[str] = []
@@ -23,23 +23,23 @@ class FakeNetwork:
         self._hosts[address] = _Host(service)
 
     def kill(self, address: str) -> None:
-        """Kill -9: sessions break, nothing listens any more."""
+        """Simulate kill -9: sessions break, nothing listens any more."""
         self._hosts.pop(address).gone.set()
 
     def freeze(self, address: str) -> None:
-        """SIGSTOP: connections stand, nothing moves."""
+        """Simulate SIGSTOP: connections stay open, nothing is processed."""
         self._hosts[address].moving.clear()
 
     def thaw(self, address: str) -> None:
-        """SIGCONT."""
+        """Simulate SIGCONT."""
         self._hosts[address].moving.set()
 
     def connect(self, address: str) -> "FakeConnection":
-        """Return the way to an address."""
+        """Return a connection to an address."""
         return FakeConnection(self, address)
 
     def reach(self, address: str) -> "_Host":
-        """Return who listens. Raises InstanceLost."""
+        """Return the listening host. Raises InstanceLost."""
         self.dials.append(address)
         if address not in self._hosts:
             raise InstanceLost(f"nothing listens at {address}")
@@ -57,14 +57,14 @@ class _Host:
 
 
 class FakeConnection:
-    """The way to one address. Implements wire.connection.Connection."""
+    """A connection to one address. Implements wire.connection.Connection."""
 
     def __init__(self, network: FakeNetwork, address: str) -> None:
         self._network = network
         self._address = address
 
     async def describe(self, timeout_s: float) -> InstanceDescription:
-        """Ask what the instance is."""
+        """Fetch the instance's description."""
         host = await self._moving(timeout_s)
         return await InProcessConnection(host.service).describe(timeout_s)
 
@@ -96,7 +96,7 @@ class FakeSession:
         self._unread: deque[Command] = deque()
 
     async def send(self, *commands: Command) -> None:
-        """Queue commands; a frozen host finds it in its socket when it moves again."""
+        """Queue commands; a frozen host reads them from its socket when it resumes."""
         if self._host.gone.is_set():
             raise InstanceLost(f"connection to {self._address} was reset")
         if self._host.moving.is_set():

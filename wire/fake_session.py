@@ -1,4 +1,4 @@
-"""One session as the fake instance serves it: an outbox with a lag, a heartbeat and the lease."""
+"""One session served by the fake instance: an outbox with a lag, a heartbeat and the lease."""
 
 import asyncio
 from collections import deque
@@ -12,7 +12,7 @@ _HEARTBEAT_S = 1.0
 
 
 class FakeServedSession:
-    """Owns the events not yet sent. Implements wire.connection.ServedSession."""
+    """Owner of the events not yet sent. Implements wire.connection.ServedSession."""
 
     def __init__(
         self,
@@ -35,24 +35,24 @@ class FakeServedSession:
         self._beat = self._loop.call_later(_HEARTBEAT_S, self._heartbeat)
 
     def handle(self, command: Command) -> None:
-        """Take one command; late ones of a session that is over are dropped."""
+        """Process one command; commands that arrive after the session's end are dropped."""
         if not self._over:
             self._heard_at = self._loop.time()
             self._handle(command)
 
     def refuse(self, prompt_id: str, error: InvalidRequest) -> None:
-        """Answer Refused in place of a command that cannot be taken."""
+        """Answer Refused to a command that cannot be processed."""
         if not self._over:
             self._heard_at = self._loop.time()
-            self.tell(Refused(prompt_id, to_name(error), str(error)))
+            self.emit(Refused(prompt_id, to_name(error), str(error)))
 
-    def tell(self, event: Event, *, lag_s: float = 0.0) -> None:
+    def emit(self, event: Event, *, lag_s: float = 0.0) -> None:
         """Send an event, `lag_s` from now."""
         self._outbox.append((self._loop.time() + lag_s, event))
         self._changed.set()
 
     async def events(self) -> AsyncIterator[list[Event]]:
-        """Yield the session's events, SessionOpen first, until it is over: each time all that are due."""
+        """Yield lists of all events that are due, SessionOpen first, until the session is over."""
         while not self._over:
             if not self._outbox:
                 self._changed.clear()
@@ -67,7 +67,7 @@ class FakeServedSession:
             yield events
 
     def lost(self) -> None:
-        """The scheduler is gone: end all work of this session. Idempotent."""
+        """End all work of this session because the scheduler is gone. Idempotent."""
         if not self._over:
             self._over = True
             self._beat.cancel()
@@ -78,5 +78,5 @@ class FakeServedSession:
         if self._loop.time() - self._heard_at > self.hello.lease_s:
             self.lost()
             return
-        self.tell(Heartbeat(self._load()))
+        self.emit(Heartbeat(self._load()))
         self._beat = self._loop.call_later(_HEARTBEAT_S, self._heartbeat)

@@ -1,4 +1,4 @@
-"""The groups in which --help lists the flags of engine and scheduler: the guide's first, in its order."""
+"""The groups in which --help lists the flags of engine and scheduler: those of the guide first, in its order."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -44,7 +44,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "logs and traces": ("log_level", "log_format", "otlp_traces_endpoint"),
 }  # fmt: skip
-"""The fields of each group. One that is in none is listed under `MORE`."""
+"""The fields of each group. Fields in no group are listed under `MORE`."""
 
 _FIELDS: Final = tuple((name, title) for title, names in GROUPS.items() for name in names)
 _PLACES: Final = {name: (at, title) for at, (name, title) in enumerate(_FIELDS)}
@@ -52,10 +52,10 @@ _RANKS: Final = {title: at for at, title in enumerate((None, *GROUPS, MORE))} | 
 
 
 def place_of(name: str) -> tuple[int, str]:
-    """Return where a field stands in the help, and the title of its group."""
+    """Return a field's position in the help and the title of its group."""
     return _PLACES.get(name, (len(_PLACES), MORE))
 
 
 def rank_of(title: str | None) -> int:
-    """Return where a group stands in the help: the guide's, then a command's own, then the others of GROUPS."""
+    """Return a group's position in the help: the guide's, then the command's own, then the others of GROUPS."""
     return _RANKS.get(title, 0)

@@ -1,6 +1,6 @@
-"""The seam scheduler/instance over gRPC, the scheduler's half: one bidirectional stream a session.
+"""The scheduler's side of the scheduler/instance interface over gRPC: one bidirectional stream per session.
 
-The other half is wire/grpc_server.py.
+The server's side is wire/grpc_server.py.
 """
 
 import asyncio
@@ -27,15 +27,15 @@ _EOF: Any = vars(grpc.aio)["EOF"]  # the stubs lack it
 _UNREACHED, _BROKEN = "failed to connect to all addresses", ("Socket closed", "recvmsg:", "sendmsg:")
 _LATE = "Deadline Exceeded"
 _WHY_UNREACHED = (
-    ("Connection refused", "nothing listens there"),
-    ("No route to host", "there is no way to that host"),
-    ("Network is unreachable", "there is no way to that network"),
+    ("Connection refused", "nothing is listening there"),
+    ("No route to host", "there is no route to that host"),
+    ("Network is unreachable", "that network is unreachable"),
     ("Timeout occurred", "it does not answer"),
 )
 
 
 class GrpcConnection:
-    """The way to one instance at `address` ("host:port"); every call proves what `trust` holds."""
+    """A gRPC connection to one instance at `address` ("host:port"); `trust` provides the proof sent with every call."""
 
     def __init__(self, address: str, trust: Trust | None = None) -> None:
         self.address = address
@@ -44,7 +44,7 @@ class GrpcConnection:
         self._stub: Any = pb_grpc.InstanceStub(self._channel)
 
     async def describe(self, timeout_s: float) -> InstanceDescription:
-        """Ask what the instance is; the deadline covers the proof too."""
+        """Fetch the instance's description; the deadline covers the proof too."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         metadata = await self._prove("Describe", timeout_s)
@@ -91,11 +91,11 @@ class GrpcSession:
         self._address = address
         self._first: list[Event] | None = None
         self._closed = False
-        self._writing = asyncio.Lock()  # a stream takes one write at a time
+        self._writing = asyncio.Lock()  # a stream allows one write at a time
         self._refused: deque[Refused] = deque()
 
     async def send(self, *commands: Command) -> None:
-        """Write commands to the stream. A prompt that no message holds would end it: that is refused here."""
+        """Write commands to the stream. A prompt over the message limit would break it, so it is refused here."""
         messages = [message for command in commands if (message := self._message(command)) is not None]
         try:
             async with self._writing:
@@ -107,7 +107,7 @@ class GrpcSession:
     def _message(self, command: Command) -> pb.CommandMessage | None:
         message = command_to_pb(command)
         if isinstance(command, Reserve | Prefill | Generate) and (size := message.ByteSize()) > MAX_MESSAGE_BYTES:
-            words = f"the request is {size} bytes on its way to an instance, at most {MAX_MESSAGE_BYTES} are allowed"
+            words = f"a message to an instance of {size} bytes, at most {MAX_MESSAGE_BYTES} are allowed"
             self._refused.append(Refused(command.prompt.prompt_id, to_name(InvalidRequest(words)), words))
             return None
         return message
@@ -119,7 +119,7 @@ class GrpcSession:
             raise InstanceLost(f"{self._address} ended the session before it began")
 
     async def events(self) -> AsyncIterator[Event]:
-        """Yield events until the stream ends; what was refused here comes with the next, a heartbeat at the latest."""
+        """Yield events until the stream ends; local refusals follow the next message, at the latest a heartbeat."""
         for event in self._first or ():
             yield event
         while (events := await self._read()) is not None:
@@ -131,7 +131,7 @@ class GrpcSession:
             raise InstanceLost(f"{self._address} ended the session")
 
     async def close(self) -> None:
-        """Cancel the stream: the instance sees it at once."""
+        """Cancel the stream; the instance notices at once."""
         self._closed = True
         self._call.cancel()
 
@@ -143,7 +143,7 @@ class GrpcSession:
                 return None
             raise _translate(error, self._address) from error
         except asyncio.CancelledError:
-            # The call was cancelled by `close`, or our task by its owner, or both: only the first is an ending here.
+            # Cancelled by `close`, by the owner of our task, or by both: only `close` alone ends the events normally.
             task = asyncio.current_task()
             if self._closed and (task is None or not task.cancelling()):
                 return None
@@ -180,7 +180,7 @@ def _translate(error: grpc.aio.AioRpcError, address: str) -> PdserveError:
 
 
 def _plain(details: str) -> str:
-    """Say what gRPC's own words mean where they are of the network; those of an instance stay."""
+    """Replace gRPC's own text for network errors by plain English; an instance's text is returned unchanged."""
     if details.startswith(_UNREACHED):
         return next((words for part, words in _WHY_UNREACHED if part in details), "it cannot be reached")
     if details == _LATE:

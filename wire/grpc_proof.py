@@ -1,10 +1,10 @@
-"""The cluster secret on gRPC: every call proves it over a nonce fetched for that call; the answerer proves it first.
+"""The cluster secret on gRPC: every call proves it over a nonce fetched for that call; the server proves it first.
 
-    caller   Challenge(its nonce, fingerprint) ---->
-             <- its nonce, its proof, fingerprint    answerer
-    caller   Describe | Session, with the three values of `_KEYS` as metadata ---->
+    client   Challenge(its nonce, fingerprint) ---->
+             <- its nonce, its proof, fingerprint    server
+    client   Describe | Session, with the three values of `_KEYS` as metadata ---->
 
-Where no side has a secret the proofs are empty and the answerer looks at the caller's address instead (wire/trust.py).
+If neither side has a secret, the proofs are empty and the server checks the client's address (wire/trust.py).
 """
 
 import secrets
@@ -33,9 +33,9 @@ _NONCE_BYTES = 32
 
 
 async def prove(stub: Any, method: str, trust: Trust, address: str, timeout_s: float) -> Metadata:
-    """Return the metadata that opens `method` at `address`, once the answerer has proven itself.
+    """Return the metadata with which to call `method` at `address`, once the server has proven the secret.
 
-    Raises Incompatible when one side lacks the secret or has another, AioRpcError when it does not answer.
+    Raises Incompatible when one side lacks the secret or has another, AioRpcError when the server does not answer.
     """
     nonce, secret = secrets.token_bytes(_NONCE_BYTES), trust.secret
     request = pb.ChallengeRequest(
@@ -49,22 +49,22 @@ async def prove(stub: Any, method: str, trust: Trust, address: str, timeout_s: f
         raise Incompatible(differ(secret, trust.host, theirs, their_host))
     if not Prover(secret, _PURPOSE, nonce, reply.nonce).holds(Side.ANSWERER, reply.proof):
         raise Incompatible(
-            f"{their_host} names the cluster secret {theirs} that is here ({trust.host}) and cannot prove it"
+            f"{their_host} names the cluster secret {theirs} of this host ({trust.host}) but cannot prove it"
         )
     proof = Prover(secret, _method(method), nonce, reply.nonce).proof(Side.OPENER)
     return tuple(zip(_KEYS, (nonce, reply.nonce, proof), strict=True))
 
 
 class ProofCheck:
-    """Whom a server lets in. Owner of its nonces; everyone may ask for one, only proofs are remembered."""
+    """Decides which callers a server admits. Owner of its nonces; anyone may get one, only used ones are stored."""
 
     def __init__(self, trust: Trust, clock: Callable[[], float] = time.monotonic) -> None:
         self._trust, self._mint = trust, NonceMint(clock)
-        self._said = CappedLog(log, clock=clock)
+        self._refusals = CappedLog(log, clock=clock)
         self.refused = 0
 
     async def challenge(self, request: pb.ChallengeRequest, context: Any) -> pb.ChallengeReply:
-        """Answer a Challenge: prove the secret and give a nonce. Aborts for a stranger where there is no secret."""
+        """Answer a Challenge: prove the secret, issue a nonce. Without one, abort if the table lacks the address."""
         secret, host = self._trust.secret, f"{printable(request.host)} at {peer_address(context)}"
         await self._check_address(context)
         if not MIN_NONCE_BYTES <= len(request.nonce) <= MAX_NONCE_BYTES:
@@ -72,7 +72,7 @@ class ProofCheck:
             await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "nonce", words)
         theirs = readable(request.fingerprint)
         if theirs != ("" if secret is None else secret.fingerprint):
-            self._say("other_secret", differ(secret, self._trust.host, theirs, host))
+            self._log_refusal("other_secret", differ(secret, self._trust.host, theirs, host))
         if secret is None:
             return pb.ChallengeReply(host=self._trust.host)
         nonce = self._mint.issue(request.nonce)
@@ -80,21 +80,21 @@ class ProofCheck:
         return pb.ChallengeReply(nonce=nonce, proof=proof, fingerprint=secret.fingerprint, host=self._trust.host)
 
     async def admit(self, context: Any, method: str) -> None:
-        """Return when the caller may use `method`; else abort with UNAUTHENTICATED or PERMISSION_DENIED and words."""
+        """Return if the caller may use `method`; else abort with UNAUTHENTICATED or PERMISSION_DENIED and why."""
         secret = self._trust.secret
         await self._check_address(context)
         if secret is None:
             return
         shown = {key: value for key, value in context.invocation_metadata() if key in _KEYS}
         if len(shown) < len(_KEYS):
-            words = f"{self._trust.host} asks for the cluster secret {secret.fingerprint}; no proof came with {method}"
+            words = f"{self._trust.host} requires the cluster secret {secret.fingerprint}; {method} came without proof"
             await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, "no_proof", words)
         opener_nonce, nonce, proof = (shown[key] for key in _KEYS)
         problem = self._mint.problem(nonce, opener_nonce)
         if problem is None and not Prover(secret, _method(method), opener_nonce, nonce).holds(Side.OPENER, proof):
             problem = "its proof is wrong"
         if problem is not None:
-            words = f"{self._trust.host} asks for the cluster secret {secret.fingerprint}; {method} is refused: "
+            words = f"{self._trust.host} requires the cluster secret {secret.fingerprint}; {method} is refused: "
             await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, "bad_proof", words + problem)
         self._mint.use(nonce)
 
@@ -106,17 +106,17 @@ class ProofCheck:
 
     async def _refuse(self, context: Any, code: grpc.StatusCode, reason: str, words: str) -> NoReturn:
         self.refused += 1
-        self._say(reason, f"{peer_address(context)}: {words}")
+        self._log_refusal(reason, f"{peer_address(context)}: {words}")
         await context.abort(code, words)
         raise AssertionError("abort raises")
 
-    def _say(self, reason: str, words: str) -> None:
-        """Log it, if that fills no log: a stranger may call as often as it likes."""
-        self._said.warning("caller_refused", reason, why=words)
+    def _log_refusal(self, reason: str, words: str) -> None:
+        """Log a refusal, rate-limited: an unauthenticated peer may call as often as it likes."""
+        self._refusals.warning("caller_refused", reason, why=words)
 
 
 def peer_address(context: Any) -> str:
-    """Return the numeric address of a call's peer; gRPC says `ipv4:10.0.0.1:1234` or `ipv6:%5B::1%5D:1234`."""
+    """Return the numeric address of a call's peer from gRPC's `ipv4:10.0.0.1:1234` or `ipv6:%5B::1%5D:1234`."""
     peer = urllib.parse.unquote(str(context.peer()))
     return peer.partition(":")[2].rpartition(":")[0].strip("[]")
 

@@ -1,4 +1,4 @@
-"""The server that serves an instance over gRPC: it only moves messages, the instance decides (InstanceService)."""
+"""The gRPC server of an instance: it only transports messages; an InstanceService handles them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -30,13 +30,13 @@ _Message = TypeVar("_Message", bound=Message)
 
 
 class GrpcServer:
-    """Listens for schedulers from `start` on (a busy port is a ConfigError); answers for real once it has a service."""
+    """Listens for schedulers after `start` (a busy port is a ConfigError); serves calls once it has a service."""
 
     def __init__(
         self, host: str, port: int, trust: Trust | None = None, *, first_command_s: float = FIRST_COMMAND_S,
         loading_wait_s: float = LOADING_WAIT_S,
     ) -> None:  # fmt: skip
-        """Who asks before there is a service waits `loading_wait_s` for it, so that it hears of it at once."""
+        """Calls that arrive before `serve` wait up to `loading_wait_s` for the service, so that they learn at once."""
         self._host, self._port = host, port
         self._trust = trust or Trust()
         self._server: Any = None
@@ -44,64 +44,64 @@ class GrpcServer:
         self._health: Any = vars(health)["aio"].HealthServicer()  # the stubs lack aio
 
     async def start(self) -> int:
-        """Take the port and answer that the instance is loading; return the port's number."""
+        """Bind the port and answer that the instance is loading; return the port number."""
         self._server = grpc.aio.server(options=list(SERVER_OPTIONS))
         where = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
         try:
-            port = self._take_port(where)
+            port = self._bind(where)
         except RuntimeError as error:
-            raise ConfigError(f"--port {self._port} on {self._host} cannot be taken: it is in use") from error
+            raise ConfigError(f"--port {self._port} on {self._host} cannot be bound: it is in use") from error
         self._server.add_generic_rpc_handlers((self._servicer.handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         await self.set_healthy(False)
         await self._server.start()
         return port
 
-    def _take_port(self, where: str) -> int:
+    def _bind(self, where: str) -> int:
         if self._trust.tls is None:
             return int(self._server.add_insecure_port(where))
         return int(self._server.add_secure_port(where, self._trust.tls.server_credentials()))
 
     async def serve(self, service: InstanceService) -> None:
-        """From now on answer with `service`."""
+        """Answer calls with `service` from now on."""
         self._servicer.take(service)
         await self.set_healthy(True)
 
     @property
     def num_waiting(self) -> int:
-        """Calls that wait for the service."""
+        """Calls that are waiting for the service."""
         return self._servicer.num_waiting
 
     async def set_healthy(self, healthy: bool) -> None:
-        """Answer the standard gRPC health service so, for the whole server."""
+        """Set the status of the standard gRPC health service, for the whole server."""
         status = health_pb2.HealthCheckResponse.SERVING if healthy else health_pb2.HealthCheckResponse.NOT_SERVING
         await self._health.set("", status)
 
     async def stop(self, grace_s: float) -> None:
-        """End all sessions and free the port."""
+        """End all sessions and release the port."""
         if self._server is not None:
             await self._server.stop(grace_s)
 
 
 class _Servicer:
-    """Moves messages between streams and an InstanceService; until there is one, it says that it loads.
+    """Moves messages between streams and an InstanceService; without one, it answers that it is loading.
 
-    Requests come as bytes, and are parsed once the caller is let in: gRPC would log a traceback for each bad one.
+    Requests arrive as bytes and are parsed after authentication: gRPC would log a traceback for each bad one.
     """
 
-    def __init__(self, door: ProofCheck, first_command_s: float, loading_wait_s: float) -> None:
+    def __init__(self, check: ProofCheck, first_command_s: float, loading_wait_s: float) -> None:
         self.num_waiting = 0
         self._service: InstanceService | None = None
         self._is_loaded = asyncio.Event()
-        self._door, self._first_command_s, self._loading_wait_s = door, first_command_s, loading_wait_s
+        self._check, self._first_command_s, self._loading_wait_s = check, first_command_s, loading_wait_s
 
     def take(self, service: InstanceService) -> None:
-        """Answer with it, those too that wait for one."""
+        """Answer calls with `service`, including those already waiting for one."""
         self._service = service
         self._is_loaded.set()
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """Return what a server needs to call the three methods."""
+        """Return the handlers of the three methods."""
         name = pb.DESCRIPTOR.services_by_name["Instance"].full_name
         return grpc.method_handlers_generic_handler(name, {
             "Challenge": grpc.unary_unary_rpc_method_handler(
@@ -116,21 +116,21 @@ class _Servicer:
         })  # fmt: skip
 
     async def challenge(self, request: bytes, context: Any) -> pb.ChallengeReply:
-        """Prove the cluster secret and give a nonce."""
+        """Prove the cluster secret and issue a nonce."""
         try:
             parsed = _parse(pb.ChallengeRequest, request)
         except InvalidRequest as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        return await self._door.challenge(parsed, context)
+        return await self._check.challenge(parsed, context)
 
     async def describe(self, request: bytes, context: Any) -> pb.InstanceDescription:
-        """Answer what the instance is; nothing in the request matters."""
-        await self._door.admit(context, "Describe")
+        """Return the instance's description; the content of the request is ignored."""
+        await self._check.admit(context, "Describe")
         return description_to_pb((await self._loaded(context)).describe())
 
     async def session(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
-        """Serve one session: the first command opens it, a reader feeds it, its events go out."""
-        await self._door.admit(context, "Session")
+        """Serve one session: the first command opens it, a task reads the others, its events are the replies."""
+        await self._check.admit(context, "Session")
         session = await self._open(requests, context)
         reader = asyncio.create_task(_feed(session, requests))
         try:
@@ -181,7 +181,7 @@ async def _feed(session: ServedSession, requests: AsyncIterator[bytes]) -> None:
 
 
 def _take(session: ServedSession, message: bytes) -> None:
-    """Hand commands over; one that cannot be taken is answered where the prompt it is of can be read from it."""
+    """Pass on the commands of a message; one that cannot be read is refused if its prompt id can be read."""
     try:
         parsed = _parse(pb.CommandMessage, message)
     except InvalidRequest as error:
@@ -204,7 +204,7 @@ def _take_one(session: ServedSession, parsed: pb.CommandMessage) -> None:
 
 
 def _ids(message: pb.CommandMessage) -> tuple[str, str]:
-    """Return the ids of the prompt that a command brings and of its request, empty where it brings none."""
+    """Return a command's prompt id and request id, empty where it has no prompt."""
     match message.WhichOneof("command"):
         case "reserve" | "prefill" | "generate" as kind:
             prompt = getattr(message, kind).prompt
@@ -220,4 +220,4 @@ def _parse(kind: type[_Message], data: bytes) -> _Message:
     try:
         return kind.FromString(data)
     except DecodeError as error:
-        raise InvalidRequest(f"{len(data)} bytes are no {kind.__name__}") from error
+        raise InvalidRequest(f"{len(data)} bytes are not a {kind.__name__}") from error

@@ -1,6 +1,6 @@
-"""How much of its pool an instance gives to finished KV that waits for its receivers: one rule for both ends."""
+"""How much of its pool an instance may use for finished KV that waits for its receivers: one rule for both sides."""
 
 
 def hold_limit(pool: int) -> int:
-    """Return the blocks (or tokens) of a pool that held KV may take before no new prompt is prefilled: half of it."""
+    """Return how many blocks (or tokens) held KV may take before prefilling new prompts stops: half the pool."""
     return max(1, pool // 2)

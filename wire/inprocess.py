@@ -1,4 +1,4 @@
-"""The seam scheduler/instance inside one process: the same Protocols over plain calls, all on one event loop."""
+"""The scheduler/instance interface inside one process: the same Protocols as plain calls on one event loop."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,17 +11,17 @@ from wire.types import InstanceDescription
 
 
 class InProcessConnection:
-    """The way to an instance in this process."""
+    """A connection to an instance in this process."""
 
     def __init__(self, service: InstanceService) -> None:
         self._service = service
 
     async def describe(self, timeout_s: float) -> InstanceDescription:
-        """Ask what the instance is; answers at once."""
+        """Return the instance's description; never waits."""
         return self._service.describe()
 
     async def open(self, hello: OpenSession, timeout_s: float) -> "InProcessSession":
-        """Open a session; answers at once."""
+        """Open a session; never waits."""
         return InProcessSession(self._service.open(hello))
 
     async def close(self) -> None:
@@ -36,7 +36,7 @@ class InProcessSession:
         self._closed = False
 
     async def send(self, *commands: Command) -> None:
-        """Hand the commands over, in order, checked as those that come over gRPC."""
+        """Pass the commands to the instance in order, checked like those received over gRPC."""
         if self._closed:
             raise InstanceLost("the session to the instance in this process is over")
         for command in commands:

@@ -1,15 +1,15 @@
-"""How the KV cache of one instance lies in memory, and what two instances must agree on.
+"""How the KV cache of one instance is laid out in memory, and what two instances must agree on.
 
-A pool is one piece of memory. Each KV tensor of each layer is `[num_blocks, block_size, heads, head_dim]`, and the
+A pool is one block of memory. Each KV tensor of each layer is `[num_blocks, block_size, heads, head_dim]`, and the
 tensors follow each other at aligned offsets:
 
     pool   | layer 0 k | layer 0 v | layer 1 k | layer 1 v | ...
     tensor | block 0 | block 1 | ...
     block  | slot 0 | slot 1 | ...
 
-An instance has one pool for each of its ranks. All have the same blocks; each holds its own heads of every tensor, so
-its slots are as wide as these. The wire names (tensor, token range, head range), never an address; each side finds its
-own slots from its own block table.
+An instance has one pool per rank, all with the same blocks; each stores its own heads of every tensor, so its slots
+are as wide as these heads. The wire names (tensor, token range, head range), never an address; each side maps them to
+slots with its own block table.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,15 +45,15 @@ ONLY_RANK = Rank()
 
 
 def check_rank(rank: Rank) -> None:
-    """Raise ValueError, with value and limit, for a rank that cannot be."""
+    """Raise ValueError, with value and limit, for an impossible rank."""
     if not 0 < rank.of <= MAX_RANKS or not 0 <= rank.number < rank.of:
         raise ValueError(f"{rank}: ranks count from 0, and an instance has at most {MAX_RANKS}")
 
 
 def head_range(heads: int, rank: Rank) -> Heads:
-    """Return the KV heads that a rank holds: whole ones, the first ranks one more where they do not divide evenly.
+    """Return the KV heads that a rank stores: whole ones; if they do not divide evenly, the first ranks store one more.
 
-    3 heads at 2 ranks are 2 and 1. Where there are more ranks than heads, heads repeat: each rank holds one.
+    3 heads on 2 ranks are 2 and 1. With more ranks than heads, heads are replicated: each rank stores one.
     """
     if rank.of > heads:
         head = rank.number * heads // rank.of
@@ -64,7 +64,7 @@ def head_range(heads: int, rank: Rank) -> Heads:
 
 
 def ranks_holding(head: int, heads: int, num_ranks: int) -> range:
-    """Return the ranks of `num_ranks` that hold `head`, neighbours all: those whose `head_range` has it in."""
+    """Return the contiguous ranks of `num_ranks` that store `head`: those whose `head_range` contains it."""
     if num_ranks > heads:
         return range(-(-head * num_ranks // heads), -(-(head + 1) * num_ranks // heads))
     each, over = divmod(heads, num_ranks)
@@ -103,17 +103,17 @@ class ByteRun:
 
 
 class PoolLayout:
-    """Where every token of every block of one rank lies. Immutable.
+    """The place of every token of every block in one rank's pool. Immutable.
 
-    `model_tensors` are the whole model's KV tensors, `heads` which of their heads this rank holds, and `tensors` the
-    same with as many heads as are held: those that lie in the pool. With one rank they are equal. `token_bytes` are of
-    one token over all tensors of this rank; `layers` those that hold KV, ascending: a model may have others.
+    `model_tensors` are the whole model's KV tensors, `heads` the heads of each that this rank stores, and `tensors` the
+    same tensors with only those heads, as in the pool. With one rank they are equal. `token_bytes` are those of one
+    token over all tensors of this rank; `layers` those that have KV, ascending: a model may have others.
     """
 
     def __init__(
         self, tensors: Sequence[KvTensor], *, num_blocks: int, block_size: int, rank: Rank = ONLY_RANK
     ) -> None:  # fmt: skip
-        """`tensors` are the model's. Raises ValueError for sizes and ranks that cannot be."""
+        """`tensors` are the model's. Raises ValueError for impossible sizes and ranks."""
         if not tensors or num_blocks <= 0 or block_size <= 0:
             raise ValueError(f"a pool needs tensors, blocks and slots: {len(tensors)}, {num_blocks}, {block_size}")
         check_rank(rank)
@@ -137,7 +137,7 @@ class PoolLayout:
 
     @property
     def num_layers(self) -> int:
-        """Layers that hold KV."""
+        """Layers that have KV."""
         return len(self.layers)
 
     def tensors_of(self, layer: int) -> list[int]:
@@ -147,8 +147,8 @@ class PoolLayout:
     def slots(self, block_ids: Sequence[int], start: int, end: int) -> Iterator[tuple[int, int]]:
         """Yield (first slot, slots) of tokens [start, end) of a sequence with this block table, in token order.
 
-        They are the same for every tensor and every rank. Neighbouring blocks are joined. Raises IndexError for a
-        token past the table or a block past the pool.
+        They are the same for every tensor and every rank. Adjacent runs are merged. Raises IndexError for a token
+        beyond the table or a block beyond the pool.
         """
         size, first, count, token = self.block_size, 0, 0, start
         while token < end:
@@ -167,35 +167,35 @@ class PoolLayout:
             yield first, count
 
     def runs(self, tensor: int, block_ids: Sequence[int], start: int, end: int) -> Iterator[ByteRun]:
-        """Yield the bytes of these tokens, all heads held, where `slots` says they are. Raises IndexError."""
+        """Yield the byte runs of tokens [start, end), all heads of this rank, at their `slots`. Raises IndexError."""
         base, size = self.offsets[tensor], self.tensors[tensor].token_bytes
         for first, count in self.slots(block_ids, start, end):
             yield ByteRun(base + first * size, count * size)
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks hold `num_tokens` tokens."""
+        """Return how many blocks `num_tokens` tokens need."""
         return -(-num_tokens // self.block_size)
 
 
 def describe_difference(mine: Sequence[KvTensor], theirs: Sequence[KvTensor]) -> str | None:
-    """Return in words the first difference of two models' tensors, both values in it, or None.
+    """Describe the first difference of two models' tensors with both values; None if there is none.
 
-    The wire bridges none of them; what it does bridge (ranks, block size) is not in a tensor.
+    Any such difference is incompatible; compatible ones (ranks, block size) are not part of a tensor.
     """
     counts = f"KV tensors: {len(mine)} here, {len(theirs)} there; " if len(mine) != len(theirs) else ""
     for layer in sorted({tensor.layer for tensor in (*mine, *theirs)}):
         here, there = ([tensor for tensor in side if tensor.layer == layer] for side in (mine, theirs))
-        if [one.name for one in here] == [one.name for one in there]:  # the first that differs will do
+        if [one.name for one in here] == [one.name for one in there]:  # show only the first that differs
             pairs = [(a, b) for a, b in zip(here, there, strict=True) if a != b][:1]
             here, there = [a for a, _ in pairs], [b for _, b in pairs]
         if here != there:
-            return f"{counts}KV of layer {layer}: {_words(here)} here, {_words(there)} there"
+            return f"{counts}KV of layer {layer}: {_text(here)} here, {_text(there)} there"
     if [*mine] != [*theirs]:
         return f"order of KV tensors: layers {_order(mine)} here, {_order(theirs)} there"
     return None
 
 
-def _words(tensors: Sequence[KvTensor]) -> str:
+def _text(tensors: Sequence[KvTensor]) -> str:
     return ", ".join(f"{one.name} {one.heads}x{one.head_dim} {one.dtype}" for one in tensors) or "none"
 
 

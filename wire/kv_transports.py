@@ -1,12 +1,12 @@
-"""What the scheduler and the commands know of the KV transports that kvtransfer implements."""
+"""KV transport names shared by the scheduler and the commands; kvtransfer implements the transports."""
 
 ONE_HOST = ("cuda_ipc", "shm")
-"""Their links begin on an abstract Unix socket: out of reach where `host_id` differs, and without a port."""
+"""These transports connect over an abstract Unix socket: unreachable where `host_id` differs, and without a port."""
 
 ONLY_NAMED = ("process_group", "mooncake")
-"""Used where --kv-transport names them, so that nobody misses them elsewhere."""
+"""Used only where --kv-transport names them, so elsewhere their absence is not reported."""
 
 NOT_OFFERED = "not offered there"
 ELSEWHERE = "another host or network namespace"
 OUT_OF_REACH = (NOT_OFFERED, ELSEWHERE)
-"""Why a transport was never to be had between two instances; any other reason is a failure."""
+"""Why two instances could never use a transport; any other reason is a failure."""

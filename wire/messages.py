@@ -1,4 +1,4 @@
-"""Commands a scheduler sends to an instance and events that come back, all over one session.
+"""Commands from a scheduler to an instance and the events it returns, all over one session.
 
     scheduler                                  instance
        | -- OpenSession ------------------------> |   first, once
@@ -13,9 +13,9 @@
        | -- Heartbeat (1/s) ---------------------> |  <- Heartbeat(load)
        | <---------------------------- TableRead -- |   at the start, and when its global table changes
 
-Every prompt that an instance accepted ends there exactly once: on P with HandedOff or Failed (HandedOff too when the
-first tokens end everything and no KV crosses), on D and on a combined instance with the `finish` of each of its
-sequences or with Failed. Cancel is answered by the same endings; it is idempotent and silent for a prompt not known.
+Every accepted prompt finishes exactly once: on P with HandedOff or Failed (HandedOff too when the first tokens finish
+every sequence and no KV is sent), on D and on a combined instance with the `finish` of each of its sequences or with
+Failed. The same events answer Cancel, which is idempotent and gets no answer for an unknown prompt.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ from wire.types import (
 class OpenSession:
     """First message of a session.
 
-    An older session of the same scheduler ends with all its work; while another scheduler's lives, this one is refused.
+    An older session of the same scheduler ends with all its work. While another scheduler's is open, it is refused.
     """
 
     scheduler_id: str
@@ -46,14 +46,14 @@ class OpenSession:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Allocate blocks for a prompt whose KV will come; answered by Reserved or Refused."""
+    """Allocate blocks for a prompt whose KV another instance will send; answered by Reserved or Refused."""
 
     prompt: PromptState
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """Compute the prompt, sample the first token of each sequence, hand the KV to `ticket`'s instance."""
+    """Compute the prompt, sample the first token of each sequence, send the KV to the instance of `ticket`."""
 
     prompt: PromptState
     ticket: Ticket
@@ -61,7 +61,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Compute the prompt and generate to its end on this instance. Outputs so far may be given: it resumes."""
+    """Compute the prompt and generate to the end on this instance; with outputs so far it resumes."""
 
     prompt: PromptState
 
@@ -77,9 +77,9 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class MeasureLink:
-    """Measure round trip and bandwidth of the link to a peer with `num_bytes` that reach no pool; dialled if need be.
+    """Measure round trip and bandwidth to a peer with `num_bytes` that no pool receives; dials the link if needed.
 
-    Answered by one LinkMeasured of the same `peer_id`.
+    Answered by one LinkMeasured with the same `peer_id`.
     """
 
     peer_id: str
@@ -90,7 +90,7 @@ class MeasureLink:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Keeps the session's lease; from the instance it carries the load."""
+    """Renews the session's lease; the instance's heartbeat carries its load."""
 
     load: LoadSnapshot | None = None
 
@@ -115,7 +115,7 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The instance did not take the prompt: nothing of it is left there. `error` is a name of wire.errors."""
+    """The instance refused the prompt and keeps nothing of it. `error` is the name of an error in wire.errors."""
 
     prompt_id: str
     error: str
@@ -125,7 +125,7 @@ class Refused:
 
 @dataclass(slots=True)  # not frozen, as TokenLogprobs
 class Step:
-    """All new tokens of one step, over all prompts, and the load after it; what no message holds comes in several."""
+    """All new tokens of one step over all prompts, and the load after it; split when it exceeds the message limit."""
 
     tokens: tuple[TokenOutput, ...]
     load: LoadSnapshot
@@ -135,7 +135,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class HandedOff:
-    """P: the receiver acked; P released its blocks."""
+    """From P: the receiver acknowledged the KV and P released its blocks."""
 
     prompt_id: str
     times: StageTimes
@@ -143,7 +143,7 @@ class HandedOff:
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """The answer to a prompt with pooling: its vector, or its score as the only value. It has ended there."""
+    """The result of a prompt with pooling: its vector, or its score as the only value. The prompt is finished."""
 
     prompt_id: str
     values: tuple[float, ...]
@@ -152,7 +152,7 @@ class Pooled:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A prompt ended in an error on this instance; nothing of it is left there."""
+    """A prompt failed on this instance, which keeps nothing of it."""
 
     prompt_id: str
     error: str
@@ -161,7 +161,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class LinkMeasured:
-    """How the link to a peer is now; `error` says why it could not be measured, empty when it was."""
+    """The current state of the link to a peer; `error` is the reason if it could not be measured, else empty."""
 
     peer_id: str
     link: LinkStatus | None
@@ -170,7 +170,7 @@ class LinkMeasured:
 
 @dataclass(frozen=True, slots=True)
 class TableRead:
-    """The instance goes by the global table of this digest from now on."""
+    """The instance uses the global table of this digest from now on."""
 
     digest: str
 

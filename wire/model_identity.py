@@ -1,7 +1,7 @@
-"""What a model folder holds, in two short digests, without loading it. Standard library only.
+"""Identify a model folder by two short digests, without loading it. Standard library only.
 
-weights: config.json without volatile keys, and of every safetensors tensor its name, dtype, shape and first 64 KiB;
-tokenizer: the tokenizer's files. How a checkpoint is cut into files does not show in the digest.
+weights: config.json without volatile keys, and the name, dtype, shape and first 64 KiB of every safetensors tensor;
+tokenizer: the tokenizer's files. The digest does not depend on how a checkpoint is split into files.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ _TOKENIZER_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of a safetensors file: what its header says, and its first byte's place in the file."""
+    """One tensor of a safetensors file: its header entry and the offset of its first byte in the file."""
 
     name: str
     dtype: str
@@ -39,13 +39,13 @@ class StoredTensor:
 
 
 def identify(path: Path, name: str) -> ModelIdentity:
-    """Return the identity of the model in folder `path`. Raises ConfigError where it is no safetensors checkpoint."""
+    """Return the identity of the model in folder `path`. Raises ConfigError unless it is a safetensors checkpoint."""
     tensors = stored_tensors(path)
     return ModelIdentity(name, _weights_digest(path, tensors), _tokenizer_digest(path))
 
 
 def name_of(path: Path) -> str:
-    """Return the folder's own name; in a hub's cache (models--OWNER--NAME/snapshots/COMMIT) the model's there."""
+    """Return the folder's name; in a hub cache (models--OWNER--NAME/snapshots/COMMIT) the model's OWNER/NAME."""
     path = path.resolve()
     is_snapshot = path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--")
     return path.parent.parent.name.removeprefix("models--").replace("--", "/") if is_snapshot else path.name
@@ -58,7 +58,7 @@ def stored_tensors(path: Path) -> list[StoredTensor]:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Return the checkpoint's safetensors files, all of them there. Raises ConfigError saying what is missing."""
+    """Return the checkpoint's safetensors files. Raises ConfigError naming the missing ones."""
     index = path / _INDEX
     if (path / "model.safetensors").is_file() or not index.is_file():
         files = [path / "model.safetensors"] if (path / "model.safetensors").is_file() else []
@@ -69,12 +69,12 @@ def weight_files(path: Path) -> list[Path]:
         raise ConfigError(f"{path} has no safetensors weights{_other_weights(path)}")
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        raise ConfigError(f"{index} names files that are not there: {', '.join(missing)}")
+        raise ConfigError(f"{index} names missing files: {', '.join(missing)}")
     return files
 
 
 def check_folder(path: Path) -> None:
-    """Raise ConfigError, with the reason, for a path that is not the folder of a model."""
+    """Raise ConfigError, with the reason, for a path that is not a model folder."""
     if not (path / "config.json").is_file():
         held = "it has no config.json" if path.is_dir() else "it is a file"
         why = held if path.exists() else "there is no such folder"

@@ -3,17 +3,17 @@
 from collections.abc import Iterable
 
 MAX_DISTANCE = 2
-_LEAST_PREFIX = 3  # characters: fewer begin too many names
+_LEAST_PREFIX = 3  # characters; shorter prefixes match too many names
 
 
 def near_name(name: str, known: Iterable[str]) -> str | None:
-    """Return the nearest of `known`: at most two edits away, of a name long enough to tell, or one that it begins."""
+    """Return the nearest of `known`: at most two edits away from a `name` long enough, or starting with `name`."""
     found = [(distance, other) for other in known if (distance := _distance(name, other)) is not None]
     return min(found)[1] if found else None
 
 
 def _distance(name: str, other: str) -> int | None:
-    """Return the edits between two names, one more than allowed for a beginning, None where they are not near."""
+    """Return the edits between two names, one more than allowed for a prefix, None where they are not near."""
     if abs(len(name) - len(other)) <= MAX_DISTANCE:
         edits = edit_distance(name, other)
         if 0 < edits <= MAX_DISTANCE and 2 * edits <= len(name):
@@ -22,7 +22,7 @@ def _distance(name: str, other: str) -> int | None:
 
 
 def edit_distance(one: str, other: str) -> int:
-    """Return how many insertions, removals and replacements of a character make `other` of `one` (Levenshtein)."""
+    """Return how many insertions, deletions and substitutions turn `one` into `other` (Levenshtein)."""
     row = list(range(len(other) + 1))
     for i, a in enumerate(one, 1):
         last, row[0] = row[0], i

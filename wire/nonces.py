@@ -1,8 +1,8 @@
-"""The server's nonces: each good for one call within seconds, and asking for them costs the server no memory.
+"""The server's nonces: each valid for one call within seconds; issuing them uses no memory on the server.
 
-    nonce | issued u64, milliseconds | random 16 bytes | tag 16 bytes: HMAC over both and the opener's nonce |
+    nonce | issued u64, milliseconds | random 16 bytes | tag 16 bytes: HMAC over both and the client's nonce |
 
-The tag proves that a nonce is ours, so only used ones are kept, and only who proved the secret can use one.
+The tag proves that this process issued the nonce, so only used ones are stored; using one requires the secret.
 """
 
 import hmac
@@ -18,23 +18,23 @@ NONCE_BYTES = _TIME_BYTES + _RANDOM_BYTES + _TAG_BYTES
 
 
 class NonceMint:
-    """Owner of the key behind this process's nonces and of those used and not yet expired. One thread uses it."""
+    """Owner of this process's nonce key and of the used nonces not yet expired. Not thread-safe."""
 
     def __init__(self, clock: Callable[[], float], *, max_used: int = MAX_USED) -> None:
         self._clock, self._max_used = clock, max_used
         self._key = secrets.token_bytes(32)
         self._expiry_by_used: dict[bytes, float] = {}
 
-    def issue(self, opener_nonce: bytes) -> bytes:
-        """Return a new nonce for the side that showed this one."""
+    def issue(self, client_nonce: bytes) -> bytes:
+        """Return a new nonce for the client that sent `client_nonce`."""
         body = int(self._clock() * 1000).to_bytes(_TIME_BYTES, "big") + secrets.token_bytes(_RANDOM_BYTES)
-        return body + self._tag(body, opener_nonce)
+        return body + self._tag(body, client_nonce)
 
-    def problem(self, nonce: bytes, opener_nonce: bytes) -> str | None:
-        """Say why a nonce is not good for a call now; None when it is."""
+    def problem(self, nonce: bytes, client_nonce: bytes) -> str | None:
+        """Return why a nonce is not valid for a call now; None when it is."""
         body = nonce[: _TIME_BYTES + _RANDOM_BYTES]
-        if len(nonce) != NONCE_BYTES or not hmac.compare_digest(nonce[len(body) :], self._tag(body, opener_nonce)):
-            return "its nonce is not one of this process"
+        if len(nonce) != NONCE_BYTES or not hmac.compare_digest(nonce[len(body) :], self._tag(body, client_nonce)):
+            return "its nonce was not issued by this process"
         age_s = self._clock() - int.from_bytes(body[:_TIME_BYTES], "big") / 1000
         if age_s > NONCE_LIFE_S:
             return f"its nonce is {age_s:.1f} s old, the limit is {NONCE_LIFE_S:g} s"
@@ -46,17 +46,17 @@ class NonceMint:
         return None
 
     def use(self, nonce: bytes) -> None:
-        """Note that a nonce without a problem, and with a proof, is spent."""
+        """Mark as used a nonce that passed `problem` and whose proof is correct."""
         self._expiry_by_used[nonce] = self._clock() + NONCE_LIFE_S
 
     def _forget_expired(self) -> None:
         now = self._clock()
-        # Kept in the order of use, so the oldest come first.
+        # Insertion order is the order of use, so the oldest come first.
         while self._expiry_by_used:
             oldest = next(iter(self._expiry_by_used))
             if self._expiry_by_used[oldest] > now:
                 return
             del self._expiry_by_used[oldest]
 
-    def _tag(self, body: bytes, opener_nonce: bytes) -> bytes:
-        return hmac.digest(self._key, body + opener_nonce, "sha256")[:_TAG_BYTES]
+    def _tag(self, body: bytes, client_nonce: bytes) -> bytes:
+        return hmac.digest(self._key, body + client_nonce, "sha256")[:_TAG_BYTES]

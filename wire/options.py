@@ -1,7 +1,7 @@
-"""Flags declared once: a frozen dataclass per process kind, its argparse flags generated from it.
+"""Flags declared once: a frozen dataclass per kind of process, from which its argparse flags are generated.
 
-`EngineOptions` are the flags every process of a cluster accepts, as in the guide: instances use all of them, the
-scheduler uses the model, its length and its names.
+`EngineOptions` are the flags that every process of a cluster accepts, as in the guide: instances use all of them, the
+scheduler only the model, its length and its names.
 """
 
 import argparse
@@ -39,9 +39,9 @@ def flag(
     many: bool = False,
     secret: bool = False,
 ) -> Any:
-    """Declare a dataclass field as a flag; its name is the field's with dashes, `env` the variable that sets it too.
+    """Declare a dataclass field as a flag named like it with dashes; `env` is a variable that also sets it.
 
-    A `secret` is a tuple that never shows in a repr: its flag may be given again and again, each value as it stands.
+    A `secret` is a tuple left out of the repr; its flag may be repeated, and its values are not split at commas.
     """
     metadata = {"help": help, "parse": parse, "choices": choices, "env": env, "many": many, "secret": secret}
     return dataclasses.field(default=default, metadata=metadata, repr=not secret)
@@ -54,11 +54,11 @@ QUANTIZATIONS = ("awq", "gptq", "smoothquant", "compressed-tensors", "fp8", "mxf
 class EngineOptions:
     """Flags every process of a cluster accepts."""
 
-    model: str = flag("", "folder of the model, or its name at the hub, as facebook/opt-125m")
-    revision: str | None = flag(None, "branch, tag or commit of a model of the hub (default: its main one)")
-    download_dir: str | None = flag(None, "folder for models of the hub (default: the hub library's own cache)")
+    model: str = flag("", "model folder, or its name on the hub, as facebook/opt-125m")
+    revision: str | None = flag(None, "branch, tag or commit of a hub model (default: its main branch)")
+    download_dir: str | None = flag(None, "folder for models from the hub (default: the hub library's own cache)")
     hub: str | None = flag(
-        None, "where models are named (default: huggingface, or modelscope where VLLM_USE_MODELSCOPE is True)",
+        None, "the hub to get models from (default: huggingface, or modelscope where VLLM_USE_MODELSCOPE is True)",
         choices=("huggingface", "modelscope"),
     )  # fmt: skip
     served_model_name: tuple[str, ...] = flag((), "names clients use (default: --model as typed)", many=True)
@@ -79,11 +79,11 @@ class EngineOptions:
         None, "most prompt tokens in one step (default: 512 on CPUs, 2048 on GPUs and NPUs)", parse=int
     )
     tensor_parallel_size: int | None = flag(None, "ranks of an instance (default: devices of its table)", parse=int)
-    share_devices: bool = flag(False, "two instances of the ranktable may have one GPU (never an NPU)")
-    rank_timeout: float = flag(10.0, "seconds a step may take: ranks that wait longer for each other end", parse=float)
+    share_devices: bool = flag(False, "let instances of the ranktable share a GPU (never an NPU)")
+    rank_timeout: float = flag(10.0, "seconds a step may take: ranks that wait longer for each other exit", parse=float)
     quantization: str | None = flag(
         None,
-        "how the checkpoint is quantised; anything else in it is an error (default: what it says)",
+        "quantisation required of the checkpoint, any other is an error (default: the checkpoint's)",
         choices=QUANTIZATIONS,
     )
     block_size: int | None = flag(None, "tokens in one KV block (default: 16, 128 on NPUs)", parse=int)
@@ -92,39 +92,39 @@ class EngineOptions:
     swap_bytes: int = flag(
         2**30, "most memory for KV of preempted sequences, as 512MiB (default: 1GiB)", parse=parse_bytes
     )
-    enable_prefix_caching: bool = flag(True, "compute and send no prefix a second time while its KV is there")
+    enable_prefix_caching: bool = flag(True, "reuse the KV of a common prefix while it is cached")
     attention_backend: str = flag(
         "auto",
-        "how attention is computed: by the device's own, or by the reference",
+        "attention kernels: the device's own, or the reference",
         choices=("auto", "reference", "cpu", "cuda", "npu"),
     )
-    enforce_eager: bool = flag(False, "launch each decode step op by op, where GPUs and NPUs replay graphs of it")
-    kv_transport: tuple[str, ...] = flag((), "transports allowed for the KV hop (default: shm and tcp)", many=True)
-    kv_links: int = flag(2, "most links to one peer at once, where the transport gains by several (tcp)", parse=int)
-    kv_digests: bool = flag(True, "check every KV frame by digest; off only when both ends of a link say so")
+    enforce_eager: bool = flag(False, "launch decode steps op by op instead of replaying graphs on GPUs and NPUs")
+    kv_transport: tuple[str, ...] = flag((), "transports allowed for KV (default: shm and tcp)", many=True)
+    kv_links: int = flag(2, "most links to one peer at once, for transports that benefit (tcp)", parse=int)
+    kv_digests: bool = flag(True, "check every KV frame by digest; off only if off on both ends of a link")
     kv_port_range: str | None = flag(None, "ports for KV listeners, as 20000-20100 (default: any free one)")
     engine: str = flag("torch", "torch, or fake: arithmetic instead of a model, for tests", choices=("torch", "fake"))
-    tls_cert: str | None = flag(None, "PEM of this process's certificate: gRPC by mutual TLS (default: none)")
+    tls_cert: str | None = flag(None, "PEM of this process's certificate for mutual TLS on gRPC (default: none)")
     tls_key: str | None = flag(None, "PEM of its key (default: none)")
     tls_ca: str | None = flag(None, "PEM of the authority that signed every process's certificate (default: none)")
     http_port: int | None = flag(None, "port for an instance's own /health and /metrics (default: none)", parse=int)
-    log_level: str = flag("INFO", "least level logged", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
-    log_format: str = flag("text", "how each line of the log looks", choices=("text", "json"))
+    log_level: str = flag("INFO", "lowest level logged", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    log_format: str = flag("text", "format of log lines", choices=("text", "json"))
 
     def served_names(self) -> tuple[str, ...]:
-        """Names a client may use: the served ones, then --model as typed."""
+        """Return the names a client may use: the served ones, then --model as typed."""
         return tuple(dict.fromkeys((*self.served_model_name, self.model)))
 
 
 def is_switch(field: "dataclasses.Field[Any]") -> bool:
-    """Whether a flag takes no value but has a `--no-` form; None is neither, so that others decide."""
+    """Return whether a flag takes no value but has a `--no-` form; with None as the default, it is left undecided."""
     return field.type in (bool, bool | None)
 
 
 def add_flags(
     parser: argparse.ArgumentParser, options: type[Any], title: str | None = None, without: Collection[str] = ()
 ) -> None:  # fmt: skip
-    """Add the flags of a dataclass to `parser` under `title`, else in groups; absent ones stay out of the namespace."""
+    """Add the flags of a dataclass to `parser` under `title`, else in groups; unset ones stay out of the namespace."""
     fields = [field for field in dataclasses.fields(options) if field.metadata and field.name not in without]
     if title is None:
         fields.sort(key=lambda field: place_of(field.name)[0])
@@ -143,7 +143,7 @@ def _keywords(field: "dataclasses.Field[Any]") -> dict[str, Any]:
     if is_switch(field):
         return kwargs | {"action": argparse.BooleanOptionalAction}
     return kwargs | {
-        "type": _told(meta["parse"] or str),
+        "type": _as_argument_type(meta["parse"] or str),
         "choices": meta["choices"],
         "nargs": "+" if meta["many"] else None,
         "action": "append" if meta["secret"] else "store",
@@ -151,8 +151,8 @@ def _keywords(field: "dataclasses.Field[Any]") -> dict[str, Any]:
     }
 
 
-def _told(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Let argparse put the flag's name before what a ConfigError says of its value."""
+def _as_argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Turn ConfigError into ArgumentTypeError, so that argparse puts the flag's name before the message."""
 
     @functools.wraps(parse)
     def parse_named(text: str) -> Any:
@@ -182,7 +182,7 @@ def _split(values: Sequence[str]) -> tuple[str, ...]:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose mistakes are ConfigErrors (exit status 2), with the nearest flag for an unknown one.
+    """An argparse parser that raises ConfigError (exit status 2), suggesting the nearest flag for an unknown one.
 
     Abbreviations are off: they would change meaning with every new flag.
     """

@@ -1,4 +1,4 @@
-"""Several commands, or several events, in one message: a message costs more than most of what it says."""
+"""Pack several commands or events into one message: the overhead of a message exceeds most payloads."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -6,13 +6,13 @@ from typing import TypeVar
 from wire import cluster_pb2 as pb
 
 PACK_BYTES = 256 * 2**10
-"""Nothing more is added to a message of so many bytes: what comes first is not kept waiting for what is large."""
+"""Nothing is added to a message that reaches this size, so that large entries do not delay earlier ones."""
 
 _Message = TypeVar("_Message", pb.CommandMessage, pb.EventMessage)
 
 
 def pack(messages: Sequence[_Message]) -> list[_Message]:
-    """Return the same in as few messages as may be, in order: the later ones stand in `more` of the first."""
+    """Return the messages packed into as few as possible, in order: later ones are in `more` of the first."""
     if len(messages) < 2:
         return list(messages)
     packed: list[_Message] = []

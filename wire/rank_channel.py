@@ -1,4 +1,4 @@
-"""A Unix socket between rank 0 and one other rank: messages of a kind, bytes, and file descriptors where needed.
+"""A Unix socket between rank 0 and one other rank: messages of a kind, a payload, and optional file descriptors.
 
 message | kind, length: 32-bit little-endian | payload |     descriptors travel with the first byte
 """
@@ -30,7 +30,7 @@ class ChannelClosed(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class Message(Generic[K]):
-    """One message; who receives it owns the descriptors."""
+    """One message; the receiver owns the descriptors."""
 
     kind: K
     payload: bytes
@@ -38,13 +38,13 @@ class Message(Generic[K]):
 
 
 class Channel(Generic[K]):
-    """Owns one end, whose messages are of `kinds`. One thread sends and one receives, each by its own deadline."""
+    """Owner of one end, for messages of `kinds`. One thread may send and one receive, each with its own deadline."""
 
     def __init__(self, end: socket.socket, kinds: type[K]) -> None:
         self._socket, self._kinds = end, kinds
 
     def send(self, kind: K, payload: bytes = b"", *, timeout_s: float, fds: tuple[int, ...] = ()) -> None:
-        """Send one message. Raises ChannelClosed, or TimeoutError if the other end does not take it in time."""
+        """Send one message. Raises ChannelClosed, or TimeoutError if the other end does not read it in time."""
         deadline = time.monotonic() + timeout_s
         data = memoryview(_HEADER.pack(kind, len(payload)) + payload)
         while data:
@@ -52,16 +52,16 @@ class Channel(Generic[K]):
             if sent:
                 data, fds = data[sent:], ()
             elif not self._is_ready(select.POLLOUT, deadline):
-                raise TimeoutError(f"a message was not taken within {timeout_s:g} s")
+                raise TimeoutError(f"a message was not accepted within {timeout_s:g} s")
 
     def has_more(self, timeout_s: float) -> bool:
-        """Whether a message, or the news that the other end is gone, comes within the time. Raises ChannelClosed."""
+        """Return whether a message or the end of the stream arrives within the time. Raises ChannelClosed."""
         return self._is_ready(select.POLLIN, time.monotonic() + timeout_s)
 
     def receive(self, timeout_s: float | None) -> Message[K]:
-        """Return the next message. Raises ChannelClosed, TimeoutError, or ValueError for what is no message.
+        """Return the next message. Raises ChannelClosed, TimeoutError, or ValueError for an invalid one.
 
-        None waits as long as the other end lives: its kernel closes the socket when its process ends.
+        None waits as long as the other process lives: its kernel closes the socket when it exits.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         fds: list[int] = []
@@ -72,7 +72,7 @@ class Channel(Generic[K]):
             return Message(self._kinds(number), self._receive_exactly(length, deadline, fds), tuple(fds))
         except _Late:
             _close_all(fds)
-            raise TimeoutError(f"nothing came within {timeout_s:g} s") from None
+            raise TimeoutError(f"no message within {timeout_s:g} s") from None
         except BaseException:
             _close_all(fds)
             raise
@@ -100,7 +100,7 @@ class Channel(Generic[K]):
         return bytes(data)
 
     def _send_some(self, data: memoryview, fds: tuple[int, ...]) -> int:
-        """Return how many bytes the socket took at once."""
+        """Return how many bytes the socket accepted without blocking."""
         passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
         try:
             return self._socket.sendmsg([data], passed, socket.MSG_DONTWAIT)
@@ -110,7 +110,7 @@ class Channel(Generic[K]):
             raise ChannelClosed(f"the other end is gone: {error}") from error
 
     def _receive_some(self, length: int, fds: list[int]) -> bytes | None:
-        """Return what lies there, None where nothing does; descriptors that come with it are put into `fds`."""
+        """Return the available bytes, None if there are none yet; append descriptors received with them to `fds`."""
         try:
             piece, passed, _, _ = self._socket.recvmsg(length, _FD_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -125,20 +125,20 @@ class Channel(Generic[K]):
         return piece
 
     def _is_ready(self, event: int, deadline: float | None) -> bool:
-        """Wait for an event of the socket, its end included; the socket itself has no timeout, which both would share.
+        """Wait for an event or the end of the socket; a timeout on the socket itself would apply to both threads.
 
         Raises ChannelClosed.
         """
         poll = select.poll()
         try:
             poll.register(self._socket, event)
-        except (OSError, ValueError) as error:  # closed by another thread: it has no number any more
+        except (OSError, ValueError) as error:  # closed by another thread: it has no descriptor any more
             raise ChannelClosed(f"our end is closed: {error}") from error
         return bool(poll.poll(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000))
 
 
 class _Late(Exception):
-    """The deadline is over."""
+    """The deadline has passed."""
 
 
 def _close_all(fds: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""What both sockets between rank 0 and another rank carry alike, as JSON: an error, and the fields of a dataclass."""
+"""JSON payloads on both sockets between rank 0 and another rank: errors, and the fields of dataclasses."""
 
 import dataclasses
 import json
@@ -10,23 +10,23 @@ _SHOWN_BYTES = 200
 
 
 def pack_error(error: BaseException | None) -> bytes:
-    """Return an error's name and words, nothing for none; what is none of our errors crosses as InternalError."""
+    """Return an error's name and message as JSON, b"" for None; a foreign error crosses as InternalError."""
     return b"" if error is None else json.dumps({"error": to_name(error), "text": str(error)}).encode()
 
 
 def unpack_error(payload: bytes, before: str = "") -> PdserveError | None:
-    """Return the error that `pack_error` was given, with `before` in front of its words."""
+    """Return the error packed by `pack_error`, with `before` prepended to its message; None for an empty payload."""
     if not payload:
         return None
     try:
         values = json.loads(payload)
         return from_name(str(values["error"]), f"{before}{values['text']}")
     except (ValueError, KeyError, TypeError):
-        return InternalError(f"{before or 'a rank '}failed and said {payload[:_SHOWN_BYTES]!r}")
+        return InternalError(f"{before or 'a rank '}failed and sent {payload[:_SHOWN_BYTES]!r}")
 
 
 def read_object(payload: bytes, cls: type[Any]) -> dict[str, Any]:
-    """Return the fields of a dataclass as they were dumped. Raises ValueError for any other fields than it has."""
+    """Return the fields of a dumped dataclass. Raises ValueError where they are not exactly the fields of `cls`."""
     values = json.loads(payload)
     wanted = {field.name for field in dataclasses.fields(cls)}
     if not isinstance(values, dict) or values.keys() != wanted:

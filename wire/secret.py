@@ -1,10 +1,10 @@
-"""The cluster secret: read from its file, named by a fingerprint, and proven over nonces without being shown.
+"""The cluster secret: read from its file, named by a fingerprint, and proven over nonces without sending it.
 
-    opener   -- its nonce -------------------------------------------> answerer
-             <- its nonce, HMAC(secret, answerer | purpose | nonces) --
-             -- HMAC(secret, opener | purpose | nonces) ------------->
+    client   -- its nonce -------------------------------------------> server
+             <- its nonce, HMAC(secret, server | purpose | nonces) ----
+             -- HMAC(secret, client | purpose | nonces) ------------->
 
-Both sides prove; the role in each proof keeps one from being sent back as the other. HMAC is RFC 2104 over SHA-256.
+Both sides prove it; the role in each proof prevents reflecting a proof back. HMAC is RFC 2104 over SHA-256.
 """
 
 import hmac
@@ -29,12 +29,12 @@ FINGERPRINT_CHARS = 8
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A cluster secret. It is never shown: `fingerprint`, 8 hex digits that do not lead back to it, names it."""
+    """A cluster secret. It is never printed; `fingerprint`, 8 hex digits of a one-way hash, identifies it."""
 
     value: bytes = field(repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse what could be guessed. Raises ConfigError."""
+        """Refuse a secret that could be guessed. Raises ConfigError."""
         if not MIN_SECRET_BYTES <= len(self.value) <= MAX_SECRET_BYTES:
             raise ConfigError(
                 f"a cluster secret of {len(self.value)} bytes: {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} are allowed"
@@ -42,12 +42,12 @@ class Secret:
 
     @property
     def fingerprint(self) -> str:
-        """Return what names this secret in messages."""
+        """Return the identifier of this secret for messages."""
         return hmac.digest(self.value, b"pdserve fingerprint", "sha256").hex()[:FINGERPRINT_CHARS]
 
 
 class Side(StrEnum):
-    """Who proves: the side that dials or the side that listens."""
+    """The side that proves: the client that dials or the server that listens."""
 
     OPENER = "opener"
     ANSWERER = "answerer"
@@ -55,7 +55,7 @@ class Side(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Prover:
-    """The proofs of one meeting: bound to its purpose, to both nonces and to `context`, what both sides said so far."""
+    """The proofs of one handshake, bound to its purpose, both nonces and `context`, the messages exchanged so far."""
 
     secret: Secret
     purpose: str
@@ -64,23 +64,23 @@ class Prover:
     context: bytes = b""
 
     def proof(self, side: Side) -> bytes:
-        """Return the 32 bytes with which `side` shows that it has the secret."""
+        """Return the 32 bytes with which `side` proves that it has the secret."""
         parts = (side.encode(), self.purpose.encode(), self.opener_nonce, self.answerer_nonce, self.context)
-        # Each part behind its length: no two meetings give the same message.
+        # Each part is preceded by its length, so no two handshakes sign the same message.
         message = b"".join(len(part).to_bytes(4, "big") + part for part in (b"pdserve proof 1", *parts))
         return hmac.digest(self.secret.value, message, "sha256")
 
     def holds(self, side: Side, proof: bytes) -> bool:
-        """Tell whether `proof` is that of `side`; takes the same time wherever it differs."""
+        """Return whether `proof` is that of `side`; a constant-time comparison."""
         nonces = (self.opener_nonce, self.answerer_nonce)
         fit = all(MIN_NONCE_BYTES <= len(nonce) <= MAX_NONCE_BYTES for nonce in nonces)
         return hmac.compare_digest(self.proof(side), proof) and fit
 
 
 def find_secret(environ: Mapping[str, str], table_path: str | None) -> Secret | None:
-    """Return the secret of PDSERVE_SECRET_FILE, else of `cluster_secret` beside the global table, None without one.
+    """Return the secret of PDSERVE_SECRET_FILE, else of `cluster_secret` beside the global table, else None.
 
-    Raises ConfigError when the file that was named is missing, or when one cannot be trusted.
+    Raises ConfigError when the named file is missing, or when a file cannot be trusted.
     """
     named = environ.get(SECRET_VARIABLE)
     if named:
@@ -92,9 +92,9 @@ def find_secret(environ: Mapping[str, str], table_path: str | None) -> Secret | 
 
 
 def read_secret(path: Path, what: str = "the cluster secret") -> Secret:
-    """Read a secret's file: ours or root's, for its owner alone. Raises ConfigError with the value and the limit."""
+    """Read a secret file: owned by this user or root, and private. Raises ConfigError with the value and the limit."""
     try:
-        # A pipe in the file's place must not hold us up; _check_file refuses it.
+        # Opening a pipe at this path must not block; _check_file refuses it.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             _check_file(os.fstat(file.fileno()), path, what)
             text = file.read(MAX_SECRET_BYTES + 2).strip()
@@ -107,22 +107,22 @@ def read_secret(path: Path, what: str = "the cluster secret") -> Secret:
 
 
 def differ(ours: Secret | None, our_host: str, theirs: str, their_host: str) -> str:
-    """Return the words for two sides whose secrets differ; `theirs` is a fingerprint, empty where there is none."""
+    """Describe how the secrets of two sides differ; `theirs` is a fingerprint, empty where there is none."""
     if ours is not None and theirs:
         return f"cluster secrets differ: {ours.fingerprint} here ({our_host}), {theirs} there ({their_host})"
     if ours is not None:
         return (
-            f"the cluster secret {ours.fingerprint} is here ({our_host}) and none is there ({their_host}): "
+            f"the cluster secret {ours.fingerprint} is set here ({our_host}) and none there ({their_host}): "
             f"copy {SECRET_NAME} beside the global table there, or name it by {SECRET_VARIABLE}"
         )
     return (
-        f"no cluster secret is here ({our_host}), {theirs or 'one'} is there ({their_host}): "
+        f"no cluster secret here ({our_host}), but {theirs or 'one'} there ({their_host}): "
         f"copy {SECRET_NAME} from there beside the global table here, or name it by {SECRET_VARIABLE}"
     )
 
 
 def readable(fingerprint: str) -> str:
-    """Return a fingerprint as a stranger wrote it, `unreadable` for what is none."""
+    """Return a peer's fingerprint if it is well-formed, else `unreadable`; empty stays empty."""
     if not fingerprint:
         return ""
     fit = len(fingerprint) == FINGERPRINT_CHARS and set(fingerprint) <= set("0123456789abcdef")
@@ -130,7 +130,7 @@ def readable(fingerprint: str) -> str:
 
 
 def _whose(path: Path, error: OSError) -> str:
-    """Name owner and user where a file is closed to us; `ranktable merge --owner UID` gives it to another."""
+    """Name owner and user of a file this process may not read; `ranktable merge --owner UID` sets another owner."""
     if not isinstance(error, PermissionError):
         return ""
     try:
@@ -145,7 +145,7 @@ def _whose(path: Path, error: OSError) -> str:
 def _check_file(status: os.stat_result, path: Path, what: str) -> None:
     mode, owners = stat.S_IMODE(status.st_mode), (os.geteuid(), 0)
     if not stat.S_ISREG(status.st_mode):
-        raise ConfigError(f"{what}: {path} is no regular file")
+        raise ConfigError(f"{what}: {path} is not a regular file")
     if mode & 0o077:
         raise ConfigError(f"{what}: {path} has mode {mode:04o}, others must not reach it: chmod 600 {path}")
     if status.st_uid not in owners:

@@ -1,4 +1,4 @@
-"""Say what an output must be from what callers have: choices, or a JSON schema as text, dict or pydantic class."""
+"""Build structured output options from a caller's choices or JSON schema (text, dict or pydantic class)."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -9,19 +9,19 @@ from wire.types import StructuredOutput
 
 LLGUIDANCE, XGRAMMAR = "llguidance", "xgrammar"
 OLD_BACKENDS = ("outlines", "lm-format-enforcer", "guidance")
-"""Names that others once served; llguidance does now."""
+"""Names of backends that vLLM once had; llguidance serves them now."""
 BACKENDS = ("auto", LLGUIDANCE, XGRAMMAR, *OLD_BACKENDS)
 
 
 def check_backend(name: str, param: str | None = None) -> None:
-    """Raise InvalidGrammar, naming those there are, for a backend that nobody knows."""
+    """Raise InvalidGrammar, listing the known backends, for an unknown one."""
     if name not in BACKENDS:
         raise InvalidGrammar(f"Unknown guided decoding backend: {name!r}; there are {', '.join(BACKENDS)}", param)
 
 
 @runtime_checkable
 class HasSchema(Protocol):
-    """A pydantic model, or anything that tells its JSON schema as one does."""
+    """A pydantic model, or any object that returns its JSON schema in the same way."""
 
     def model_json_schema(self) -> dict[str, Any]:
         """Return the JSON schema."""
@@ -34,9 +34,9 @@ def json_output(
     whitespace_pattern: str | None = None,
     backend: str = "auto",
 ) -> StructuredOutput:
-    """Return the wish for JSON of `schema`: text as it is, a dict, or a class with `model_json_schema`.
+    """Return the options for JSON of `schema`: JSON text, a dict, or a class with `model_json_schema`.
 
-    Raises InvalidGrammar for anything else. Whether the schema can be kept is found where it is compiled.
+    Raises InvalidGrammar for anything else. The schema itself is checked when it is compiled.
     """
     if isinstance(schema, str):
         text = schema
@@ -50,7 +50,7 @@ def json_output(
 
 
 def choice_output(texts: Iterable[str], *, backend: str = "auto") -> StructuredOutput:
-    """Return the wish for one of `texts`. Raises InvalidGrammar for what is no list of texts."""
+    """Return the options for one of `texts`. Raises InvalidGrammar for anything but a list of texts."""
     if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable):
         raise InvalidGrammar(f"choice is {_name(texts)}, must be a list of texts")
     return StructuredOutput("choice", _as_json("choice", list(texts)), backend=backend)

@@ -1,4 +1,4 @@
-"""Mutual TLS for gRPC by three PEM files: each side shows a certificate of one authority and asks for the other's."""
+"""Mutual TLS for gRPC from three PEM files: both sides present and require a certificate signed by the same CA."""
 
 import ssl
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ _MAX_PEM_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Paths of this process's certificate and key, and of the authority that signed everyone's."""
+    """Paths of this process's certificate and key, and of the CA certificate that signed all of them."""
 
     cert: str
     key: str
     ca: str
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Return what a server needs; clients without a certificate of `ca` are refused. Raises ConfigError."""
+        """Return the server's credentials; clients need a certificate signed by `ca`. Raises ConfigError."""
         cert, key, ca = self._read()
         return grpc.ssl_server_credentials([(key, cert)], root_certificates=ca, require_client_auth=True)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """Return what a channel needs; the server's certificate must name the host dialled. Raises ConfigError."""
+        """Return the client's credentials; the server's certificate must name the dialled host. Raises ConfigError."""
         cert, key, ca = self._read()
         return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
 
@@ -38,7 +38,7 @@ class TlsFiles:
 
 
 def tls_files(cert: str | None, key: str | None, ca: str | None) -> TlsFiles | None:
-    """Return the files of the three flags, None where none is given. Raises ConfigError when only some are."""
+    """Return the files named by the three flags, None if none is set. Raises ConfigError when only some are."""
     given = {"--tls-cert": cert, "--tls-key": key, "--tls-ca": ca}
     missing = [flag for flag, path in given.items() if not path]
     if not (cert and key and ca):
@@ -52,12 +52,12 @@ def tls_files(cert: str | None, key: str | None, ca: str | None) -> TlsFiles | N
 
 
 def _check_pair(files: TlsFiles) -> None:
-    """gRPC would only say that the port cannot be taken."""
+    """Check that key and certificate match: gRPC would only report that it cannot bind the port."""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(files.cert, files.key, password=lambda: b"")
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"--tls-key {files.key} is no plain key of the certificate --tls-cert {files.cert}: {error}"
+            f"--tls-key {files.key} is not an unencrypted key of the certificate --tls-cert {files.cert}: {error}"
         ) from error
 
 
@@ -68,5 +68,5 @@ def _read_pem(flag: str, path: str) -> bytes:
     except OSError as error:
         raise ConfigError(f"{flag} {path} cannot be read: {error.strerror}") from error
     if len(text) > _MAX_PEM_BYTES or b"-----BEGIN " not in text:
-        raise ConfigError(f"{flag} {path} is no PEM file of at most {_MAX_PEM_BYTES} bytes")
+        raise ConfigError(f"{flag} {path} is not a PEM file of at most {_MAX_PEM_BYTES} bytes")
     return text

@@ -1,4 +1,4 @@
-"""Whom a process takes for a peer: who proves the cluster secret, or, without one, who stands in the global table."""
+"""Which peers a process accepts: those that prove the cluster secret, or, without one, the global table's addresses."""
 
 import contextlib
 import ipaddress
@@ -18,24 +18,24 @@ _MAX_HOST_CHARS = 64
 
 
 class LiveAddresses(AbstractSet[str]):
-    """Owns the addresses of a table that changes; read by any thread, replaced whole."""
+    """Owner of the addresses of a table that changes; any thread may read them, they are replaced as a whole."""
 
     def __init__(self, addresses: Iterable[str]) -> None:
         self._addresses = frozenset(addresses)
         self._watchers: list[Callable[[], None]] = []
 
     def replace(self, addresses: Iterable[str]) -> None:
-        """Take these from now on; links that stand are not asked again."""
+        """Use these addresses from now on; existing links are not checked again."""
         self._addresses = frozenset(addresses)
         for changed in tuple(self._watchers):
             changed()
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Call this after every change, on the thread that makes it. It must not block."""
+        """Call `changed` after every change, on the thread that makes it. It must not block."""
         self._watchers.append(changed)
 
     def unwatch(self, changed: Callable[[], None]) -> None:
-        """Call it no more."""
+        """Stop calling `changed`."""
         with contextlib.suppress(ValueError):
             self._watchers.remove(changed)
 
@@ -51,10 +51,10 @@ class LiveAddresses(AbstractSet[str]):
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What one process knows of its peers; the default is loopback alone, for a process without a table.
+    """One process's rules for accepting peers; the default is loopback only, for a process without a table.
 
-    `addresses` are the IP addresses of the table's hosts, asked only where there is no secret; `loopback` says whether
-    this host is one of them. `host` names it in messages.
+    `addresses` are the IP addresses of the table's hosts, used only without a secret; `loopback` is whether this host
+    is one of them. `host` identifies this process in messages.
     """
 
     secret: Secret | None = None
@@ -64,14 +64,14 @@ class Trust:
     host: str = field(default_factory=socket.gethostname)
 
     def has_address(self, address: str) -> bool:
-        """Tell whether a socket's numeric address is one of the table's."""
+        """Return whether a socket's numeric address is one of the table's."""
         spelled = spell(address)
         if spelled is None:
             return False
         return spelled in self.addresses or (self.loopback and ipaddress.ip_address(spelled).is_loopback)
 
     def follow(self, hosts: Iterable[str]) -> None:
-        """Go by the hosts of another table from now on, where these came from one (`find_trust`)."""
+        """Use the hosts of another table from now on, if the addresses come from a table (`find_trust`)."""
         if isinstance(self.addresses, LiveAddresses):
             self.addresses.replace(_spelled(hosts))
 
@@ -81,7 +81,7 @@ class Trust:
             raise Incompatible(self.stranger(address))
 
     def stranger(self, address: str) -> str:
-        """Return the words for a peer whose address the table lacks."""
+        """Return the message for a peer whose address the table lacks."""
         listed = ", ".join(sorted(self.addresses)[:8] + (["loopback"] if self.loopback else [])) or "none"
         return (
             f"{printable(address)} is not in the global table of {self.host} ({listed}) and there is no cluster "
@@ -105,7 +105,7 @@ def find_trust(environ: Mapping[str, str], table_path: str, hosts: Iterable[str]
 
 
 def spell(address: str) -> str | None:
-    """Return one spelling of an IP address, scope and IPv4-in-IPv6 dropped; None for what is no address."""
+    """Return the canonical form of an IP address, scope and IPv4-in-IPv6 dropped; None for anything else."""
     try:
         parsed = ipaddress.ip_address(address.strip("[]").partition("%")[0])
     except ValueError:
@@ -115,7 +115,7 @@ def spell(address: str) -> str | None:
 
 
 def printable(text: str) -> str:
-    """Return what a stranger said of itself, cut to 64 harmless characters."""
+    """Return a peer's own host name, cut to 64 characters, with unsafe ones replaced."""
     return "".join(char if char.isalnum() or char in ".:-_[]" else "?" for char in text[:_MAX_HOST_CHARS]) or "?"
 
 

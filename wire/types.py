@@ -1,4 +1,4 @@
-"""Plain data that scheduler and instances exchange. No protobuf and no pydantic type leaves the file that reads it."""
+"""Plain data that scheduler and instances exchange. Protobuf and pydantic types stay in the file that reads them."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -10,7 +10,7 @@ STEP_TOKEN_EDGES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 163
 
 
 class Role(StrEnum):
-    """What an instance is used for now. Policy, not a binary."""
+    """What an instance is currently used for. Policy, not a binary."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -18,7 +18,7 @@ class Role(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """How a sequence ended. `stop`, `length` and `repetition` are good endings."""
+    """Why a sequence finished. `stop`, `length` and `repetition` are successful reasons."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -29,7 +29,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RepetitionDetection:
-    """A sequence finishes when its outputs end with one pattern `min_count` times, one behind the other.
+    """A sequence finishes when its outputs end with one pattern repeated `min_count` times without a gap.
 
     Patterns have from `min_pattern_size` to `max_pattern_size` tokens.
     """
@@ -41,11 +41,11 @@ class RepetitionDetection:
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """What the output's text must be. Text only, so that every instance can compile it anew.
+    """The constraint on the output's text. Text only, so that every instance can compile it.
 
     `kind` is json (value: a JSON schema), json_object (value: ""), regex, choice (value: a JSON list of texts),
-    grammar (value: EBNF or Lark) or structural_tag (value: its JSON). `backend` names who compiles it, `auto` the
-    first that can. `whitespace_pattern` is a regex of what may stand between JSON's parts, None the backend's own.
+    grammar (value: EBNF or Lark) or structural_tag (value: its JSON). `backend` names the compiler, `auto` the first
+    that can. `whitespace_pattern` is a regex for whitespace between JSON tokens, None the backend's own.
     """
 
     kind: str
@@ -69,16 +69,16 @@ class BeamSearch:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the engine chooses tokens. Stop strings are not here: the scheduler sees the text.
+    """How the engine chooses tokens. Stop strings are not included: the scheduler checks the text.
 
     temperature 0 is greedy. top_k -1 is off. `seed` is always set (the scheduler draws one). `stop_token_ids` already
     contains the model's end-of-sequence ids unless the request ignores them; `min_tokens` bans all of them until
     reached. `max_tokens` counts output tokens and is always set.
 
-    `best_of` sequences are generated of which the client gets the `n` likeliest (None: n). `allowed_token_ids` and
-    `bad_words` (each the ids of one word) are off when empty. `logprobs` and `prompt_logprobs` are how many of the best
-    tokens are returned at each position beside the one that is there; 0 returns that one alone, None nothing. With
-    `logprob_token_ids` an output position has those in place of the best; `repetition_detection` None detects nothing.
+    `best_of` sequences are generated; the client gets the `n` with the highest log probability (None: n).
+    `allowed_token_ids` and `bad_words` (each the ids of one word) are off when empty. `logprobs` and `prompt_logprobs`
+    are how many of the best tokens to return at each position beside the actual one; 0 is that one only, None nothing.
+    `logprob_token_ids` replace the best at output positions; `repetition_detection` None detects nothing.
     """
 
     max_tokens: int
@@ -106,17 +106,17 @@ class SamplingParams:
 
     @property
     def wanted_logprobs(self) -> "int | tuple[int, ...]":
-        """How many of the best tokens, or which ones, have log probabilities at each output position."""
+        """Number or ids of the tokens whose log probabilities are returned at each output position."""
         return self.logprob_token_ids or self.logprobs or 0
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that the engine tells of: with beams the `n` hypotheses, else all that are generated."""
+        """Sequences that the engine reports: with beam search the `n` hypotheses, else all that are generated."""
         return self.n if self.beam_search is not None else max(self.n, self.best_of or 0)
 
     @property
     def width(self) -> int:
-        """Sequences that run at once, each with a seat in the step and blocks of its own."""
+        """Sequences that run at once, each with its own batch slot and blocks."""
         return self.num_beams if self.beam_search is not None else self.num_sequences
 
     @property
@@ -127,11 +127,11 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """What is wanted of a prompt in place of text: one vector, or with a cross-encoder one score.
+    """Options of a pooling request, which generates no text: one vector, or one score from a cross-encoder.
 
-    `kind` is embed or score. `how` the hidden states become one: last, mean or cls (the first token's); empty: as the
-    model says. `dimensions` are the first so many of the vector, None all; `normalize` gives it length 1, None as the
-    model says. Tokens from `second_text` on are the second text of a pair, None where there is one text.
+    `kind` is embed or score. `how` the hidden states are pooled: last, mean or cls (the first token's); empty: the
+    model's default. `dimensions` truncates the vector, None keeps all; `normalize` scales it to length 1, None is the
+    model's default. Tokens from `second_text` on are the second text of a pair, None for a single text.
     """
 
     kind: str = "embed"
@@ -141,12 +141,12 @@ class Pooling:
     second_text: int | None = None
 
 
-@dataclass(slots=True)  # not frozen, as every token has one: to make it would take five times as long
+@dataclass(slots=True)  # not frozen: every token has one, and a frozen one takes five times as long to create
 class TokenLogprobs:
     """Log probabilities (natural, of the raw logits in float32) at one position.
 
-    `logprob` and `rank` (1 is the likeliest) are those of the token that is there; `top_ids` are the likeliest tokens,
-    best first, `top_logprobs` theirs.
+    `logprob` and `rank` (1 is the most likely) are those of the actual token; `top_ids` are the most likely tokens,
+    best first, `top_logprobs` their values.
     """
 
     logprob: float
@@ -159,7 +159,7 @@ class TokenLogprobs:
 class Beam:
     """A hypothesis of a beam search: its output ids and the sum of their log probabilities.
 
-    A `done` one has ended, by the stop token `stop_token_id`, which is the last of its ids, or by its length.
+    A `done` one has finished, by the stop token `stop_token_id`, the last of its ids, or by its length.
     """
 
     token_ids: tuple[int, ...]
@@ -170,12 +170,12 @@ class Beam:
 
 @dataclass(frozen=True, slots=True)
 class PromptState:
-    """A prompt and its sequences so far: all that is needed to admit it anywhere.
+    """A prompt and its sequences so far: all that an instance needs to admit it.
 
-    `outputs[i]` are the output token ids of sequence i; empty tuple = nothing sampled yet. A beam search has `beams` in
-    their place, those that live and those that are done, empty before its first step. With `pooling` nothing is
-    generated: the answer is what it asks for. This is what commit,
-    retry and resume carry; all else is rebuilt from it. Prompts of unlike `cache_salt` never share cached KV.
+    `outputs[i]` are the output token ids of sequence i; empty tuple = nothing sampled yet. A beam search uses `beams`
+    instead, live and done ones, empty before its first step. With `pooling` nothing is generated: the result is the
+    vector or score. Commit, retry and resume carry this state; all else is rebuilt
+    from it. Prompts with different `cache_salt` never share cached KV.
     """
 
     prompt_id: str
@@ -194,8 +194,8 @@ class KvEndpoint:
     """Where an instance listens for KV over one transport.
 
     shm, cuda_ipc: `address` is an abstract Unix socket name (without the leading NUL) and `host_id` the boot id of the
-    host and its network namespace; all others: `address` is "host:port" of the listener where the link begins. `rank`
-    is the rank of the instance that listens there.
+    host and its network namespace; all others: `address` is the listener's "host:port". `rank` is the rank of the
+    instance that listens there.
     """
 
     transport: str
@@ -209,7 +209,7 @@ class Ticket:
     """The right to hand one prompt's KV into reserved blocks of one instance.
 
     `ticket_id` is 32 hex digits, random. `epoch` is the receiver's process epoch. Tokens [first_token, num_tokens)
-    are wanted; what lies before, the receiver already holds.
+    must be sent; the receiver already has those before.
     """
 
     ticket_id: str
@@ -239,7 +239,7 @@ class TokenOutput:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Log probabilities of a prompt's tokens [start, start + len(tokens)); None for token 0, which nothing precedes."""
+    """Log probabilities of a prompt's tokens [start, start + len(tokens)); None for token 0, which has no context."""
 
     prompt_id: str
     start: int
@@ -248,11 +248,11 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Durations of one prompt's stages in seconds, each measured where it happens, None where it did not.
+    """Durations of one prompt's stages in seconds, each measured where it runs, None where it did not run.
 
-    `kv_bytes_early` of the `kv_bytes` had left P before the prompt was computed: what the overlap hid. The KV of
-    `cached_tokens` of the prompt was there already and was not computed. Between two of its tokens a full pool put it
-    aside `num_swaps` times with copies of its KV, and `num_rebuilds` times to compute that again.
+    P had sent `kv_bytes_early` of the `kv_bytes` before it had computed the prompt: the part hidden by the overlap.
+    The KV of `cached_tokens` of the prompt was cached and not computed. A full pool preempted the prompt `num_swaps`
+    times with copies of its KV, and `num_rebuilds` times with KV to recompute.
     """
 
     queue_s: float | None = None
@@ -270,7 +270,7 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """What two processes compare before they work together. Digests are hex sha256 prefixes of 16 digits."""
+    """What two processes compare before they connect. Digests are the first 16 hex digits of a sha256."""
 
     name: str
     weights_digest: str
@@ -279,10 +279,10 @@ class ModelIdentity:
 
 @dataclass(frozen=True, slots=True)
 class InstanceDescription:
-    """What an instance is; fixed for the life of its process (`epoch` is random per process).
+    """The properties of an instance, fixed for the life of its process (`epoch` is random per process).
 
-    `kv_digests`: whether it wants every KV frame checked; a link goes without only where both ends do not.
-    `kv_transports` are all there are, best first, as `shm`; one it does not offer with the reason, as `shm: not named`.
+    `kv_digests`: whether it requires a digest of every KV frame; a link omits them only if neither end requires them.
+    `kv_transports` are all known, best first, as `shm`; one it does not offer with the reason, as `shm: not named`.
     """
 
     instance_id: str
@@ -312,17 +312,17 @@ class InstanceDescription:
 
 @dataclass(slots=True)  # not frozen, as TokenLogprobs
 class LoadSnapshot:
-    """What an instance says about itself, with every step and heartbeat.
+    """The load that an instance reports with every step and heartbeat.
 
-    Blocks in use are held by a sequence or a ticket; `blocks_probe` of them by probes. `uncomputed_tokens` are prompt
-    tokens accepted and not yet computed. `progress_age_s` is how long ago the engine loop last turned or finished a
-    layer, in seconds in which the process could run; `slowest_turn_s` is the longest that it lately took for that, or
-    that one of the prompt tokens in hand may take. `starved_s` is how long the machine kept the process from running
-    since it began.
-    `prefix_tokens_sought` were looked for among blocks computed before, `prefix_tokens_found` were there.
+    Sequences and tickets use blocks; `blocks_probe` of them are used by probes. `uncomputed_tokens` are prompt tokens
+    accepted but not yet computed. `progress_age_s` is the time since the engine loop last finished a turn or a layer,
+    counting only seconds in which the process could run; `slowest_turn_s` is the longest recent such time, or the
+    estimate for the prompt tokens being computed. `starved_s` is how long the machine has kept the process from running
+    since it started.
+    `prefix_tokens_sought` were looked up among the computed blocks, of which `prefix_tokens_found` were cached.
     `blocks_swapped` of preempted sequences have copies outside the pool. Of all `steps`, which computed
-    `tokens_computed`, so many as `step_tokens` says had at most STEP_TOKEN_EDGES tokens each and more than the edge
-    before; the last had more than all.
+    `tokens_computed`, `step_tokens` counts those with at most STEP_TOKEN_EDGES tokens each and more than the bound
+    before; its last entry counts those above all bounds.
     """
 
     blocks_total: int
@@ -356,11 +356,11 @@ class LoadSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class LinkStatus:
-    """The sender's view of the links to one peer.
+    """The sender's status of the links to one peer.
 
-    `transport` is the one in use. `passed_over` says in words, one text a transport, why no better one is. Round trip
-    and bandwidth are of the last measurement, 0 where none was made. `failures` counts lost links, `fallbacks` the
-    times that a worse transport had to do.
+    `transport` is the one in use. `passed_over` has one text per better transport, why it is not used. Round trip and
+    bandwidth are from the last measurement, 0 if there was none. `failures` counts lost links, `fallbacks` how often a
+    worse transport had to be used.
     """
 
     peer_id: str

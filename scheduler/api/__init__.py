@@ -1,1 +1,1 @@
-"""The HTTP surface, one file a protocol."""
+"""The HTTP API: one module per endpoint or per step of handling a request."""

@@ -1,6 +1,6 @@
-"""Refuse what would be held in memory beyond --max-answer-bytes, as far as it is known before anything is computed.
+"""Refuse requests whose answer would exceed --max-answer-bytes in memory, as far as that is known in advance.
 
-How long an output becomes is not known then: scheduler/api/gathered.py watches it as it comes.
+The length of an output is not known in advance: scheduler/api/gathered.py checks it while the output arrives.
 """
 
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ from scheduler.config import SchedulerOptions
 from wire.errors import InvalidRequest
 from wire.types import SamplingParams
 
-_LOGPROB_BYTES = 64  # one token's name and log probability as JSON; an entry of a chat is larger, one of a list smaller
+_LOGPROB_BYTES = 64  # one token and its log probability as JSON; chat entries are larger, completion entries smaller
 _TOKEN_ID_BYTES = 7
-_HELD_BYTES = 300  # a token that waits for the likeliest sequence to be known
+_HELD_BYTES = 300  # a token held until the best_of selection
 
 
 def check_answer(
     body: GenerationBody, params: SamplingParams, prompts: Sequence[Sequence[int]], asked: AnswerOptions,
     options: SchedulerOptions, *, tellings: int,
 ) -> None:  # fmt: skip
-    """Raise InvalidRequest where `prompts`, each told `tellings` times, or one prompt's sequences are too much."""
+    """Raise InvalidRequest if `prompts`, each echoed `tellings` times, or one prompt's sequences are too much."""
     num_tokens = tellings * sum(map(len, prompts))
     if params.prompt_logprobs is not None:
         name = "prompt_logprobs" if body.prompt_logprobs is not None else "logprobs"
@@ -36,6 +36,6 @@ def _check(name: str, num_bytes: int, options: SchedulerOptions) -> None:
     if num_bytes > options.max_answer_bytes:
         raise InvalidRequest(
             f"{name} would need about {num_bytes} bytes, at most {options.max_answer_bytes} are allowed "
-            "(--max-answer-bytes): ask for fewer tokens, prompts, choices or log probabilities",
+            "(--max-answer-bytes): request fewer tokens, prompts, choices or log probabilities",
             name,
         )

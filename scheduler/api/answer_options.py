@@ -1,4 +1,4 @@
-"""What a client wants told beside the text."""
+"""What a client wants in the answer in addition to the text."""
 
 import sys
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from scheduler.config import SchedulerOptions
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """`logprobs` and `prompt_logprobs`: how many likeliest tokens at each position, None for nothing.
+    """`logprobs` and `prompt_logprobs`: how many of the most likely tokens per position, None for no log probabilities.
 
-    `usage` is sent at a stream's end, with the names of the `instances` that served it where requested;
-    `continuous_usage` with every chunk too.
+    `usage` is sent at a stream's end, with the names of the `instances` that served it if requested; with
+    `continuous_usage` in every chunk too.
     """
 
     n: int = 1
@@ -29,7 +29,7 @@ class AnswerOptions:
 
 
 def read_answer_options(body: GenerationBody, options: SchedulerOptions) -> AnswerOptions:
-    """Return what `body` asks to be told."""
+    """Return the answer options of `body`."""
     asked = body.stream_options
     usage = options.enable_force_include_usage or bool(asked and asked.include_usage)
     return AnswerOptions(

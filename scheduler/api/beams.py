@@ -1,4 +1,4 @@
-"""Beam search: when a request may ask for it, and what it then means."""
+"""Beam search: when a request may use it, and its parameters."""
 
 from scheduler.api.generation_body import GenerationBody
 from scheduler.model.generation_defaults import GenerationDefaults
@@ -7,7 +7,7 @@ from wire.types import BeamSearch
 
 
 def read_beam_search(body: GenerationBody, defaults: GenerationDefaults) -> BeamSearch | None:
-    """Return the search asked for, None for sampling. Raises InvalidRequest naming what does not go with it."""
+    """Return the requested beam search, None for sampling. Raises InvalidRequest naming a conflicting field."""
     if not (body.early_stopping is None or isinstance(body.early_stopping, bool) or body.early_stopping == "never"):
         raise InvalidRequest(
             f'early_stopping is {repr(body.early_stopping)[:40]}, must be true, false or "never"', "early_stopping"
@@ -38,6 +38,6 @@ def _refuse_beam_fields(body: GenerationBody) -> None:
 
 
 def _refuse_neighbours(body: GenerationBody) -> None:
-    """What chooses or tells tokens one by one has no meaning for a hypothesis."""
+    """Refuse logprobs: log probabilities of single tokens have no meaning for a hypothesis."""
     if body.num_logprobs is not None:
-        raise InvalidRequest("logprobs cannot be told with use_beam_search", "logprobs")
+        raise InvalidRequest("logprobs are not available with use_beam_search", "logprobs")

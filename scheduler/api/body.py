@@ -1,4 +1,4 @@
-"""Read a request's JSON body: bounded in bytes, depth, time and what it is made of."""
+"""Read a request's JSON body, with limits on bytes, depth, time and number of elements."""
 
 import asyncio
 from typing import Any
@@ -15,17 +15,17 @@ from wire.errors import InvalidRequest
 
 _FORM = "application/x-www-form-urlencoded"
 _MAX_DEPTH = 64
-_LARGE_BYTES = 256 * 2**10  # above it parsing would hold up the event loop
+_LARGE_BYTES = 256 * 2**10  # parsing more would block the event loop
 _MAX_PARTS = 2**18
-_BYTES_A_VALUE = 16  # of --max-body-bytes: fewer make millions of numbers, which take seconds
+_BYTES_A_VALUE = 16  # of --max-body-bytes: with fewer, millions of numbers would take seconds to parse
 _STRIDE = 2**20
-_NO_INTEGER = 2.0**63  # from here on orjson reads whole numbers as floats
+_NO_INTEGER = 2.0**63  # from here on orjson parses integers as floats
 
 
 async def read_json(request: Request, options: SchedulerOptions, *, takes_form: bool = False) -> dict[str, Any]:
     """Return the body's object. Raises InvalidRequest, HttpError (408, 413, 415) or ClientGone.
 
-    With `takes_form` JSON may be labelled as a form, as by `curl -d`, but not by a page, as no preflight precedes that.
+    With `takes_form`, JSON may be labelled as a form, as by `curl -d`, but not by a page: that sends no preflight.
     """
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if not (takes_form and kind == _FORM and "origin" not in request.headers):
@@ -33,7 +33,7 @@ async def read_json(request: Request, options: SchedulerOptions, *, takes_form: 
     exchange: HttpExchange | None = request.scope["state"].get("exchange")
     if exchange is not None:
         _check_size(exchange.body_bytes or 0, options.max_body_bytes)
-    content = None if exchange is None else exchange.whole_body()  # as a rule it came with the head
+    content = None if exchange is None else exchange.whole_body()  # usually it arrived with the headers
     if content is None:
         content = await _read_in_time(request, options)
     _check_size(len(content), options.max_body_bytes)
@@ -44,7 +44,7 @@ async def read_json(request: Request, options: SchedulerOptions, *, takes_form: 
 
 
 def _check_parts(content: bytes, max_values: int) -> None:
-    """Refuse what takes seconds to make objects of, in whatever thread: nothing else runs while orjson parses."""
+    """Refuse a body that takes seconds to parse, in any thread: orjson holds the GIL while it parses."""
     for marks, limit, what in (
         ((b"[", b"{", b":"), _MAX_PARTS, "objects, arrays and members of objects"),
         ((b",",), max_values, "values"),
@@ -56,7 +56,7 @@ def _check_parts(content: bytes, max_values: int) -> None:
 def _has_more_outside_texts(content: bytes, marks: tuple[bytes, ...], limit: int) -> bool:
     plain = content.replace(rb"\\", b"").replace(rb"\"", b"")
     number = inside = 0
-    for at in range(0, len(plain), _STRIDE):  # not at once: others have their turn in between
+    for at in range(0, len(plain), _STRIDE):  # in slices, so that other threads can run in between
         pieces = plain[at : at + _STRIDE].split(b'"')
         number += _count(b"".join(pieces[inside::2]), marks)
         if number > limit:
@@ -79,7 +79,7 @@ def _parse(content: bytes) -> dict[str, Any]:
     _check_depth(body)
     huge = [name for name, value in body.items() if isinstance(value, float) and abs(value) >= _NO_INTEGER]
     if huge:
-        exact = from_json(content)  # whole numbers of any size, so that a refusal shows what was typed
+        exact = from_json(content)  # integers of any size, so that an error shows the number as sent
         body |= {name: exact[name] for name in huge}
     return body
 
@@ -96,7 +96,7 @@ async def _read_in_time(request: Request, options: SchedulerOptions) -> bytes:
     except TimeoutError:
         raise HttpError(408, f"the body took longer than {options.client_timeout:g} s to arrive") from None
     except ClientDisconnect:
-        raise ClientGone("the client went away") from None
+        raise ClientGone("the client disconnected") from None
 
 
 async def _read(request: Request, limit: int) -> bytes:

@@ -11,7 +11,7 @@ from scheduler.api.answer_options import AnswerOptions
 from scheduler.api.conversation import ConversationBody
 from scheduler.api.generation import Generation
 from scheduler.api.generation_body import ChatBody
-from scheduler.api.logprobs import TokenTeller, scored_output, scored_prompt
+from scheduler.api.logprobs import TokenFormatter, scored_output, scored_prompt
 from scheduler.api.messages import read_messages, text_of
 from scheduler.api.prepared import prepare_generation
 from scheduler.api.read_body import read_body
@@ -27,19 +27,19 @@ _ASSISTANT = "assistant"
 
 
 async def create_chat_completion(front: AppContext, request: Request) -> Generation:
-    """Return the answer to one request, not yet run. Raises a PdserveError or HttpError for a bad one."""
+    """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
     return await prepare_chat(front, await read_body(front, request, ChatBody), request)
 
 
 async def prepare_chat(front: AppContext, body: ChatBody, request: Request) -> Generation:
-    """Render, tokenise and check a body against the model."""
+    """Render, tokenise and check a body."""
     model = front.model_named(body.model)
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
     messages, options = read_messages(body.messages), chat_options(body)
     prompt = await front.tokens.encode_chat(messages, options)
     if not prompt:
-        raise InvalidRequest("the chat template made an empty prompt of the messages", "messages")
+        raise InvalidRequest("the chat template rendered the messages as an empty prompt", "messages")
     prepared = await prepare_generation(
         front, body, request, [prompt],
         default_max_tokens=front.most_output(len(prompt), body.best_of or body.n or 1),
@@ -47,17 +47,17 @@ async def prepare_chat(front: AppContext, body: ChatBody, request: Request) -> G
     )  # fmt: skip
     role = front.config.options.response_role if options.add_generation_prompt else messages[-1]["role"]
     request_id = new_id("chatcmpl")
-    shape = ChatShape(shown_id(request_id, request, body.request_id), model, role, prepared.teller, prepared.asked)
+    shape = ChatShape(shown_id(request_id, request, body.request_id), model, role, prepared.formatter, prepared.asked)
     return prepared.generation(request_id, shape, echo=_echo(body, messages, role))
 
 
 def chat_options(body: ChatBody | ConversationBody) -> ChatOptions:
-    """Return how the conversation becomes a prompt. Raises InvalidRequest for two ways that exclude each other."""
+    """Return how to render the conversation. Raises InvalidRequest for two options that exclude each other."""
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         raise InvalidRequest(
-            "continue_final_message and add_generation_prompt cannot both be true: the one goes on with the last "
-            "message, the other begins a new one",
+            "continue_final_message and add_generation_prompt cannot both be true: one continues the last message, "
+            "the other begins a new one",
             "continue_final_message",
         )
     kwargs = dict(body.chat_template_kwargs or {})
@@ -74,26 +74,26 @@ def chat_options(body: ChatBody | ConversationBody) -> ChatOptions:
 
 
 def _echo(body: ChatBody, messages: Sequence[Mapping[str, Any]], role: str) -> tuple[str, ...]:
-    """With `echo`, the last message stands before the answer if it is of the same speaker."""
+    """Return the text of the last message if `echo` is set and it has the role of the answer."""
     last = messages[-1]
     return (text_of(last["content"]),) if body.echo and last["role"] == role else ()
 
 
 class ChatShape:
-    """chat.completion objects, and chat.completion.chunk ones while streaming."""
+    """Builds chat.completion objects, and chat.completion.chunk ones while streaming."""
 
-    def __init__(self, answer_id: str, model: str, role: str, teller: TokenTeller, asked: AnswerOptions) -> None:
+    def __init__(self, answer_id: str, model: str, role: str, formatter: TokenFormatter, asked: AnswerOptions) -> None:
         self._head = {
             "id": answer_id, "object": "chat.completion.chunk", "created": int(time.time()), "model": model,
         }  # fmt: skip
         self._role = role
-        self._teller = teller
+        self._formatter = formatter
         self._asked = asked
         self._is_plain = asked.logprobs is None and not asked.token_ids
         self._before: dict[int, bytes] = {}
 
     def opening(self, index: int, prompt: PromptReport, usage: Usage | None) -> bytes:
-        """Return the event that names the speaker."""
+        """Return the event with the role."""
         choice = {
             "index": index, "delta": {"role": self._role, "content": ""}, "logprobs": None, "finish_reason": None,
         }  # fmt: skip
@@ -103,7 +103,7 @@ class ChatShape:
         return event(chunk if usage is None else chunk | {"usage": usage})
 
     def event(self, piece: TextPiece, prompt: PromptReport, usage: Usage | None) -> bytes:
-        """Return the event of a chunk of text; of the usual kind by joining bytes."""
+        """Return the event of a text chunk; in the common case by concatenating bytes."""
         if self._is_plain and usage is None and piece.finish_reason is None:
             return self._prefix(piece.index) + orjson.dumps(piece.text) + _AFTER_CONTENT
         choice: dict[str, Any] = {
@@ -120,22 +120,22 @@ class ChatShape:
         return event(chunk if usage is None else chunk | {"usage": usage})
 
     def logprobs(self, piece: TextPiece, prompt: PromptReport) -> dict[str, list[Any]] | None:
-        """Return the log probabilities of a piece's tokens, if the client asked for any."""
-        return None if self._asked.logprobs is None else self._teller.chat(scored_output(piece.tokens))
+        """Return the log probabilities of a piece's tokens, None if not requested."""
+        return None if self._asked.logprobs is None else self._formatter.chat(scored_output(piece.tokens))
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
         """Return the last chunk."""
         return self._head | {"choices": [], "usage": usage}
 
     def whole(self, choices: list[Ended], prompts: Sequence[PromptReport], usage: Usage) -> dict[str, Any]:
-        """Return the whole answer."""
+        """Return the complete answer."""
         answer = self._head | ANSWER_NULLS | _NULLS | {
             "object": "chat.completion", "choices": [self._choice(one) for one in choices], "usage": usage,
         }  # fmt: skip
         prompt = prompts[0]
         if self._asked.prompt_logprobs is not None:
-            teller = TokenTeller(self._teller.texts, self._asked.prompt_logprobs)
-            answer["prompt_logprobs"] = teller.prompt(scored_prompt(prompt.token_ids, prompt.logprobs))
+            formatter = TokenFormatter(self._formatter.texts, self._asked.prompt_logprobs)
+            answer["prompt_logprobs"] = formatter.prompt(scored_prompt(prompt.token_ids, prompt.logprobs))
         if self._asked.token_ids:
             answer["prompt_token_ids"] = list(prompt.token_ids)
         return answer

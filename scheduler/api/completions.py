@@ -10,7 +10,7 @@ from starlette.requests import Request
 from scheduler.api.answer_options import AnswerOptions
 from scheduler.api.generation import Generation
 from scheduler.api.generation_body import CompletionBody
-from scheduler.api.logprobs import Scored, TokenTeller, scored_output, scored_prompt
+from scheduler.api.logprobs import Scored, TokenFormatter, scored_output, scored_prompt
 from scheduler.api.prepared import prepare_generation
 from scheduler.api.prompts import encode_prompt, read_prompts
 from scheduler.api.read_body import read_body
@@ -27,15 +27,15 @@ DEFAULT_MAX_TOKENS = 16
 
 
 async def create_completion(front: AppContext, request: Request) -> Generation:
-    """Return the answer to one request, not yet run. Raises a PdserveError or HttpError for a bad one."""
+    """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
     return await prepare_completion(front, await read_body(front, request, CompletionBody), request)
 
 
 async def prepare_completion(front: AppContext, body: CompletionBody, request: Request) -> Generation:
-    """Tokenise and check a body against the model."""
+    """Tokenise and check a body."""
     model = front.model_named(body.model)
     if body.suffix:
-        raise InvalidRequest("suffix is not currently supported: no model here fills in the middle", "suffix")
+        raise InvalidRequest("suffix is not currently supported: fill-in-the-middle is not implemented", "suffix")
     options, tokens = front.config.options, front.tokens
     bounded = body.truncate_prompt_tokens is None
     longest = tokens.max_model_len if bounded else None
@@ -53,22 +53,22 @@ async def prepare_completion(front: AppContext, body: CompletionBody, request: R
             for one, ids in zip(given, prepared.prompts, strict=True)
         )
     shares_seed = body.seed is not None or len(prompts) == 1
-    seeds = () if shares_seed else tuple(draw_seed() for _ in prompts)  # else equal prompts answer alike
+    seeds = () if shares_seed else tuple(draw_seed() for _ in prompts)  # else equal prompts get equal answers
     request_id = new_id("cmpl")
     answer_id = shown_id(request_id, request, body.request_id)
-    shape = CompletionShape(answer_id, model, prepared.teller, prepared.asked, echo)
+    shape = CompletionShape(answer_id, model, prepared.formatter, prepared.asked, echo)
     return prepared.generation(request_id, shape, echo=echo, seeds=seeds)
 
 
 class CompletionShape:
-    """text_completion objects, whole and in chunks of the same kind."""
+    """Builds text_completion objects, complete ones and chunks."""
 
     def __init__(
-        self, answer_id: str, model: str, teller: TokenTeller, asked: AnswerOptions, echo: Sequence[str] = ()
+        self, answer_id: str, model: str, formatter: TokenFormatter, asked: AnswerOptions, echo: Sequence[str] = ()
     ) -> None:
-        """`echo`: the text that stands before each prompt's choices, nothing where it is not requested."""
+        """`echo`: the text before each prompt's choices, empty if not requested."""
         self._head = {"id": answer_id, "object": "text_completion", "created": int(time.time()), "model": model}
-        self._teller = teller
+        self._formatter, self._texts = formatter, formatter.texts
         self._asked = asked
         self._echo = echo
         self._is_plain = asked.logprobs is None and not asked.token_ids
@@ -77,44 +77,44 @@ class CompletionShape:
         self._before: dict[int, bytes] = {}
 
     def opening(self, index: int, prompt: PromptReport, usage: Usage | None) -> bytes:
-        """Return nothing: a completion's stream begins with its first text."""
+        """Return b"": a completion's stream has no opening event."""
         return b""
 
     def event(self, piece: TextPiece, prompt: PromptReport, usage: Usage | None) -> bytes:
-        """Return the event of a chunk of text; of the usual kind by joining bytes."""
+        """Return the event of a text chunk; in the common case by concatenating bytes."""
         if self._is_plain and usage is None and piece.finish_reason is None:
             return self._prefix(piece.index) + orjson.dumps(piece.text) + _AFTER_TEXT
         is_first = piece.index not in self._opened
         self._opened.add(piece.index)
-        told, ids = self.logprobs(piece, prompt), tuple(token_id for token_id, _ in scored_output(piece.tokens))
-        ended = Ended(piece.index, piece.text, piece.finish_reason, piece.stop_reason, told, ids)
+        logprobs, ids = self.logprobs(piece, prompt), tuple(token_id for token_id, _ in scored_output(piece.tokens))
+        ended = Ended(piece.index, piece.text, piece.finish_reason, piece.stop_reason, logprobs, ids)
         chunk = {**self._head, "choices": [self._choice(ended, prompt, is_first=is_first)]}
         return event(chunk if usage is None else chunk | {"usage": usage})
 
     def logprobs(self, piece: TextPiece, prompt: PromptReport) -> dict[str, list[Any]] | None:
-        """Return the log probabilities of a piece's tokens, behind those of an echoed prompt; offsets go on."""
+        """Return the log probabilities of a piece's tokens, after those of an echoed prompt; offsets are continuous."""
         if self._asked.logprobs is None:
             return None
         echoed: list[Scored] = []
         if piece.index not in self._offsets:
             echo = self._echo[piece.index // self._asked.n] if self._echo else ""
-            self._offsets[piece.index] = TextOffsets(self._teller.texts, echo, skips_special=self._asked.skips_special)
+            self._offsets[piece.index] = TextOffsets(self._texts, echo, skips_special=self._asked.skips_special)
             echoed = scored_prompt(prompt.token_ids, prompt.logprobs) if self._asked.echoes_prompt else []
         offsets, scored = self._offsets[piece.index], scored_output(piece.tokens)
         begins = [
             *(offsets.of_prompt(token) for token, _ in echoed),
             *(offsets.of_output(token) for token, _ in scored),
         ]
-        return self._teller.completion(echoed + scored, begins)
+        return self._formatter.completion(echoed + scored, begins)
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
         """Return the last chunk."""
         return self._head | {"choices": [], "usage": usage}
 
     def whole(self, choices: list[Ended], prompts: Sequence[PromptReport], usage: Usage) -> dict[str, Any]:
-        """Return the whole answer."""
-        told = [_NULLS | self._choice(one, prompts[one.index // self._asked.n], is_first=True) for one in choices]
-        return self._head | ANSWER_NULLS | {"choices": told, "usage": usage}
+        """Return the complete answer."""
+        answered = [_NULLS | self._choice(one, prompts[one.index // self._asked.n], is_first=True) for one in choices]
+        return self._head | ANSWER_NULLS | {"choices": answered, "usage": usage}
 
     def _prefix(self, index: int) -> bytes:
         if index not in self._before:
@@ -131,8 +131,8 @@ class CompletionShape:
             "stop_reason": one.stop_reason,
         }
         if self._asked.prompt_logprobs is not None:
-            teller = TokenTeller(self._teller.texts, self._asked.prompt_logprobs)
-            choice["prompt_logprobs"] = teller.prompt(scored_prompt(prompt.token_ids, prompt.logprobs))
+            formatter = TokenFormatter(self._texts, self._asked.prompt_logprobs)
+            choice["prompt_logprobs"] = formatter.prompt(scored_prompt(prompt.token_ids, prompt.logprobs))
         if self._asked.token_ids:
             choice["token_ids"] = one.token_ids
             if is_first:

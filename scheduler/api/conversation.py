@@ -1,4 +1,4 @@
-"""The fields that say how `messages` become a prompt, on the routes that read them and write nothing."""
+"""The fields that control how `messages` become a prompt, for routes that generate no text."""
 
 from typing import Annotated, Any
 
@@ -9,7 +9,7 @@ from scheduler.api.schemas import Body
 
 
 class ConversationBody(Body):
-    """`messages` and what their template is given."""
+    """`messages` and the inputs of their chat template."""
 
     messages: AnyMessages = None
     add_special_tokens: bool | None = None

@@ -1,4 +1,4 @@
-"""Which web pages may ask: CORS by starlette, where --allowed-origins names any."""
+"""Which web pages may call the API: starlette's CORS middleware, if --allowed-origins names any."""
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
@@ -8,13 +8,13 @@ from wire.errors import ConfigError
 
 
 def with_cors(app: ASGIApp, options: SchedulerOptions) -> ASGIApp:
-    """Return `app`, or `app` behind the answers to preflight requests, which carry no key. Raises ConfigError."""
+    """Return `app`, or `app` wrapped to answer preflight requests, which carry no API key. Raises ConfigError."""
     if not options.allowed_origins:
         if options.allow_credentials:
-            raise ConfigError("--allow-credentials is for the pages of --allowed-origins: name them")
+            raise ConfigError("--allow-credentials needs --allowed-origins: name the allowed origins")
         return app
     if options.allow_credentials and "*" in options.allowed_origins:
-        raise ConfigError("--allow-credentials with --allowed-origins *: any page could use a visitor's; name origins")
+        raise ConfigError("--allow-credentials with --allowed-origins *: any page could send credentials; name origins")
     return CORSMiddleware(
         app,
         allow_origins=options.allowed_origins,

@@ -1,4 +1,4 @@
-"""Fields that are read by hand, for words that fit: what the API's description says of them."""
+"""JSON schemas in the OpenAPI document for fields that are validated by hand, for better error messages."""
 
 from typing import Annotated, Any
 

@@ -1,4 +1,4 @@
-"""Call the endpoints of plain paths at once; whatever else is asked goes through the app's router."""
+"""Call the endpoints of fixed paths directly; all other requests go through the app's router."""
 
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -11,7 +11,7 @@ Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 
 
 class Direct:
-    """Wraps the app. `endpoints` are by (method, path); their errors are the caller's, as the app's would be."""
+    """ASGI wrapper around the app. `endpoints` by (method, path); their errors reach the caller as the app's would."""
 
     def __init__(self, app: ASGIApp, endpoints: Mapping[tuple[str, str], Endpoint]) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""GET /docs, with --enable-docs: the API's description as one page that needs no network and runs no script."""
+"""GET /docs, with --enable-docs: the OpenAPI document as one page without scripts or external resources."""
 
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -19,7 +19,7 @@ _STYLE = (
 
 
 def endpoint_of(document: Mapping[str, Any]) -> Endpoint:
-    """Return the endpoint that shows `document`, an OpenAPI description."""
+    """Return the endpoint that renders `document`, an OpenAPI document."""
     page = render(document)
 
     async def docs(front: AppContext, _: Request) -> ASGIApp:
@@ -29,12 +29,12 @@ def endpoint_of(document: Mapping[str, Any]) -> Endpoint:
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """Return the page: each route, and the fields of its body."""
+    """Return the page: each route with the fields of its body."""
     info = document["info"]
     title = escape(f"{info['title']} {info['version']}")
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
-        f"<h1>{title}</h1><p>The same for machines: <a href=openapi.json>openapi.json</a></p>"
+        f"<h1>{title}</h1><p>Machine-readable: <a href=openapi.json>openapi.json</a></p>"
         f"{''.join(_sections(document))}</html>\n"
     )
 
@@ -43,8 +43,8 @@ def _sections(document: Mapping[str, Any]) -> Iterator[str]:
     by_tag: dict[str, list[str]] = {}
     for path, operations in document["paths"].items():
         for method, one in operations.items():
-            told = _operation(method.upper(), path, one, document["components"]["schemas"])
-            by_tag.setdefault(one["tags"][0], []).append(told)
+            operation = _operation(method.upper(), path, one, document["components"]["schemas"])
+            by_tag.setdefault(one["tags"][0], []).append(operation)
     for tag, section in by_tag.items():
         yield f"<h2>{escape(tag)}</h2>{''.join(section)}"
 
@@ -68,7 +68,7 @@ def _fields(schema: Mapping[str, Any]) -> str:
 
 
 def _type(field: Mapping[str, Any]) -> str:
-    """Return the type in words, as `integer or null`, with its bounds."""
+    """Return the type as text, as `integer or null`, with its bounds."""
     if "anyOf" in field:
         return " or ".join(_type(one) for one in field["anyOf"])
     if "$ref" in field:

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: a vector for each text."""
+"""POST /v1/embeddings: one vector per text."""
 
 import asyncio
 import base64
@@ -26,7 +26,7 @@ from scheduler.vectors import Values
 from wire.errors import InvalidRequest
 from wire.types import Pooling
 
-_AT_ONCE = 16  # vectors that are written before others have their turn
+_AT_ONCE = 16  # vectors serialised before yielding to the event loop
 
 
 class EmbeddingBody(ConversationBody, PoolingBody):
@@ -39,19 +39,19 @@ class EmbeddingBody(ConversationBody, PoolingBody):
 
 
 async def create_embedding(front: AppContext, request: Request) -> PooledResponse:
-    """Return the answer to one request, not yet run. Raises a PdserveError or HttpError for a bad one."""
+    """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
     return await prepare_embedding(front, await read_body(front, request, EmbeddingBody), request)
 
 
 async def prepare_embedding(front: AppContext, body: EmbeddingBody, request: Request) -> PooledResponse:
-    """Tokenise and check a body against the model."""
+    """Tokenise and check a body."""
     model = front.model_named(body.model)
     prompts = await _prompts(front, body)
     poolings = (Pooling(dimensions=body.dimensions),) * len(prompts)
     wanted = pooling_request(front, request, new_id("embd"), prompts, poolings, body)
     num_tokens, most = sum(map(len, prompts)), front.config.options.max_answer_bytes
 
-    async def tell(vectors: list[Values]) -> dict[str, Any]:
+    async def build_body(vectors: list[Values]) -> dict[str, Any]:
         return {
             "id": shown_id(wanted.request_id, request, body.request_id),
             "object": "list",
@@ -61,7 +61,7 @@ async def prepare_embedding(front: AppContext, body: EmbeddingBody, request: Req
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens, "completion_tokens": 0},
         }
 
-    return PooledResponse(front, wanted, tell)
+    return PooledResponse(front, wanted, build_body)
 
 
 async def _prompts(front: AppContext, body: EmbeddingBody) -> tuple[tuple[int, ...], ...]:
@@ -78,7 +78,7 @@ async def _prompts(front: AppContext, body: EmbeddingBody) -> tuple[tuple[int, .
 
 
 async def _written(vectors: list[Values], *, as_base64: bool, max_bytes: int) -> list[orjson.Fragment]:
-    """Return the `data` of the answer; of many long vectors others have their turn in between."""
+    """Return the serialised `data` of the answer; yields to the event loop between batches of vectors."""
     written, num_bytes = [], 0
     for index, values in enumerate(vectors):
         embedding = _base64(values) if as_base64 else values
@@ -86,8 +86,8 @@ async def _written(vectors: list[Values], *, as_base64: bool, max_bytes: int) ->
         num_bytes += len(content)
         if num_bytes > max_bytes:
             raise InvalidRequest(
-                f"{len(vectors)} vectors are more than {max_bytes} bytes (--max-answer-bytes): ask for fewer at a "
-                "time, for fewer dimensions or for base64",
+                f"{len(vectors)} vectors are more than {max_bytes} bytes (--max-answer-bytes): request fewer at a "
+                "time, fewer dimensions or base64",
                 "input",
             )
         written.append(orjson.Fragment(content))
@@ -97,7 +97,7 @@ async def _written(vectors: list[Values], *, as_base64: bool, max_bytes: int) ->
 
 
 def _base64(values: Values) -> str:
-    """Return little-endian float32, as the official client reads them."""
+    """Return little-endian float32 as base64, the encoding that OpenAI's client decodes."""
     numbers = array("f", values)
     if sys.byteorder == "big":
         numbers.byteswap()

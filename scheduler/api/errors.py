@@ -1,4 +1,4 @@
-"""Errors as OpenAI clients expect them: {"error": {"message", "type", "param", "code"}}."""
+"""Errors in OpenAI's format: {"error": {"message", "type", "param", "code"}}."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,11 +15,11 @@ from wire.errors import InternalError, InvalidGrammar, NotInstalled, Overloaded,
 
 _log = EventLogger("api")
 _HTTP_TYPES = {404: "not_found_error", 405: "invalid_request_error", 408: "timeout_error", 413: "invalid_request_error"}
-_SHOWN_PATH = 128  # characters of a wrong path that an error repeats
+_SHOWN_PATH = 128  # characters of an unknown path quoted in an error
 
 
 class HttpError(Exception):
-    """A refusal of HTTP itself, with its own status."""
+    """An HTTP-level refusal with its own status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -27,14 +27,14 @@ class HttpError(Exception):
 
 
 def error_body(error: BaseException, scope: Mapping[str, Any]) -> dict[str, Any]:
-    """Log `error` and return the body that tells it; of a defect of ours it tells the request id alone.
+    """Log `error` and return its body; for an internal error the body has only the request id.
 
-    Of what any client can cause as often as it likes, few lines of each kind are logged in a minute.
+    Logging of errors that clients can cause is rate-limited per kind.
     """
     look, request_id = appearance(error), request_id_of(scope)
     if not isinstance(error, PdserveError) or isinstance(error, InternalError):
         _log.error("request_failed", error, request_id=request_id)
-        return _envelope(f"internal error; the log has it under request {request_id}", look.openai_type, None, 500)
+        return _envelope(f"internal error; see the log for request {request_id}", look.openai_type, None, 500)
     kind = type(error).__name__
     refusals: CappedLog = scope["state"]["refusals"]
     refusals.info("request_refused", kind, request_id=request_id, error=kind, message=without_values(error))
@@ -42,7 +42,7 @@ def error_body(error: BaseException, scope: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _param(error: PdserveError, scope: Mapping[str, Any]) -> str | None:
-    """Return the field that is wrong; of an instance's error, whose field's name crosses no wire, what led to it."""
+    """Return the invalid field; an instance's error does not name it, so for those the field that caused it."""
     if isinstance(error, UnknownModel):
         return "model"
     named: str | None = getattr(error, "param", None)
@@ -52,7 +52,7 @@ def _param(error: PdserveError, scope: Mapping[str, Any]) -> str | None:
 
 
 def error_response(error: BaseException, scope: Mapping[str, Any]) -> Response:
-    """Return the response that tells `error`, which is logged."""
+    """Log `error` and return its response."""
     status = appearance(error).http_status
     headers = {}
     if isinstance(error, Overloaded):
@@ -68,18 +68,18 @@ def json_response(body: Mapping[str, Any], status: int = 200, headers: Mapping[s
 
 
 def unauthorized() -> Response:
-    """Return the refusal of a request without a key that opens the server; it tells neither keys nor paths."""
-    words = "this server asks for an API key: send the header Authorization: Bearer KEY, with a KEY that it knows"
+    """Return the response to a request without a valid key; it reveals neither keys nor paths."""
+    words = "this server requires an API key: send the header Authorization: Bearer KEY with a valid key"
     return json_response(_envelope(words, "authentication_error", None, 401), 401, {"www-authenticate": "Bearer"})
 
 
 async def answer_error(request: Request, error: Exception) -> Response:
-    """Answer an error of our tree."""
+    """Answer a PdserveError."""
     return error_response(error, request.scope)
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:
-    """Answer a refusal of HTTP itself: a path, method or body that cannot be served."""
+    """Answer an HTTP-level refusal: an invalid path, method or body."""
     if isinstance(error, HttpError):
         return _http_response(error.status, str(error), None)
     assert isinstance(error, HTTPException)
@@ -87,12 +87,12 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         message = f"no such path: {request.method} {path}; /openapi.json lists the paths"
     elif error.status_code == 405:
-        message = f"{path} does not take {request.method}, but {(error.headers or {}).get('Allow', 'another method')}"
+        message = f"{path} does not accept {request.method}, but {(error.headers or {}).get('Allow', 'another method')}"
     return _http_response(error.status_code, message, error.headers)
 
 
 def request_id_of(scope: Mapping[str, Any]) -> str:
-    """Return the id that the gate gave this request."""
+    """Return the id that the gate assigned to this request."""
     return str(scope["state"]["request_id"])
 
 

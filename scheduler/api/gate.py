@@ -1,4 +1,4 @@
-"""The outermost layer: every request gets an id, shows its key, is counted and answered, whatever breaks inside."""
+"""The outermost ASGI layer: assigns ids, checks API keys, counts requests and answers unhandled errors."""
 
 import asyncio
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ _log = EventLogger("api")
 
 
 class Gate:
-    """Wraps the app. `routes` maps exact paths to metric labels; other paths are `other`.
+    """ASGI wrapper around the app. `routes` maps exact paths to metric labels; other paths are `other`.
 
-    The path is the one that came in, less `root_path`: key, label and route are chosen by the same text. What it
-    learns of a request stands in the scope's `state`: request_id, arrived_s, refusals, and the key's tenant, "" where
-    no key is required. What an endpoint leaves there as `warning` is the header of that name;
-    `client_id` is the one of `ids_in_use` that its answer shows.
+    The path is the received one without `root_path`: key check, label and route use the same text. The scope's `state`
+    gets request_id, arrived_s, refusals, and the key's tenant, "" where no key is required. If an endpoint sets
+    `warning` in it, that is sent as the header of that name; `client_id` is the one of `ids_in_use` that this answer
+    shows.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Gate:
         self._root_path = root_path.rstrip("/")
         self._refusals = CappedLog(_log)
         self._turnstile = BurstLimit()
-        self._ids_in_use: set[str | None] = set()  # clients' ids that requests under way show
+        self._ids_in_use: set[str | None] = set()  # client ids shown by running requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -53,7 +53,7 @@ class Gate:
         )  # fmt: skip
         exchange = _Exchange(send, client_id or own_id, scope["state"])
         try:
-            if scope["method"] == "POST" and tenant is not None:  # who has no key makes nobody wait
+            if scope["method"] == "POST" and tenant is not None:  # requests without a key do not delay others
                 await self._turnstile.enter()
             app = self._app if tenant is not None else unauthorized()
             await app(scope, receive, exchange.send)
@@ -63,7 +63,7 @@ class Gate:
             if exchange.status is None:
                 await error_response(error, scope)(scope, receive, exchange.send)
             elif not exchange.complete:
-                raise  # the server cuts the connection, so the client sees that the answer is not whole
+                raise  # the server closes the connection, so that the client sees an incomplete answer
         finally:
             self._ids_in_use.discard(scope["state"].get("client_id"))
             status = exchange.status or CLIENT_GONE
@@ -71,7 +71,7 @@ class Gate:
             _log.debug("http_request", request_id=own_id, client_id=client_id, path=path, status=status)
 
     def _strip_root(self, scope: Scope) -> str:
-        """Take the prefix off the path that a proxy in front has left on, and return the path."""
+        """Remove the prefix that a reverse proxy left in the path, and return the path."""
         path: str = scope["path"]
         if self._root_path and path.startswith(self._root_path + "/"):
             path = scope["path"] = path.removeprefix(self._root_path)
@@ -79,7 +79,7 @@ class Gate:
 
 
 class _Exchange:
-    """Passes messages on; adds the request id to the response's start, keeps its status and whether it is whole."""
+    """Forwards messages; adds the request id to the response headers, records the status and completeness."""
 
     def __init__(self, send: Send, shown_id: str, state: Mapping[str, Any]) -> None:
         self.status: int | None = None
@@ -89,7 +89,7 @@ class _Exchange:
         self._state = state
 
     async def send(self, message: Message) -> None:
-        """Pass one message on."""
+        """Forward one message."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = [*message.get("headers", ()), (b"x-request-id", self._shown_id.encode())]

@@ -1,6 +1,6 @@
-"""The choices of an answer that is told whole, gathered as they come: log probabilities already as JSON.
+"""Collects the choices of a non-streamed answer as they arrive; log probabilities are serialised at once.
 
-As Python's objects they would be five times as large as what is sent, and would be turned into JSON all at once.
+As Python objects they would take five times the memory of the answer, and would all be serialised at the end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,10 @@ _TOKEN_ID_BYTES = 7
 
 
 class Gathered:
-    """Gathers the pieces of one request for `shape`; an answer above `max_bytes` fails."""
+    """Collects the pieces of one request for `shape`; an answer above `max_bytes` fails."""
 
     def __init__(self, shape: AnswerShape, max_bytes: int, *, token_ids: bool) -> None:
-        """`token_ids`: whether the client asked for them."""
+        """`token_ids`: whether the client requested them."""
         self._shape = shape
         self._token_ids = token_ids
         self._max_bytes = max_bytes
@@ -28,12 +28,12 @@ class Gathered:
         self._choices: dict[int, _Choice] = {}
 
     def take(self, piece: TextPiece, prompt: PromptReport) -> None:
-        """Take a piece. Raises InvalidRequest where the answer has become too large to be sent whole."""
+        """Add a piece. Raises InvalidRequest when the answer exceeds the limit."""
         choice = self._choices.setdefault(piece.index, _Choice(piece.index))
         self._num_bytes += choice.take(piece, self._shape.logprobs(piece, prompt), token_ids=self._token_ids)
         if self._num_bytes > self._max_bytes:
             raise InvalidRequest(
-                f"the answer is larger than {self._max_bytes} bytes (--max-answer-bytes): ask for a stream, or for "
+                f"the answer is larger than {self._max_bytes} bytes (--max-answer-bytes): request a stream, or "
                 "fewer tokens, choices or log probabilities"
             )
 
@@ -44,7 +44,7 @@ class Gathered:
 
 @dataclass(slots=True)
 class _Choice:
-    """One choice so far."""
+    """One choice so far; `lists` has each log probability list as pieces of JSON."""
 
     index: int
     texts: list[str] = field(default_factory=list)
@@ -53,17 +53,17 @@ class _Choice:
     is_scored: bool = False
     last: TextPiece | None = None
 
-    def take(self, piece: TextPiece, told: Mapping[str, Sequence[Any]] | None, *, token_ids: bool) -> int:
-        """Return about how many bytes of an answer this piece is."""
+    def take(self, piece: TextPiece, logprobs: Mapping[str, Sequence[Any]] | None, *, token_ids: bool) -> int:
+        """Add a piece; return roughly how many bytes it adds to the answer."""
         ids = [token.token_id for token in piece.tokens if token_ids and token.token_id is not None]
         self.last = piece
         self.texts.append(piece.text)
         self.token_ids += ids
         added = len(piece.text.encode("utf-8", "replace")) + _TOKEN_ID_BYTES * len(ids)
-        if told is None:
+        if logprobs is None:
             return added
         self.is_scored = True
-        for name, values in told.items():
+        for name, values in logprobs.items():
             parts = self.lists.setdefault(name, [])
             if values:
                 parts.append(orjson.dumps(values)[1:-1])
@@ -71,10 +71,10 @@ class _Choice:
         return added
 
     def ended(self) -> Ended:
-        """Return the whole choice."""
+        """Return the complete choice."""
         assert self.last is not None
-        told = {name: orjson.Fragment(b"[" + b",".join(parts) + b"]") for name, parts in self.lists.items()}
+        logprobs = {name: orjson.Fragment(b"[" + b",".join(parts) + b"]") for name, parts in self.lists.items()}
         return Ended(
             self.index, "".join(self.texts), self.last.finish_reason, self.last.stop_reason,
-            told if self.is_scored else None, tuple(self.token_ids),
+            logprobs if self.is_scored else None, tuple(self.token_ids),
         )  # fmt: skip

@@ -2,7 +2,7 @@
 
     {"prompt": "Hello", "n": 2, "temperature": 0.8}   ->   {"text": ["Hello world", "Hello there"]}
 
-A stream is one such object after another, each with all the text so far and a NUL byte behind it.
+A stream is a sequence of such objects, each with all the text so far, each terminated by a NUL byte.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _HEADERS = [(b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", 
 
 
 class GenerateBody(GenerationBody):
-    """The body of /generate: a prompt and sampling parameters, and nothing else. It needs no model."""
+    """The body of /generate: a prompt and sampling parameters only; `model` is optional."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
@@ -46,7 +46,7 @@ class GenerateBody(GenerationBody):
 
 
 async def generate(front: AppContext, request: Request) -> "Texts":
-    """Return the answer to one request, not yet run. Raises a PdserveError or HttpError for a bad one."""
+    """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
     body, tokens = await read_body(front, request, GenerateBody, takes_form=True), front.tokens
     front.model_named(body.model)
     bounded = body.truncate_prompt_tokens is None
@@ -61,14 +61,14 @@ async def generate(front: AppContext, request: Request) -> "Texts":
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """An ASGI response: runs the request when called, and cancels it when the client goes away."""
+    """An ASGI response that runs the request when called, and cancels it when the client disconnects."""
 
     prepared: PreparedRequest
     request_id: str
     prompt: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer. Raises a PdserveError as long as nothing was sent."""
+        """Answer. Raises a PdserveError only before anything was sent."""
         run = self._stream if self.prepared.asked.stream else self._whole
         with self.prepared.front.drain.request():
             _log.info("request_taken", request_id=self.request_id, http_id=request_id_of(scope), prompts=1)
@@ -107,7 +107,7 @@ class Texts:
         await frames.end()
 
     async def _texts(self, scope: Scope) -> AsyncGenerator[list[str], None]:
-        """Yield all texts so far, each behind its prompt, whenever one has grown."""
+        """Yield all texts so far, each after its prompt, whenever one has grown."""
         prepared, front = self.prepared, self.prepared.front
         options = front.config.options
         request = GenerationRequest(
@@ -124,14 +124,14 @@ class Texts:
 
 
 class _Frames:
-    """Writes one response of frames. A client that does not read is the server's to give up (http/protocol.py)."""
+    """Writes one response of frames. http/protocol.py disconnects a client that does not read."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self.started = False
 
     async def write(self, body: dict[str, Any]) -> None:
-        """Send a frame, the response's start before the first."""
+        """Send a frame, preceded by the response headers if it is the first."""
         if not self.started:
             self.started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})

@@ -1,4 +1,4 @@
-"""Run one request and answer it, whole or as a stream; what the answer looks like is the surface's (`AnswerShape`)."""
+"""Run one request and answer it, as a whole or as a stream; an `AnswerShape` formats the answer."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -13,7 +13,7 @@ from scheduler.api.answer_options import AnswerOptions
 from scheduler.api.errors import error_body, json_response, request_id_of
 from scheduler.api.gathered import Gathered
 from scheduler.api.keep_alive import COMMENT, with_quiet
-from scheduler.api.shape import AnswerShape, prompt_told
+from scheduler.api.shape import AnswerShape, prompt_report
 from scheduler.api.sse import DONE, ClientGone, EventWriter, event, until_disconnect
 from scheduler.app_context import AppContext
 from scheduler.request import GenerationRequest
@@ -27,7 +27,7 @@ _log = EventLogger("api")
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """An ASGI response: runs `request` when called, and cancels it when the client goes away."""
+    """An ASGI response that runs `request` when called, and cancels it when the client disconnects."""
 
     front: AppContext
     request: GenerationRequest
@@ -36,7 +36,7 @@ class Generation:
     asked: AnswerOptions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer. Raises a PdserveError as long as nothing was sent."""
+        """Answer. Raises a PdserveError only before anything was sent."""
         with self.front.drain.request():
             self._log_taken(scope)
             run = self._answer_stream(scope, send) if self.asked.stream else self._answer_whole(scope, receive, send)
@@ -55,8 +55,8 @@ class Generation:
         gathered = Gathered(self.shape, most, token_ids=self.asked.token_ids)
         async with aclosing(output.pieces(self.front.dispatcher)) as made:
             async for piece in made:
-                gathered.take(piece, prompt_told(output, piece.index // self.asked.n))
-        prompts = [prompt_told(output, prompt) for prompt in range(len(self.request.prompts))]
+                gathered.take(piece, prompt_report(output, piece.index // self.asked.n))
+        prompts = [prompt_report(output, prompt) for prompt in range(len(self.request.prompts))]
         timing = served.server_timing(output.served)
         headers = {"server-timing": timing} if timing else {}
         answer = self.shape.whole(gathered.choices(), prompts, self._usage(output))
@@ -80,19 +80,19 @@ class Generation:
             await writer.fail(error_body(error, scope))
 
     def _output(self, scope: Scope) -> TextStream:
-        """Times count from the request's arrival: reading, rendering and tokenising it are part of the wait."""
+        """Measure times from the request's arrival: reading, rendering and tokenising count as waiting."""
         arrived_s = scope["state"]["arrived_s"]
         observer = self.front.observer_of(scope["headers"])
         return TextStream(self.request, self.text, self.front.tokens, observer, started_s=arrived_s)
 
     async def _write_pieces(self, writer: EventWriter, output: TextStream) -> None:
-        told, interval_s = _Told(self, writer, output), self.front.config.options.sse_keep_alive_interval
-        async with aclosing(output.pieces(self.front.dispatcher, told)) as made:
+        outlet, interval_s = _EventOutlet(self, writer, output), self.front.config.options.sse_keep_alive_interval
+        async with aclosing(output.pieces(self.front.dispatcher, outlet)) as made:
             if interval_s is None:
                 async for piece in made:
-                    await writer.write(told.events_of(piece))
+                    await writer.write(outlet.events_of(piece))
             else:
-                await self._write_with_comments(writer, told, with_quiet(made, interval_s, told.written_s))
+                await self._write_with_comments(writer, outlet, with_quiet(made, interval_s, outlet.written_s))
         if self.asked.usage:
             last = self.shape.usage_chunk(self._usage(output)) | {
                 "pdserve": served.report(output.served, instances=self.asked.instances)
@@ -102,18 +102,18 @@ class Generation:
         await writer.end()
 
     async def _write_with_comments(
-        self, writer: EventWriter, told: "_Told", pieces: AsyncGenerator[TextPiece | None, None]
+        self, writer: EventWriter, outlet: "_EventOutlet", pieces: AsyncGenerator[TextPiece | None, None]
     ) -> None:
         async with aclosing(pieces):
             async for piece in pieces:
-                await writer.write(told.comment() if piece is None else told.events_of(piece))
+                await writer.write(outlet.comment() if piece is None else outlet.events_of(piece))
 
     def _usage(self, output: TextStream) -> dict[str, Any]:
         return served.usage(output, details=self.front.config.options.enable_prompt_tokens_details)
 
 
-class _Told:
-    """The pieces of one stream as events; those that come while nothing waits are written at once. An Outlet."""
+class _EventOutlet:
+    """The pieces of one stream as events; a piece is written at once if the writer is idle. Implements Outlet."""
 
     def __init__(self, generation: Generation, writer: EventWriter, output: TextStream) -> None:
         self._shape, self._asked, self._writer, self._output = generation.shape, generation.asked, writer, output
@@ -122,17 +122,17 @@ class _Told:
         self._written_s = self._clock()
 
     def written_s(self) -> float:
-        """Return when something was last told, by the loop's clock."""
+        """Return when something was last written, by the loop's clock."""
         return self._written_s
 
     def comment(self) -> bytes:
-        """Return what says nothing. Before the first event it begins the response: an error is an event then."""
+        """Return an SSE comment. It may be the first write of the response; later errors are then sent as events."""
         self._written_s = self._clock()
         return COMMENT
 
     @property
     def is_free(self) -> bool:
-        """Whether a piece may be written now."""
+        """Whether a piece may be written without waiting."""
         return self._writer.is_free
 
     def put(self, piece: TextPiece) -> None:
@@ -140,9 +140,9 @@ class _Told:
         self._writer.write_now(self.events_of(piece))
 
     def events_of(self, piece: TextPiece) -> bytes:
-        """Return the event of a piece; before the first one those that open the choices."""
+        """Return the event of a piece; the first is preceded by the opening events of all choices."""
         self._written_s = self._clock()
-        prompt = prompt_told(self._output, piece.index // self._asked.n)
+        prompt = prompt_report(self._output, piece.index // self._asked.n)
         usage = served.usage(self._output) if self._asked.continuous_usage else None
         content = self._shape.event(piece, prompt, usage)
         if self._is_open:

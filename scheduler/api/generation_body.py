@@ -1,6 +1,6 @@
 """The bodies of the routes that generate text: their fields and limits.
 
-The seeds' names and today's stand side by side: guided_* and structured_outputs, max_tokens and max_completion_tokens.
+Legacy and current names are both accepted: guided_* and structured_outputs, max_tokens and max_completion_tokens.
 """
 
 from typing import Annotated, Literal
@@ -36,7 +36,7 @@ class RepetitionBody(Body):
 
 
 class GenerationBody(Body):
-    """What the routes share."""
+    """Fields common to all these routes."""
 
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -90,27 +90,27 @@ class GenerationBody(Body):
 
     @property
     def max_output(self) -> int | None:
-        """The limit of output tokens the client gave; the newer name wins."""
+        """The client's limit of output tokens; the newer name takes precedence."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
     def max_output_field(self) -> str:
-        """The name of the field that gave `max_output`."""
+        """The name of the field that set `max_output`."""
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many likeliest tokens are wanted at each output position; None: no log probabilities."""
+        """How many of the most likely tokens to return at each output position; None: no log probabilities."""
         return None
 
     @property
     def num_logprobs_field(self) -> str:
-        """The name of the field that gave `num_logprobs`."""
+        """The name of the field that set `num_logprobs`."""
         return "logprobs"
 
     @property
     def echoes(self) -> bool:
-        """Whether the prompt is part of what is answered."""
+        """Whether the answer includes the prompt."""
         return False
 
 
@@ -124,7 +124,7 @@ class CompletionBody(GenerationBody):
 
     @property
     def num_logprobs(self) -> int | None:
-        """`logprobs`; 0 asks for the chosen tokens' alone."""
+        """`logprobs`; 0 returns only those of the chosen tokens."""
         return self.logprobs
 
     @property
@@ -134,7 +134,7 @@ class CompletionBody(GenerationBody):
 
 
 class ChatBody(GenerationBody, ConversationBody):
-    """The body of /v1/chat/completions. `max_tokens` is by default all the context that is left."""
+    """The body of /v1/chat/completions. `max_tokens` defaults to the rest of the context."""
 
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=-1)] | None = None
@@ -142,7 +142,7 @@ class ChatBody(GenerationBody, ConversationBody):
 
     @property
     def num_logprobs(self) -> int | None:
-        """`top_logprobs`, if `logprobs` asks for any."""
+        """`top_logprobs`, if `logprobs` is true."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property

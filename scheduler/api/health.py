@@ -1,4 +1,4 @@
-"""GET /health, /ready and /metrics: is the process well, would a request be served, what do the gauges say."""
+"""GET /health, /ready and /metrics: liveness, readiness and Prometheus metrics."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -8,7 +8,7 @@ from scheduler.app_context import AppContext, ReadyReport
 
 
 async def health(front: AppContext, _: Request) -> Response:
-    """Return 200 while this process can work, else 503 with the reason."""
+    """Return 200 while this process works, else 503 with the reason."""
     reason = front.health()
     return json_response({"status": "ok"}) if reason is None else json_response({"status": reason}, 503)
 

@@ -1,4 +1,4 @@
-"""Texts that are read and not continued: the `input` of embeddings and the texts of scores."""
+"""Inputs that are read but not continued: `input` of embeddings and the texts of scores."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ Input = str | tuple[int, ...]
 def read_inputs(value: Any, *, max_inputs: int, longest: int | None) -> tuple[Input, ...]:
     """Return the inputs of a text, a list of texts, a list of token ids or a list of such lists.
 
-    Lists of more than `longest` ids are refused by their length alone, before anything walks through them.
+    Lists of more than `longest` ids are refused by their length, before they are iterated over.
     """
     lists = [value, *value[:max_inputs]] if isinstance(value, list) else []
     for ids in lists:
@@ -37,7 +37,7 @@ def read_inputs(value: Any, *, max_inputs: int, longest: int | None) -> tuple[In
 
 
 def read_texts(value: Any, param: str, *, max_inputs: int) -> tuple[str, ...]:
-    """Return the texts of a text or a list of texts."""
+    """Return the texts given as a text or a list of texts."""
     items = value if isinstance(value, list) else [value]
     if not items or not all(isinstance(item, str) for item in items):
         raise InvalidRequest(f"{param} must be a text or a list of texts, none empty", param)
@@ -50,7 +50,7 @@ async def encode_inputs(
     inputs: Sequence[Input], tokens: Tokens, *, add_special_tokens: bool, keep: int | None, side: str = "left",
     param: str = "input",
 ) -> tuple[tuple[int, ...], ...]:  # fmt: skip
-    """Return the ids of each input, cut to `keep` of them. Raises InvalidRequest, PromptTooLong."""
+    """Return the ids of each input, truncated to `keep`. Raises InvalidRequest, PromptTooLong."""
     found = []
     for given in inputs:
         if isinstance(given, str):
@@ -59,12 +59,12 @@ async def encode_inputs(
             check_token_ids(given, tokens, param)
             ids = given
         found.append(fitting(truncate_prompt(ids, keep, room=tokens.max_model_len, side=side), tokens, param))
-        await asyncio.sleep(0)  # of many texts others have their turn in between
+        await asyncio.sleep(0)  # yield to the event loop between texts
     return tuple(found)
 
 
 def fitting(ids: tuple[int, ...], tokens: Tokens, param: str) -> tuple[int, ...]:
-    """Return the ids if the model can read them. Raises InvalidRequest for none, PromptTooLong for too many."""
+    """Return the ids if the model can process them. Raises InvalidRequest for none, PromptTooLong for too many."""
     if not ids:
         raise InvalidRequest(f"{param}: a text has no tokens", param)
     if len(ids) > tokens.max_model_len:
@@ -74,8 +74,8 @@ def fitting(ids: tuple[int, ...], tokens: Tokens, param: str) -> tuple[int, ...]
 
 def _too_long(count: int, longest: int, param: str) -> PromptTooLong:
     return PromptTooLong(
-        f"This model's maximum context length is {longest} tokens; a text has {count}: shorten it, or ask for as many "
-        "as fit by truncate_prompt_tokens: -1",
+        f"This model's maximum context length is {longest} tokens; a text has {count}: shorten it, or cut it to what "
+        "fits with truncate_prompt_tokens: -1",
         param,
     )
 
@@ -92,5 +92,5 @@ def _check_none_empty(items: Sequence[Input], param: str) -> None:
 
 
 def _is_ids(value: Any) -> bool:
-    """True and False are no token ids."""
+    """Return whether a value is a list of integers; True and False are not token ids."""
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)

@@ -1,4 +1,4 @@
-"""POST /invocations, the one route of SageMaker's containers: what the body holds says which route it is of."""
+"""POST /invocations, SageMaker's only inference route: the fields of the body select the API to call."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -22,13 +22,13 @@ _Answer = Callable[[AppContext, Mapping[str, Any], Request], Awaitable[ASGIApp]]
 
 
 async def invoke(front: AppContext, request: Request) -> ASGIApp:
-    """Return the answer of the route that the body is of. Raises a PdserveError or HttpError for a bad one."""
+    """Return the response of the route that the body is for. Raises a PdserveError or HttpError for an invalid one."""
     raw = await read_json(request, front.config.options)
     for field, (needs, answer) in _BY_FIELD.items():
         if raw.get(field) is not None:
             check_kind(front.tokens.files.kind, needs, f"{field} in /invocations")
             return await answer(front, raw, request)
-    raise InvalidRequest(f"the body has none of {', '.join(_BY_FIELD)}: one of them says what is wanted")
+    raise InvalidRequest(f"the body has none of {', '.join(_BY_FIELD)}: give one to select the API")
 
 
 def _answer_as(kind: type[AnyBody], prepare: Callable[[AppContext, AnyBody, Request], Awaitable[ASGIApp]]) -> _Answer:

@@ -1,4 +1,4 @@
-"""Comments in a stream that has been quiet, so that no proxy between it and its client takes it for dead."""
+"""Comments in an idle stream, so that no proxy between server and client closes it."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -11,9 +11,9 @@ COMMENT = b": keep-alive\n\n"
 async def with_quiet(
     items: AsyncGenerator[Item, None], interval_s: float, written_s: Callable[[], float]
 ) -> AsyncGenerator[Item | None, None]:
-    """Yield what `items` yields, and None where nothing was written for `interval_s` seconds.
+    """Yield what `items` yields, and None when nothing was written for `interval_s` seconds.
 
-    `written_s` says when the stream was last written to, by the loop's clock. Closing this leaves `items` to its owner.
+    `written_s` returns when the stream was last written, by the loop's clock. Closing this does not close `items`.
     """
     clock = asyncio.get_running_loop().time
     coming = asyncio.ensure_future(anext(items, None))

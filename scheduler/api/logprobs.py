@@ -1,4 +1,4 @@
-"""Log probabilities as the two surfaces and prompt_logprobs tell them."""
+"""Log probabilities in the formats of completions, chat and prompt_logprobs."""
 
 import math
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from wire.types import TokenLogprobs
 
 _LOWEST = -9999.0  # JSON has no minus infinity
 Scored = tuple[int, TokenLogprobs | None]
-"""A token and how likely it was; None for the first of a prompt, which nothing precedes."""
+"""A token and its log probability; None for the first of a prompt, which has no context."""
 
 
 @dataclass(frozen=True, slots=True)
-class TokenTeller:
-    """Tells tokens with the `most` likeliest beside each; by number (`token_id:N`) where the client asked for that.
+class TokenFormatter:
+    """Formats tokens with the `most` likely ones at each position; as `token_id:N` if the client requested ids.
 
-    `ranked` tells an output once more as prompts are: by token id, with ranks, whatever tokens are called alike.
-    Beside a token stand those that the client `listed`, whose ranks are not known, in place of the likeliest.
+    `ranked` adds the output in prompt_logprobs' format: by token id, with ranks, unambiguous for tokens of equal text.
+    `listed`: the alternatives are those the client listed, without ranks, instead of the most likely ones.
     """
 
     texts: TokenTexts
@@ -29,14 +29,14 @@ class TokenTeller:
     listed: bool = False
 
     def name(self, token_id: int) -> str:
-        """Return what a token is called."""
+        """Return the text or id that represents a token."""
         return f"token_id:{token_id}" if self.by_number else self.texts.of(token_id).text
 
     def completion(self, scored: Sequence[Scored], offsets: Sequence[int]) -> dict[str, Any]:
-        """Return the `logprobs` of a completion; `offsets` are where in its text the tokens begin."""
+        """Return the `logprobs` of a completion; `offsets` are the positions in its text where the tokens begin."""
         return {
             "text_offset": list(offsets),
-            "token_logprobs": [None if one is None else _told(one.logprob) for _, one in scored],
+            "token_logprobs": [None if one is None else _finite(one.logprob) for _, one in scored],
             "tokens": [self.name(token_id) for token_id, _ in scored],
             "top_logprobs": [None if one is None else self._best(token_id, one) for token_id, one in scored],
             **self._by_id(scored),
@@ -55,7 +55,7 @@ class TokenTeller:
         }
 
     def prompt(self, scored: Sequence[Scored]) -> list[Any]:
-        """Return `prompt_logprobs`: for each token the likeliest by id, with rank, and the token that is there."""
+        """Return `prompt_logprobs`: for each position the most likely tokens by id, with rank, and the actual token."""
         return [None if one is None else self._ranked(token_id, one) for token_id, one in scored]
 
     def _by_id(self, scored: Sequence[Scored]) -> dict[str, list[Any]]:
@@ -65,38 +65,38 @@ class TokenTeller:
         return list(zip(one.top_ids, one.top_logprobs, strict=True))[: self.most]
 
     def _best(self, token_id: int, one: TokenLogprobs) -> dict[str, float]:
-        """The likeliest, and the token that is there. Of tokens that are called alike the likeliest is told."""
+        """Return the most likely tokens and the actual one. Of tokens with equal text the most likely is kept."""
         best: dict[str, float] = {}
         for other, logprob in (*self._likeliest(one), (token_id, one.logprob)):
-            best.setdefault(self.name(other), _told(logprob))
+            best.setdefault(self.name(other), _finite(logprob))
         return best
 
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         return {
             "token": self.name(token_id),
-            "logprob": _told(logprob),
+            "logprob": _finite(logprob),
             "bytes": list(self.texts.of(token_id).data),
         }
 
     def _ranked(self, token_id: int, one: TokenLogprobs) -> dict[str, Any]:
         beside = enumerate(self._likeliest(one), 1)
         likeliest = [(other, logprob, None if self.listed else rank) for rank, (other, logprob) in beside]
-        own, told = (token_id, one.logprob, one.rank), dict[str, Any]()
+        own, entries = (token_id, one.logprob, one.rank), dict[str, Any]()
         for other, logprob, rank in (own, *likeliest) if self.listed else (*likeliest, own):
             text = self.texts.of(other).text
-            told.setdefault(str(other), {"logprob": _told(logprob), "rank": rank, "decoded_token": text})
-        return told
+            entries.setdefault(str(other), {"logprob": _finite(logprob), "rank": rank, "decoded_token": text})
+        return entries
 
 
 def scored_output(tokens: Sequence[NewToken]) -> list[Scored]:
-    """Return the output tokens of a piece that have one."""
+    """Return the output tokens of a piece; entries without a token are left out."""
     return [(token.token_id, token.logprobs) for token in tokens if token.token_id is not None]
 
 
 def scored_prompt(token_ids: Sequence[int], found: Sequence[TokenLogprobs | None]) -> list[Scored]:
-    """Return a prompt's tokens with what was found of them."""
+    """Return a prompt's tokens with their log probabilities."""
     return list(zip(token_ids, found, strict=True))
 
 
-def _told(logprob: float) -> float:
+def _finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else _LOWEST

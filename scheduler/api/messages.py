@@ -1,4 +1,4 @@
-"""What to continue: `messages`, as chat templates take them."""
+"""Read `messages` into the form that chat templates expect."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ Message = dict[str, Any]
 
 
 def read_messages(value: Any) -> list[Message]:
-    """Return the conversation as templates take it: roles, and contents as they came, texts or lists of text parts."""
+    """Return the conversation for a template: roles, and contents as sent, texts or lists of text parts."""
     if not isinstance(value, list) or not value:
         raise InvalidRequest("messages must be a list of at least one message", "messages")
     return [_message(item, f"messages.{index}") for index, item in enumerate(value)]
@@ -27,7 +27,7 @@ def _message(value: Any, path: str) -> Message:
 
 
 def _extras(value: Mapping[str, Any]) -> Message:
-    """Return the speaker's name and what it thought, under both names that templates know."""
+    """Return the message's name and reasoning, the latter under both keys that templates use."""
     extras = {"name": value["name"]} if isinstance(value.get("name"), str) else {}
     for key in ("reasoning", "reasoning_content"):
         if isinstance(value.get(key), str):
@@ -36,7 +36,7 @@ def _extras(value: Mapping[str, Any]) -> Message:
 
 
 def text_of(content: str | list[dict[str, str]]) -> str:
-    """Return the text of a content; its parts are lines."""
+    """Return the text of a content, its parts joined by newlines."""
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
@@ -51,7 +51,7 @@ def _content(value: Any, path: str) -> str | list[dict[str, str]]:
 def _part(value: Any, path: str) -> dict[str, str]:
     part = value if isinstance(value, dict) else {}
     kind, text = part.get("type"), part.get("text")
-    if kind == "refusal":  # what an assistant said in place of an answer
+    if kind == "refusal":  # an assistant's refusal in place of an answer
         kind, text = "text", part.get("refusal")
     if kind == "text" and isinstance(text, str):
         return {"type": "text", "text": text}

@@ -10,7 +10,7 @@ from scheduler.app_context import AppContext
 
 
 async def list_models(front: AppContext, _: Request) -> Response:
-    """Return a card for each served name; without any, for --model as typed."""
+    """Return a card for each served name; without any, for --model as given."""
     engine = front.config.engine
     names = engine.served_model_name or (engine.model,)
     return json_response({"object": "list", "data": [_card(front, name) for name in names]})

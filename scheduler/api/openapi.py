@@ -1,4 +1,4 @@
-"""GET /openapi.json: the open routes and their bodies as OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0)."""
+"""GET /openapi.json: the enabled routes and their bodies as OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0)."""
 
 import re
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _ERROR: dict[str, Any] = {
             "properties": {
                 "message": {"type": "string"},
                 "type": {"type": "string"},
-                "param": {"type": ["string", "null"], "description": "path of the field that is wrong"},
+                "param": {"type": ["string", "null"], "description": "path of the invalid field"},
                 "code": {"type": "integer", "description": "the HTTP status"},
             },
         }
@@ -35,9 +35,9 @@ _ERROR: dict[str, Any] = {
 def describe(
     routes: Sequence[Route], version: str, *, root_path: str = "", open_paths: frozenset[str] | None = None
 ) -> dict[str, Any]:
-    """Return the document that describes `routes`, behind the prefix `root_path`.
+    """Return the document for `routes`, under the prefix `root_path`.
 
-    `open_paths` are those that ask for no key, None where none does.
+    `open_paths` are those that require no key, None if no path requires one.
     """
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
@@ -60,7 +60,7 @@ def describe(
 
 
 def endpoint_of(document: dict[str, Any]) -> Endpoint:
-    """Return the endpoint that answers with `document`."""
+    """Return the endpoint that serves `document`."""
 
     async def openapi(front: AppContext, _: Request) -> ASGIApp:
         response: Response = json_response(document)
@@ -72,22 +72,22 @@ def endpoint_of(document: dict[str, Any]) -> Endpoint:
 def _operation(route: Route, method: str) -> dict[str, Any]:
     answer = {"content": {kind: {"schema": {"type": _schema_type(kind)}} for kind in route.media_types}}
     error = {"description": "refused or failed", "content": {"application/json": {"schema": _ref("Error")}}}
-    told: dict[str, Any] = {
+    operation: dict[str, Any] = {
         "operationId": _operation_id(route, method),
         "tags": [route.tag],
         "summary": route.summary,
         "responses": {"200": {"description": "answered", **answer}, "default": error},
     }
     if route.says_no:
-        told["responses"]["503"] = {"description": "no", **answer}
+        operation["responses"]["503"] = {"description": "no", **answer}
     if names := _parameters(route.path):
-        told["parameters"] = [
+        operation["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
         ]
     if route.body is not None:
         schema = {"schema": _ref(route.body.__name__)}
-        told["requestBody"] = {"required": True, "content": {"application/json": schema}}
-    return told
+        operation["requestBody"] = {"required": True, "content": {"application/json": schema}}
+    return operation
 
 
 def _body_schemas(routes: Sequence[Route]) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _body_schemas(routes: Sequence[Route]) -> dict[str, Any]:
 
 
 def _require(body: dict[str, Any], names: Sequence[str]) -> None:
-    """Say of fields that are read by hand that they are required: their null is only how that is told."""
+    """Mark fields that are validated by hand as required: their null default only serves the hand-written check."""
     for name in names:
         field = body["properties"][name]
         field.pop("default", None)

@@ -1,4 +1,4 @@
-"""GET /version, /load and /ping: what operators' tools ask."""
+"""GET /version, /load and /ping, for monitoring tools."""
 
 import importlib.metadata
 
@@ -11,7 +11,7 @@ from scheduler.app_context import AppContext
 
 
 def own_version() -> str:
-    """Return the version of the installed distribution, `unknown` in a tree that is not installed."""
+    """Return the version of the installed distribution, `unknown` if it is not installed."""
     try:
         return importlib.metadata.version("pdserve")
     except importlib.metadata.PackageNotFoundError:
@@ -19,12 +19,12 @@ def own_version() -> str:
 
 
 async def version(front: AppContext, _: Request) -> Response:
-    """Return which pdserve this is."""
+    """Return the version of pdserve."""
     return json_response({"version": own_version()})
 
 
 async def load(front: AppContext, _: Request) -> Response:
-    """Return how many requests for text, vectors or scores are under way here."""
+    """Return how many requests for text, vectors or scores this process is running."""
     return json_response({"server_load": front.drain.active})
 
 

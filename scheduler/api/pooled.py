@@ -23,15 +23,15 @@ from wire.types import Pooling, SamplingParams
 _log = EventLogger("api")
 _NOTHING_GENERATED = SamplingParams(max_tokens=1)
 
-Tell = Callable[[list[Values]], Awaitable[dict[str, Any]]]
-"""From the vector of each prompt, in order, to the answer's body."""
+BuildBody = Callable[[list[Values]], Awaitable[dict[str, Any]]]
+"""Builds the answer's body from the vector of each prompt, in order."""
 
 
 def pooling_request(
     front: AppContext, request: Request, request_id: str, prompts: Sequence[tuple[int, ...]],
     poolings: Sequence[Pooling], body: PoolingBody,
 ) -> GenerationRequest:  # fmt: skip
-    """Return the request that reads `prompts`, one pooling each, in the share of the client's key."""
+    """Return the request for the pooled `prompts`, one pooling each, in the queue share of the client's key."""
     options, tenant = front.config.options, str(request.scope["state"].get("tenant", ""))
     return GenerationRequest(
         request_id, tuple(prompts), _NOTHING_GENERATED, options.first_token_timeout, options.stall_timeout,
@@ -42,17 +42,17 @@ def pooling_request(
 
 @dataclass(frozen=True, slots=True)
 class PooledResponse:
-    """An ASGI response: runs `request` when called, and cancels it when the client goes away.
+    """An ASGI response that runs `request` when called, and cancels it when the client disconnects.
 
-    `tell` makes the answer of the vectors. Of more prompts than --max-prompts so many run at a time.
+    `build_body` builds the body from the vectors. At most --max-prompts prompts run at a time.
     """
 
     front: AppContext
     request: GenerationRequest
-    tell: Tell
+    build_body: BuildBody
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer. Raises a PdserveError as long as nothing was sent."""
+        """Answer. Raises a PdserveError only before anything was sent."""
         with self.front.drain.request():
             ids = {"request_id": self.request.request_id, "http_id": request_id_of(scope)}
             _log.info("request_taken", **ids, prompts=len(self.request.prompts))
@@ -67,9 +67,9 @@ class PooledResponse:
         run = VectorRun(self.request, observer, at_once=options.max_prompts, started_s=arrived_s)
         try:
             vectors = await run.collect(self.front.dispatcher)
-        except InvalidRequest as error:  # an instance's words cross the wire, the name of the field does not
+        except InvalidRequest as error:  # an instance's message crosses the wire, the field's name does not
             error.param = error.param or ("dimensions" if str(error).startswith("dimensions ") else "input")
             raise
         timing = server_timing(run.served)
-        response = json_response(await self.tell(vectors), 200, {"server-timing": timing} if timing else {})
+        response = json_response(await self.build_body(vectors), 200, {"server-timing": timing} if timing else {})
         await response(scope, receive, send)

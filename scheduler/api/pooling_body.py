@@ -1,4 +1,4 @@
-"""What the bodies of the routes that read texts for vectors and scores share."""
+"""The common fields of the bodies that request vectors and scores."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal
@@ -8,7 +8,7 @@ from scheduler.api.schemas import Body, Priority, Salt
 
 
 class PoolingBody(Body):
-    """The model, how texts are cut, whose KV they may share, and when they are read."""
+    """The model, truncation, KV sharing and priority."""
 
     not_served: ClassVar[Mapping[str, Refusal]] = POOLING_NOT_SERVED
 

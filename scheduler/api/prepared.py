@@ -1,4 +1,4 @@
-"""The middle of every route that generates text: from prompts of ids and a checked body to a request ready to run."""
+"""The common part of all routes that generate text: from token ids and a checked body to a request ready to run."""
 
 import dataclasses
 import hashlib
@@ -11,7 +11,7 @@ from scheduler.api.answer_limit import check_answer
 from scheduler.api.answer_options import AnswerOptions, read_answer_options
 from scheduler.api.generation import Generation
 from scheduler.api.generation_body import GenerationBody
-from scheduler.api.logprobs import TokenTeller
+from scheduler.api.logprobs import TokenFormatter
 from scheduler.api.sampling import read_sampling
 from scheduler.api.shape import AnswerShape
 from scheduler.api.structured import read_structured
@@ -28,14 +28,14 @@ _PRIORITY_HEADER = "x-vllm-priority"
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A checked request whose answer has no form yet. `prompts` are what is computed, cut where that was asked."""
+    """A checked request whose answer has no format yet. `prompts` are the ids to compute, truncated if requested."""
 
     front: AppContext
     prompts: tuple[tuple[int, ...], ...]
     params: SamplingParams
     text: TextOptions
     asked: AnswerOptions
-    teller: TokenTeller
+    formatter: TokenFormatter
     tenant: str
     cache_salt: str
     priority: int
@@ -43,7 +43,7 @@ class PreparedRequest:
     def generation(
         self, request_id: str, shape: AnswerShape, *, echo: tuple[str, ...] = (), seeds: tuple[int, ...] = ()
     ) -> Generation:
-        """Return the answer in the form of `shape`; `echo` has the text that stands before each prompt's choices."""
+        """Return the response in the format of `shape`; `echo` has the text before each prompt's choices."""
         options = self.front.config.options
         request = GenerationRequest(
             request_id, self.prompts, self.params, options.first_token_timeout, options.stall_timeout, seeds=seeds,
@@ -62,15 +62,15 @@ async def prepare_generation(
     keep, side = body.truncate_prompt_tokens, body.truncation_side or "left"
     cut = tuple(truncate_prompt(ids, keep, room=room, side=side) for ids in prompts)
     text = read_text_options(body, front.tokens, front.config.options, continues_prompt=continues_prompt)
-    wish = read_structured(body)
-    request.scope["state"]["structured_by"] = wish and wish[0]
-    params = await read_sampling(front, body, cut, wish, default_max_tokens=default_max_tokens, param=param)
+    constraint = read_structured(body)
+    request.scope["state"]["structured_by"] = constraint and constraint[0]
+    params = await read_sampling(front, body, cut, constraint, default_max_tokens=default_max_tokens, param=param)
     asked = read_answer_options(body, front.config.options)
     check_answer(body, params, cut, asked, front.config.options, tellings=asked.n if continues_prompt else 1)
     tenant = str(request.scope["state"].get("tenant", ""))
     return PreparedRequest(
         front, cut, params, text, asked,
-        TokenTeller(
+        TokenFormatter(
             front.tokens.texts, asked.logprobs or 0, asked.tokens_by_number, ranked=asked.token_ids,
             listed=bool(params.logprob_token_ids),
         ),
@@ -79,14 +79,14 @@ async def prepare_generation(
 
 
 def cache_salt_of(tenant: str, salt: str | None) -> str:
-    """Return whose KV a request may share: its key's and, where it names a salt, that of the same salt alone."""
+    """Return the salt that limits KV sharing: to the client's key and, if given, to requests with the same salt."""
     if not tenant and not salt:
         return ""
     return hashlib.sha256(f"{tenant}\0{salt or ''}".encode()).hexdigest()
 
 
 def priority_of(asked: int | None, request: Request) -> int:
-    """Return the priority that the body asks for, else the header's. A lower one runs earlier."""
+    """Return the priority from the body, else from the header, else 0. Lower values run earlier."""
     given = request.headers.get(_PRIORITY_HEADER)
     if asked is not None or given is None:
         return asked or 0

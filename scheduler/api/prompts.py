@@ -1,4 +1,4 @@
-"""What to continue: `prompt` in its four forms."""
+"""Read `prompt` in its four forms."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ Prompt = str | tuple[int, ...]
 def read_prompts(value: Any, *, max_prompts: int, max_model_len: int | None) -> tuple[Prompt, ...]:
     """Return the prompts of a text, a list of texts, a list of token ids or a list of such lists.
 
-    Without `max_model_len` a list of ids may be of any length: it is cut later.
+    Without `max_model_len` a list of ids may have any length: it is truncated later.
     """
     if max_model_len is not None:
         _check_sizes(value, max_prompts, max_model_len)
@@ -34,12 +34,12 @@ def read_prompts(value: Any, *, max_prompts: int, max_model_len: int | None) -> 
         )
     for prompt in prompts:
         if not prompt:
-            raise InvalidRequest("an empty prompt cannot be continued", "prompt")
+            raise InvalidRequest("the prompt must not be empty", "prompt")
     return prompts
 
 
 def _check_sizes(value: Any, max_prompts: int, max_model_len: int) -> None:
-    """Refuse huge lists by their length alone, before anything walks through them."""
+    """Refuse huge lists by their length, before they are iterated over."""
     lists = [value, *value[:max_prompts]] if isinstance(value, list) else []
     longest = max((len(item) for item in lists if isinstance(item, list)), default=0)
     if longest > max(max_model_len, max_prompts):
@@ -53,7 +53,7 @@ async def encode_prompt(
 ) -> tuple[int, ...]:
     """Return the prompt's token ids. Raises InvalidRequest for an id outside the vocabulary.
 
-    A text that is not `bounded` may be longer than the model: it is cut later.
+    A text that is not `bounded` may exceed the model's length: it is truncated later.
     """
     if isinstance(prompt, str):
         ids = await tokens.encode(prompt, add_special_tokens=add_special_tokens, bounded=bounded)
@@ -65,7 +65,7 @@ async def encode_prompt(
 
 
 def check_token_ids(token_ids: tuple[int, ...], tokens: Tokens, param: str) -> None:
-    """Raise InvalidRequest if an id is not one that the model knows."""
+    """Raise InvalidRequest for an id outside the vocabulary."""
     if min(token_ids) < 0 or max(token_ids) >= tokens.vocab_size:
         wrong = next(item for item in token_ids if not 0 <= item < tokens.vocab_size)
         raise InvalidRequest(
@@ -74,5 +74,5 @@ def check_token_ids(token_ids: tuple[int, ...], tokens: Tokens, param: str) -> N
 
 
 def _is_list_of(value: Any, kind: type) -> bool:
-    """True and False are no token ids."""
+    """Return whether a value is a non-empty list of exactly `kind`; True and False are not token ids."""
     return isinstance(value, list) and bool(value) and all(type(item) is kind for item in value)

@@ -1,4 +1,4 @@
-"""Read a request's body as the class of its route: every field implemented, refused, or without an effect by nature."""
+"""Read a request's body as its route's class: each field is implemented, refused, or harmless to ignore."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from scheduler.app_context import AppContext
 from wire.near_names import near_name
 
 AnyBody = TypeVar("AnyBody", bound=Body)
-_NAME = re.compile("[A-Za-z0-9_.-]+")  # what a header can carry, and no log is broken by
+_NAME = re.compile("[A-Za-z0-9_.-]+")  # safe in headers and logs
 _LONGEST, _MOST_UNKNOWN = 40, 8
 
 
@@ -25,7 +25,7 @@ async def read_body(front: AppContext, request: Request, kind: type[AnyBody], *,
 def check_body(raw: Mapping[str, Any], kind: type[AnyBody], request: Request) -> AnyBody:
     """Return `raw` as `kind`. Raises InvalidRequest naming the field.
 
-    A name that no API has passes; one that nearly is a known field is named in the log and a Warning header.
+    Unknown names are ignored; one that is nearly a known field is reported in the log and in a Warning header.
     """
     refuse_fields(raw, kind.not_served)
     body = kind.read(raw)
@@ -38,7 +38,7 @@ def check_body(raw: Mapping[str, Any], kind: type[AnyBody], request: Request) ->
 
 
 def _misspelt(raw: Mapping[str, Any], kind: type[Body]) -> list[tuple[str, str]]:
-    """Return unknown names, of the first few, with the known one that each nearly is."""
+    """Return unknown names, at most the first few, each with the known name that it nearly matches."""
     known = {*kind.model_fields, *kind.not_served, *WITHOUT_EFFECT}
     unknown = [name for name in raw if name not in known and len(name) <= _LONGEST and _NAME.fullmatch(name)]
     return [(name, meant) for name in unknown[:_MOST_UNKNOWN] if (meant := near_name(name, known))]

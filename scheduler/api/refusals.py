@@ -1,4 +1,4 @@
-"""Fields that a client may not set, and wishes that are not served: refused in words, never silently ignored."""
+"""Fields that clients may not set and options that are not supported: refused with a reason, never ignored."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,45 +12,45 @@ TRANSFER_FIELDS = frozenset((
     "bootstrap_host", "bootstrap_port", "bootstrap_room", "prefill_instance", "decode_instance", "link_epoch",
     "ec_transfer_params", "disaggregated_params", "kv_holder", "prompt_id",
 ))  # fmt: skip
-"""Names of ours and of other engines' for how KV is handed on; refused by name whatever their value, null too."""
+"""KV transfer fields of this and other engines; refused by name whatever their value, even null."""
 
 Refusal = tuple[tuple[Any, ...], str]
-"""The values that ask for nothing (null always does), and the reason."""
+"""The values that have no effect (null always has none), and the reason for refusing others."""
 _NOTHING: tuple[Any, ...] = ()
 _OFF: tuple[Any, ...] = (False,)
 _NO_TOOLS = "tools are not supported yet: leave it out"
-_TEXT_ALONE = "models are served for text alone"
+_TEXT_ALONE = "only text models are served"
 NOT_SERVED: dict[str, Refusal] = {
     "tools": (_NOTHING, "tools are not supported yet: leave them out"),
     "tool_choice": (("none",), _NO_TOOLS),
     "functions": (_NOTHING, "functions are not supported: leave them out"),
     "function_call": (("none",), "functions are not supported: leave it out"),
     "logits_processors": (([],), "logits processors from requests are not run"),
-    "prompt_embeds": (_NOTHING, "embeddings are not taken as prompts: send text or token ids"),
+    "prompt_embeds": (_NOTHING, "embeddings are not accepted as prompts: send text or token ids"),
     "audio": (_NOTHING, _TEXT_ALONE),
     "modalities": ((["text"],), _TEXT_ALONE),
     "media_io_kwargs": (({},), _TEXT_ALONE),
     "mm_processor_kwargs": (({},), _TEXT_ALONE),
     "prediction": (_NOTHING, "predicted output is not used: leave it out"),
-    "vllm_xargs": (({},), "they are for plugins of vLLM's engine, which is not run here"),
-    "thinking_token_budget": ((-1,), "no reasoning parser separates thoughts from answers: max_tokens bounds both"),
+    "vllm_xargs": (({},), "they are for plugins of vLLM's engine, which pdserve does not run"),
+    "thinking_token_budget": ((-1,), "there is no reasoning parser: max_tokens limits reasoning and answer together"),
     "watermarking": (_OFF, "outputs are sampled without a watermark"),
     "return_weight_versions": (_OFF, "weights are never replaced while a server runs"),
     "routed_experts_prompt_start": ((0,), "routed experts are not part of answers"),
-    "return_prompt_text": (_OFF, "ask for return_token_ids, and /detokenize for their text"),
-    "stream_interval": ((1,), "a stream's chunks follow the client's reading: what waits goes out in one"),
+    "return_prompt_text": (_OFF, "use return_token_ids, and /detokenize for their text"),
+    "stream_interval": ((1,), "chunk size follows the client's reading speed: pending tokens are sent in one chunk"),
 }
-"""What every route refuses."""
+"""Refused by every route."""
 
 POOLING_NOT_SERVED = NOT_SERVED | {
-    "padding": (("do_not_pad",), "a text is computed at its own length: leave it out"),
-    "use_activation": (_NOTHING, "the model's own files decide what is done to its outputs"),
+    "padding": (("do_not_pad",), "texts are computed without padding: leave it out"),
+    "use_activation": (_NOTHING, "the model's own files define the activation"),
     "embed_dtype": (("float32",), "vectors are float32"),
     "endianness": (("native", "little"), "base64 is little-endian"),
 }
-_NO_PAIR_TEMPLATE = "a pair of texts is read without a chat template"
+_NO_PAIR_TEMPLATE = "a pair of texts is encoded without a chat template"
 _PAIRS = "the texts of a score are text_1 and text_2"
-_CUT = "truncate_prompt_tokens bounds a pair of texts"
+_CUT = "use truncate_prompt_tokens to limit a pair of texts"
 SCORE_NOT_SERVED = (
     POOLING_NOT_SERVED
     | {
@@ -63,20 +63,20 @@ SCORE_NOT_SERVED = (
 )
 
 WITHOUT_EFFECT: dict[str, str] = {
-    "session_id": "requests of a conversation are placed where their prefix is cached, found by its tokens",
-    "include_reasoning": "no reasoning parser runs: what a model thinks is part of its text, as in vLLM without one",
-    "parallel_tool_calls": "there are no calls: tools are refused",
-    "return_token_offsets": "of vLLM's render routes alone; its generation routes ignore it too",
-    "mm_payload": "of vLLM's render routes alone; its generation routes ignore it too",
-    "return_mm_kwargs": "of vLLM's render routes alone; its generation routes ignore it too",
-    "metadata": "the client's own notes", "store": "nothing is stored", "service_tier": "there is one",
-    "safety_identifier": "as user: the client's own name for who asks", "prompt_cache_key": "as session_id",
+    "session_id": "requests are placed by their tokens where their prefix is cached",
+    "include_reasoning": "no reasoning parser runs: reasoning is part of the text, as in vLLM without one",
+    "parallel_tool_calls": "there are no tool calls: tools are refused",
+    "return_token_offsets": "used only by vLLM's render routes; its generation routes ignore it too",
+    "mm_payload": "used only by vLLM's render routes; its generation routes ignore it too",
+    "return_mm_kwargs": "used only by vLLM's render routes; its generation routes ignore it too",
+    "metadata": "the client's own notes", "store": "nothing is stored", "service_tier": "there is only one",
+    "safety_identifier": "as user: the client's identifier of its end user", "prompt_cache_key": "as session_id",
 }  # fmt: skip
-"""Fields of other APIs that are taken, as by their nature they change nothing here, and why."""
+"""Fields of other APIs that are accepted because ignoring them is harmless, and why."""
 
 
 def refuse_fields(body: Mapping[str, Any], not_served: Mapping[str, Refusal]) -> None:
-    """Raise InvalidRequest if a body asks for what is not served, or sets what belongs to the cluster."""
+    """Raise InvalidRequest if a body sets an unsupported option or a field that only the cluster may set."""
     for name, value in body.items():
         if name in TRANSFER_FIELDS:
             raise InvalidRequest(f"{name} belongs to the cluster: clients may not set it", name)

@@ -1,4 +1,4 @@
-"""Ids of requests: ours are random; the client's are echoed, logged and shown, and mean nothing inside."""
+"""Ids of requests: pdserve's are random; a client's are echoed, logged and shown, but not used internally."""
 
 import re
 import secrets
@@ -14,9 +14,9 @@ def new_id(kind: str) -> str:
 
 
 def shown_id(own_id: str, request: Request, body_id: str | None = None) -> str:
-    """Return the `id` of an answer: ours, or of its kind with the X-Request-Id, else the body's id, behind it.
+    """Return the answer's `id`: `own_id`, or its prefix followed by the X-Request-Id, else by the body's id.
 
-    An id that a request under way shows already is not shown again: the gate forgets it with that request.
+    A client id shown by another running request is not used; the gate releases it when that request ends.
     """
     client_id = clean_client_id(request.headers.get("x-request-id", "")) or clean_client_id(body_id or "")
     state = request.scope["state"]
@@ -28,5 +28,5 @@ def shown_id(own_id: str, request: Request, body_id: str | None = None) -> str:
 
 
 def clean_client_id(given: str) -> str | None:
-    """Return what may be echoed and logged of a client's X-Request-Id, None if nothing is left."""
+    """Return the part of a client's X-Request-Id that is safe to echo and log, None if nothing is left."""
     return re.sub(r"[^A-Za-z0-9._:-]", "", given[:_MAX_CLIENT_ID]) or None

@@ -1,4 +1,4 @@
-"""One path of the HTTP surface: who answers it, with which body, and what the API's description says of it."""
+"""One route of the HTTP API: its endpoint, its body and its entry in the OpenAPI document."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ VECTORS = frozenset({ModelKind.TEXT, ModelKind.VECTORS})
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`methods` are separated by blanks. `needs` are the kinds of model that can answer it.
+    """`methods` are separated by spaces. `needs` are the kinds of model that can answer it.
 
-    `flag` is the option that opens it, empty where it is open; `media_types` are what a good answer may be; one that
-    `says_no` answers 503 with the same body where the answer is no. `required` are fields that the body's endpoint
-    asks for by hand. One that `queues` makes prompts that wait for instances: a full queue refuses it unread.
+    `flag` is the option that enables it, empty if it is always enabled; `media_types` are those of a successful answer;
+    with `says_no` a negative answer is a 503 with the same body. `required` are fields that the endpoint checks by
+    hand. With `queues` its prompts wait for instances: if the queue is full, the request is refused unread.
     """
 
     methods: str
@@ -42,16 +42,16 @@ class Route:
     queues: bool = False
 
     def is_open(self, options: SchedulerOptions) -> bool:
-        """Whether the operator opened it."""
+        """Whether the route is enabled."""
         return not self.flag or bool(getattr(options, self.flag))
 
     def check_model(self, kind: ModelKind) -> None:
-        """Raise InvalidRequest where a model of this kind can never answer."""
+        """Raise InvalidRequest if a model of this kind can never answer."""
         check_kind(kind, self.needs, self.path)
 
 
 def check_kind(kind: ModelKind, needs: frozenset[ModelKind], what: str) -> None:
-    """Raise InvalidRequest where a model of `kind` can never answer `what`, which needs one of `needs`."""
+    """Raise InvalidRequest if a model of `kind` can never answer `what`, which needs one of `needs`."""
     if kind not in needs:
         wanted = " or ".join(needed.does for needed in ModelKind if needed in needs)
         raise InvalidRequest(f"the model {kind.does}; {what} needs one that {wanted}", "model")

@@ -1,4 +1,4 @@
-"""From a checked body to our own types: the limits that need the model, the prompts or the config."""
+"""From a checked body to SamplingParams: the limits that depend on the model, the prompts or the config."""
 
 import secrets
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from scheduler.api.beams import read_beam_search
 from scheduler.api.generation_body import GenerationBody
 from scheduler.api.prompts import check_token_ids
-from scheduler.api.structured import Wish
+from scheduler.api.structured import Constraint
 from scheduler.api.token_rules import read_allowed, read_bad_words, read_logit_bias
 from scheduler.app_context import AppContext
 from scheduler.config import SchedulerOptions
@@ -15,15 +15,15 @@ from wire.check_prompt import check_repetition
 from wire.errors import InvalidRequest, PromptTooLong
 from wire.types import RepetitionDetection, SamplingParams
 
-_LEAST_TEMPERATURE = 0.01  # below it logits / temperature overflows; 0 itself is greedy
+_LEAST_TEMPERATURE = 0.01  # below it logits / temperature overflows; 0 is greedy
 _ALL = -1
 
 
 async def read_sampling(
-    front: AppContext, body: GenerationBody, prompts: Sequence[Sequence[int]], wish: Wish | None, *,
+    front: AppContext, body: GenerationBody, prompts: Sequence[Sequence[int]], constraint: Constraint | None, *,
     default_max_tokens: int | None, param: str,
 ) -> SamplingParams:  # fmt: skip
-    """Return the parameters; `default_max_tokens` None means all the context left. Raises InvalidRequest."""
+    """Return the parameters; `default_max_tokens` None means the rest of the context. Raises InvalidRequest."""
     options, tokens, defaults = front.config.options, front.tokens, front.defaults
     longest = max(map(len, prompts))
     beams = read_beam_search(body, defaults)
@@ -34,8 +34,8 @@ async def read_sampling(
     max_tokens = _max_tokens(front, body, longest, default_max_tokens, param)
     if (body.min_tokens or 0) > max_tokens:
         raise InvalidRequest(f"min_tokens {body.min_tokens} is more than max_tokens {max_tokens}", "min_tokens")
-    if wish is not None and beams is not None:
-        raise InvalidRequest(f"{wish[0]} cannot be kept with use_beam_search: leave one out", "use_beam_search")
+    if constraint is not None and beams is not None:
+        raise InvalidRequest(f"{constraint[0]} conflicts with use_beam_search: leave one out", "use_beam_search")
     logprobs = _bounded(body.num_logprobs_field, body.num_logprobs, front)
     return SamplingParams(
         max_tokens=max_tokens,
@@ -58,7 +58,7 @@ async def read_sampling(
         bad_words=await read_bad_words(body.bad_words, tokens),
         logprobs=logprobs,
         prompt_logprobs=_prompt_logprobs(body, logprobs, front),
-        structured=None if wish is None else wish[1],
+        structured=None if constraint is None else constraint[1],
         beam_search=beams,
         logprob_token_ids=_logprob_ids(body, tokens),
         repetition_detection=_repetition(body),
@@ -66,12 +66,12 @@ async def read_sampling(
 
 
 def draw_seed() -> int:
-    """Return a seed for a prompt whose client gave none."""
+    """Return a random seed for a prompt whose client gave none."""
     return secrets.randbits(63)
 
 
 def _max_tokens(front: AppContext, body: GenerationBody, prompt_len: int, default: int | None, param: str) -> int:
-    """Return the limit of output tokens, cut to what fits behind the longest prompt; where none is wanted, 1."""
+    """Return the limit of output tokens, reduced to what fits after the longest prompt; at least 1."""
     model_len = front.tokens.max_model_len
     limit = f"This model's maximum context length is {model_len} tokens"
     left = model_len - prompt_len
@@ -83,7 +83,7 @@ def _max_tokens(front: AppContext, body: GenerationBody, prompt_len: int, defaul
         default = default if own is None else own
         return left if default is None else min(default, left)
     if asked == 0 and not (body.echoes or body.prompt_logprobs is not None):
-        raise InvalidRequest(f"{name} is 0, must be 1 or more; 0 goes with echo or prompt_logprobs", name)
+        raise InvalidRequest(f"{name} is 0, must be 1 or more; 0 needs echo or prompt_logprobs", name)
     if asked > model_len:
         raise InvalidRequest(
             f"{name} is {asked}; this model's maximum context length is {model_len} tokens, prompt and output", name
@@ -115,7 +115,7 @@ def _stop_ids(body: GenerationBody, tokens: Tokens) -> tuple[int, ...]:
 
 
 def _logprob_ids(body: GenerationBody, tokens: Tokens) -> tuple[int, ...]:
-    """Return the tokens whose log probabilities are wanted in place of the likeliest's."""
+    """Return the tokens whose log probabilities replace those of the most likely tokens."""
     given = tuple(dict.fromkeys(body.logprob_token_ids or ()))
     if not given:
         return ()
@@ -123,7 +123,7 @@ def _logprob_ids(body: GenerationBody, tokens: Tokens) -> tuple[int, ...]:
     if body.num_logprobs is None:
         raise InvalidRequest("logprob_token_ids needs logprobs", "logprob_token_ids")
     if body.echoes and body.prompt_logprobs is None:
-        raise InvalidRequest("logprob_token_ids are of the output: leave echo out", "logprob_token_ids")
+        raise InvalidRequest("logprob_token_ids apply to the output only: leave echo out", "logprob_token_ids")
     return given
 
 
@@ -137,14 +137,14 @@ def _repetition(body: GenerationBody) -> RepetitionDetection | None:
 
 
 def _prompt_logprobs(body: GenerationBody, logprobs: int | None, front: AppContext) -> int | None:
-    """An echoed prompt's tokens are told like the output's."""
+    """Return the number for prompt tokens; an echoed prompt gets at least that of the output."""
     asked = _bounded("prompt_logprobs", body.prompt_logprobs, front)
     echoed = logprobs if body.echoes else None
     return max((asked, echoed), key=lambda count: -1 if count is None else count)
 
 
 def _bounded(name: str, asked: int | None, front: AppContext) -> int | None:
-    """Return how many log probabilities are wanted; -1 asks for the whole vocabulary, where the operator allows it."""
+    """Return how many log probabilities to return; -1 is the whole vocabulary, if --max-logprobs allows it."""
     most = front.config.options.max_logprobs
     if asked is None:
         return None

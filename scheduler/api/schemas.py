@@ -1,4 +1,4 @@
-"""What every request body has in common: unknown fields are ignored, null is the default, types are strict."""
+"""The base of all request bodies: unknown fields are ignored, null is the default, types are strict."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
@@ -12,14 +12,14 @@ from wire.errors import InvalidRequest
 Count = Annotated[int, Field(ge=1)]
 Priority = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 ManyIds = Annotated[list[int], Field(fail_fast=True)]
-"""A list that may be long: its first wrong item is described alone."""
+"""A list that may be long: only its first invalid item is reported."""
 Salt = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
 _MAX_SHOWN_ERRORS = 10
 _MAX_ERRORS = 1000
 
 
 class Body(BaseModel):
-    """Base of all bodies, one class a route: HTTP, batch lines and the API's description go by it."""
+    """Base of all bodies, one class per route, used by HTTP, batch lines and the OpenAPI document."""
 
     model_config = ConfigDict(strict=True, frozen=True)
     not_served: ClassVar[Mapping[str, Refusal]] = NOT_SERVED
@@ -32,18 +32,18 @@ class Body(BaseModel):
         except ValidationError as error:
             if (count := error.error_count()) > _MAX_ERRORS:
                 raise InvalidRequest(
-                    f"{count} values of the body are wrong, of which at most {_MAX_ERRORS} are described: check the "
+                    f"{count} values of the body are invalid, at most {_MAX_ERRORS} are reported: check the "
                     "types of its fields"
                 ) from None
             found = error.errors(include_url=False, include_context=False)[:_MAX_SHOWN_ERRORS]
-        raise InvalidRequest("; ".join(map(_told, found)), _path(found[0]))
+        raise InvalidRequest("; ".join(map(_text, found)), _path(found[0]))
 
 
 def _path(entry: ErrorDetails) -> str:
     return ".".join(map(str, entry["loc"]))
 
 
-def _told(entry: ErrorDetails) -> str:
+def _text(entry: ErrorDetails) -> str:
     if entry["type"] == "missing":
         return f"{_path(entry)} is missing"
     value, message = entry["input"], entry["msg"]

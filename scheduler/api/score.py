@@ -1,4 +1,4 @@
-"""POST /v1/score and /score: how alike two texts are, by a cross-encoder's score or by the angle of their vectors."""
+"""POST /v1/score and /score: the similarity of two texts, by cross-encoder score or cosine of their vectors."""
 
 import asyncio
 import time
@@ -26,7 +26,7 @@ Ids = tuple[int, ...]
 
 
 class ScoreBody(PoolingBody):
-    """The body of /v1/score: one text against one or several, or as many against as many, pair by pair."""
+    """The body of /v1/score: one text compared with one or several, or two lists of equal length compared pairwise."""
 
     not_served: ClassVar[Mapping[str, Refusal]] = SCORE_NOT_SERVED
 
@@ -36,7 +36,7 @@ class ScoreBody(PoolingBody):
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What is read for the scores: prompts, their poolings, and how their values become one score for each pair."""
+    """The prompts to compute, their poolings, and how their values become one score per pair."""
 
     prompts: tuple[Ids, ...]
     poolings: tuple[Pooling, ...]
@@ -44,20 +44,20 @@ class _Reading:
 
 
 async def create_score(front: AppContext, request: Request) -> PooledResponse:
-    """Return the answer to one request, not yet run. Raises a PdserveError or HttpError for a bad one."""
+    """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
     return await prepare_score(front, await read_body(front, request, ScoreBody), request)
 
 
 async def prepare_score(front: AppContext, body: ScoreBody, request: Request) -> PooledResponse:
-    """Tokenise and check a body against the model."""
+    """Tokenise and check a body."""
     model = front.model_named(body.model)
     first, second = _texts(body, front.config.options.max_inputs)
     is_cross = front.tokens.files.kind is ModelKind.SCORES
-    reading = await (_read_pairs if is_cross else _read_apart)(front, body, first, second)
+    reading = await (_read_pairs if is_cross else _read_singly)(front, body, first, second)
     wanted = pooling_request(front, request, new_id("score"), reading.prompts, reading.poolings, body)
     num_tokens = sum(map(len, reading.prompts))
 
-    async def tell(vectors: list[Values]) -> dict[str, Any]:
+    async def build_body(vectors: list[Values]) -> dict[str, Any]:
         return {
             "id": shown_id(wanted.request_id, request, body.request_id),
             "object": "list",
@@ -75,7 +75,7 @@ async def prepare_score(front: AppContext, body: ScoreBody, request: Request) ->
             },
         }
 
-    return PooledResponse(front, wanted, tell)
+    return PooledResponse(front, wanted, build_body)
 
 
 def _texts(body: ScoreBody, most: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -89,7 +89,7 @@ def _texts(body: ScoreBody, most: int) -> tuple[tuple[str, ...], tuple[str, ...]
 
 
 async def _read_pairs(front: AppContext, body: ScoreBody, first: tuple[str, ...], second: tuple[str, ...]) -> _Reading:
-    """One prompt a pair, which a cross-encoder reads whole."""
+    """One prompt per pair, which a cross-encoder reads as one sequence."""
     tokens, prompts, poolings = front.tokens, [], []
     longest = tokens_kept(body.truncate_prompt_tokens, room=tokens.max_model_len)
     for left, right in zip(first * (len(second) // len(first)), second, strict=True):
@@ -102,8 +102,8 @@ async def _read_pairs(front: AppContext, body: ScoreBody, first: tuple[str, ...]
     return _Reading(tuple(prompts), tuple(poolings), lambda values: [value[0] for value in values])
 
 
-async def _read_apart(front: AppContext, body: ScoreBody, first: tuple[str, ...], second: tuple[str, ...]) -> _Reading:
-    """One prompt a text; the score of a pair is the cosine of its vectors."""
+async def _read_singly(front: AppContext, body: ScoreBody, first: tuple[str, ...], second: tuple[str, ...]) -> _Reading:
+    """One prompt per text; the score of a pair is the cosine of its vectors."""
     keep, side = body.truncate_prompt_tokens, body.truncation_side or "left"
     left = await encode_inputs(first, front.tokens, add_special_tokens=True, keep=keep, side=side, param="text_1")
     right = await encode_inputs(second, front.tokens, add_special_tokens=True, keep=keep, side=side, param="text_2")

@@ -1,4 +1,4 @@
-"""How a request was served, for the user: token counts, stage times, bytes of the KV hop."""
+"""How a request was served, for the client: token counts, stage times, bytes of KV sent."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,14 +11,14 @@ _STAGES = ("queue", "reserve", "prefill", "send", "first_step")
 
 
 def usage(stream: TextStream, *, details: bool = False) -> dict[str, Any]:
-    """Return OpenAI's token counts; with `details`, known at the end, how many prompt tokens were cached."""
+    """Return OpenAI's token counts; with `details`, known only at the end, the number of cached prompt tokens."""
     prompt, output = stream.num_prompt_tokens, stream.num_output_tokens
     cached = sum(done.times.cached_tokens for done in stream.served)
     return _counts(prompt, output, {"cached_tokens": cached} if details else None)
 
 
 def usage_at_start(stream: TextStream) -> dict[str, Any]:
-    """Return the token counts of before the first output token."""
+    """Return the token counts before the first output token."""
     return _counts(stream.num_prompt_tokens, 0)
 
 
@@ -30,7 +30,7 @@ def _counts(prompt: int, output: int, details: dict[str, int] | None = None) -> 
 
 
 def server_timing(served: Sequence[PromptDone]) -> str:
-    """Return the Server-Timing header's value; of several prompts, the one that took longest to start."""
+    """Return the value of the Server-Timing header; for several prompts, of the one that took longest to start."""
     if not served:
         return ""
     times = max((done.times for done in served), key=lambda times: sum(_stages_ms(times).values()))
@@ -44,13 +44,13 @@ def server_timing(served: Sequence[PromptDone]) -> str:
 def report(served: Sequence[PromptDone], *, instances: bool) -> Any:
     """Return the usage chunk's `pdserve`: an object, or a list of them in prompt order for several prompts.
 
-    `instances`: with the names of those that served it, which are of the operator's network.
+    `instances`: include the names of the instances, which reveal the operator's network.
     """
-    told = [_told(done, instances=instances) for done in sorted(served, key=lambda done: done.prompt)]
-    return told[0] if len(told) == 1 else told
+    reports = [_report(done, instances=instances) for done in sorted(served, key=lambda done: done.prompt)]
+    return reports[0] if len(reports) == 1 else reports
 
 
-def _told(done: PromptDone, *, instances: bool) -> dict[str, Any]:
+def _report(done: PromptDone, *, instances: bool) -> dict[str, Any]:
     names = {"prefill_instance": done.prefill_instance, "decode_instance": done.decode_instance}
     return {
         "path": done.path,

@@ -1,4 +1,4 @@
-"""What the answers of one surface look like, whole and in pieces."""
+"""The format of one API's answers, complete and streamed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ Usage = dict[str, Any]
 ANSWER_NULLS = dict.fromkeys(
     ("service_tier", "system_fingerprint", "kv_transfer_params", "ec_transfer_params", "metrics")
 )  # fmt: skip
-"""Keys of a whole answer that vLLM sends as null where it has nothing for them, and its clients read."""
+"""Keys of a complete answer that vLLM sends as null when unused, and that its clients read."""
 CHOICE_NULLS = dict.fromkeys(("token_ids", "routed_experts", "weight_versions"))
-"""Those of each choice."""
+"""Such keys of each choice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """One whole choice; `logprobs` are lists by name as its surface tells them, None where nobody asked."""
+    """One complete choice; `logprobs` are lists by name in the API's format, None if not requested."""
 
     index: int
     text: str
@@ -31,36 +31,36 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class PromptReport:
-    """A prompt's ids and how likely they were, as far as that was asked."""
+    """A prompt's ids and log probabilities, as far as requested."""
 
     token_ids: tuple[int, ...]
     logprobs: Sequence[TokenLogprobs | None]
 
 
 class AnswerShape(Protocol):
-    """One request's answer in the form of one surface. Streams take `opening` before a choice's first event."""
+    """One request's answer in the format of one API. Streams send `opening` before a choice's first event."""
 
     def opening(self, index: int, prompt: PromptReport, usage: Usage | None) -> bytes:
-        """Return the event that opens a choice's stream; empty where the surface has none."""
+        """Return the event that opens a choice's stream; empty if the API has none."""
         ...
 
     def event(self, piece: TextPiece, prompt: PromptReport, usage: Usage | None) -> bytes:
-        """Return the event that carries `piece`, with `usage` where the client asked for it every time."""
+        """Return the event that carries `piece`, with `usage` if the client requested it in every chunk."""
         ...
 
     def logprobs(self, piece: TextPiece, prompt: PromptReport) -> dict[str, list[Any]] | None:
-        """Return what is told of the tokens of `piece`, each piece once and in order; None where nobody asked."""
+        """Return the log probabilities of `piece`, called once per piece and in order; None if not requested."""
         ...
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
-        """Return the chunk that carries no choice but the token counts."""
+        """Return the chunk with the token counts and no choice."""
         ...
 
     def whole(self, choices: list[Ended], prompts: Sequence[PromptReport], usage: Usage) -> dict[str, Any]:
-        """Return the whole answer."""
+        """Return the complete answer."""
         ...
 
 
-def prompt_told(output: TextStream, prompt: int) -> PromptReport:
-    """Return what is known of one prompt of a running request."""
+def prompt_report(output: TextStream, prompt: int) -> PromptReport:
+    """Return the report of one prompt of a running request."""
     return PromptReport(output.prompt_ids(prompt), output.prompt_logprobs[prompt])

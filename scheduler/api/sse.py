@@ -1,4 +1,4 @@
-"""Server-sent events, and noticing that a client has gone."""
+"""Server-sent events, and detection of disconnected clients."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -14,12 +14,12 @@ DONE = b"data: [DONE]\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would hold the events back
+    (b"x-accel-buffering", b"no"),  # nginx would buffer the events
 ]
 
 
 class ClientGone(Cancelled):
-    """The client of this very response went away, or does not read it."""
+    """The client of this response disconnected, or does not read it."""
 
 
 def event(body: dict[str, Any]) -> bytes:
@@ -28,9 +28,9 @@ def event(body: dict[str, Any]) -> bytes:
 
 
 class EventWriter:
-    """Writes one response of events. A client that does not read is the server's to give up (http/protocol.py).
+    """Writes one response of events. http/protocol.py disconnects a client that does not read.
 
-    `exchange` is our own server's, if it is that which serves.
+    `exchange` is that of scheduler/http's server, None under another server.
     """
 
     def __init__(self, send: Send, exchange: HttpExchange | None = None) -> None:
@@ -40,7 +40,7 @@ class EventWriter:
 
     @property
     def is_free(self) -> bool:
-        """Whether `write_now` may be called: the response has begun and nothing waits to be written."""
+        """Whether `write_now` may be called: the response has begun and nothing is buffered."""
         return self._exchange is not None and self._exchange.is_free
 
     def write_now(self, content: bytes) -> None:
@@ -49,14 +49,14 @@ class EventWriter:
         self._exchange.write_now(content)
 
     async def write(self, content: bytes) -> None:
-        """Send events, the response's start before the first."""
+        """Send events, preceded by the response headers if they are the first."""
         if not self.started:
             self.started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         await self._send({"type": "http.response.body", "body": content, "more_body": True})
 
     async def fail(self, body: dict[str, Any]) -> None:
-        """Send an error and end the response: no event stands after it."""
+        """Send an error event, the last one, and end the response."""
         await self.write(event(body))
         await self.end()
 
@@ -66,16 +66,16 @@ class EventWriter:
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work`; if the client goes away first, cancel it and raise ClientGone."""
+    """Run `work`; if the client disconnects first, cancel it and raise ClientGone."""
     if isinstance(receive, Receiving):
-        await _until_told(receive, work)
+        await _until_interrupted(receive, work)
     else:
         await _until_received(receive, work)
 
 
-async def _until_told(receive: Receiving, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` in this task, which our own server interrupts when the client goes; not at all if it has gone."""
-    if receive.why_gone:  # a cancel of work that never waits would hit what comes after it
+async def _until_interrupted(receive: Receiving, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` in this task, which our own server cancels when the client disconnects, or not at all if it has."""
+    if receive.why_gone:  # cancelling work that never awaits would cancel what follows it
         work.close()
         raise ClientGone(receive.why_gone)
     task = asyncio.current_task()
@@ -97,7 +97,7 @@ async def _until_received(receive: Receive, work: Coroutine[Any, Any, None]) -> 
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise ClientGone("the client went away")
+            raise ClientGone("the client disconnected")
     finally:
         for task in (working, watching):
             task.cancel()

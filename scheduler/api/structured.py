@@ -1,4 +1,4 @@
-"""What the output must be, from the three ways to say it: response_format, structured_outputs and guided_*."""
+"""Read the output constraint from its three forms: response_format, structured_outputs and guided_*."""
 
 import json
 from collections.abc import Mapping
@@ -15,24 +15,24 @@ from wire.types import StructuredOutput
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _GUIDED = ("json", "regex", "choice", "grammar", "json_object")
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
-Wish = tuple[str, StructuredOutput]
-"""The field that says what the output must be, and what."""
+Constraint = tuple[str, StructuredOutput]
+"""The name of the field that constrains the output, and the constraint."""
 
 
-def read_structured(body: GenerationBody) -> Wish | None:
-    """Return the field that says what the output must be, and what; None for any text. Raises InvalidRequest.
+def read_structured(body: GenerationBody) -> Constraint | None:
+    """Return the constraining field and the constraint; None for free text. Raises InvalidRequest.
 
-    Whether a grammar can be kept is found where it is compiled, before anything is computed.
+    Whether a grammar can be compiled is checked later, before anything is computed.
     """
     read = (_from_format(body.response_format), _from_structured_outputs(body.structured_outputs), _from_guided(body))
-    wishes = [wish for wish in read if wish is not None]
-    if len(wishes) > 1:
-        names = [name for name, _ in wishes]
-        raise InvalidRequest(f"{' and '.join(names)} both say what the output must be: give one", names[0])
-    return wishes[0] if wishes else None
+    constraints = [constraint for constraint in read if constraint is not None]
+    if len(constraints) > 1:
+        names = [name for name, _ in constraints]
+        raise InvalidRequest(f"{' and '.join(names)} both constrain the output: give one", names[0])
+    return constraints[0] if constraints else None
 
 
-def _from_format(given: Any) -> Wish | None:
+def _from_format(given: Any) -> Constraint | None:
     if given is None:
         return None
     kind = given.get("type") if isinstance(given, Mapping) else None
@@ -59,13 +59,13 @@ def _from_format(given: Any) -> Wish | None:
 
 
 def _json_object(schema: Any) -> StructuredOutput:
-    """Return any JSON object, or what huggingface_hub means with a schema as `value`."""
+    """Return any JSON object, or the schema that huggingface_hub sends as `value`."""
     if schema is None:
         return StructuredOutput("json_object", "")
-    return _wish("response_format.value", "json", schema, None, "auto")
+    return _constraint("response_format.value", "json", schema, None, "auto")
 
 
-def _from_structured_outputs(given: Any) -> Wish | None:
+def _from_structured_outputs(given: Any) -> Constraint | None:
     if given is None:
         return None
     if not isinstance(given, Mapping):
@@ -81,24 +81,24 @@ def _from_structured_outputs(given: Any) -> Wish | None:
     if whitespace is not None and not isinstance(whitespace, str):
         raise _wrong("structured_outputs.whitespace_pattern", "a text", whitespace)
     kind = asked[0]
-    return "structured_outputs", _wish(f"structured_outputs.{kind}", kind, given[kind], whitespace, "auto")
+    return "structured_outputs", _constraint(f"structured_outputs.{kind}", kind, given[kind], whitespace, "auto")
 
 
-def _from_guided(body: GenerationBody) -> Wish | None:
+def _from_guided(body: GenerationBody) -> Constraint | None:
     given = {kind: getattr(body, f"guided_{kind}") for kind in _GUIDED}
     asked = [kind for kind, value in given.items() if value is not None and value is not False]
     if not asked:
         return None
     if len(asked) > 1:
         names = " and ".join(f"guided_{kind}" for kind in asked)
-        raise InvalidRequest(f"{names} both say what the output must be: give one", f"guided_{asked[0]}")
+        raise InvalidRequest(f"{names} both constrain the output: give one", f"guided_{asked[0]}")
     kind = asked[0]
     backend = (body.guided_decoding_backend or "auto").partition(":")[0]
     check_backend(backend, "guided_decoding_backend")
-    return f"guided_{kind}", _wish(f"guided_{kind}", kind, given[kind], body.guided_whitespace_pattern, backend)
+    return f"guided_{kind}", _constraint(f"guided_{kind}", kind, given[kind], body.guided_whitespace_pattern, backend)
 
 
-def _wish(name: str, kind: str, value: Any, whitespace: str | None, backend: str) -> StructuredOutput:
+def _constraint(name: str, kind: str, value: Any, whitespace: str | None, backend: str) -> StructuredOutput:
     _check_size(name, value)
     if kind == "json_object":
         if value is not True:
@@ -120,7 +120,7 @@ def _wish(name: str, kind: str, value: Any, whitespace: str | None, backend: str
 
 
 def _check_size(name: str, value: Any) -> None:
-    """Refuse what is too long however it is written, before it is turned into text."""
+    """Refuse a constraint over the size limit before it is converted to text."""
     size = len(value) if isinstance(value, str) else len(orjson.dumps(value))
     if size > MAX_GRAMMAR_BYTES:
         raise InvalidGrammar(f"{name} has {size} bytes, the limit is {MAX_GRAMMAR_BYTES}", name)

@@ -1,4 +1,4 @@
-"""Where in its text each token of a completion begins, in characters; special tokens that are not shown have none."""
+"""The offset, in characters, at which each token of a completion begins; hidden special tokens have no width."""
 
 import codecs
 
@@ -6,17 +6,17 @@ from scheduler.tokenizer.token_texts import TokenTexts
 
 
 class TextOffsets:
-    """Counts the characters of one choice: `echo` is the text it begins with, "" for none."""
+    """Counts the characters of one choice: `echo` is the text before it, "" for none."""
 
     def __init__(self, texts: TokenTexts, echo: str, *, skips_special: bool) -> None:
         self._texts = texts
         self._echo = echo
         self._skips_special = skips_special
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")  # a character may be of several tokens
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")  # a character may span several tokens
         self._at = 0
 
     def of_prompt(self, token_id: int) -> int:
-        """Return where the prompt's next token begins in `echo`, which may lack special tokens and a first space."""
+        """Return the offset of the prompt's next token in `echo`, which may lack special tokens and a leading space."""
         at, text = self._at, self._texts.of(token_id).text
         if token_id in self._texts.special:
             self._at += len(text) if self._echo.startswith(text, at) else 0
@@ -26,7 +26,7 @@ class TextOffsets:
         return at
 
     def of_output(self, token_id: int) -> int:
-        """Return where the next output token begins."""
+        """Return the offset of the next output token."""
         at = self._at
         if not (self._skips_special and token_id in self._texts.special):
             self._at += self._num_chars(token_id)

@@ -1,4 +1,4 @@
-"""How the output becomes text: stop strings, special tokens, what a stream tells on the way."""
+"""How the output becomes text: stop strings, special tokens, and limits of streaming."""
 
 from scheduler.api.generation_body import GenerationBody
 from scheduler.config import SchedulerOptions
@@ -10,7 +10,7 @@ from wire.errors import InvalidRequest
 def read_text_options(
     body: GenerationBody, tokens: Tokens, options: SchedulerOptions, *, continues_prompt: bool
 ) -> TextOptions:
-    """Return how the output becomes text. Raises InvalidRequest."""
+    """Return the text options. Raises InvalidRequest."""
     _check_stream(body)
     return TextOptions(
         stops=_stops(body.stop, options),
@@ -25,7 +25,7 @@ def read_text_options(
 
 
 def _check_stream(body: GenerationBody) -> None:
-    """Raise InvalidRequest for what a stream cannot tell, or only a stream can."""
+    """Raise InvalidRequest for options that need a stream, or that a stream cannot deliver."""
     asked = body.stream_options
     if asked is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream: true", "stream_options")

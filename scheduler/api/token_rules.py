@@ -1,4 +1,4 @@
-"""Fields that name tokens: biases, allowed ones and words that must not appear."""
+"""Fields with token rules: biases, allowed tokens and bad words."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,13 +11,13 @@ _SHOWN = 10
 
 
 def read_logit_bias(given: Mapping[str, float] | None, tokens: Tokens) -> tuple[tuple[int, float], ...]:
-    """Return (token id, bias) pairs, each bias cut to [-100, 100]. Raises InvalidRequest naming every bad key."""
+    """Return (token id, bias) pairs, each bias clipped to [-100, 100]. Raises InvalidRequest naming every bad key."""
     if not given:
         return ()
     bad = [key for key in given if not (key.isascii() and key.isdigit())]
     if bad:
         shown = ", ".join(repr(key)[:40] for key in bad[:_SHOWN])
-        raise InvalidRequest(f"logit_bias has keys that are no token ids: {shown}", "logit_bias")
+        raise InvalidRequest(f"logit_bias has keys that are not token ids: {shown}", "logit_bias")
     out = [key for key in given if len(key) > _SHOWN or int(key) >= tokens.vocab_size]
     if out:
         raise InvalidRequest(
@@ -29,7 +29,7 @@ def read_logit_bias(given: Mapping[str, float] | None, tokens: Tokens) -> tuple[
 
 
 def read_allowed(given: Sequence[int] | None, tokens: Tokens) -> tuple[int, ...]:
-    """Return the only ids that may be chosen, empty for all. Raises InvalidRequest."""
+    """Return the ids to choose from, empty for all. Raises InvalidRequest."""
     if given is None:
         return ()
     if not 1 <= len(given) <= tokens.vocab_size:
@@ -42,7 +42,7 @@ def read_allowed(given: Sequence[int] | None, tokens: Tokens) -> tuple[int, ...]
 
 
 async def read_bad_words(given: Sequence[str] | None, tokens: Tokens) -> tuple[tuple[int, ...], ...]:
-    """Return the ids of each word, as it stands at the start of a text and, where they differ, behind a space."""
+    """Return the ids of each word, both at the start of a text and, where they differ, after a space."""
     words: dict[tuple[int, ...], None] = {}
     for word in given or ():
         for spelled in (word.lstrip(" "), " " + word.lstrip(" ")):

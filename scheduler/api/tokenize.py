@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, GET /tokenizer_info: the model's tokenizer for its clients."""
+"""POST /tokenize and /detokenize, GET /tokenizer_info: the model's tokenizer over HTTP."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from scheduler.api.schemas import Body, ManyIds
 from scheduler.app_context import AppContext
 from wire.errors import InvalidRequest
 
-_FEW = 2000  # ids: below this a hop to a thread costs more than the work
+_FEW = 2000  # ids: below this a thread costs more than the work
 _MOST = 2**20
 
 
@@ -39,21 +39,21 @@ class DetokenizeBody(Body):
 
 
 async def tokenize(front: AppContext, request: Request) -> Response:
-    """Return the ids of a text or a conversation. Raises a PdserveError or HttpError for a bad one."""
+    """Return the ids of a text or a conversation. Raises a PdserveError or HttpError for an invalid one."""
     body = await read_body(front, request, TokenizeBody)
     front.model_named(body.model)
     ids = await _encode(front, body)
-    told = {
+    answer = {
         "count": len(ids),
         "max_model_len": front.tokens.max_model_len,
         "tokens": ids,
         "token_strs": front.tokens.spellings(ids) if body.return_token_strs else None,
     }
-    return json_response(told)
+    return json_response(answer)
 
 
 async def detokenize(front: AppContext, request: Request) -> Response:
-    """Return the text of ids, special tokens included."""
+    """Return the text of ids, including special tokens."""
     body = await read_body(front, request, DetokenizeBody)
     front.model_named(body.model)
     if body.tokens:
@@ -66,7 +66,7 @@ async def detokenize(front: AppContext, request: Request) -> Response:
 
 
 async def tokenizer_info(front: AppContext, _: Request) -> Response:
-    """Return the model's tokenizer_config.json, the special tokens as texts and the chat template in use."""
+    """Return the model's tokenizer_config.json, the special tokens as text and the chat template in use."""
     files = front.tokens.files
     own = await asyncio.to_thread(_read_config, files.folder / "tokenizer_config.json")
     used: dict[str, Any] = {"chat_template": files.chat_template, "vocab_size": front.tokens.vocab_size}

@@ -1,22 +1,22 @@
-"""What the server answers to bytes that are no request, before any route is known."""
+"""The server's answer to bytes that are not a valid request, before routing."""
 
 MAX_HEAD_BYTES = 64 * 2**10
 MAX_HEADERS = 128
 
 
 class HeadTooLarge(Exception):
-    """What is being parsed oversteps a limit."""
+    """The part being parsed exceeds a limit."""
 
 
 class NotHttp1(Exception):
-    """The head is of another version, or does not name one host."""
+    """The request has another HTTP version, or not exactly one Host."""
 
 
 def refusal(why: BaseException | None) -> bytes:
-    """Return the whole answer, which closes the connection; `why` is None for what the parser cannot read."""
+    """Return the complete answer, which closes the connection; `why` is None if the parser failed."""
     line, words = b"400 Bad Request", "this is not HTTP/1.1"
     if isinstance(why, NotHttp1):
-        words = "a request is of HTTP/1.0 or 1.1 and names one Host"
+        words = "a request must be HTTP/1.0 or 1.1 and name one Host"
     elif isinstance(why, HeadTooLarge):
         line = b"431 Request Header Fields Too Large"
         words = f"the head has more than {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} fields"

@@ -1,7 +1,7 @@
-"""Lets a few requests begin at a time, then the event loop turn for others: a burst holds up no message of an instance.
+"""Starts a few requests at a time, so that a burst does not delay messages from instances on the event loop.
 
-A turn handles all that is ready. Thousands of requests that come at once would else be one turn of seconds, in which no
-token moves on and instances that answered long ago seem to be silent. A message of an instance takes a few turns each.
+One turn of the event loop handles everything that is ready. Thousands of simultaneous requests would make a turn of
+seconds, in which no token is forwarded and instances seem silent. A message of an instance takes a few turns.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ _EVERY_TURNS = 4
 
 
 class BurstLimit:
-    """Owns those that wait to begin, first come, first served: `at_once` in every so many turns."""
+    """Owner of the queue of requests to start, first come, first served: `at_once` per `every_turns` turns."""
 
     def __init__(self, at_once: int = _AT_ONCE, every_turns: int = _EVERY_TURNS) -> None:
         self._at_once = at_once
@@ -22,7 +22,7 @@ class BurstLimit:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def enter(self) -> None:
-        """Return at once where there is room, else in one of the next turns."""
+        """Return immediately if there is room, else in one of the next turns."""
         if not self._turns_to_go:
             self._begin()
         if self._left and not self._waiting:
@@ -37,7 +37,7 @@ class BurstLimit:
         asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Count a turn; after so many let the next ones in, and go on as long as any come."""
+        """Count a turn; after `every_turns` start the next requests, and repeat while any are waiting."""
         self._turns_to_go -= 1
         if self._turns_to_go:
             asyncio.get_running_loop().call_soon(self._turn)
@@ -47,6 +47,6 @@ class BurstLimit:
             self._begin()
         while self._waiting and self._left:
             turn = self._waiting.popleft()
-            if not turn.done():  # else its client went away meanwhile
+            if not turn.done():  # else its client has disconnected
                 turn.set_result(None)
                 self._left -= 1

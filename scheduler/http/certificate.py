@@ -1,4 +1,4 @@
-"""The HTTP server's certificate: what --ssl-* say, checked before anything listens."""
+"""The HTTP server's certificate from the --ssl-* flags, checked before the server listens."""
 
 import ssl
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from wire.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Https:
-    """Files in PEM; `cert_reqs` is 0, 1 or 2 as in the ssl module."""
+    """Paths of PEM files; `cert_reqs` is 0, 1 or 2 as in the ssl module."""
 
     keyfile: str
     certfile: str
@@ -18,7 +18,7 @@ class Https:
 
 
 def read_https(options: SchedulerOptions) -> Https | None:
-    """Return what to serve HTTPS with, None for plain HTTP. Raises ConfigError for files that do not do."""
+    """Return the files for HTTPS, None for plain HTTP. Raises ConfigError for unusable files."""
     if options.ssl_keyfile is None or options.ssl_certfile is None:
         for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
             if getattr(options, name) is not None:

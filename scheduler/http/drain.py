@@ -1,4 +1,4 @@
-"""Count the requests under way, so that shutting down can wait for them."""
+"""Count running requests, so that shutdown can wait for them."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from wire.errors import Draining
 
 
 class Drain:
-    """Owns the count of running requests and whether new ones are taken."""
+    """Owner of the count of running requests and of whether new ones are accepted."""
 
     def __init__(self) -> None:
         self._active = 0
@@ -23,12 +23,12 @@ class Drain:
 
     @property
     def active(self) -> int:
-        """Requests under way."""
+        """Number of running requests."""
         return self._active
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count one request while it runs. Raises Draining if no new ones are taken."""
+        """Count one request while it runs. Raises Draining if no new ones are accepted."""
         if self._draining:
             raise Draining("the server is shutting down")
         self._active += 1
@@ -41,7 +41,7 @@ class Drain:
                 self._idle.set()
 
     def begin(self) -> None:
-        """Take no new requests."""
+        """Refuse new requests from now on."""
         self._draining = True
 
     async def wait_idle(self, timeout_s: float) -> bool:

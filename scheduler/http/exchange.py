@@ -1,4 +1,4 @@
-"""One request and its answer on a connection: what the app receives and sends, as bytes."""
+"""One request and its answer on a connection: the app's messages as bytes."""
 
 import asyncio
 import http
@@ -14,15 +14,15 @@ _log = EventLogger("server")
 _LINES = {status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in http.HTTPStatus}
 _BARE = frozenset((204, 304))
 _UNSAFE = re.compile(rb"[\x00-\x1f\x7f]")
-MAX_DROPPED_BYTES = 2**20  # of what a client still sends when nothing more of it is answered
+MAX_DROPPED_BYTES = 2**20  # that a client may still send after its last answer
 
 
 class HttpExchange:
-    """Owns the body that came and is not read yet, and how far the answer is. `receive` is the app's, and so `send`.
+    """Owner of the unread part of the body and the state of the answer. The app gets `receive` and `send`.
 
-    The head of an answer leaves with its first bytes of body. `keep_alive` may be set to False until then, and is where
-    too much of the body is still to come, or the client may leave it out. `body_bytes`: its declared length, None in
-    chunks.
+    The head of an answer is sent with its first body bytes. `keep_alive` may be set to False until then; it is also
+    cleared if too much of the body is still to come, or if the client might not send it. `body_bytes`: its declared
+    length, None if chunked.
     """
 
     def __init__(
@@ -30,13 +30,13 @@ class HttpExchange:
         answered: Callable[[], None], read_on: Callable[[], None], *, keep_alive: bool, expects: bool,
         body_bytes: int | None = 0,
     ) -> None:  # fmt: skip
-        """`answered` is called when the answer is whole, `read_on` when there is room for more of the body."""
+        """`answered` is called when the answer is complete, `read_on` when there is room for more of the body."""
         self.keep_alive, self.body_bytes = keep_alive, body_bytes
         self.receive = Receiving(self)
         self._scope, self._transport, self._default_headers = scope, transport, default_headers
         self._answered, self._read_on, self._expects = answered, read_on, expects
         self._body, self._body_complete, self._fed_bytes = bytearray(), False, 0
-        self._was_read, self._told_all = False, False
+        self._was_read, self._was_all_read = False, False
         self._changed: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
         self._head: bytes | None = None
@@ -45,7 +45,7 @@ class HttpExchange:
         self._chunked, self._left = False, 0
 
     async def run(self, app: ASGIApp) -> None:
-        """Let the app answer. What it leaves half done is cut, so that the client sees that it is not whole."""
+        """Run the app. An incomplete answer closes the connection, so that the client notices."""
         try:
             await app(self._scope, self.receive, self.send)
         except Exception as error:  # noqa: BLE001 - the outermost frame of a request
@@ -55,7 +55,7 @@ class HttpExchange:
                 self._transport.abort()
 
     def feed(self, body: bytes) -> int:
-        """Take a part of the body; return how many bytes are not read. Of an answered request nothing is kept."""
+        """Add a part of the body; return how many bytes are unread. After the answer, bytes are dropped."""
         self._fed_bytes += len(body)
         if self.complete or self.gone:
             return 0
@@ -64,56 +64,56 @@ class HttpExchange:
         return len(self._body)
 
     def complete_body(self) -> None:
-        """The body is whole."""
+        """Mark the body as complete."""
         self._body_complete = True
         self._wake()
 
     def leave(self, why: str) -> None:
-        """The client is gone."""
+        """Mark the client as gone for the reason `why`."""
         self.gone, self.why_gone = True, why
         self._wake()
         self.resume()
         if not self.complete:
-            self.receive.tell()
+            self.receive.notify()
 
     def pause(self) -> None:
-        """Let `send` wait."""
+        """Block `send` until `resume`."""
         if self._writable is None:
             self._writable = asyncio.get_running_loop().create_future()
 
     def resume(self) -> None:
-        """Let `send` go on."""
+        """Unblock `send`."""
         waiting, self._writable = self._writable, None
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
 
     def whole_body(self) -> bytes | None:
-        """Return the body if all of it is here and none of it was read, else None."""
-        if not self._body_complete or self._told_all or self.gone or self._was_read:
+        """Return the body if it is complete and unread, else None."""
+        if not self._body_complete or self._was_all_read or self.gone or self._was_read:
             return None
-        self._told_all = True
+        self._was_all_read = True
         body, self._body = bytes(self._body), bytearray()
         self._read_on()
         return body
 
     async def read(self) -> Message:
-        """Return what came of the body since the last call, or that the client is gone or the answer complete."""
+        """Return the body received since the last call, or http.disconnect once the client is gone or answered."""
         if self._expects and not self.started:
             self._expects = False
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        while not (self.gone or self.complete or self._body or (self._body_complete and not self._told_all)):
+        while not (self.gone or self.complete or self._body or (self._body_complete and not self._was_all_read)):
             self._read_on()
             self._changed = asyncio.get_running_loop().create_future()
             await self._changed
         if self.gone or self.complete:
             return {"type": "http.disconnect"}
-        self._told_all, self._was_read = self._body_complete, True
+        self._was_all_read, self._was_read = self._body_complete, True
         body, self._body = bytes(self._body), bytearray()
         self._read_on()
         return {"type": "http.request", "body": body, "more_body": not self._body_complete}
 
     async def send(self, message: Message) -> None:
-        """Write a part of the answer; waits while the client reads too slowly. Silent once it is gone."""
+        """Write a part of the answer; waits while the client reads too slowly. Does nothing once the client is gone."""
         while self._writable is not None and not self.gone:
             await self._writable
         if self.gone:
@@ -123,13 +123,13 @@ class HttpExchange:
             self.started = True
             self._head = self._head_of(message["status"], message.get("headers", ()))
         else:
-            assert self.started, "the body comes behind the head"
+            assert self.started, "the head comes before the body"
             assert not self.complete, "the body ends once"
             self._write(message.get("body", b""), more=message.get("more_body", False))
 
     @property
     def is_free(self) -> bool:
-        """Whether `write_now` would write: the answer has begun, goes on, and is read."""
+        """Whether `write_now` would write: the answer has begun, is incomplete, and the client keeps up."""
         is_under_way = self.started and self._head is None and not self.complete and not self.gone
         return is_under_way and self._writable is None
 
@@ -142,7 +142,7 @@ class HttpExchange:
         bare = status in _BARE or self._scope["method"] == "HEAD"
         length: int | None = None
         for name, value in (*self._default_headers, *headers):
-            assert not _UNSAFE.search(name + value), "a header holds no control characters"
+            assert not _UNSAFE.search(name + value), "a header has no control characters"
             if name == b"content-length":
                 length = int(value)
             parts += (name, b": ", value, b"\r\n")
@@ -152,7 +152,7 @@ class HttpExchange:
                 self._chunked = True
                 parts.append(b"transfer-encoding: chunked\r\n")
             else:
-                self.keep_alive = False  # HTTP/1.0 knows only the end of the connection
+                self.keep_alive = False  # in HTTP/1.0 only closing marks the end
                 self._left = -1
         if self._leaves_too_much():
             self.keep_alive = False
@@ -164,7 +164,7 @@ class HttpExchange:
         return b"".join(parts)
 
     def _leaves_too_much(self) -> bool:
-        """Whether what is still to come of the body is unknown, or not worth reading for one more request."""
+        """Whether the rest of the body is of unknown length, or not worth reading for another request."""
         if self._body_complete:
             return False
         return self.body_bytes is None or self._expects or self.body_bytes - self._fed_bytes > MAX_DROPPED_BYTES
@@ -202,7 +202,7 @@ class HttpExchange:
 
 
 class Receiving:
-    """An exchange's `receive`, which can also call back the moment its client goes away before the answer is whole."""
+    """An exchange's `receive`, which can also call back when the client disconnects before the answer is complete."""
 
     def __init__(self, exchange: HttpExchange) -> None:
         self._exchange = exchange
@@ -214,17 +214,17 @@ class Receiving:
 
     @property
     def why_gone(self) -> str:
-        """Why the client has gone, in words; "" while it is there."""
+        """The reason why the client is gone; "" while it is connected."""
         return self._exchange.why_gone
 
     def when_gone(self, call: Callable[[], object] | None) -> None:
-        """Call `call` once if the client goes away, at once if it has; None calls nothing any more."""
+        """Call `call` once when the client disconnects, immediately if it already has; None cancels the callback."""
         self._when_gone = call
         if call is not None and self._exchange.gone:
-            self.tell()
+            self.notify()
 
-    def tell(self) -> None:
-        """Call who waits."""
+    def notify(self) -> None:
+        """Call the callback, if any."""
         call, self._when_gone = self._when_gone, None
         if call is not None:
             call()

@@ -1,4 +1,4 @@
-"""Who may ask: API keys, checked on the path as it came in, before anything of a request is read."""
+"""API keys: checked against the path as received, before anything else of a request is read."""
 
 import hashlib
 import hmac
@@ -18,21 +18,21 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 
 class Keys:
-    """The keys that open the server; without any it is open. Keeps digests alone, never a key."""
+    """The valid API keys; without any the server is open. Stores only digests, never a key."""
 
     def __init__(self, keys: Iterable[str] = (), *, protect_metrics: bool = False) -> None:
         self._tenants = {_digest(key.encode()): _tenant(key) for key in keys}
         self._open_paths = OPEN_PATHS - {"/metrics"} if protect_metrics else OPEN_PATHS
 
     def __len__(self) -> int:
-        """How many different ones there are."""
+        """Return the number of different keys."""
         return len(self._tenants)
 
     def admit(self, path: str, headers: Headers) -> str | None:
-        """Return whose request it is, "" where no key is asked for, None if it is to be refused.
+        """Return the tenant of a request, "" if no key is required, None if the request must be refused.
 
-        Any method, any path that is not one of the open ones to the letter. All keys are compared, each in constant
-        time, so that the time says nothing of them.
+        Applies to all methods and to all paths except exact matches of the open ones. All keys are compared, each in
+        constant time, so that timing reveals nothing about them.
         """
         if not self._tenants or path in self._open_paths:
             return ""
@@ -46,7 +46,7 @@ class Keys:
 def read_keys(options: SchedulerOptions, environ: Mapping[str, str]) -> Keys:
     """Return the keys of --api-key and --api-key-file, else those of the first variable that is set.
 
-    A file and a variable hold one key a line. Raises ConfigError for what is no key; it never repeats it.
+    A file and a variable have one key per line. Raises ConfigError for an invalid key without repeating it.
     """
     keys = list(options.api_key)
     where = "--api-key"
@@ -54,7 +54,7 @@ def read_keys(options: SchedulerOptions, environ: Mapping[str, str]) -> Keys:
         where = f"--api-key-file {options.api_key_file}"
         keys += _lines(_read(Path(options.api_key_file)))
         if not keys:
-            raise ConfigError(f"{where} has no key: one a line")
+            raise ConfigError(f"{where} has no key: write one per line")
     if not keys:
         where = next((name for name in VARIABLES if environ.get(name)), "")
         keys = _lines(environ[where]) if where else []
@@ -68,7 +68,7 @@ def _check(keys: Sequence[str], where: str) -> None:
     for key in keys:
         if not _KEY.fullmatch(key):
             raise ConfigError(
-                f"{where}: a key of {len(key)} characters is none: 1 to 512 visible ASCII characters without spaces"
+                f"{where}: a key of {len(key)} characters is invalid: use 1 to 512 visible ASCII characters"
             )
 
 
@@ -88,7 +88,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _shown(headers: Headers) -> bytes:
-    """Return the key a request shows: of one Authorization header with the scheme Bearer, else nothing."""
+    """Return the key in a request's only Authorization header with the scheme Bearer, else b""."""
     values = [value for name, value in headers if name == b"authorization"]
     scheme, _, key = values[0].strip().partition(b" ") if len(values) == 1 else (b"", b"", b"")
     return key.strip() if scheme.lower() == b"bearer" else b""
@@ -99,5 +99,5 @@ def _digest(key: bytes) -> bytes:
 
 
 def _tenant(key: str) -> str:
-    """Return the stable name of a key's owner, which does not lead back to the key."""
+    """Return the stable name of a key's owner, from which the key cannot be derived."""
     return "key-" + hmac.new(key.encode(), b"pdserve tenant", hashlib.sha256).hexdigest()[:16]

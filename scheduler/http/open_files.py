@@ -1,4 +1,4 @@
-"""How many connections the process may hold: the system's soft limit of open files is often 1,024."""
+"""How many connections the process can open: the soft limit of open files is often only 1,024."""
 
 import resource
 
@@ -11,7 +11,7 @@ _ENOUGH = 8_192
 
 
 def raise_open_files(wanted: int = WANTED) -> int:
-    """Raise the soft limit as far as `wanted` or the hard limit, never lower it; return it. Warn of a small one."""
+    """Raise the soft limit towards `wanted`, at most to the hard limit; return it. Warns if it is small."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -19,6 +19,6 @@ def raise_open_files(wanted: int = WANTED) -> int:
         soft = most
     if soft != resource.RLIM_INFINITY and soft < _ENOUGH:
         log.warning(
-            "few_open_files", limit=soft, why="each connection takes one; raise it with `ulimit -Hn` or the unit"
+            "few_open_files", limit=soft, why="each connection uses one; raise it with `ulimit -Hn` or the unit"
         )
     return soft

@@ -1,12 +1,12 @@
-"""HTTP/1.1 on one connection: httptools parses, everything a client sends or owes is bounded in bytes, count and time.
+"""HTTP/1.1 on one connection: httptools parses; input and waiting are limited in bytes, count and time.
 
-    head (15 s) --> request runs (reading it: scheduler/api/body.py) --> answered
+    head (15 s) --> request runs (body: scheduler/api/body.py) --> answered
       ^                                                                     |
       +---- first byte ---- idle (30 s) <---- the rest of its body (15 s) <-+
                             closed <---- at most 1 MiB more, dropped (15 s) <-+
 
-At any time a client that reads of what is written, beyond what buffers hold, less than a tenth in 30 s is given up. A
-request that oversteps a limit is refused behind the answers that are owed, and its connection is closed.
+A client that reads less than a tenth of the pending output in 30 s is disconnected. A request that exceeds a limit is
+refused after the pending answers, and its connection is closed.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from uvicorn.server import ServerState
 from scheduler.http.bad_request import MAX_HEAD_BYTES, MAX_HEADERS, HeadTooLarge, NotHttp1, refusal
 from scheduler.http.exchange import MAX_DROPPED_BYTES, HttpExchange
 
-SLICE_BYTES = 4 * 2**10  # parsed at once: a request that waits behind another costs far more than its bytes
+SLICE_BYTES = 4 * 2**10  # parsed at once: a queued request costs far more than its bytes
 PAUSE_BODY_BYTES = 64 * 2**10
-_LEAST_READ = 0.1  # of what is unread, in `reader_s`
+_LEAST_READ = 0.1  # of the pending output, within `reader_s`
 
 
 class HttpProtocol(asyncio.Protocol):
-    """Owns one connection: its parser, the exchange under way, those that wait behind it, and two timers."""
+    """Owner of one connection: its parser, the running exchange, the queued ones, and two timers."""
 
     head_s = 15.0
     """Seconds for a request's head, and for the rest of a body whose request is already answered (413, 404, ...)."""
@@ -37,7 +37,7 @@ class HttpProtocol(asyncio.Protocol):
         self, config: Config, server_state: ServerState, app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None, *, reader_s: float = 30.0,
     ) -> None:  # fmt: skip
-        """Called by uvicorn for each connection; `reader_s`: seconds a client may read too little."""
+        """Called by uvicorn for each connection; `reader_s`: seconds in which a client must read the least share."""
         if not config.loaded:
             config.load()
         self._app: ASGIApp = config.loaded_app
@@ -46,31 +46,31 @@ class HttpProtocol(asyncio.Protocol):
         self._state = server_state
         self._loop = _loop or asyncio.get_running_loop()
         self._parser: Any = httptools.HttpRequestParser(self)
-        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # what follows is never answered
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # later bytes are never answered
         self._exchange: HttpExchange | None = None
-        self._reading: HttpExchange | None = None  # the one whose body comes now: the one under way, or a later one
+        self._reading: HttpExchange | None = None  # the one whose body is being read, running or queued
         self._waiting: deque[HttpExchange] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
         self._in_head, self._head_bytes = False, 0
-        self._is_told, self._untold_bytes = False, 0  # whether the parser made anything of what came, and how much not
-        self._unparsed: bytes | memoryview = b""  # what came behind a request that waits
+        self._called_back, self._silent_bytes = False, 0  # whether the parser called back, and bytes since it last did
+        self._unparsed: bytes | memoryview = b""  # received after a queued request
         self._is_first, self._closing = True, False
-        self._refusal = b""  # what is written last
-        self._has_more, self._dropped_bytes = False, 0  # whether bytes come that nothing is made of, and how many did
-        self._why_gone = "the client went away"
+        self._refusal = b""  # written last
+        self._has_more, self._dropped_bytes = False, 0  # whether ignored bytes may arrive, and how many did
+        self._why_gone = "the client disconnected"
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Expect a head."""
+        """Start waiting for a request head."""
         self.transport = transport
-        self._state.connections.add(self)  # type: ignore[arg-type]  # it knows its own two protocols alone
+        self._state.connections.add(self)  # type: ignore[arg-type]  # it is typed for its own two protocols only
         peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         self._client, self._server = _address(peer), _address(own)
         self._scheme = "https" if transport.get_extra_info("sslcontext") else "http"
         self._expect(self.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell every exchange that its client is gone."""
+        """Notify every exchange that its client is gone."""
         self._closing = True
         self._expect(None)
         self._stop_unread_timer()
@@ -82,10 +82,10 @@ class HttpProtocol(asyncio.Protocol):
         self._parser = None
 
     def eof_received(self) -> None:
-        """A client that says no more counts as gone: the transport closes."""
+        """Treat a half-closed client as gone: the transport closes."""
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, or drop it where the connection only waits to be closed."""
+        """Parse the data, or drop it if the connection is only waiting to be closed."""
         if self._closing:
             self._drop(len(data))
             return
@@ -93,18 +93,18 @@ class HttpProtocol(asyncio.Protocol):
         self._parse()
 
     def _parse(self) -> None:
-        """Parse in slices, until a request waits behind the one under way: the rest waits for its answer unread."""
+        """Parse in slices until a request is queued behind the running one: the rest waits unparsed for its answer."""
         while self._unparsed and not self._waiting and not self._closing:
             came = memoryview(self._unparsed)
             self._unparsed = came[SLICE_BYTES:]
             self._parse_slice(came[:SLICE_BYTES])
 
     def _parse_slice(self, data: memoryview) -> None:
-        """Parse; refuse a head that is too long, too many fields or no HTTP.
+        """Parse; refuse a head that is too long, has too many fields or is not HTTP.
 
-        Of a field, a chunk's size or a trailer without an end the parser reports nothing: such bytes are counted here.
+        The parser reports no endless field, chunk size or trailer: their bytes are counted here.
         """
-        was_in_head, self._is_told = self._in_head, False
+        was_in_head, self._called_back = self._in_head, False
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -112,54 +112,54 @@ class HttpProtocol(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._refuse(error.__context__)
             return
-        self._untold_bytes = 0 if self._is_told else self._untold_bytes + len(data)
-        if self._untold_bytes > MAX_HEAD_BYTES:
+        self._silent_bytes = 0 if self._called_back else self._silent_bytes + len(data)
+        if self._silent_bytes > MAX_HEAD_BYTES:
             self._refuse(HeadTooLarge())
         elif self._in_head and not was_in_head and self._exchange is None and not self._is_first:
             self._expect(self.head_s)
 
     def pause_writing(self) -> None:
-        """The client reads slower than we write."""
+        """Called when the client reads more slowly than the server writes."""
         self._wait_for_reader(int(_LEAST_READ * self.transport.get_write_buffer_size()) or 1)
         if self._exchange is not None:
             self._exchange.pause()
 
     def resume_writing(self) -> None:
-        """It has caught up."""
+        """Called when the client has caught up."""
         self._stop_unread_timer()
         if self._exchange is not None:
             self._exchange.resume()
 
     def shutdown(self) -> None:
-        """Called by uvicorn when the server ends: close after the answer under way."""
+        """Called by uvicorn on shutdown: close after the running answer."""
         if self._exchange is None:
             self.transport.close()
         else:
             self._exchange.keep_alive = False
 
     def on_message_begin(self) -> None:
-        """A request begins."""
-        self._is_told = True
+        """Start a new request."""
+        self._called_back = True
         self._in_head, self._head_bytes = True, 0
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
 
     def on_url(self, url: bytes) -> None:
-        """Take a part of the target."""
-        self._is_told = True
+        """Add a part of the request target."""
+        self._called_back = True
         self._url += url
         self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a field; one behind the body (a trailer) is counted and means nothing."""
-        self._is_told = True
+        """Add a header field; a trailer is counted and ignored."""
+        self._called_back = True
         if self._in_head:
             self._headers.append((name.lower(), value))
         self._count(len(name) + len(value))
 
     def on_headers_complete(self) -> None:
-        """Start the request, or queue it behind the one under way."""
-        self._in_head, self._is_first, self._is_told = False, False, True
+        """Start the request, or queue it behind the running one."""
+        self._in_head, self._is_first, self._called_back = False, False, True
         self._expect(None)
         version = self._parser.get_http_version()
         num_hosts = sum(name == b"host" for name, _ in self._headers)
@@ -188,14 +188,14 @@ class HttpProtocol(asyncio.Protocol):
             self.transport.pause_reading()
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of a body; read no more while too much of it is not asked for."""
-        self._is_told = True
+        """Add a part of a body; pause reading while too much of it is unread."""
+        self._called_back = True
         if self._reading is not None and self._reading.feed(body) > PAUSE_BODY_BYTES:
             self.transport.pause_reading()
 
     def on_message_complete(self) -> None:
-        """The body is whole."""
-        self._is_told = True
+        """Complete the body."""
+        self._called_back = True
         reading, self._reading = self._reading, None
         if reading is not None:
             reading.complete_body()
@@ -211,12 +211,12 @@ class HttpProtocol(asyncio.Protocol):
         task.add_done_callback(self._state.tasks.discard)
 
     def _read_on(self) -> None:
-        """The request under way has taken what came: go on reading, at least to learn that its client goes."""
+        """Resume reading after the app read the body, at least to notice a disconnect."""
         if not self._waiting:
             self.transport.resume_reading()
 
     def _answered(self) -> None:
-        """The exchange under way has its answer: go on with the next, wait for one, or close."""
+        """Continue after an answer: start the next request, wait for one, or close."""
         self._state.total_requests += 1
         exchange, self._exchange = self._exchange, None
         assert exchange is not None
@@ -232,7 +232,7 @@ class HttpProtocol(asyncio.Protocol):
             self._expect(self.head_s if self._reading is not None or self._in_head else self._idle_s)
 
     def _close(self) -> None:
-        """Close behind what is written; who may still send is waited for, as a reset would lose its answers."""
+        """Close after the pending output; read on first if the client is sending: a reset would lose its answers."""
         has_more = bool(self._has_more or self._reading or self._unparsed)
         self._closing, self._unparsed = True, b""
         if self._refusal:
@@ -246,7 +246,7 @@ class HttpProtocol(asyncio.Protocol):
         self._expect(self.head_s)
 
     def _drop(self, num_bytes: int) -> None:
-        """Read what nothing is made of, to learn that the client goes; only so much of it once all is answered."""
+        """Count ignored bytes, read to notice a disconnect; close beyond a limit once everything is answered."""
         self._has_more = True
         if self._exchange is None:
             self._dropped_bytes += num_bytes
@@ -254,7 +254,7 @@ class HttpProtocol(asyncio.Protocol):
                 self.transport.close()
 
     def _wait_for_reader(self, least_bytes: int) -> None:
-        """Give up a client that reads less in `reader_s`: a large answer would stay here for long."""
+        """Disconnect a client that reads less within `reader_s`: its large answer would occupy memory for long."""
         unread_bytes = self.transport.get_write_buffer_size()
 
         def look() -> None:
@@ -278,18 +278,18 @@ class HttpProtocol(asyncio.Protocol):
             raise HeadTooLarge
 
     def _take_no_more(self) -> None:
-        """A client asked for another protocol: its request is answered as HTTP, and nothing after it is read."""
+        """Handle an upgrade request: answer it as HTTP and read nothing after it."""
         if self._reading is not None:
             self.on_message_complete()
         self._closing = True
 
     def _refuse(self, why: BaseException | None) -> None:
-        """Parse no more: the answers that are owed leave first, then a refusal where it is no answered request's."""
+        """Stop parsing: finish the pending answers, then send a refusal unless the bad request is answered already."""
         self._expect(None)
         self._closing = self._has_more = True
         broken, self._reading = self._reading, None
         if broken is not None and broken.started and not broken.complete:
-            self.transport.abort()  # its answer cannot be whole
+            self.transport.abort()  # its answer cannot be completed
             return
         if broken is None or not broken.started:
             self._refusal = refusal(why)
@@ -299,28 +299,28 @@ class HttpProtocol(asyncio.Protocol):
             self._close()
 
     def _forget(self, broken: HttpExchange) -> None:
-        broken.leave("its body is no HTTP")
+        broken.leave("its body is not valid HTTP")
         if broken is self._exchange:
             self._exchange = None
         elif broken in self._waiting:
             self._waiting.remove(broken)
 
     def _expect(self, seconds: float | None) -> None:
-        """Give the client so long for what it owes; None while it owes nothing."""
+        """Abort unless the client sends what is expected within `seconds`; None expects nothing."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if seconds is None else self._loop.call_later(seconds, self.transport.abort)
 
 
 def _body_bytes(headers: list[tuple[bytes, bytes]]) -> int | None:
-    """Return the declared length, which the parser has checked; None for a body in chunks."""
+    """Return the declared length, checked by the parser; None for a chunked body."""
     for name, value in headers:
         if name == b"content-length":
-            return int(value[-20:])  # zeros before it may be many
+            return int(value[-20:])  # there may be many leading zeros
         if name == b"transfer-encoding":
             return None
     return 0
 
 
-def _address(told: Any) -> tuple[str, int] | None:
-    return (str(told[0]), int(told[1])) if isinstance(told, tuple) else None
+def _address(name: Any) -> tuple[str, int] | None:
+    return (str(name[0]), int(name[1])) if isinstance(name, tuple) else None

@@ -25,11 +25,11 @@ _CLOSE_S = 2
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without its signal handlers: ours drain first."""
+    """uvicorn without its signal handlers: pdserve's drain first."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Leave the signals alone."""
+        """Install no signal handlers."""
         yield
 
 
@@ -57,8 +57,8 @@ async def serve(
 ) -> None:  # fmt: skip
     """Serve until SIGTERM, SIGINT or `stop`; then refuse new requests and give running ones `shutdown_timeout_s`.
 
-    A second signal ends them at once. The socket is closed on return. With `https` nothing else is spoken. A client
-    that reads nothing for `client_timeout_s` is given up.
+    A second signal ends them at once. The socket is closed on return. With `https`, plain HTTP is not served. A client
+    that reads nothing for `client_timeout_s` is disconnected.
     """
     tls: dict[str, Any] = {} if https is None else {
         "ssl_keyfile": https.keyfile, "ssl_certfile": https.certfile, "ssl_ca_certs": https.ca_certs,
@@ -72,7 +72,7 @@ async def serve(
             timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=_CLOSE_S, **tls,
         )
     )  # fmt: skip
-    logging.getLogger("uvicorn").addHandler(logging.NullHandler())  # failures are logged by the gate, in our words
+    logging.getLogger("uvicorn").addHandler(logging.NullHandler())  # the gate logs failures
     first, second = stop or asyncio.Event(), asyncio.Event()
     with bound, _signals(first, second):
         serving = asyncio.create_task(server.serve([bound]))
@@ -87,7 +87,7 @@ async def serve(
 
 
 async def _drained(first: asyncio.Event, second: asyncio.Event, drain: Drain, timeout_s: float) -> None:
-    """Return when the process may go: nothing runs any more, time is over, or a second signal came."""
+    """Return when the process may exit: no request is running, time is up, or a second signal arrived."""
     await first.wait()
     drain.begin()
     _log.info("draining", active=drain.active, timeout_s=timeout_s)

@@ -1,1 +1,1 @@
-"""KV links between instances, as an operator asks for them and as metrics show them."""
+"""Measurement and metrics of the KV links between instances."""

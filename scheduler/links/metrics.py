@@ -1,4 +1,4 @@
-"""The gauges and counters of KV links, read from a view at every scrape; one set a pair of instances."""
+"""The gauges and counters of KV links, read from a view at every scrape; one set per pair of instances."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,7 +14,7 @@ _MAX_GAP_CHARS = 300
 
 
 def link_metrics(instances: Sequence[InstanceView]) -> Iterator[Metric]:
-    """Yield what the sending instances say of their links."""
+    """Yield the link metrics reported by the sending instances."""
     up = GaugeMetricFamily("pdserve_link_up", "1 if the link is usable", labels=_OVER)
     round_trip = GaugeMetricFamily(
         "pdserve_link_round_trip_seconds", "Shortest round trip of the link's last measurement", labels=_OVER
@@ -24,7 +24,7 @@ def link_metrics(instances: Sequence[InstanceView]) -> Iterator[Metric]:
     )
     failures = CounterMetricFamily("pdserve_link_failures", "Links to the peer that were lost", labels=_PAIR)
     fallbacks = CounterMetricFamily(
-        "pdserve_link_fallbacks", "Times that a worse transport had to do towards the peer", labels=_PAIR
+        "pdserve_link_fallbacks", "Times that a worse transport had to be used towards the peer", labels=_PAIR
     )
     passed_over = GaugeMetricFamily(
         "pdserve_link_passed_over", "A better transport that is not in use now, and why", labels=(*_OVER, "reason")
@@ -46,9 +46,9 @@ def link_metrics(instances: Sequence[InstanceView]) -> Iterator[Metric]:
 
 
 def gap_metric(gaps: Sequence[GapView]) -> Metric:
-    """Return the pairs that can have no link."""
+    """Return the metric of pairs that cannot have a link."""
     family = GaugeMetricFamily(
-        "pdserve_link_impossible", "1 for a pair that no KV transport joins, and why", labels=(*_PAIR, "reason")
+        "pdserve_link_impossible", "1 for a pair without a common KV transport, and why", labels=(*_PAIR, "reason")
     )
     for gap in gaps:
         family.add_metric((gap.sender, gap.receiver, gap.why[:_MAX_GAP_CHARS]), 1)
@@ -56,7 +56,7 @@ def gap_metric(gaps: Sequence[GapView]) -> Metric:
 
 
 def _by_peer(view: InstanceView) -> dict[str, list[LinkStatus]]:
-    """A peer that restarted has two lives for a while, and a metric may stand once: the life that is up counts last."""
+    """Group links by peer: a restarted peer has two for a while, but metrics are unique; the one that is up is last."""
     by_peer: dict[str, list[LinkStatus]] = {}
     for status in view.load.links if view.load is not None else ():
         by_peer.setdefault(status.peer_id, []).append(status)
@@ -64,6 +64,6 @@ def _by_peer(view: InstanceView) -> dict[str, list[LinkStatus]]:
 
 
 def _reasons(status: LinkStatus) -> dict[str, str]:
-    """Return why by transport, from texts as `shm: another host`."""
+    """Return the reason by transport, from texts such as `shm: another host`."""
     split = (text.partition(": ") for text in status.passed_over)
     return {transport: " ".join(reason.split())[:_MAX_REASON_CHARS] for transport, _, reason in split}

@@ -1,4 +1,4 @@
-"""Measure the KV links of all pairs when an operator asks: one pair after another, one asker at a time."""
+"""Measure the KV links of all pairs on an operator's request: one pair at a time, for one client at a time."""
 
 import asyncio
 import contextlib
@@ -16,15 +16,15 @@ from wire.types import LinkStatus, Role
 
 MAX_MEASURE_BYTES = 256 * 2**20
 MEASURE_TIMEOUT_S = 45.0
-"""Longer than an instance takes for one, so that its own words are heard first."""
+"""Longer than an instance's own timeout, so that its error is received first."""
 
 _Lives = tuple[int, int]
-"""The epochs of the two processes: a measurement says nothing of others."""
+"""The epochs of the two processes: a measurement is valid for these only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One P-D pair of the table. `prefill` and `decode` are what its ends are called, as `prefill-0`."""
+    """One P-D pair of the table. `prefill` and `decode` are the names of the instances, as `prefill-0`."""
 
     prefill: str
     decode: str
@@ -34,7 +34,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class PairLink:
-    """How a pair's link is; `link` is what is known where it could not be measured, and `error` says why."""
+    """The state of a pair's link; `link` is its last known status if it could not be measured, and `error` why."""
 
     pair: Pair
     link: LinkStatus | None
@@ -42,9 +42,9 @@ class PairLink:
 
     @property
     def not_offered(self) -> tuple[str, ...]:
-        """The transports better than the one in use that the sending end does not offer, as `shm: not named`.
+        """The transports better than the one in use that the sender does not offer, as `shm: not named`.
 
-        Nothing is better than none, and none is missed that is used only when named.
+        Without a transport in use there are none, and transports used only when named are left out.
         """
         sender = self.pair.sender.description
         used = "" if self.link is None else self.link.transport
@@ -56,14 +56,14 @@ class PairLink:
 
     @property
     def digests(self) -> bool | None:
-        """Whether KV frames on it are checked: unless both ends say no. None while an end was never reached."""
+        """Whether its KV frames are checked: unless both ends turned it off. None until both ends were reached."""
         ends = (self.pair.sender.description, self.pair.receiver.description)
-        said = [end.kv_digests for end in ends if end is not None]
-        return any(said) if len(said) == len(ends) else None
+        digests = [end.kv_digests for end in ends if end is not None]
+        return any(digests) if len(digests) == len(ends) else None
 
 
 class LinkProbe:
-    """Owner of the one measurement that may run."""
+    """Owner of the only measurement that may run."""
 
     def __init__(self, registry: Registry, *, timeout_s: float = MEASURE_TIMEOUT_S) -> None:
         self._registry = registry
@@ -72,13 +72,13 @@ class LinkProbe:
         self._measured: dict[tuple[int, int], tuple[_Lives, LinkStatus]] = {}
 
     def pairs(self) -> list[Pair]:
-        """Return every prefill instance with every decode instance, in table order, living or not."""
+        """Return all pairs of a prefill and a decode instance, in table order, living or not."""
         named = [(member.expected.name, member) for member in self._registry.members]
         ends = {role: [one for one in named if one[1].role is role] for role in Role}
         return [Pair(p, d, sender, receiver) for p, sender in ends[Role.PREFILL] for d, receiver in ends[Role.DECODE]]
 
     async def measure(self, num_bytes: int) -> AsyncGenerator[Pair | PairLink]:
-        """Yield each pair before it is measured with `num_bytes`, and how it is afterwards; 0 bytes only look.
+        """Yield each pair before it is measured with `num_bytes`, and its link afterwards; 0 bytes measure nothing.
 
         Raises InvalidRequest for too many bytes and Overloaded while another measurement runs.
         """
@@ -92,7 +92,7 @@ class LinkProbe:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         if self._busy:
-            raise Overloaded("links are being measured for someone else: one measurement at a time")
+            raise Overloaded("links are already being measured: one measurement at a time")
         self._busy = True
         try:
             yield
@@ -106,11 +106,11 @@ class LinkProbe:
             return PairLink(pair, None, str(error))
         known, gap = _known(sender, receiver), self._registry.kv_pairs.gap(sender.index, receiver.index)
         if gap is not None:
-            return PairLink(pair, None, str(gap))  # what the sender last told is of an earlier life of the other end
+            return PairLink(pair, None, str(gap))  # the sender's last report is about the receiver's previous process
         if num_bytes == 0:
             return PairLink(pair, self._with_figures(sender, receiver, known))
         try:
-            answer = await self._ask(sender, receiver, num_bytes)
+            answer = await self._request(sender, receiver, num_bytes)
         except PdserveError as error:
             return PairLink(pair, known, str(error))
         if answer.link is not None:
@@ -118,17 +118,17 @@ class LinkProbe:
         return PairLink(pair, answer.link or known, answer.error)
 
     def _with_figures(self, sender: Instance, receiver: Instance, known: LinkStatus | None) -> LinkStatus | None:
-        """Add those of our last measurement of these two processes where the sender's load has none yet."""
+        """Add the figures of our last measurement of these two processes if the sender's load has none yet."""
         lives, last = self._measured.get((sender.index, receiver.index), (None, None))
         if last is None or lives != _lives(sender, receiver):
             return known
-        if known is None or not (known.transport or known.failures):  # said before the link that was measured stood
+        if known is None or not (known.transport or known.failures):  # reported before the measured link was up
             return last
         if known.round_trip_s or known.bytes_per_s:
             return known
         return replace(known, round_trip_s=last.round_trip_s, bytes_per_s=last.bytes_per_s)
 
-    async def _ask(self, sender: Instance, receiver: Instance, num_bytes: int) -> LinkMeasured:
+    async def _request(self, sender: Instance, receiver: Instance, num_bytes: int) -> LinkMeasured:
         peer = receiver.description
         with sender.link_answers.expect(peer.instance_id) as answer:
             sender.post(MeasureLink(peer.instance_id, peer.epoch, peer.endpoints, num_bytes))
@@ -136,7 +136,7 @@ class LinkProbe:
                 async with asyncio.timeout(self._timeout_s):
                     return await answer
             except TimeoutError:
-                raise DeadlineExceeded(f"{sender} said nothing of this link within {self._timeout_s:g} s") from None
+                raise DeadlineExceeded(f"{sender} did not report on this link within {self._timeout_s:g} s") from None
 
 
 def _lives(sender: Instance, receiver: Instance) -> _Lives:
@@ -150,7 +150,7 @@ def _living(member: Member) -> Instance:
 
 
 def _known(sender: Instance, receiver: Instance) -> LinkStatus | None:
-    """Return what the sender last said of this link; a peer that restarted has two lives there for a while."""
+    """Return the sender's last report of this link; a restarted peer has two there for a while."""
     peer_id = receiver.description.instance_id
     lives = [link for link in sender.load.links if link.peer_id == peer_id]
     return max(lives, key=lambda link: link.state == "up", default=None)

@@ -1,1 +1,1 @@
-"""What placement knows of each instance: its load, what was booked on it, which prefixes it holds."""
+"""What placement uses of each instance: its load, its in-flight prompts and its cached prefixes."""

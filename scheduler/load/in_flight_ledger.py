@@ -1,4 +1,4 @@
-"""What the scheduler has given one instance and the instance's own figures do not show yet."""
+"""What the scheduler has assigned to one instance and the instance's load does not include yet."""
 
 from collections.abc import Callable, Iterable, KeysView, Mapping
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from scheduler.load.prefixes import Chain, Prefixes
 from wire.types import LoadSnapshot
 
 _LOADS_UNTIL_SEEN = 2
-"""A snapshot may have been made while our command was on its way; the one after it knows the prompt."""
+"""A snapshot may have been taken while our command was in transit; the next one includes the prompt."""
 
 
 @dataclass(slots=True)
 class _Given:
-    """A prompt given to be prefilled for `receiver`; its blocks are taken there until it is handed off."""
+    """A prompt assigned for prefill with `receiver`; it uses blocks on the prefill instance until it is handed off."""
 
     receiver: int
     blocks: int
@@ -22,10 +22,10 @@ class _Given:
 
 
 class InFlightLedger:
-    """Prompt tokens given for prefill and blocks booked for reservations of one instance. Written by path objects.
+    """Prompt tokens assigned to one instance and blocks booked for reservations on it. Path objects update it.
 
-    The blocks of a prompt to be handed off count from the moment it is given until it is handed off: what else the
-    instance has in use, only it knows.
+    The blocks of a prompt to be handed off count from its assignment until its hand-off: only the instance knows what
+    else it is using.
     """
 
     def __init__(self, load: LoadSnapshot, changed: Callable[[], None], *, block_size: int = 1) -> None:
@@ -37,7 +37,7 @@ class InFlightLedger:
         self._given_blocks = PromptCounts()
         self._held: dict[str, _Given] = {}
         self._tokens = PromptCounts()
-        self._unseen = PromptCounts()  # of those, what a snapshot cannot have counted: not sent, or just sent
+        self._unseen = PromptCounts()  # those that no snapshot can include yet: not sent, or just sent
         self._fresh: dict[str, int] = {}
         self._blocks = PromptCounts()
         self._whole: dict[str, int] = {}
@@ -49,12 +49,12 @@ class InFlightLedger:
 
     @property
     def outstanding_tokens(self) -> int:
-        """Prompt tokens given and not yet prefilled: our count, or the instance's plus what it cannot have counted."""
+        """Prompt tokens assigned but not prefilled: our count, or the instance's plus what it cannot have counted."""
         return min(self._tokens.total, self.load.uncomputed_tokens + self._unseen.total)
 
     @property
     def blocks_free(self) -> int:
-        """Free blocks less the reservations under way; none after a refusal, until the next snapshot."""
+        """Free blocks minus pending reservations; 0 after a refusal, until the next snapshot."""
         if self._full:
             return 0
         used = max(self.load.blocks_used - self._freed_blocks, self._given_blocks.total)
@@ -62,7 +62,7 @@ class InFlightLedger:
 
     @property
     def held_for(self) -> Mapping[int, HeldPrompts]:
-        """Finished KV that waits for a receiver, by the receiver's index."""
+        """Finished KV that is waiting for a receiver, by the receiver's index."""
         held: dict[int, HeldPrompts] = {}
         for prompt in self._held.values():
             before = held.get(prompt.receiver, HeldPrompts())
@@ -72,40 +72,40 @@ class InFlightLedger:
 
     @property
     def sequences(self) -> int:
-        """Sequences that run, wait or are on their way."""
+        """Sequences running, waiting or in transit."""
         return self.load.running + self.load.waiting + self._sequences.total
 
     @property
     def prompt_ids(self) -> KeysView[str]:
-        """The prompts booked here, those on their way included."""
+        """The prompts assigned to this instance, including those in transit."""
         return self._chains.keys()
 
     def tokens_known(self, chain: Chain) -> int:
-        """Return how many leading tokens of a prompt the instance is likely to hold."""
+        """Return how many leading tokens of a prompt the instance has probably cached."""
         return self._prefixes.tokens_known(chain) if self._caches else 0
 
     def tokens_shared(self, chain: Chain) -> int:
-        """Return how many leading tokens lie in blocks of prompts that generate there: they take no free block."""
+        """Return how many leading tokens are in blocks of prompts generating there: they need no free block."""
         return self._prefixes.tokens_running(chain) if self._caches else 0
 
     def carry(self, prompt_id: str, chain: Chain) -> None:
-        """A prompt of these links will come."""
+        """Register the chain of a prompt about to be assigned."""
         self._chains[prompt_id] = chain
 
     def finished(self, prompt_id: str, chains: Iterable[Chain]) -> None:
-        """The prompt ended well. If it generated here, the KV of all this is here, its outputs' too."""
+        """Note a prompt's success. If it generated here, the KV of all these chains, outputs included, is here."""
         if self._prefixes.runs(prompt_id):
             for chain in chains:
                 self._prefixes.note(chain)
 
     def give_prefill(self, prompt_id: str, num_tokens: int) -> None:
-        """A prompt will be sent for prefill."""
+        """Count a prompt about to be sent for prefill."""
         self._tokens.set(prompt_id, num_tokens)
         self._unseen.set(prompt_id, num_tokens)
         self._fresh.pop(prompt_id, None)
 
     def give_to_hand_off(self, prompt_id: str, num_tokens: int, receiver: int, sequences: int) -> None:
-        """A prompt will be sent for prefill, its KV to go to `receiver`."""
+        """Count a prompt about to be sent for prefill, whose KV will be sent to `receiver`."""
         self.give_prefill(prompt_id, num_tokens)
         blocks = -(-num_tokens // self._block_size)
         self._given[prompt_id] = _Given(receiver, blocks, sequences)
@@ -113,41 +113,41 @@ class InFlightLedger:
         self._held.pop(prompt_id, None)
 
     def put_off(self, prompt_id: str) -> None:
-        """The prompt waits for something else: until it is given again, its step and its room here are for others."""
+        """Release the prompt's share of the next step and its blocks for others, until it is assigned again."""
         self._drop_tokens(prompt_id)
         self._take_given(prompt_id)
         self._changed()
 
     def prefill_sent(self, prompt_id: str) -> None:
-        """The command is on its way."""
+        """Note that the prefill command was sent."""
         if prompt_id in self._unseen:
             self._fresh.setdefault(prompt_id, 0)
 
     def book_blocks(self, prompt_id: str, blocks: int, sequences: int) -> None:
-        """A reservation will be asked for, and its sequences will come; what runs there already is shared."""
+        """Book blocks and sequences before requesting a reservation; blocks shared with running prompts are free."""
         shared = self.tokens_shared(self._chains.get(prompt_id, ())) // self._block_size
         self._blocks.set(prompt_id, blocks - shared)
         self._whole[prompt_id] = blocks
         self._sequences.set(prompt_id, sequences)
 
     def reserved(self, prompt_id: str, held_tokens: int | None = None) -> None:
-        """The reservation stands: the next snapshot holds it. The instance said that it held so many tokens."""
+        """Note a granted reservation, which the next snapshot includes; `held_tokens` were cached on the instance."""
         self._reserved.add(prompt_id)
         if prompt_id in self._blocks and held_tokens is not None:
             unshared = self._whole[prompt_id] - held_tokens // self._block_size
             self._blocks.set(prompt_id, max(self._blocks.of(prompt_id), unshared))
 
     def refused(self) -> None:
-        """The instance had no room after all: give it nothing until its next snapshot."""
+        """Assign nothing more to the instance, which had no room, until its next snapshot."""
         self._full = True
 
     def decoding(self, prompt_id: str) -> None:
-        """The prompt's sequences run: the instance counts them, and others may share its blocks."""
+        """Note that the prompt's sequences are running: the instance counts them, and others may share its blocks."""
         self._prefixes.run(prompt_id, self._chains.get(prompt_id, ()))
         self._sequences.drop(prompt_id)
 
     def prefilled(self, prompt_id: str) -> None:
-        """The prompt's first tokens are in."""
+        """Note that the prompt's first tokens have arrived."""
         if prompt_id in self._tokens:
             self._drop_tokens(prompt_id)
             self._prefixes.note(self._chains.get(prompt_id, ()))
@@ -156,13 +156,13 @@ class InFlightLedger:
             self._changed()
 
     def handed_off(self, prompt_id: str) -> None:
-        """The prompt's KV is gone, and its blocks are free."""
+        """Note that the prompt's KV was sent and its blocks are free."""
         self._drop_tokens(prompt_id)
         self._drop_given(prompt_id)
         self._changed()
 
     def drop(self, prompt_id: str) -> None:
-        """The prompt is no longer this instance's. Idempotent."""
+        """Remove the prompt from this instance. Idempotent."""
         self._drop_tokens(prompt_id)
         self._drop_given(prompt_id)
         self._drop_blocks(prompt_id)
@@ -172,7 +172,7 @@ class InFlightLedger:
         self._changed()
 
     def update(self, load: LoadSnapshot) -> None:
-        """Take a new snapshot."""
+        """Replace the load snapshot."""
         self.load = load
         self._full = False
         self._freed_blocks = 0
@@ -183,7 +183,7 @@ class InFlightLedger:
 
     @property
     def _caches(self) -> bool:
-        """Whether it ever looked for a prefix: where its cache is off it never does."""
+        """Whether it ever looked up a prefix: with its cache off it never does."""
         return self.load.prefix_tokens_sought > 0
 
     def _drop_tokens(self, prompt_id: str) -> None:
@@ -192,7 +192,7 @@ class InFlightLedger:
         self._fresh.pop(prompt_id, None)
 
     def _see(self) -> None:
-        """Count the snapshots since each prompt was sent; after enough of them the instance has counted it too."""
+        """Count the snapshots since each prompt was sent; after enough of them the instance has counted it."""
         for prompt_id, seen in tuple(self._fresh.items()):
             if seen + 1 < _LOADS_UNTIL_SEEN:
                 self._fresh[prompt_id] = seen + 1
@@ -204,7 +204,7 @@ class InFlightLedger:
         self._freed_blocks += self._take_given(prompt_id)
 
     def _take_given(self, prompt_id: str) -> int:
-        """Forget that the prompt was given to be handed off; return the blocks it had."""
+        """Remove the prompt from those to be handed off; return the blocks it had."""
         self._given.pop(prompt_id, None)
         self._held.pop(prompt_id, None)
         return self._given_blocks.drop(prompt_id)

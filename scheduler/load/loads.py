@@ -1,4 +1,4 @@
-"""What placement knows: each living instance's load, and the prompt to be placed. Plain data and arithmetic."""
+"""Input of placement: each living instance's load, and the prompt to place. Plain data and arithmetic."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from wire.types import Role
 
 @dataclass(frozen=True, slots=True)
 class HeldPrompts:
-    """Prompts that are prefilled and not yet handed off: their sequences, and the tokens their blocks could take."""
+    """Prompts prefilled but not yet handed off: their sequences, and the tokens that their blocks can contain."""
 
     sequences: int = 0
     tokens: int = 0
@@ -18,12 +18,12 @@ class HeldPrompts:
 
 @dataclass(frozen=True, slots=True)
 class InstanceLoad:
-    """One living instance as placement sees it: its last snapshot less what we have given it since.
+    """One living instance's load for placement: its last snapshot corrected by what was assigned since.
 
-    `outstanding_tokens` are prompt tokens given and not yet prefilled; `sequences` run, wait or are booked there;
-    `waiting` of them have been dropped from a full pool, or wait for their prefill there. `held_for` is finished KV
-    that waits for a receiver, by the receiver's index; `unjoined` are receivers that no KV transport reaches, and why.
-    One that `is_suspect` has been silent for a while.
+    `outstanding_tokens` are prompt tokens assigned and not yet prefilled; `sequences` are running, waiting or booked;
+    `waiting` of them were preempted from a full pool, or wait for their prefill there. `held_for` is finished KV
+    waiting for a receiver, by the receiver's index; `unjoined` are receivers without a common KV transport, and why.
+    An instance that `is_suspect` has been silent for a while.
     """
 
     index: int
@@ -43,29 +43,29 @@ class InstanceLoad:
 
     @property
     def can_start(self) -> bool:
-        """Whether a prompt given now is in the next step: the running one takes all that is outstanding."""
+        """Whether a prompt assigned now is in the next step: the running one takes all outstanding tokens."""
         return self.outstanding_tokens <= self.prefill_chunk_size
 
     @property
     def pool_tokens(self) -> int:
-        """Tokens that the whole pool holds."""
+        """Tokens that fit into the whole pool."""
         return self.blocks_total * self.block_size
 
     @property
     def held_tokens(self) -> int:
-        """Tokens of finished KV that wait for a receiver."""
+        """Tokens of finished KV waiting for a receiver."""
         return sum(held.tokens for held in self.held_for.values())
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks of this instance hold `num_tokens` tokens."""
+        """Return how many blocks of this instance `num_tokens` tokens need."""
         return -(-num_tokens // self.block_size)
 
     def blocks_shared(self, prompt: "PromptFacts") -> int:
-        """Return how many blocks of the prompt are in use by others here: they need not be free."""
+        """Return how many blocks of the prompt other prompts are using here: these need not be free."""
         return prompt.shared.get(self.index, 0) // self.block_size
 
     def blocks_for_all(self, prompt: "PromptFacts") -> int:
-        """Return the blocks of the prompt and all output it may have; full prompt blocks are shared.
+        """Return the blocks of the prompt and its longest output; full prompt blocks are shared by its sequences.
 
         The last token of a sequence is never computed, so it needs no slot.
         """
@@ -77,12 +77,12 @@ class InstanceLoad:
 
 @dataclass(frozen=True, slots=True)
 class PromptFacts:
-    """What placement needs to know of a prompt.
+    """The properties of a prompt that placement uses.
 
-    `avoid` are pairs (prefill index, decode index) that failed it: taken only where no other lives, since what failed
-    may have been no more than the link between them. One that is `pooled` generates nothing.
-    `chain` are the links of its tokens (prefixes.py). By the index of an instance, `known` is how many leading tokens
-    it is likely to hold, and `shared` how many lie in blocks that others use there.
+    `avoid` are pairs (prefill index, decode index) on which it failed: used only if no other is living, as the cause
+    may have been only the link between them. A `pooled` prompt generates nothing.
+    `chain` are the links of its tokens (prefixes.py). By instance index, `known` is how many leading tokens it has
+    probably cached, and `shared` how many are in blocks that other prompts use there.
     """
 
     num_tokens: int
@@ -96,13 +96,13 @@ class PromptFacts:
 
     @property
     def stays(self) -> bool:
-        """Whether it ends on the instance that computes it: with no token, or with the first one."""
+        """Whether it finishes on the instance that computes it: without a token, or with the first one."""
         return self.pooled or self.max_tokens == 1
 
 
 @dataclass(frozen=True, slots=True)
 class LinkShare:
-    """What one link may hold, so that a slow one leaves the rest of both pools and their seats to the others."""
+    """The limit of one link, so that a slow one leaves the rest of both pools and batch slots to the others."""
 
     sequences: int
     tokens: int

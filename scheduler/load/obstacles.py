@@ -1,4 +1,4 @@
-"""Why a pair of instances cannot take a prompt now, in words with the values. Pure."""
+"""Explain, with the values, why a pair of instances cannot take a prompt now. Pure."""
 
 from collections.abc import Iterator
 
@@ -7,26 +7,26 @@ from wire.held_kv_limit import hold_limit
 
 
 def obstacles(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts, share: LinkShare) -> Iterator[str]:
-    """Yield what keeps the prompt from this pair now; nothing where it can start. `start` may be `decode`."""
+    """Yield the reasons why this pair cannot take the prompt now; none if it can. `start` may be `decode`."""
     yield from of_start(start, prompt)
     if start is decode:
-        yield from _of_seats(decode, prompt)
+        yield from _of_slots(decode, prompt)
     else:
         yield from _of_link(start, decode, share)
         yield from of_end(decode, prompt)
 
 
 def of_end(decode: InstanceLoad, prompt: PromptFacts) -> Iterator[str]:
-    """Yield what keeps the prompt from ending there, wherever it starts."""
+    """Yield the reasons why the prompt cannot be decoded there, wherever it is prefilled."""
     yield from _of_silence(decode)
     yield from _of_blocks(decode, prompt)
     if decode.waiting > 0:
-        yield f"{decode.name} has {decode.waiting} prompts that wait for KV blocks"
-    yield from _of_seats(decode, prompt)
+        yield f"{decode.name} has {decode.waiting} prompts waiting for KV blocks"
+    yield from _of_slots(decode, prompt)
 
 
 def of_start(start: InstanceLoad, prompt: PromptFacts) -> Iterator[str]:
-    """Yield what keeps the prompt from starting there, wherever it ends."""
+    """Yield the reasons why the prompt cannot be prefilled there, wherever it is decoded."""
     yield from _of_silence(start)
     if not start.can_start:
         outstanding, limit = start.outstanding_tokens, start.prefill_chunk_size
@@ -53,10 +53,10 @@ def _of_link(start: InstanceLoad, decode: InstanceLoad, share: LinkShare) -> Ite
         yield f"{name} has {held.sequences} sequences to send (limit {share.sequences})"
 
 
-def _of_seats(decode: InstanceLoad, prompt: PromptFacts) -> Iterator[str]:
+def _of_slots(decode: InstanceLoad, prompt: PromptFacts) -> Iterator[str]:
     if decode.sequences + prompt.num_sequences > decode.max_num_seqs:
         yield (
-            f"{decode.name} has {decode.sequences} sequences and {prompt.num_sequences} would come "
+            f"{decode.name} has {decode.sequences} sequences and {prompt.num_sequences} would be added "
             f"(limit {decode.max_num_seqs})"
         )
 

@@ -1,9 +1,9 @@
-"""Which prompts' beginnings one instance is likely to hold: what placement prefers, and what a reservation shares.
+"""The prompt prefixes that one instance has probably cached, which placement prefers and reservations share.
 
-link  = sha256(salt | all tokens up to here), every 64 tokens: tenants have none in common
+link  = sha256(salt | all tokens up to here), every 64 tokens: tenants share none
 chain = the links of one prompt, first to last
 
-A guess: the instance evicts by its own rules and does not tell. It is forgotten with the session, so with the epoch.
+An estimate: the instance evicts by its own rules without reporting it. Dropped with the session, so with the epoch.
 """
 
 import bisect
@@ -19,7 +19,7 @@ Chain = tuple[bytes, ...]
 
 
 def chain_of(token_ids: Sequence[int], salt: str) -> Chain:
-    """Return the links of a prompt; none for one of fewer than 64 tokens."""
+    """Return the links of a prompt; none for fewer than 64 tokens."""
     named, ids = salt.encode(), memoryview(array("I", token_ids)).cast("B")
     hasher, links = hashlib.sha256(len(named).to_bytes(4, "little") + named), list[bytes]()
     size = len(ids) // len(token_ids) * LINK_TOKENS if token_ids else 1
@@ -30,24 +30,24 @@ def chain_of(token_ids: Sequence[int], salt: str) -> Chain:
 
 
 class Prefixes:
-    """What was computed on or sent to one instance, the least recently used forgotten, and what runs there now.
+    """Links computed on or sent to one instance, least recently used evicted first, and those in use there now.
 
-    Of each chain the last links go first, so that a link which is known has all links before it.
+    The last links of a chain are evicted first, so a known link has all its predecessors.
     """
 
     def __init__(self, num_tokens: int) -> None:
-        """Keep as many links as `num_tokens` tokens, the instance's whole pool, can have."""
+        """Keep as many links as fit the instance's pool of `num_tokens` tokens."""
         self._most = max(1, num_tokens // LINK_TOKENS)
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._running: dict[str, Chain] = {}
         self._users: Counter[bytes] = Counter()
 
     def __len__(self) -> int:
-        """Links known."""
+        """Return the number of known links."""
         return len(self._known)
 
     def note(self, chain: Chain) -> None:
-        """The instance has the KV of all these tokens now."""
+        """Note that the instance has the KV of the whole chain."""
         for link in reversed(chain):
             self._known[link] = None
             self._known.move_to_end(link)
@@ -55,29 +55,29 @@ class Prefixes:
             self._known.popitem(last=False)
 
     def run(self, prompt_id: str, chain: Chain) -> None:
-        """The instance has that KV, and a prompt that generates there holds it until `end`."""
+        """Note that the instance has that KV, and that a prompt generating there uses it until `end`."""
         self.note(chain)
         self.end(prompt_id)
         self._running[prompt_id] = chain
         self._users.update(chain)
 
     def runs(self, prompt_id: str) -> bool:
-        """Whether the prompt generates there, or has and was not ended yet."""
+        """Return whether the prompt is generating there: `run` without `end`."""
         return prompt_id in self._running
 
     def end(self, prompt_id: str) -> None:
-        """The prompt generates there no more. Idempotent."""
+        """Note that the prompt no longer generates there. Idempotent."""
         for link in self._running.pop(prompt_id, ()):
             self._users[link] -= 1
             if not self._users[link]:
                 del self._users[link]
 
     def tokens_known(self, chain: Chain) -> int:
-        """Return how many leading tokens the instance is likely to hold."""
+        """Return how many leading tokens the instance has probably cached."""
         return _length(chain, self._known.__contains__)
 
     def tokens_running(self, chain: Chain) -> int:
-        """Return how many leading tokens are those of a prompt that generates there: their blocks are shared."""
+        """Return how many leading tokens a prompt generating there also has: their blocks are shared."""
         return _length(chain, self._users.__contains__)
 
 

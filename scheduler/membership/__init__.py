@@ -1,1 +1,1 @@
-"""Who belongs to the cluster by its table, and each one's life; scheduler/registry.py puts it together."""
+"""The members of the cluster by its table, and the life cycle of each; used by scheduler/registry.py."""

@@ -1,4 +1,4 @@
-"""What shows only when processes meet: is this the instance of that table entry, and do two instances fit? Pure."""
+"""Checks when processes connect: is this the instance of that table entry, and are two instances compatible? Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ SameHost = Callable[[str, str], bool]
 
 @dataclass(frozen=True, slots=True)
 class ExpectedInstance:
-    """One instance of the global table, in table order, and where it is to be reached.
+    """One instance of the global table, in table order, and its address.
 
-    `name` is what logs and messages call it, for clients too: its role there and its number within it, as `decode-0`.
+    `name` is used in logs and in messages, to clients too: its role and its number within that role, as `decode-0`.
     """
 
     index: int
@@ -29,23 +29,23 @@ class ExpectedInstance:
 
 
 def check_version(expected: ExpectedInstance, found: InstanceDescription) -> None:
-    """Raise Incompatible unless the instance speaks our protocol."""
+    """Raise Incompatible unless the instance uses our protocol version."""
     if found.protocol_version != PROTOCOL_VERSION:
         raise Incompatible(
-            f"{expected} speaks protocol version {found.protocol_version}, the scheduler {PROTOCOL_VERSION}"
+            f"{expected} uses protocol version {found.protocol_version}, the scheduler {PROTOCOL_VERSION}"
         )
 
 
 def check_identity(
     expected: ExpectedInstance, found: InstanceDescription, *, table_digest: str, same_host: SameHost
 ) -> None:
-    """Raise Incompatible unless the instance at this address is the one the table puts there, by the same table."""
+    """Raise Incompatible unless the instance at this address is the one in the table and uses the same table."""
     check_place(expected, found, same_host)
     check_table(expected, found, table_digest)
 
 
 def check_place(expected: ExpectedInstance, found: InstanceDescription, same_host: SameHost) -> None:
-    """Raise Incompatible unless the instance at this address is the one the table puts there."""
+    """Raise Incompatible unless the instance at this address is the one in the table."""
     if not same_host(expected.server_ip, found.server_ip) or expected.device_ids != found.device_ids:
         raise Incompatible(
             f"{expected} should be {_place(expected.server_ip, expected.device_ids)}, but {_name(found)}, which "
@@ -54,7 +54,7 @@ def check_place(expected: ExpectedInstance, found: InstanceDescription, same_hos
 
 
 def check_table(expected: ExpectedInstance, found: InstanceDescription, table_digest: str) -> None:
-    """Raise Incompatible unless the instance goes by this table."""
+    """Raise Incompatible unless the instance uses this table."""
     if found.table_digest != table_digest:
         raise Incompatible(
             f"{expected} ({_name(found)}) read another global table: digest {found.table_digest} there, "
@@ -63,7 +63,7 @@ def check_table(expected: ExpectedInstance, found: InstanceDescription, table_di
 
 
 def check_pair(one: InstanceDescription, other: InstanceDescription) -> None:
-    """Raise Incompatible, naming both instances and both values, unless KV of one can be used by the other."""
+    """Raise Incompatible, naming both instances and both values, unless one can use the other's KV."""
     for what, mine, theirs in (
         ("model weights", _digest(one, "weights"), _digest(other, "weights")),
         ("tokenizer", _digest(one, "tokenizer"), _digest(other, "tokenizer")),
@@ -79,7 +79,7 @@ def check_pair(one: InstanceDescription, other: InstanceDescription) -> None:
 
 
 def _check_ranks(found: InstanceDescription) -> None:
-    """Raise Incompatible unless each of its ranks, counted from 0, says where it listens for KV."""
+    """Raise Incompatible unless each of its ranks, counted from 0, has an endpoint for KV."""
     ranks = sorted({endpoint.rank for endpoint in found.endpoints})
     if ranks != [*range(len(ranks))] or len(ranks) > MAX_RANKS:
         named = ", ".join(map(str, ranks[:16]))

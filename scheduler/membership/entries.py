@@ -1,4 +1,4 @@
-"""Which entry of the table is which instance, from one table to the next. Pure: no I/O, no clock."""
+"""Match the entries of one table to those of the next. Pure: no I/O, no clock."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _MOST_KNOWN = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One instance of the table in use; `has_node_port`: its port is that of NODE_PORTS, whatever the table says."""
+    """One instance of the table in use; `has_node_port`: its port is from NODE_PORTS, which overrides the table."""
 
     expected: ExpectedInstance
     form: str
@@ -27,18 +27,18 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """The instances of one table, in its order, and a warning for each that was left out."""
+    """The instances of one table, in its order, and a warning for each one left out."""
 
     expected: tuple[ExpectedInstance, ...]
     left_out: tuple[str, ...]
 
 
 class Entries:
-    """Owns the entries of the table in use, and the number and name of every one there ever was.
+    """Owner of the entries of the table in use, and of the number and name of every earlier entry.
 
-    An entry is known by its role, host, devices and port. It keeps its number and name while it stands in the table,
-    and has them again when it comes back; no other gets them, whatever its place in the table. So `decode-1` stays
-    `decode-1` where the entry before it goes.
+    An entry is identified by its role, host, devices and port. It keeps its number and name while it is in the table,
+    and gets them back when it returns; no other entry gets them, whatever its position. So `decode-1` stays `decode-1`
+    when the entry before it is removed.
     """
 
     def __init__(self, plan: LaunchPlan) -> None:
@@ -60,7 +60,7 @@ class Entries:
         return tuple(entry.expected for entry in self._current)
 
     def follow(self, table: GlobalTable) -> Followed:
-        """Take the next table. An entry that was not in the one before needs a `server_port`: it is left out else."""
+        """Switch to the next table. An entry that was not in the previous one needs a `server_port` or is left out."""
         left, followed, left_out = list(self._current), [], []
         for instance in table.instances:
             before = _take(left, instance)
@@ -100,7 +100,7 @@ class Entries:
 
 
 def _take(left: list[_Entry], instance: TableInstance) -> _Entry | None:
-    """Take out the entry of the table before that is this one: of one port where two share all their devices."""
+    """Remove and return the matching entry of the previous table: by port if two have the same devices."""
     form, role = entry_form(instance.server), Role(instance.role)
     same = [entry for entry in left if entry.form == form and entry.expected.role is role]
     found = next((entry for entry in same if entry.server_port == instance.server.server_port), None)

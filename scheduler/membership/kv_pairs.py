@@ -1,6 +1,6 @@
-"""Which prefill and decode instances can hand KV over at all: what the one sends by and the other takes.
+"""Which prefill and decode instances have a common KV transport.
 
-Known as soon as both have described themselves, before a prompt is risked on the pair.
+Known as soon as both have been described, before a prompt is placed on the pair.
 """
 
 from collections.abc import Collection
@@ -16,7 +16,7 @@ log = EventLogger("registry")
 
 @dataclass(frozen=True, slots=True)
 class KvGap:
-    """A prefill and a decode instance, by table index, that no KV transport joins; `why` has both values."""
+    """A prefill and a decode instance, by table index, without a common KV transport; `why` has both values."""
 
     sender: int
     receiver: int
@@ -27,26 +27,26 @@ class KvGap:
 
 
 class KvPairs:
-    """Owns what is known of the pairs; each gap is logged when it shows, and when it closes."""
+    """Owner of the known pairs; logs each gap when it appears and when it closes."""
 
     def __init__(self) -> None:
         self._met: dict[int, tuple[ExpectedInstance, InstanceDescription]] = {}
         self._gaps: dict[tuple[int, int], KvGap] = {}
 
     def meet(self, expected: ExpectedInstance, description: InstanceDescription) -> None:
-        """An instance was accepted: look at its pairs with all that were before."""
+        """Check the pairs of a newly accepted instance with all accepted before."""
         self._met[expected.index] = expected, description
         for other in list(self._met):
             for sender, receiver in ((expected.index, other), (other, expected.index)):
                 self._look(sender, receiver)
 
     def forget(self, index: int) -> None:
-        """An instance left: nothing of its pairs is known any more."""
+        """Drop the pairs of an instance that left."""
         self._met.pop(index, None)
         self._gaps = {pair: gap for pair, gap in self._gaps.items() if index not in pair}
 
     def gap(self, sender: int, receiver: int) -> KvGap | None:
-        """Return why this pair cannot hand KV over; None where it may."""
+        """Return why this pair cannot transfer KV; None if it may."""
         return self._gaps.get((sender, receiver))
 
     def gaps(self, living: Collection[int]) -> list[KvGap]:
@@ -63,16 +63,16 @@ class KvPairs:
                 log.info("kv_transport_found", prefill=start, decode=end)
             return
         have = f"{start.name} has {_names(sending)} and {end.name} has {_names(taking)}"
-        gap = self._gaps[sender, receiver] = KvGap(sender, receiver, f"no KV can go between them: {have}; {lacking}")
+        gap = self._gaps[sender, receiver] = KvGap(sender, receiver, f"they cannot transfer KV: {have}; {lacking}")
         if gap != before:
             hosts = ", ".join(sorted({one.host_id for met in (sending, taking) for one in met.endpoints}))
             log.warning("no_kv_transport", prefill=start, decode=end, reason=gap, hosts=hosts)
 
 
 def missing_transport(sender: InstanceDescription, receiver: InstanceDescription) -> str | None:
-    """Say why no KV transport joins the two; None where one may, or where one of them says nothing. Pure.
+    """Return why the two have no common KV transport; None if they may have one, or if one lists no endpoints. Pure.
 
-    A sender's own endpoints say what it sends by: both halves of an instance have the same transports.
+    A sender's own endpoints show its transports: an instance sends and receives by the same ones.
     """
     if not sender.endpoints or not receiver.endpoints:
         return None
@@ -85,7 +85,7 @@ def missing_transport(sender: InstanceDescription, receiver: InstanceDescription
     same = sorted({name for name, _ in ours} & {name for name, _ in theirs})
     if not same:
         return "name one transport for both in --kv-transport"
-    return f"{', '.join(same)} cannot leave a host and its network namespace: name tcp for both in --kv-transport"
+    return f"{', '.join(same)} cannot cross hosts or network namespaces: name tcp for both in --kv-transport"
 
 
 def _names(found: InstanceDescription) -> str:

@@ -1,4 +1,4 @@
-"""One table entry and its life: dial, check, serve a session, and again, until the registry lets it go."""
+"""One table entry's life cycle: dial, check, serve a session, and repeat until the registry removes it."""
 
 import asyncio
 import random
@@ -22,10 +22,10 @@ Connect = Callable[[str], Connection]
 
 
 class MemberState(StrEnum):
-    """Where an entry of the table stands.
+    """The state of a table entry.
 
-    `starting`: it answers and loads its model; `suspect`: it is silent, gets no new work and keeps its streams;
-    `refused`: it answers and does not belong; `draining`: it is leaving.
+    `starting`: reachable and loading its model; `suspect`: silent, gets no new work but keeps its streams; `refused`:
+    reachable but incompatible; `draining`: leaving the cluster.
     """
 
     CONNECTING = "connecting"
@@ -38,29 +38,29 @@ class MemberState(StrEnum):
 
 
 class Membership(Protocol):
-    """What a member needs of the registry."""
+    """The registry's interface to a member."""
 
     def hello(self) -> OpenSession:
-        """Return the opening of a new session, with a new epoch."""
+        """Return the first message of a new session, with a new epoch."""
         ...
 
     def accept(self, expected: ExpectedInstance, description: InstanceDescription) -> None:
-        """Check a newcomer. Raises Incompatible."""
+        """Check a newly connected instance. Raises Incompatible."""
         ...
 
     def refuse(self, error: Incompatible) -> None:
-        """Raise `error` where it is fatal, else return."""
+        """Raise `error` if it is fatal, else return."""
         ...
 
     def changed(self) -> None:
-        """A member's state or load is new."""
+        """Note that a member's state or load changed."""
         ...
 
 
 class Member:
-    """Owns the state of one table entry and, while it lives, its Instance. `role` is the current one.
+    """Owner of the state of one table entry and, while it is connected, its Instance. `role` is the current one.
 
-    Until `awaited_until` of the loop's time it may well be reached in a moment: it was added just now.
+    Until `awaited_until`, in loop time, it is expected to become reachable soon: it was just added.
     """
 
     def __init__(
@@ -80,28 +80,28 @@ class Member:
         self._limits = limits
         self._rng = rng
         self._backoff_s = limits.backoff_first_s
-        self._young_rest_s, self._rest_s = limits.backoff_first_s, 0.0  # after one more that breaks young, and due now
+        self._young_rest_s, self._rest_s = limits.backoff_first_s, 0.0  # after the next short session, and due now
         self._still = CappedLog(log)
 
     @property
     def is_living(self) -> bool:
-        """Whether it has a session that stands."""
+        """Whether it has an open session."""
         return self.instance is not None and self.instance.is_living
 
     def leave(self) -> None:
-        """The table has it no more: a session that stands goes on until its owner ends it, no other is opened."""
+        """Leave the table: an open session continues until its owner ends it, and no other is opened."""
         self.leaving = True
         if self.is_living:
-            self._become(MemberState.DRAINING, "it is gone from the global table, its requests end")
+            self._become(MemberState.DRAINING, "removed from the global table; finishing its requests")
 
     def stay(self) -> None:
-        """The table has it again."""
+        """Return to the table."""
         self.leaving = False
         if self.is_living:
             self._become(MemberState.LIVING, "")
 
     async def run(self) -> None:
-        """Keep a session with the instance until it leaves. Raises Incompatible where the registry says it is fatal."""
+        """Keep a session with the instance until it leaves. Raises Incompatible if the registry considers it fatal."""
         while not self.leaving:
             try:
                 await self._connect_once()
@@ -110,11 +110,11 @@ class Member:
                 self._registry.refuse(error)
                 await asyncio.sleep(self._limits.refused_retry_s)
             except PdserveError as error:
-                why = str(error).removeprefix(f"{self.expected.address}: ")  # whose it is, is said beside it
+                why = str(error).removeprefix(f"{self.expected.address}: ")  # the log line names the address
                 self._become(self._state_after(error), why)
                 if not self.leaving:
                     await asyncio.sleep(self._next_backoff())
-            except Exception as error:  # noqa: BLE001 - the task's outermost frame: one entry's defect ends no other
+            except Exception as error:  # noqa: BLE001 - the task's outermost frame: a bug in one must not end others
                 log.error("member_broke", exc=error, instance=self.expected)
                 self._become(MemberState.LOST, f"internal error: {error!r}")
                 await asyncio.sleep(self._limits.refused_retry_s)
@@ -142,11 +142,11 @@ class Member:
     async def _open(self, connection: Connection) -> Session:
         try:
             return await connection.open(self._registry.hello(), self._limits.open_s)
-        except Incompatible as error:  # another scheduler holds it: worth waiting for, unlike a difference
+        except Incompatible as error:  # another scheduler's session may end: wait for that
             raise Unavailable(str(error)) from error
 
     async def _first_load(self, events: AsyncIterator[Event], description: InstanceDescription) -> LoadSnapshot:
-        """Return what the session begins with. What was described and accepted is one life of the instance alone."""
+        """Return the load of SessionOpen. Raises InstanceLost if the instance is not the process that was described."""
         try:
             async with asyncio.timeout(self._limits.open_s):
                 first = await anext(events)
@@ -187,7 +187,7 @@ class Member:
             self.instance = None
 
     def _suspicion_changed(self) -> None:
-        """Follow the instance, whose state or load is new."""
+        """Update the state when the instance's state or load changed."""
         instance = self.instance
         if instance is not None and instance.is_living and self.state in (MemberState.LIVING, MemberState.SUSPECT):
             self._become(*((MemberState.SUSPECT, "it is silent") if instance.is_suspect else (MemberState.LIVING, "")))
@@ -195,7 +195,7 @@ class Member:
             self._registry.changed()
 
     def _note_life(self, lived_s: float) -> None:
-        """After a session that lived, reconnect quickly; after one more that broke young, ever more slowly."""
+        """After a long enough session, reconnect quickly; after another short one, ever more slowly."""
         limits = self._limits
         if lived_s >= limits.lived_s:
             self._young_rest_s = limits.backoff_first_s
@@ -209,7 +209,7 @@ class Member:
         if state is not self.state:
             report = log.info if is_well else log.warning
             report(f"instance_{state}", instance=self.expected, why=why)
-        elif why != self.why:  # whoever answers at the address chooses the words, at every try anew
+        elif why != self.why:  # the peer chooses this text, at every attempt anew
             again = self._still.info if is_well else self._still.warning
             again(f"instance_{state}", f"{self.expected} is still {state}", instance=self.expected, why=why)
         self.state, self.why = state, why

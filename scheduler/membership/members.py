@@ -1,4 +1,4 @@
-"""The members and their tasks: those of the table in use, and those that are gone from it and still end their work."""
+"""The members and their tasks: those of the table in use, and removed ones that are finishing their work."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,10 +13,10 @@ log = EventLogger("registry")
 
 
 class Members:
-    """Owns who belongs. A member that leaves keeps its session until its last prompt has ended, then it is let go.
+    """Owner of the members. A removed member keeps its session until its last prompt has ended.
 
-    change --> new: a task each, once nobody that leaves is at its address
-           --> gone: drained, its session closed, its task ended; back in the table before that: it stays
+    change --> new: one task each, started once no leaving member uses its address
+           --> removed: drained, session closed, task ended; back in the table before that: it stays
     """
 
     def __init__(
@@ -34,20 +34,20 @@ class Members:
         self._closing: set[Member] = set()
 
     async def run(self) -> None:
-        """Keep sessions with all members for ever. Raises what a member finds fatal."""
+        """Keep sessions with all members until cancelled. Raises a member's fatal error."""
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 for member in self.current:
                     self._start(member)
-                await asyncio.Event().wait()  # for ever: those of one table may all leave before others come
+                await asyncio.Event().wait()  # for ever: all members may leave before others join
         except BaseExceptionGroup as error:
             raise _first_error(error) from error
         finally:
             self._group = None
 
     def change(self, expected: Sequence[ExpectedInstance]) -> None:
-        """Let these be the members, in this order; entries of one index are the same."""
+        """Replace the members by these, in this order; entries of one index are the same."""
         before = {member.expected.index: member for member in (*self.leaving, *self.current)}
         after = [self._stays(before.get(entry.index)) or self._new(entry) for entry in expected]
         gone = [member for member in self.current if member not in after]
@@ -57,14 +57,14 @@ class Members:
             self._let_go(member)
 
     def _stays(self, member: Member | None) -> Member | None:
-        """Return the member if it is to stay and can: one whose session is being closed already is over."""
+        """Return the member if it can stay: not if its session is already being closed."""
         if member is None or not member.leaving:
             return member
         if member in self._closing or self._tasks[member].done():
             return None
         self._drains.pop(member).cancel()
         member.stay()
-        log.info("instance_stays", instance=member.expected, why="it is in the global table again")
+        log.info("instance_stays", instance=member.expected, why="back in the global table")
         return member
 
     def _new(self, entry: ExpectedInstance) -> Member:
@@ -80,7 +80,7 @@ class Members:
         self._tasks[member] = self._group.create_task(self._keep(member))
 
     async def _keep(self, member: Member) -> None:
-        """A session with one that leaves must not end by ours: instances take one at a time."""
+        """Wait for leaving members at this address, as instances accept one session at a time, then run."""
         while others := [self._drains[one] for one in self.leaving if _meet(one, member)]:
             await asyncio.wait(others)
         await member.run()
@@ -95,11 +95,11 @@ class Members:
     async def _drain(self, member: Member) -> None:
         task = self._tasks[member]
         began = asyncio.get_running_loop().time()
-        log.info("instance_draining", instance=member.expected, why="it is gone from the global table")
+        log.info("instance_draining", instance=member.expected, why="removed from the global table")
         instance = member.instance
         left = 0 if instance is None else await instance.wait_idle(self._limits.drain_s)
         spent_s = asyncio.get_running_loop().time() - began
-        self._closing.add(member)  # from here on it cannot stay
+        self._closing.add(member)  # too late to stay
         task.cancel()
         await asyncio.wait({task})
         self._end(member)

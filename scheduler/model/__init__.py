@@ -1,1 +1,1 @@
-"""What the scheduler reads of a model: its files but for the weights, its kind, its defaults."""
+"""What the scheduler reads of a model: its files except the weights, its kind, its defaults."""

@@ -16,7 +16,7 @@ _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length",
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """Facts of one model folder. `vocab_size` is the width of the model's output, not the tokenizer's size."""
+    """Properties of one model folder. `vocab_size` is the width of the model's output, not the tokenizer's size."""
 
     folder: Path
     vocab_size: int | None
@@ -32,7 +32,7 @@ class ModelFiles:
 
 
 def read_model_files(folder: str, max_model_len: int | None = None, chat_template: str | None = None) -> ModelFiles:
-    """Read the folder; `max_model_len` bounds the model's own, `chat_template` (file or text) replaces its own.
+    """Read the folder; `max_model_len` limits the model's own, `chat_template` (file or text) replaces its own.
 
     Raises ConfigError naming the file and what is wrong with it.
     """
@@ -73,7 +73,7 @@ def _read_json(path: Path, required: bool = True) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} holds a {type(content).__name__}, not an object")
+        raise ConfigError(f"{path} contains a {type(content).__name__}, not an object")
     return content
 
 
@@ -84,7 +84,7 @@ def _max_model_len(config: Mapping[str, Any], limit: int | None, folder: Path) -
         longest = _read_json(folder / "sentence_bert_config.json", required=False).get("max_seq_length")
         bounds += [longest] if isinstance(longest, int) and longest > 0 else []
     if not bounds:
-        raise ConfigError(f"{folder / 'config.json'} does not say how long a sequence may be: give --max-model-len")
+        raise ConfigError(f"{folder / 'config.json'} has no maximum sequence length: give --max-model-len")
     return min(bounds)
 
 
@@ -95,7 +95,7 @@ def _ids(*values: Any) -> tuple[int, ...]:
 
 
 def _special_tokens(*files: Mapping[str, Any]) -> dict[str, str]:
-    """Return the named tokens; the first file that has one decides."""
+    """Return the special tokens by name; the first file that has one wins."""
     found: dict[str, str] = {}
     for name in SPECIAL_TOKEN_NAMES:
         texts = (_token_text(file.get(name)) for file in files)

@@ -1,4 +1,4 @@
-"""What a request that says nothing gets: the guide's table, or the model's own generation_config.json."""
+"""Defaults of sampling fields: the guide's table, or the model's own generation_config.json."""
 
 import json
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Values of fields that a request leaves out. `max_new_tokens` None: each route has its own."""
+    """Values of fields that a request omits. `max_new_tokens` None: each route has its own."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -34,7 +34,7 @@ class GenerationDefaults:
 def read_defaults(model_folder: str, source: str, override: str | None) -> GenerationDefaults:
     """Return the defaults of `source`: vllm or none (the guide's table), auto (the model's own), or a folder.
 
-    `override` is JSON whose values win. Raises ConfigError naming the file or flag, the value and the limit.
+    `override` is JSON whose values take precedence. Raises ConfigError naming file or flag, value and limit.
     """
     found = GenerationDefaults()
     if source not in ("vllm", "none"):
@@ -62,7 +62,7 @@ def _parse(text: str, name: str) -> Mapping[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{name} is not JSON: {error}") from None
     if not isinstance(given, dict):
-        raise ConfigError(f"{name} holds a {type(given).__name__}, not an object")
+        raise ConfigError(f"{name} contains a {type(given).__name__}, not an object")
     return given
 
 

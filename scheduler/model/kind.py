@@ -1,4 +1,4 @@
-"""What a model answers with: text, vectors or scores. Told from its config.json, as the engine tells it."""
+"""The kind of a model's output: text, vectors or scores; derived from config.json, like in the engine."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class ModelKind(StrEnum):
-    """Text models make vectors too; the other two generate nothing."""
+    """Text models can also return vectors; the other two generate nothing."""
 
     TEXT = "text"
     VECTORS = "vectors"
@@ -14,7 +14,7 @@ class ModelKind(StrEnum):
 
     @property
     def does(self) -> str:
-        """What a model of this kind does, in words."""
+        """What a model of this kind does, for messages."""
         return _DOES[self]
 
 
@@ -27,7 +27,7 @@ _READS_ONLY = ("Model", "ForMaskedLM", "ForPreTraining")
 
 
 def kind_of(config: Mapping[str, Any]) -> ModelKind:
-    """Return the kind that the architecture's name says; text where it says none."""
+    """Return the kind given by the architecture's name; text if it gives none."""
     architectures = config.get("architectures")
     named = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     if named.endswith("ForSequenceClassification"):
@@ -38,7 +38,7 @@ def kind_of(config: Mapping[str, Any]) -> ModelKind:
 
 
 def unused_positions(config: Mapping[str, Any]) -> int:
-    """Return how many of its positions no text can have: those of RoBERTa and its kin begin behind the padding's."""
+    """Return how many positions no text can use: RoBERTa-like models start after the padding's position."""
     family, padding = str(config.get("model_type")), config.get("pad_token_id")
     begins_later = "roberta" in family or family == "camembert"
     return padding + 1 if begins_later and isinstance(padding, int) else 0

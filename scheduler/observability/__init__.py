@@ -1,1 +1,1 @@
-"""What becomes known of requests: metrics under our names and vLLM's, one log line each, traces, the ledger."""
+"""Metrics under pdserve's and vLLM's names, a log line per request, traces, and counts of finished requests."""

@@ -1,4 +1,4 @@
-"""Upper edges of the histograms' buckets: ours, and vLLM's, so that its servers and ours can be summed in one query."""
+"""Bucket boundaries of the histograms: pdserve's, and vLLM's, so that one query can sum the metrics of both."""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,7 +22,7 @@ DEFAULT_MODEL_LEN = 131072
 
 
 def vllm_tokens(max_model_len: int) -> Sequence[int]:
-    """Return 1, 2, 5, 10, 20 ... up to `max_model_len`: vLLM's edges for token counts follow the model's length."""
+    """Return 1, 2, 5, 10, 20 ... up to `max_model_len`: vLLM's bucket boundaries for token counts."""
     return tuple(_one_two_five(max_model_len))
 
 

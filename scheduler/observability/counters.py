@@ -1,4 +1,4 @@
-"""The scheduler's own numbers, fed while requests run; metrics.py and vllm_metrics.py show them."""
+"""The scheduler's counters and histograms, updated while requests run; metrics.py and vllm_metrics.py expose them."""
 
 from collections import Counter
 
@@ -11,9 +11,9 @@ STAGES = ("queue", "reserve", "prefill", "send", "first_step")
 
 
 class SchedulerCounters:
-    """Mutable, owned by the event loop. It is the Observer of text streams.
+    """Mutable, owned by the event loop. The Observer of text streams.
 
-    Each value is stored once, between the edges of all the metrics that show it.
+    Each value is stored once, with the bucket boundaries of all metrics that expose it.
     """
 
     def __init__(self, max_model_len: int = bucket_bounds.DEFAULT_MODEL_LEN) -> None:
@@ -43,7 +43,7 @@ class SchedulerCounters:
         self.http: Counter[tuple[str, str, str]] = Counter()
 
     def first_token_came(self, request: GenerationRequest, seconds: float) -> None:
-        """Count a request's first token, `seconds` after its arrival; its prompts are computed now."""
+        """Count a request's first token, `seconds` after its arrival; its prompts are now computed."""
         self.first_token.observe(seconds)
         self.prompt_tokens += sum(map(len, request.prompts))
 
@@ -54,7 +54,7 @@ class SchedulerCounters:
             self.between_tokens.observe(since_previous_s)
 
     def prompt_done(self, done: PromptDone) -> None:
-        """Count the stages of one prompt, and its hop if it made one."""
+        """Count the stages of one prompt, and its KV transfer if there was one."""
         times = done.times
         for stage, histogram in self.stages.items():
             seconds = getattr(times, f"{stage}_s")
@@ -68,7 +68,7 @@ class SchedulerCounters:
             self.kv_bytes_early += times.kv_bytes_early
 
     def request_done(self, done: RequestDone) -> None:
-        """Count one request's ending; its sizes and times only if it finished."""
+        """Count a request by its outcome; its sizes and times only if it finished."""
         self.endings[done.ending] += 1
         self._count_reasons(done)
         if done.ending != "finished":
@@ -86,11 +86,11 @@ class SchedulerCounters:
         self._observe_phases(done)
 
     def http_request(self, route: str, method: str, status: int) -> None:
-        """Count one HTTP request; `route` is one of the app's own, never what a client typed."""
+        """Count one HTTP request; `route` is one of the app's labels, never a client's path."""
         self.http[route, method, str(status)] += 1
 
     def _count_reasons(self, done: RequestDone) -> None:
-        """A sequence that did not end by itself ended with its request; a vector is an end as good as `stop`."""
+        """Count finish reasons. Unfinished sequences get their request's outcome; a vector counts as `stop`."""
         for reason in done.reasons:
             self.reasons[reason] += 1
         if done.request.poolings and done.ending == "finished":

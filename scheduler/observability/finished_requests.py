@@ -1,14 +1,14 @@
-"""Counts how requests ended: every one that was accepted ends exactly once."""
+"""Counts the outcomes of requests: every accepted one finishes exactly once."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
 class FinishedRequests:
-    """Counters since the start. Written by dispatch and its tries alone.
+    """Counters since the start. Written only by dispatch and its attempts.
 
-    received = completed + failed + cancelled + inflight. `rejected` requests were never accepted; probes are counted
-    nowhere here. Of the `retried_prompts`, `delayed_retries` had to wait for the budget.
+    received = completed + failed + cancelled + inflight. `rejected` requests were never accepted; probes are not
+    counted. Of the `retried_prompts`, `delayed_retries` had to wait for the budget.
     """
 
     received: int = 0
@@ -21,5 +21,5 @@ class FinishedRequests:
 
     @property
     def inflight(self) -> int:
-        """Requests accepted and not ended."""
+        """Requests accepted and not finished."""
         return self.received - self.completed - self.failed - self.cancelled

@@ -1,4 +1,4 @@
-"""The scheduler's Prometheus metrics: the cluster's, and what the figures say, under our names and vLLM's."""
+"""The scheduler's Prometheus metrics: the cluster's, and its own counters under pdserve's and vLLM's names."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,9 +20,9 @@ _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class Metrics:
-    """Owns the figures and one registry of what shows them. `model_name` is the label that vLLM's metrics have.
+    """Owner of the counters and of the registry that exposes them. `model_name` is the label of vLLM's metrics.
 
-    `state_file` is that of `pdserve up`, where it started this scheduler.
+    `state_file` is that of `pdserve up`, if it started this scheduler.
     """
 
     def __init__(
@@ -40,27 +40,27 @@ class Metrics:
             self._registry.register(ClusterCollector(view))
 
     def http_request(self, route: str, method: str, status: int) -> None:
-        """Count one HTTP request; `route` is one of the app's own, never what a client typed."""
+        """Count one HTTP request; `route` is one of the app's labels, never a client's path."""
         self.figures.http_request(route, method if method in _METHODS else "other", status)
 
     def render(self) -> bytes:
-        """Return everything in the text format."""
+        """Return all metrics in the text format."""
         return exposed(self._registry.collect())
 
 
 class FiguresCollector:
-    """Shows the figures under our own names, and what became of the traces."""
+    """Exposes the counters under pdserve's names, and the counts of exported traces."""
 
     def __init__(self, figures: SchedulerCounters, exporter: SpanExporter | None = None) -> None:
         self._figures = figures
         self._exporter = exporter
 
     def describe(self) -> list[Metric]:
-        """Return nothing: names need no check when they are registered."""
+        """Return nothing: the names need no check at registration."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the figures of now."""
+        """Yield the current metrics."""
         yield from self._histograms()
         yield self._stages()
         yield from self._counters()
@@ -69,15 +69,15 @@ class FiguresCollector:
         own = self._figures
         shown: tuple[tuple[str, str, BucketHistogram, Sequence[float]], ...] = (
             ("time_to_first_token_seconds", "From arrival to the first token", own.first_token, bucket_bounds.SECONDS),
-            ("inter_token_latency_seconds", "Between two tokens of a choice", own.between_tokens,
+            ("inter_token_latency_seconds", "Time between two tokens of a choice", own.between_tokens,
              bucket_bounds.STEP_SECONDS),
             ("e2e_request_latency_seconds", "From a request's arrival to its end", own.whole, bucket_bounds.SECONDS),
             ("request_prompt_tokens", "Prompt tokens of a request", own.request_prompt_tokens, bucket_bounds.TOKENS),
             ("request_generation_tokens", "Output tokens of a request", own.request_output_tokens,
              bucket_bounds.TOKENS),
-            ("kv_hop_seconds", "From the prompt computed to decode's ack", own.hop, bucket_bounds.HOP_SECONDS),
+            ("kv_hop_seconds", "From the end of prefill to the ack of decode", own.hop, bucket_bounds.HOP_SECONDS),
             ("kv_hop_bytes", "Bytes of a prompt's KV from prefill to decode", own.hop_bytes, bucket_bounds.BYTES),
-            ("kv_overlap_ratio", "Share of a prompt's KV that left before it was computed", own.overlap,
+            ("kv_overlap_ratio", "Share of a prompt's KV sent before it was fully computed", own.overlap,
              bucket_bounds.SHARES),
         )  # fmt: skip
         for name, help, histogram, shown_edges in shown:
@@ -87,7 +87,7 @@ class FiguresCollector:
 
     def _stages(self) -> Metric:
         family = HistogramMetricFamily(
-            "pdserve_stage_seconds", "A prompt's stages, each measured where it happens", labels=("stage",)
+            "pdserve_stage_seconds", "A prompt's stages, each measured where it runs", labels=("stage",)
         )
         for stage, histogram in self._figures.stages.items():
             family.add_metric((stage,), histogram.buckets(), histogram.sum)
@@ -99,9 +99,9 @@ class FiguresCollector:
             ("prompt_tokens", "Prompt tokens of requests that got a first token", own.prompt_tokens),
             ("generation_tokens", "Output tokens", own.output_tokens),
             ("kv_handoff_bytes", "KV bytes of finished hand-offs", own.kv_bytes),
-            ("kv_handoff_early_bytes", "Those that left while their prompt was computed", own.kv_bytes_early),
-            ("trace_spans_sent", "Spans that a collector took", exporter.num_sent if exporter else 0),
-            ("trace_spans_dropped", "Spans that none took", exporter.num_dropped if exporter else 0),
+            ("kv_handoff_early_bytes", "KV bytes sent while their prompt was being computed", own.kv_bytes_early),
+            ("trace_spans_sent", "Spans accepted by the collector", exporter.num_sent if exporter else 0),
+            ("trace_spans_dropped", "Spans not accepted by the collector", exporter.num_dropped if exporter else 0),
         ):
             yield CounterMetricFamily(f"pdserve_{name}", help, value=value)
         http = CounterMetricFamily(

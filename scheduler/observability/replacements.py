@@ -1,4 +1,4 @@
-"""Metrics of processes that `pdserve up` started again, read from its state file at every scrape."""
+"""Metrics of processes restarted by `pdserve up`, read from its state file at every scrape."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _LABELS = ("name", "phase")
 
 
 class ReplacementCollector:
-    """Shows the restarts of each process and the phases of its last one; nothing where there is no such file."""
+    """Exposes the restarts of each process and the phases of its last one; nothing without the file."""
 
     def __init__(self, state: Path | None) -> None:
         self._state = state
@@ -24,10 +24,10 @@ class ReplacementCollector:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of now."""
+        """Yield the current metrics."""
         restarts = CounterMetricFamily("pdserve_restarts", "Restarts by `pdserve up`", labels=("name",))
         seconds, cpu = (
-            GaugeMetricFamily(f"pdserve_replacement_{what}", f"{text} of a phase of the last one", labels=_LABELS)
+            GaugeMetricFamily(f"pdserve_replacement_{what}", f"{text} of a phase of the last restart", labels=_LABELS)
             for what, text in (("seconds", "Seconds"), ("cpu_seconds", "CPU seconds of the new process"))
         )
         for process in self._processes():
@@ -38,7 +38,7 @@ class ReplacementCollector:
         yield from (restarts, seconds, cpu)
 
     def _processes(self) -> list[dict[str, Any]]:
-        """Return the processes with all that is shown of them, none where the file does not say it."""
+        """Return the processes with the exposed values, none if the file is missing or invalid."""
         if self._state is None:
             return []
         try:

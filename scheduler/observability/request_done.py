@@ -1,4 +1,4 @@
-"""What is known of a request once it has ended: for the metrics, the log and the traces."""
+"""The record of a finished request, for the metrics, the log and the traces."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ from scheduler.request import GenerationRequest, PromptDone
 
 @dataclass(frozen=True, slots=True)
 class RequestDone:
-    """One request that ended. Times are seconds from its arrival, by the scheduler's own clock.
+    """One finished request. Times are seconds from its arrival, by the scheduler's own clock.
 
-    `ending` is finished, cancelled or failed; `error` the name of what failed it. `dispatched_s` is when it had been
-    read, rendered and tokenised; first and last token are None where there was none. `reasons` has the finish reason of
-    each sequence that ended by itself. `served` are the prompts whose hand-off is settled.
+    `ending` is finished, cancelled or failed; `error` the name of the error that failed it. `dispatched_s` is when it
+    had been read, rendered and tokenised; first and last token are None if there was none. `reasons` has the finish
+    reason of each finished sequence. `served` are the prompts whose hand-off is complete.
     """
 
     request: GenerationRequest
@@ -32,19 +32,19 @@ class RequestDone:
 
     @property
     def queue_s(self) -> float:
-        """How long it waited for a place; of several prompts the longest."""
+        """Time waiting for placement; of several prompts the longest."""
         return max((done.times.queue_s or 0.0 for done in self.served), default=0.0)
 
     @property
     def prefill_s(self) -> float | None:
-        """From its place to its first token."""
+        """Time from placement to the first token."""
         if self.first_token_s is None:
             return None
         return max(0.0, self.first_token_s - self.dispatched_s - self.queue_s)
 
     @property
     def decode_s(self) -> float | None:
-        """From its first token to its last."""
+        """Time from the first token to the last."""
         if self.first_token_s is None or self.last_token_s is None:
             return None
         return self.last_token_s - self.first_token_s

@@ -1,4 +1,4 @@
-"""The one line that says how a request went: who served it, its sizes, its stages and its ending; never its text."""
+"""The log line of each finished request: instances, sizes, stage times and outcome; never its text."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ log = EventLogger("requests")
 
 
 def log_request(done: RequestDone) -> None:
-    """Log a request that ended. Of several prompts, each stage's longest time; `-` where nothing is known."""
+    """Log a finished request. Of several prompts, each stage's longest time; `-` for unknown values."""
     request, served = done.request, done.served
     stages = {f"{name}_ms": _longest_ms(name, served) for name in _STAGES}
     log.info(
@@ -41,11 +41,11 @@ def log_request(done: RequestDone) -> None:
 
 
 def without_values(error: BaseException) -> str:
-    """Return what `error` says, less what it quotes of the client, but for a model's name: the log holds no prompts."""
+    """Return an error's message without quotes from the client, except a model's name: the log contains no prompts."""
     if isinstance(error, UnknownModel):
         return str(error)
     if isinstance(error, InvalidGrammar):
-        return "the output asked for cannot be kept; its client was told why"  # the libraries' words repeat the grammar
+        return "invalid structured output; the client got the reason"  # the libraries' messages quote the grammar
     return _TEMPLATE_WORDS.sub(r"\1", _QUOTED.sub("'…'", str(error)))
 
 

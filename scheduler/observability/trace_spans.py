@@ -1,14 +1,14 @@
-"""The spans of one request: itself, the stages of its prompts, and its decoding. Pure.
+"""The spans of one request: the request, the stages of its prompts, and its decoding. Pure.
 
 request  |--------------------------------------------------------|
   queue          |--|
   reserve           |-|
-  prefill             |----------|          of each prompt, one after the other from when the request was dispatched
+  prefill             |----------|          for each prompt, consecutive from when the request was dispatched
   send                           |--|
   first_step                        |--|
   decode                         |-----------------------------|   from the first to the last token
 
-Each stage is as long as it was measured to be, where it happened; only the scheduler's clock says when a trace begins.
+Each stage has its measured duration, from where it ran; only the scheduler's clock determines when a trace begins.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,9 +25,9 @@ _NS = 1_000_000_000
 def spans_of(
     done: RequestDone, end_ns: int, context: TraceContext | None, *, model: str, new_id: Callable[[int], bytes]
 ) -> list[Span]:
-    """Return the request's span and its children, of the first MAX_PROMPTS prompts; it ended at `end_ns` since 1970.
+    """Return the request's span and its children, for the first MAX_PROMPTS prompts; it ended at `end_ns` since 1970.
 
-    It goes on with the client's trace where there is one. `new_id` returns so many random bytes.
+    It continues the client's trace if there is one. `new_id` returns so many random bytes.
     """
     start_ns = end_ns - int(done.seconds * _NS)
     request = Span(
@@ -73,23 +73,23 @@ def _stages(done: RequestDone, start_ns: int) -> Iterator[_Stage]:
 def _stage_attributes(name: str, prompt: PromptDone) -> dict[str, Attribute]:
     prefill, decode = prompt.prefill_instance or prompt.decode_instance, prompt.decode_instance
     where = {"reserve": decode, "prefill": prefill, "send": prefill, "first_step": decode}.get(name)
-    told: dict[str, Attribute] = {"pdserve.prompt": prompt.prompt}
+    attributes: dict[str, Attribute] = {"pdserve.prompt": prompt.prompt}
     if where is not None:
-        told["pdserve.instance"] = where
+        attributes["pdserve.instance"] = where
     if name == "prefill":
-        told["pdserve.cached_tokens"] = prompt.times.cached_tokens
+        attributes["pdserve.cached_tokens"] = prompt.times.cached_tokens
     if name == "send":
-        told |= {
+        attributes |= {
             "pdserve.to_instance": decode or "", "pdserve.transport": prompt.times.transport,
             "pdserve.kv_bytes": prompt.times.kv_bytes, "pdserve.kv_bytes_early": prompt.times.kv_bytes_early,
         }  # fmt: skip
-    return told
+    return attributes
 
 
 def _attributes(done: RequestDone, model: str) -> dict[str, Attribute]:
-    """vLLM's attributes by its names, what is ours by ours; never what a prompt or an answer says."""
+    """Return the attributes under vLLM's and pdserve's names; never the text of a prompt or an answer."""
     params = done.request.params
-    told: dict[str, Attribute] = {
+    attributes: dict[str, Attribute] = {
         "gen_ai.request.id": done.request.request_id,
         "gen_ai.response.model": model,
         "gen_ai.request.n": params.n,
@@ -104,7 +104,7 @@ def _attributes(done: RequestDone, model: str) -> dict[str, Attribute]:
         "pdserve.ending": done.ending,
         "pdserve.prompts": len(done.request.prompts),
     }
-    return told | _phases(done) | _served(done)
+    return attributes | _phases(done) | _served(done)
 
 
 def _phases(done: RequestDone) -> dict[str, Attribute]:

@@ -1,4 +1,4 @@
-"""Traces of requests: what each took goes to a collector, with the client's own trace gone on with."""
+"""Traces of requests: their spans are exported to a collector and continue the client's trace."""
 
 import secrets
 import time
@@ -19,7 +19,7 @@ _log = EventLogger("traces")
 
 
 class Traces:
-    """Owns the exporter. `wall_ns` is nanoseconds since 1970."""
+    """Owner of the exporter. `wall_ns` is nanoseconds since 1970."""
 
     def __init__(
         self, exporter: SpanExporter, *, model: str, wall_ns: Callable[[], int] = time.time_ns,
@@ -29,25 +29,25 @@ class Traces:
         self._model, self._wall_ns, self._new_id = model, wall_ns, new_id
 
     def observer(self, figures: SchedulerCounters, headers: Iterable[tuple[bytes, bytes]]) -> "Traced":
-        """Return who hears of one request: the figures, and the trace that its HTTP headers name."""
+        """Return the observer of one request: it updates the counters and continues the trace of the HTTP headers."""
         return Traced(figures, self, _context(headers))
 
-    def tell(self, done: RequestDone, context: TraceContext | None) -> None:
-        """Queue the spans of a request that ended now; none where its client's trace is not kept."""
+    def export(self, done: RequestDone, context: TraceContext | None) -> None:
+        """Queue the spans of a request that just finished; none if its client's trace is not sampled."""
         if context is not None and not context.is_sampled:
             return
         try:
             self.exporter.put(spans_of(done, self._wall_ns(), context, model=self._model, new_id=self._new_id))
-        except Exception as error:  # noqa: BLE001 - a trace that cannot be made must not fail its request
+        except Exception as error:  # noqa: BLE001 - a failing trace must not fail its request
             _log.error("trace_lost", error, request_id=done.request.request_id, error=error)
 
     def close(self) -> None:
-        """Send what is queued, not for long, and end."""
+        """Send the queued spans, for a short time at most, and close the exporter."""
         self.exporter.close()
 
 
 class Traced:
-    """The Observer of one request: its tokens go straight to the figures."""
+    """The Observer of one request: its tokens go straight to the counters."""
 
     def __init__(self, figures: SchedulerCounters, traces: Traces, context: TraceContext | None) -> None:
         self.first_token_came = figures.first_token_came
@@ -55,17 +55,17 @@ class Traced:
         self._figures, self._traces, self._context = figures, traces, context
 
     def prompt_done(self, done: PromptDone) -> None:
-        """A prompt's hand-off is settled."""
+        """Count a prompt whose hand-off is complete."""
         self._figures.prompt_done(done)
 
     def request_done(self, done: RequestDone) -> None:
-        """The request ended."""
+        """Count the finished request and export its trace."""
         self._figures.request_done(done)
-        self._traces.tell(done, self._context)
+        self._traces.export(done, self._context)
 
 
 def check_traces(url: str | None, environ: Mapping[str, str]) -> OtlpEndpoint | None:
-    """Return where `--otlp-traces-endpoint` points, None without one. Raises ConfigError for what cannot be."""
+    """Return the endpoint of `--otlp-traces-endpoint`, None without one. Raises ConfigError for an invalid one."""
     if url is None:
         return None
     try:
@@ -78,7 +78,7 @@ def check_traces(url: str | None, environ: Mapping[str, str]) -> OtlpEndpoint | 
 
 
 def open_traces(url: str | None, environ: Mapping[str, str], *, model: str) -> Traces | None:
-    """Begin to export to `url`; None without one. Raises ConfigError as `check_traces`."""
+    """Start exporting to `url`; None without one. Raises ConfigError as `check_traces`."""
     endpoint = check_traces(url, environ)
     if endpoint is None:
         return None

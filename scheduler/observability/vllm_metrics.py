@@ -1,6 +1,6 @@
-"""The figures and the instances' loads under vLLM's names, types, labels and buckets, for what reads those.
+"""The counters and the instances' loads under vLLM's names, types, labels and buckets, for tools that read those.
 
-What is the whole cluster's has the label engine="cluster", what is one instance's its index in the table.
+Metrics of the whole cluster have the label engine="cluster", those of one instance its index in the table.
 """
 
 from collections import Counter
@@ -26,14 +26,14 @@ _GAUGES: tuple[tuple[str, str, Callable[[LoadSnapshot], float]], ...] = (
     ("kv_cache_usage_perc", "Share of the KV pool in use; 1 is all", lambda load: _share_used(load)),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[LoadSnapshot], float]], ...] = (
-    ("prefix_cache_queries", "Tokens looked for in the prefix cache", lambda load: load.prefix_tokens_sought),
-    ("prefix_cache_hits", "Tokens that were there", lambda load: load.prefix_tokens_found),
-    ("num_preemptions", "Prompts put aside for lack of blocks", lambda load: load.preemptions),
+    ("prefix_cache_queries", "Tokens looked up in the prefix cache", lambda load: load.prefix_tokens_sought),
+    ("prefix_cache_hits", "Tokens found in the prefix cache", lambda load: load.prefix_tokens_found),
+    ("num_preemptions", "Prompts preempted for lack of blocks", lambda load: load.preemptions),
 )
 
 
 class VllmCollector:
-    """Turns figures and a view into vLLM's metrics at every scrape."""
+    """Turns counters and a view into vLLM's metrics at every scrape."""
 
     def __init__(self, figures: SchedulerCounters, view: Callable[[], ClusterView] | None, model_name: str) -> None:
         self._figures = figures
@@ -45,7 +45,7 @@ class VllmCollector:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of now."""
+        """Yield the current metrics."""
         yield from self._histograms()
         yield from self._counters()
         yield _http_requests(self._figures.http)
@@ -63,33 +63,33 @@ class VllmCollector:
             ("time_to_first_token_seconds", "Time to first token", own.first_token, bucket_bounds.VLLM_FIRST_TOKEN),
             (
                 "inter_token_latency_seconds",
-                "Between two tokens of a choice",
+                "Time between two tokens of a choice",
                 own.between_tokens,
                 bucket_bounds.VLLM_STEP,
             ),
             (
                 "request_time_per_output_token_seconds",
-                "A request's mean of it",
+                "Mean time between two tokens of a request",
                 own.mean_between,
                 bucket_bounds.VLLM_STEP,
             ),
-            ("e2e_request_latency_seconds", "From arrival to end", own.whole, bucket_bounds.VLLM_REQUEST),
+            ("e2e_request_latency_seconds", "Time from arrival to end", own.whole, bucket_bounds.VLLM_REQUEST),
             ("request_queue_time_seconds", "Time in the scheduler's queue", own.queue, bucket_bounds.VLLM_REQUEST),
             (
                 "request_inference_time_seconds",
-                "From its place to the last token",
+                "Time from placement to the last token",
                 own.inference,
                 bucket_bounds.VLLM_REQUEST,
             ),
             (
                 "request_prefill_time_seconds",
-                "From its place to the first token",
+                "Time from placement to the first token",
                 own.prefill,
                 bucket_bounds.VLLM_REQUEST,
             ),
-            ("request_decode_time_seconds", "From the first to the last token", own.decode, bucket_bounds.VLLM_REQUEST),
+            ("request_decode_time_seconds", "Time from first to last token", own.decode, bucket_bounds.VLLM_REQUEST),
             ("request_prompt_tokens", "Prompt tokens of a request", own.request_prompt_tokens, tokens),
-            ("request_prefill_kv_computed_tokens", "Those not cached", own.request_computed_tokens, tokens),
+            ("request_prefill_kv_computed_tokens", "Prompt tokens not cached", own.request_computed_tokens, tokens),
             ("request_generation_tokens", "Output tokens of a request", own.request_output_tokens, tokens),
             ("request_params_max_tokens", "The max_tokens of a request", own.max_tokens, tokens),
             ("request_params_n", "The n of a request", own.n, bucket_bounds.VLLM_N),
@@ -109,15 +109,15 @@ class VllmCollector:
             family.add_metric(self._labels(CLUSTER), value)
             yield family
         success = CounterMetricFamily(
-            "vllm:request_success", "Sequences that ended", labels=(*_LABELS, "finished_reason")
+            "vllm:request_success", "Finished sequences", labels=(*_LABELS, "finished_reason")
         )
         for reason in REASONS:
             success.add_metric((*self._labels(CLUSTER), reason), own.reasons[reason])
         yield success
 
     def _waiting(self, view: ClusterView, instances: Sequence[tuple[str, InstanceView, LoadSnapshot]]) -> Metric:
-        """The cluster's queue is the scheduler's; an instance's own has what waits for its next step or for blocks."""
-        family = GaugeMetricFamily("vllm:num_requests_waiting", "Prompts that wait", labels=_LABELS)
+        """Return the waiting prompts: the cluster's are in the scheduler's queue, an instance's wait there."""
+        family = GaugeMetricFamily("vllm:num_requests_waiting", "Prompts waiting", labels=_LABELS)
         family.add_metric(self._labels(CLUSTER), view.queued_prompts)
         for engine, _, load in instances:
             family.add_metric(self._labels(engine), load.waiting)
@@ -132,7 +132,7 @@ class VllmCollector:
                 yield family
 
     def _iterations(self, instances: Sequence[tuple[str, InstanceView, LoadSnapshot]]) -> Metric:
-        """What the instances counted; one that tells no counts is left out."""
+        """Return the instances' histograms; an instance that reports no counts is left out."""
         family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens of a step", labels=_LABELS)
         for engine, _, load in instances:
             if len(load.step_tokens) == len(STEP_TOKEN_EDGES) + 1:
@@ -145,7 +145,7 @@ class VllmCollector:
 
 
 def _by_engine(instances: Sequence[InstanceView]) -> list[tuple[str, InstanceView, LoadSnapshot]]:
-    """Of two lives of one entry of the table, the one that came last counts: a sample may stand once."""
+    """Return the instances by engine label; of two with one index the later counts, as samples must be unique."""
     living = {str(one.index): (one, one.load) for one in instances if one.load is not None}
     return [(engine, one, load) for engine, (one, load) in living.items()]
 
@@ -157,13 +157,13 @@ def _cache_config(instances: Sequence[tuple[str, InstanceView, LoadSnapshot]]) -
     )  # fmt: skip
     for engine, one, load in instances:
         if one.description is not None:
-            told = (str(one.description.block_size), one.description.dtype, str(load.blocks_total), engine)
-            family.add_metric(told, 1)
+            labels = (str(one.description.block_size), one.description.dtype, str(load.blocks_total), engine)
+            family.add_metric(labels, 1)
     return family
 
 
 def _http_requests(http: Counter[tuple[str, str, str]]) -> Metric:
-    """The name that vLLM's server has it under: statuses as 2xx, and nothing that only watches."""
+    """Return vLLM's HTTP metric: statuses as 2xx, without the monitoring routes."""
     grouped: Counter[tuple[str, str, str]] = Counter()
     for (route, method, status), count in http.items():
         if route not in _UNCOUNTED:

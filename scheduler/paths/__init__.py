@@ -1,1 +1,1 @@
-"""How one plan is run: one file a path."""
+"""How one plan is executed: one module per path."""

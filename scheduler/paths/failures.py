@@ -1,4 +1,4 @@
-"""What an instance's bad ending of a prompt means to the request."""
+"""Convert an instance's failure of a prompt into the request's error."""
 
 from scheduler.inbox import SessionLost
 from scheduler.instances import Instance
@@ -18,28 +18,28 @@ from wire.messages import Failed, Refused
 
 log = EventLogger("paths")
 
-_TOLD: dict[type[PdserveError], str] = {
-    HandoffFailed: "the KV did not get from the prefill to the decode instance",
+_MESSAGES: dict[type[PdserveError], str] = {
+    HandoffFailed: "the KV transfer from the prefill to the decode instance failed",
     InstanceLost: "its link to the other instance broke",
     NoCapacity: "it has no free KV blocks",
     Draining: "it is shutting down",
     Cancelled: "the prompt was cancelled there",
 }
-"""What clients are told: an instance's own words may name addresses and tickets, and go to the log."""
+"""The messages for clients: an instance's own message may name addresses and tickets, and is only logged."""
 
 
 def to_error(ending: Refused | Failed | SessionLost, instance: Instance, prompt: PromptRun) -> PdserveError:
-    """Return the error to raise, and close the instance to new prompts if it said it is full."""
+    """Return the error to raise; if the instance reported that it is full, assign it nothing more for now."""
     if isinstance(ending, SessionLost):
         return ending.error
     error = from_name(ending.error, ending.message)
     if isinstance(error, NoCapacity):
-        instance.books.refused()
+        instance.in_flight.refused()
     if isinstance(error, InvalidRequest):
         return error
-    report = log.debug if isinstance(error, NoCapacity) else log.warning  # a full pool refuses often, and nothing ends
+    report = log.debug if isinstance(error, NoCapacity) else log.warning  # a full pool refuses often; it is retried
     report(
         "prompt_ended_badly", request_id=prompt.request.request_id, prompt_id=ending.prompt_id, instance=instance,
         address=instance.address, error=ending.error, message=ending.message,
     )  # fmt: skip
-    return type(error)(f"{instance}: {_TOLD.get(type(error), 'it could not go on; the log says why')}")
+    return type(error)(f"{instance}: {_MESSAGES.get(type(error), 'it failed; the log has the reason')}")

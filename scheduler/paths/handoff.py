@@ -24,7 +24,7 @@ log = EventLogger("handoff")
 
 
 class HandoffPath:
-    """Runs one plan: remote prefill, then decode. `crossed` is called when a token has come from D."""
+    """Executes one plan: remote prefill, then decode. Calls `crossed` when the first token has arrived from D."""
 
     def __init__(
         self, prefill: Instance, decode: Instance, *, limits: ControlLimits, crossed: Callable[[], None]
@@ -37,15 +37,15 @@ class HandoffPath:
         self._in_doubt: tuple[PdserveError, float] | None = None
 
     async def run(self, prompt: PromptRun) -> None:
-        """Run the prompt to the end of its sequences and of its hand-off. Raises what ended it otherwise."""
+        """Run the prompt until all its sequences and its hand-off are finished. Raises the error that ended it."""
         with prompt.attend(self._decode) as on_decode:
             ticket = await self._reserve_in_time(prompt, on_decode)
             with prompt.attend(self._prefill) as on_prefill:
                 prompt.enter(f"in prefill on {self._prefill}", computes=True)
                 on_prefill.post(Prefill(prompt.state, ticket))
-                self._prefill.books.prefill_sent(prompt.prompt_id)
+                self._prefill.in_flight.prefill_sent(prompt.prompt_id)
                 while not prompt.output.all_ended:
-                    await self._take(prompt, await self._hear(prompt), on_prefill)
+                    await self._take(prompt, await self._next_arrival(prompt), on_prefill)
                 on_decode.ended |= self._decode_started and prompt.output.all_finished
                 await self._settle(prompt, on_prefill, on_decode)
 
@@ -61,19 +61,19 @@ class HandoffPath:
 
     @contextmanager
     def _put_off(self, prompt: PromptRun) -> Iterator[None]:
-        """While a grammar is compiled for long, others may have the prefill instance's next step."""
-        books, facts, is_put_off = self._prefill.books, prompt.facts, False
+        """While a grammar compiles for long, release the prompt's share of the prefill instance's next step."""
+        in_flight, facts, is_put_off = self._prefill.in_flight, prompt.facts, False
 
         def put_off() -> None:
             nonlocal is_put_off
             is_put_off = True
-            books.put_off(prompt.prompt_id)
+            in_flight.put_off(prompt.prompt_id)
 
         timer = asyncio.get_running_loop().call_later(self._limits.put_off_s, put_off)
         try:
             yield
             if is_put_off:
-                books.give_to_hand_off(prompt.prompt_id, facts.num_tokens, self._decode.index, facts.num_sequences)
+                in_flight.give_to_hand_off(prompt.prompt_id, facts.num_tokens, self._decode.index, facts.num_sequences)
         finally:
             timer.cancel()
 
@@ -82,9 +82,9 @@ class HandoffPath:
         state = prompt.state
         on_decode.post(Reserve(state))
         while True:
-            match (await prompt.hear()).event:
+            match (await prompt.next_arrival()).event:
                 case Reserved(ticket=ticket, seconds=seconds):
-                    self._decode.books.reserved(state.prompt_id, ticket.first_token)
+                    self._decode.in_flight.reserved(state.prompt_id, ticket.first_token)
                     prompt.add_times(StageTimes(reserve_s=seconds))
                     return ticket
                 case Refused() | Failed() | SessionLost() as ending:
@@ -92,14 +92,14 @@ class HandoffPath:
                 case _:
                     continue
 
-    async def _hear(self, prompt: PromptRun) -> Arrival:
-        """Return the next arrival. While it is open whether D committed, D has `settle_s` to say so."""
+    async def _next_arrival(self, prompt: PromptRun) -> Arrival:
+        """Return the next arrival. While it is unknown whether D committed, D has `settle_s` to report it."""
         if self._in_doubt is None or self._decode_started:
-            return await prompt.hear()
+            return await prompt.next_arrival()
         error, deadline = self._in_doubt
         try:
             async with asyncio.timeout_at(deadline):
-                return await prompt.hear()
+                return await prompt.next_arrival()
         except (TimeoutError, DeadlineExceeded):
             raise error from None
 
@@ -116,12 +116,12 @@ class HandoffPath:
                 elif step.tokens:
                     self._decoding(prompt, arrival.work)
             case HandedOff(times=times):
-                self._prefill.books.handed_off(prompt.prompt_id)
+                self._prefill.in_flight.handed_off(prompt.prompt_id)
                 prompt.add_times(times)
             case Refused() | Failed() | SessionLost() as ending if from_prefill:
                 self._lose_prefill(prompt, ending)
             case Refused() | Failed() | SessionLost() as ending:
-                await self._hear_last_words(prompt, on_prefill)
+                await self._take_last_tokens(prompt, on_prefill)
                 if not prompt.output.all_ended:
                     error = to_error(ending, self._decode, prompt)
                     raise self._in_doubt[0] if self._in_doubt else error
@@ -129,10 +129,10 @@ class HandoffPath:
                 return
 
     def _lose_prefill(self, prompt: PromptRun, ending: Refused | Failed | SessionLost) -> None:
-        """P ended badly. Once its first tokens are here D may have committed all the same: an ack can be lost."""
-        self._prefill.books.drop(prompt.prompt_id)
+        """Handle P's failure. Once P's first tokens are here D may still have committed: an ack can be lost."""
+        self._prefill.in_flight.drop(prompt.prompt_id)
         if self._decode_started and prompt.output.all_started:
-            return  # P has done all of its part
+            return  # P has finished its part
         error = to_error(ending, self._prefill, prompt)
         if isinstance(ending, Refused) or not prompt.output.all_started:
             raise error
@@ -140,20 +140,20 @@ class HandoffPath:
         self._in_doubt = (error, asyncio.get_running_loop().time() + settle_s)
 
     def _prefilled(self, prompt: PromptRun) -> None:
-        self._prefill.books.prefilled(prompt.prompt_id)
+        self._prefill.in_flight.prefilled(prompt.prompt_id)
         if not self._decode_started:
             prompt.enter(f"handing off from {self._prefill} to {self._decode}")
 
     def _decoding(self, prompt: PromptRun, on_decode: Work) -> None:
         if not self._decode_started:
             self._decode_started = True
-            self._decode.books.decoding(prompt.prompt_id)
+            self._decode.in_flight.decoding(prompt.prompt_id)
             self._crossed()
             prompt.enter(f"decoding on {self._decode}")
             prompt.flow(on_decode)
 
-    async def _hear_last_words(self, prompt: PromptRun, on_prefill: Work) -> None:
-        """D gave up. If that was because P's first tokens ended everything, they are on their way here: take them."""
+    async def _take_last_tokens(self, prompt: PromptRun, on_prefill: Work) -> None:
+        """Handle D's failure. If P's first tokens finished all sequences, they are still in transit: take them."""
         on_prefill.cancel()
         async for arrival in self._until_ended(prompt, on_prefill):
             if arrival.work is on_prefill and isinstance(arrival.event, PromptStep):
@@ -162,7 +162,7 @@ class HandoffPath:
                     prompt.take(arrival.event, on_prefill)
 
     async def _settle(self, prompt: PromptRun, on_prefill: Work, on_decode: Work) -> None:
-        """Wait, not for long, until P has said how the hand-off ended; end it where D no longer wants it."""
+        """Wait briefly for P's result of the hand-off; cancel the prompt if D no longer needs it."""
         if not on_decode.ended:
             on_prefill.cancel()
             on_decode.cancel()
@@ -170,7 +170,7 @@ class HandoffPath:
             pass
 
     async def _until_ended(self, prompt: PromptRun, on_prefill: Work) -> AsyncIterator[Arrival]:
-        """Yield what still arrives until P has said its end, for `settle_s` at most."""
+        """Yield arrivals until P's final event, for `settle_s` at most."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._limits.settle_s * self._prefill.slowness
         while not on_prefill.ended or not prompt.inbox.empty():

@@ -1,4 +1,4 @@
-"""The local path: one instance computes the prompt and generates to its end, the first token or all."""
+"""The local path: one instance computes the prompt and generates all its tokens."""
 
 from collections.abc import Callable
 
@@ -10,9 +10,9 @@ from wire.messages import Failed, Generate, Refused
 
 
 class LocalPath:
-    """Runs one plan on one instance: a combined one, or a prefill instance for a prompt that stays there.
+    """Executes one plan on one instance: a combined one, or a prefill instance for a prompt that stays there.
 
-    `crossed` is called when a token has come.
+    Calls `crossed` when the first token has arrived.
     """
 
     def __init__(self, instance: Instance, *, crossed: Callable[[], None]) -> None:
@@ -21,13 +21,13 @@ class LocalPath:
         self._started = False
 
     async def run(self, prompt: PromptRun) -> None:
-        """Run the prompt to the end of its sequences. Raises what ended it otherwise."""
+        """Run the prompt until its sequences are finished. Raises the error that ended it."""
         with prompt.attend(self._instance) as work:
             prompt.enter(f"in prefill on {self._instance}", computes=True)
             work.post(Generate(prompt.state))
-            self._instance.books.prefill_sent(prompt.prompt_id)
+            self._instance.in_flight.prefill_sent(prompt.prompt_id)
             while not prompt.output.all_ended:
-                match (await prompt.hear()).event:
+                match (await prompt.next_arrival()).event:
                     case PromptStep() as step:
                         work.stepping = True
                         prompt.take(step, work)
@@ -41,9 +41,9 @@ class LocalPath:
     def _note_tokens(self, prompt: PromptRun, step: PromptStep, work: Work) -> None:
         if step.tokens and not self._started:
             self._started = True
-            self._instance.books.prefilled(prompt.prompt_id)
-            self._instance.books.reserved(prompt.prompt_id)
-            self._instance.books.decoding(prompt.prompt_id)
+            self._instance.in_flight.prefilled(prompt.prompt_id)
+            self._instance.in_flight.reserved(prompt.prompt_id)
+            self._instance.in_flight.decoding(prompt.prompt_id)
             self._crossed()
             prompt.enter(f"decoding on {self._instance}")
             prompt.flow(work)

@@ -1,4 +1,4 @@
-"""The pooling path: one instance reads the prompt and answers with a vector or a score; nothing is handed off."""
+"""The pooling path: one instance computes the prompt and returns a vector or a score; no KV is handed off."""
 
 from collections.abc import Callable
 
@@ -10,22 +10,22 @@ from wire.messages import Failed, Generate, Pooled, Refused
 
 
 class PoolingPath:
-    """Runs one plan on one prefill or combined instance. `answered` is called when the vector has come."""
+    """Executes one plan on one prefill or combined instance. Calls `answered` when the vector has arrived."""
 
     def __init__(self, instance: Instance, *, answered: Callable[[], None]) -> None:
         self._instance = instance
         self._answered = answered
 
     async def run(self, prompt: PromptRun) -> None:
-        """Run the prompt to its answer. Raises what ended it otherwise."""
+        """Run the prompt until its vector or score. Raises the error that ended it."""
         with prompt.attend(self._instance) as work:
             prompt.enter(f"in pooling on {self._instance}")
             work.post(Generate(prompt.state))
-            self._instance.books.prefill_sent(prompt.prompt_id)
+            self._instance.in_flight.prefill_sent(prompt.prompt_id)
             while True:
-                match (await prompt.hear()).event:
+                match (await prompt.next_arrival()).event:
                     case Pooled(values=values, times=times):
-                        self._instance.books.prefilled(prompt.prompt_id)
+                        self._instance.in_flight.prefilled(prompt.prompt_id)
                         prompt.add_times(times)
                         prompt.answer(values)
                         self._answered()

@@ -1,1 +1,1 @@
-"""What the queue of the cluster is made of: whose turn it is, what a prompt costs, how much room is left."""
+"""The parts of the cluster's queue: order, cost of a prompt, and capacity."""

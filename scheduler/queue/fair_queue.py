@@ -1,12 +1,12 @@
-"""Who is next: by priority, in one priority a fair share for each tenant, of one tenant first come, first served.
+"""The order of the queue: by priority, within one a fair share per tenant, within a tenant first come, first served.
 
 front  ->  overdue  ->  band of the lowest priority  ->  next band ...
                         line of the tenant that had least  ->  next line ...
 
-Start-time fair queueing: a line's `start` is what its tenant had of the band when its head's turn came, in tokens. The
-least goes first and grows by the cost of what is granted; a tenant that comes anew begins where the band is, so nobody
-saves up, and nobody who was served goes before one who was not. Two tenants that both wait all the while never differ
-by more than their two largest prompts. No clock, no I/O.
+Start-time fair queueing: a line's `start` is the number of tokens that its tenant had received of the band when the
+head of the line became next. The smallest goes first and grows by the cost of each grant; a new tenant starts at
+the band's current value, so nobody saves up a share or overtakes by leaving and returning. Two tenants that always
+have prompts waiting differ by at most their two largest prompts. No clock, no I/O.
 """
 
 import bisect
@@ -17,13 +17,13 @@ from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
 _GRANTS_A_TURN = 4
-"""A request's second prompt queues as if it had come after four grants more of its line, its third after eight."""
+"""A request's second prompt queues as if it had arrived four grants of its line later, its third eight."""
 _OLDEST_EVERY = 16
-"""Of so many grants one goes to the priority whose oldest prompt waits longest, where that is not the best one."""
+"""One in so many grants goes to the priority whose oldest prompt has waited longest, if it is not the best one."""
 
 
 class Queued(Protocol):
-    """What the queue needs to know of what waits in it; `cost` is at least 1."""
+    """The properties of a queued item; `cost` is at least 1."""
 
     tenant: str
     priority: int
@@ -35,9 +35,9 @@ T = TypeVar("T", bound=Queued)
 
 
 class FairQueue(Generic[T]):
-    """Owns the order. Each item is in it once, from `add` or `add_front` to `remove` or `grant`.
+    """Owner of the order. Each item is in it once, from `add` or `add_front` to `remove` or `grant`.
 
-    A step costs about the logarithm of what waits (and one move of a list's tail), whoever leaves.
+    An operation costs about the logarithm of the queue's length (and one move of a list's tail), also for removals.
     """
 
     def __init__(self) -> None:
@@ -49,15 +49,15 @@ class FairQueue(Generic[T]):
         self._since_oldest = 0
 
     def __len__(self) -> int:
-        """Items in it."""
+        """Return the number of items."""
         return len(self._front) + len(self._by_age)
 
     def __contains__(self, item: T) -> bool:
-        """Whether it waits."""
+        """Return whether the item is waiting."""
         return item in self._by_age or item in self._front
 
     def add(self, item: T) -> None:
-        """Let an item wait its turn."""
+        """Queue an item."""
         band = self._bands.get(item.priority)
         if band is None:
             band = self._bands[item.priority] = _Band()
@@ -65,11 +65,11 @@ class FairQueue(Generic[T]):
         self._by_age[item] = band.add(item, next(self._numbers))
 
     def add_front(self, item: T) -> None:
-        """Let an item that was granted before go first, behind others of its kind; its tenant has paid for it."""
+        """Queue an item that was granted before ahead of all but others of its kind; its tenant has already paid."""
         self._front[item] = None
 
     def remove(self, item: T) -> None:
-        """Take an item out: it costs nobody anything."""
+        """Remove an item without charging anyone."""
         if item in self._front:
             del self._front[item]
             return
@@ -80,14 +80,14 @@ class FairQueue(Generic[T]):
             del self._priorities[bisect.bisect_left(self._priorities, item.priority)]
 
     def grant(self, item: T) -> None:
-        """Take an item out that goes on: its tenant pays."""
+        """Remove an item that may run, and charge its tenant."""
         if item not in self._front:
             self._since_oldest = 0 if item is self._overdue() else self._since_oldest + 1
             self._bands[item.priority].pay(item.tenant, item.cost)
         self.remove(item)
 
     def order(self) -> Iterator[T]:
-        """Yield what waits in the order of its turns; the queue must not change meanwhile."""
+        """Yield the items in the order of their turns; the queue must not change meanwhile."""
         yield from self._front
         overdue = self._overdue()
         if overdue is not None:
@@ -98,7 +98,7 @@ class FairQueue(Generic[T]):
                     yield item
 
     def _overdue(self) -> T | None:
-        """Return the first of the band in which something waits longest, where it is its turn and another is better."""
+        """Return the next item of the band with the longest wait, if it is due and another band is better."""
         if self._since_oldest + 1 < _OLDEST_EVERY or len(self._priorities) < 2:
             return None
         oldest = next(iter(self._by_age))
@@ -106,11 +106,11 @@ class FairQueue(Generic[T]):
 
 
 _Place = tuple[int, int]
-"""Where an item stands in its line: the grants of the line after which it is its turn, and a number for the order."""
+"""An item's position in its line: the number of grants of the line before its turn, and a sequence number."""
 
 
 class _Line(Generic[T]):
-    """Owns what one tenant has waiting in one band."""
+    """Owner of one tenant's items in one band."""
 
     def __init__(self, start: int, number: int) -> None:
         self.start = start
@@ -120,12 +120,12 @@ class _Line(Generic[T]):
 
     @property
     def key(self) -> "tuple[int, int, _Line[T]]":
-        """Where the line stands among others; numbers differ, so lines are never compared."""
+        """The line's sort key; numbers differ, so lines themselves are never compared."""
         return (self.start, self.number, self)
 
 
 class _Band(Generic[T]):
-    """Owns the lines of one priority, and what those had that have nothing waiting now, as long as anyone waits."""
+    """Owner of the lines of one priority, and of the shares of tenants without items, while any item is waiting."""
 
     def __init__(self) -> None:
         self._now = 0
@@ -134,11 +134,11 @@ class _Band(Generic[T]):
         self._had: dict[str, int] = {}
 
     def __bool__(self) -> bool:
-        """Whether anything waits."""
+        """Return whether anything is waiting."""
         return bool(self._lines)
 
     def add(self, item: T, number: int) -> _Place:
-        """Put an item into its tenant's line; return where."""
+        """Put an item into its tenant's line; return its place."""
         line = self._lines.get(item.tenant)
         if line is None:
             line = self._lines[item.tenant] = _Line(max(self._now, self._had.pop(item.tenant, 0)), number)
@@ -148,16 +148,16 @@ class _Band(Generic[T]):
         return place
 
     def remove(self, tenant: str, place: _Place) -> None:
-        """Take the item at a place out."""
+        """Remove the item at a place."""
         line = self._lines[tenant]
-        del line.items[bisect.bisect_left(line.items, place)]  # a shorter tuple is before
+        del line.items[bisect.bisect_left(line.items, place)]  # a shorter tuple sorts first
         if not line.items:
             self._take_out(line)
             del self._lines[tenant]
             self._had[tenant] = line.start
 
     def pay(self, tenant: str, cost: int) -> None:
-        """Count a grant against a tenant."""
+        """Charge a grant to a tenant."""
         line = self._lines[tenant]
         self._now = max(self._now, self._sorted[0][0])
         self._take_out(line)
@@ -166,9 +166,9 @@ class _Band(Generic[T]):
         bisect.insort(self._sorted, line.key)
 
     def order(self) -> Iterator[T]:
-        """Yield everything in the order in which grants, one after the other, would take it."""
+        """Yield all items in the order in which consecutive grants would take them."""
         at = 0
-        later: list[tuple[int, int, _Line[T], int]] = []  # the next item of lines that had their turn here
+        later: list[tuple[int, int, _Line[T], int]] = []  # the next item of lines already visited
         while later or at < len(self._sorted):
             if later and (at == len(self._sorted) or later[0][:2] < self._sorted[at][:2]):
                 start, number, line, index = heapq.heappop(later)

@@ -1,4 +1,4 @@
-"""How much of the queue is taken, by whom, and whether more fits."""
+"""The queue's capacity: how much each tenant uses, and whether more fits."""
 
 from collections import Counter
 
@@ -6,10 +6,10 @@ from scheduler.limits import ControlLimits
 
 
 class QueueRoom:
-    """Owns the counts of what waits. Where there are several tenants, none takes what others may need.
+    """Owner of the counts of waiting prompts and tokens. With several tenants, each must leave room for the others.
 
-    A tenant with something waiting may have as much more as leaves as much room as it then holds: one alone fills half
-    of the queue, two a third each, and there is always room for one who comes anew.
+    A tenant with waiting prompts may add more only while at least as much room is left as it then uses: one alone fills
+    half of the queue, two a third each, and there is always room for a new one.
     """
 
     def __init__(self, limits: ControlLimits) -> None:
@@ -20,17 +20,17 @@ class QueueRoom:
         self.num_tokens = 0
 
     def take(self, tenant: str, num_tokens: int) -> None:
-        """A prompt of so many tokens waits now."""
+        """Count a prompt that starts waiting."""
         self._count(tenant, 1, num_tokens)
 
     def give_back(self, tenant: str, num_tokens: int) -> None:
-        """It waits no more."""
+        """Count a prompt that stops waiting."""
         self._count(tenant, -1, -num_tokens)
         if not self._prompts[tenant]:
             del self._prompts[tenant], self._tokens[tenant]
 
     def refusal(self, tenant: str, num_prompts: int, num_tokens: int) -> str | None:
-        """Return in words why these cannot wait; None if they can. An empty queue takes anything."""
+        """Return why these prompts cannot wait; None if they can. An empty queue accepts anything."""
         prompts, tokens = self.num_prompts + num_prompts, self.num_tokens + num_tokens
         most_prompts, most_tokens = self._limits.max_queued_requests, self._limits.max_queued_tokens
         if not self.num_prompts:
@@ -47,7 +47,7 @@ class QueueRoom:
             return None
         return (
             f"this key's share of the queue is full: with this request {own_prompts} prompts and {own_tokens} prompt "
-            f"tokens of it would wait, and room for {most_prompts - prompts} and {most_tokens - tokens} would be left"
+            f"tokens would wait, but only {most_prompts - prompts} and {most_tokens - tokens} would be left for others"
         )
 
     def _count(self, tenant: str, num_prompts: int, num_tokens: int) -> None:

@@ -7,10 +7,10 @@ from scheduler.load.loads import PromptFacts
 
 
 class Waiting:
-    """A prompt that waits. `turn` counts the prompts of its own request before it; a lower `priority` runs earlier.
+    """A waiting prompt. `turn` counts the prompts of its own request before it; a lower `priority` runs earlier.
 
-    `cost` is what it takes of its tenant's share, in tokens, set where it enters the queue; `passed` how often others
-    were granted before it since it was its turn.
+    `cost` is its charge against its tenant's share, in tokens, set when it is queued; `passed` how often others were
+    granted before it after it became next.
     """
 
     def __init__(

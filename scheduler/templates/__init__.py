@@ -1,1 +1,1 @@
-"""Chat templates: where they are written, and the processes that render them and can be killed."""
+"""Chat templates: where they are stored, and the killable processes that render them."""

@@ -1,4 +1,4 @@
-"""How one conversation becomes a prompt: what a request may say of it, and what the scheduler was started with."""
+"""How a conversation becomes a prompt: options of the request and settings of the scheduler."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,15 +17,15 @@ _OF_APPLY_CHAT_TEMPLATE = (
     "tokenizer_kwargs", "return_assistant_tokens_mask", "sanitize_control_tokens",
 )  # fmt: skip
 RESERVED_KWARGS = frozenset((*_OWN_FIELDS, *_OF_APPLY_CHAT_TEMPLATE, *SPECIAL_TOKEN_NAMES))
-"""Names that `chat_template_kwargs` may not set: fields of their own, and words that reach no template elsewhere."""
+"""Names that `chat_template_kwargs` may not set: fields of the request, and arguments of apply_chat_template."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """What a request says beside its messages. `template` is its own, which wins over the model's.
+    """A request's template options. `template` is its own, which takes precedence over the model's.
 
-    `continue_final_message` leaves the last message open, for the model to write on; a caller refuses it together with
-    `add_generation_prompt`. `add_special_tokens` adds those of the tokenizer to what the template wrote.
+    `continue_final_message` leaves the last message open for the model to continue; callers refuse it together with
+    `add_generation_prompt`. `add_special_tokens` adds the tokenizer's special tokens to the rendered text.
     """
 
     add_generation_prompt: bool = True
@@ -39,14 +39,14 @@ class ChatOptions:
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """What the scheduler's flags say of chat templates."""
+    """The scheduler's settings for chat templates."""
 
     content_format: str = "auto"
     trust_request_template: bool = True
     default_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self, options: ChatOptions) -> None:
-        """Raise InvalidRequest if a request says of its template what it may not."""
+        """Raise InvalidRequest if a request sets template options that are invalid or not allowed."""
         if options.template is not None:
             self._check_template(options.template)
         if options.template_kwargs:
@@ -58,32 +58,32 @@ class ChatSettings:
     def _check_template(self, template: str) -> None:
         if not self.trust_request_template:
             raise InvalidRequest(
-                "chat_template_not_allowed: this server takes no template of a request, the default where it has keys; "
+                "chat_template_not_allowed: this server accepts no templates in requests, the default if it has keys; "
                 "--trust-request-chat-template allows them",
                 "chat_template",
             )
         if not template.strip():
-            raise InvalidRequest("chat_template is empty: leave it out to have the model's", "chat_template")
+            raise InvalidRequest("chat_template is empty: leave it out to use the model's", "chat_template")
         if (num_bytes := len(template.encode(errors="replace"))) > MAX_TEMPLATE_BYTES:
             raise InvalidRequest(f"chat_template has {num_bytes} bytes: at most {MAX_TEMPLATE_BYTES}", "chat_template")
 
 
 def checked_kwargs(text: str) -> str:
-    """Return the text of `--default-chat-template-kwargs` as it is. Raises ConfigError if it is no such object."""
+    """Return the text of `--default-chat-template-kwargs` unchanged. Raises ConfigError if it is not valid."""
     parse_kwargs(text)
     return text
 
 
 def parse_kwargs(text: str) -> Mapping[str, Any]:
-    """Return the object of `--default-chat-template-kwargs`; no text is an empty one. Raises ConfigError."""
+    """Return the object of `--default-chat-template-kwargs`; an empty text is an empty object. Raises ConfigError."""
     if not text:
         return {}
-    import orjson  # every launch comes here for its flags, few with this one
+    import orjson  # every launch parses flags, few set this one
 
     try:
         kwargs = orjson.loads(text)
         if not isinstance(kwargs, dict):
-            raise ConfigError(f'{text!r} is no JSON object, as {{"enable_thinking": false}}')
+            raise ConfigError(f'{text!r} is not a JSON object, as {{"enable_thinking": false}}')
         _check_kwargs(kwargs)
     except (orjson.JSONDecodeError, InvalidRequest) as error:
         raise ConfigError(f"{text!r}: {error}") from None

@@ -1,4 +1,4 @@
-"""The scheduler's end of one process that renders chat templates (sandbox.py is the other)."""
+"""The scheduler's side of one process that renders chat templates (sandbox.py is the other side)."""
 
 import asyncio
 import os
@@ -14,12 +14,12 @@ from scheduler.templates.frames import ANSWER_HEADER, READY, job_frame
 _ROOT = Path(__file__).resolve().parent.parent
 _KEPT_VARIABLES = ("PATH", "TZ")
 _MAX_ANSWER_BYTES = 64 * 2**20
-# glibc would keep what a large render freed: what is freed goes back at once, and the limits mean what they say
+# glibc would keep memory freed by a large render: return it at once, so that the limits are accurate
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
 
 
 class TemplateChild(asyncio.Protocol):
-    """Hands on the answers of one process, in the order of its jobs, and says once that no more will come."""
+    """Passes on the answers of one process, in the order of its jobs, and reports when it dies."""
 
     def __init__(self, answered: Callable[[bytes, bytes], None], ended: Callable[[], None]) -> None:
         """`answered(kind, text)` is called for each answer, `ended()` if the process dies by itself after its start."""
@@ -34,18 +34,18 @@ class TemplateChild(asyncio.Protocol):
 
     @property
     def pid(self) -> int | None:
-        """The process's number."""
+        """The process id."""
         return None if self._process is None else self._process.pid
 
     @property
     def gone(self) -> bool:
-        """Whether nothing is left of a killed process."""
+        """Whether a killed process has been reaped."""
         return self._process is None or self._process.returncode is not None
 
     async def start(self, render_s: float) -> None:
-        """Start the process, which takes `render_s` of processor time for a render, and wait until it can render.
+        """Start the process, with `render_s` of CPU time per render, and wait until it can render.
 
-        Raises OSError if it cannot be started or ends before.
+        Raises OSError if it cannot be started or exits before that.
         """
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -61,14 +61,14 @@ class TemplateChild(asyncio.Protocol):
             raise ChildProcessError("it ended before it could render")
 
     def send(self, template: bytes, job: bytes) -> None:
-        """Send a job; the template only where it is not the last job's."""
+        """Send a job; the template only if it differs from the last job's."""
         assert self._transport is not None
         frame = job_frame(None if template == self._template else template, job)
         self._template = template
         self._transport.write(frame)
 
     def kill(self) -> None:
-        """End the process; nothing is called back from here on."""
+        """Kill the process; no callback is called from here on."""
         self._living = False
         self._ready.set()
         if self._transport is not None:
@@ -78,18 +78,18 @@ class TemplateChild(asyncio.Protocol):
             self._reaping = asyncio.create_task(asyncio.to_thread(self._process.wait))
 
     async def wait_gone(self) -> None:
-        """Wait until nothing is left of the killed process."""
+        """Wait until the killed process has been reaped."""
         if self._reaping is not None:
             await self._reaping
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport: asyncio calls this before anything arrives."""
+        """Store the transport: asyncio calls this before any data arrives."""
         self._transport = cast(asyncio.Transport, transport)
         if not self._living:
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Hand on whole answers."""
+        """Pass on complete answers."""
         self._received += data
         while self._living and len(self._received) >= ANSWER_HEADER.size:
             (size,) = ANSWER_HEADER.unpack_from(self._received)
@@ -101,7 +101,7 @@ class TemplateChild(asyncio.Protocol):
                 self._take(size)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The process has ended, or is about to: all that it wrote has arrived by now."""
+        """Handle the end of the process: everything it wrote has arrived by now."""
         self._end()
 
     def _take(self, size: int) -> None:
@@ -121,10 +121,10 @@ class TemplateChild(asyncio.Protocol):
 
 
 def _spawn(end: socket.socket, render_s: float) -> subprocess.Popen[bytes]:
-    """Start the process on its end of the socket.
+    """Start the process with its end of the socket.
 
-    Not by the event loop: uvloop forks, and gRPC, which has threads here, then runs handlers of its own between fork
-    and exec, some of which crash. This module of Python's uses vfork, where nothing runs between.
+    Not with the event loop: uvloop forks, and gRPC, which has threads here, then runs its own handlers between fork and
+    exec, some of which crash. Python's subprocess uses vfork, where nothing runs in between.
     """
     environ = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ} | _ALLOCATOR
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))

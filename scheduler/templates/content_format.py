@@ -1,4 +1,4 @@
-"""Tell from a chat template whether it takes a message's content as one text or as a list of parts."""
+"""Derive from a chat template whether it expects a message's content as one text or as a list of parts."""
 
 from collections.abc import Iterator
 from enum import StrEnum
@@ -6,11 +6,11 @@ from enum import StrEnum
 from jinja2 import nodes
 
 _KEEPS_A_LIST = frozenset(("list", "select", "reject", "selectattr", "rejectattr", "reverse", "sort", "unique"))
-_TELLS_KINDS_APART = frozenset(("string", "iterable", "sequence", "mapping"))
+_TYPE_TESTS = frozenset(("string", "iterable", "sequence", "mapping"))
 
 
 class ContentFormat(StrEnum):
-    """What a template takes as content: EITHER is for one that asks of each what it is."""
+    """The content a template expects: EITHER is for one that tests the type of each content."""
 
     STRING = "string"
     OPENAI = "openai"
@@ -18,18 +18,16 @@ class ContentFormat(StrEnum):
 
 
 def format_taken(template: nodes.Template) -> ContentFormat:
-    """Return OPENAI or EITHER if the template loops over a `content`, by whatever name it is handed on, else STRING."""
+    """Return OPENAI or EITHER if the template loops over a `content`, under any name it is assigned to, else STRING."""
     names = _names_of_content(template)
     if not any(_is_content(loop.iter, names) for loop in template.find_all(nodes.For)):
         return ContentFormat.STRING
-    asks = any(
-        test.name in _TELLS_KINDS_APART and _is_content(test.node, names) for test in template.find_all(nodes.Test)
-    )
+    asks = any(test.name in _TYPE_TESTS and _is_content(test.node, names) for test in template.find_all(nodes.Test))
     return ContentFormat.EITHER if asks else ContentFormat.OPENAI
 
 
 def _names_of_content(template: nodes.Template) -> frozenset[str]:
-    """Return the variables, namespace fields and macro parameters that a content is given to anywhere."""
+    """Return the variables, namespace fields and macro parameters to which a content is assigned."""
     gifts = [*_assigned(template), *_passed(template)]
     names: frozenset[str] = frozenset()
     while (more := names | {name for name, value in gifts if _is_content(value, names)}) != names:
@@ -47,7 +45,7 @@ def _assigned(template: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
 
 
 def _passed(template: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
-    """Yield each macro's parameters with what its calls give them."""
+    """Yield each macro's parameters with the arguments of its calls."""
     parameters = {macro.name: [arg.name for arg in macro.args] for macro in template.find_all(nodes.Macro)}
     for call in template.find_all(nodes.Call):
         if isinstance(call.node, nodes.Name) and call.node.name in parameters:

@@ -1,4 +1,4 @@
-"""A conversation as a template takes it, and the last message left open for the model to write on. Pure."""
+"""A conversation in a template's format, optionally with the last message left open for the model. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,39 +8,39 @@ from scheduler.templates.content_format import ContentFormat
 Message = dict[str, Any]
 
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-_MARK = "PDSERVE_WRITES_ON_FROM_HERE "  # its space tells whether the template strips
+_MARK = "PDSERVE_WRITES_ON_FROM_HERE "  # its trailing space shows whether the template strips
 
 
 def shaped(messages: Sequence[Mapping[str, Any]], takes: ContentFormat) -> list[Message]:
-    """Return the messages without their nulls, contents in the format, and reasoning under the names templates use."""
+    """Return the messages without nulls, contents in the format, and reasoning under the names templates use."""
     return [_with_reasoning(_shaped(message, takes)) for message in messages]
 
 
 def left_open(messages: Sequence[Message], template: str) -> tuple[list[Message], str]:
-    """Return the messages with a mark behind the last one's text, and that text. Raises ValueError if it has none."""
+    """Return the messages with a mark after the last one's text, and that text. Raises ValueError if it has none."""
     content = messages[-1].get("content")
     if content is None:
-        raise ValueError("continue_final_message: the last message has no content to write on")
+        raise ValueError("continue_final_message: the last message has no content to continue")
     if "content" not in template:
         raise ValueError("continue_final_message: the chat template does not print any content")
     if isinstance(content, str):
         return [*messages[:-1], messages[-1] | {"content": content + _MARK}], content
     last = max((i for i, part in enumerate(content) if "text" in part), default=None)
     if last is None:
-        raise ValueError("continue_final_message: the last message has no text to write on")
+        raise ValueError("continue_final_message: the last message has no text to continue")
     text: str = content[last]["text"]
     marked = [*content[:last], content[last] | {"text": text + _MARK}, *content[last + 1 :]]
     return [*messages[:-1], messages[-1] | {"content": marked}], text
 
 
 def cut_at_mark(rendered: str, text: str) -> str:
-    """Return what stands before the mark, stripped if the template strips `text`. Raises ValueError if either is gone.
+    """Return the text before the mark, stripped if the template strips `text`. Raises ValueError if either is missing.
 
     The rules are those of transformers' `apply_chat_template(continue_final_message=True)`.
     """
     bare = _MARK.strip()
     if text.strip() not in rendered or bare not in rendered:
-        raise ValueError("continue_final_message: the chat template does not print the last message as it stands")
+        raise ValueError("continue_final_message: the chat template does not print the last message unchanged")
     end = rendered.rindex(bare)
     kept = rendered[:end]
     return kept if rendered.startswith(_MARK, end) else kept.rstrip()
@@ -57,7 +57,7 @@ def _shaped(message: Mapping[str, Any], takes: ContentFormat) -> Message:
 
 
 def _with_reasoning(message: Message) -> Message:
-    """Templates read one of several names for it."""
+    """Add the message's reasoning under the names that templates read."""
     given = next((message[name] for name in _REASONING_FIELDS if name in message), None)
     if given is None:
         return message

@@ -1,4 +1,4 @@
-"""The jinja that chat templates are written for: sandboxed, with the names that Hugging Face's gives them."""
+"""The jinja environment of chat templates: sandboxed, with the names that Hugging Face's provides."""
 
 import json
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from jinja2.utils import Namespace
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """Return the environment that chat templates are written for."""
+    """Return the environment that chat templates expect."""
     made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag])
     made.filters["tojson"] = _tojson
     made.globals["raise_exception"] = _raise_exception
@@ -24,20 +24,20 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 
 class GenerationTag(Extension):
-    """`{% generation %}…{% endgeneration %}` marks the assistant's words for training; here it only prints them."""
+    """`{% generation %}…{% endgeneration %}` marks the assistant's text for training; here it is only printed."""
 
     tags = {"generation"}  # noqa: RUF012  # jinja's own declaration
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Scope:
-        """Return the body as it is, in a scope of its own: names set there end there."""
+        """Return the body unchanged in its own scope, which limits names set there."""
         line = next(parser.stream).lineno
         return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 class PlainNamespace(Namespace):
-    """Holds a template's own values, never a name that begins with an underscore: those are Python's."""
+    """A namespace for a template's own values; it refuses names with a leading underscore, which are Python's."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # jinja's own way to let `self` be a name
+    def __init__(*args: Any, **kwargs: Any) -> None:  # as in jinja, so that `self` can be a name
         for name in dict(*args[1:], **kwargs):
             _refuse_private(name)
         Namespace.__init__(*args, **kwargs)
@@ -48,19 +48,19 @@ class PlainNamespace(Namespace):
 
 
 class DictMaker:
-    """`dict(…)` of a template: makes dicts and shows nothing of the type."""
+    """The `dict(…)` of templates: creates dicts without exposing the type."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
 
     def fromkeys(self, names: Iterable[Any], value: Any = None) -> dict[Any, Any]:
-        """Return a dict of these names."""
+        """Return a dict with these keys."""
         return dict.fromkeys(names, value)
 
 
 def _refuse_private(name: Any) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"{name!r} begins with an underscore: a namespace takes no such name")
+        raise SecurityError(f"{name!r} begins with an underscore, which a namespace does not allow")
 
 
 def _tojson(

@@ -1,4 +1,4 @@
-"""Where a chat template is written: in the model's folder, in a file of the operator's, or on the command line."""
+"""Find the chat template: in the model's folder, in the operator's file, or on the command line."""
 
 import json
 import re
@@ -12,15 +12,15 @@ _ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\\": "\\"}
 
 
 def own_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
-    """Return the model's template, of its own file or of tokenizer_config.json. Raises ConfigError."""
+    """Return the model's template, from its own file or from tokenizer_config.json. Raises ConfigError."""
     return _named_templates(folder, tokenizer_config).get("default")
 
 
 def given_template(given: str, folder: Path, tokenizer_config: Mapping[str, Any]) -> str:
     """Return the template of `--chat-template`: a file's, the model's of that name, or the text itself.
 
-    In a text without line breaks \\n, \\t and \\r stand for what they mean, as a command line is typed. Raises
-    ConfigError if it is none of the three.
+    In a text without line breaks \\n, \\t and \\r are escapes, as typed on a command line. Raises ConfigError if it is
+    none of the three.
     """
     try:
         return Path(given).read_text(encoding="utf-8")
@@ -34,11 +34,11 @@ def given_template(given: str, folder: Path, tokenizer_config: Mapping[str, Any]
             return given
         if "{" in given or "}" in given:
             return re.sub(r"\\[ntr\\]", lambda escape: _ESCAPES[escape[0]], given)
-        raise ConfigError(f"--chat-template {given}: no such file, and it is no template text either") from error
+        raise ConfigError(f"--chat-template {given}: no such file, and it is not a template either") from error
 
 
 def _named_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the model's templates by name: files win over the config; the one that is usual is `default`."""
+    """Return the model's templates by name: files take precedence over the config; `default` is the standard one."""
     own = tokenizer_config.get("chat_template")
     entries = own if isinstance(own, list) else [{"name": "default", "template": own}]
     named = {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)}

@@ -1,9 +1,9 @@
-"""What passes between the scheduler and the process that renders chat templates.
+"""The messages between the scheduler and the process that renders chat templates.
 
-To it go jobs: how many bytes the template and the job have, each as 4 bytes big-endian, then both; a template that is
-the last job's is not sent again, its number is TEMPLATE_AS_BEFORE. A job is JSON: {"context", "content_format",
-"continue_final_message"}. Back come answers: how many bytes follow, then a kind (one letter) and UTF-8 text. A capital
-letter says that the process ends now.
+A job: the sizes in bytes of template and job, each 4 bytes big-endian, then both; if the template is the last job's,
+its size is TEMPLATE_AS_BEFORE and it is not sent. A job is JSON: {"context", "content_format",
+"continue_final_message"}. An answer: the number of bytes that follow, then a kind (one letter) and UTF-8 text. A
+capital letter means that the process exits after it.
 """
 
 import struct
@@ -15,12 +15,12 @@ READY, TEXT, ERROR = b"r", b"t", b"e"
 
 
 def job_frame(template: bytes | None, job: bytes) -> bytes:
-    """Return a job to send; `None` is the template of the job before."""
+    """Return the frame of a job; `None` is the previous job's template."""
     if template is None:
         return JOB_HEADER.pack(TEMPLATE_AS_BEFORE, len(job)) + job
     return JOB_HEADER.pack(len(template), len(job)) + template + job
 
 
 def answer_frame(kind: bytes, text: bytes) -> bytes:
-    """Return an answer to send."""
+    """Return the frame of an answer."""
     return ANSWER_HEADER.pack(len(kind) + len(text)) + kind + text

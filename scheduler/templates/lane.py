@@ -1,4 +1,4 @@
-"""A queue of chat templates to render, before one process that can be killed."""
+"""A queue of chat templates to render in one process that can be killed."""
 
 import asyncio
 from collections import deque
@@ -10,7 +10,7 @@ from telemetry.logs import EventLogger
 from wire.errors import InvalidRequest, Overloaded, PdserveError, Unavailable
 
 _START_S = 60.0
-_AHEAD = 16  # jobs sent before the first of them is answered: the process need not wait for the event loop
+_AHEAD = 16  # jobs sent ahead, so that the process need not wait for the event loop
 _AHEAD_BYTES = 2**20
 _MAX_HELD_BYTES = 64 * 2**20
 _log = EventLogger("templates")
@@ -29,34 +29,34 @@ class _Job:
 
 
 class TemplateLane:
-    """Owns the process and the jobs before it, answered in order.
+    """Owner of the process and its queue of jobs, answered in order.
 
-    A job that takes too long, too much memory or the process with it costs nobody else: the process is replaced, and
-    the jobs behind it are sent again.
+    A job that uses too much time or memory, or that kills the process, fails alone: the process is replaced, and the
+    following jobs are sent again.
     """
 
     def __init__(self, render_s: float, render_timeout_s: float, queue_timeout_s: float) -> None:
-        """A render may take `render_s` of processor time, and by the clock the second; with all waiting, the third."""
+        """Limits of a render: `render_s` of CPU time, `render_timeout_s` in all; with queueing, `queue_timeout_s`."""
         self._render_s, self._render_timeout_s, self._queue_timeout_s = render_s, render_timeout_s, queue_timeout_s
         self._waiting: deque[_Job] = deque()
         self._sent: deque[_Job] = deque()
         self._held_bytes = 0
         self._child: TemplateChild | None = None
-        self._children: set[TemplateChild] = set()  # those killed too, until nothing is left of them
+        self._children: set[TemplateChild] = set()  # killed ones too, until they are reaped
         self._starting: asyncio.Task[None] | None = None
         self._watch: asyncio.TimerHandle | None = None
-        self._first_since = 0.0  # when the first of the jobs sent became the first
+        self._first_since = 0.0  # when the current first job became the first
 
     @property
     def pid(self) -> int | None:
-        """The living process's number."""
+        """The process id."""
         return None if self._child is None else self._child.pid
 
     async def render(self, template: bytes, job: bytes, param: str) -> str:
         """Return the text. Raises InvalidRequest for `param`, Overloaded if others take too long, Unavailable."""
         waiting = _Job(template, job, param, asyncio.get_running_loop().create_future())
         if self._held_bytes and self._held_bytes + waiting.num_bytes > _MAX_HELD_BYTES:
-            raise Overloaded(f"{self._held_bytes} bytes wait for chat templates already: at most {_MAX_HELD_BYTES}")
+            raise Overloaded(f"{self._held_bytes} bytes already wait for chat templates: at most {_MAX_HELD_BYTES}")
         self._held_bytes += waiting.num_bytes
         self._waiting.append(waiting)
         self._send_waiting()
@@ -67,21 +67,21 @@ class TemplateLane:
             raise Overloaded(f"chat templates of other requests took more than {self._queue_timeout_s:g} s") from None
 
     async def start(self) -> None:
-        """Start the process now, so that the first request need not wait for it. Raises Unavailable."""
+        """Start the process now, so that the first request does not wait for it. Raises Unavailable."""
         if self._child is None:
             await asyncio.shield(self._begin_start())
         if self._child is None:
             raise Unavailable("the process that renders chat templates did not start")
 
     async def close(self) -> None:
-        """End the process; jobs that wait end as Unavailable."""
+        """Kill the process; waiting jobs fail as Unavailable."""
         if self._starting is not None:
             self._starting.cancel()
             await asyncio.gather(self._starting, return_exceptions=True)
         if self._watch is not None:
             self._watch.cancel()
         self._drop_child()
-        self._fail_waiting(Unavailable("chat templates are not rendered any more: the scheduler is ending"))
+        self._fail_waiting(Unavailable("chat templates are no longer rendered: the scheduler is shutting down"))
         await asyncio.gather(*(child.wait_gone() for child in self._children))
         self._children.clear()
 
@@ -90,7 +90,7 @@ class TemplateLane:
             self._begin_start()
         while self._child is not None and self._waiting and self._may_send(self._waiting[0]):
             job = self._waiting.popleft()
-            if job.answer.done():  # its caller has gone
+            if job.answer.done():  # its caller has disconnected
                 self._held_bytes -= job.num_bytes
                 continue
             self._sent.append(job)
@@ -106,7 +106,7 @@ class TemplateLane:
     def _answered(self, kind: bytes, text: bytes) -> None:
         job = self._take_first()
         if job.answer.done():
-            pass  # its caller has gone
+            pass  # its caller has disconnected
         elif kind.lower() == TEXT:
             job.answer.set_result(text.decode())
         else:
@@ -115,19 +115,17 @@ class TemplateLane:
         if self._sent:
             self._watch_first()
         if kind.isupper():
-            self._replace_child("memory was left behind")
+            self._replace_child("it kept too much memory")
         else:
             self._send_waiting()
 
     def _ended(self) -> None:
-        self._fail_first(
-            f"the chat template took more than {self._render_s:g} s of processor time, or more memory than it may have"
-        )
+        self._fail_first(f"the chat template took more than {self._render_s:g} s of CPU time, or too much memory")
         self._drop_child()
         self._send_waiting()
 
     def _watch_first(self) -> None:
-        """Another job is the first: its time begins. One timer serves all, set again only where it has run out."""
+        """Start the time limit of the new first job. One timer serves all jobs; it is set again when it has run out."""
         loop = asyncio.get_running_loop()
         self._first_since = loop.time()
         if self._watch is None:
@@ -165,7 +163,7 @@ class TemplateLane:
         self._begin_start()
 
     def _drop_child(self) -> None:
-        """Kill the process; the jobs that were sent to it wait again, in their order."""
+        """Kill the process; the jobs sent to it return to the queue, in their order."""
         self._waiting.extendleft(reversed(self._sent))
         self._sent.clear()
         if self._child is not None:

@@ -1,7 +1,7 @@
-"""The process that renders chat templates: no file, little memory, so many seconds of a processor for each.
+"""The process that renders chat templates, with limits on files, memory and CPU time.
 
-child.py starts it with the seconds as argument; frames.py draws what it reads from stdin and writes
-to stdout. SIGPROF kills it when a render has used them: not even one number with a billion digits keeps it busy.
+child.py starts it with the CPU seconds per render as argument; frames.py describes its stdin and stdout.
+SIGPROF kills it when a render exceeds them: even a single operation on a huge number cannot block it for longer.
 """
 
 import contextlib
@@ -25,16 +25,16 @@ from scheduler.templates.frames import ERROR, JOB_HEADER, READY, TEMPLATE_AS_BEF
 
 MAX_OUTPUT_CHARS = 8 * 2**20
 
-_RENDER_BYTES = 64 * 2**20  # what a render may add to the idle process, and to four times its job
-_KEPT_BYTES = 16 * 2**20  # what a render may leave behind
-_COPIES = 4  # of a job: as it came, as values, as printed, as joined
+_RENDER_BYTES = 64 * 2**20  # of a render, beyond the idle process and four times its job
+_KEPT_BYTES = 16 * 2**20  # that a render may leave allocated
+_COPIES = 4  # of a job: received, parsed, rendered, joined
 _ERROR_CHARS = 500
 _WARM_UP = "{% for a in [1] %}{{ strftime_now('%Y') }}{{ a | tojson | pprint | wordwrap }}{{ lipsum() }}{% endfor %}"
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledTemplate:
-    """A template ready to render, and what content it takes."""
+    """A template ready to render, and the content format it expects."""
 
     source: str
     template: jinja2.Template
@@ -45,24 +45,24 @@ Compile = Callable[[str], CompiledTemplate]
 
 
 def compiler() -> Compile:
-    """Return a function that compiles templates and keeps the last few."""
+    """Return a function that compiles templates and caches the last few."""
     jinja = environment()
 
     def compiled(source: str) -> CompiledTemplate:
         parsed = jinja.parse(source)
-        takes = format_taken(parsed)  # first: compiling rewrites what was parsed
+        takes = format_taken(parsed)  # first, because compiling modifies the parsed template
         return CompiledTemplate(source, jinja.from_string(parsed), takes)
 
     return functools.lru_cache(maxsize=8)(compiled)
 
 
 def answer(source: str, job: bytes, compiled: Compile) -> tuple[bytes, bytes]:
-    """Render one job; whatever goes wrong is the answer."""
+    """Render one job; any error is returned as its answer."""
     try:
         return TEXT, render(compiled(source), **json.loads(job)).encode()
     except OSError:
-        return ERROR, b"OSError: a chat template opens no file"  # the system's own words would name ours
-    except Exception as error:  # noqa: BLE001  # the template is not ours: any exception is its own
+        return ERROR, b"OSError: a chat template must not open files"  # the system's message would name ours
+    except Exception as error:  # noqa: BLE001  # a template may raise anything
         return ERROR, f"{type(error).__name__}: {error}"[:_ERROR_CHARS].encode(errors="replace")
 
 
@@ -70,7 +70,7 @@ def render(
     compiled: CompiledTemplate, context: dict[str, Any] | None, content_format: str = "auto",
     continue_final_message: bool = False,
 ) -> str:  # fmt: skip
-    """Return the text; no context wants none. Raises ValueError past MAX_OUTPUT_CHARS, and what the template raises."""
+    """Return the text, "" without a context. Raises ValueError beyond MAX_OUTPUT_CHARS, and the template's errors."""
     if context is None:
         return ""
     takes = compiled.takes if content_format == "auto" else ContentFormat(content_format)
@@ -82,7 +82,7 @@ def render(
 
 
 def main(seconds: float) -> None:
-    """Answer jobs until stdin ends; each has so many seconds of processor time."""
+    """Answer jobs until stdin ends; `seconds` is the CPU time of each."""
     compiled, source, sink = compiler(), sys.stdin.buffer, sys.stdout.buffer
     statm = os.open("/proc/self/statm", os.O_RDONLY)
     _warm_up(compiled)
@@ -114,9 +114,9 @@ def _generate(template: jinja2.Template, context: dict[str, Any]) -> str:
 
 
 def _warm_up(compiled: Compile) -> None:
-    """Let jinja and the libraries read what they read at first use: afterwards no file opens."""
+    """Make jinja and the libraries load their files now: opening files is impossible later."""
     import html
-    import unicodedata  # noqa: F401  # \N{…} in a text looks here
+    import unicodedata  # noqa: F401  # used by \N{…} in a text
 
     html.unescape("")
     for template in (_WARM_UP, "{{ nothing.at.all }}", "{% for %}"):
@@ -166,5 +166,5 @@ def _address_bytes(statm: int) -> int:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(ConnectionError):  # the scheduler has gone
+    with contextlib.suppress(ConnectionError):  # the scheduler has exited
         main(float(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""Chat templates, rendered by warm processes that can be killed: one for the model's, one for those of requests."""
+"""Render chat templates in two killable processes: one for the model's template, one for those of requests."""
 
 import asyncio
 from collections.abc import Mapping
@@ -9,14 +9,14 @@ import orjson
 from scheduler.templates.lane import TemplateLane
 from wire.errors import InvalidRequest
 
-_RENDER_S = 1.0  # of processor time: on a busy machine an innocent template waits, and is not to blame
+_RENDER_S = 1.0  # of CPU time: waiting on a busy machine does not count
 _RENDER_TIMEOUT_S = 30.0
 _QUEUE_S = 60.0
-_QUICK_BYTES = 2**20  # of a job: larger ones take the lane where others may be slow
+_QUICK_BYTES = 2**20  # of a job: larger ones use the slow lane
 
 
 class TemplateRenderer:
-    """Two lanes, so that a template of a request, seconds at most, holds up no chat in the model's own."""
+    """Two lanes, so that a request's template, which may take seconds, does not delay chats with the model's own."""
 
     def __init__(
         self,
@@ -31,11 +31,11 @@ class TemplateRenderer:
         self, template: str, context: Mapping[str, Any] | None, *, content_format: str = "auto",
         continue_final_message: bool = False, of_request: bool = False,
     ) -> str:  # fmt: skip
-        """Return the text, empty where `context` is None: then the template is only compiled.
+        """Return the text, empty if `context` is None: then the template is only compiled.
 
-        `of_request` says that the template came with the request.
+        `of_request`: the template came with the request.
 
-        Raises InvalidRequest with the template's own words, Overloaded if others take too long, Unavailable if the
+        Raises InvalidRequest with the template's own error, Overloaded if others take too long, Unavailable if the
         process does not start.
         """
         job = {
@@ -47,23 +47,23 @@ class TemplateRenderer:
         try:
             source, message = template.encode(), orjson.dumps(job)
         except (orjson.JSONEncodeError, UnicodeEncodeError) as error:
-            raise InvalidRequest(f"the conversation cannot be handed to its chat template: {error}", param) from None
+            raise InvalidRequest(f"the conversation cannot be passed to its chat template: {error}", param) from None
         lane = self._slow if of_request or len(message) > _QUICK_BYTES else self._quick
         return await lane.render(source, message, param)
 
     async def start(self, template: str) -> None:
-        """Start the model's process now and compile its template, so that the first chat need not wait.
+        """Start the model's process and compile its template now, so that the first chat does not wait.
 
-        Raises InvalidRequest with what is wrong with the template, Unavailable if the process does not start.
+        Raises InvalidRequest with the template's error, Unavailable if the process does not start.
         """
         await self._quick.start()
         await self.render(template, None)
 
     async def close(self) -> None:
-        """End both processes."""
+        """Kill both processes."""
         await asyncio.gather(self._quick.close(), self._slow.close())
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The numbers of the living processes, the model's first."""
+        """The ids of the living processes, the model's first."""
         return tuple(pid for lane in (self._quick, self._slow) if (pid := lane.pid) is not None)

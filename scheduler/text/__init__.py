@@ -1,1 +1,1 @@
-"""From token ids to what a client reads: token by token, choice by choice."""
+"""From token ids to the client's text, one token and one choice at a time."""

@@ -1,4 +1,4 @@
-"""Choose the likeliest sequences of a prompt where more are generated than the client gets."""
+"""Choose the most likely sequences of a prompt if more are generated than the client gets."""
 
 import dataclasses
 import math
@@ -8,7 +8,7 @@ from scheduler.text.pieces import TextPiece
 
 
 def ranked(request: GenerationRequest) -> GenerationRequest:
-    """Return the request with what choosing needs: where best_of is above n, each token's log probability."""
+    """Return the request with log probabilities enabled if best_of exceeds n."""
     params = request.params
     if params.num_sequences == params.n or params.logprobs is not None:
         return request
@@ -16,10 +16,10 @@ def ranked(request: GenerationRequest) -> GenerationRequest:
 
 
 class BestOf:
-    """The pieces of one prompt's `num_sequences`, of which the `n` likeliest leave once all have ended.
+    """The pieces of one prompt's `num_sequences`; the `n` most likely are released once all have finished.
 
-    They leave likeliest first, by the sum of log probabilities (of two alike the one of lower number), with indices
-    from `first_index` on. Where every sequence is wanted, pieces leave as they come and as they are.
+    They are released most likely first, by the sum of log probabilities (ties by lower number), with indices from
+    `first_index` on. If every sequence is requested, pieces are released unchanged as they arrive.
     """
 
     def __init__(self, n: int, num_sequences: int, *, first_index: int) -> None:
@@ -29,13 +29,13 @@ class BestOf:
         self._held: list[list[TextPiece]] = [[] for _ in range(num_sequences)]
 
     def add(self, sequence: int, piece: TextPiece) -> list[TextPiece]:
-        """Take the next piece of `sequence`; return those that may leave now."""
+        """Add the next piece of `sequence`; return those that can be released now."""
         if self._all_wanted:
             return [piece]
         self._held[sequence].append(piece)
         if not all(held and held[-1].finish_reason is not None for held in self._held):
             return []
-        likeliest = sorted(self._held, key=lambda held: -_likelihood(held[-1]))[: self._n]
+        likeliest = sorted(self._held, key=lambda held: -_score(held[-1]))[: self._n]
         return [
             dataclasses.replace(piece, index=self._first_index + place)
             for place, held in enumerate(likeliest)
@@ -43,5 +43,5 @@ class BestOf:
         ]
 
 
-def _likelihood(last: TextPiece) -> float:
+def _score(last: TextPiece) -> float:
     return -math.inf if last.cumulative_logprob is None else last.cumulative_logprob

@@ -1,4 +1,4 @@
-"""One sequence on its way to the client: its text so far, how likely it is, and how it ended."""
+"""One sequence as sent to the client: its text so far, its log probability and its finish reason."""
 
 from scheduler.request import NewToken
 from scheduler.text.detokenizer import Detokenizer
@@ -9,11 +9,11 @@ from wire.types import FinishReason
 
 _CONTEXT_TOKENS = 4
 REPEATED = "repetition_detected"
-"""The stop_reason of a repetition, as vLLM's."""
+"""The stop_reason of a repetition, as in vLLM."""
 
 
 class Choice:
-    """Mutable, owned by the stream. `index` is what its pieces carry, `echo` the text they begin with."""
+    """Mutable, owned by the stream. `index` is that of its pieces, `echo` the text before its first one."""
 
     def __init__(
         self, index: int, prompt: tuple[int, ...], tokens: Tokens, options: TextOptions, *, echo: str = ""
@@ -36,7 +36,7 @@ class Choice:
         self._finder = StopFinder(options.stops, include=options.include_stop)
 
     def push(self, event: NewToken) -> TextPiece | None:
-        """Return what the event adds, None if nothing can be shown yet."""
+        """Return the new text of the event, None if nothing can be shown yet."""
         if self._options.prompt_only:
             return self._last("", "length", None)
         text = self._decode(event)
@@ -70,7 +70,7 @@ class Choice:
         return self._piece(text, reason, stop)
 
     def _piece(self, text: str, reason: str | None = None, stop: str | int | None = None) -> TextPiece:
-        """Return a piece with all that has not left yet."""
+        """Return a piece with everything not yet sent."""
         text, self._unsent = self._unsent + text, ""
         tokens, self._new = tuple(self._new), []
         return TextPiece(self._index, text, reason, stop, tokens, self.cumulative_logprob)

@@ -1,4 +1,4 @@
-"""One sequence's token ids to text, a token at a time, never half a character."""
+"""Convert one sequence's token ids to text, one token at a time, never splitting a character."""
 
 import codecs
 from collections.abc import Sequence
@@ -15,22 +15,22 @@ _UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Decoder(Protocol):
-    """Turns tokens into text; both implementations pass the same tests."""
+    """Converts tokens to text; both implementations pass the same tests."""
 
     def push(self, token_id: int) -> str:
-        """Return the text that `token_id` completes."""
+        """Return the text completed by `token_id`."""
         ...
 
     def flush(self) -> str:
-        """Return what is held: the sequence is over."""
+        """Return the text held back, at the end of the sequence."""
         ...
 
 
 class Detokenizer:
-    """Owns which tokens have text at all; how they become text is its decoder's.
+    """Decides which tokens are shown as text; its decoder converts them.
 
     `context` are the last prompt ids, so that the first word keeps its space. Without `spaces_between_special_tokens`
-    the space that some decoders put between two special tokens is left out.
+    the space that some decoders insert between two special tokens is removed.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Detokenizer:
         self.flush = self._decoder.flush
 
     def push(self, token_id: int) -> str:
-        """Return the text that `token_id` completes, often one token's, sometimes none."""
+        """Return the text completed by `token_id`: often one token's, sometimes none."""
         is_special = token_id in self._special_ids
         if self._skip and is_special:
             return ""
@@ -63,7 +63,7 @@ class Detokenizer:
 
 
 class Bytes:
-    """Decodes the bytes of a byte-level tokenizer as UTF-8; what may become a character is held."""
+    """Decodes the bytes of a byte-level tokenizer as UTF-8; holds back incomplete characters."""
 
     def __init__(self, level: ByteLevel, context: Sequence[int] = ()) -> None:
         self._bytes_of = level.bytes_of
@@ -72,18 +72,18 @@ class Bytes:
             self.push(token_id)
 
     def push(self, token_id: int) -> str:
-        """Return the text that `token_id` completes."""
+        """Return the text completed by `token_id`."""
         return self._decode(self._bytes_of(token_id))
 
     def flush(self) -> str:
-        """Return what is held: the sequence is over."""
+        """Return the text held back, at the end of the sequence."""
         return self._decode(b"", True)
 
 
 class WindowDecoder:
-    """Decodes a sliding window: the tokens of the last whole text, for spacing, and those after it.
+    """Decodes a sliding window: the tokens of the last complete text, for spacing, and those after it.
 
-    A window that ends in the middle of a character is held until the character is whole, or until it cannot become
+    A window that ends within a character is held back until the character is complete, or until it cannot become
     one.
     """
 
@@ -92,10 +92,10 @@ class WindowDecoder:
         self._window = list(context)
         text = self._decode()
         self._sent = len(text) - _broken_end(text)
-        self._whole = len(self._window)  # the window's tokens up to here end in a whole character
+        self._whole = len(self._window)  # the window's tokens up to here end at a character boundary
 
     def push(self, token_id: int) -> str:
-        """Return the text that `token_id` completes."""
+        """Return the text completed by `token_id`."""
         self._window.append(token_id)
         text = self._decode()
         broken = _broken_end(text)
@@ -113,13 +113,13 @@ class WindowDecoder:
         return new
 
     def flush(self) -> str:
-        """Return what is held: the sequence is over."""
+        """Return the text held back, at the end of the sequence."""
         text = self._decode()
         new, self._sent = text[self._sent :], len(text)
         return new
 
     def _slide(self, start: int, num_chars: int) -> None:
-        """Drop the window's tokens before `start`; how much of its `num_chars` is unsent stays as it was."""
+        """Drop the window's tokens before `start`; as many of its `num_chars` stay unsent as before."""
         unsent = num_chars - self._sent
         del self._window[:start]
         self._whole = max(0, self._whole - start)

@@ -1,4 +1,4 @@
-"""What becomes of a request's output tokens: how they turn into text, and the pieces in which it leaves."""
+"""Options for converting output tokens to text, and the pieces of text that are sent."""
 
 from dataclasses import dataclass, field
 
@@ -7,10 +7,10 @@ from scheduler.request import NewToken
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """How output tokens become text. `silent_stop_ids` end a choice without being its stop_reason (EOS).
+    """How output tokens become text. `silent_stop_ids` (EOS) finish a choice without being its stop_reason.
 
-    `echo`, where given, has the text of each prompt, which is put before each of its choices. With `prompt_only` there
-    is nothing else: the one token that is computed behind the prompt is neither told nor counted.
+    `echo`, if given, has the text of each prompt, which is put before each of its choices. With `prompt_only` there
+    is nothing else: the one token computed after the prompt is neither sent nor counted.
     """
 
     stops: tuple[str, ...] = ()
@@ -26,10 +26,10 @@ class TextOptions:
 
 @dataclass(slots=True)  # not frozen, as TokenLogprobs
 class TextPiece:
-    """New text of choice `index` (prompt * n + place among its choices); `finish_reason` is set on its last piece.
+    """New text of choice `index` (prompt * n + number among its choices); `finish_reason` is set on its last piece.
 
-    `tokens` came since the choice's last piece: text may be held back that they began. `cumulative_logprob` sums the
-    log probabilities of all the choice's tokens so far, None where they are not known.
+    `tokens` are those since the choice's last piece: their text may still be held back. `cumulative_logprob` sums the
+    log probabilities of all the choice's tokens so far, None if they are unknown.
     """
 
     index: int

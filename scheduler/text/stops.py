@@ -1,13 +1,13 @@
-"""Find stop strings in text that comes in pieces; never let out a piece that may become one."""
+"""Find stop strings in streamed text, and hold back text that may become one."""
 
 from collections.abc import Sequence
 
 
 class StopFinder:
-    """Holds back the longest end of the text so far that begins a stop string.
+    """Holds back the longest suffix of the text so far that begins a stop string.
 
-    The stop that ends first wins, so the answer does not depend on how the text was cut; of two that end together
-    the longer one does.
+    The stop string that ends first wins, so the result does not depend on how the text was split; of two that end at
+    the same place the longer one wins.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
@@ -16,7 +16,7 @@ class StopFinder:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Return the text to let out, and the stop string if it ended the text."""
+        """Return the text to release, and the stop string if one ended the text."""
         if not self._stops or not text:
             return text, None
         text = self._held + text
@@ -30,13 +30,13 @@ class StopFinder:
         return text[: len(text) - keep], None
 
     def flush(self) -> str:
-        """Return what is held: no more text comes."""
+        """Return the text held back, at the end of the text."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that begins `stop`, shorter than `stop`."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     start = max(0, len(text) - len(stop) + 1)
     while (start := text.find(stop[0], start)) >= 0:
         if stop.startswith(text[start:]):

@@ -1,1 +1,1 @@
-"""Between text and token ids: what scheduler/tokens.py has of its own beside the tokenizers library."""
+"""Additions to the tokenizers library for scheduler/tokens.py."""

@@ -1,12 +1,12 @@
-"""Two texts as one prompt, as cross-encoders read them: each in its place of the tokenizer's own template."""
+"""Encode two texts as one prompt for cross-encoders, with the tokenizer's own template."""
 
 from tokenizers import Tokenizer
 
 
 def encode_pair(tokenizer: Tokenizer, first: str, second: str, longest: int | None) -> tuple[tuple[int, ...], int]:
-    """Return the ids of both texts and where the second one's begin; None of its tokens: behind all ids.
+    """Return the ids of both texts and where the second one's begin; if it has no tokens, the number of ids.
 
-    Above `longest` ids the longer text loses tokens from its end until all fit, as transformers' longest_first does.
+    Above `longest` ids the longer text is truncated first until all fit, as in transformers' longest_first.
     """
     encodings = tokenizer.encode_batch([first, second], add_special_tokens=False)
     if longest is not None:
@@ -20,7 +20,7 @@ def encode_pair(tokenizer: Tokenizer, first: str, second: str, longest: int | No
 
 
 def shortened(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return how many tokens of texts of `first` and `second` are kept in `room`; the longer one loses first."""
+    """Return how many tokens of texts of `first` and `second` tokens fit into `room`; the longer one is cut first."""
     excess = max(0, first + second - room)
     gap = min(excess, abs(first - second))
     if first > second:

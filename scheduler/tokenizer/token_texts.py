@@ -1,4 +1,4 @@
-"""What one token is by itself: its text and its bytes, as log probabilities tell them."""
+"""The text and the bytes of single tokens, for log probabilities."""
 
 import functools
 import json
@@ -12,14 +12,14 @@ _CACHED = 65_536
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """A token's text and its bytes; where it is a part of a character, its text has a replacement character."""
+    """A token's text and its bytes; a partial character is a replacement character in the text."""
 
     text: str
     data: bytes
 
 
 class TokenTexts:
-    """Reads the vocabulary's own spelling, which keeps the space before a word and the bytes of half a character."""
+    """Reads the vocabulary's own spelling, which keeps the space before a word and the bytes of a partial character."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -33,7 +33,7 @@ class TokenTexts:
         self.of = functools.lru_cache(maxsize=_CACHED)(self._read)
 
     def _read(self, token_id: int) -> TokenText:
-        """Return what token `token_id` is; an id without a token is nothing."""
+        """Return the text and bytes of token `token_id`; both are empty for an unknown id."""
         if token_id in self._added:
             return _from_text(self._added[token_id])
         token = self._tokenizer.id_to_token(token_id)
@@ -57,15 +57,15 @@ def _from_bytes(data: bytes) -> TokenText:
 
 
 def _decoder_kinds(tokenizer: Tokenizer) -> set[str]:
-    """Return the kinds of the tokenizer's decoder and of its parts."""
+    """Return the types of the tokenizer's decoder and of its sub-decoders."""
     if tokenizer.decoder is None:
         return set()
-    told: Any = json.loads(tokenizer.decoder.__getstate__())
-    return {told.get("type", ""), *(part.get("type", "") for part in told.get("decoders", ()))}
+    decoder: Any = json.loads(tokenizer.decoder.__getstate__())
+    return {decoder.get("type", ""), *(part.get("type", "") for part in decoder.get("decoders", ()))}
 
 
 def _byte_chars() -> list[str]:
-    """Return the character that byte-level vocabularies write for each byte: printable ones as they are."""
+    """Return the character that byte-level vocabularies use for each byte: printable ones map to themselves."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(0x100)]

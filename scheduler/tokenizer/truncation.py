@@ -1,4 +1,4 @@
-"""Cut a prompt to the length its client asked for. Pure."""
+"""Truncate a prompt to the requested length. Pure."""
 
 from wire.errors import InvalidRequest
 
@@ -8,8 +8,8 @@ _ALL_THAT_FITS = -1
 def truncate_prompt(token_ids: tuple[int, ...], keep: int | None, *, room: int, side: str = "left") -> tuple[int, ...]:
     """Return `keep` of the ids (truncate_prompt_tokens), for -1 the `room` that fit, for None all of them.
 
-    What is cut is on `side`: left keeps the last ids, right the first. `room` is how many tokens of the model's length
-    the output leaves. Raises InvalidRequest for 0, below -1, and for more than there is room for.
+    `side` is the side that is cut: left keeps the last ids, right the first. `room` is how many tokens of the model's
+    length the output leaves. Raises InvalidRequest for 0, below -1, and for more than `room`.
     """
     kept = tokens_kept(keep, room=room)
     if kept is None:

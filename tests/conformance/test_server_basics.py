@@ -91,7 +91,7 @@ def test_b_completion_1_a2_36_the_four_forms_of_a_prompt_are_answered_prompt_maj
 
 def test_a2_37_a_suffix_is_refused_in_words(served: Served) -> None:
     assert served.refused(suffix="end")["message"] == (
-        "suffix is not currently supported: no model here fills in the middle"
+        "suffix is not currently supported: fill-in-the-middle is not implemented"
     )
 
 

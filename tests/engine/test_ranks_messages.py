@@ -82,9 +82,9 @@ def test_a_large_message_arrives_whole(ends: tuple[Channel[RankMessageKind], Cha
 
 
 def test_waits_end(ends: tuple[Channel[RankMessageKind], Channel[RankMessageKind]]) -> None:
-    with pytest.raises(TimeoutError, match=r"nothing came within 0\.01 s"):
+    with pytest.raises(TimeoutError, match=r"no message within 0\.01 s"):
         ends[0].receive(0.01)
-    with pytest.raises(TimeoutError, match=r"not taken within 0\.01 s"):
+    with pytest.raises(TimeoutError, match=r"not accepted within 0\.01 s"):
         ends[0].send(RankMessageKind.STEP, bytes(32 << 20), timeout_s=0.01)
 
 

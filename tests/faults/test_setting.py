@@ -9,8 +9,8 @@ from wire.failpoints import VARIABLE, process_failpoints
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("kv.send.middle=kill9", "'kv.send.middle' is no failpoint"),
-        ("decode.token=corrupt", "decode.token holds nothing to corrupt"),
+        ("kv.send.middle=kill9", "'kv.send.middle' is not a failpoint"),
+        ("decode.token=corrupt", "decode.token has nothing to corrupt"),
         ("kv.send.mid=explode", "'kv.send.mid=explode' is not name=action"),
     ],
 )

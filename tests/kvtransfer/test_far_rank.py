@@ -310,7 +310,7 @@ def test_who_tells_a_rank_that_takes_nothing_does_not_wait_and_the_rank_is_lost(
         met.far.tell(RankMessage.ABORT, pack_bytes("t", bytes(1 << 20)))
 
     assert met.is_lost.wait(DEADLINE_S)
-    assert met.said == ["rank 1 of 2 takes no word of its hand-offs: a message was not taken within 0.05 s"]
+    assert met.said == ["rank 1 of 2 takes no word of its hand-offs: a message was not accepted within 0.05 s"]
 
 
 class SettledMeanwhile(dict[str, Any]):
@@ -411,7 +411,7 @@ def test_a_rank_that_does_not_answer_is_lost_in_words() -> None:
     ours, theirs = socket.socketpair()
     far = FarRank(ours, Rank(1, 2), InstanceLost, Trust())
 
-    with pytest.raises(InstanceLost, match=r"rank 1 of 2 did not open its KV links: nothing came within 0\.01 s"):
+    with pytest.raises(InstanceLost, match=r"rank 1 of 2 did not open its KV links: no message within 0\.01 s"):
         far.meet(0.01)
     theirs.close()
     with pytest.raises(InstanceLost, match="rank 1 of 2 did not open its KV links: the other end is gone"):

@@ -133,13 +133,13 @@ def test_ends_that_trust_each_other_link(transport: str, trusts: tuple[Trust, Tr
         ),
         (
             Trust(host="sender-host"), RECEIVER,
-            f"no cluster secret is here (sender-host), {SECRET.fingerprint} is there (decode-0, receiver-host)",
-            f"{SECRET.fingerprint} is here (receiver-host) and none is there (prefill-0, sender-host)",
+            f"no cluster secret here (sender-host), but {SECRET.fingerprint} there (decode-0, receiver-host)",
+            f"{SECRET.fingerprint} is set here (receiver-host) and none there (prefill-0, sender-host)",
         ),
         (
             SENDER, Trust(host="receiver-host"),
-            f"{SECRET.fingerprint} is here (sender-host) and none is there (decode-0, receiver-host)",
-            f"no cluster secret is here (receiver-host), {SECRET.fingerprint} is there (prefill-0, sender-host)",
+            f"{SECRET.fingerprint} is set here (sender-host) and none there (decode-0, receiver-host)",
+            f"no cluster secret here (receiver-host), but {SECRET.fingerprint} there (prefill-0, sender-host)",
         ),
     ],
     ids=["unequal", "sender lacks it", "receiver lacks it"],

@@ -93,7 +93,7 @@ def test_instances_that_belong_together_differ_in_nothing(table: Table) -> None:
         ({"kv_tensors": (KvTensor(0, "k", 2, 4, "float32"),)}, " differ: "),
         ({"device_ids": ("7",)}, "NODE_PORTS not in the table's order?"),
         ({"table_digest": "another"}, "read another global table"),
-        ({"protocol_version": 0}, "speaks protocol version 0"),
+        ({"protocol_version": 0}, "uses protocol version 0"),
     ],
 )
 def test_what_does_not_fit_is_told_with_both_values(table: Table, change: dict[str, Any], words: str) -> None:

@@ -168,7 +168,7 @@ def left_behind(cluster: FakeCluster) -> dict[str, object]:
 
 
 def _booked(instance: Instance) -> dict[str, object]:
-    books, numbers = instance.books, ("_tokens", "_unseen", "_blocks", "_sequences", "_given_blocks")
+    books, numbers = instance.in_flight, ("_tokens", "_unseen", "_blocks", "_sequences", "_given_blocks")
     booked: dict[str, object] = {name: getattr(books, name)._numbers for name in numbers}
     booked |= {name: getattr(books, name) for name in ("_given", "_held", "_fresh", "_whole", "_chains", "_reserved")}
     totals = {f"{name} in all": getattr(books, name).total for name in numbers}

@@ -90,14 +90,14 @@ async def test_zero_bytes_only_look() -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"\n", "1 bytes are no JSON"),
-        (b"GET / HTTP/1.1\r\n\r\n", "16 bytes are no JSON"),
-        (b"[" * 60000 + b"\n", "are no JSON"),
+        (b"\n", "1 bytes are not JSON"),
+        (b"GET / HTTP/1.1\r\n\r\n", "16 bytes are not JSON"),
+        (b"[" * 60000 + b"\n", "are not JSON"),
         (b"x" * (admin_socket.MAX_LINE_BYTES * 2) + b"\n", f"more than {admin_socket.MAX_LINE_BYTES} bytes"),
-        (b'{"ask": "secret", "num_bytes": 1}\n', "the one thing to ask is"),
-        (b'{"ask": "links", "num_bytes": true}\n', "the one thing to ask is"),
-        (b'{"ask": "links", "num_bytes": 1e3}\n', "the one thing to ask is"),
-        (b'{"ask": "links", "num_bytes": 1, "peer": "10.0.0.9:1"}\n', "the one thing to ask is"),
+        (b'{"ask": "secret", "num_bytes": 1}\n', "the only request is"),
+        (b'{"ask": "links", "num_bytes": true}\n', "the only request is"),
+        (b'{"ask": "links", "num_bytes": 1e3}\n', "the only request is"),
+        (b'{"ask": "links", "num_bytes": 1, "peer": "10.0.0.9:1"}\n', "the only request is"),
         (b'{"ask": "links", "num_bytes": -1}\n', f"-1 bytes, 0 to {MAX_MEASURE_BYTES} are allowed"),
         (b'{"ask": "links", "num_bytes": 268435457}\n', f"268435457 bytes, 0 to {MAX_MEASURE_BYTES} are allowed"),
     ],
@@ -156,7 +156,7 @@ async def until_measured(name: str) -> list[dict[str, Any]]:
 async def test_crowds_are_cut_and_the_door_stays_open() -> None:
     async with standing() as (_, name):
         crowd = [await asyncio.open_unix_connection("\0" + name) for _ in range(40)]
-        cut = [await asyncio.wait_for(reader.read(1), WAIT_S) for reader, _ in crowd[admin_socket._MAX_ASKERS :]]
+        cut = [await asyncio.wait_for(reader.read(1), WAIT_S) for reader, _ in crowd[admin_socket._MAX_CLIENTS :]]
         for _, writer in crowd:
             writer.close()
         told = await until_measured_or_cut(name)
@@ -191,14 +191,14 @@ async def test_an_asker_who_cannot_be_heard_is_cut_and_the_door_stays_open(
     async with standing() as (_, name):
         with monkeypatch.context() as patch:
             patch.setattr(asyncio, "open_unix_connection", fail_for_the_door)
-            for _ in range(admin_socket._MAX_ASKERS + 1):  # each gives its place back
+            for _ in range(admin_socket._MAX_CLIENTS + 1):  # each gives its place back
                 with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
                     asker.connect("\0" + name)
                     await until(functools.partial(_is_cut, asker))
         told = await ask(name, ASK)
 
         assert told[-1] == {"end": True}
-        assert caplog.text.count("asker_failed") == admin_socket._MAX_ASKERS + 1
+        assert caplog.text.count("asker_failed") == admin_socket._MAX_CLIENTS + 1
 
 
 def _is_cut(asker: socket.socket) -> bool:

@@ -146,7 +146,7 @@ async def test_a_bad_field_is_400_that_names_it_on_both_surfaces(serve: Any, fie
         (
             "/v1/completions",
             {"logit_bias": {str(i): "a" for i in range(2000)}},
-            "2000 values of the body are wrong, of which at most 1000 are described: check the types of its fields",
+            "2000 values of the body are invalid, at most 1000 are reported: check the types of its fields",
         ),
     ],
     ids=["ids", "choices", "documents", "tokens", "bias"],
@@ -349,7 +349,7 @@ async def test_a_wrong_path_or_method_is_named_with_what_there_is(serve: Any) ->
         method = await served.client.get("/v1/completions")
 
         assert path.json()["error"]["message"] == f"no such path: POST /v1/{'x' * 124}; /openapi.json lists the paths"
-        assert method.json()["error"]["message"] == "/v1/completions does not take GET, but POST"
+        assert method.json()["error"]["message"] == "/v1/completions does not accept GET, but POST"
 
 
 @pytest.mark.parametrize(

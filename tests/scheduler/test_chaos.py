@@ -40,10 +40,10 @@ async def test_every_request_ends_once_whatever_the_instances_do(seed: int) -> N
 
 
 def idle(instance: Instance) -> bool:
-    """Whether the books say that the instance has nothing of ours."""
-    books = instance.books
-    counted = (books.outstanding_tokens, books.sequences, books.blocks_free) == (0, 0, books.load.blocks_total)
-    return counted and not books._chains and not books._prefixes._running
+    """Whether the ledger say that the instance has nothing of ours."""
+    ledger = instance.in_flight
+    counted = (ledger.outstanding_tokens, ledger.sequences, ledger.blocks_free) == (0, 0, ledger.load.blocks_total)
+    return counted and not ledger._chains and not ledger._prefixes._running
 
 
 async def ask(cluster: FakeCluster, prompt: tuple[int, ...], max_tokens: int, *, leave: bool) -> list[int] | None:

@@ -47,7 +47,7 @@ def test_the_guides_variables_are_read_and_flags_beat_them() -> None:
         (["--max-body-bytes", "much"], {}, "'much' is not a size"),
         (["--stal-timeout", "1"], {}, "did you mean --stall-timeout"),
         ([], {"NODE_PORTS": "8088;8089"}, "NODE_PORTS '8088;8089' is not a comma-separated list"),
-        ([], {"NODE_PORTS": "0"}, r"NODE_PORTS holds 0: a port is 1\.\.65535"),
+        ([], {"NODE_PORTS": "0"}, r"NODE_PORTS has 0: a port is 1\.\.65535"),
         ([], {"USE_OPENAI": "yes"}, "USE_OPENAI='yes'"),
     ],
 )

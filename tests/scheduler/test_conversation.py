@@ -94,9 +94,9 @@ def test_the_last_text_part_is_the_one_left_open() -> None:
         (TAKES_TEXT, {"role": "assistant"}, "has no content"),
         (TAKES_TEXT, {"role": "assistant", "content": None}, "has no content"),
         ("{{ messages[0].role }}", {"role": "a", "content": "b"}, "does not print any content"),
-        ("{{ messages[0].role }}{# content #}", {"role": "a", "content": "b"}, "as it stands"),
-        ("{{ messages[0].content[:3] }}", {"role": "a", "content": "bcde"}, "as it stands"),
-        (TAKES_PARTS, {"role": "a", "content": [{"type": "image"}]}, "no text to write on"),
+        ("{{ messages[0].role }}{# content #}", {"role": "a", "content": "b"}, "message unchanged"),
+        ("{{ messages[0].content[:3] }}", {"role": "a", "content": "bcde"}, "message unchanged"),
+        (TAKES_PARTS, {"role": "a", "content": [{"type": "image"}]}, "no text to continue"),
     ],
 )
 def test_where_transformers_cannot_leave_it_open_neither_can_we(

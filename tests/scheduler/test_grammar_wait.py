@@ -69,7 +69,7 @@ async def test_others_have_their_turn_meanwhile() -> None:
         assert loop.time() - began < 6 * ControlLimits().put_off_s + 0.5
         assert [(await one).tokens[0, 0] for one in compiling] == [expected(PROMPT, 4)] * 6
         assert loop.time() - began < 2 * _COMPILES_S
-        assert [instance.books.outstanding_tokens for instance in cluster.control.registry.living()] == [0, 0]
+        assert [instance.in_flight.outstanding_tokens for instance in cluster.control.registry.living()] == [0, 0]
 
 
 @virtual

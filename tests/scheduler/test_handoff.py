@@ -223,7 +223,7 @@ async def test_any_other_refusal_is_the_request_s_error() -> None:
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[1].behaviour.refuse += ["InternalError"] * 2
 
-        with pytest.raises(InternalError, match=r"^decode-0: it could not go on"):
+        with pytest.raises(InternalError, match=r"^decode-0: it failed"):
             await collect(cluster.control.dispatch.start(request(PROMPT)))
         with pytest.raises(NeverFits, match=r"1025 tokens.*1024"):
             await collect(cluster.control.dispatch.start(request(tuple(range(1025)))))
@@ -279,7 +279,7 @@ async def test_a_hand_off_that_fails_on_every_pair_tried_is_an_error() -> None:
         for instance in cluster.instances[:2]:
             instance.behaviour.fail_handoffs = 9
 
-        with pytest.raises(HandoffFailed, match="the KV did not get from"):
+        with pytest.raises(HandoffFailed, match="the KV transfer from"):
             await collect(cluster.control.dispatch.start(request(PROMPT)))
         await asyncio.sleep(0.01)
         assert cluster.blocks_used == [0, 0, 0, 0]
@@ -387,4 +387,4 @@ async def test_two_hundred_requests_half_cancelled_at_random_leave_nothing() -> 
         assert (ledger.received, ledger.failed, ledger.inflight) == (200, 0, 0)
         assert ledger.completed + ledger.cancelled == 200
         for instance in cluster.control.registry.living():
-            assert instance.books.outstanding_tokens == 0
+            assert instance.in_flight.outstanding_tokens == 0

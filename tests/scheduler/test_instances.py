@@ -78,7 +78,7 @@ async def test_an_instance_that_takes_no_command_is_lost_although_it_sends_heart
     await until(lambda: bool(control.registry.missing()))
 
     (missing,) = control.registry.missing()
-    assert "it took no command for 5 s" in missing.why
+    assert "it accepted no command for 5 s" in missing.why
     running.cancel()
 
 

@@ -40,9 +40,9 @@ def _with(role: Role, endpoints: tuple[KvEndpoint, ...]) -> InstanceDescription:
         (offers(), offers("tcp"), None),
         (offers("shm"), offers("tcp"), "name one transport for both in --kv-transport"),
         (offers("tcp"), offers("mooncake"), "name one transport for both in --kv-transport"),
-        (offers("shm"), offers("shm", host="boot/2"), "shm cannot leave a host and its network namespace"),
-        (offers("shm", "mooncake"), offers("shm", "tcp", host="boot/2"), "shm cannot leave a host"),
-        (offers("cuda_ipc", "shm"), offers("cuda_ipc", "shm", host="x/2"), "cuda_ipc, shm cannot leave a host"),
+        (offers("shm"), offers("shm", host="boot/2"), "shm cannot cross hosts or network namespaces"),
+        (offers("shm", "mooncake"), offers("shm", "tcp", host="boot/2"), "shm cannot cross hosts"),
+        (offers("cuda_ipc", "shm"), offers("cuda_ipc", "shm", host="x/2"), "cuda_ipc, shm cannot cross hosts"),
     ],
 )
 def test_two_instances_need_a_transport_that_reaches(
@@ -78,7 +78,7 @@ async def test_the_only_pair_is_named_and_a_client_gets_it_in_words_at_once(capl
 
     assert not running.done()
     assert [str(gap) for gap in cluster.control.registry.gaps()] == [
-        f"no KV can go between them: {APART}; name one transport for both in --kv-transport"
+        f"they cannot transfer KV: {APART}; name one transport for both in --kv-transport"
     ]
     told = report(cluster.control)
     assert not told.ready

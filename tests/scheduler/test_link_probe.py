@@ -76,7 +76,7 @@ async def test_an_instance_that_says_nothing_costs_its_deadline() -> None:
 
         (told,) = await measured(LinkProbe(cluster.control.registry, timeout_s=7.0))
 
-        assert told.error == "prefill-0 said nothing of this link within 7 s"
+        assert told.error == "prefill-0 did not report on this link within 7 s"
         assert asyncio.get_running_loop().time() - began == pytest.approx(7.0)
         cluster.instances[0].behaviour.deaf = False
         (again,) = await measured(LinkProbe(cluster.control.registry))
@@ -181,14 +181,14 @@ async def test_one_measurement_at_a_time_and_a_bounded_one() -> None:
 @virtual
 async def test_answers_find_those_who_wait_and_only_them() -> None:
     answers = LinkAnswers()
-    answers.hear(LinkMeasured("d", None))
+    answers.deliver(LinkMeasured("d", None))
     with answers.expect("d") as answer:
-        answers.hear(LinkMeasured("other", None))
+        answers.deliver(LinkMeasured("other", None))
         assert not answer.done()
         with pytest.raises(Overloaded), answers.expect("d"):
             pass
-        answers.hear(LinkMeasured("d", None, "x"))
-        answers.hear(LinkMeasured("d", None, "late"))
+        answers.deliver(LinkMeasured("d", None, "x"))
+        answers.deliver(LinkMeasured("d", None, "late"))
         assert (await answer).error == "x"
     with answers.expect("d") as left, answers.expect("e"):
         answers.end(InstanceLost("gone"))

@@ -3,7 +3,7 @@
 import json
 import math
 
-from scheduler.api.logprobs import TokenTeller
+from scheduler.api.logprobs import TokenFormatter
 from scheduler.tokens import Tokens
 from wire.types import TokenLogprobs
 
@@ -11,10 +11,10 @@ IMPOSSIBLE = TokenLogprobs(-math.inf, 3, (5, 6), (-0.5, -math.inf))
 
 
 def test_b_logprobs_3_an_impossible_token_is_told_as_a_number(tokens: Tokens) -> None:
-    teller = TokenTeller(tokens.texts, 2)
+    formatter = TokenFormatter(tokens.texts, 2)
 
-    completion, chat = teller.completion([(7, IMPOSSIBLE)], [0]), teller.chat([(7, IMPOSSIBLE)])
-    prompt = teller.prompt([(7, IMPOSSIBLE)])
+    completion, chat = formatter.completion([(7, IMPOSSIBLE)], [0]), formatter.chat([(7, IMPOSSIBLE)])
+    prompt = formatter.prompt([(7, IMPOSSIBLE)])
 
     assert completion["token_logprobs"] == [-9999.0]
     assert sorted(completion["top_logprobs"][0].values()) == [-9999.0, -9999.0, -0.5]

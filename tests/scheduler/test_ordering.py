@@ -106,5 +106,5 @@ def test_scores_that_leave_a_gap_are_a_defect_in_words() -> None:
     scores = OrderedScores()
     scores.add(scored(0, 3))
 
-    with pytest.raises(InternalError, match="prompt token 5 came before those of 3"):
+    with pytest.raises(InternalError, match="prompt token 5 arrived before those of 3"):
         scores.add(scored(5, 6))

@@ -87,8 +87,8 @@ def test_the_reason_says_what_is_held() -> None:
     plan = place([prefill(0), decode(1)], PromptFacts(100, 50, known={0: 64, 1: 96}))
 
     assert plan is not None
-    assert "prefill-0: 0 tokens outstanding, 64 of 100 prompt tokens held;" in plan.reason
-    assert plan.reason.endswith("room for the whole sequence, 96 of 100 prompt tokens held")
+    assert "prefill-0: 0 tokens outstanding, 64 of 100 prompt tokens cached;" in plan.reason
+    assert plan.reason.endswith("room for the whole sequence, 96 of 100 prompt tokens cached")
 
 
 def test_room_for_the_whole_sequence_comes_before_fewer_sequences() -> None:
@@ -249,8 +249,8 @@ def test_a_link_may_hold_no_more_than_its_share_of_the_receivers_seats() -> None
         ([prefill(0, outstanding_tokens=900), decode(1)], "prefill-0 has 900 prompt tokens to compute (limit 512"),
         ([prefill(0, blocks_free=3), decode(1)], "prefill-0 has 3 of 100 KV blocks free, 7 are needed"),
         ([prefill(0), decode(1, blocks_free=-1)], "decode-1 has 0 of 100 KV blocks free, 7 are needed"),
-        ([prefill(0), decode(1, sequences=8)], "decode-1 has 8 sequences and 1 would come (limit 8)"),
-        ([prefill(0), decode(1, waiting=2)], "decode-1 has 2 prompts that wait for KV blocks"),
+        ([prefill(0), decode(1, sequences=8)], "decode-1 has 8 sequences and 1 would be added (limit 8)"),
+        ([prefill(0), decode(1, waiting=2)], "decode-1 has 2 prompts waiting for KV blocks"),
         (
             [prefill(0, held_for={9: HeldPrompts(1, 800)}), decode(1)],
             "holds 800 tokens of KV for its receivers (limit 800)",

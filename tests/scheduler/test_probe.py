@@ -213,5 +213,5 @@ async def test_probes_leave_nothing_in_the_books() -> None:
         await until(lambda: cluster.blocks_used == [0, 0, 0])
 
         for instance in registry.living():
-            assert instance.books._prefixes._running == {}
-            assert instance.books._chains == {}
+            assert instance.in_flight._prefixes._running == {}
+            assert instance.in_flight._chains == {}

@@ -30,7 +30,7 @@ async def test_silence_of_an_instance_with_free_blocks_ends_at_the_stall_limit()
     began = asyncio.get_running_loop().time()
 
     with pytest.raises(DeadlineExceeded, match="no progress for 10 s"):
-        await prompt.hear()
+        await prompt.next_arrival()
 
     assert asyncio.get_running_loop().time() - began == pytest.approx(10)
 
@@ -39,9 +39,9 @@ async def test_silence_of_an_instance_with_free_blocks_ends_at_the_stall_limit()
 async def test_a_prompt_dropped_from_a_full_pool_waits_longer_and_goes_on() -> None:
     prompt, work = started_prompt(short_of_blocks=True)
     step = PromptStep("p", (TokenOutput("p", 0, 1, 6),))
-    asyncio.get_running_loop().call_later(35, work.hear, step)
+    asyncio.get_running_loop().call_later(35, work.deliver, step)
 
-    arrival = await prompt.hear()
+    arrival = await prompt.next_arrival()
 
     assert arrival.event == step
 
@@ -52,7 +52,7 @@ async def test_waiting_for_blocks_has_an_end_too() -> None:
     began = asyncio.get_running_loop().time()
 
     with pytest.raises(DeadlineExceeded, match="no progress"):
-        await prompt.hear()
+        await prompt.next_arrival()
 
     assert asyncio.get_running_loop().time() - began == pytest.approx(60)
 
@@ -76,11 +76,11 @@ async def test_steps_that_end_nothing_are_taken_at_once_and_put_the_deadline_off
     prompt.flow(work)
     loop = asyncio.get_running_loop()
     for index in range(1, 4):
-        loop.call_later(8 * index, work.hear, PromptStep("p", (TokenOutput("p", 0, index, 5),)))
+        loop.call_later(8 * index, work.deliver, PromptStep("p", (TokenOutput("p", 0, index, 5),)))
     began = loop.time()
 
     with pytest.raises(DeadlineExceeded, match="no progress for 10 s"):
-        await prompt.hear()
+        await prompt.next_arrival()
 
     assert told == [0, 1, 2, 3]
     assert loop.time() - began == pytest.approx(34)
@@ -92,6 +92,6 @@ async def test_a_step_with_an_ending_or_of_another_instance_wakes_who_hears() ->
     other = Work("prefill-0", "p", prompt.inbox, lambda command: None)
     prompt.flow(work)
     for sender, token in ((other, TokenOutput("p", 0, 1, 6)), (work, TokenOutput("p", 0, 1, 6, FinishReason.LENGTH))):
-        sender.hear(PromptStep("p", (token,)))
+        sender.deliver(PromptStep("p", (token,)))
 
-        assert (await prompt.hear()).work is sender
+        assert (await prompt.next_arrival()).work is sender

@@ -30,14 +30,14 @@ class Linked(FakeInstance):
     lost_acks = 0
     finds_no_room = False
 
-    def _tell(self, event: Event) -> None:
+    def _emit(self, event: Event) -> None:
         if isinstance(event, HandedOff) and self.lost_acks:
             self.lost_acks -= 1
             event = Failed(event.prompt_id, "InstanceLost", LOST)
-        elif isinstance(event, Failed) and event.error == "HandoffFailed" and event.message == "told to fail":
+        elif isinstance(event, Failed) and event.error == "HandoffFailed" and event.message == "set to fail":
             told = ("NoCapacity", FULL) if self.finds_no_room else ("InstanceLost", LOST)
             event = Failed(event.prompt_id, *told)
-        super()._tell(event)
+        super()._emit(event)
 
 
 @asynccontextmanager

@@ -156,7 +156,7 @@ async def test_a_retry_without_a_turn_ends_at_the_request_s_own_limit_in_words()
         await until(lambda: bool(holds(cluster.instances[0])))
         cluster.kill(0)
 
-        words = r"no first token within 5 s, waiting to be retried while 1 others are \(the limit is 1\)"
+        words = r"no first token within 5 s, waiting to be retried: 1 retries are running \(limit 1\)"
         with pytest.raises(DeadlineExceeded, match=words):
             await reader
         assert not any(isinstance(command, Prefill) for command in cluster.instances[1].commands)

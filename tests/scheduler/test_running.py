@@ -154,7 +154,7 @@ def test_a_taker_that_breaks_fails_its_request_alone() -> None:
         running.divert(take)
         task, _ = await _reading(running)
         running.put(token(0))
-        with pytest.raises(InternalError, match="could not be told"):
+        with pytest.raises(InternalError, match="could not be sent"):
             await task
 
         assert cancelled

@@ -103,7 +103,7 @@ async def test_every_bad_key_of_logit_bias_is_named_at_once(serve: Any) -> None:
         body = {"model": served.model, "prompt": "a", "logit_bias": {"x": 1, "-5": 1, "3": 1}}
         response = await served.client.post("/v1/completions", json=body)
 
-        assert response.json()["error"]["message"] == "logit_bias has keys that are no token ids: 'x', '-5'"
+        assert response.json()["error"]["message"] == "logit_bias has keys that are not token ids: 'x', '-5'"
 
 
 @pytest.mark.parametrize(("side", "kept"), [(None, [4, 5, 6]), ("left", [4, 5, 6]), ("right", [1, 2, 3])])

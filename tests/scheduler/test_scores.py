@@ -25,7 +25,7 @@ def of_prompt(start: int, end: int) -> tuple[TokenLogprobs | None, ...]:
 class Telling(FakeInstance):
     """Tells how likely each token is; with a first token, and again with the second, how likely the prompt was."""
 
-    def _tell(self, event: Event) -> None:
+    def _emit(self, event: Event) -> None:
         if isinstance(event, Step):
             tokens = tuple(
                 dataclasses.replace(token, logprobs=likelihood(token.sequence, token.index)) for token in event.tokens
@@ -37,7 +37,7 @@ class Telling(FakeInstance):
                 for start, end in ((0, 33), (33, 65), (65, 70))
             )
             event = dataclasses.replace(event, tokens=tokens, prompt_logprobs=scored)
-        super()._tell(event)
+        super()._emit(event)
 
 
 async def told(roles: str, *, killed: int | None = None, n: int = 2) -> tuple[list[PromptScored], list[NewToken]]:

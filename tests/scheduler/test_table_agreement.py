@@ -29,7 +29,7 @@ class Looking:
 
     async def tell(self, index: int, digest: str) -> None:
         """Let an instance say that it goes by another table."""
-        self.cluster.instances[index]._tell(TableRead(digest))
+        self.cluster.instances[index]._emit(TableRead(digest))
         living = self.cluster.control.registry.instance(index)
         await until(lambda: living.table_digest == digest)
 

@@ -11,7 +11,7 @@ from scheduler.templates.sandbox import answer, compiler, render
 from scheduler.templates.templates import TemplateRenderer
 from wire.errors import InvalidRequest
 
-ENDED = "s of processor time, or more memory than it may have"
+ENDED = "s of CPU time, or too much memory"
 DEEP = f"RecursionError|MemoryError|SyntaxError|{ENDED}"  # whichever of jinja and Python gives up first
 FAT = (
     "{{ 'a' * 10**9 }}",
@@ -134,7 +134,7 @@ OTHERS = (
 async def test_a_file_that_python_would_open_is_refused_without_its_path() -> None:
     renderer = TemplateRenderer()
     try:
-        with pytest.raises(InvalidRequest, match=r"render this: OSError: a chat template opens no file$"):
+        with pytest.raises(InvalidRequest, match=r"render this: OSError: a chat template must not open files$"):
             await renderer.render("{{ 'a'.encode('punycode') }}", {})
     finally:
         await renderer.close()

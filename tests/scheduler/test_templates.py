@@ -13,7 +13,7 @@ from wire.errors import InvalidRequest, Overloaded, Unavailable
 pytestmark = pytest.mark.anyio
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-ENDED = "more than 1 s of processor time"
+ENDED = "more than 1 s of CPU time"
 WAIT_S = 300.0  # a busy machine gives a template its second of processor time in many by the clock
 
 
@@ -116,7 +116,7 @@ async def test_a_template_of_a_request_holds_up_no_chat_in_the_models() -> None:
         assert not endless.done(), "the model's lane is another"
         assert not large.done(), "a large job waits where others may be slow"
         os.kill(renderer.pids[1], signal.SIGKILL)
-        with pytest.raises(InvalidRequest, match=f"more than {WAIT_S:g} s of processor time"):
+        with pytest.raises(InvalidRequest, match=f"more than {WAIT_S:g} s of CPU time"):
             await endless
         assert await large == str(2**20)
     finally:
@@ -196,7 +196,7 @@ async def test_a_large_conversation_is_rendered() -> None:
 
 
 async def test_a_context_that_is_no_json_is_the_requests_error(renderer: TemplateRenderer) -> None:
-    with pytest.raises(InvalidRequest, match="cannot be handed to its chat template"):
+    with pytest.raises(InvalidRequest, match="cannot be passed to its chat template"):
         await renderer.render("x", {"messages": [], "a": "\ud800"})
 
 
@@ -207,7 +207,7 @@ async def test_more_waiting_bytes_than_the_limit_are_refused(
     first = asyncio.create_task(renderer.render("{{ a }}", {"a": "x" * 2000}))
     await asyncio.sleep(0)
 
-    with pytest.raises(Overloaded, match="bytes wait for chat templates already: at most 1000"):
+    with pytest.raises(Overloaded, match="bytes already wait for chat templates: at most 1000"):
         await renderer.render("{{ a }}", {})
     assert await first == "x" * 2000
     assert await renderer.render("{{ a }}", {"a": 1}) == "1"
@@ -234,5 +234,5 @@ async def test_closing_ends_the_processes_and_tells_those_who_wait(renderer: Tem
     await renderer.close()
 
     assert renderer.pids == ()
-    with pytest.raises(Unavailable, match="is ending"):
+    with pytest.raises(Unavailable, match="is shutting down"):
         await waiting

@@ -205,7 +205,7 @@ def test_a_defect_of_a_trace_is_the_trace_s_alone(caplog: pytest.LogCaptureFixtu
         def put(self, spans: object) -> None:
             raise RuntimeError("a defect")
 
-    Traces(Broken(), model="m").tell(_done(), None)  # type: ignore[arg-type]
+    Traces(Broken(), model="m").export(_done(), None)  # type: ignore[arg-type]
 
     assert "trace_lost request_id=cmpl-1" in caplog.text
 

@@ -196,7 +196,7 @@ class TestGrpcOnly:
         with socket.socket() as bound:  # and it does not listen
             bound.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{bound.getsockname()[1]}"
-            assert asyncio.run(run(address)) == f"{address}: nothing listens there"
+            assert asyncio.run(run(address)) == f"{address}: nothing is listening there"
 
     def test_one_that_listens_and_says_nothing_is_told_in_words(self) -> None:
         async def run(address: str) -> str:

@@ -314,7 +314,7 @@ def test_outputs_for_some_sequences_only_are_refused() -> None:
 def test_a_role_or_an_ending_of_another_version_is_refused_in_words() -> None:
     token = pb.TokenOutput(prompt_id="p", finish="melted")
 
-    with pytest.raises(InvalidRequest, match="a FinishReason this version does not know: 'melted'"):
+    with pytest.raises(InvalidRequest, match="a FinishReason unknown to this version: 'melted'"):
         event_from_pb(pb.EventMessage(step=pb.Step(tokens=[token])))
-    with pytest.raises(InvalidRequest, match="a Role this version does not know: 'cook'"):
+    with pytest.raises(InvalidRequest, match="a Role unknown to this version: 'cook'"):
         description_from_pb(pb.InstanceDescription(role="cook"))

@@ -56,7 +56,7 @@ def test_a_malformed_setting_is_refused_with_its_text(text: str) -> None:
 
 
 def test_an_unknown_place_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"'kv\.sent\.mid' is no failpoint") as refused:
+    with pytest.raises(ConfigError, match=r"'kv\.sent\.mid' is not a failpoint") as refused:
         Failpoints.parse("kv.sent.mid=raise")
 
     assert all(name in str(refused.value) for name in (*POINTS, *BATCH_POINTS))
@@ -64,7 +64,7 @@ def test_an_unknown_place_is_refused_with_the_known_ones() -> None:
 
 @pytest.mark.parametrize("name", [name for name, point in POINTS.items() if point.corrupts is None])
 def test_corrupt_is_refused_by_name_where_nothing_is_held(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} holds nothing to corrupt; corrupt is for kv.send.mid"):
+    with pytest.raises(ConfigError, match=f"{name} has nothing to corrupt; corrupt works at kv.send.mid"):
         Failpoints.parse(f"{name}=corrupt")
 
 

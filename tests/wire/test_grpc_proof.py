@@ -130,8 +130,8 @@ def test_a_secret_that_only_the_caller_lacks_is_said_on_both_sides(caplog: pytes
         error = refusal(THERE, Trust(host="scheduler-host"))
 
     assert isinstance(error, Incompatible)
-    assert f"no cluster secret is here (scheduler-host), {SECRET.fingerprint} is there (instance-host" in str(error)
-    assert f"{SECRET.fingerprint} is here (instance-host) and none is there (scheduler-host" in caplog.text
+    assert f"no cluster secret here (scheduler-host), but {SECRET.fingerprint} there (instance-host" in str(error)
+    assert f"{SECRET.fingerprint} is set here (instance-host) and none there (scheduler-host" in caplog.text
 
 
 def test_a_secret_that_only_the_instance_lacks_is_said_on_both_sides(caplog: pytest.LogCaptureFixture) -> None:
@@ -139,8 +139,8 @@ def test_a_secret_that_only_the_instance_lacks_is_said_on_both_sides(caplog: pyt
         error = refusal(Trust(host="instance-host"), HERE)
 
     assert isinstance(error, Incompatible)
-    assert f"{SECRET.fingerprint} is here (scheduler-host) and none is there (instance-host" in str(error)
-    assert f"no cluster secret is here (instance-host), {SECRET.fingerprint} is there (scheduler-host" in caplog.text
+    assert f"{SECRET.fingerprint} is set here (scheduler-host) and none there (instance-host" in str(error)
+    assert f"no cluster secret here (instance-host), but {SECRET.fingerprint} there (scheduler-host" in caplog.text
 
 
 def test_without_secrets_a_stranger_is_refused_with_its_address() -> None:
@@ -162,7 +162,7 @@ def test_a_call_without_proof_is_unauthenticated_with_words(method: str, metadat
     error = rpc_error(THERE, call)
 
     assert error.code() is grpc.StatusCode.UNAUTHENTICATED
-    words = f"instance-host asks for the cluster secret {SECRET.fingerprint}; no proof came with {method}"
+    words = f"instance-host requires the cluster secret {SECRET.fingerprint}; {method} came without proof"
     assert error.details() == words
 
 
@@ -214,7 +214,7 @@ def test_an_answerer_that_only_names_the_fingerprint_is_not_believed() -> None:
         finally:
             await server.stop(0)
 
-    assert "and cannot prove it" in asyncio.run(run())
+    assert "but cannot prove it" in asyncio.run(run())
 
 
 def test_the_secret_never_crosses_the_wire() -> None:

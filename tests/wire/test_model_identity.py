@@ -137,7 +137,7 @@ def test_a_missing_part_is_refused(model: Path) -> None:
     (model / "model.safetensors").unlink()
     (model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
 
-    with pytest.raises(ConfigError, match=r"names files that are not there: gone\.safetensors"):
+    with pytest.raises(ConfigError, match=r"names missing files: gone\.safetensors"):
         weight_files(model)
 
 

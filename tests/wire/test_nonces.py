@@ -52,7 +52,7 @@ def test_a_nonce_of_another_process_or_opener_or_made_up_is_none_of_ours() -> No
     mine, foreign = mint.issue(OPENER), NonceMint(Clock()).issue(OPENER)
 
     for nonce, opener in ((foreign, OPENER), (mine, bytes(32)), (mine[:-1], OPENER), (b"", OPENER), (bytes(40), b"")):
-        assert mint.problem(nonce, opener) == "its nonce is not one of this process"
+        assert mint.problem(nonce, opener) == "its nonce was not issued by this process"
 
 
 def test_asking_costs_no_memory_and_used_ones_are_bounded_and_forgotten() -> None:

@@ -50,7 +50,7 @@ def test_a_send_that_no_one_takes_ends_by_its_deadline_while_another_thread_hear
         sent = pool.submit(ends.ours.send, Word.HELLO, bytes(_MANY_BYTES), timeout_s=0.2)
         heard = pool.submit(ends.ours.receive, None)  # begins after the send, and waits as long as it takes
 
-        with pytest.raises(TimeoutError, match=r"a message was not taken within 0\.2 s"):
+        with pytest.raises(TimeoutError, match=r"a message was not accepted within 0\.2 s"):
             sent.result(DEADLINE_S)
         ends.theirs.send(Word.HELLO, timeout_s=DEADLINE_S)
         assert heard.result(DEADLINE_S).kind == Word.HELLO
@@ -61,7 +61,7 @@ def test_a_deadline_holds_for_a_message_that_begins_and_does_not_end(ends: Ends)
     with half, Channel(rest, Word) as channel:
         half.sendall(b"\x01\x00\x00\x00")
 
-        with pytest.raises(TimeoutError, match=r"nothing came within 0\.01 s"):
+        with pytest.raises(TimeoutError, match=r"no message within 0\.01 s"):
             channel.receive(0.01)
 
 

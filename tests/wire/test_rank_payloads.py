@@ -32,8 +32,8 @@ def test_an_error_of_no_name_of_ours_is_an_internal_one() -> None:
 
 @pytest.mark.parametrize("payload", [b"\xff", b"[]", b"{}", b'{"error": "X"}'])
 def test_what_is_no_error_is_quoted(payload: bytes) -> None:
-    assert str(unpack_error(payload)) == f"a rank failed and said {payload!r}"
-    assert str(unpack_error(payload, "rank 1: ")) == f"rank 1: failed and said {payload!r}"
+    assert str(unpack_error(payload)) == f"a rank failed and sent {payload!r}"
+    assert str(unpack_error(payload, "rank 1: ")) == f"rank 1: failed and sent {payload!r}"
 
 
 def test_an_object_has_the_fields_of_its_class_and_no_others() -> None:

@@ -108,9 +108,9 @@ def test_a_secret_that_is_too_short_or_long_is_refused_with_the_limit(tmp_path: 
 def test_a_pipe_or_folder_in_its_place_does_not_hold_the_start_up(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
 
-    with pytest.raises(ConfigError, match="no regular file"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         read_secret(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match=r"cannot be read|no regular file"):
+    with pytest.raises(ConfigError, match=r"cannot be read|not a regular file"):
         read_secret(tmp_path)
 
 
@@ -163,10 +163,10 @@ def test_the_words_name_both_fingerprints_and_hosts() -> None:
     assert differ(SECRET, "hostA", "cd34cd34", "hostB") == (
         f"cluster secrets differ: {SECRET.fingerprint} here (hostA), cd34cd34 there (hostB)"
     )
-    assert f"secret {SECRET.fingerprint} is here (hostA) and none is there (hostB)" in differ(
+    assert f"secret {SECRET.fingerprint} is set here (hostA) and none there (hostB)" in differ(
         SECRET, "hostA", "", "hostB"
     )
-    assert "no cluster secret is here (hostA), cd34cd34 is there (hostB)" in differ(None, "hostA", "cd34cd34", "hostB")
+    assert "no cluster secret here (hostA), but cd34cd34 there (hostB)" in differ(None, "hostA", "cd34cd34", "hostB")
 
 
 def test_what_a_stranger_calls_a_fingerprint_is_not_repeated_unless_it_is_one() -> None:

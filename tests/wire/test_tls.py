@@ -96,7 +96,7 @@ def test_a_file_that_is_missing_or_no_pem_is_named_with_its_flag(
 
     with pytest.raises(ConfigError, match=rf"--tls-{flag} .*/gone cannot be read: No such file"):
         tls_files(**paths | {flag: str(tmp_path / "gone")})
-    with pytest.raises(ConfigError, match=rf"--tls-{flag} .*/text is no PEM file of at most 1048576 bytes"):
+    with pytest.raises(ConfigError, match=rf"--tls-{flag} .*/text is not a PEM file of at most 1048576 bytes"):
         tls_files(**paths | {flag: str(tmp_path / "text")})
 
 
@@ -104,5 +104,5 @@ def test_a_key_of_another_certificate_is_named_with_both_flags(authority: Author
     one, other = authority.sign("one"), authority.sign("other")
 
     assert tls_files(one.cert, one.key, one.ca) == one
-    with pytest.raises(ConfigError, match=r"--tls-key .*other\.key is no plain key of .*--tls-cert .*one\.pem"):
+    with pytest.raises(ConfigError, match=r"--tls-key .*other\.key is not an unencrypted key .*--tls-cert .*one\.pem"):
         tls_files(one.cert, other.key, one.ca)
