@@ -1,12 +1,12 @@
-"""The process groups of torch by name, in one table: where they come from, what holds for them, what a link costs.
+"""The backends of torch process groups, in one table by name: how a group is made, its rules, and a link's memory.
 
 gloo   tensors in host memory; every test runs it
 nccl   GPUs; never run by us: no machine with one was at hand
 hccl   NPUs; never run by us
 
-Traits.collective names a kind's own. A group is made over a store that is given: by the two ranks of a KV link
-(kvtransfer/process_group/), or by all ranks of an instance (engine/ranks/sums.py). Nothing here imports torch before a
-function is called.
+Traits.collective names the backend of a device kind. The caller provides the store: the two ranks of a KV link
+(kvtransfer/process_group/), or all ranks of an instance (engine/ranks/sums.py). Torch is imported only when a function
+is called.
 """
 
 import importlib
@@ -22,29 +22,30 @@ from devices.table import KINDS, find_kind, open_device
 from wire.errors import ConfigError
 
 _MIB = 1 << 20
-_ABORT_TAG, _ABORT_BYTES = 1, 4 * _MIB  # as large as any payload: a peer could send one here
+_ABORT_TAG, _ABORT_BYTES = 1, 4 * _MIB  # as large as any payload, because a peer could send one with this tag
 _NCCL_CHANNEL_MIB = 6.5  # P2pNcclConnector's users see about 100 MB with 16 channels, 52 MB with 8
 _MEET_S = 60.0
-_HCCL_LEAST_CONNECT_S, _HCCL_GRACE_S = 120, 20  # its own limits of HCCL_CONNECT_TIMEOUT; it waits 20 s longer
+_HCCL_LEAST_CONNECT_S, _HCCL_GRACE_S = 120, 20  # HCCL_CONNECT_TIMEOUT's minimum; HCCL waits 20 s longer
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """How process groups of one kind are made, and their rules.
+    """How process groups of one backend are made, and their rules.
 
-    `lacking` says in words why there is none here; it imports torch. `make(store, rank, of, host, timeout_s, device)`
-    returns a group; it and `abort(group, peer)`, which ends what hangs, run where the group's operations are issued.
-    `on_host`: it takes tensors in host memory; else those of its device.
-    `polls`: a work's `is_completed` is true to life, and its wait does not end by itself when a peer is gone; else only
-    a thread inside `wait` gets to know (gloo).
-    `exact`: a receive has the size of what is sent; else it may be larger, and must not be smaller: gloo calls
-    std::terminate on more bytes than were asked for, whatever the peer meant by it.
-    `lazy`: the first operation makes the communicator, so it belongs to the creation.
-    `link_bytes(environ)`: device memory that a group of two takes. `free_bytes(device)`: what there is of it.
-    `make_s`: that long at least a link's communicator may take; a guess where it was never run.
-    `meet_s(environ)`: within that, ranks which have all loaded find each other.
-    `one_order`: what several groups issue on a device has to be in one order on all ranks, or by one thread: sums over
-    the ranks and links of KV, which know nothing of each other, cannot both go by it.
+    `lacking` explains why the backend cannot be used here; it imports torch.
+    `make(store, rank, of, host, timeout_s, device)` returns a group. `abort(group, peer)` aborts hanging operations.
+    Both run on the thread that issues the group's operations.
+    `on_host`: tensors are in host memory, otherwise on the device.
+    `polls`: a work's `is_completed` is reliable, and its `wait` does not return when the peer is gone; otherwise
+    completion is only seen by a thread inside `wait` (gloo).
+    `exact`: a receive must have the size of the send; otherwise it may be larger but not smaller: gloo calls
+    std::terminate when a peer sends more bytes than the receive expects.
+    `lazy`: the first operation creates the communicator, so it counts as part of the creation.
+    `link_bytes(environ)`: device memory that a group of two uses. `free_bytes(device)`: free device memory.
+    `make_s`: minimum time to allow for creating a link's communicator; an estimate where it was never run.
+    `meet_s(environ)`: time limit within which the ranks, once all have loaded, connect to each other.
+    `one_order`: operations of several groups on one device must be issued in the same order on all ranks, or by one
+    thread. The all-reduces of tensor parallelism and the KV links are not coordinated, so they cannot both use it.
     """
 
     name: str
@@ -63,21 +64,21 @@ class Collective:
 
 
 def collective_of(device: str) -> Collective | None:
-    """Return what makes groups for tensors on `device`, such as "npu:0"; None for a device that nobody knows."""
+    """Return the backend for tensors on `device`, such as "npu:0"; None for an unknown kind of device."""
     kind = KINDS.get(device.partition(":")[0])
     return None if kind is None else COLLECTIVES.get(kind.traits.collective)
 
 
 def collective_named(name: str) -> Collective:
-    """Return the one of this name. Raises ConfigError."""
+    """Return the backend of this name. Raises ConfigError."""
     found = COLLECTIVES.get(name)
     if found is None:
-        raise ConfigError(f"process groups are made by {', '.join(COLLECTIVES)}, and by nothing called {name!r}")
+        raise ConfigError(f"process group backend {name!r} is not one of {', '.join(COLLECTIVES)}")
     return found
 
 
 def torch_version() -> str:
-    """Return major.minor of torch: c10d promises nothing between versions."""
+    """Return torch's major.minor: c10d guarantees no compatibility between versions."""
     import torch
 
     return ".".join(torch.__version__.split(".")[:2])
@@ -113,7 +114,7 @@ def _make_gloo(store: Any, rank: int, of: int, host: str, timeout_s: float, devi
 
 
 def _abort_gloo(group: Any, peer: int) -> None:
-    """Close the pair: gloo's own abort does nothing, but one receive that times out ends all others (torch 2.13)."""
+    """Close the pair: gloo's own abort does nothing, but a receive that times out fails all others (torch 2.13)."""
     import torch
 
     group.recv([torch.empty(_ABORT_BYTES, dtype=torch.uint8)], peer, _ABORT_TAG).wait(timedelta(milliseconds=1))
@@ -129,21 +130,21 @@ def _nccl_lacking() -> str | None:
 
 
 NCCL_DEFAULTS: Mapping[str, str] = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # not 3, with which torch ends the process where one operation failed
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # not 3: with it torch exits the process when one operation fails
 }
-"""What torch reads of the environment for NCCL, where the user has not said it: docs/devices.md."""
+"""Defaults of the environment variables that torch reads for NCCL: docs/devices.md."""
 
 
 def set_nccl_defaults(environ: MutableMapping[str, str], host: str) -> None:
-    """Set what the user has not, for a group whose ranks meet at `host`."""
+    """Set the variables that the user has not set, for a group whose ranks connect at `host`."""
     for name, value in NCCL_DEFAULTS.items():
         environ.setdefault(name, value)
     if ipaddress.ip_address(host).is_loopback:
-        environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # all ranks are on this host: no listener on others
+        environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # all ranks are on this host: listen on no other interface
 
 
 def _make_nccl(store: Any, rank: int, of: int, host: str, timeout_s: float, device: str) -> Any:
-    """Leave torch its ten minutes: who waits has a deadline, and one of torch's would make what hangs look done."""
+    """Keep torch's timeout of ten minutes: callers have deadlines, and a torch timeout makes a hung work look done."""
     from torch.distributed import ProcessGroupNCCL
 
     set_nccl_defaults(os.environ, host)
@@ -164,21 +165,21 @@ def _hccl_lacking() -> str | None:
 
 
 HCCL_DEFAULTS: Mapping[str, str] = {
-    "P2P_HCCL_BUFFSIZE": "20",  # MB: sends and receives get a communicator of their own, with two buffers of this size
-    "HCCL_CONNECT_TIMEOUT": "120",  # seconds; it takes no less
-    "HCCL_EXEC_TIMEOUT": "204",  # seconds, not 1,836: so long a peer that is gone keeps memory of a device
+    "P2P_HCCL_BUFFSIZE": "20",  # MB: each send/receive communicator has two buffers of this size
+    "HCCL_CONNECT_TIMEOUT": "120",  # seconds; HCCL's minimum
+    "HCCL_EXEC_TIMEOUT": "204",  # seconds, not 1,836: until then a lost peer's device memory stays allocated
 }
-"""What HCCL reads of the environment, where the user has not said it: docs/devices.md. Its interface: network.py."""
+"""Defaults of the environment variables that HCCL reads: docs/devices.md. Its interface is set in network.py."""
 
 
 def set_hccl_defaults(environ: MutableMapping[str, str]) -> None:
-    """Set what the user has not."""
+    """Set the variables that the user has not set."""
     for name, value in HCCL_DEFAULTS.items():
         environ.setdefault(name, value)
 
 
 def _make_hccl(store: Any, rank: int, of: int, host: str, timeout_s: float, device: str) -> Any:
-    """Leave torch_npu its half hour beyond HCCL_EXEC_TIMEOUT: its watchdog ends the process at a time of ours."""
+    """Keep torch_npu's timeout, half an hour beyond HCCL_EXEC_TIMEOUT: at ours, its watchdog would exit the process."""
     set_hccl_defaults(os.environ)
     open_device(device).activate()
     c10d: Any = importlib.import_module("torch_npu._C._distributed_c10d")
@@ -186,14 +187,14 @@ def _make_hccl(store: Any, rank: int, of: int, host: str, timeout_s: float, devi
 
 
 def _hccl_link_bytes(environ: Mapping[str, str]) -> int:
-    """Two buffers: P2P_HCCL_BUFFSIZE MB (20), or the whole communicator's HCCL_BUFFSIZE (200) when that is 0."""
+    """Return the size of two buffers of P2P_HCCL_BUFFSIZE MB (default 20), or of HCCL_BUFFSIZE (200) if that is 0."""
     size = _number(environ, "P2P_HCCL_BUFFSIZE", 20)
     return 2 * (size or _number(environ, "HCCL_BUFFSIZE", 200)) * _MIB
 
 
 def _hccl_meet_s(environ: Mapping[str, str]) -> float:
-    asked = _number(environ, "HCCL_CONNECT_TIMEOUT", _HCCL_LEAST_CONNECT_S)
-    return float(max(asked, _HCCL_LEAST_CONNECT_S) + _HCCL_GRACE_S + _MEET_S)
+    requested = _number(environ, "HCCL_CONNECT_TIMEOUT", _HCCL_LEAST_CONNECT_S)
+    return float(max(requested, _HCCL_LEAST_CONNECT_S) + _HCCL_GRACE_S + _MEET_S)
 
 
 def _free_bytes(device: str) -> int:

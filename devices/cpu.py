@@ -1,4 +1,4 @@
-"""The CPU: pools are sealed memfds that peers map, and whatever is launched is done on return."""
+"""The CPU device: pools are sealed memfds that peers map, and every launch is synchronous."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -19,20 +19,20 @@ TRAITS = Traits(
 
 
 class CpuKind:
-    """Implements DeviceKind: it is everywhere."""
+    """Implements DeviceKind; always available."""
 
     traits = TRAITS
 
     def sees_card(self) -> bool:
-        """There is always one."""
+        """Return True: there is always a CPU."""
         return True
 
     def lacking(self) -> str | None:
-        """Nothing is."""
+        """Return None: the CPU can always be used."""
         return None
 
     def open(self, index: int = 0) -> "CpuDevice":
-        """Return the CPU; all indices are the same."""
+        """Return the CPU; the index is ignored."""
         return CpuDevice()
 
 
@@ -45,21 +45,21 @@ class CpuDevice:
 
     @property
     def torch_device(self) -> "torch.device":
-        """Where its tensors lie."""
+        """The device of its tensors."""
         import torch
 
         return torch.device("cpu")
 
     def describe(self) -> str:
-        """Its memory."""
+        """Return its name and memory."""
         return f"cpu: {total_bytes() / 2**30:.0f} GiB"
 
     def memory(self) -> DeviceBytes:
-        """What the machine, or this container, has."""
+        """Return the memory of the machine, or of this container."""
         return DeviceBytes(total=total_bytes(), free=available_bytes())
 
     def peak_bytes(self, run: Callable[[], None]) -> int:
-        """Pools are sized without it."""
+        """Run `run` and return 0: the size of a CPU pool does not depend on the peak."""
         run()
         return 0
 
@@ -68,26 +68,26 @@ class CpuDevice:
         return HostPool(layout)
 
     def activate(self) -> None:
-        """It is current everywhere."""
+        """Do nothing: the CPU is current on every thread."""
 
     def event(self) -> "DoneEvent":
         """See Device."""
         return DoneEvent()
 
     def new_stream(self) -> Callable[[], AbstractContextManager[object]]:
-        """There is one stream, the thread itself."""
+        """Return a no-op context: the thread itself is the only stream."""
         return nullcontext
 
     def synchronize(self) -> None:
-        """All is done."""
+        """Do nothing: launches are synchronous."""
 
     def capture(self, run: Callable[[], None]) -> Graph:
-        """There is nothing to save by it."""
-        raise RuntimeError("cpu captures no graphs")
+        """Raise RuntimeError: there is no launch overhead to save."""
+        raise RuntimeError("cpu does not support graph capture")
 
 
 class DoneEvent:
-    """Implements Event where work is done when it was launched."""
+    """Implements Event for a device whose launches are synchronous."""
 
     is_done = True
 

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs by torch.cuda."""
+"""NVIDIA GPUs through torch.cuda."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -25,11 +25,11 @@ class CudaKind:
     traits = TRAITS
 
     def sees_card(self) -> bool:
-        """A GPU's node is in /dev; below WSL the only one is dxg."""
+        """Return whether /dev has a GPU's node; under WSL that is dxg."""
         return has_node(r"nvidia[0-9]+") or has_node("dxg")
 
     def lacking(self) -> str | None:
-        """See DeviceKind. Torch takes seconds to import: not done where no card is shown and it has no CUDA."""
+        """See DeviceKind. Does not import torch, which takes seconds, if it has no CUDA and no card is visible."""
         if cuda_of_torch() is None and not self.sees_card():
             return versions.cuda_mismatch(versions.cuda_versions(None))
         import torch
@@ -37,7 +37,8 @@ class CudaKind:
         if torch.version.cuda is not None and torch.cuda.is_available():
             return None
         found = versions.cuda_versions(torch.version.cuda)
-        return versions.cuda_mismatch(found) or f"torch {torch.__version__} sees no GPU ({versions.in_words(found)})"
+        shown = versions.format_versions(found)
+        return versions.cuda_mismatch(found) or f"torch {torch.__version__} sees no GPU ({shown})"
 
     def open(self, index: int = 0) -> "CudaDevice":
         """See DeviceKind."""
@@ -48,7 +49,7 @@ class CudaKind:
 
 
 class CudaDevice(TorchDevice):
-    """Implements Device. Owner of the stream and the memory of all graphs: one thread captures and replays."""
+    """Implements Device. Owns the stream and memory pool of all its graphs: one thread captures and replays."""
 
     def __init__(self, traits: Traits, index: int) -> None:
         super().__init__(traits, index)
@@ -56,7 +57,7 @@ class CudaDevice(TorchDevice):
         self._graph_pool: Any = None
 
     def describe(self) -> str:
-        """The card, its memory, and the versions of torch, CUDA and the driver."""
+        """Return the card, its memory, and the versions of torch, CUDA and the driver."""
         import torch
 
         driver = versions.cuda_versions(torch.version.cuda).get("driver")
@@ -68,9 +69,9 @@ class CudaDevice(TorchDevice):
         return True
 
     def capture(self, run: Callable[[], None]) -> "CudaGraph":
-        """See Device. Other threads may go on with their own work on the device: only this one's is captured.
+        """See Device. Other threads may keep using the device: only this thread's work is captured.
 
-        What a capture allocates and frees, the next may use: graphs are replayed one after the other.
+        Memory that a capture frees may be reused by the next one: graphs are replayed one after the other.
         """
         import torch
 
@@ -79,7 +80,7 @@ class CudaDevice(TorchDevice):
             self._graph_pool = torch.cuda.graph_pool_handle()
         stream, current = self._graph_stream, torch.cuda.current_stream(self._device)
         stream.wait_stream(current)
-        with torch.cuda.stream(stream):  # the libraries' first calls allocate, which a capture must not
+        with torch.cuda.stream(stream):  # libraries allocate on their first call, which a capture forbids
             run()
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
@@ -95,7 +96,7 @@ class CudaGraph:
         self._graph = graph
 
     def replay(self, host_lengths: dict[str, list[int]] | None = None) -> None:
-        """See Graph. Raises ValueError for lists: no operation here takes any from the host."""
+        """See Graph. Raises ValueError for `host_lengths`: no CUDA op reads lists from the host."""
         if host_lengths:
-            raise ValueError(f"a CUDA graph has no lists from the host: {', '.join(sorted(host_lengths))}")
+            raise ValueError(f"a CUDA graph takes no lists from the host: {', '.join(sorted(host_lengths))}")
         self._graph.replay()

@@ -1,4 +1,4 @@
-"""A KV pool in a device's memory: one piece of bytes, and the mark behind which its KV is complete."""
+"""A KV pool in a device's memory: one contiguous allocation, and the event after which its KV is complete."""
 
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,10 +25,10 @@ class PoolDevice(Protocol):
 
 
 class DevicePool:
-    """Owner of the memory. Implements kvtransfer's DeviceMemory."""
+    """Owns the memory. Implements kvtransfer's DeviceMemory."""
 
     def __init__(self, layout: PoolLayout, device: PoolDevice) -> None:
-        """Raises RuntimeError, as torch does, where there is not enough memory."""
+        """Allocate the pool. Raises torch's RuntimeError if there is not enough memory."""
         self.layout, self._device = layout, device
         align = device.traits.pool_alignment
         self._allocation = torch.empty(layout.total_bytes + align, dtype=torch.uint8, device=device.torch_device)
@@ -38,18 +38,18 @@ class DevicePool:
 
     @property
     def device(self) -> str:
-        """Where it lies, as "npu:0"."""
+        """The name of its device, such as "npu:0"."""
         return self._device.name
 
     @property
     def fd(self) -> int | None:
-        """None: it is no host memory."""
+        """None: the pool is not in host memory."""
         return None
 
     @property
     def buffer(self) -> memoryview:
-        """Raises TypeError: host code cannot reach it."""
-        raise TypeError(f"a KV pool on {self.device} has no buffer: only torch moves it")
+        """Raises TypeError: host code cannot access device memory."""
+        raise TypeError(f"a KV pool on {self.device} has no host buffer: use its tensor")
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -59,22 +59,22 @@ class DevicePool:
         return self._tensor
 
     def written(self) -> None:
-        """Mark, on the engine's stream, that all KV launched so far is what `ready` waits for."""
+        """Record an event on the engine's stream: `ready` then waits for all KV launched so far."""
         event = self._device.event()
         event.record()
         self._written = event
 
     def mark(self) -> "Event | None":
-        """Return the newest mark: all KV that the engine reported so far lies behind it. None before the first."""
+        """Return the latest event, after which all KV reported so far is complete. None before the first."""
         return self._written
 
     def ready(self) -> None:
-        """Make torch's current stream wait for the newest mark; does not block."""
+        """Make torch's current stream wait for the latest event; does not block."""
         written = self._written
         if written is not None:
             written.wait()
 
     def close(self) -> None:
-        """Give the memory back; it goes with its last tensor. Idempotent."""
+        """Release the memory, which is freed with the last tensor that refers to it. Idempotent."""
         self._tensor = None
         self._allocation = torch.empty(0, dtype=torch.uint8)

@@ -1,10 +1,10 @@
-"""How much memory this process may still take: the host's free memory, or what its cgroup leaves of its limit."""
+"""Memory available to this process: the host's, or what remains of its cgroup's limit if that is less."""
 
 from pathlib import Path
 
 
 def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes still available. Raises OSError where the system does not tell."""
+    """Return the bytes still available. Raises OSError if the system does not report them."""
     lines = meminfo.read_text(encoding="ascii").splitlines()
     free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
@@ -12,7 +12,7 @@ def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("
 
 
 def total_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes there are in all: the host's, or its cgroup's limit. Raises OSError as above."""
+    """Return the total bytes: the host's, or its cgroup's limit if that is less. Raises OSError as above."""
     lines = meminfo.read_text(encoding="ascii").splitlines()
     total = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:"))
     limit = _number(cgroup / "memory.max")

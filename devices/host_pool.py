@@ -1,6 +1,6 @@
-"""A KV pool in host memory: one sealed memfd that peers on this host can map, and only read.
+"""A KV pool in host memory: one sealed memfd that peers on this host can map read-only.
 
-The pool of another rank is made by rank 0 and mapped by that rank before the seal: these two write it, no one else can.
+Rank 0 makes the pools of the other ranks. Each rank maps its pool before the seal, so only it and rank 0 can write.
 """
 
 import fcntl
@@ -19,12 +19,12 @@ _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW, _F_SEAL_FUTURE_WRITE = 0x01, 0x02, 0
 
 
 class HostPool:
-    """Owns the memory of one pool. Writable mappings are made before the seal: ours, and that of the rank it is for."""
+    """Owns the memory of one pool. Writable mappings are made before the seal: ours, and that of the pool's rank."""
 
     def __init__(self, layout: PoolLayout, share: Callable[[int], None] | None = None) -> None:
-        """Reserve `layout.total_bytes`; pages cost memory once written. Raises ConfigError where that is impossible.
+        """Reserve `layout.total_bytes`; a page uses memory once written. Raises ConfigError if that fails.
 
-        `share(fd)` is called before the seal and returns when the rank whose pool this is has mapped it.
+        `share(fd)` is called before the seal and returns once the pool's rank has mapped it.
         """
         fd = os.memfd_create("pdserve-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -42,11 +42,11 @@ class HostPool:
 
     @classmethod
     def join(cls, layout: PoolLayout, fd: int) -> Self:
-        """Map the pool that rank 0 made for us and has not sealed yet; `fd` is ours now. Raises ConfigError."""
+        """Map the pool that rank 0 made for this rank and has not sealed yet. Takes over `fd`. Raises ConfigError."""
         size = os.fstat(fd).st_size
         if size != layout.total_bytes:
             os.close(fd)
-            raise ConfigError(f"a pool of {size} bytes was made for one of {layout.total_bytes}")
+            raise ConfigError(f"rank 0 made a KV pool of {size} bytes, this rank's layout needs {layout.total_bytes}")
         pool = cls.__new__(cls)
         pool._hold(layout, fd, _map(fd, layout))
         return pool
@@ -58,7 +58,7 @@ class HostPool:
 
     @property
     def fd(self) -> int | None:
-        """The sealed memfd, ours to close."""
+        """The sealed memfd, closed by `close`."""
         return self._fd
 
     @property
@@ -67,7 +67,7 @@ class HostPool:
         return self._buffer
 
     def close(self) -> None:
-        """Give the memory back. Idempotent. Views made from `buffer` keep the mapping alive until they are gone."""
+        """Release the memory. Idempotent. Views made from `buffer` keep the mapping alive until they are freed."""
         if not self._open:
             return
         self._open = False
@@ -76,7 +76,7 @@ class HostPool:
             self._buffer.release()
             self._mapping.close()
         except BufferError:
-            return  # a tensor or a slice still looks at it; the last one takes the mapping down
+            return  # a tensor or slice still refers to it; freeing the last one unmaps it
 
     def __enter__(self) -> Self:
         return self

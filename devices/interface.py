@@ -1,10 +1,10 @@
-"""The seam between the product and the devices that it computes on. Imports no torch.
+"""The interface between the product and the devices that it computes on. Imports no torch.
 
-    table.py   kinds by name; `choose` settles --device
-    cpu.py  cuda.py  npu.py   one file a kind: its Traits, why it cannot be used, what opens one of its devices
-    torch_device.py           what the accelerators that torch knows have in common
+    table.py   device kinds by name; `choose` resolves --device
+    cpu.py  cuda.py  npu.py   one file per kind: its Traits, why it cannot be used, how to open one of its devices
+    torch_device.py           the common part of accelerators with a torch device module
 
-A kind is looked up by name, asked why it is lacking, and opened; what is opened is a Device. Adding a kind is one file
+A kind is looked up by name, checked with `lacking`, and opened, which returns a Device. Adding a kind takes one file
 and one page of docs (docs/devices.md).
 """
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What holds for all devices of one kind.
+    """Properties that all devices of one kind share.
 
-    `kind` is the word of --device and of device names, as in "npu:0". `visible_variable` shows a process its cards.
-    `collective` is the name of its process groups in torch. `block_size` and `prefill_chunk_size` (tokens) are the
-    defaults of these flags. A pool's base address is a multiple of `pool_alignment` bytes. `attention` names its own
-    attention backend. `pools_on_host`: its pools are host memory, which peers may map and native kernels read.
-    `kept_linears` names the ways in which its linear layers can stay quantised, the best first
-    (engine/quantization/kept_table.py).
-    `is_asynchronous`: what is launched is computed later, so a step may be launched before the last one is collected.
-    `one_sided` is how Mooncake's engine reads its memory (kvtransfer/mooncake_engine.py).
+    `kind` is the value of --device and the prefix of device names such as "npu:0". `visible_variable` is the variable
+    that limits the cards a process can use. `collective` is its process group backend in torch. `block_size` and
+    `prefill_chunk_size` (tokens) are the defaults of these flags. A pool's base address is a multiple of
+    `pool_alignment` bytes. `attention` names its own attention backend. `pools_on_host`: its pools are in host memory,
+    which peers may map and native kernels may read. `kept_linears` names the formats in which its linear layers can
+    stay quantised, best first (engine/quantization/kept_table.py). `is_asynchronous`: launches return before the work
+    is done, so a step may be launched before the previous one is collected. `one_sided` is the protocol with which
+    Mooncake's engine reads its memory (kvtransfer/mooncake_engine.py).
     """
 
     kind: str
@@ -48,50 +48,50 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class DeviceBytes:
-    """A device's memory now, in bytes."""
+    """A device's current memory figures, in bytes."""
 
     total: int
     free: int
 
 
 class Memory(Protocol):
-    """A KV pool: host memory has `buffer` and may have `fd`; a device's has `tensor` (kvtransfer/device_memory.py)."""
+    """A KV pool. In host memory it has `buffer` and maybe `fd`, on a device `tensor` (kvtransfer/device_memory.py)."""
 
     layout: PoolLayout
 
     @property
     def fd(self) -> int | None:
-        """The sealed memfd that is the whole pool, or None."""
+        """The sealed memfd that contains the whole pool, or None."""
         ...
 
     @property
     def buffer(self) -> memoryview:
-        """The whole pool as writable bytes. Raises TypeError where it lies on a device."""
+        """The whole pool as writable bytes. Raises TypeError for a pool in device memory."""
         ...
 
     def close(self) -> None:
-        """Give it back. Idempotent."""
+        """Release the memory. Idempotent."""
         ...
 
 
 class Event(Protocol):
-    """A mark in a stream of work. On a device that computes at once every call is a no-op and `is_done` is true."""
+    """A point in a stream of work. On a synchronous device every call is a no-op and `is_done` is true."""
 
     def record(self) -> None:
-        """Mark what was launched on this thread's current stream so far."""
+        """Record the work launched on this thread's current stream so far."""
         ...
 
     def wait(self) -> None:
-        """Make this thread's current stream wait for the mark; does not block the thread."""
+        """Make this thread's current stream wait for the event; does not block the thread."""
         ...
 
     def synchronize(self) -> None:
-        """Block this thread until the mark is reached."""
+        """Block this thread until the recorded work is done."""
         ...
 
     @property
     def is_done(self) -> bool:
-        """Whether the mark is reached."""
+        """Whether the recorded work is done."""
         ...
 
 
@@ -99,42 +99,42 @@ class Graph(Protocol):
     """A captured sequence of launches over fixed memory."""
 
     def replay(self, host_lengths: "dict[str, list[int]] | None" = None) -> None:
-        """Launch it again. `host_lengths` are new values of the lists that ops took from the host, by keyword."""
+        """Launch it again. `host_lengths` are new values, by keyword, of the lists that ops read from the host."""
         ...
 
 
 class Device(Protocol):
-    """One open device. Owner of nothing but its handle; any thread, after `activate` there."""
+    """One open device. Owns only its handle; usable on any thread that has called `activate`."""
 
     traits: Traits
 
     @property
     def name(self) -> str:
-        """Its kind and index, as "cuda:0"; "cpu" has none."""
+        """Its kind and index, such as "cuda:0"; "cpu" has no index."""
         ...
 
     @property
     def torch_device(self) -> "torch.device":
-        """Where its tensors lie."""
+        """The device of its tensors."""
         ...
 
     def describe(self) -> str:
-        """Return one line for people: the card, its memory, and the versions below it."""
+        """Return one line for logs: the card, its memory, and the versions of its software stack."""
         ...
 
     def memory(self) -> DeviceBytes:
-        """Return the figures of now."""
+        """Return the current figures."""
         ...
 
     def peak_bytes(self, run: Callable[[], None]) -> int:
-        """Run `run`, wait for it, and return how many bytes more than before were taken at one time meanwhile.
+        """Run `run`, wait for it, and return the peak increase of allocated bytes during the run.
 
-        What is kept for later counts as taken. Nothing else is to run on the device. 0 where nobody has to know it.
+        Memory that the allocator caches counts. Nothing else may run on the device. The CPU returns 0.
         """
         ...
 
     def make_pool(self, layout: PoolLayout) -> Memory:
-        """Reserve a KV pool. Raises ConfigError where it does not fit."""
+        """Allocate a KV pool. Raises ConfigError if it does not fit."""
         ...
 
     def activate(self) -> None:
@@ -146,20 +146,20 @@ class Device(Protocol):
         ...
 
     def new_stream(self) -> Callable[[], AbstractContextManager[object]]:
-        """Make a stream; what is returned makes it this thread's current one within a block."""
+        """Make a stream; return a function whose context manager makes it this thread's current stream."""
         ...
 
     def synchronize(self) -> None:
-        """Block this thread until all that was launched is done."""
+        """Block this thread until all launched work is done."""
         ...
 
     @property
     def captures_graphs(self) -> bool:
-        """Whether `capture` works here."""
+        """Whether `capture` is supported."""
         ...
 
     def capture(self, run: Callable[[], None]) -> Graph:
-        """Run `run` once for nothing, then once more as a graph's capture. Raises RuntimeError."""
+        """Run `run` once as a warm-up, then capture it as a graph. Raises RuntimeError."""
         ...
 
 
@@ -169,13 +169,13 @@ class DeviceKind(Protocol):
     traits: Traits
 
     def sees_card(self) -> bool:
-        """Whether this machine shows a card of this kind; cheap, imports no torch."""
+        """Return whether this machine has a card of this kind; cheap, imports no torch."""
         ...
 
     def lacking(self) -> str | None:
-        """Return why none can be used here, in words, or None. Imports torch, and what the kind needs."""
+        """Return why no device of this kind can be used here, or None. Imports torch and the kind's packages."""
         ...
 
     def open(self, index: int = 0) -> Device:
-        """Open the index-th device that is shown to this process. Raises ConfigError, with `lacking`'s words."""
+        """Open the index-th device visible to this process. Raises ConfigError with the text of `lacking`."""
         ...

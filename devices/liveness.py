@@ -1,7 +1,7 @@
-"""Whether a device still computes: a tiny op on it, waited for on a thread of its own, so that the wait has an end.
+"""Check that a device still works: run a small op on a separate thread, so that the wait for it has a deadline.
 
-An error of a kernel (an access outside its memory) or of the driver (a card that is gone) stays with a process: every
-call after it fails or never returns. Such a device cannot be mended from within the process.
+After a kernel's error (an access outside its memory) or a driver's (a lost card), every later call in the process fails
+or never returns. Such a device cannot be recovered from within the process.
 """
 
 import threading
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from devices.interface import Device
 
 THREAD = "device-touch"
-"""The thread's name: where the device does not answer, it stays in native code for as long as the process lives."""
+"""The thread's name. If the device does not respond, the thread stays in native code until the process exits."""
 
 
 class LivenessCheck:
-    """Tries one device. Takes its memory at once: a device that is full can be touched, too. Imports torch."""
+    """Checks one device. Allocates its tensor at construction, so that a full device can be checked. Imports torch."""
 
     def __init__(self, device: "Device") -> None:
         import torch
@@ -26,29 +26,29 @@ class LivenessCheck:
         self._tensor = torch.zeros(1, dtype=torch.int32, device=device.torch_device)
 
     def why_not(self, timeout_s: float) -> str | None:
-        """Return, in words, why the device computes no more, or None where it does. Waits `timeout_s` at most."""
-        said: list[BaseException] = []
-        thread = threading.Thread(target=self._try, args=(said,), name=THREAD, daemon=True)
+        """Return why the device no longer works, or None if it does. Waits at most `timeout_s`."""
+        errors: list[BaseException] = []
+        thread = threading.Thread(target=self._try, args=(errors,), name=THREAD, daemon=True)
         thread.start()
         thread.join(timeout_s)
         if thread.is_alive():
-            return f"{self._device.name} did not do a tiny op within {timeout_s:g} s"
-        if not said or is_out_of_memory(said[0]):
+            return f"{self._device.name} did not finish a small test op within {timeout_s:g} s"
+        if not errors or is_out_of_memory(errors[0]):
             return None
-        return f"{self._device.name} does not even do a tiny op: {in_a_line(said[0])}"
+        return f"{self._device.name} fails a small test op: {in_a_line(errors[0])}"
 
-    def _try(self, said: list[BaseException]) -> None:
+    def _try(self, errors: list[BaseException]) -> None:
         try:
             self._device.activate()
             self._tensor.add_(1)
             done = self._device.event()
             done.record()
             done.synchronize()
-        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: `why_not` says it
-            said.append(error)
+        except Exception as error:  # noqa: BLE001 - the thread's outermost frame: `why_not` reports it
+            errors.append(error)
 
 
 def in_a_line(error: BaseException) -> str:
-    """Return what an error says first: drivers add advice to developers."""
+    """Return an error's type and the first line of its text: drivers append advice for developers."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__

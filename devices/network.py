@@ -1,4 +1,4 @@
-"""What each library of collectives is told in the environment so that it takes one interface. Imports no torch."""
+"""Environment variables that restrict each collective library to one network interface. Imports no torch."""
 
 from collections.abc import Callable, Mapping
 
@@ -7,11 +7,11 @@ _VARIABLES: Mapping[str, Callable[[str, str], dict[str, str]]] = {
     "nccl": lambda address, interface: {"NCCL_SOCKET_IFNAME": f"={interface}"},
     "hccl": lambda address, interface: {"HCCL_IF_IP": address, "HCCL_SOCKET_IFNAME": f"={interface}"},
 }
-"""By Traits.collective; `=` is the exact name, where the library would take a prefix."""
+"""By Traits.collective. `=` means the exact name; without it the library matches a prefix."""
 
 
 def interface_variables(collective: str, address: str, interface: str) -> dict[str, str]:
-    """Return what gloo, which CPU pools use beside any device, and a device's own collectives are told."""
+    """Return the variables for a device's collective library and for gloo, which CPU pools use with any device."""
     variables: dict[str, str] = {}
     for name in ("gloo", collective):
         variables |= _VARIABLES[name](address, interface) if name in _VARIABLES else {}

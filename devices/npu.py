@@ -1,4 +1,4 @@
-"""Ascend NPUs by torch_npu."""
+"""Ascend NPUs through torch_npu."""
 
 import importlib
 import importlib.metadata
@@ -17,7 +17,7 @@ TRAITS = Traits(
     kept_linears=("npu-int8", "npu-antiquant"), is_asynchronous=True, one_sided="ascend",
 )  # fmt: skip
 LEAST_VERSION = (2, 10)
-"""Of torch_npu: before it npu_scatter_pa_kv_cache has no cache_mode, and lays the cache out in its own way."""
+"""Of torch_npu. Earlier, npu_scatter_pa_kv_cache has no cache_mode and uses a cache layout of its own."""
 
 
 class NpuKind:
@@ -26,17 +26,17 @@ class NpuKind:
     traits = TRAITS
 
     def sees_card(self) -> bool:
-        """An NPU's node is in /dev."""
+        """Return whether /dev has an NPU's node."""
         return has_node(r"davinci[0-9]+")
 
     def lacking(self) -> str | None:
-        """The package, its version, CANN below it, or the card."""
+        """See DeviceKind: the package, its version, CANN or the card may be missing."""
         if not npu_package.show():
-            seen = versions.in_words(versions.npu_versions())
-            return f"torch_npu is not installed: make an environment by scripts/install --device npu ({seen})"
+            seen = versions.format_versions(versions.npu_versions())
+            return f"torch_npu is not installed: run scripts/install --device npu ({seen})"
         why = self._unfit()
         if why is not None:
-            npu_package.hide()  # the CPU may be taken instead, and transformers would import it
+            npu_package.hide()  # the CPU may be used instead, and transformers would import torch_npu
         return why
 
     def _unfit(self) -> str | None:
@@ -44,14 +44,14 @@ class NpuKind:
         if versions.numbers(version)[:2] < LEAST_VERSION:
             return f"torch_npu {version} is too old: {'.'.join(map(str, LEAST_VERSION))} or newer is needed"
         found = versions.npu_versions()
-        mismatch, seen = versions.npu_mismatch(found), versions.in_words(found)
+        mismatch, seen = versions.npu_mismatch(found), versions.format_versions(found)
         if mismatch is not None:
             return mismatch
         try:
             npu = importlib.import_module("torch_npu").npu
         except (ImportError, OSError, RuntimeError) as error:
-            said = " ".join(str(error).split())
-            return f"torch_npu {version} cannot be imported, CANN is missing or another version: {said} ({seen})"
+            message = " ".join(str(error).split())
+            return f"torch_npu {version} cannot be imported, CANN is missing or does not match: {message} ({seen})"
         return None if npu.is_available() else f"torch_npu {version} sees no NPU ({seen})"
 
     def open(self, index: int = 0) -> "NpuDevice":
@@ -63,14 +63,14 @@ class NpuKind:
 
 
 class NpuDevice(TorchDevice):
-    """Implements Device. Owner of what its graphs are captured with: one thread captures and replays."""
+    """Implements Device. Owns the state for graph capture: one thread captures and replays."""
 
     def __init__(self, traits: Traits, index: int) -> None:
         super().__init__(traits, index)
         self._graphs: NpuGraphs | None = None
 
     def describe(self) -> str:
-        """The card, its memory, and the versions of torch and torch_npu."""
+        """Return the card, its memory, and the versions of torch and torch_npu."""
         return f"{super().describe()}, torch_npu {importlib.metadata.version('torch_npu')}"
 
     @property

@@ -1,9 +1,9 @@
-"""Graphs of torch.npu: attention's lengths are lists of the host, which each replay hands to the graph anew.
+"""Graphs of torch.npu. Attention's lengths are host lists, which are passed to the graph before each replay.
 
-    capture    every attention op becomes a task that waits for an event of its own
-    replay     the last replay has ended -> update: each task gets its lengths, its event is recorded -> replay
+    capture    every attention op becomes a task that waits for its own event
+    replay     the previous replay is done -> update: each task gets its lengths, its event is recorded -> replay
 
-So a replay without an update would wait for ever, and an update during a replay would change what runs.
+A replay without an update would wait for ever, and an update during a replay would change the running work.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class NpuGraphs:
-    """Captures graphs of one device. Owner of their stream and memory: one thread captures and replays."""
+    """Captures graphs of one device. Owns their stream and memory pool: one thread captures and replays."""
 
     def __init__(self, npu: Any) -> None:
         """`npu` is torch.npu."""
@@ -20,10 +20,10 @@ class NpuGraphs:
         self._pool = npu.graph_pool_handle()
 
     def capture(self, run: Callable[[], None]) -> "NpuGraph":
-        """See Device. Other threads may go on with their own work on the device: only this one's is captured."""
+        """See Device. Other threads may keep using the device: only this thread's work is captured."""
         npu, stream, current = self._npu, self._stream, self._npu.current_stream()
         stream.wait_stream(current)
-        with npu.stream(stream):  # the ops' first calls allocate, which a capture must not
+        with npu.stream(stream):  # ops allocate on their first call, which a capture forbids
             run()
         current.wait_stream(stream)
         graph = npu.NPUGraph()
@@ -43,7 +43,7 @@ class NpuGraph:
         self._is_running = False
 
     def replay(self, host_lengths: dict[str, list[int]] | None = None) -> None:
-        """See Graph. Blocks until the last replay has ended; without lengths those of the last replay hold."""
+        """See Graph. Blocks until the previous replay is done; without `host_lengths`, reuses its lengths."""
         if self._is_running:
             self._ended.synchronize()
         if host_lengths is not None:

@@ -1,6 +1,6 @@
-"""torch_npu where it is installed without the CANN that it needs: out of sight, so that nobody imports it unasked.
+"""Hide an installed torch_npu from imports when CANN, which it needs, is missing.
 
-transformers imports it wherever it finds it, on whatever device one computes; without CANN that ends the process.
+transformers imports torch_npu whenever it is installed, whatever the device; without CANN that crashes the process.
 Imports neither torch nor torch_npu.
 """
 
@@ -14,12 +14,12 @@ from types import ModuleType
 from typing import Any
 
 NAME = "torch_npu"
-_NEEDS = "libascendcl.so"  # CANN's runtime; torch_npu links to it
+_NEEDS = "libascendcl.so"  # CANN's runtime, which torch_npu links to
 _IMPORTERS = frozenset({"torch", "transformers"})
 
 
 def hide_before_torch() -> None:
-    """Hide it without CANN as soon as something is imported that would import it: most commands import no torch."""
+    """Hide torch_npu without CANN once torch or transformers is imported: most commands import neither."""
     if _IMPORTERS & sys.modules.keys():
         hide_without_cann()
     elif not any(isinstance(finder, _BeforeTorch) for finder in sys.meta_path):
@@ -27,21 +27,21 @@ def hide_before_torch() -> None:
 
 
 class _BeforeTorch:
-    """A finder of modules that finds none: it sees what is about to be imported, and goes once that is torch."""
+    """A module finder that finds nothing: it runs the check when torch or transformers is imported, once."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Never find anything."""
+        """Return None always."""
         if name in _IMPORTERS:
-            with contextlib.suppress(ValueError):  # another thread imports it, too
+            with contextlib.suppress(ValueError):  # another thread imports it too and has removed this
                 sys.meta_path.remove(self)
             hide_without_cann()
         return None
 
 
 def hide_without_cann() -> None:
-    """Make it look as if it were not installed, to imports and to find_spec, where CANN's runtime cannot be loaded."""
+    """Make torch_npu look uninstalled to imports and find_spec if CANN's runtime cannot be loaded."""
     if NAME in sys.modules or importlib.util.find_spec(NAME) is None:
         return
     try:
@@ -51,13 +51,13 @@ def hide_without_cann() -> None:
 
 
 def hide() -> None:
-    """Hide it, unless it was imported: then it works as far as others need it."""
-    modules: dict[str, Any] = sys.modules  # None is how Python's import is told that there is none
+    """Hide torch_npu, unless it was imported already: then it works well enough for its importer."""
+    modules: dict[str, Any] = sys.modules  # None makes Python's import raise ModuleNotFoundError
     modules.setdefault(NAME, None)
 
 
 def show() -> bool:
-    """Undo that; return whether it is installed."""
+    """Undo `hide`; return whether torch_npu is installed."""
     if sys.modules.get(NAME, ...) is None:
         del sys.modules[NAME]
     return importlib.util.find_spec(NAME) is not None

@@ -1,7 +1,7 @@
-"""Whether an error says that a device has no memory left. Imports no torch.
+"""Recognise errors of a device that is out of memory. Imports no torch.
 
-torch has a class for its allocator's own refusal; a driver that fails while it makes a graph, and torch_npu, say it in
-words alone. A capture that ends after such an error raises one of its own, which has the first as its context.
+torch has an exception class for its own allocator; a driver that fails during a graph capture, and torch_npu, report it
+only in the message. A capture that fails that way raises another error, with the first one as its context.
 """
 
 _WORDS = "out of memory"
@@ -9,7 +9,7 @@ _MOST_CAUSES = 8
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error`, or one that it was raised from or behind, is of that sort."""
+    """Return whether `error`, or an error in its chain of causes and contexts, means out of memory."""
     found: BaseException | None = error
     for _ in range(_MOST_CAUSES):
         if found is None:

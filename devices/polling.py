@@ -1,4 +1,4 @@
-"""Waiting for what a device has to do, with an end: its own waits have none."""
+"""Wait for a device's work with a deadline, which the device's own waits do not have."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ _FIRST_S, _LAST_S = 20e-6, 500e-6
 
 
 def wait_until(is_done: Callable[[], bool], timeout_s: float) -> bool:
-    """Ask again and again, soon at first; return whether it was done within `timeout_s`."""
+    """Poll `is_done` at growing intervals; return whether it was true within `timeout_s`."""
     deadline, pause = time.monotonic() + timeout_s, _FIRST_S
     while not is_done():
         left = deadline - time.monotonic()

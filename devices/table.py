@@ -1,6 +1,6 @@
-"""The kinds of devices by name, and what --device auto means. Imports no torch.
+"""The device kinds by name, and the choice of --device auto. Imports no torch.
 
-auto: the first of AUTO_ORDER that this machine shows a card of and that can be used; the CPU can always be.
+auto: the first kind of AUTO_ORDER that has a card on this machine and can be used; the CPU always can.
 """
 
 from collections.abc import Mapping
@@ -14,24 +14,24 @@ from wire.errors import ConfigError
 
 KINDS: dict[str, DeviceKind] = {"cpu": CpuKind(), "cuda": CudaKind(), "npu": NpuKind()}
 AUTO = "auto"
-"""The word of --device that leaves the choice to us."""
+"""The value of --device that lets pdserve choose."""
 AUTO_ORDER = ("npu", "cuda", "cpu")
 
 
 def traits_of(device: str) -> Traits:
-    """Return the traits behind a device's name, as "npu:0". Raises ConfigError."""
+    """Return the traits of a device by its name, such as "npu:0". Raises ConfigError."""
     return find_kind(device.partition(":")[0]).traits
 
 
 def open_device(name: str) -> Device:
-    """Open a device by its name, as "npu:0". Raises ConfigError where it cannot be used."""
+    """Open a device by its name, such as "npu:0". Raises ConfigError if it cannot be used."""
     kind, _, index = name.partition(":")
     return find_kind(kind).open(int(index or 0))
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """The kind that was settled on, and why, in a line for people."""
+    """The chosen kind, and the reason in one line for the log."""
 
     kind: DeviceKind
     reason: str
@@ -46,26 +46,26 @@ def find_kind(name: str, kinds: Mapping[str, DeviceKind] | None = None) -> Devic
     return found
 
 
-def choose(asked: str, kinds: Mapping[str, DeviceKind] | None = None) -> DeviceChoice:
-    """Settle --device. Imports torch where a card is shown or a kind is asked for. Raises ConfigError.
+def choose(requested: str, kinds: Mapping[str, DeviceKind] | None = None) -> DeviceChoice:
+    """Resolve --device. Imports torch if a card is visible or a kind is named. Raises ConfigError.
 
-    A kind asked for by name that cannot be used is an error; under `auto` it is passed over, and the reason says so.
+    A named kind that cannot be used is an error; with `auto` it is skipped, and the reason explains why.
     """
     known = KINDS if kinds is None else kinds
-    if asked != AUTO:
-        kind = find_kind(asked, known)
+    if requested != AUTO:
+        kind = find_kind(requested, known)
         lacking = kind.lacking()
         if lacking is not None:
-            raise ConfigError(f"--device {asked}: {lacking}")
-        return DeviceChoice(kind, f"device {asked}, as asked")
-    passed_over = []
+            raise ConfigError(f"--device {requested}: {lacking}")
+        return DeviceChoice(kind, f"device {requested}, as requested")
+    skipped = []
     for name in AUTO_ORDER:
         kind = known[name]
         if not kind.sees_card():
-            passed_over.append(f"no {name} card is shown here")
+            skipped.append(f"no {name} card is visible here")
             continue
         lacking = kind.lacking()
         if lacking is None:
-            return DeviceChoice(kind, f"device {name}: {'; '.join(passed_over) or 'a card is shown here'}")
-        passed_over.append(f"{name} cannot be used: {lacking}")
-    raise ConfigError(f"no device can be used: {'; '.join(passed_over)}")
+            return DeviceChoice(kind, f"device {name}: {'; '.join(skipped) or 'a card is visible here'}")
+        skipped.append(f"{name} cannot be used: {lacking}")
+    raise ConfigError(f"no device can be used: {'; '.join(skipped)}")

@@ -1,8 +1,8 @@
-"""Does the torch that is installed go with a device? `scripts/install` asks before it puts anything beside it.
+"""Check that the installed torch supports a device. `scripts/install` runs it before it installs further packages.
 
-    python -m devices.torch_build npu 2.13.0        # the torch_npu that would come; status 1 and why where it does not
+    python -m devices.torch_build npu 2.13.0        # the torch_npu to install; on a mismatch prints why, exit status 1
 
-Nothing is imported: with a torch_npu whose CANN is missing, torch could not be.
+Torch is not imported: that fails with a torch_npu whose CANN is missing.
 """
 
 import re
@@ -17,7 +17,7 @@ _CUDA = re.compile(r"^cuda\b[^=\n]*=\s*['\"]([0-9.]+)['\"]", re.MULTILINE)
 
 
 def cuda_of_torch() -> str | None:
-    """Return the CUDA release that the installed torch was built with, None for a build without."""
+    """Return the CUDA release that the installed torch was built with, None for a build without CUDA."""
     spec = find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -27,24 +27,24 @@ def cuda_of_torch() -> str | None:
 
 
 def unfit(device: str, torch_npu: str) -> str | None:
-    """Return why the installed torch is not one for `device`, or None; `torch_npu` is the release that would come."""
+    """Return why the installed torch does not fit `device`, or None; `torch_npu` is the release to install."""
     torch, cuda = package_version("torch"), cuda_of_torch()
     if torch is None:
-        return "no torch is installed"
+        return "torch is not installed"
     if device == "cuda" and cuda is None:
-        return f"torch {torch} is a build without CUDA: --device cuda takes PyPI's or one of a +cu index"
+        return f"torch {torch} is a build without CUDA: --device cuda needs PyPI's build or one of a +cu index"
     if device == "npu":
         if cuda is not None:
-            return f"torch {torch} is a build for CUDA {cuda}: --device npu takes the CPU's (+cpu)"
-        given = package_version("torch_npu") or torch_npu
-        wanted = torch_of(given) if package_version("torch_npu") else ".".join(map(str, numbers(given)[:2]))
+            return f"torch {torch} is a build for CUDA {cuda}: --device npu needs the CPU build (+cpu)"
+        release = package_version("torch_npu") or torch_npu
+        wanted = torch_of(release) if package_version("torch_npu") else ".".join(map(str, numbers(release)[:2]))
         if numbers(torch)[:2] != numbers(wanted):
-            return f"torch {torch} and torch_npu {given}, which is for torch {wanted}, do not go together"
+            return f"torch {torch} does not match torch_npu {release}, which needs torch {wanted}"
     return None
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print why not and return 1, or return 0."""
+    """Print the reason of a mismatch and return 1, or return 0."""
     why = unfit(argv[0], argv[1] if len(argv) > 1 else "")
     if why is not None:
         sys.stdout.write(f"{why}\n")

@@ -1,6 +1,6 @@
-"""What the accelerators that torch knows have in common: streams, events and memory, by torch's device module.
+"""The common part of accelerators that torch supports: streams, events and memory, through torch's device module.
 
-torch is imported by the methods alone, so that the file of a kind can be read without it.
+torch is imported only inside methods, so that the file of a kind can be imported without it.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TorchDevice:
-    """Implements Device for a kind that torch has a module for, as torch.cuda; kinds override what differs."""
+    """Implements Device for a kind with a torch device module, such as torch.cuda; kinds override what differs."""
 
     def __init__(self, traits: Traits, index: int) -> None:
         import torch
@@ -34,11 +34,11 @@ class TorchDevice:
 
     @property
     def torch_device(self) -> "torch.device":
-        """Where its tensors lie."""
+        """The device of its tensors."""
         return self._device
 
     def describe(self) -> str:
-        """The card's name, its memory and torch's version."""
+        """Return the card's name, its memory and torch's version."""
         import torch
 
         gib = self.memory().total / 2**30
@@ -50,7 +50,7 @@ class TorchDevice:
         return DeviceBytes(total=int(total), free=int(free))
 
     def peak_bytes(self, run: Callable[[], None]) -> int:
-        """See Device: by torch's allocator, whose memory for later is given back before and after."""
+        """See Device. Measured by torch's allocator, whose cache is emptied before and after."""
         module, device = self._module, self._device
         module.synchronize(device)
         module.empty_cache()
@@ -94,12 +94,12 @@ class TorchDevice:
 
     @property
     def captures_graphs(self) -> bool:
-        """Kinds that do say so."""
+        """False; kinds that support it override this."""
         return False
 
     def capture(self, run: Callable[[], None]) -> Any:
-        """Kinds that do have their own."""
-        raise RuntimeError(f"{self.traits.kind} captures no graphs")
+        """Raise RuntimeError; kinds that support it override this."""
+        raise RuntimeError(f"{self.traits.kind} does not support graph capture")
 
 
 class TorchEvent:

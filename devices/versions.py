@@ -1,8 +1,8 @@
-"""Which driver, CUDA or CANN, torch and torch_npu meet here, and what of it does not fit: one line, nothing is run.
+"""The versions of driver, CUDA or CANN, torch and torch_npu on this machine, and whether they fit together.
 
     versions --mismatch of a kind--> "why (driver 570.86, CUDA 13.0, torch 2.13.0+cu130)"
 
-Read from files and from packages' metadata: no tool is asked, torch_npu is not imported.
+Read from files and from packages' metadata: no tool is run, torch_npu is not imported.
 """
 
 import importlib.metadata
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 LEAST_CANN: Final = "9.0"
-"""What torch_npu 2.10, the oldest whose ops are those we call, was built for."""
+"""The CANN that torch_npu 2.10 was built for, the oldest torch_npu with the ops that we call."""
 LEAST_DRIVER: Final[Mapping[int, str]] = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
-"""The oldest driver on Linux for a major release of CUDA: NVIDIA's table of minor version compatibility."""
+"""The oldest Linux driver per major release of CUDA: NVIDIA's table of minor version compatibility."""
 _NVIDIA_DRIVER = re.compile(r"Kernel Module(?: for \S+)?\s+([0-9][0-9.]*)")
 _CANN_HOMES = ("usr/local/Ascend/ascend-toolkit/latest", "usr/local/Ascend/cann")
 _CANN_FILES = (
@@ -25,7 +25,7 @@ _CANN_FILES = (
     ("runtime/version.info", re.compile(r"^version_dir\s*=\s*(\S+)", re.MULTILINE)),
 )
 _ASCEND_DRIVER = re.compile(r"^version\s*=\s*(\S+)", re.MULTILINE | re.IGNORECASE)
-_WANTED_TORCH = re.compile(r"^torch\s*\(?==\s*([0-9]+\.[0-9]+)")
+_REQUIRED_TORCH = re.compile(r"^torch\s*\(?==\s*([0-9]+\.[0-9]+)")
 
 
 def package_version(name: str) -> str | None:
@@ -43,13 +43,13 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def cuda_versions(cuda: str | None, root: Path = Path("/")) -> dict[str, str]:
-    """Return what was found of the stack below torch on GPUs; `cuda` is torch.version.cuda."""
+    """Return the versions found of torch's software stack on GPUs; `cuda` is torch.version.cuda."""
     driver = _first(_NVIDIA_DRIVER, root / "proc/driver/nvidia/version")
     return _known({"driver": driver, "CUDA": cuda, "torch": package_version("torch")})
 
 
 def npu_versions(environ: Mapping[str, str] | None = None, root: Path = Path("/")) -> dict[str, str]:
-    """Return what was found of the stack below torch on NPUs."""
+    """Return the versions found of torch's software stack on NPUs."""
     packages = {name: package_version(name) for name in ("torch", "torch_npu")}
     driver = _first(_ASCEND_DRIVER, root / "usr/local/Ascend/driver/version.info")
     return _known({"driver": driver, "CANN": _cann(os.environ if environ is None else environ, root), **packages})
@@ -59,45 +59,46 @@ def cuda_mismatch(found: Mapping[str, str]) -> str | None:
     """Return why these cannot work together, or None."""
     driver, cuda = found.get("driver"), found.get("CUDA")
     if cuda is None:
-        return f"torch is built without CUDA: make an environment by scripts/install --device cuda ({in_words(found)})"
+        return f"torch is built without CUDA: run scripts/install --device cuda ({format_versions(found)})"
     if driver is None:
-        return f"no NVIDIA driver is loaded here, /proc/driver/nvidia/version is missing ({in_words(found)})"
+        return f"no NVIDIA driver is loaded here, /proc/driver/nvidia/version is missing ({format_versions(found)})"
     least = LEAST_DRIVER.get(numbers(cuda)[0])
     if least is not None and numbers(driver) < numbers(least):
         return (
-            f"driver {driver} is too old for CUDA {cuda}, which needs {least}: update it, or take a torch for an older "
-            f"CUDA ({in_words(found)})"
+            f"driver {driver} is too old for CUDA {cuda}, which needs {least}: update it, or install a torch for "
+            f"an older CUDA ({format_versions(found)})"
         )
     return None
 
 
 def npu_mismatch(found: Mapping[str, str], wanted_torch: str | None = None) -> str | None:
-    """Return why these cannot work together, or None; `wanted_torch` is the minor release that torch_npu is for."""
+    """Return why these cannot work together, or None; `wanted_torch` is the minor release that torch_npu needs."""
     torch, torch_npu, cann = found.get("torch"), found.get("torch_npu"), found.get("CANN")
     if torch is None or torch_npu is None:
-        return f"torch and torch_npu are both needed ({in_words(found)})"
+        return f"torch and torch_npu are both needed ({format_versions(found)})"
     wanted = wanted_torch or torch_of(torch_npu)
     if numbers(torch)[:2] != numbers(wanted):
-        return f"torch_npu {torch_npu} is for torch {wanted}, not {torch}: install a matching pair ({in_words(found)})"
+        shown = format_versions(found)
+        return f"torch_npu {torch_npu} is for torch {wanted}, not {torch}: install a matching pair ({shown})"
     if "+cu" in torch:
-        return f"torch {torch} is a CUDA build, torch_npu takes the CPU's (+cpu) ({in_words(found)})"
+        return f"torch {torch} is a CUDA build, torch_npu needs the CPU build (+cpu) ({format_versions(found)})"
     if cann is not None and numbers(cann)[:2] < numbers(LEAST_CANN):
-        return f"CANN {cann} is too old: {LEAST_CANN} or later is needed ({in_words(found)})"
+        return f"CANN {cann} is too old: {LEAST_CANN} or later is needed ({format_versions(found)})"
     return None
 
 
 def torch_of(torch_npu: str) -> str:
-    """Return the minor release of torch that torch_npu asks for: by its metadata, else the same as its own."""
+    """Return the minor release of torch that torch_npu requires: from its metadata, else the same as its own."""
     try:
         requires = importlib.metadata.requires("torch_npu") or ()
     except importlib.metadata.PackageNotFoundError:
         requires = ()
-    asked = next((match[1] for text in requires if (match := _WANTED_TORCH.match(text))), None)
-    return asked or ".".join(map(str, numbers(torch_npu)[:2]))
+    required = next((match[1] for text in requires if (match := _REQUIRED_TORCH.match(text))), None)
+    return required or ".".join(map(str, numbers(torch_npu)[:2]))
 
 
-def in_words(found: Mapping[str, str]) -> str:
-    """Return the versions for people: "driver 570.86, CUDA 13.0, torch 2.13.0"."""
+def format_versions(found: Mapping[str, str]) -> str:
+    """Return the versions as text: "driver 570.86, CUDA 13.0, torch 2.13.0"."""
     return ", ".join(f"{name} {version}" for name, version in found.items())
 
 

@@ -1,4 +1,4 @@
-"""Decide which host an address or name means: localhost, host names, 127.0.0.1 and ::1 included."""
+"""Resolve which host an address or name refers to, including localhost, host names, 127.0.0.1 and ::1."""
 
 import ipaddress
 import queue
@@ -17,35 +17,35 @@ _HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}(%[A-Za-z0-9._-]{1,15})?")
 
 
 def host_problem(text: str) -> str | None:
-    """Say why `text` can be no host's address or name, or return None."""
+    """Return why `text` cannot be a host's address or name, or None."""
     if "*" in text:
         return "that is a masked address: write the real one"
     address = _literal(text)
     if _HOST.fullmatch(text) is None or (address is None and set(text) <= set("0123456789.:")):
-        return "that is no address or host name"
+        return "that is not an address or host name"
     if address is not None and address.is_unspecified:
         return "that is an address to listen on, not one to reach a host at"
     return None
 
 
 def scope_problem(text: str) -> str | None:
-    """Say why an address that passes `host_problem` means no host by itself, or return None."""
+    """Return why an address that passes `host_problem` does not identify a host by itself, or None."""
     address = _literal(text)
     if not isinstance(address, ipaddress.IPv6Address) or not address.is_link_local or address.scope_id is not None:
         return None
     return (
-        "a link-local address means a host only with an interface: write one that other hosts reach this one at, "
-        f"or {text}%INTERFACE where the interface has the same name on every host"
+        "a link-local address needs an interface: write an address at which other hosts reach this one, "
+        f"or {text}%INTERFACE if the interface has the same name on every host"
     )
 
 
 def is_address(text: str) -> bool:
-    """Tell whether `text` is an address in numbers, of one host."""
+    """Return whether `text` is the numeric address of one host."""
     return _literal(text) is not None and host_problem(text) is None
 
 
 def canonical(host: str) -> str:
-    """Return one spelling per address, the same on every machine: the loopback names become `localhost`."""
+    """Return the canonical spelling of an address or name; the loopback names become `localhost`."""
     name = host.strip("[]").rstrip(".").lower()
     address = _literal(name)
     spelled = name if address is None else str(address)
@@ -53,19 +53,19 @@ def canonical(host: str) -> str:
 
 
 def dial_host(host: str) -> str:
-    """Return `host` as one should connect to it: `localhost` is 127.0.0.1, where a server on 0.0.0.0 listens."""
+    """Return the address to connect to: 127.0.0.1 for `localhost`, since a server on 0.0.0.0 listens there."""
     return "127.0.0.1" if host.lower() == "localhost" else host
 
 
 def same_host(a: str, b: str) -> bool:
-    """Tell whether two addresses or names mean one machine; names are looked up, this machine's own are known."""
+    """Return whether two addresses or names refer to the same machine; names other than this machine's are resolved."""
     return HostComparer().same(a, b)
 
 
 class HostComparer:
-    """Compares many hosts, each looked up once and only when needed. Owns what the lookups said.
+    """Compares many hosts, each looked up once and only when needed. Owns the cache of lookups.
 
-    All lookups together take `lookups_s` and one last lookup; after that a name means itself alone.
+    No lookup starts once lookups have taken `lookups_s` in total; a name not looked up equals only itself.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class HostComparer:
         self._clock = clock
 
     def same(self, a: str, b: str) -> bool:
-        """Tell whether two addresses or names mean one machine."""
+        """Return whether two addresses or names refer to the same machine."""
         return a == b or not self.meaning(a).isdisjoint(self.meaning(b))
 
     def meaning(self, host: str) -> frozenset[str]:
-        """Return every canonical name and address of the machine that `host` means, as far as they are known."""
+        """Return every known canonical name and address of the machine that `host` refers to."""
         if host not in self._meanings:
             self._meanings[host] = _meaning(host, self._own, self._timed_look_up)
         return self._meanings[host]
@@ -100,7 +100,7 @@ class HostComparer:
 
 
 def own_hosts() -> frozenset[str]:
-    """Return every canonical name and address that means this machine."""
+    """Return every canonical name and address of this machine."""
     known = (*LOOPBACK, socket.gethostname(), *interface_addresses())
     return LOOPBACK | {canonical(host) for host in known}
 
@@ -109,7 +109,7 @@ def own_address(
     source: Callable[[socket.AddressFamily, str], str | None] = route_source,
     interfaces: Callable[[], tuple[str, ...]] = interface_addresses,
 ) -> str:
-    """Return the address others reach this machine at: of the default route, else of an interface, else 127.0.0.1."""
+    """Return this machine's address for other hosts: of the default route, else an interface, else 127.0.0.1."""
     routed = (source(family, nowhere) for family, nowhere in _NOWHERE)
     for address in (*routed, *interfaces()):
         if address is not None and _is_public(address):
@@ -118,7 +118,7 @@ def own_address(
 
 
 def resolve(name: str, timeout_s: float = 5.0) -> frozenset[str]:
-    """Return the canonical addresses of a name; empty when it is unknown or the lookup takes too long."""
+    """Return the canonical addresses of a name; empty if it is unknown or the lookup times out."""
     answers: queue.SimpleQueue[frozenset[str]] = queue.SimpleQueue()
     threading.Thread(target=lambda: answers.put(_look_up(name)), daemon=True).start()
     try:

@@ -1,4 +1,4 @@
-"""Read a table file of any dialect, found by its structure or given by name."""
+"""Read a table file of any dialect, detected from its structure or given by name."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from ranktable_tools.table_file import refusal
 
 @dataclass(frozen=True, slots=True)
 class ReadFile:
-    """One file as it was read, right or wrong: its document, its dialect, and what reading found wrong."""
+    """One file as read, valid or not: its document, its dialect, and the problems found while reading."""
 
     path: str
     document: Node
@@ -24,12 +24,12 @@ class ReadFile:
 
     @property
     def problems(self) -> list[Problem]:
-        """What reading found wrong; rules over the whole table are not checked yet."""
+        """The problems found while reading; rules over the whole table are not checked yet."""
         return self.document.problems
 
 
 def open_table(path: str, dialect_name: str | None = None, options: ReadOptions = ReadOptions()) -> ReadFile:
-    """Read one file. Raises RanktableError naming the file when it is no JSON, or its dialect is not clear."""
+    """Read one file. Raises RanktableError naming the file if it is not JSON or its dialect is ambiguous."""
     document = read_json(path)
     try:
         dialect = detect(document) if dialect_name is None else named(dialect_name)
@@ -45,7 +45,7 @@ def read_table(
     options: ReadOptions = ReadOptions(),
     rules: RuleOptions = RuleOptions(),
 ) -> ReadFile:
-    """Read one file without a mistake. Raises RanktableError naming file, place and value."""
+    """Read one file that must be valid. Raises RanktableError naming file, place and value."""
     opened = open_table(path, dialect_name, options)
     problems = [*opened.problems, *errors(opened.reading, rules, opened.problems)]
     if problems:

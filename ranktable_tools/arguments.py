@@ -1,4 +1,4 @@
-"""Parse command lines so that a wrong one is a RanktableError in one line, not a page of usage."""
+"""Parse command lines; an invalid one raises a RanktableError of one line instead of printing a page of usage."""
 
 import argparse
 import difflib
@@ -13,7 +13,7 @@ CONFIG_HELP = "With pdserve installed, --config FILE reads these flags from YAML
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """An ArgumentParser without abbreviations whose errors are RanktableErrors, with the flag nearest to a slip."""
+    """An ArgumentParser without abbreviations that raises RanktableError and suggests a flag for a misspelt one."""
 
     def __init__(self, *, prog: str | None = None, description: str | None = None, epilog: str | None = None) -> None:
         super().__init__(
@@ -27,7 +27,7 @@ class OneLineParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> Any:
-        """Parse, but look for an unknown flag first: a slip is often why another flag seems to be missing."""
+        """Parse, but check for unknown flags first: a misspelt flag is a common reason why one seems missing."""
         words = list(sys.argv[1:] if args is None else args)
         commands = next((one for one in self._actions if isinstance(one, argparse._SubParsersAction)), None)
         if commands is None:
@@ -39,7 +39,7 @@ class OneLineParser(argparse.ArgumentParser):
         return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Raise what is wrong with the command line."""
+        """Raise RanktableError with the message and a hint to --help."""
         raise RanktableError(f"{message} (see {self.prog} --help)")
 
     def _refuse_unknown(self, words: Sequence[str]) -> None:
@@ -52,12 +52,12 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def add_command(commands: "argparse._SubParsersAction[OneLineParser]", name: str, does: str) -> argparse.ArgumentParser:
-    """Add one subcommand and what it does in a sentence."""
+    """Add one subcommand; `does` describes it in one sentence."""
     return commands.add_parser(name, help=does, description=does, epilog=CONFIG_HELP)
 
 
 def add_device_lists(parser: argparse.ArgumentParser) -> None:
-    """Add the guide's two lists of instances."""
+    """Add the guide's two flags that list instances."""
     for role in ("prefill", "decode"):
         parser.add_argument(
             f"--{role}-server-list",
@@ -70,14 +70,14 @@ def add_device_lists(parser: argparse.ArgumentParser) -> None:
 
 
 def add_dialect(parser: argparse.ArgumentParser) -> None:
-    """Add the name of the dialect where a table's structure does not show it."""
+    """Add --dialect, for a table whose structure does not determine its dialect."""
     parser.add_argument(
         "--dialect", metavar="NAME", help="modelarts, hccl-1.0, hccl-1.2, kubeinfer, omni-merged, mindie or vllm-ascend"
     )
 
 
 def add_read_options(parser: argparse.ArgumentParser) -> None:
-    """Add what some dialects do not say themselves."""
+    """Add the flags for facts that some dialects do not contain."""
     parser.add_argument(
         "--num-prefill",
         type=int,
@@ -90,7 +90,7 @@ def add_read_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_options(arguments: argparse.Namespace) -> ReadOptions:
-    """Return what was typed of them. Raises RanktableError for a number below 1."""
+    """Return the values of these flags. Raises RanktableError for a number below 1."""
     for name in ("num_prefill", "devices_per_instance"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
@@ -99,17 +99,17 @@ def read_options(arguments: argparse.Namespace) -> ReadOptions:
 
 
 def add_save_dir(parser: argparse.ArgumentParser) -> None:
-    """Add the guide's folder for the files."""
+    """Add the guide's flag for the output folder."""
     parser.add_argument("--save-dir", default=".", metavar="DIR", help="where the files go (default: here)")
 
 
 def add_owner(parser: argparse.ArgumentParser) -> None:
-    """Add the user that the files are for."""
+    """Add the flag for the owner of the written files."""
     parser.add_argument(
-        "--owner", type=int, metavar="UID", help="whose the files are to be: the user in the containers, mostly 1000"
+        "--owner", type=int, metavar="UID", help="owner of the written files: the user in the containers, usually 1000"
     )
 
 
 def add_ip(parser: argparse.ArgumentParser) -> None:
-    """Add the way to overrule the address found."""
-    parser.add_argument("--ip", help="this host's address (default: found without asking another host)")
+    """Add the flag that overrides the detected address."""
+    parser.add_argument("--ip", help="this host's address (default: detected without contacting another host)")

@@ -1,4 +1,4 @@
-"""The command `ranktable`: its subcommands, each in a module of its own, and its exit status."""
+"""The command `ranktable`: its subcommands, each in its own module, and its exit status."""
 
 import argparse
 import os
@@ -19,7 +19,7 @@ from ranktable_tools.arguments import OneLineParser
 from ranktable_tools.errors import RanktableError
 
 _EXAMPLES = """\
-A ranktable says who belongs to the cluster: one scheduler, its prefill and its decode instances.
+A ranktable lists the members of the cluster: one scheduler, its prefill and its decode instances.
 
 One host, a prefill instance on devices 4 and 5, a decode instance on 6 and 7:
   ranktable gen --prefill-server-list 4,5 --decode-server-list 6,7
@@ -32,20 +32,20 @@ Two hosts: gen on each, then merge the two global tables on one of them:
 Look at a table, and check it with the local ones:
   ranktable show global_ranktable_10.0.0.18.json
   ranktable lint global_ranktable_10.0.0.18.json local_ranktable_10.0.0.18_*.json
-What another tool wrote, as tables that pdserve starts from; and what differs between two tables:
+Convert another tool's table to tables for pdserve, and compare two tables:
   ranktable convert rank_table.json --to modelarts --num-prefill 1 --save-dir tables
   ranktable diff old.json new.json
-Say each change of a table as it comes:
+Print each change of a table as it happens:
   ranktable watch global_ranktable_10.0.0.18.json
-Check a host and its way to the others:
+Check a host and its connections to the others:
   ranktable doctor global_ranktable_10.0.0.18.json local_ranktable_10.0.0.18_45.json
-With pdserve installed, each of them takes its flags from a file too:
+With pdserve installed, every subcommand can read its flags from a file:
   ranktable gen --config cluster.yaml
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; return the exit status: 0, 2 for bad input, 130 after Ctrl-C, 141 without a reader."""
+    """Run one command line; return the exit status: 0, 2 for bad input, 130 after Ctrl-C, 141 after EPIPE."""
     try:
         status = _run(argv)
         sys.stdout.flush()
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader, as `head`, has gone; keep the interpreter from complaining at exit.
+        # The reader, such as `head`, has exited; keep the interpreter from reporting it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
 
@@ -68,13 +68,13 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def command_parsers() -> Mapping[str, argparse.ArgumentParser]:
-    """Return the parser of each subcommand, for those who want to know its flags."""
+    """Return the parser of each subcommand, for callers that inspect its flags."""
     commands = next(one for one in command_parser()._actions if isinstance(one, argparse._SubParsersAction))
     return commands.choices
 
 
 def command_parser() -> OneLineParser:
-    """Return the parser of the command line, its subcommands within."""
+    """Return the parser of the command line with its subcommands."""
     parser = OneLineParser(prog="ranktable", description=_EXAMPLES)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for module in (

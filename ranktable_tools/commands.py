@@ -1,4 +1,4 @@
-"""Carry out gen: ask the devices, write the files, say what was saved. Both command lines call it."""
+"""Run gen: query the devices, write the files, print what was saved. Both command lines call it."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class GenArguments:
-    """What was typed to gen. `device_type` and `device_ip_from` are found where they are None."""
+    """The arguments of gen. `device_type` and `device_ip_from` are detected if None."""
 
     prefill_server_list: Sequence[str]
     decode_server_list: Sequence[str]
@@ -46,12 +46,12 @@ def gen(
 ) -> Generated:
     """Write the tables of this host and return them. Raises RanktableError before anything is written.
 
-    `root` is where the machine's own files lie: /dev and /etc/hccn.conf.
+    `root` is the folder of the machine's own files, /dev and /etc/hccn.conf.
     """
     request = _request(arguments)
     kind = arguments.device_type or find_kind(root / "dev")
     if request.share_devices and not may_share(kind):
-        raise RanktableError("--share-devices is for GPUs: an NPU is in one instance alone")
+        raise RanktableError("--share-devices is for GPUs: an NPU can only be in one instance")
     check_request(request)
     _refuse_other_devices(request, arguments.save_dir)
     generated = build(request, _device_ips(request, kind, arguments.device_ip_from, environ, root / "etc/hccn.conf"))
@@ -84,11 +84,11 @@ def _request(arguments: GenArguments) -> GenRequest:
 def _address_note(arguments: GenArguments, request: GenRequest) -> str | None:
     if arguments.ip is not None or request.ip != "127.0.0.1":
         return None
-    return "no address but loopback was found, which no other host can reach. Please provide it via --ip argument."
+    return "only a loopback address was found, which no other host can reach. Please provide it via --ip argument."
 
 
 def _stale_note(generated: Generated, ip: str, save_dir: str) -> str | None:
-    """Name local tables of an earlier gen that lie there: of this host, or of any where this table is the whole."""
+    """Name local tables that an earlier gen left there: this host's, or any host's if this table is complete."""
     pattern = "local_ranktable_*.json" if whole(generated.part) is not None else f"local_ranktable_{ip}_*.json"
     names = {path.name for path in Path(save_dir).glob(pattern)} - {local.file_name for local in generated.locals}
     if not names:
@@ -105,17 +105,17 @@ def _device_ips(
 
 
 def _refuse_other_devices(request: GenRequest, save_dir: str) -> None:
-    """Raise RanktableError for a local table that is there and of other devices: the names do not part their ids."""
+    """Raise RanktableError if a local table to write exists for other devices: names do not separate device ids."""
     for ids, name in zip(request.instances, request.file_names, strict=True):
         path = os.path.join(save_dir, name)
         try:
             there = read_local(path).server.device_ids
         except RanktableError:
-            continue  # none is there, or none that anybody could start from
+            continue  # there is none, or none that a process could start from
         if there != ids:
             raise RanktableError(
-                f"{path} is there, of the devices {','.join(there)}, and would be that of {','.join(ids)}; nothing was "
-                "written: give another --save-dir, or remove it"
+                f"{path} exists for devices {','.join(there)} and would be overwritten for {','.join(ids)}; nothing "
+                "was written: use another --save-dir, or remove it"
             )
 
 

@@ -1,4 +1,4 @@
-"""Turn a table of one dialect into one of another, and say what the other has no place for. Pure."""
+"""Convert a table between dialects, and report what the target dialect cannot represent. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from ranktable_tools.tables import InstanceRole, Table, TableDevice, TableInstan
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What is wanted: the dialect, one instance alone (`prefill-0`), the role of an only instance, the scheduler."""
+    """The requested conversion: target dialect, one instance only (`prefill-0`), its role, the scheduler's address."""
 
     to: Dialect
     instance: str | None = None
@@ -27,7 +27,7 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The file text, the table it says, and a note for each kind of fact that it does not say."""
+    """The file text, the table that it contains, and a note for each kind of fact that was lost."""
 
     text: str
     table: Table
@@ -35,22 +35,22 @@ class Converted:
 
 
 def convert(table: Table, wanted: Conversion) -> Converted:
-    """Return the table in the dialect wanted. Raises RanktableError where that dialect cannot say it."""
+    """Return the table in the target dialect. Raises RanktableError if that dialect cannot represent it."""
     if wanted.to.write is None:
         known = ", ".join(dialect.name for dialect in DIALECTS if dialect.write is not None)
-        raise RanktableError(f"--to {wanted.to.name}: {wanted.to.name} is only read; there are {known}")
+        raise RanktableError(f"--to {wanted.to.name}: {wanted.to.name} can only be read; write one of {known}")
     table = _chosen(table, wanted)
     text = wanted.to.write(table)
     root = Node(parse_json(text, wanted.to.name), "", [])
     reading = wanted.to.read(root, ReadOptions())
     problems = [*root.problems, *errors(reading, RuleOptions(wanted.share_devices), root.problems)]
     if problems:
-        raise RanktableError(f"as {wanted.to.name} the table would be wrong: {problems[0]}")
+        raise RanktableError(f"as {wanted.to.name} the table would be invalid: {problems[0]}")
     return Converted(text, reading.table, tuple(_left_out(table, reading.table, wanted.to.name)))
 
 
 def instance_names(instances: Sequence[TableInstance]) -> list[str]:
-    """Return the names of instances: `prefill-0`, `decode-1`, and `instance-0` where no role is known."""
+    """Return the names of instances: `prefill-0`, `decode-1`, and `instance-0` if the role is unknown."""
     seen: Counter[str] = Counter()
     names = []
     for instance in instances:
@@ -84,7 +84,7 @@ def _with_role(table: Table, role: InstanceRole) -> Table:
 
 
 def _left_out(before: Table, after: Table, dialect: str) -> Iterator[str]:
-    """Name each kind of fact that got lost on the way, and how often it stood there."""
+    """Yield a note for each kind of fact that was lost in the conversion, with its count."""
     lost = _facts(before)
     lost.subtract(_facts(after))
     for what, count in lost.items():

@@ -1,4 +1,4 @@
-"""`ranktable convert`: a table of another dialect, to the screen, or with all its local tables to a folder."""
+"""`ranktable convert`: write a table in another dialect to stdout, or with all its local tables to a folder."""
 
 import argparse
 import sys
@@ -18,7 +18,7 @@ from ranktable_tools.save_tables import check_inputs, check_names, save
 from ranktable_tools.tables import LocalTable, Table
 
 _EXAMPLES = """\
-A table of another dialect. What pdserve starts from, of a MindIE table with one prefill instance:
+Write a table in another dialect. From a MindIE table with one prefill instance, the tables for pdserve:
   ranktable convert rank_table.json --to modelarts --num-prefill 1 --save-dir tables
 HCCL's RANK_TABLE_FILE of one instance:
   ranktable convert global_ranktable_10.0.0.18.json --to hccl-1.0 --instance prefill-0 > hccl.json
@@ -33,11 +33,11 @@ def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     parser.add_argument("--to", required=True, metavar="NAME", help="modelarts, hccl-1.0 or hccl-1.2")
     add_dialect(parser)
     add_read_options(parser)
-    parser.add_argument("--instance", metavar="NAME", help="this one alone: prefill-0, decode-1, instance-0")
-    parser.add_argument("--role", choices=("prefill", "decode"), help="what the table's one instance is to be")
-    parser.add_argument("--api-server", metavar="IP", help="the scheduler's address, where the table names none")
+    parser.add_argument("--instance", metavar="NAME", help="only this instance: prefill-0, decode-1, instance-0")
+    parser.add_argument("--role", choices=("prefill", "decode"), help="the role of the table's only instance")
+    parser.add_argument("--api-server", metavar="IP", help="the scheduler's address, if the table has none")
     parser.add_argument("--share-devices", action="store_true", help="two instances may have one GPU")
-    parser.add_argument("--save-dir", metavar="DIR", help="files instead of the screen: global, local, one an instance")
+    parser.add_argument("--save-dir", metavar="DIR", help="write files, not to stdout: global, local, one per instance")
     parser.set_defaults(command=_convert)
 
 
@@ -50,19 +50,19 @@ def _convert(arguments: argparse.Namespace) -> int:
     if arguments.save_dir is None:
         converted = convert(opened.reading.table, wanted)
         print(converted.text, end="")
-        _tell(opened, [converted])
+        _print_notes(opened, [converted])
         return 0
     files = list(_files(opened, wanted))
     check_names([(name, owner) for name, owner, _ in files])
     check_inputs("convert", [arguments.file], [Path(arguments.save_dir, name) for name, _, _ in files])
     for path in save(arguments.save_dir, [(name, converted.text) for name, _, converted in files]):
         print(f"Save {path}")
-    _tell(opened, [converted for _, _, converted in files])
+    _print_notes(opened, [converted for _, _, converted in files])
     return 0
 
 
 def _files(opened: ReadFile, wanted: Conversion) -> Iterator[tuple[str, str, Converted]]:
-    """Yield the name of each file, what it is the file of, and what is in it."""
+    """Yield the name of each file, what it describes, and its content."""
     table = opened.reading.table
     if wanted.to is not modelarts.DIALECT:
         for instance in (wanted.instance,) if wanted.instance else instance_names(table.instances):
@@ -89,7 +89,7 @@ def _global_file(whole: Converted) -> str:
         hosts = {server.server_ip for instance in whole.table.instances for server in instance.servers}
         if len(hosts) > 1:
             raise RanktableError(
-                f"the table names no scheduler and {len(hosts)} hosts; say where it runs with --api-server IP"
+                f"the table has {len(hosts)} hosts and no scheduler; give the scheduler's host with --api-server IP"
             )
         return global_name(hosts.pop())
     return global_name(whole.table.schedulers[0].server_ip)
@@ -105,7 +105,7 @@ def _local_files(table: Table) -> Iterator[tuple[str, str, Converted]]:
         yield local_name(server.server_ip, HOST), "the scheduler", Converted(text, table, ())
 
 
-def _tell(opened: ReadFile, converted: Sequence[Converted]) -> None:
+def _print_notes(opened: ReadFile, converted: Sequence[Converted]) -> None:
     unread = unread_keys(opened.document.value)
     notes = [*opened.reading.notes, *unread, *(note for one in converted for note in one.notes)]
     for note in dict.fromkeys(notes):

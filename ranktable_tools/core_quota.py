@@ -1,4 +1,4 @@
-"""How much of its cores a process may use: the quota of the control groups around it, as a container sets it."""
+"""The CPU quota of this process's control groups, as a container sets it."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -8,26 +8,26 @@ _GROUPS = "sys/fs/cgroup"
 
 
 def usable_threads(cores: Sequence[int] = (), *, share: float = 1.0, root: Path = Path("/")) -> int:
-    """Return how many threads compute on `cores` (none: all of this process) at most, with `share` of the quota.
+    """Return the maximum number of compute threads on `cores` (empty: all of this process) with `share` of the quota.
 
-    A quota is rounded down: its last part of a core would hold up all threads wherever they wait for one another.
+    A quota is rounded down: a thread with a fraction of a core would delay all others at every barrier.
     """
     num_cores, quota = len(cores) or len(os.sched_getaffinity(0)), core_quota(root)
     return num_cores if quota is None else max(1, min(num_cores, int(quota * share)))
 
 
 def core_quota(root: Path = Path("/")) -> float | None:
-    """Return how many cores at a time all control groups of this process allow, None where none sets a limit.
+    """Return the smallest CPU limit, in cores, of this process's control groups, None if none sets a limit.
 
-    Read below `root`: cpu.max of version 2, cpu.cfs_quota_us and cpu.cfs_period_us of version 1, of the process's own
-    group and of those above it.
+    Reads below `root` cpu.max of version 2, and cpu.cfs_quota_us and cpu.cfs_period_us of version 1, of the process's
+    own group and its ancestors.
     """
     quotas = (quota for group in _groups(root) for quota in (_version_2(group), _version_1(group)))
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """Yield the folders of the groups; in a container the root of what is mounted is often its own group."""
+    """Yield the groups' folders; in a container the root of the mount is often its own group."""
     mounted = root / _GROUPS
     mounts = {"": [mounted], "cpu": [mounted / "cpu"], "cpu,cpuacct": [mounted / "cpu,cpuacct", mounted / "cpu"]}
     for folders in mounts.values():
@@ -36,7 +36,7 @@ def _groups(root: Path) -> Iterator[Path]:
         _, _, named = line.partition(":")
         controllers, _, path = named.partition(":")
         parts = [part for part in path.split("/") if part]
-        if controllers in mounts and ".." not in parts:  # such a path leads out of what is mounted here
+        if controllers in mounts and ".." not in parts:  # such a path leads out of the mount
             for depth in range(1, len(parts) + 1):
                 yield from (folder.joinpath(*parts[:depth]) for folder in mounts[controllers])
 
@@ -51,7 +51,7 @@ def _version_1(group: Path) -> float | None:
 
 
 def _ratio(quota: str, period: str) -> float | None:
-    """Return quota / period; None for "max", -1 and whatever is no number."""
+    """Return quota / period; None for "max", -1 and anything that is not a number."""
     numbers = quota.strip(), period.strip()
     if not all(number.isdecimal() and int(number) for number in numbers):
         return None

@@ -1,4 +1,4 @@
-"""Deal a host's cores to the devices of its CPU instances. Pure."""
+"""Divide a host's cores among the devices of its CPU instances. Pure."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from ranktable_tools.tables import GlobalTable, TableServer
 
 @dataclass(frozen=True, slots=True)
 class CoreShare:
-    """The cores of one instance; `shared` when the host has more device ids than cores.
+    """The cores of one instance; `shared` if the host has more device ids than cores.
 
-    `of_host` is its part of all device ids here, and so of a quota around all.
+    `of_host` is its fraction of the host's device ids, and so of a CPU quota over all instances.
     """
 
     cores: tuple[int, ...]
@@ -20,23 +20,23 @@ class CoreShare:
 
 
 def core_share(table: GlobalTable, own: TableServer, own_addresses: Collection[str], cores: Sequence[int]) -> CoreShare:
-    """Return the cores of `own`: `cores` dealt evenly, in table order, to all device ids of this host.
+    """Return the cores of `own`: `cores` divided evenly, in table order, among all device ids of this host.
 
     `own_addresses` are all names and addresses of this host (`addresses.own_hosts()`). With fewer cores than ids,
-    neighbouring ids share one core. Raises ValueError when there are no cores or `own` is not in the table.
+    neighbouring ids share one core. Raises ValueError if there are no cores or `own` is not in the table.
     """
     here = [instance.server for instance in table.instances if _is_here(instance.server, own, own_addresses)]
     ids = list(dict.fromkeys(device_id for server in here for device_id in server.device_ids))
     if not cores or not set(own.device_ids) <= set(ids):
-        raise ValueError(f"cannot deal {len(cores)} cores to devices {own.device_ids} among {ids}")
-    dealt: set[int] = set()
+        raise ValueError(f"cannot assign {len(cores)} cores to devices {own.device_ids} among {ids}")
+    assigned: set[int] = set()
     for device_id in own.device_ids:
-        dealt.update(_deal(ids.index(device_id), len(ids), cores))
-    own_cores = tuple(core for core in cores if core in dealt)
+        assigned.update(_slice(ids.index(device_id), len(ids), cores))
+    own_cores = tuple(core for core in cores if core in assigned)
     return CoreShare(own_cores, shared=len(ids) > len(cores), of_host=len(own.device_ids) / len(ids))
 
 
-def _deal(position: int, num_ids: int, cores: Sequence[int]) -> Sequence[int]:
+def _slice(position: int, num_ids: int, cores: Sequence[int]) -> Sequence[int]:
     start = position * len(cores) // num_ids
     end = (position + 1) * len(cores) // num_ids
     return cores[start : max(end, start + 1)]

@@ -1,4 +1,4 @@
-"""Say in sentences what differs between two tables: who came, who went, who moved. Pure."""
+"""Describe in sentences how two tables differ: members added, removed, moved or changed. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _Key = tuple[tuple[str, tuple[str, ...]], ...]
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One instance of one side, its name there, and its place in the order of all."""
+    """One instance of one table, its name there, and its position among all instances."""
 
     name: str
     order: int
@@ -20,22 +20,22 @@ class _Entry:
 
     @property
     def key(self) -> _Key:
-        """The hosts and devices: by these an instance finds itself."""
+        """The hosts and devices, by which an instance is identified."""
         return tuple((canonical(server.server_ip), server.device_ids) for server in self.instance.servers)
 
     @property
-    def seat(self) -> str:
-        """The hosts and devices in words."""
+    def location(self) -> str:
+        """The hosts and devices as text."""
         devices = ",".join(device.device_id for device in self.instance.devices)
         hosts = " and ".join(server.server_ip for server in self.instance.servers)
         return f"{hosts}, device{'s' if ',' in devices else ''} {devices}"
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.seat})"
+        return f"{self.name} ({self.location})"
 
 
 def diff(old: Table, new: Table) -> list[str]:
-    """Return a sentence for each difference that means something; empty when both tables say the same cluster."""
+    """Return a sentence for each significant difference; empty if both tables describe the same cluster."""
     return [*_schedulers(old.schedulers, new.schedulers), *_instances(_entries(old), _entries(new))]
 
 
@@ -61,7 +61,7 @@ def _instances(old: Sequence[_Entry], new: Sequence[_Entry]) -> Iterator[str]:
     for before, after in pairs:
         yield from _changes(before, after)
     for before, after in moved:
-        yield f"{before} moves to {after.seat}."
+        yield f"{before} moves to {after.location}."
     yield from (f"{entry} is gone." for entry in gone)
     yield from (f"{entry} is new." for entry in came)
     yield from _order(pairs)
@@ -70,7 +70,7 @@ def _instances(old: Sequence[_Entry], new: Sequence[_Entry]) -> Iterator[str]:
 def _paired(
     old: Sequence[_Entry], new: Sequence[_Entry]
 ) -> tuple[list[tuple[_Entry, _Entry]], list[_Entry], list[_Entry]]:
-    """Pair the instances of the same hosts and devices, of one role if there are more; return the others too."""
+    """Pair the instances with the same hosts and devices, preferring equal roles; return the unpaired ones too."""
     left, pairs, gone = list(new), [], []
     for entry in old:
         found = sorted(
@@ -88,7 +88,7 @@ def _paired(
 def _moved(
     gone: Sequence[_Entry], came: Sequence[_Entry]
 ) -> tuple[list[tuple[_Entry, _Entry]], list[_Entry], list[_Entry]]:
-    """Pair what is left by role and number: the same seat, taken by other hosts or devices."""
+    """Pair the remaining instances by role and number: the same instance on other hosts or devices."""
     left = {entry.name: entry for entry in came}
     moved = [(entry, left.pop(entry.name)) for entry in gone if entry.name in left]
     taken = {before.name for before, _ in moved}
@@ -102,10 +102,11 @@ def _changes(before: _Entry, after: _Entry) -> Iterator[str]:
         if old.server_port != new.server_port:
             yield f"{after} {_port_change(old, new)}."
         for a, b in zip(old.devices, new.devices, strict=True):
-            yield from (f"{after.name}: device {a.device_id} on {new.server_ip} {word}." for word in _words(a, b))
+            device = f"{after.name}: device {a.device_id} on {new.server_ip}"
+            yield from (f"{device} {change}." for change in _device_changes(a, b))
 
 
-def _words(old: TableDevice, new: TableDevice) -> Iterator[str]:
+def _device_changes(old: TableDevice, new: TableDevice) -> Iterator[str]:
     for name, a, b in (
         ("device_ip", old.device_ip, new.device_ip),
         ("rank_id", old.rank_id, new.rank_id),
@@ -117,10 +118,10 @@ def _words(old: TableDevice, new: TableDevice) -> Iterator[str]:
 
 
 def _order(pairs: Sequence[tuple[_Entry, _Entry]]) -> Iterator[str]:
-    """NODE_PORTS goes by table order, so another order of the same instances is a difference."""
+    """Report another order of the same instances: NODE_PORTS is in table order."""
     kept = [after.order for before, after in pairs if before.instance.role == after.instance.role]
     if kept != sorted(kept):
-        yield "The instances stand in another order, so NODE_PORTS needs another order too."
+        yield "The order of the instances changes, so the order of NODE_PORTS has to change too."
 
 
 def _entries(table: Table) -> list[_Entry]:
@@ -132,5 +133,5 @@ def _port_change(old: TableServer, new: TableServer) -> str:
     if old.server_port is None:
         return f"now listens on port {new.server_port}"
     if new.server_port is None:
-        return f"no longer names its port {old.server_port}"
+        return f"no longer has its port {old.server_port} in the table"
     return f"changes its port from {old.server_port} to {new.server_port}"

@@ -1,4 +1,4 @@
-"""`ranktable diff`: what differs between two tables, in sentences; the exit status says whether anything does."""
+"""`ranktable diff`: print the differences of two tables in sentences; the exit status is 1 if there are any."""
 
 import argparse
 
@@ -9,18 +9,18 @@ from ranktable_tools.errors import RanktableError
 from ranktable_tools.rules.rule import RuleOptions
 from ranktable_tools.tables import Table
 
-_SAYS = "Say what differs between two tables. Exit status 0: nothing, 1: something, 2: a table is wrong."
+_DESCRIPTION = "Print how two tables differ. Exit status 0: no difference, 1: differences, 2: an invalid table."
 _OF = {"cluster": "a cluster", "instance": "one member"}
 
 
 def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     """Add the subcommand."""
-    parser = add_command(commands, "diff", _SAYS)
+    parser = add_command(commands, "diff", _DESCRIPTION)
     parser.add_argument("old", metavar="OLD")
     parser.add_argument("new", metavar="NEW")
-    parser.add_argument("--dialect", metavar="NAME", help="of both tables, where their structure does not show it")
-    parser.add_argument("--old-dialect", metavar="NAME", help="of the first table alone")
-    parser.add_argument("--new-dialect", metavar="NAME", help="of the second table alone")
+    parser.add_argument("--dialect", metavar="NAME", help="dialect of both tables, if not clear from their structure")
+    parser.add_argument("--old-dialect", metavar="NAME", help="dialect of the first table only")
+    parser.add_argument("--new-dialect", metavar="NAME", help="dialect of the second table only")
     add_read_options(parser)
     parser.set_defaults(command=_diff)
 
@@ -32,7 +32,7 @@ def _diff(arguments: argparse.Namespace) -> int:
         a, b = (f"the table of {_OF[table.kind]}" for table in (old, new))
         raise RanktableError(f"{arguments.old} is {a}, {arguments.new} is {b}")
     sentences = diff(old, new)
-    print("\n".join(sentences) if sentences else "Both tables say the same.")
+    print("\n".join(sentences) if sentences else "No differences.")
     return 1 if sentences else 0
 
 

@@ -1,4 +1,4 @@
-"""Name a global table by a digest, so that processes can tell whether they were given the same one."""
+"""Identify a global table by a digest, with which processes check that they have the same table."""
 
 import hashlib
 import json
@@ -8,13 +8,13 @@ from ranktable_tools.tables import GlobalTable, TableDevice, TableServer
 
 
 def table_digest(table: GlobalTable) -> str:
-    """Return 16 hex digits of sha256 over who is in the table; ports, server ids and formatting do not count."""
+    """Return 16 hex digits of sha256 over the table's members; ports, server ids and formatting are not included."""
     form = [_form(table.scheduler), [_form(server) for server in table.prefill], [_form(s) for s in table.decode]]
     return hashlib.sha256(json.dumps(form, separators=(",", ":")).encode()).hexdigest()[:16]
 
 
 def entry_form(server: TableServer) -> str:
-    """Return what of one entry counts in a table's digest: entries of one form are the same seat."""
+    """Return the part of one entry that the table's digest covers; entries with equal forms are the same member."""
     return json.dumps(_form(server), separators=(",", ":"))
 
 

@@ -1,4 +1,4 @@
-"""`ranktable doctor`: one screen, green or what to do."""
+"""`ranktable doctor`: check a host and show on one screen what is wrong and how to fix it."""
 
 import argparse
 import os
@@ -19,8 +19,8 @@ _MAX_MIB = 1024
 _TLS = ("tls-cert", "tls-key", "tls-ca")
 EPILOG = f"""\
 Run it on each host, with the environment that start_servers.sh gets: it reads {GLOBAL_VARIABLE},
-{LOCAL_VARIABLE} and NODE_PORTS. It changes nothing. `-` means there is nothing to check here, or not yet.
-Exit status: 0 when nothing has to be mended, 1 when something has, 2 for bad input.
+{LOCAL_VARIABLE} and NODE_PORTS. It changes nothing. `-` means there is nothing to check here yet.
+Exit status: 0 if nothing needs fixing, 1 if something does, 2 for bad input.
 
 examples:
   ranktable doctor
@@ -31,19 +31,19 @@ examples:
 
 def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     """Add the subcommand."""
-    parser = add_command(commands, "doctor", "Check this host, and its way to the others.")
+    parser = add_command(commands, "doctor", "Check this host and its connections to the others.")
     parser.epilog = f"{EPILOG}\n{CONFIG_HELP}"
     parser.add_argument(
         "files", nargs="*", metavar="FILE", help=f"global and local table (default: those of {GLOBAL_VARIABLE} and "
         f"{LOCAL_VARIABLE})",
     )  # fmt: skip
-    parser.add_argument("--url", help="where the scheduler serves (default: port 9000 of the table's)")
+    parser.add_argument("--url", help="the scheduler's URL (default: port 9000 on the table's scheduler)")
     for name in _TLS:
-        parser.add_argument(f"--{name}", metavar="FILE", help="as the instances have it, where gRPC is by TLS")
-    parser.add_argument("--device-type", choices=KINDS, help="default: npu or cuda where one is in /dev, else cpu")
+        parser.add_argument(f"--{name}", metavar="FILE", help="same as for the instances, if gRPC uses TLS")
+    parser.add_argument("--device-type", choices=KINDS, help="default: npu or cuda if one is in /dev, else cpu")
     parser.add_argument("--share-devices", action="store_true", help="two instances may have one GPU")
     parser.add_argument("--mib", type=int, default=16, help=f"MiB sent over each link, 0 to {_MAX_MIB} (default: 16)")
-    parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds that all checks have (default: 60)")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds for all checks (default: 60)")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.set_defaults(command=_doctor)
 

@@ -1,4 +1,4 @@
-"""Walk a JSON document, knowing the place of each value and collecting every problem on the way."""
+"""Walk a JSON document, tracking the path of each value and collecting every problem found."""
 
 import json
 from collections.abc import Callable
@@ -10,7 +10,7 @@ _MAX_SHOWN = 60
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong: the rule's code, the JSON path, the value there in words, and what to write instead."""
+    """One mistake: the rule's code, the JSON path, the value, what was found there, and what to write instead."""
 
     code: str
     place: str
@@ -24,7 +24,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class ValueFault:
-    """What a check says of one bad value: the rule's code and what to write instead."""
+    """The result of a check on an invalid value: the rule's code and what to write instead."""
 
     code: str
     advice: str
@@ -35,26 +35,26 @@ Check = Callable[[str], ValueFault | None]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One JSON value, its path, and the list its problems go to."""
+    """One JSON value, its path, and the list that collects its problems."""
 
     value: object
     place: str
     problems: list[Problem]
 
     def refuse(self, code: str, advice: str) -> None:
-        """Note that this value is wrong."""
+        """Record that this value is invalid."""
         self.report(code, f"is {shown(self.value)}", advice)
 
     def report(self, code: str, found: str, advice: str, value: object = None) -> None:
-        """Note what is wrong here in words; `value` stands for this node's own where it is long."""
+        """Record a problem of this value; `value` replaces the node's own if that is long."""
         shown_value = self.value if value is None else value
         problem = Problem(code, self.place or "the file", shown_value, found, advice)
-        # What is no object is asked for several keys, and is told once.
+        # Several keys may be read from a value that is not an object; the problem is recorded once.
         if not self.problems or self.problems[-1] != problem:
             self.problems.append(problem)
 
     def has(self, key: str) -> bool:
-        """Tell whether this is an object with that key."""
+        """Return whether this is an object with that key."""
         return isinstance(self.value, dict) and key in self.value
 
     def child(self, key: str, advice: str) -> "Node | None":
@@ -69,7 +69,7 @@ class Node:
         return Node(self.value[key], here, self.problems)
 
     def elements(self, key: str) -> "list[Node] | None":
-        """Return the members of the list under `key`; None when it is no list, or one that no cluster is as long as."""
+        """Return the members of the list under `key`; None if it is not a list or has more than MAX_ELEMENTS."""
         child = self.child(key, "write a list")
         if child is None:
             return None
@@ -82,7 +82,7 @@ class Node:
         return [Node(member, f"{child.place}[{index}]", self.problems) for index, member in enumerate(child.value)]
 
     def text(self, key: str, check: Check) -> str | None:
-        """Return the string under `key`; None and a problem when it is missing or `check` finds a fault."""
+        """Return the string under `key`; None, with a problem recorded, if it is missing or `check` finds a fault."""
         child = self.child(key, "write a string")
         if child is None:
             return None
@@ -96,11 +96,11 @@ class Node:
         return child.value
 
     def optional_text(self, key: str, check: Check) -> str | None:
-        """Return the string under `key`, or None where the key is absent."""
+        """Return the string under `key`, or None if the key is absent."""
         return self.text(key, check) if self.has(key) else None
 
 
 def shown(value: object) -> str:
-    """Return a value as JSON, on one line, cut where it is long."""
+    """Return a value as one line of JSON, truncated if long."""
     text = json.dumps(value)
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."

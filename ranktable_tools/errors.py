@@ -1,10 +1,10 @@
-"""The error of the ranktable tools: bad input, told in one line."""
+"""The error of the ranktable tools: invalid input, described in one line."""
 
 
 class RanktableError(Exception):
-    """Input is wrong; the message is one line naming file or variable, place and value. Commands end with status 2.
+    """Invalid input; the message is one line naming file or variable, place and value. Commands exit with status 2.
 
-    `code` is the rule that found it, `place` the JSON path and `value` what stands there, for `lint --format json`.
+    `code` is the violated rule, `place` the JSON path and `value` the value there, for `lint --format json`.
     """
 
     def __init__(self, message: str, *, code: str = "input", place: str = "", value: object = None) -> None:

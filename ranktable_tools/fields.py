@@ -1,4 +1,4 @@
-"""Check single values of table entries: each check returns what is wrong with a string, or None."""
+"""Checks of single values of table entries: each returns what is wrong with a string, or None."""
 
 import re
 
@@ -12,7 +12,7 @@ _WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 def address(text: str) -> ValueFault | None:
-    """Want an address or host name that others can reach."""
+    """Require an address or host name that other hosts can reach."""
     advice = host_problem(text)
     if advice is None:
         return None
@@ -21,26 +21,26 @@ def address(text: str) -> ValueFault | None:
 
 
 def identity(text: str) -> ValueFault | None:
-    """Want a server_id: any words, no mask."""
+    """Require a server_id: any text that is not masked."""
     if "*" in text:
         return address(text)
     return None if text.strip() else ValueFault("empty-id", "must not be empty")
 
 
 def short_identity(text: str) -> ValueFault | None:
-    """Want a server_id that HCCL takes: at most 64 characters."""
+    """Require a server_id that HCCL accepts: at most 64 characters."""
     if len(text) > MAX_SERVER_ID:
         return ValueFault("long-server-id", f"must be at most {MAX_SERVER_ID} characters, here {len(text)}")
     return identity(text)
 
 
 def port(text: str) -> ValueFault | None:
-    """Want a port number."""
+    """Require a port number."""
     return ValueFault("bad-port", PORT_ADVICE) if parse_port(text) is None else None
 
 
 def number(text: str) -> ValueFault | None:
-    """Want a whole number without a sign or leading zeros."""
+    """Require a whole number without a sign or leading zeros."""
     return (
         None
         if _WHOLE_NUMBER.fullmatch(text)
@@ -49,7 +49,7 @@ def number(text: str) -> ValueFault | None:
 
 
 def number_up_to(limit: int) -> Check:
-    """Return a check that wants a whole number from 0 to `limit`."""
+    """Return a check that requires a whole number from 0 to `limit`."""
 
     def check(text: str) -> ValueFault | None:
         fault = number(text)
@@ -61,19 +61,19 @@ def number_up_to(limit: int) -> Check:
 
 
 def exactly(wanted: str, code: str, advice: str) -> Check:
-    """Return a check that wants one value."""
+    """Return a check that requires one value."""
     return lambda text: None if text == wanted else ValueFault(code, advice)
 
 
 def anything(text: str) -> ValueFault | None:
-    """Take any string."""
+    """Accept any string."""
     return None
 
 
 def completed(text: str) -> ValueFault | None:
-    """Want the status of a table that may be used."""
+    """Require the status of a table that may be used."""
     if text == "completed":
         return None
     if text == "initializing":
-        return ValueFault("not-completed", 'must be "completed": the table is not whole yet, wait for its writer')
+        return ValueFault("not-completed", 'must be "completed": the table is not complete yet, wait for its writer')
     return ValueFault("bad-status", 'must be "completed"')

@@ -1,4 +1,4 @@
-"""How the guide names the files of tables."""
+"""The guide's names of table files."""
 
 MERGED_GLOBAL = "global_ranktable_merge.json"
 MERGED_LOCAL = "local_ranktable_merge.json"
@@ -11,8 +11,8 @@ def global_name(ip: str) -> str:
 
 
 def local_name(ip: str, device_ids: tuple[str, ...], port: int | None = None) -> str:
-    """Return the name of an instance's local table; `HOST` for ids is the scheduler's. Ids are not separated in it.
+    """Return the name of an instance's local table, the ids concatenated; with `HOST` as ids, the scheduler's.
 
-    The guide's names have no port: it tells apart two instances that share all their devices.
+    The guide's names have no port: it distinguishes two instances that share all their devices.
     """
     return f"local_ranktable_{ip}_{''.join(device_ids)}{'' if port is None else f'_{port}'}.json"

@@ -1,4 +1,4 @@
-"""What lint says: one finding per mistake, as a line and as JSON."""
+"""Findings of lint, one per mistake, as a line and as JSON."""
 
 import json
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Finding:
         return f"{_named(self.file)}: {note}{self.message}{instead} [{self.code}]"
 
     def as_json(self) -> dict[str, object]:
-        """Return the finding as `--format json` prints it; a value past a thousand characters is cut to a string."""
+        """Return the finding as `--format json` prints it; a value over 1,000 characters becomes a cut string."""
         return {
             "file": self.file,
             "severity": self.severity,
@@ -47,7 +47,7 @@ def of_problem(file: str, problem: Problem, severity: Severity = "error") -> Fin
 
 
 def of_error(file: str, error: RanktableError) -> Finding:
-    """Return the finding of an error that names its file or not, the cure after its last semicolon."""
+    """Return the finding of an error; the text after its first semicolon is the advice."""
     message, _, instead = str(error).removeprefix(f"{_named(file)}: ").partition("; ")
     return Finding(file, "error", error.code, error.place, error.value, message, instead)
 

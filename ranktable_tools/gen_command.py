@@ -1,4 +1,4 @@
-"""`ranktable gen`: write this host's tables, and say what to start with them."""
+"""`ranktable gen`: write this host's tables, and print the commands to start with them."""
 
 import argparse
 from pathlib import Path
@@ -19,7 +19,7 @@ def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     parser.add_argument(
         "--api-server",
         action=argparse.BooleanOptionalAction,
-        help="the scheduler is on this host (default: when both lists are given)",
+        help="the scheduler is on this host (default: if both lists are given)",
     )
     add_save_dir(parser)
     add_owner(parser)
@@ -31,15 +31,15 @@ def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
 
 
 def add_device_flags(parser: argparse.ArgumentParser) -> None:
-    """Add what overrules the kind of device found and where its address comes from."""
+    """Add the flags that override the detected device type and the source of device addresses."""
     parser.add_argument(
-        "--device-type", choices=KINDS, help="default: npu where one is in /dev, cuda where a GPU is, else cpu"
+        "--device-type", choices=KINDS, help="default: npu if one is in /dev, cuda if a GPU is, else cpu"
     )
     parser.add_argument(
         "--device-ip-from",
         choices=SOURCES,
-        help="npu: ip asks hccn_tool -ip (the default where it is), vnic hccn_tool -vnic (A3 pods), conf reads "
-        "/etc/hccn.conf (the default where hccn_tool is not)",
+        help="npu: ip runs hccn_tool -ip (default if installed), vnic hccn_tool -vnic (A3 pods), conf reads "
+        "/etc/hccn.conf (default without hccn_tool)",
     )
 
 
@@ -53,7 +53,7 @@ def _gen(arguments: argparse.Namespace) -> int:
         check_secret(folder, arguments.owner, can_give=True)
     generated = gen(_wanted(arguments, with_scheduler), print)
     if arguments.api_server is None and both:
-        print("Both lists were given, so the scheduler is on this host too (--no-api-server leaves it out).")
+        print("Both lists were given, so the scheduler is on this host too (--no-api-server omits it).")
     written = [folder / name for name in (generated.global_name, *(local.file_name for local in generated.locals))]
     if whole(generated.part) is not None:
         path, is_new = ensure_secret(folder, arguments.owner)

@@ -1,4 +1,4 @@
-"""Generate the tables of one host. Pure: what was typed and the device addresses in, tables and file names out."""
+"""Generate the tables of one host. Pure: from arguments and device addresses to tables and file names."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ _DEVICE_ID = re.compile(r"[0-9]+")
 class GenRequest:
     """What to generate: the device ids of each instance, whether the scheduler is here, this host's address.
 
-    `share_devices` lets two instances have one GPU.
+    `share_devices` allows two instances to use one GPU.
     """
 
     prefill: tuple[tuple[str, ...], ...]
@@ -40,7 +40,7 @@ class GenRequest:
 
     @property
     def file_names(self) -> tuple[str, ...]:
-        """The name of each instance's local table; with a port only where two instances have the same devices."""
+        """The name of each instance's local table; with the port only if two instances have the same devices."""
         ports = self.ports or (None,) * len(self.instances)
         return tuple(
             local_name(self.ip, ids, port if self.share_devices and self.instances.count(ids) > 1 else None)
@@ -58,7 +58,7 @@ class NamedLocal:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """The tables of one host and the names of their files; locals in global order, the host file last."""
+    """The tables of one host and their file names; local tables in global order, the scheduler's last."""
 
     global_name: str
     part: TablePart
@@ -72,12 +72,11 @@ class Generated:
 
 
 def parse_device_lists(flag: str, values: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Read `4,5 6,7`: a space parts instances, a comma devices. Raises RanktableError naming the flag and value."""
+    """Parse `4,5 6,7`: spaces separate instances, commas devices. Raises RanktableError naming flag and value."""
     blank = next((value for value in values if not value.strip()), None)
     if blank is not None:
         raise RanktableError(
-            f"Input format error. {flag} has {blank!r}, an empty list; "
-            "write device ids like 4,5 6,7, or leave the flag out"
+            f"Input format error. {flag} has {blank!r}, an empty list; write device ids like 4,5 6,7, or omit the flag"
         )
     words = [word for value in values for word in value.split()]
     lists = tuple(tuple(word.split(",")) for word in words)
@@ -85,7 +84,7 @@ def parse_device_lists(flag: str, values: Sequence[str]) -> tuple[tuple[str, ...
         long = next((one for one in ids if len(one) > _MAX_DIGITS and _DEVICE_ID.fullmatch(one)), None)
         if long is not None:
             shown = f"{long[:24]}, a device id of {len(long)} digits"
-            raise RanktableError(f"Input format error. {flag} has {shown}; at most {_MAX_DIGITS} are read")
+            raise RanktableError(f"Input format error. {flag} has {shown}; the limit is {_MAX_DIGITS}")
         if not all(_DEVICE_ID.fullmatch(device_id) for device_id in ids):
             raise RanktableError(
                 f"Input format error. {flag} has {word!r}; "
@@ -95,7 +94,7 @@ def parse_device_lists(flag: str, values: Sequence[str]) -> tuple[tuple[str, ...
 
 
 def parse_ports(value: str, num_instances: int) -> tuple[int, ...]:
-    """Read `8088,8089`, one port per instance, prefill first. Raises RanktableError naming --ports and the value."""
+    """Parse `8088,8089`, one port per instance, prefill first. Raises RanktableError naming --ports and the value."""
     parsed = [parse_port(word) for word in value.split(",")]
     ports = tuple(port for port in parsed if port is not None)
     if len(ports) < len(parsed):
@@ -104,12 +103,12 @@ def parse_ports(value: str, num_instances: int) -> tuple[int, ...]:
         raise RanktableError(f"--ports has {counted_ports(len(ports))}, the instances need {num_instances}: {value}")
     twice = next((port for port in ports if ports.count(port) > 1), None)
     if twice is not None:
-        raise RanktableError(f"--ports has {twice} twice: {value}; instances of one host need ports of their own")
+        raise RanktableError(f"--ports has {twice} twice: {value}; instances of one host need different ports")
     return ports
 
 
 def check_request(request: GenRequest) -> None:
-    """Refuse what cannot be generated, before a device is asked or a file is written."""
+    """Reject an invalid request before a device is queried or a file is written."""
     if not request.device_ids and not request.with_scheduler:
         raise RanktableError("nothing to generate: give --prefill-server-list, --decode-server-list or --api-server")
     problem = host_problem(request.ip) or scope_problem(request.ip)
@@ -120,7 +119,7 @@ def check_request(request: GenRequest) -> None:
 
 
 def build(request: GenRequest, device_ips: Mapping[str, str]) -> Generated:
-    """Return the tables of a checked request; `device_ips` has the address of each device."""
+    """Return the tables of a checked request; `device_ips` maps device ids to addresses."""
     ports: list[int | None] = list(request.ports) or [None] * len(request.instances)
     instances = [
         TableServer(request.ip, request.ip, _devices(ids, device_ips), port)
@@ -139,7 +138,7 @@ def build(request: GenRequest, device_ips: Mapping[str, str]) -> Generated:
 
 
 def tensor_parallel_note(sizes: Sequence[int]) -> str | None:
-    """Return a note when instances, prefill first, differ in their number of devices; that is allowed."""
+    """Return a note if instances, prefill first, differ in their number of devices, which is allowed."""
     if len(set(sizes)) < 2:
         return None
     listed = ",".join(str(size) for size in sizes)
@@ -154,7 +153,7 @@ def _check_devices_once(request: GenRequest) -> None:
             if owner is not None and (owner == label or not request.share_devices):
                 places = f"twice in {label}"
                 if owner != label:
-                    cure = "where it is a GPU, ranktable gen --share-devices gives it to both"
+                    cure = "if it is a GPU, ranktable gen --share-devices assigns it to both"
                     places = f"in {owner} and in {label}; {cure}"
                 raise RanktableError(
                     "A device_id can be used only once in prefill server and decode server. "
@@ -169,11 +168,11 @@ def _check_names(request: GenRequest) -> None:
         owner, its_ids = owner_by_name.setdefault(name, (label, ids))
         if owner == label:
             continue
-        cure = "group the devices in another way, or generate each with its own --save-dir and merge"
+        cure = "group the devices differently, or generate each with its own --save-dir and merge"
         if ids == its_ids:
-            cure = "instances with the same devices are told apart by their ports: give --ports"
+            cure = "instances with the same devices are distinguished by their ports: give --ports"
         raise RanktableError(
-            f"{name} would be the file of {owner} ({','.join(its_ids)}) and of {label}; nothing was written: {cure}"
+            f"{name} would be the file of both {owner} ({','.join(its_ids)}) and {label}; nothing was written: {cure}"
         )
 
 

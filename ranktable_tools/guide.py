@@ -12,12 +12,12 @@ from ranktable_tools.gen_command import add_device_flags
 from ranktable_tools.merge_files import merge_files, merge_local_files
 
 _EXAMPLES = """\
-Write this host's tables, or make one global table of several hosts' ones.
+Write this host's tables, or merge the global tables of several hosts.
 
   python pd_ranktable_tools.py --mode gen --prefill-server-list 4,5 --decode-server-list 6,7 --api-server
   python pd_ranktable_tools.py --mode merge --global-ranktable-list A.json B.json --save-dir ./save_dir
   python pd_ranktable_tools.py --mode merge-local --local-ranktable-list A.json B.json --save-dir ./save_dir
-With PyYAML installed, from a file that other commands take too:
+With PyYAML installed, flags can come from a file that other commands read too:
   python pd_ranktable_tools.py --mode gen --config cluster.yaml
 """
 _FLAGS = {
@@ -38,19 +38,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def refuse(words: str) -> int:
-    """Tell what is wrong with the input, as the guide's tool does; return the exit status."""
-    print(f"{_timestamp()}-ERROR: {words}", file=sys.stderr)
+def refuse(message: str) -> int:
+    """Print an error in the format of the guide's tool; return the exit status."""
+    print(f"{_timestamp()}-ERROR: {message}", file=sys.stderr)
     return 2
 
 
 def fields_of_other_modes(mode: str) -> frozenset[str]:
-    """Return the fields that are for another mode than this; all others are for every mode."""
+    """Return the fields that belong only to other modes."""
     return frozenset(name for other, names in _FLAGS.items() if other != mode for name in names)
 
 
 def command_parser() -> OneLineParser:
-    """Return the parser of the command line, for those who want to know its flags too."""
+    """Return the parser of the command line, also for callers that inspect its flags."""
     parser = OneLineParser(prog="pd_ranktable_tools", description=_EXAMPLES)
     parser.add_argument("--mode", choices=tuple(_FLAGS), default="gen", help="what to do (default: gen)")
     add_device_lists(parser)

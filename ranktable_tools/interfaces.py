@@ -1,4 +1,4 @@
-"""Read this machine's own addresses from the kernel; nothing is sent and nobody is asked."""
+"""Read this machine's own addresses from the kernel, without sending anything."""
 
 import array
 import fcntl
@@ -12,30 +12,30 @@ from pathlib import Path
 _SIOCGIFCONF = 0x8912
 _IFREQ_BYTES = 40  # struct ifreq on 64-bit Linux: the name at offset 0, the IPv4 address at 20
 _MAX_INTERFACES = 1024
-# Networks between containers of one host: no other host reaches it there.
+# Bridges between containers of one host, not reachable from other hosts.
 _BRIDGES = re.compile(r"(docker|br-|veth|virbr|cni|flannel|cali|tunl|kube|podman|lxc)")
 
 
 def interface_addresses() -> tuple[str, ...]:
-    """Return the addresses of all interfaces, in the kernel's order: IPv4, IPv6, those of bridges last.
+    """Return the addresses of all interfaces in the kernel's order: IPv4, IPv6, bridges last.
 
-    Empty where the kernel does not tell.
+    Empty if the kernel does not report them.
     """
     return bridges_last((*_ipv4(), *_ipv6()))
 
 
 def interface_of(address: str) -> str | None:
-    """Return the name of the interface that has `address`, None where none has."""
+    """Return the name of the interface that has `address`, or None."""
     return next((name for name, found in (*_ipv4(), *_ipv6()) if found == address), None)
 
 
 def bridges_last(named: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """Return the addresses of (interface name, address) pairs, those of bridges between containers last."""
+    """Return the addresses of (interface name, address) pairs, container bridges last."""
     return tuple(address for _, address in sorted(named, key=lambda pair: _BRIDGES.match(pair[0]) is not None))
 
 
 def route_source(family: socket.AddressFamily, destination: str) -> str | None:
-    """Return the address packets to `destination` would carry, or None without a route. Sends no packet."""
+    """Return the source address of packets to `destination`, or None without a route. Sends no packet."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((destination, 9))

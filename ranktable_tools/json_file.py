@@ -1,4 +1,4 @@
-"""Read JSON files strictly and write them whole: no duplicate keys or absurd sizes in, no half files out."""
+"""Read JSON files strictly, without duplicate keys or excessive sizes, and write files atomically."""
 
 import contextlib
 import errno
@@ -16,22 +16,22 @@ from ranktable_tools.errors import RanktableError
 from ranktable_tools.owner import whose
 
 _MAX_BYTES = 16 * 1024 * 1024
-_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # a file system that has no hard links
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # a file system without hard links
 _MAX_DEPTH = 32
-_MAX_DIGITS = 640  # what Python converts under any of its settings
-# Pipes that are named for this process, as a shell's <(...) is: somebody writes to them.
+_MAX_DIGITS = 640  # Python converts that many under any setting of its limit
+# Pipes opened for this process, such as a shell's <(...): they have a writer.
 _OWN_PIPE = re.compile(r"/dev/stdin|(/dev|/proc/self)/fd/[0-9]+")
-# A string, closed or not, so that a bracket in one does not count; else one bracket.
+# A string, closed or not, so that brackets inside do not count, or one bracket.
 _STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 
 
 def read_json(path: str) -> object:
-    """Return the file's JSON value. Raises RanktableError naming the file, and the place of a key that stands twice."""
+    """Return the file's JSON value. Raises RanktableError naming the file, and the place of a duplicate key."""
     return parse_json(_read_text(path), path)
 
 
 def parse_json(text: str, path: str) -> object:
-    """Return the JSON value of a text; `path` names it in the RanktableError of one that is none."""
+    """Return the JSON value of a text. Raises RanktableError, naming it `path`, if it is not JSON."""
     _check_depth(path, text)
     try:
         value = json.loads(
@@ -41,7 +41,7 @@ def parse_json(text: str, path: str) -> object:
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
         if re.match(r"//|/\*|#", text[error.pos : error.pos + 2]):
-            message = f"{path}: not JSON: {where}: a comment; JSON has none, take it out"
+            message = f"{path}: not JSON: {where}: a comment; JSON has no comments, remove it"
             raise RanktableError(message, code="json-comment", place=where) from error
         raise RanktableError(f"{path}: not JSON: {where}: {error.msg}", code="not-json", place=where) from error
     except (ValueError, RecursionError) as error:
@@ -49,15 +49,15 @@ def parse_json(text: str, path: str) -> object:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write `text` to `path` with mode 0600 by an atomic rename. Raises RanktableError naming the file."""
+    """Write `text` to `path`, mode 0600, by an atomic rename. Raises RanktableError naming the file."""
     with _draft(path, text) as draft:
         draft.replace(path)
 
 
 def write_private_first(path: Path, text: str) -> bool:
-    """Write it where nothing is there yet; False where something is. Raises RanktableError naming the file.
+    """Write a file that does not exist yet; return False if it exists. Raises RanktableError naming the file.
 
-    Of several who write at once one is first, but on a file system without hard links: there the last one's stays.
+    Of concurrent writers the first one wins, except on a file system without hard links, where the last one does.
     """
     with _draft(path, text) as draft:
         try:
@@ -73,7 +73,7 @@ def write_private_first(path: Path, text: str) -> bool:
 
 @contextlib.contextmanager
 def _draft(path: Path, text: str) -> Iterator[Path]:
-    """Yield a file beside `path` that has the text, on the disk; what is left of it in the end is removed."""
+    """Yield a temporary file beside `path` with the text, synced to disk; it is removed at the end if still there."""
     draft: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,12 +93,12 @@ def _draft(path: Path, text: str) -> Iterator[Path]:
 
 
 class _Pairs(list[tuple[str, object]]):
-    """A JSON object as it stands in the file, repeated keys included."""
+    """A JSON object as written in the file, including repeated keys."""
 
 
 def _read_text(path: str) -> str:
     if not path:
-        raise RanktableError("'': no file is named, as a variable that is not set does", code="unreadable")
+        raise RanktableError("'': the file name is empty; is a variable not set?", code="unreadable")
     try:
         _refuse_what_may_hang(path)
         with open(path, "rb") as file:
@@ -108,7 +108,7 @@ def _read_text(path: str) -> str:
         owner = f"; {whose(Path(path))}" if isinstance(error, PermissionError) else ""
         raise RanktableError(f"{path}: cannot be read: {reason}{owner}", code="unreadable") from error
     if len(content) > _MAX_BYTES:
-        raise RanktableError(f"{path}: larger than {_MAX_BYTES} bytes; no ranktable is", code="too-large")
+        raise RanktableError(f"{path}: larger than {_MAX_BYTES} bytes, the limit for a ranktable", code="too-large")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -117,10 +117,10 @@ def _read_text(path: str) -> str:
 
 
 def _refuse_what_may_hang(path: str) -> None:
-    """Raise RanktableError for a pipe or a device: its open or read waits until somebody writes."""
+    """Raise RanktableError for a pipe or a device: its open or read blocks until there is a writer."""
     mode = os.stat(path).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or _OWN_PIPE.fullmatch(path)):
-        message = f"{path}: is no regular file; name a file, or /dev/stdin for a pipe"
+        message = f"{path}: not a regular file; name a file, or /dev/stdin for a pipe"
         raise RanktableError(message, code="unreadable")
 
 
@@ -132,7 +132,7 @@ def _check_depth(path: str, text: str) -> None:
         elif match[0] in "]}":
             depth -= 1
         if depth > _MAX_DEPTH:
-            message = f"{path}: lists and objects are more than {_MAX_DEPTH} deep; no ranktable is"
+            message = f"{path}: lists and objects are nested more than {_MAX_DEPTH} deep, the limit for a ranktable"
             raise RanktableError(message, code="too-deep")
 
 
@@ -143,7 +143,7 @@ def _plain(value: object, place: str, path: str) -> object:
             name = json.dumps(key)
             here = f"{place}.{name[1:-1]}" if place else name[1:-1]
             if key in plain:
-                message = f"{path}: {here}: the key {name} stands twice; keep one of them"
+                message = f"{path}: {here}: duplicate key {name}; keep one of them"
                 raise RanktableError(message, code="duplicate-key", place=here, value=key)
             plain[key] = _plain(member, here, path)
         return plain
@@ -155,10 +155,10 @@ def _plain(value: object, place: str, path: str) -> object:
 def _whole_number(path: str, text: str) -> int:
     digits = len(text.lstrip("-"))
     if digits > _MAX_DIGITS:
-        message = f"{path}: a number of {digits} digits; at most {_MAX_DIGITS} are read, no ranktable has more"
+        message = f"{path}: a number of {digits} digits; the limit is {_MAX_DIGITS}"
         raise RanktableError(message, code="too-large")
     return int(text)
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")

@@ -1,4 +1,4 @@
-"""Look at the keys of a document: those that no reader of ours reads, and those that look like a slip of the pen."""
+"""Find keys of a document that are not read, and those that look misspelt."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ _MAX_SPELLINGS = 1000
 
 
 def unread_keys(document: object) -> list[str]:
-    """Return a note for each key that is not read, with how often it stands there."""
+    """Return a note for each key that is not read, with its count."""
     counts = Counter(key for _, key in _keys(document, "") if key not in _READ)
     return [f"{key} ({count}x) is left out: it is not read" for key, count in counts.items()]
 
 
 def misspelt_keys(document: object) -> Iterator[Problem]:
-    """Yield each key that is not read and is nearly one that is; past a thousand spellings nothing is compared."""
+    """Yield each unread key that resembles a known one; nothing is compared beyond `_MAX_SPELLINGS` spellings."""
     meant: dict[str, list[str]] = {}
     for place, key in _keys(document, ""):
         if key in _READ:

@@ -1,4 +1,4 @@
-"""Find everything that is wrong with table files, each alone and all of them together."""
+"""Find every mistake in table files, in each file and across files."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +16,9 @@ from ranktable_tools.rules.rule import RuleOptions
 
 @dataclass(frozen=True, slots=True)
 class LintOptions:
-    """What was asked: the dialect where it is given, what is allowed, the scheduler's NODE_PORTS, notes as errors.
+    """Options of lint: dialect (None: detected), what is allowed, the scheduler's NODE_PORTS, notes as errors.
 
-    `part` lets a table be one host's, groups missing, as it is before merge.
+    `part` accepts a table of one host, with missing groups, as it is before the merge.
     """
 
     dialect: str | None = None
@@ -30,7 +30,7 @@ class LintOptions:
 
 
 def lint(paths: Sequence[str], options: LintOptions = LintOptions()) -> list[Finding]:
-    """Return every mistake, each naming file, place, value and cure; empty when all is well."""
+    """Return every mistake, each naming file, place, value and fix; empty if there is none."""
     findings: list[Finding] = []
     clean: list[ReadFile] = []
     for path in paths:

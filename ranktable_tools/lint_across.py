@@ -1,4 +1,4 @@
-"""Find what is wrong between table files that are right alone: local tables and the global one, and NODE_PORTS."""
+"""Find mistakes across table files that are each valid: local tables against the global one, and NODE_PORTS."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +16,7 @@ _Global = tuple[str, GlobalTable]
 
 
 def lint_across(files: Sequence[ReadFile], node_ports: str | None) -> list[Finding]:
-    """Return the mistakes between these files, of the guide's dialect; those of others stand alone."""
+    """Return the mistakes across these files; only those of the guide's dialect are compared."""
     tables = [(opened.path, table) for opened in files if (table := _whole(opened)) is not None]
     findings = list(_different(tables))
     if len({table_digest(table) for _, table in tables}) == 1:
@@ -33,7 +33,7 @@ def _whole(opened: ReadFile) -> GlobalTable | None:
 
 
 def _is_local(opened: ReadFile) -> bool:
-    """A local table of one server: those of merge-local are no entry of the guide's global table."""
+    """Return whether this is a local table of one server; merge-local's have no entry in a global table."""
     is_local = opened.dialect.name == "modelarts" and opened.reading.kind == "instance"
     return is_local and len(list(opened.reading.servers)) == 1
 
@@ -42,8 +42,8 @@ def _different(tables: Sequence[_Global]) -> Iterator[Finding]:
     for path, table in tables[1:]:
         first_path, first = tables[0]
         if table_digest(table) != table_digest(first):
-            message = f"is not the table of {first_path}: digest {table_digest(table)}, there {table_digest(first)}"
-            instead = "give every host the same file (ranktable diff says what differs)"
+            message = f"differs from {first_path}: digest {table_digest(table)}, there {table_digest(first)}"
+            instead = "give every host the same file (ranktable diff shows the differences)"
             yield Finding(path, "error", "globals-differ", "", table_digest(table), message, instead)
 
 
@@ -66,17 +66,17 @@ def _lint_locals(files: Sequence[ReadFile], named: _Global) -> Iterator[Finding]
         index = None if entry is None else entry.index
         first = path_by_entry.setdefault(index, opened.path)
         if first != opened.path:
-            message = f"is {entry or 'the scheduler'} of {global_path}, which {first} is already"
+            message = f"is {entry or 'the scheduler'} of {global_path}, and so is {first}"
             yield Finding(opened.path, "error", "local-twice", "server_list[0]", None, message, "keep one of them")
     yield from _missing(table, global_path, path_by_entry, list(given))
 
 
 def _other_port(path: str, local: TableServer, entry: TableServer, global_path: str) -> Iterator[Finding]:
-    """Yield a note where both tables have a port and not the same: no start fails by it, and the global one counts."""
+    """Yield a note if the ports of both tables differ: it fails no start, since the global table's is used."""
     if local.server_port is not None and entry.server_port is not None and local.server_port != entry.server_port:
         place = "server_list[0].server_port"
         message = f'{place} is "{local.server_port}", and {global_path} has "{entry.server_port}" for this entry'
-        instead = "write the same: that of the global table counts"
+        instead = "write the same port: the global table's is used"
         yield Finding(path, "note", "port-differs", place, str(local.server_port), message, instead)
 
 
@@ -88,7 +88,7 @@ def _missing(
         if instance.index not in path_by_entry and any(hosts.same(instance.server.server_ip, host) for host in given):
             message = f"{instance.place} has no local table among these files: {_named(instance)}"
             yield Finding(
-                global_path, "note", "no-local", instance.place, None, message, "give all of one host, or none"
+                global_path, "note", "no-local", instance.place, None, message, "give all tables of a host, or none"
             )
 
 

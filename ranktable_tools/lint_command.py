@@ -1,4 +1,4 @@
-"""`ranktable lint`: everything wrong with some tables, as lines or as JSON."""
+"""`ranktable lint`: list every mistake in some tables, as lines or as JSON."""
 
 import argparse
 import json
@@ -13,13 +13,13 @@ _MAX_LINES = 200
 
 def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     """Add the subcommand."""
-    parser = add_command(commands, "lint", "List everything wrong with these tables.")
+    parser = add_command(commands, "lint", "List every mistake in these tables.")
     parser.add_argument("files", nargs="+", metavar="FILE", help="global and local tables, compared with each other")
     add_dialect(parser)
     add_read_options(parser)
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text, a line each")
-    parser.add_argument("--strict", action="store_true", help="notes, like unequal tensor-parallel sizes, are errors")
-    parser.add_argument("--part", action="store_true", help="a table may be one host's part, as before merge")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text, a line per mistake")
+    parser.add_argument("--strict", action="store_true", help="notes, e.g. unequal tensor-parallel sizes, are errors")
+    parser.add_argument("--part", action="store_true", help="accept a table of one host before the merge")
     parser.add_argument("--share-devices", action="store_true", help="two instances may have one GPU")
     parser.add_argument("--node-ports", metavar="P,P", help="the scheduler's NODE_PORTS, checked against the table")
     parser.set_defaults(command=_lint)

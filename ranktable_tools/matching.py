@@ -1,4 +1,4 @@
-"""Find the entry of the global table that a local table means: by exact equality, or say what differs."""
+"""Find a local table's entry in the global table by exact equality, or report what differs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from ranktable_tools.tables import GlobalTable, InstanceEntry, LocalTable, Table
 
 @dataclass(frozen=True, slots=True)
 class FieldDifference:
-    """One field that the local table and an entry have in different ways."""
+    """One field whose values differ between the local table and an entry."""
 
     place: str
     local: object
@@ -22,7 +22,7 @@ class FieldDifference:
 
 
 def find_own_entry(local: LocalTable, table: GlobalTable) -> InstanceEntry | None:
-    """Return the instance the local table means, None for the scheduler.
+    """Return the instance that the local table describes, None for the scheduler.
 
     Raises RanktableError naming the nearest entry, the differing field and both values.
     """
@@ -38,7 +38,7 @@ def find_own_entry(local: LocalTable, table: GlobalTable) -> InstanceEntry | Non
 
 
 def differences(local: TableServer, entry: TableServer, hosts: HostComparer) -> Iterator[FieldDifference]:
-    """Yield what differs: the host (resolved), the device ids, the device addresses, the ranks."""
+    """Yield the differences in host (resolved), device ids, device addresses and ranks."""
     if not hosts.same(local.server_ip, entry.server_ip):
         yield FieldDifference("server_list[0].server_ip", local.server_ip, entry.server_ip)
     if local.device_ids != entry.device_ids:
@@ -56,7 +56,7 @@ def _require_scheduler(local: TableServer, scheduler: TableServer) -> None:
     if not same_host(local.server_ip, scheduler.server_ip):
         difference = FieldDifference("server_list[0].server_ip", local.server_ip, scheduler.server_ip)
         raise RanktableError(
-            "has no device, so it means the scheduler, but the global table's scheduler "
+            "has no device, so it is the scheduler's, but the global table's scheduler "
             f"(server_group_list[0].server_list[0]) differs: {difference}"
         )
 
@@ -64,8 +64,8 @@ def _require_scheduler(local: TableServer, scheduler: TableServer) -> None:
 def _distance(local: TableServer, entry: TableServer, gaps: list[FieldDifference]) -> tuple[int, bool, int, bool]:
     """Order entries by fewest devices not shared, then by host, then by number of differing fields, then by port.
 
-    The port is asked only to tell apart two instances that share all their devices.
+    The port is compared only to distinguish two instances that share all their devices.
     """
-    apart = len(set(local.device_ids) ^ set(entry.device_ids))
+    num_unshared = len(set(local.device_ids) ^ set(entry.device_ids))
     other_host = any(gap.place.endswith("server_ip") for gap in gaps)
-    return apart, other_host, len(gaps), local.server_port != entry.server_port
+    return num_unshared, other_host, len(gaps), local.server_port != entry.server_port

@@ -1,4 +1,4 @@
-"""Merge the global tables of several hosts into one. Pure, apart from looking up host names."""
+"""Merge the global tables of several hosts into one. Pure, except for resolving host names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ class NamedPart:
 
 
 def check_enough(paths: Sequence[str], kind: Literal["global", "local"] = "global") -> None:
-    """Refuse fewer than two tables."""
+    """Raise RanktableError for fewer than two tables."""
     if len(paths) < 2:
         given = ", ".join(paths) or "none"
         raise RanktableError(f"Ensure that there are two {kind} ranktable for merge mode. Given: {given}")
 
 
 def merge(parts: Sequence[NamedPart], *, share_devices: bool = False) -> GlobalTable:
-    """Return the tables as one, servers in argument order. Raises RanktableError naming the files that clash."""
+    """Return the merged table, servers in argument order. Raises RanktableError naming conflicting files."""
     scheduler = _only_scheduler(parts)
     _check_clashes(parts, share_devices)
     return GlobalTable(

@@ -1,4 +1,4 @@
-"""`ranktable merge` and `merge-local`: one table of several, and, for a global one, the cluster secret beside it."""
+"""`ranktable merge` and `merge-local`: merge several tables; merge also writes the cluster secret beside the result."""
 
 import argparse
 import os
@@ -11,13 +11,13 @@ from ranktable_tools.next_steps import after_merge
 from ranktable_tools.secret import check_owner, check_secret, ensure_secret, give
 
 _OVER_SERVERS = (
-    "One instance over several servers: other readers start it. pdserve starts none; it wants one instance per server."
+    "One instance over several servers, for other tools. pdserve cannot start it: it needs one instance per server."
 )
 
 
 def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     """Add both subcommands."""
-    parser = add_command(commands, "merge", "Make one global table of several hosts' ones.")
+    parser = add_command(commands, "merge", "Merge the global tables of several hosts.")
     parser.add_argument(
         "--global-ranktable-list", nargs="+", required=True, metavar="FILE", help="the tables, in order"
     )

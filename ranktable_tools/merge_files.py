@@ -1,4 +1,4 @@
-"""Carry out merge and merge-local: read the files, write one, say what was saved. Both command lines call these."""
+"""Run merge and merge-local: read the files, write one, print what was saved. Both command lines call these."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ Say = Callable[[str], None]
 
 
 def merge_files(paths: Sequence[str], save_dir: str, say: Say, *, share_devices: bool = False) -> GlobalTable:
-    """Merge the global tables in `paths` into one file in `save_dir` and return it."""
+    """Merge the global tables in `paths` into one file in `save_dir`; return the merged table."""
     check_enough(paths)
     check_inputs("--global-ranktable-list", paths, [Path(save_dir, MERGED_GLOBAL)])
     parts = [NamedPart(path, read_part(path, share_devices=share_devices)) for path in paths]
@@ -33,7 +33,7 @@ def merge_files(paths: Sequence[str], save_dir: str, say: Say, *, share_devices:
 
 
 def merge_local_files(paths: Sequence[str], save_dir: str, say: Say) -> Table:
-    """Join the local tables in `paths` to one instance over several servers, in one file in `save_dir`; return it."""
+    """Join the local tables in `paths` to one instance over several servers, saved in `save_dir`; return its table."""
     check_enough(paths, "local")
     check_inputs("--local-ranktable-list", paths, [Path(save_dir, MERGED_LOCAL)])
     shared = RuleOptions(share_devices=True)

@@ -1,4 +1,4 @@
-"""Join local tables to one instance over several servers, for readers that know such instances. Pure."""
+"""Join local tables to one instance over several servers, for tools that support such instances. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,10 +28,10 @@ def instance_of(path: str, table: Table) -> TableInstance:
 
 
 def merge_local(parts: Sequence[NamedInstance]) -> Table:
-    """Return one instance with all servers in argument order, ranks counted over all of them.
+    """Return one instance with all servers in argument order, and ranks numbered across all of them.
 
-    The devices of one host are joined to one server entry: HCCL wants a server once. Raises RanktableError naming the
-    files that clash.
+    The devices of one host are joined to one server entry: HCCL requires unique servers. Raises RanktableError naming
+    the conflicting files.
     """
     servers: list[PlacedServer] = []
     for named in parts:

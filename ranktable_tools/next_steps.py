@@ -1,4 +1,4 @@
-"""Say what to type after gen or merge."""
+"""The commands to run after gen or merge."""
 
 import os
 import shlex
@@ -12,23 +12,23 @@ _FIRST_PORT, _PUBLIC_PORT = 8088, 9000
 
 
 def after_gen(generated: Generated, save_dir: str) -> list[str]:
-    """Return the lines that start this host's processes, or, for a part of a table, the way to the whole one."""
+    """Return the commands that start this host's processes, or, for a partial table, how to merge it."""
     global_path = os.path.join(save_dir, generated.global_name)
     if whole(generated.part) is None:
         return [
-            "This table is one host's part. Generate the other hosts' and merge them all:",
+            "This table covers one host. Generate those of the other hosts and merge them all:",
             f"  ranktable merge --global-ranktable-list {shlex.quote(global_path)} OTHER_GLOBAL_RANKTABLE",
         ]
     return [
-        "Next, each in a shell of its own, in any order:",
+        "Next, each in its own shell, in any order:",
         *_start_lines(generated, global_path, save_dir),
         "Before that, and once all are up, this checks the host, its processes and their links:",
-        f"  {_unsaid_ports(generated)}ranktable doctor{_sharing(generated)} {shlex.quote(global_path)}",
+        f"  {_missing_ports(generated)}ranktable doctor{_sharing(generated)} {shlex.quote(global_path)}",
     ]
 
 
 def after_merge(merged_path: str, secret_path: str) -> list[str]:
-    """Return what has to reach the other hosts."""
+    """Return the instructions for the other hosts."""
     return [
         f"Next: copy {merged_path} and {secret_path} to every host, side by side, and start the processes there.",
         "Before that, and once all are up, this checks a host, its processes and its links:",
@@ -55,7 +55,7 @@ def _line(global_path: str, save_dir: str, local: NamedLocal, node_ports: str, p
 
 
 def _sharing(generated: Generated) -> str:
-    """Return the flag that every process needs where two instances have one device, with a blank before it."""
+    """Return the flag that every process needs if two instances share a device, with a leading space."""
     ids = [device_id for instance in generated.part.instances for device_id in instance.server.device_ids]
     return " --share-devices" if len(ids) > len(set(ids)) else ""
 
@@ -64,10 +64,10 @@ def _node_ports(generated: Generated) -> str:
     return f"NODE_PORTS={','.join(str(_port(instance)) for instance in generated.part.instances)} "
 
 
-def _unsaid_ports(generated: Generated) -> str:
-    """Return the variable with the ports, for who asks at them, unless the table says them."""
-    said = all(instance.server.server_port for instance in generated.part.instances)
-    return "" if said else _node_ports(generated)
+def _missing_ports(generated: Generated) -> str:
+    """Return the NODE_PORTS assignment that doctor needs, or "" if the table has all ports."""
+    has_ports = all(instance.server.server_port for instance in generated.part.instances)
+    return "" if has_ports else _node_ports(generated)
 
 
 def _port(instance: InstanceEntry) -> int:
@@ -75,7 +75,7 @@ def _port(instance: InstanceEntry) -> int:
 
 
 def _public_port(ports: Sequence[int]) -> int:
-    """Return the guide's port of the scheduler, or the next one that no instance has."""
+    """Return the guide's port of the scheduler, or the next one that no instance uses."""
     return next(port for port in range(_PUBLIC_PORT, 65536) if port not in ports)
 
 

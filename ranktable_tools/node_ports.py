@@ -1,4 +1,4 @@
-"""Find where the scheduler reaches each instance: NODE_PORTS where it is set, else the table's own ports."""
+"""Find the address and port of each instance for the scheduler: from NODE_PORTS if set, else from the table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from ranktable_tools.tables import GlobalTable, InstanceEntry, Role, TableServer
 
 @dataclass(frozen=True, slots=True)
 class InstanceAddress:
-    """Where one instance listens; `index` counts over the whole table, prefill first, `name` is as `decode-0`."""
+    """Where one instance listens; `index` counts over the whole table, prefill first, `name` is like `decode-0`."""
 
     role: Role
     server: TableServer
@@ -24,9 +24,9 @@ class InstanceAddress:
 def instance_addresses(
     table: GlobalTable, node_ports: str | None
 ) -> tuple[tuple[InstanceAddress, ...], tuple[str, ...]]:
-    """Return the addresses in global order, and a warning for each instance left out because it has no port.
+    """Return the addresses in global order, and a warning for each instance ignored because it has no port.
 
-    Raises RanktableError naming NODE_PORTS when its value does not fit the table, or no instance has a port.
+    Raises RanktableError naming NODE_PORTS if its value does not fit the table, or no instance has a port.
     """
     if node_ports is not None:
         ports: Sequence[int | None] = parse_node_ports(node_ports, table)
@@ -43,7 +43,7 @@ def instance_addresses(
 
 
 def parse_node_ports(value: str, table: GlobalTable) -> tuple[int, ...]:
-    """Read NODE_PORTS, one port per instance in table order. Raises RanktableError naming NODE_PORTS and the value."""
+    """Parse NODE_PORTS, one port per instance in table order. Raises RanktableError naming NODE_PORTS and the value."""
     words = [word.strip() for word in value.split(",")]
     count = len(table.instances)
     if words == [""]:
@@ -52,7 +52,7 @@ def parse_node_ports(value: str, table: GlobalTable) -> tuple[int, ...]:
     for word in words:
         port = parse_port(word)
         if port is None:
-            raise RanktableError(f'NODE_PORTS is "{value}": "{word}" is no port from 1 to 65535')
+            raise RanktableError(f'NODE_PORTS is "{value}": "{word}" is not a port from 1 to 65535')
         ports.append(port)
     if len(ports) != count:
         raise RanktableError(
@@ -66,20 +66,20 @@ def parse_node_ports(value: str, table: GlobalTable) -> tuple[int, ...]:
 def refuse_port_of_scheduler(
     addresses: Sequence[InstanceAddress], scheduler: TableServer, port: int, source: str
 ) -> None:
-    """Raise RanktableError, with the `source` of its port, for an instance on the scheduler's host and --port."""
+    """Raise RanktableError, naming the port's `source`, for an instance on the scheduler's host with its --port."""
     comparer = HostComparer()
     for one in addresses:
         if one.port == port and comparer.same(one.server.server_ip, scheduler.server_ip):
             raise RanktableError(
                 f"{source} has port {port} on {one.server.server_ip} for {one.name}, and the "
-                f"scheduler listens on --port {port} of that host: give each a port of its own"
+                f"scheduler listens on --port {port} of that host: use different ports"
             )
 
 
 def refuse_other_order(value: str, table: GlobalTable, index: int, port: int) -> None:
-    """Raise RanktableError where NODE_PORTS has an instance's --port for another one: the scheduler would look there.
+    """Raise RanktableError if NODE_PORTS assigns an instance's --port to another: the scheduler would mix them up.
 
-    A value that does not fit the table, or has the port nowhere, is the scheduler's to refuse.
+    A value that does not fit the table, or does not contain the port, is left for the scheduler to reject.
     """
     try:
         ports = parse_node_ports(value, table)
@@ -100,7 +100,7 @@ def _refuse_shared(value: str, ports: Sequence[int], instances: Sequence[Instanc
             hosts = (instances[first].server.server_ip, instances[second].server.server_ip)
             if ports[first] == port and comparer.same(*hosts):
                 raise RanktableError(
-                    f'NODE_PORTS is "{value}": port {port} stands twice on {hosts[0]}, '
+                    f'NODE_PORTS is "{value}": port {port} occurs twice on {hosts[0]}, '
                     f"for {instances[first]} and {instances[second]}"
                 )
 
@@ -112,7 +112,7 @@ def _address(instance: InstanceEntry, port: int) -> InstanceAddress:
 
 def _missing(instance: InstanceEntry) -> str:
     return (
-        f"{instance} on {instance.server.server_ip} is left out: {instance.place} of the global table has no "
+        f"{instance} on {instance.server.server_ip} is ignored: {instance.place} of the global table has no "
         "server_port and NODE_PORTS is not set"
     )
 

@@ -1,4 +1,4 @@
-"""Say whose a file is: what one wants to know of a file that cannot be read."""
+"""The owner and mode of a file, for the error text of one that cannot be read."""
 
 import os
 import stat
@@ -6,14 +6,14 @@ from pathlib import Path
 
 
 def whose(path: Path) -> str:
-    """Return the owner of a file and the user of this process, in words; the mode where they are one."""
+    """Describe a file's owner and this process's user; if they are the same, its mode."""
     own_mode = mode_of_own(path)
     if own_mode is not None:
-        return f"it belongs to uid {os.geteuid()}, who runs this, and has mode {own_mode:04o}"
+        return f"it belongs to uid {os.geteuid()}, this process's user, and has mode {own_mode:04o}"
     try:
         owner = f"it belongs to uid {path.stat().st_uid}"
     except OSError:
-        owner = "its owner cannot be told"
+        owner = "its owner is unknown"
     return f"{owner}, and this process is uid {os.geteuid()}"
 
 

@@ -1,13 +1,13 @@
-"""Say which addresses the hosts of a global table have: whoever connects from another is no peer."""
+"""The addresses of a global table's hosts: a connection from any other address is not a peer's."""
 
 from ranktable_tools.addresses import canonical, own_hosts, resolve
 from ranktable_tools.tables import GlobalTable
 
 
 def peer_addresses(table: GlobalTable) -> frozenset[str]:
-    """Return the addresses and names of the table's hosts; names are looked up once, now.
+    """Return the addresses and names of the table's hosts; names are resolved once, now.
 
-    Where the table has this machine, all its own addresses and loopback count: its processes may use any of them.
+    If the table includes this machine, all its addresses and loopback are included: its processes may use any.
     """
     own, found = own_hosts(), set[str]()
     for server in (table.scheduler, *(instance.server for instance in table.instances)):

@@ -1,4 +1,4 @@
-"""Read one port number as people and tables write it, and count ports in words."""
+"""Parse one port number from text, and format a count of ports."""
 
 import re
 
@@ -6,7 +6,7 @@ _PORT = re.compile(r"[1-9][0-9]{0,4}")
 
 
 def parse_port(text: str) -> int | None:
-    """Return the port from 1 to 65535 that `text` says, or None."""
+    """Return the port, 1 to 65535, that `text` contains, or None."""
     return int(text) if _PORT.fullmatch(text) and int(text) <= 65535 else None
 
 

@@ -1,4 +1,4 @@
-"""What was read from one table file: the table of any dialect, and where each entry stands in its file."""
+"""The result of reading one table file of any dialect: its entries, each with its JSON path."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from ranktable_tools.tables import InstanceRole, Table, TableDevice, TableInstan
 
 @dataclass(frozen=True, slots=True)
 class PlacedServer:
-    """A server entry and its JSON path; `device_places` only where devices do not stand below their server."""
+    """A server entry and its JSON path; `device_places` only if devices are not nested in their server."""
 
     server: TableServer
     place: str
@@ -24,7 +24,7 @@ class PlacedServer:
 
 @dataclass(frozen=True, slots=True)
 class PlacedInstance:
-    """One instance, its servers with their paths, and the path of what holds them."""
+    """One instance, its servers with their paths, and the path of their container."""
 
     role: InstanceRole | None
     servers: tuple[PlacedServer, ...]
@@ -39,7 +39,7 @@ class PlacedInstance:
 
 @dataclass(frozen=True, slots=True)
 class TableReading:
-    """A table with its paths; `notes` say what was understood beyond the letter, or left out."""
+    """A table with its paths; `notes` describe what the reader assumed or ignored."""
 
     dialect: str
     kind: Literal["cluster", "instance"]

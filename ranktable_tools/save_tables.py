@@ -1,4 +1,4 @@
-"""Write several files or none: names that would be equal and inputs that would be overwritten are found first."""
+"""Write several files or none: duplicate names and inputs that would be overwritten are detected first."""
 
 import os
 from collections.abc import Sequence
@@ -9,28 +9,28 @@ from ranktable_tools.json_file import write_private
 
 
 def check_names(names: Sequence[tuple[str, str]]) -> None:
-    """Refuse two files of one name; each name comes with what it would be the file of."""
+    """Raise RanktableError for a duplicate file name; each name is paired with what the file describes."""
     owner_by_name: dict[str, str] = {}
     for name, owner in names:
         first = owner_by_name.setdefault(name, owner)
         if first != owner:
-            raise RanktableError(f"{name} would be the file of {first} and of {owner}; nothing was written")
+            raise RanktableError(f"{name} would be the file of both {first} and {owner}; nothing was written")
 
 
 def check_inputs(flag: str, inputs: Sequence[str], outputs: Sequence[Path]) -> None:
-    """Refuse an input that is given twice, or that an output would overwrite."""
+    """Raise RanktableError for a repeated input, or one that an output would overwrite."""
     for number, path in enumerate(inputs):
         twin = next((other for other in inputs[:number] if _is_same(other, Path(path))), None)
         if twin is not None:
             raise RanktableError(f"{flag} has {path} twice; nothing was written")
         if any(_is_same(path, output) for output in outputs):
-            raise RanktableError(f"{path} is read and would be written over; nothing was written: choose another place")
+            raise RanktableError(f"{path} is an input and would be overwritten; nothing was written: use another path")
 
 
 def make_directory(save_dir: str) -> None:
     """Make the folder for the files. Raises RanktableError naming it."""
     if not save_dir:
-        raise RanktableError("--save-dir '' names no folder, as a variable that is not set gives it")
+        raise RanktableError("--save-dir is empty; is a variable not set?")
     try:
         os.makedirs(save_dir, exist_ok=True)
     except OSError as error:
@@ -38,7 +38,7 @@ def make_directory(save_dir: str) -> None:
 
 
 def save(folder: str, texts: Sequence[tuple[str, str]]) -> list[str]:
-    """Write the texts under their names, mode 0600 each, and return their paths."""
+    """Write each text to its file, mode 0600, and return the paths."""
     make_directory(folder)
     paths = [os.path.join(folder, name) for name, _ in texts]
     for path, (_, text) in zip(paths, texts, strict=True):

@@ -1,4 +1,4 @@
-"""Keep the cluster secret beside the global table: what peers prove to each other."""
+"""The cluster secret beside the global table, with which peers authenticate each other."""
 
 import os
 import secrets
@@ -22,7 +22,7 @@ _GIVE = "run as that user, or as root with --owner UID"
 def ensure_secret(directory: Path, owner: int | None = None) -> tuple[Path, bool]:
     """Write 32 random bytes as hex, mode 0600, unless the file exists; return its path and whether it is new.
 
-    Of several at once all have the first one's. Raises RanktableError as `check_secret` does.
+    Concurrent callers all get the first one's. Raises RanktableError as `check_secret` does.
     """
     path = directory / SECRET_NAME
     if check_secret(directory, owner):
@@ -32,19 +32,19 @@ def ensure_secret(directory: Path, owner: int | None = None) -> tuple[Path, bool
         return path, True
     if check_secret(directory, owner):
         return path, False
-    write_private(path, secret)  # in the place of a link that leads nowhere
+    write_private(path, secret)  # replaces a dangling link
     return path, True
 
 
 def check_secret(directory: Path, owner: int | None = None, *, can_give: bool = False) -> bool:
-    """Tell whether there is a secret, by the rules of the start: a file of ours, root's or `owner`'s, closed to others.
+    """Return whether there is a secret that a start accepts: a private file of this user, root or `owner`.
 
-    Raises RanktableError naming the path and what is wrong with it; `can_give` names --owner to those who have it.
+    Raises RanktableError naming the path and what is wrong; with `can_give` it suggests --owner.
     """
     path = directory / SECRET_NAME
     cure = _GIVE if can_give else _RUN_AS
     try:
-        # A pipe in the file's place must not hold us up; _check_file refuses it.
+        # A pipe in the file's place must not block the open; _check_file rejects it.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             _check_file(path, os.fstat(file.fileno()), {os.geteuid(), 0, owner}, cure)
             size = len(file.read(MAX_SECRET_BYTES + 2).strip())
@@ -62,25 +62,25 @@ def check_secret(directory: Path, owner: int | None = None, *, can_give: bool = 
 
 
 def check_owner(directory: Path, owner: int) -> None:
-    """Raise RanktableError for a uid that files of that folder cannot be given to; tried with one that is not kept."""
+    """Raise RanktableError if files in that folder cannot be given to the uid; tried with a temporary file."""
     if not 0 <= owner <= _MAX_UID:
         raise RanktableError(f"--owner is {owner}; must be a uid from 0 to {_MAX_UID}")
     folder = directory.absolute()
     nearest = next(place for place in (folder, *folder.parents) if os.path.isdir(place))
     if not os.access(nearest, os.W_OK):
-        return  # no table can be written there either, and who writes them says so
+        return  # no table can be written there either, and that error is raised later
     try:
         with tempfile.TemporaryFile(dir=nearest) as file:
             os.chown(file.fileno(), owner, -1)
     except OSError as error:
-        words = f"--owner is {owner}: files in {nearest} cannot be given to that uid: {error.strerror}"
+        reason = f"--owner is {owner}: files in {nearest} cannot be given to that uid: {error.strerror}"
         raise RanktableError(
-            f"{words}; this process is uid {os.geteuid()}: that takes CAP_CHOWN, or run as that user"
+            f"{reason}; this process is uid {os.geteuid()}: chown needs CAP_CHOWN, or run as that user"
         ) from error
 
 
 def give(path: Path, owner: int) -> None:
-    """Make a file that uid's. Raises RanktableError naming path, owner and uid where that is not allowed."""
+    """Change a file's owner to the uid. Raises RanktableError naming path, owner and uid if that is not allowed."""
     try:
         os.chown(path, owner, -1)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Draw what a table says: who is in it and who talks to whom."""
+"""Draw a table: its members and the connections between them."""
 
 from collections.abc import Iterator, Sequence
 
@@ -43,14 +43,14 @@ def _instance_table(opened: ReadFile, table: Table) -> Iterator[str]:
 def _counts(table: Table) -> str:
     prefill, decode = len(table.of_role("prefill")), len(table.of_role("decode"))
     unknown = len(table.instances) - prefill - decode
-    return f"{unknown} instances, roles not said" if unknown else f"{prefill} prefill, {decode} decode"
+    return f"{unknown} instances, roles unknown" if unknown else f"{prefill} prefill, {decode} decode"
 
 
 def _state(opened: ReadFile, table: Table) -> str:
     if opened.dialect.name != "modelarts":
-        return "ranktable convert makes it one that pdserve starts"
+        return "use ranktable convert to make a table for pdserve"
     found = whole(part_of(table))
-    return f"digest {table_digest(found)}" if found else "one host's part, to be merged"
+    return f"digest {table_digest(found)}" if found else "one host's table, to be merged"
 
 
 def _names(instances: Sequence[TableInstance]) -> Iterator[str]:

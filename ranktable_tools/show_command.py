@@ -1,4 +1,4 @@
-"""`ranktable show`: what a table says and who talks to whom."""
+"""`ranktable show`: draw a table's members and the connections between them."""
 
 import argparse
 
@@ -10,7 +10,7 @@ from ranktable_tools.show import show
 
 def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     """Add the subcommand."""
-    parser = add_command(commands, "show", "Draw what a table says and who talks to whom.")
+    parser = add_command(commands, "show", "Draw a table's members and the connections between them.")
     parser.add_argument("file", metavar="FILE")
     add_dialect(parser)
     add_read_options(parser)

@@ -1,4 +1,4 @@
-"""Read ranktable files of the guide's dialect whole and checked, and write them."""
+"""Read and validate ranktable files of the guide's dialect, and write them."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ _KEYS = {"global": "server_group_list", "local": "server_list"}
 
 
 def read_global(path: str, *, share_devices: bool = False) -> GlobalTable:
-    """Return the whole global table in `path`. Raises RanktableError naming file, place and value."""
+    """Return the complete global table in `path`. Raises RanktableError naming file, place and value."""
     problems, table = examine_global(path, share_devices=share_devices)
     if table is None:
         raise refusal(path, problems)
@@ -25,7 +25,7 @@ def read_global(path: str, *, share_devices: bool = False) -> GlobalTable:
 
 
 def read_part(path: str, *, share_devices: bool = False) -> TablePart:
-    """Return the global table in `path`, groups may be missing. Raises RanktableError naming file, place and value."""
+    """Return the global table in `path`; groups may be missing. Raises RanktableError naming file, place and value."""
     root = _root(path, "global")
     reading = _checked(root, modelarts.read_global, share_devices)
     if reading is None:
@@ -42,7 +42,7 @@ def read_local(path: str) -> LocalTable:
 
 
 def examine_global(path: str, *, share_devices: bool = False) -> tuple[list[Problem], GlobalTable | None]:
-    """Return every problem of a whole global table, and the table when there is none."""
+    """Return every problem of a complete global table, and the table if there is none."""
     root = _root(path, "global")
     modelarts.check_whole(root)
     reading = _checked(root, modelarts.read_global, share_devices)
@@ -50,14 +50,14 @@ def examine_global(path: str, *, share_devices: bool = False) -> tuple[list[Prob
 
 
 def examine_local(path: str) -> tuple[list[Problem], LocalTable | None]:
-    """Return every problem of the local table of a process of ours, and the table when there is none."""
+    """Return every problem of a pdserve process's local table, and the table if there is none."""
     root = _root(path, "local")
     reading = modelarts.read_local(root)
     servers = [placed.server for placed in reading.servers]
     if len(servers) > 1:
         advice = (
-            "must have 1: pdserve starts no instance over several servers, cut it into one instance per server "
-            "(tables of merge-local are for other readers)"
+            "must have 1: pdserve cannot start an instance over several servers, split it into one per server "
+            "(tables of merge-local are for other tools)"
         )
         Node(len(servers), "server_list", root.problems).report("instance-over-servers", _servers(servers), advice)
     else:
@@ -66,7 +66,7 @@ def examine_local(path: str) -> tuple[list[Problem], LocalTable | None]:
 
 
 def is_global(path: str) -> bool:
-    """Tell whether the file looks like a global table."""
+    """Return whether the file looks like a global table."""
     return Node(read_json(path), "", []).has("server_group_list")
 
 
@@ -81,25 +81,25 @@ def write_local(path: Path, table: LocalTable) -> None:
 
 
 def part_of(table: Table) -> TablePart:
-    """Return a cluster table of one server per instance as a part: what is started and merged."""
+    """Return a cluster table, with one server per instance, as a TablePart, the type for starting and merging."""
     prefill, decode = (tuple(one.servers[0] for one in table.of_role(role)) for role in ("prefill", "decode"))
     return TablePart(table.schedulers[0] if table.schedulers else None, prefill, decode)
 
 
 def refusal(path: str, problems: Sequence[Problem]) -> RanktableError:
-    """Return the error of a file with these problems: the first, and how many more there are."""
+    """Return the error of a file with these problems: the first one, and the number of others."""
     more = f" (and {len(problems) - 1} more: ranktable lint {path})" if len(problems) > 1 else ""
     first = problems[0]
     return RanktableError(f"{path}: {first}{more}", code=first.code, place=first.place, value=first.value)
 
 
 def _root(path: str, wanted: Literal["global", "local"]) -> Node:
-    """Return the document. Raises RanktableError for the table of the other kind, which has everything missing."""
+    """Return the document. Raises RanktableError for a table of the other kind."""
     root = Node(read_json(path), "", [])
     other: Literal["global", "local"] = "local" if wanted == "global" else "global"
     if root.has(_KEYS[other]) and not root.has(_KEYS[wanted]):
-        words = f"is a {other} table, with {_KEYS[other]}; a {wanted} one is wanted here, with {_KEYS[wanted]}"
-        raise RanktableError(f"{path}: {words}", code="missing-key", place=_KEYS[wanted])
+        message = f"is a {other} table, with {_KEYS[other]}; a {wanted} table is needed here, with {_KEYS[wanted]}"
+        raise RanktableError(f"{path}: {message}", code="missing-key", place=_KEYS[wanted])
     return root
 
 
@@ -108,7 +108,7 @@ def _servers(servers: Sequence[TableServer]) -> str:
 
 
 def _checked(root: Node, read: Callable[[Node], TableReading], share_devices: bool) -> TableReading | None:
-    """Read and keep the rules; what is wrong goes to the node's problems, and then there is no reading."""
+    """Return the reading, or None if it breaks rules; problems are added to the node's list."""
     reading = read(root)
     root.problems.extend(errors(reading, RuleOptions(share_devices), root.problems))
     return None if root.problems else reading

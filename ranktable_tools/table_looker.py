@@ -1,4 +1,4 @@
-"""Look at a watched table beside an event loop: a file system that hangs holds up nobody else."""
+"""Read a watched table on a thread, so that a hanging file system does not block the event loop."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ LOOK_S = 10.0
 
 
 class TableLooker(Generic[Table]):
-    """Owner of the one look under way, on a thread of its own that ends with the process."""
+    """Owns the one read in progress, on a daemon thread."""
 
     def __init__(self, file: WatchedTable[Table], *, timeout_s: float = LOOK_S) -> None:
         self._file = file
@@ -23,9 +23,9 @@ class TableLooker(Generic[Table]):
         self._is_slow = False
 
     async def look(self) -> Table | RanktableError | None:
-        """Return what the file's `look` says; an error, once, when it takes too long: it is waited for the next time.
+        """Return the result of the file's `look`, or, once, an error if it times out; the next call waits for it again.
 
-        Then the table is returned, as it was too: what was told is over. Whatever else the look raises is raised here.
+        When it then completes, the table is returned even if unchanged, to clear that error. Exceptions are re-raised.
         """
         if self._looking is None:
             self._looking = self._start()
@@ -41,7 +41,7 @@ class TableLooker(Generic[Table]):
         if self._is_slow:
             return None
         self._is_slow = True
-        return RanktableError(f"{self._file.path}: no answer from its file system for {self._timeout_s:g} s")
+        return RanktableError(f"{self._file.path}: no response from its file system for {self._timeout_s:g} s")
 
     def _start(self) -> "asyncio.Future[Table | RanktableError | None]":
         loop = asyncio.get_running_loop()
@@ -53,7 +53,7 @@ class TableLooker(Generic[Table]):
                 found = self._file.look()
             except Exception as error:  # noqa: BLE001 - carried to the waiting task
                 failure = error
-            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop has closed: nothing waits any more
                 loop.call_soon_threadsafe(settle, found, failure)
 
         def settle(found: Table | RanktableError | None, failure: Exception | None) -> None:

@@ -1,4 +1,4 @@
-"""The tables as plain data: who the scheduler is and which instances there are."""
+"""The tables as plain data: the scheduler, the instances and their devices."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ InstanceRole = Literal["prefill", "decode"]
 class TableDevice:
     """One device of an instance: physical id, address on the device network, logical rank.
 
-    Only an HCCL table of one host may leave the address out; the keys after the rank are those of other dialects.
+    Only an HCCL table of one host may omit the address; the fields after the rank come from other dialects.
     """
 
     device_id: str
@@ -28,9 +28,9 @@ class TableDevice:
 
 @dataclass(frozen=True, slots=True)
 class TableServer:
-    """One server entry: an instance (or one host of it) and its devices, or, without devices, the scheduler.
+    """One server entry: an instance (or one of its hosts) and its devices, or, without devices, the scheduler.
 
-    The keys after the port are those of other dialects.
+    The fields after the port come from other dialects.
     """
 
     server_id: str
@@ -59,12 +59,12 @@ class InstanceEntry:
 
     @property
     def name(self) -> str:
-        """What it is called in logs and messages: its role and its number within it, as `decode-0`."""
+        """Its name in logs and messages: its role and its number within the role, such as `decode-0`."""
         return f"{self.role}-{self.number}"
 
     @property
     def place(self) -> str:
-        """Where the entry stands in a whole table."""
+        """The JSON path of the entry in a complete table."""
         return f"server_group_list[{1 if self.role == 'prefill' else 2}].server_list[{self.number}]"
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ class InstanceEntry:
 
 @dataclass(frozen=True, slots=True)
 class TableInstance:
-    """One instance of a table of any dialect, over one server or more; role None where the table does not say it."""
+    """One instance of a table of any dialect, over one or more servers; role None if the table has none."""
 
     role: InstanceRole | None
     servers: tuple[TableServer, ...]
@@ -86,9 +86,9 @@ class TableInstance:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What a table of any dialect says: the one model that every dialect reads into and is written from.
+    """The content of a table of any dialect: the common model that every dialect is converted to and from.
 
-    A `cluster` table names schedulers and instances; an `instance` table is what the processes of one member are told:
+    A `cluster` table lists schedulers and instances; an `instance` table describes one member to its processes:
     one instance without a role, or, without devices, the scheduler.
     """
 
@@ -103,7 +103,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """What one host knows: any of the three groups may be missing until the parts are merged."""
+    """A possibly incomplete table, such as one host's: any of the three groups may be missing until the merge."""
 
     scheduler: TableServer | None
     prefill: tuple[TableServer, ...]
@@ -117,7 +117,7 @@ class TablePart:
 
 @dataclass(frozen=True, slots=True)
 class GlobalTable:
-    """The whole table: one scheduler, at least one prefill and one decode instance."""
+    """A complete table: one scheduler, at least one prefill and one decode instance."""
 
     scheduler: TableServer
     prefill: tuple[TableServer, ...]
@@ -130,12 +130,12 @@ class GlobalTable:
 
     @property
     def part(self) -> TablePart:
-        """The same table, typed as one that could be merged."""
+        """The same table as a TablePart."""
         return TablePart(self.scheduler, self.prefill, self.decode)
 
     @property
     def table(self) -> Table:
-        """The same table, typed as one of any dialect."""
+        """The same table as a Table."""
         listed = (TableInstance(role, (one,)) for role, one in self._roles())
         return Table("cluster", (self.scheduler,), tuple(listed))
 
@@ -146,13 +146,13 @@ class GlobalTable:
 
 @dataclass(frozen=True, slots=True)
 class LocalTable:
-    """What one process is told about itself."""
+    """The table that describes one process to itself."""
 
     server: TableServer
 
 
 def whole(part: TablePart) -> GlobalTable | None:
-    """Return the part as a whole table, or None while a group is missing."""
+    """Return the part as a complete table, or None while a group is missing."""
     if part.scheduler is None or not part.prefill or not part.decode:
         return None
     return GlobalTable(part.scheduler, part.prefill, part.decode)

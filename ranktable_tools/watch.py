@@ -1,4 +1,4 @@
-"""Say in sentences how a table changes while it is watched: what came, what went, what is not to be used."""
+"""Report in sentences how a watched table changes: members added or removed, and unusable versions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A table as it was read, and the digest of one that pdserve starts from: None for other dialects and parts."""
+    """A table as read, and its digest if pdserve can start from it: None for other dialects and partial tables."""
 
     table: Table
     digest: str | None
 
 
 def seen(table: Table, *, is_ours: bool) -> Seen:
-    """Return a table that was read; `is_ours` for one of the guide's dialect."""
+    """Return a table with its digest; `is_ours` means the guide's dialect."""
     found = whole(part_of(table)) if is_ours and table.kind == "cluster" else None
     return Seen(table, None if found is None else table_digest(found))
 
 
 class Watch:
-    """Owns the table shown last and its version: how many that differ in meaning were seen, itself included."""
+    """Owns the last shown table and its version: the number of tables seen so far that differ in meaning."""
 
     def __init__(self, file: WatchedTable[Seen], say: Say) -> None:
         self._file = file
@@ -38,7 +38,7 @@ class Watch:
         self.version = 0
 
     def look(self) -> None:
-        """Look once, and say what is new."""
+        """Read the table once and report changes."""
         found = self._file.look()
         if isinstance(found, RanktableError):
             self._troubled = True
@@ -58,18 +58,18 @@ class Watch:
             self.version += 1
             self._say(f"{self._head(found)}: {' '.join(sentences)}")
         elif troubled:
-            self._say(f"whole again: the table of {self._head(found)}")
+            self._say(f"valid again: the table of {self._head(found)}")
 
     def _head(self, found: Seen) -> str:
         return f"version {self.version}" + ("" if found.digest is None else f", digest {found.digest}")
 
 
 def _trouble(error: RanktableError, last: Seen | None) -> str:
-    kept = "" if last is None else "; the table before it stays"
+    kept = "" if last is None else "; the previous table stays in use"
     return f"{'waiting' if error.code == 'not-completed' else 'ignored'}: {error}{kept}"
 
 
 def _counts(table: Table) -> str:
     prefill, decode = len(table.of_role("prefill")), len(table.of_role("decode"))
     unknown = len(table.instances) - prefill - decode
-    return f"{unknown} instances, roles not said" if unknown else f"{prefill} prefill, {decode} decode"
+    return f"{unknown} instances, roles unknown" if unknown else f"{prefill} prefill, {decode} decode"

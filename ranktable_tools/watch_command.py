@@ -1,4 +1,4 @@
-"""`ranktable watch`: say each change of a table as it comes, until Ctrl-C."""
+"""`ranktable watch`: print each change of a table as it happens, until Ctrl-C."""
 
 import argparse
 import contextlib
@@ -12,19 +12,19 @@ from ranktable_tools.rules.rule import RuleOptions
 from ranktable_tools.watch import Seen, Watch, seen
 from ranktable_tools.watched_table import WatchedTable
 
-_SAYS = (
-    "Say each change of a table in a sentence, until Ctrl-C. What is broken is said once, and the table before it "
-    "stays; one whose status is not completed is waited for. A running scheduler follows its table by the same rules."
+_DESCRIPTION = (
+    "Print each change of a table in a sentence, until Ctrl-C. A broken table is reported once and the previous one "
+    "kept; a table that is not completed is waited for. A running scheduler follows its table by the same rules."
 )
 _MOST_S = 3600.0
 
 
 def add(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     """Add the subcommand."""
-    parser = add_command(commands, "watch", _SAYS)
+    parser = add_command(commands, "watch", _DESCRIPTION)
     parser.add_argument("file", metavar="FILE")
-    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default: 1)")
-    parser.add_argument("--for", dest="for_s", type=float, metavar="S", help="end after so many seconds")
+    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between reads (default: 1)")
+    parser.add_argument("--for", dest="for_s", type=float, metavar="S", help="exit after this many seconds")
     add_dialect(parser)
     add_read_options(parser)
     parser.set_defaults(command=_watch)
@@ -55,7 +55,7 @@ def _watch(arguments: argparse.Namespace) -> int:
 
 
 def _refuse_what_is_no_table(read: Callable[[str], Seen], path: str) -> None:
-    """Raise RanktableError for a file that is wrong from the start, as one that is not there: it may be a slip."""
+    """Raise RanktableError for a file that is missing or invalid at the start: its name may be misspelt."""
     try:
         read(path)
     except RanktableError as error:

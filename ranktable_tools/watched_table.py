@@ -1,4 +1,4 @@
-"""Look at a table file that others replace, again and again: tell what is new in it, and each trouble once."""
+"""Poll a table file that others replace: return each new table, and each problem once."""
 
 import hashlib
 import os
@@ -13,42 +13,42 @@ _Stamp = tuple[int, ...]
 
 
 class WatchedTable(Generic[Table]):
-    """Owns what was read last. `read` makes a table of a path, or raises RanktableError; no look holds the file open.
+    """Owns the table read last. `read` parses a path or raises RanktableError; the file is not kept open between polls.
 
-    A link on the way to the file is followed anew at each look, as a ConfigMap's `..data`, so the folder it leads to
-    may be swapped. Not for several threads at once.
+    Symbolic links in the path, such as a ConfigMap's `..data`, are resolved at each poll, so their target may be
+    swapped. Not thread-safe.
     """
 
     def __init__(self, path: str, read: Callable[[str], Table], table: Table | None = None) -> None:
-        """`table`: what the caller read before; None where it has none yet, or the file was not to be used."""
+        """`table` is what the caller read before, None if it has none yet or the file was unusable."""
         self.path = path
         self.table = table
         self._read = read
         self._stamps: tuple[_Stamp | None, _Stamp | None] = (None, None)
         self._digest = b""
-        self._told = ""
+        self._reported = ""
         self._suspect: RanktableError | None = None
 
     @property
     def in_trouble(self) -> bool:
-        """Whether the file was not to be used when it was looked at last, told or not."""
-        return bool(self._told) or self._suspect is not None
+        """Whether the file was unusable at the last poll, reported or not."""
+        return bool(self._reported) or self._suspect is not None
 
     def look(self) -> Table | RanktableError | None:
-        """Return another table than before, or what is wrong with the file, or None where nothing is to be told.
+        """Return a changed table, a problem of the file, or None if there is nothing new.
 
-        A file that is not whole yet (`not-completed`) is told at once. What is broken is told once it was seen in the
-        same state twice, so that one written slowly is no trouble; the table before it stays. When what was told is
-        over, the table is returned once, as it was too.
+        A table that is not completed yet (`not-completed`) is reported at once. A broken one is reported when two polls
+        saw it in the same state, so that a slow write is not reported; the previous table stays. Once a reported
+        problem is fixed, the table is returned once, even if unchanged.
         """
         stamp = _stamp(self.path)
-        # One more look at a file that did not change: its clock may be too coarse to show a second writing.
+        # Read once more after the stamp stops changing: its clock may be too coarse to show a second write.
         if stamp is not None and self._stamps == (stamp, stamp) and self._suspect is None:
             return None
         self._stamps = (self._stamps[1], stamp)
         digest = _digest(self.path)
         if digest == self._digest and digest:
-            return self._tell_suspect()
+            return self._report_suspect()
         self._digest = digest
         return self._take()
 
@@ -57,9 +57,9 @@ class WatchedTable(Generic[Table]):
             table = self._read(self.path)
         except RanktableError as error:
             return self._doubt(error)
-        was_told = bool(self._told)
-        self._suspect, self._told = None, ""
-        if table == self.table and not was_told:
+        was_reported = bool(self._reported)
+        self._suspect, self._reported = None, ""
+        if table == self.table and not was_reported:
             return None
         self.table = table
         return table
@@ -67,23 +67,23 @@ class WatchedTable(Generic[Table]):
     def _doubt(self, error: RanktableError) -> RanktableError | None:
         if error.code == "not-completed":
             self._suspect = None
-            return self._tell(error)
+            return self._report(error)
         if self._digest:
             self._suspect = error
             return None
-        if self._suspect is None or str(self._suspect) != str(error):  # no file: the one to replace it may be near
+        if self._suspect is None or str(self._suspect) != str(error):  # no file: its replacement may follow soon
             self._suspect = error
             return None
-        return self._tell_suspect()
+        return self._report_suspect()
 
-    def _tell_suspect(self) -> RanktableError | None:
+    def _report_suspect(self) -> RanktableError | None:
         error, self._suspect = self._suspect, None
-        return None if error is None else self._tell(error)
+        return None if error is None else self._report(error)
 
-    def _tell(self, error: RanktableError) -> RanktableError | None:
-        if self._told == str(error):
+    def _report(self, error: RanktableError) -> RanktableError | None:
+        if self._reported == str(error):
             return None
-        self._told = str(error)
+        self._reported = str(error)
         return error
 
 
@@ -96,7 +96,7 @@ def _stamp(path: str) -> _Stamp | None:
 
 
 def _digest(path: str) -> bytes:
-    """Return the digest of the file's bytes, empty where it cannot be read: `read` says why."""
+    """Return the digest of the file's bytes, empty if it cannot be read: `read` then reports why."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").digest()

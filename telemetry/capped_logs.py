@@ -1,4 +1,4 @@
-"""Log lines that a stranger can cause as often as it likes: few of each reason in a window, the rest counted."""
+"""A rate limit for log lines that unauthenticated peers can trigger: a few per reason and window, the rest counted."""
 
 import threading
 import time
@@ -13,19 +13,19 @@ WINDOW_S = 60.0
 
 @dataclass(slots=True)
 class _Window:
-    """`said` are the texts of this window; `left_out` lines more were not written."""
+    """`written` holds the texts logged in this window; `left_out` counts the lines that were suppressed."""
 
     ends: float
-    said: set[str] = field(default_factory=set)
+    written: set[str] = field(default_factory=set)
     left_out: int = 0
 
 
 class CappedLog:
-    """Writes each text once a window, and no more than `lines` texts of one reason. Thread-safe.
+    """Writes each text once per window, and at most `lines` texts per reason. Thread-safe.
 
-    A window starts with the first line of its reason. What it left out is said with the next line of any reason that
-    comes after its end. Reasons are words of the caller's own, never a peer's: each one costs memory till its window
-    ends.
+    A window starts with the first line of its reason. The number of suppressed lines is logged with the next line, of
+    any reason, after the window's end. A reason must be a constant of the caller, never a peer's text: each one uses
+    memory until its window ends.
     """
 
     def __init__(
@@ -37,28 +37,28 @@ class CappedLog:
         self._lock = threading.Lock()
 
     def warning(self, event: str, reason: str, /, **fields: object) -> None:
-        """Log an event an operator should look at, unless its reason's lines of this window are written."""
-        if self._may_say(reason, fields):
+        """Log an event an operator should look at, unless its reason has reached the limit of this window."""
+        if self._may_write(reason, fields):
             self._log.warning(event, **fields)
 
     def info(self, event: str, reason: str, /, **fields: object) -> None:
-        """Log an event an operator may want, unless its reason's lines of this window are written."""
-        if self._may_say(reason, fields):
+        """Log an event an operator may want, unless its reason has reached the limit of this window."""
+        if self._may_write(reason, fields):
             self._log.info(event, **fields)
 
-    def _may_say(self, reason: str, fields: dict[str, object]) -> bool:
+    def _may_write(self, reason: str, fields: dict[str, object]) -> bool:
         text, now = " ".join(map(str, fields.values())), self._clock()
         with self._lock:
             over = {name: one.left_out for name, one in self._windows.items() if now >= one.ends}
             for name in over:
                 del self._windows[name]
             window = self._windows.setdefault(reason, _Window(now + self._window_s))
-            said = text not in window.said and len(window.said) < self._lines
-            if said:
-                window.said.add(text)
+            is_allowed = text not in window.written and len(window.written) < self._lines
+            if is_allowed:
+                window.written.add(text)
             else:
                 window.left_out += 1
         for name, left_out in over.items():
             if left_out:
                 self._log.warning("log_lines_left_out", of=name, lines=left_out, within_s=self._window_s)
-        return said
+        return is_allowed

@@ -1,4 +1,4 @@
-"""Log records as JSON, one object a line: time, level, component, event, its fields, and the traceback if there is one.
+"""Log records as JSON, one object per line: time, level, component, event, its fields, and the traceback if any.
 
 {"time": "2026-01-31T12:00:00.123Z", "level": "INFO", "component": "requests", "event": "request_done",
  "request_id": "cmpl-…", "prompt_tokens": 12, …}
@@ -15,24 +15,24 @@ _OWN = ("time", "level", "component", "event", "message", "exception")
 
 
 class JsonFormatter(logging.Formatter):
-    """Makes one ASCII line of a record, whatever its fields hold; a field named as one of ours gets `_` behind it."""
+    """Formats a record as one line of ASCII; `_` is appended to a field whose name is one of `_OWN`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the object."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        told: dict[str, object] = {
+        line: dict[str, object] = {
             "time": f"{stamp}.{int(record.msecs):03d}Z",
             "level": record.levelname,
             "component": record.name.removeprefix("pdserve."),
-            **_said(record),
+            **_event_fields(record),
         }
         if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)[-_MAX_TRACEBACK:]
-        return json.dumps(told)
+            line["exception"] = self.formatException(record.exc_info)[-_MAX_TRACEBACK:]
+        return json.dumps(line)
 
 
-def _said(record: logging.LogRecord) -> dict[str, object]:
-    """Return the event and its fields; what libraries log in words of their own has a `message`."""
+def _event_fields(record: logging.LogRecord) -> dict[str, object]:
+    """Return the event and its fields; for a library's log record, its first word as event and its `message`."""
     event = record.args[0] if isinstance(record.args, tuple) and record.args else None
     name, fields = getattr(event, "name", None), getattr(event, "fields", None)
     if record.msg == "%s" and isinstance(name, str) and isinstance(fields, dict):
@@ -42,7 +42,7 @@ def _said(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _plain(value: object) -> object:
-    """Return what JSON has a form for: numbers and switches as they are, all else as text that is not too long."""
+    """Return finite numbers, booleans and None unchanged, anything else as text cut at _MAX_VALUE characters."""
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):

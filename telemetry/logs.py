@@ -1,4 +1,4 @@
-"""Logs are events with fields: `kv_sent request_id=… blocks=… ms=…`, one line each, safe against what clients send."""
+"""Logs are events with fields: `kv_sent request_id=… blocks=… ms=…`, one line each; clients' text is escaped."""
 
 import logging
 import re
@@ -10,11 +10,11 @@ from telemetry.json_lines import JsonFormatter
 
 FORMATS = ("text", "json")
 _MAX_VALUE = 1000
-_PLAIN = re.compile(rf"[!#-\[\]-~]{{1,{_MAX_VALUE}}}")  # printable ASCII but for space, quote and backslash
+_PLAIN = re.compile(rf"[!#-\[\]-~]{{1,{_MAX_VALUE}}}")  # printable ASCII except space, quote and backslash
 
 
 class LogEvent:
-    """What one line says; text is made of it once, and only where a line is written."""
+    """An event and its fields. The text is rendered once, and only if a handler writes the line."""
 
     __slots__ = ("_text", "fields", "name")
 
@@ -24,7 +24,7 @@ class LogEvent:
         self._text: str | None = None
 
     def __str__(self) -> str:
-        """Return it as text."""
+        """Render it as text."""
         if self._text is None:
             self._text = render(self.name, self.fields)
         return self._text
@@ -65,8 +65,8 @@ def render(event: str, fields: dict[str, object]) -> str:
 def configure(level: str = "INFO", stream: TextIO | None = None, log_format: str = "text") -> None:
     """Send pdserve's events to `stream` (standard error by default). Called once, by the process's entry point.
 
-    With `log_format` json what libraries warn of goes there too, so that every line is an object. Raises ValueError for
-    a format that is none of FORMATS.
+    With `log_format` json, warnings of libraries go there too, so that every line is an object. Raises ValueError for a
+    format that is not in FORMATS.
     """
     if log_format not in FORMATS:
         raise ValueError(f"log format {log_format!r} is not one of {', '.join(FORMATS)}")
@@ -87,7 +87,7 @@ def _text_formatter() -> logging.Formatter:
 
 
 def _for_libraries(stream: TextIO | None) -> logging.Handler:
-    """uvicorn's failures are logged by the gate, in our words."""
+    """Return the handler for libraries' warnings, except uvicorn's: the gate logs those failures as our events."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setLevel(logging.WARNING)
     handler.setFormatter(JsonFormatter())

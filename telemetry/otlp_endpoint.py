@@ -1,4 +1,4 @@
-"""Where traces go: the endpoint's URL and OpenTelemetry's own environment variables, read once."""
+"""The OTLP collector that spans are exported to, from its URL and OpenTelemetry's environment variables, read once."""
 
 import importlib.util
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ _PROTOCOLS = ("grpc", "http/protobuf")
 
 @dataclass(frozen=True, slots=True)
 class OtlpEndpoint:
-    """A collector. `headers` may hold keys: they are not shown."""
+    """A collector. `headers` may contain API keys and are left out of `repr`."""
 
     host: str
     port: int
@@ -24,26 +24,26 @@ class OtlpEndpoint:
     service_name: str = "pdserve"
 
     def __str__(self) -> str:
-        """Its address, for the log."""
+        """Return its address, for the log."""
         kind = ("grpc" if self.is_grpc else "http") + ("s" if self.is_tls else "")
         return f"{kind}://{self.host}:{self.port}{self.path}"
 
 
 def read_endpoint(url: str, environ: Mapping[str, str]) -> OtlpEndpoint:
-    """Return the collector at `url`: gRPC as with vLLM, HTTP where its path or port is OTLP's for HTTP.
+    """Return the collector at `url`: gRPC by default, as in vLLM; HTTP if the path or the port is that of OTLP/HTTP.
 
-    OTEL_EXPORTER_OTLP_[TRACES_]PROTOCOL, _HEADERS and OTEL_SERVICE_NAME are heeded. Raises ValueError for what is no
-    such URL, protocol or header.
+    Reads OTEL_EXPORTER_OTLP_[TRACES_]PROTOCOL, _HEADERS and OTEL_SERVICE_NAME. Raises ValueError for an invalid URL,
+    protocol or header.
     """
     parts = urlsplit(url if "://" in url else f"grpc://{url}")
     if parts.username or parts.password or parts.query:
-        raise ValueError("a collector's URL holds no key: send it by OTEL_EXPORTER_OTLP_HEADERS")  # so it is not shown
+        raise ValueError("a collector's URL must not have credentials or a query: use OTEL_EXPORTER_OTLP_HEADERS")
     try:
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise ValueError(f"{url!r} is no URL of a collector: {error}") from None
+        raise ValueError(f"{url!r} is not a collector's URL: {error}") from None
     if parts.scheme not in _SCHEMES or not host:
-        raise ValueError(f"{url!r} is no URL of a collector: write http://HOST:4317 or http://HOST:4318/v1/traces")
+        raise ValueError(f"{url!r} is not a collector's URL: write http://HOST:4317 or http://HOST:4318/v1/traces")
     is_grpc = _is_grpc(parts.scheme, parts.path, port, environ)
     return OtlpEndpoint(
         host, port or (_GRPC_PORT if is_grpc else _HTTP_PORT),
@@ -55,7 +55,7 @@ def read_endpoint(url: str, environ: Mapping[str, str]) -> OtlpEndpoint:
 
 
 def is_installed() -> bool:
-    """Whether OTLP's messages can be made here."""
+    """Return whether opentelemetry-proto, which defines OTLP's messages, is installed."""
     try:
         return importlib.util.find_spec("opentelemetry.proto.collector.trace.v1") is not None
     except ModuleNotFoundError:

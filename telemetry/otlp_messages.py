@@ -1,4 +1,4 @@
-"""Spans as OTLP's protobuf messages, and a collector's answer from them. Needs the package opentelemetry-proto."""
+"""Encode spans as OTLP protobuf messages and decode a collector's response. Needs the package opentelemetry-proto."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ def encode(spans: Sequence[Span], service_name: str) -> bytes:
 
 
 def rejected(answer: bytes) -> int:
-    """Return how many spans a collector that took a request says it has not taken."""
+    """Return the number of spans that a collector's successful response reports as rejected."""
     try:
         return int(ExportTraceServiceResponse.FromString(answer).partial_success.rejected_spans)
     except DecodeError:

@@ -1,4 +1,4 @@
-"""How a batch of spans gets to a collector: an HTTP POST or a gRPC call, with a deadline. Proxies are ignored."""
+"""Send a batch of spans to a collector by HTTP POST or gRPC call, with a deadline. Proxy settings are ignored."""
 
 import contextlib
 import http.client
@@ -20,7 +20,7 @@ _GRPC_AGAIN = frozenset((
 
 
 class NotTaken(Exception):
-    """A collector did not take a batch; `may_retry` where it may later."""
+    """A collector did not accept a batch; `may_retry` if sending it again later may succeed."""
 
     def __init__(self, reason: str, *, may_retry: bool) -> None:
         super().__init__(reason)
@@ -31,21 +31,21 @@ class OtlpTransport(Protocol):
     """Sends one request at a time."""
 
     def send(self, payload: bytes, timeout_s: float) -> bytes:
-        """Return the collector's answer. Raises NotTaken."""
+        """Return the collector's response. Raises NotTaken."""
         ...
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Release its connection or channel."""
         ...
 
 
 def open_transport(endpoint: OtlpEndpoint) -> OtlpTransport:
-    """Return how to send to a collector; nothing is connected before the first batch."""
+    """Return the transport for a collector; it connects when the first batch is sent."""
     return _Grpc(endpoint) if endpoint.is_grpc else _Http(endpoint)
 
 
 class _Http:
-    """A connection a batch: a collector may be restarted between two."""
+    """Opens one connection per batch: the collector may be restarted between batches."""
 
     def __init__(self, endpoint: OtlpEndpoint) -> None:
         self._endpoint = endpoint
@@ -53,7 +53,7 @@ class _Http:
         self._socket: socket.socket | None = None
 
     def send(self, payload: bytes, timeout_s: float) -> bytes:
-        """See Transport."""
+        """See OtlpTransport."""
         connection = self._kind(self._endpoint.host, self._endpoint.port, timeout=timeout_s)
         headers = {"content-type": "application/x-protobuf", **dict(self._endpoint.headers)}
         try:
@@ -72,14 +72,14 @@ class _Http:
         return body
 
     def close(self) -> None:
-        """See Transport. From another thread it ends a send that is under way."""
+        """See OtlpTransport. Called from another thread, it aborts a send in progress."""
         with contextlib.suppress(OSError):
-            if (under_way := self._socket) is not None:
-                under_way.shutdown(socket.SHUT_RDWR)
+            if (in_use := self._socket) is not None:
+                in_use.shutdown(socket.SHUT_RDWR)
 
 
 class _Grpc:
-    """One channel, which reconnects by itself."""
+    """One channel, which reconnects automatically."""
 
     def __init__(self, endpoint: OtlpEndpoint) -> None:
         target, options = f"{endpoint.host}:{endpoint.port}", [("grpc.enable_http_proxy", 0)]
@@ -94,7 +94,7 @@ class _Grpc:
         self._headers = endpoint.headers
 
     def send(self, payload: bytes, timeout_s: float) -> bytes:
-        """See Transport."""
+        """See OtlpTransport."""
         try:
             return self._export(payload, timeout=timeout_s, metadata=self._headers)
         except grpc.RpcError as error:
@@ -102,5 +102,5 @@ class _Grpc:
             raise NotTaken(f"gRPC status {code.name}", may_retry=code in _GRPC_AGAIN) from error
 
     def close(self) -> None:
-        """See Transport."""
+        """See OtlpTransport."""
         self._channel.close()

@@ -1,7 +1,7 @@
-"""Sends spans to a collector from a thread of its own; who hands them over never waits.
+"""Sends spans to a collector from its own thread; the request's thread that queues them never waits.
 
 request --put--> queue (bounded) --thread--> batch --encode, send--> collector
-                   full: dropped, counted           not taken: once more, then dropped, counted
+                   full: dropped, counted           not accepted: one retry, then dropped, counted
 """
 
 import threading
@@ -24,7 +24,7 @@ CLOSE_S = 2.0
 
 
 class SpanExporter:
-    """Owns the queue and the thread. `encode` makes a request of spans, `rejected` reads its answer."""
+    """Owns the queue and the thread. `encode` builds a request, `rejected` counts rejected spans in a response."""
 
     def __init__(
         self, transport: OtlpTransport, encode: Callable[[Sequence[Span]], bytes], rejected: Callable[[bytes], int], *,
@@ -36,13 +36,13 @@ class SpanExporter:
         self._lock = threading.Lock()
         self._full, self._closing = threading.Event(), threading.Event()
         self._ends_at: float | None = None
-        self._said = CappedLog(_log)
+        self._capped_log = CappedLog(_log)
         self.num_sent = self.num_dropped = 0
         self._thread = threading.Thread(target=self._run, name="span-exporter", daemon=True)
         self._thread.start()
 
     def put(self, spans: Sequence[Span]) -> None:
-        """Queue the spans of one trace, or drop them all where they do not fit. Never waits. Any thread."""
+        """Queue the spans of one trace, or drop them all if they do not fit. Never waits. Safe from any thread."""
         with self._lock:
             if self._closing.is_set() or len(self._queue) + len(spans) > self._max_queued:
                 self.num_dropped += len(spans)
@@ -53,13 +53,13 @@ class SpanExporter:
             self._full.set()
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Send what is queued, for `timeout_s` at most, and end the thread; what is left is dropped. Idempotent."""
+        """Send the queued spans within `timeout_s`, drop the rest, and stop the thread. Idempotent."""
         with self._lock:
             self._ends_at = self._ends_at or time.monotonic() + timeout_s
         self._closing.set()
         self._full.set()
         self._thread.join(timeout_s)
-        self._transport.close()  # ends a send that is under way
+        self._transport.close()  # aborts a send in progress
         self._thread.join(timeout_s)
         with self._lock:
             self.num_dropped += len(self._queue)
@@ -78,10 +78,10 @@ class SpanExporter:
                 rejected = self._rejected(self._send(self._encode(batch)))
             except NotTaken as error:
                 self._count(0, len(batch))
-                self._said.warning("spans_not_taken", "collector", reason=error, spans=len(batch))
-            except Exception as error:  # noqa: BLE001 - the thread's outermost frame: traces may break, requests not
+                self._capped_log.warning("spans_not_taken", "collector", reason=error, spans=len(batch))
+            except Exception as error:  # noqa: BLE001 - the thread's outermost frame: traces may fail, requests not
                 self._count(0, len(batch))
-                self._said.warning("spans_lost", type(error).__name__, reason=repr(error), spans=len(batch))
+                self._capped_log.warning("spans_lost", type(error).__name__, reason=repr(error), spans=len(batch))
             else:
                 self._count(len(batch) - rejected, rejected)
 
@@ -92,7 +92,7 @@ class SpanExporter:
             return [self._queue.popleft() for _ in range(min(MAX_BATCH, len(self._queue)))]
 
     def _send(self, payload: bytes) -> bytes:
-        """A batch that is not taken is sent once more, a period later."""
+        """Send a batch; if the collector does not accept it, retry once after a period."""
         try:
             return self._transport.send(payload, self._timeout_s())
         except NotTaken as error:
@@ -104,7 +104,7 @@ class SpanExporter:
         return max(0.001, min(self._send_s, self._left_s()))
 
     def _left_s(self) -> float:
-        """Seconds until `close` wants the thread to end."""
+        """Return the seconds until the deadline set by `close`."""
         return self._send_s if self._ends_at is None else self._ends_at - time.monotonic()
 
     def _count(self, sent: int, dropped: int) -> None:

@@ -1,4 +1,4 @@
-"""A span and the trace that it belongs to; `traceparent` is the header of the W3C's Trace Context that names both."""
+"""Spans, and the trace context of the W3C's headers `traceparent` and `tracestate`."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ _SAMPLED = 0x01
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """Where a client's trace stands: its id (16 bytes), the span that calls us (8 bytes), and whether it is kept."""
+    """A client's trace: its id (16 bytes), the id of the calling span (8 bytes), and whether the trace is sampled."""
 
     trace_id: bytes
     parent_id: bytes
@@ -23,9 +23,9 @@ class TraceContext:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One piece of work with its times in nanoseconds since 1970. `error` names what failed it, "" where nothing did.
+    """One operation, with its times in nanoseconds since 1970. `error` is the reason of a failure, "" on success.
 
-    `parent_id` is empty for a trace's first span; `is_server` marks one that answers a request.
+    `parent_id` is empty for a trace's root span; `is_server` marks the span that serves a request.
     """
 
     trace_id: bytes
@@ -41,10 +41,10 @@ class Span:
 
 
 def read_context(traceparent: str, tracestate: str = "") -> TraceContext | None:
-    """Return what the headers say, None where they are no trace context: a new trace begins then.
+    """Return the headers' trace context, or None if they are invalid: the caller then starts a new trace.
 
-    Source: https://www.w3.org/TR/trace-context/ (version ff and ids of zeros alone are invalid; of versions to come the
-    four known parts count).
+    Source: https://www.w3.org/TR/trace-context/ (version ff and all-zero ids are invalid; of a later version only the
+    four known fields are read).
     """
     match = _PARENT.fullmatch(traceparent.strip())
     if match is None or match[1] == "ff" or (match[1] == "00" and match[5]):

@@ -1,6 +1,6 @@
-"""How far a process is in its start: marks with the clock and the CPU time so far, over a pipe to its supervisor.
+"""Progress of a process's start: named marks with wall-clock and CPU times, written to a pipe to its supervisor.
 
-process --"weights 81234.512 0.41\\n"--> pipe --> supervisor      seconds of CLOCK_MONOTONIC, one for a whole host
+process --"weights 81234.512 0.41\\n"--> pipe --> supervisor      seconds of CLOCK_MONOTONIC, one clock per host
 """
 
 import contextlib
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 VARIABLE = "PDSERVE_START_PIPE"
 PROCESS, WEIGHTS, LOADED, SESSION = "process", "weights", "loaded", "session"
-"""Our code runs; weights begin to be read; the engine has them; a scheduler has a session."""
+"""Our code runs; reading of the weights starts; the engine has loaded them; a scheduler has opened a session."""
 WARM = "warm"
-"""A spare has imported everything."""
+"""A spare process has finished its imports."""
 _MOST_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One point of a process's start: when, on the host's monotonic clock, and its CPU seconds until then."""
+    """One mark of a process's start: the time on the host's monotonic clock, and the CPU seconds used until then."""
 
     name: str
     at: float
@@ -28,15 +28,15 @@ class Mark:
 
 
 class StartMarks:
-    """The end of the pipe in the process that starts. Marks are lost where nobody reads; any thread may set one."""
+    """The write end of the pipe. Marks are lost if nobody reads them; any thread may set one."""
 
     def __init__(self, descriptor: int | None = None) -> None:
-        """`descriptor` is the pipe's end to write to, None where nobody wants to know."""
+        """`descriptor` is the pipe's write end, None without a supervisor."""
         self.descriptor = descriptor
 
     @classmethod
     def take(cls, environ: MutableMapping[str, str]) -> "StartMarks":
-        """Return those that the environment names by VARIABLE, which is taken out: it means no child of ours."""
+        """Return the marks of the pipe in VARIABLE, and remove VARIABLE so that no child process inherits it."""
         text = environ.pop(VARIABLE, "")
         with contextlib.suppress(OSError):
             if text.isdecimal() and stat.S_ISFIFO(os.fstat(int(text)).st_mode):
@@ -46,7 +46,7 @@ class StartMarks:
         return cls()
 
     def set(self, name: str) -> None:
-        """Report that the start has come to this mark. Never waits, never raises."""
+        """Report that the start has reached this mark. Never waits, never raises."""
         if self.descriptor is not None:
             line = f"{name} {time.monotonic():.6f} {time.process_time():.6f}\n"
             with contextlib.suppress(OSError):
@@ -54,7 +54,7 @@ class StartMarks:
 
 
 class MarkReader:
-    """The supervisor's end of the pipe. Owns the descriptor `read_end` until `close`."""
+    """The read end of the pipe, in the supervisor. Owns the descriptor `read_end` until `close`."""
 
     def __init__(self, read_end: int) -> None:
         os.set_blocking(read_end, False)
@@ -63,14 +63,14 @@ class MarkReader:
         self._marks: dict[str, Mark] = {}
 
     def marks(self) -> dict[str, Mark]:
-        """Return the marks so far by name, the last of each; what is no mark is passed over. Never waits."""
+        """Return the latest mark of each name; malformed lines are skipped. Never waits."""
         if self._read_end is not None:
             with contextlib.suppress(BlockingIOError):
                 self._take(os.read(self._read_end, _MOST_BYTES))
         return dict(self._marks)
 
     def close(self) -> None:
-        """Let go of the pipe. Idempotent."""
+        """Close the pipe. Idempotent."""
         if self._read_end is not None:
             os.close(self._read_end)
             self._read_end = None

@@ -1,4 +1,4 @@
-# Sourced by bash, which CANN's scripts need: what CANN has to have in the environment, where it is there. The driver is
+# Sourced by bash, which CANN's scripts need: set CANN's environment variables, if CANN is installed. The driver is
 # mounted when the container starts.
 LD_LIBRARY_PATH=/usr/local/Ascend/driver/lib64/driver:/usr/local/Ascend/driver/lib64/common:/usr/local/Ascend/driver/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export LD_LIBRARY_PATH

@@ -1,6 +1,6 @@
 #!/bin/bash
-# What a container runs. A command is run as it is; flags alone go to start_servers.sh where a ranktable is named, else
-# to `pdserve serve`, one instance that does it all.
+# A container's entrypoint. A command is run as it is; flags alone are passed to start_servers.sh if a ranktable is set,
+# else to `pdserve serve`, one combined instance.
 set -eu
 clone=$(dirname -- "$(dirname -- "$(dirname -- "$(readlink -f -- "$0")")")")
 if [ -d /usr/local/Ascend ]; then . "$clone/deploy/docker/ascend_env.sh"; fi

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Install the clone into its .venv, over the image's Python: install_pdserve.sh cpu|cuda|npu [TORCH [TORCH_NPU]].
 #
-# A torch that the image brings is seen and kept; TORCH and TORCH_NPU are the versions to hold to.
+# An image's own torch is kept; TORCH and TORCH_NPU are pinned versions.
 set -eu
 cd "$(dirname -- "$0")/../.."
 
@@ -10,7 +10,7 @@ pin() { [ -z "$2" ] || sed -i "s/^$1==.*/$1==$2/" constraints.txt; }
 pin torch "${2:-}"
 pin torch_npu "${3:-}"
 
-# Native parts count only where who runs them owns them: root's are thrown away, the Dockerfile builds ma-user's.
+# Native parts are only used if the running user owns them: root's are removed, the Dockerfile builds ma-user's.
 work=$(mktemp -d)
 export PDSERVE_RUN_DIR="$work" PDSERVE_CACHE_DIR="$work/cache" PIP_NO_CACHE_DIR=1
 python3 -m venv --system-site-packages .venv
@@ -20,5 +20,5 @@ scripts/install --device "$device" || {
 }
 .venv/bin/python -m compileall -q -x "[.]venv" .
 rm -rf "$work"
-# A clone made under a strict umask is not ma-user's to read.
+# A clone made with a strict umask is not readable by ma-user.
 chmod -R a+rX .

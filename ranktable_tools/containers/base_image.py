@@ -1,4 +1,4 @@
-"""Ask a base image what it brings: Python, torch, CANN. Nothing is imported: torch_npu needs a driver then."""
+"""Find out what a base image contains: Python, torch, CANN. Nothing is imported: torch_npu would need a driver."""
 
 import re
 from dataclasses import dataclass
@@ -26,12 +26,12 @@ for folder in /usr/local/Ascend/ascend-toolkit /usr/local/Ascend/cann; do
 done
 python3 -c "{_PYTHON}" 2>/dev/null || true
 """
-"""What runs in the base image: any POSIX shell, and python3 where there is one."""
+"""The script that runs in the base image: in any POSIX shell, and with python3 if present."""
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A version as it was told, and its numbers."""
+    """A version as text and as numbers."""
 
     text: str
     numbers: tuple[int, int, int]
@@ -43,13 +43,13 @@ class Version:
 
     @property
     def release(self) -> str:
-        """The version without what names a build: 2.13.0 of 2.13.0+cpu."""
+        """The version without the build: 2.13.0 of 2.13.0+cpu."""
         return ".".join(map(str, self.numbers))
 
 
 @dataclass(frozen=True, slots=True)
 class BaseImage:
-    """What a base image brings; None for what is not in it."""
+    """The contents of a base image; None for what it does not have."""
 
     name: str
     python: Version | None = None
@@ -61,23 +61,23 @@ class BaseImage:
 
 
 def ask_image(name: str, timeout_s: float = TIMEOUT_S) -> BaseImage:
-    """Return what the image brings, pulled where it is not here. Raises RanktableError where docker cannot run it."""
+    """Return the image's contents, pulling it if needed. Raises RanktableError if docker cannot run it."""
     text = ask("run", "--rm", "--network=none", "--entrypoint", "sh", name, "-c", PROBE, timeout_s=timeout_s)
     return parse_probe(name, text)
 
 
 def parse_probe(name: str, text: str) -> BaseImage:
-    """Return what the answer of PROBE says. Raises RanktableError where it is none."""
-    told = dict(line.strip().partition("=")[::2] for line in text.splitlines() if "=" in line)
-    if told.get("image") != "asked":
-        raise RanktableError(f"--base-image {name}: its shell did not answer")
-    versions = {key: parse_version(told[key]) for key in ("python", *_NAMES) if key in told}
-    return BaseImage(name, **versions, has_cann="cann" in told)
+    """Parse the output of PROBE. Raises RanktableError if it is not such an output."""
+    fields = dict(line.strip().partition("=")[::2] for line in text.splitlines() if "=" in line)
+    if fields.get("image") != "asked":
+        raise RanktableError(f"--base-image {name}: its shell printed no result")
+    versions = {key: parse_version(fields[key]) for key in ("python", *_NAMES) if key in fields}
+    return BaseImage(name, **versions, has_cann="cann" in fields)
 
 
 def parse_version(text: str) -> Version:
-    """Read 2.13.0, 2.13.0+cpu, 2.13.0.post1. Raises RanktableError for what is no version."""
+    """Parse 2.13.0, 2.13.0+cpu, 2.13.0.post1. Raises RanktableError for anything that is not a version."""
     match = _VERSION.match(text)
     if match is None:
-        raise RanktableError(f"{text[:40]!r} is no version")
+        raise RanktableError(f"{text[:40]!r} is not a version")
     return Version(text, (int(match[1]), int(match[2]), int(match[3] or 0)))

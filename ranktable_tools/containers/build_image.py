@@ -19,14 +19,14 @@ _PROG = "build_image.sh"
 _IMAGE = re.compile(r"[a-z0-9]([A-Za-z0-9._/:@-]{0,254}[A-Za-z0-9])?")
 _OF_ASCEND = re.compile("cann|ascend", re.IGNORECASE)
 _NEWEST = ""
-# Their values come from the environment: docker takes them by name, and they are not on the command line.
+# Only the names are on the command line: docker takes the values from the environment.
 _PASSED_ON = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "PIP_INDEX_URL",
               "TORCH_INDEX_URL")  # fmt: skip
 _EPILOG = """\
-The base image is asked first (docker run) what it brings. Its torch is kept and has to be 2.10 or newer, on Ascend with
-the torch_npu made for it; without torch, that of constraints.txt is installed. What does not go together is refused
-before anything is built. Without docker --print takes a base image for one of Ascend where its name has cann or ascend,
-or --device says so, and for one without torch. Exit status: docker's, or 2 for bad input.
+First `docker run` finds out what the base image contains. Its torch is kept and must be 2.10 or newer, on Ascend with
+the matching torch_npu; without torch, that of constraints.txt is installed. An incompatible combination is an error
+before anything is built. Without docker, --print assumes a base image without torch, and an Ascend one if its name has
+cann or ascend, or with --device=ascend. Exit status: docker's, or 2 for bad input.
 
 examples:
   build_image.sh --base-image=quay.io/ascend/cann:9.1.0-910b-ubuntu22.04-py3.12 --image-name=pdserve
@@ -37,13 +37,13 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; return 2 for bad input. Else docker takes its place, or, with --print, 0."""
+    """Run one command line; return 2 for bad input, 0 with --print; else docker replaces this process."""
     try:
         arguments = command_parser().parse_args(argv)
         clone = Path(__file__).resolve().parents[2]
         for flag, name in (("--base-image", arguments.base_image), ("--image-name", arguments.image_name)):
             if _IMAGE.fullmatch(name) is None:
-                raise RanktableError(f"{flag} {name!r}: is no name of an image")
+                raise RanktableError(f"{flag} {name!r}: is not an image name")
         plan = plan_image(_base_image(arguments), pinned_version(clone, "torch"), arguments.device)
         tag = _vision_tag(arguments, plan)
         for note in (*plan.notes, *([f"torchvision_npu {tag}"] if tag else [])):
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_command(
     plan: ImagePlan, image: str, clone: Path, tag: str | None, url: str, environ: Mapping[str, str]
 ) -> list[str]:
-    """Return the `docker build` line: the clone is its context."""
+    """Return the `docker build` command line; the clone is its context."""
     values = {"BASE_IMAGE": plan.base.name, "TORCH": plan.torch.release}
     if plan.torch_npu is not None:
         values["TORCH_NPU"] = plan.torch_npu.text.partition("+")[0]
@@ -74,7 +74,7 @@ def build_command(
 
 
 def pinned_version(clone: Path, name: str) -> str:
-    """Return a version that constraints.txt holds to. Raises RanktableError where it has none."""
+    """Return the version pinned in constraints.txt. Raises RanktableError if there is none."""
     path = clone / "constraints.txt"
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -87,18 +87,18 @@ def pinned_version(clone: Path, name: str) -> str:
 
 
 def command_parser() -> OneLineParser:
-    """Return the parser of the command line, for those who want to know its flags too."""
+    """Return the parser of the command line, also for callers that inspect its flags."""
     parser = OneLineParser(prog=_PROG, description="Build the inference image.", epilog=_EPILOG)
-    parser.add_argument("--base-image", required=True, metavar="IMAGE", help="what the image is built on")
-    parser.add_argument("--image-name", required=True, metavar="NAME", help="what it is to be called")
+    parser.add_argument("--base-image", required=True, metavar="IMAGE", help="the base image")
+    parser.add_argument("--image-name", required=True, metavar="NAME", help="the name of the new image")
     parser.add_argument(
         "--with-torchvision-npu", nargs="?", const=_NEWEST, metavar="TAG",
-        help="ascend: build torchvision_npu too (default: the newest tag for the image's torch)",
+        help="ascend: also build torchvision_npu (default: the newest tag for the image's torch)",
     )  # fmt: skip
     parser.add_argument("--torchvision-npu-url", default=VISION_URL, metavar="URL", help=f"default: {VISION_URL}")
     parser.add_argument(
         "--device", choices=IMAGE_KINDS,
-        help="default: ascend where the base image has CANN, cuda where its torch is a CUDA build, else cpu",
+        help="default: ascend if the base image has CANN, cuda if its torch is a CUDA build, else cpu",
     )  # fmt: skip
     parser.add_argument(
         "--print", action="store_true", help="print the docker build line and build nothing; needs no docker"
@@ -107,7 +107,7 @@ def command_parser() -> OneLineParser:
 
 
 def _base_image(arguments: argparse.Namespace) -> BaseImage:
-    """Ask the base image; with --print, where docker cannot, take it for one that its name describes, and say so."""
+    """Probe the base image; with --print and without docker, guess its contents from its name and print a note."""
     name: str = arguments.base_image
     try:
         return ask_image(name)
@@ -116,7 +116,7 @@ def _base_image(arguments: argparse.Namespace) -> BaseImage:
             raise
         has_cann = arguments.device == "ascend" or (arguments.device is None and _OF_ASCEND.search(name) is not None)
         held = "CANN and no torch" if has_cann else "no CANN and no torch"
-        print(f"{_PROG}: {error}: {name} is taken to have Python 3.11, {held}", file=sys.stderr)
+        print(f"{_PROG}: {error}: {name} is assumed to have Python 3.11, {held}", file=sys.stderr)
         return BaseImage(name, python=parse_version("3.11"), has_cann=has_cann)
 
 
@@ -125,7 +125,7 @@ def _vision_tag(arguments: argparse.Namespace, plan: ImagePlan) -> str | None:
     if asked is None:
         return None
     if plan.kind != "ascend":
-        raise RanktableError(f"--with-torchvision-npu is for Ascend, and the image is for {plan.kind}: leave it out")
+        raise RanktableError(f"--with-torchvision-npu is for Ascend, and the image is for {plan.kind}: omit it")
     if plan.base.torchvision_npu is not None:
         have = plan.base.torchvision_npu.text
         raise RanktableError(
@@ -137,7 +137,7 @@ def _vision_tag(arguments: argparse.Namespace, plan: ImagePlan) -> str | None:
 
 
 def _replace_by(command: list[str]) -> None:
-    """Become docker: a build takes as long as it takes, and Ctrl-C is docker's."""
+    """Replace this process by docker, so that a build has no time limit and docker handles Ctrl-C."""
     docker = shutil.which(command[0])
     if docker is None:
         raise RanktableError("docker is not installed here")

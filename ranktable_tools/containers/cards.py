@@ -1,4 +1,4 @@
-"""Decide whether the cards of a container are still to be had. Pure."""
+"""Decide whether the cards of a container are still free. Pure."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from ranktable_tools.errors import RanktableError
 
 
 def require_free(kind: DeviceKind, device_ids: Sequence[str], holders: Sequence[Holder], *, share: bool) -> list[str]:
-    """Return notes on what cannot be told. Raises RanktableError naming the card and the container that has it.
+    """Return notes on what cannot be checked. Raises RanktableError naming the card and the container that has it.
 
     `share` allows one GPU in two containers; a second container with one NPU cannot use it.
     """
@@ -20,7 +20,7 @@ def require_free(kind: DeviceKind, device_ids: Sequence[str], holders: Sequence[
             cure = "" if kind == "npu" else ", or --share-devices"
             raise RanktableError(
                 f"{cards} of the table: the container {holder.name} was given {'them' if len(taken) > 1 else 'it'} "
-                f"already; stop it (docker rm -f {holder.name}), or take other cards{cure}"
+                f"already; stop it (docker rm -f {holder.name}), or choose other cards{cure}"
             )
     return [] if kind != "cuda" or share else [*_unknown(holders)]
 
@@ -31,5 +31,5 @@ def _unknown(holders: Sequence[Holder]) -> list[str]:
     for holder in holders:
         names = sorted(gpu for gpu in holder.gpus if not gpu.isdigit())
         if names:
-            notes.append(f"the container {holder.name} has {', '.join(names)}: check that these are others")
+            notes.append(f"the container {holder.name} has {', '.join(names)}: check that these are different cards")
     return notes

@@ -1,4 +1,4 @@
-"""Ask docker which containers run and which cards they were given."""
+"""Query docker for running containers and their cards."""
 
 import json
 import re
@@ -18,7 +18,7 @@ _MAX_SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A running container and the cards it was given; `all_gpus` where it was given whatever is there."""
+    """A running container and its cards; `all_gpus` if it has every GPU."""
 
     name: str
     npus: frozenset[str]
@@ -27,14 +27,14 @@ class Holder:
 
 
 def holders(timeout_s: float = TIMEOUT_S) -> list[Holder]:
-    """Return the running containers of this host. Raises RanktableError where docker does not tell them."""
+    """Return the running containers of this host. Raises RanktableError if docker fails."""
     ids = ask("ps", "--quiet", "--no-trunc", timeout_s=timeout_s).split()
-    # One that ended meanwhile is an error beside the answer about the others.
+    # For a container that has exited meanwhile, docker prints an error besides the output for the others.
     return parse_inspect(ask("inspect", *ids, timeout_s=timeout_s, strict=False)) if ids else []
 
 
 def parse_inspect(text: str) -> list[Holder]:
-    """Return the containers in what `docker inspect` answers. Raises RanktableError where that is no such answer."""
+    """Return the containers in the output of `docker inspect`. Raises RanktableError for an invalid output."""
     try:
         listed = json.loads(text or "[]")
         return [_holder(one) for one in listed]
@@ -43,9 +43,9 @@ def parse_inspect(text: str) -> list[Holder]:
 
 
 def ask(*arguments: str, timeout_s: float = TIMEOUT_S, strict: bool = True) -> str:
-    """Return what one docker command says; one that is not `strict` may have failed in part.
+    """Return the output of one docker command; unless `strict`, it may have failed in part.
 
-    Raises RanktableError where docker is not there, does not answer, or fails.
+    Raises RanktableError if docker is not installed, times out, or fails.
     """
     docker = shutil.which("docker")
     if docker is None:
@@ -57,12 +57,12 @@ def ask(*arguments: str, timeout_s: float = TIMEOUT_S, strict: bool = True) -> s
             timeout=timeout_s, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        raise RanktableError(f"{shown}: no answer within {timeout_s:g} s") from error
+        raise RanktableError(f"{shown}: did not exit within {timeout_s:g} s") from error
     except OSError as error:
         raise RanktableError(f"{shown}: cannot be run: {error.strerror}") from error
     if strict and done.returncode != 0:
-        said = " ".join(done.stderr.split())[:_MAX_SHOWN]
-        raise RanktableError(f"{shown}: {said or f'exit status {done.returncode}'}")
+        stderr = " ".join(done.stderr.split())[:_MAX_SHOWN]
+        raise RanktableError(f"{shown}: {stderr or f'exit status {done.returncode}'}")
     return done.stdout
 
 
@@ -82,7 +82,7 @@ def _holder(one: Mapping[str, object]) -> Holder:
 
 
 def _ids(text: str) -> Iterator[str]:
-    """Yield the numbers of `0,2-4`; what else a driver's variable may hold (all, void, UUIDs) is none."""
+    """Yield the numbers of `0,2-4`; other values of a driver's variable (all, void, UUIDs) are skipped."""
     for word in text.split(","):
         match = _RANGE.fullmatch(word.strip())
         if match:

@@ -32,8 +32,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _SIZE = re.compile(r"[1-9][0-9]*[bkmgBKMG]?")
 _OTHER_SMI = "/usr/local/bin/npu-smi"
 _EPILOG = """\
-The line goes to stdout, notes go to stderr. Without --run nothing is started. What follows -- is run instead of
-/bin/bash. Exit status: 0, 2 for bad input.
+The command line goes to stdout, notes to stderr. Without --run nothing is started. A command after -- is run instead
+of /bin/bash. Exit status: 0, 2 for bad input.
 
 examples:
   docker_run.sh prefill --local-table local_ranktable_10.0.0.18_45.json --image pdserve --dir /data
@@ -44,7 +44,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; return the exit status: 0, or 2 for bad input. With --run, docker takes its place."""
+    """Run one command line; return the exit status: 0, or 2 for bad input. With --run, docker replaces this process."""
     words = list(sys.argv[1:] if argv is None else argv)
     cut = words.index("--") if "--" in words else len(words)
     try:
@@ -61,33 +61,33 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def command_parser() -> OneLineParser:
-    """Return the parser of the command line, for those who want to know its flags too."""
+    """Return the parser of the command line, also for callers that inspect its flags."""
     parser = OneLineParser(prog=_PROG, description="Print (or run) the guide's docker run line.", epilog=_EPILOG)
     parser.add_argument("role", choices=_ROLES)
     parser.add_argument("--image", required=True, metavar="IMAGE", help="the inference image (build_image.sh)")
     parser.add_argument("--dir", required=True, metavar="DIR", help="this host's folder with model and tables")
-    parser.add_argument("--container-work-dir", metavar="DIR", help="where it is in the container (default: the same)")
+    parser.add_argument("--container-work-dir", metavar="DIR", help="its path in the container (default: the same)")
     parser.add_argument("--local-table", metavar="FILE", help=f"default: {LOCAL_VARIABLE}")
     parser.add_argument("--global-table", metavar="FILE", help=f"default: {GLOBAL_VARIABLE}")
-    parser.add_argument("--instance", type=int, metavar="N", help="without a local table: which of its role, from 0")
+    parser.add_argument("--instance", type=int, metavar="N", help="without a local table: number of the instance")
     parser.add_argument("--name", help="of the container (default: pdserve-ROLE-DEVICES)")
     parser.add_argument("--volume", action="append", default=[], metavar="HOST:CONTAINER[:ro]", help="one more mount")
     parser.add_argument("--shm-size", default=SHM_SIZE, metavar="SIZE", help=f"of /dev/shm (default: {SHM_SIZE})")
-    parser.add_argument("--device-type", choices=KINDS, help="default: npu where the table's devices have addresses of "
-                        "their own, else what this host has")  # fmt: skip
-    parser.add_argument("--share-devices", action="store_true", help="one GPU may be in two containers; never an NPU")
-    parser.add_argument("--guide-exact", action="store_true", help="nothing but what the guide's own line has")
-    parser.add_argument("--run", action="store_true", help="run it, after looking whether its mounts are there")
+    parser.add_argument("--device-type", choices=KINDS, help="default: npu if the table's devices have their own "
+                        "addresses, else this host's kind")  # fmt: skip
+    parser.add_argument("--share-devices", action="store_true", help="two containers may use one GPU, never one NPU")
+    parser.add_argument("--guide-exact", action="store_true", help="only what the guide's command line has")
+    parser.add_argument("--run", action="store_true", help="run it, after checking that its mounts exist")
     return parser
 
 
 def _refuse_empty(arguments: argparse.Namespace) -> None:
-    """Raise RanktableError for the first flag whose value is empty: a quoted variable that is not set."""
+    """Raise RanktableError for the first flag with an empty value, such as a quoted variable that is not set."""
     for name, value in vars(arguments).items():
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and not text.strip():
                 flag = f"--{name.replace('_', '-')}"
-                raise RanktableError(f"{flag} {text!r} has no value, as a variable that is not set gives it: give one")
+                raise RanktableError(f"{flag} {text!r} is empty: give a value (is a variable not set?)")
 
 
 def _line(arguments: argparse.Namespace, command: tuple[str, ...], environ: Mapping[str, str]) -> Line:
@@ -122,7 +122,7 @@ def _container(
     if _SIZE.fullmatch(arguments.shm_size) is None:
         raise RanktableError(f"--shm-size {arguments.shm_size!r}: write a number and k, m or g, like {SHM_SIZE}")
     if arguments.image.startswith("-"):
-        raise RanktableError(f"--image {arguments.image!r}: is no name of an image")
+        raise RanktableError(f"--image {arguments.image!r}: is not an image name")
     flag = "--dir" if arguments.container_work_dir is None else "--container-work-dir"
     return Container(
         role=member.role, kind=kind, device_ids=member.device_ids, name=name, image=arguments.image,
@@ -134,7 +134,7 @@ def _container(
 
 
 def _on_host(container: Container, host: Host) -> Container:
-    """Return the container with what this host lacks left out; what another host has is not known here."""
+    """Return the container without what this host lacks; another host's files are not known here."""
     if not host.is_here or container.guide_exact or not host.has(DRIVER):
         return container
     smi = container.smi if host.has(container.smi) or not host.has(_OTHER_SMI) else _OTHER_SMI
@@ -142,7 +142,7 @@ def _on_host(container: Container, host: Host) -> Container:
 
 
 def _replace_by(words: list[str]) -> None:
-    """Become that command: pulling an image takes as long as it takes, and Ctrl-C is docker's."""
+    """Replace this process by docker, so that pulling an image has no time limit and docker handles Ctrl-C."""
     docker = shutil.which(words[0])
     if docker is None:
         raise RanktableError("docker is not installed here")

@@ -1,4 +1,4 @@
-"""`deploy/link_guide_paths DIR`: the folders of the guide's package, as links to this clone.
+"""`deploy/link_guide_paths DIR`: make the folders of the guide's package as links to this clone.
 
     DIR/AscendCloud/AscendCloud-LLM/llm_tools/PD_separate                     -> deploy/PD_separate
     DIR/AscendCloud/AscendCloud-LLM/llm_inference/ascend_vllm/build_image.sh  -> deploy/build_image.sh
@@ -21,15 +21,15 @@ from ranktable_tools.errors import RanktableError
 _PROG = "link_guide_paths"
 _PACKAGE = "AscendCloud/AscendCloud-LLM"
 _EPILOG = """\
-Then the guide's lines run in DIR as printed, from `cd ./AscendCloud/AscendCloud-LLM/llm_inference/ascend_vllm/` on
-(what is unzipped before it is the vendor's package, and these links stand in for it). A second run changes nothing.
+Then the guide's commands run in DIR as printed, from `cd ./AscendCloud/AscendCloud-LLM/llm_inference/ascend_vllm/` on
+(these links replace the vendor's package, which the guide unzips before that). A second run changes nothing.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; return the exit status: 0, or 2 where a path is taken or cannot be made."""
+    """Run one command line; return the exit status: 0, or 2 if a path exists already or cannot be made."""
     parser = OneLineParser(prog=_PROG, description="Lay out the guide's paths in DIR, as links.", epilog=_EPILOG)
-    parser.add_argument("folder", metavar="DIR", help="made where it is missing")
+    parser.add_argument("folder", metavar="DIR", help="created if missing")
     clone = Path(__file__).resolve().parents[2]
     try:
         folder = Path(parser.parse_args(argv).folder)
@@ -40,12 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     tools = shlex.quote(str(folder.absolute() / _PACKAGE / "llm_tools"))
     print(f"Next, in {folder}:\n  export LLM_TOOLS_PATH={tools}")
     if shutil.which("python") is None:
-        print("  (the guide says `python`, and there is none here: make it a name of python3)")
+        print("  (the guide uses `python`, which is missing here: make it a link to python3)")
     return 0
 
 
 def link_paths(folder: Path, clone: Path) -> None:
-    """Make the links; what is right already stays. Raises RanktableError naming a path that is taken by another."""
+    """Make the links, keeping correct ones. Raises RanktableError naming a path that exists already."""
     links = guide_links(clone)
     for name, target in links.items():
         _check_free(folder / name, target)
@@ -60,7 +60,7 @@ def link_paths(folder: Path, clone: Path) -> None:
 
 
 def guide_links(clone: Path) -> Mapping[str, str]:
-    """Return each path of the guide and what it leads to."""
+    """Return each path of the guide and its target."""
     return {
         f"{_PACKAGE}/llm_tools/PD_separate": str(clone / "deploy" / "PD_separate"),
         f"{_PACKAGE}/llm_inference/ascend_vllm/build_image.sh": str(clone / "deploy" / "build_image.sh"),
@@ -74,10 +74,10 @@ def _check_free(path: Path, target: str) -> None:
             return
         taken = path.is_symlink() or path.exists()
     except OSError as error:
-        raise RanktableError(f"{path}: cannot be looked at: {error.strerror}") from error
+        raise RanktableError(f"{path}: cannot be examined: {error.strerror}") from error
     if taken:
         what = f"a link to {os.readlink(path)}" if path.is_symlink() else "there already"
-        raise RanktableError(f"{path}: is {what}, and would be a link to {target}: move it, or choose another folder")
+        raise RanktableError(f"{path}: is {what}, but must be a link to {target}: move it, or choose another folder")
 
 
 if __name__ == "__main__":

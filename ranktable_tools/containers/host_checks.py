@@ -1,4 +1,4 @@
-"""Check a container against the host that it would run on: its cards, and what is mounted into it."""
+"""Check that a container can run on this host: its cards and its mounts."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from ranktable_tools.tables import TableServer
 
 
 class Host:
-    """The machine that the line is made on, and whether it is the member's own."""
+    """This machine, and whether it is the member's host."""
 
     def __init__(self, server: TableServer | None, root: Path = Path("/")) -> None:
         self.address = None if server is None else server.server_ip
@@ -19,15 +19,15 @@ class Host:
         self._root = root
 
     def has(self, path: str) -> bool:
-        """Tell whether a path is there."""
+        """Return whether a path exists."""
         return (self._root / path.lstrip("/")).exists()
 
 
 def require_ready(container: Container, host: Host) -> None:
-    """Raise RanktableError where a container cannot be started on this host, naming what is missing."""
+    """Raise RanktableError, naming what is missing, if the container cannot be started on this host."""
     if not host.is_here:
         raise RanktableError(f"the table's {container.role} is on {host.address}: run this there")
-    # An empty folder of logs does no harm.
+    # An empty folder for logs is harmless.
     sources = [mount.source for mount in all_mounts(container) if mount.source != LOGS]
     missing = [source for source in sources if not host.has(source)]
     if missing:
@@ -40,17 +40,17 @@ def require_ready(container: Container, host: Host) -> None:
 
 
 def notes_of(container: Container, host: Host, *, share: bool, strict: bool) -> list[str]:
-    """Return what one should know of the line. Raises RanktableError for a card that another container has.
+    """Return notes on the command line. Raises RanktableError for a card that another container has.
 
-    Where docker cannot be asked that is a note too, unless `strict`.
+    If docker cannot be queried, that is a note too, unless `strict`.
     """
     notes = []
     if not host.is_here:
-        notes.append(f"this line is for {host.address}; whether its cards are free is to be seen there")
+        notes.append(f"this line is for {host.address}; check there whether its cards are free")
     if container.role != "scheduler" and container.kind == "cpu" and not container.guide_exact:
-        notes.append("device type cpu: no card is given (--device-type npu or cuda if the table's devices are such)")
+        notes.append("device type cpu: no card is passed (use --device-type npu or cuda for the table's cards)")
     if container.has_npus and not container.with_hccn_conf:
-        notes.append(f"there is no {HCCN_CONF} here: it is left out, and links over RoCE do not find their addresses")
+        notes.append(f"there is no {HCCN_CONF} here: not mounted, links over RoCE cannot find their addresses")
     if host.is_here and container.device_ids and container.kind != "cpu":
         notes += _cards(container, share=share, strict=strict)
     return [*notes, f"next: docker exec -it -u ma-user {container.name} /bin/bash"]

@@ -1,4 +1,4 @@
-"""Decide how an image is built on a base image, or why it is not. Pure."""
+"""Decide how to build an image on a base image, or why it cannot be built. Pure."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -15,7 +15,7 @@ _LEAST_TORCH = (2, 10)
 
 @dataclass(frozen=True, slots=True)
 class ImagePlan:
-    """What the image will hold; `torch_npu` only for ascend."""
+    """The contents of the image; `torch_npu` only for ascend."""
 
     kind: ImageKind
     base: BaseImage
@@ -24,7 +24,7 @@ class ImagePlan:
 
     @property
     def notes(self) -> list[str]:
-        """What is kept of the base image, and what is installed."""
+        """Lines on what is kept from the base image and what is installed."""
         origin = "the base image's" if self.base.torch is not None else "to be installed"
         notes = [f"torch {self.torch.text} ({origin})"]
         if self.torch_npu is not None:
@@ -34,14 +34,14 @@ class ImagePlan:
 
 
 def plan_image(base: BaseImage, pinned_torch: str, kind: ImageKind | None = None) -> ImagePlan:
-    """Return the plan; `pinned_torch` is installed where the base image brings none.
+    """Return the plan; `pinned_torch` is installed if the base image has no torch.
 
-    Raises RanktableError naming both values where base image, kind and torch do not go together.
+    Raises RanktableError naming both values if base image, kind and torch are incompatible.
     """
     found = kind or _kind_of(base)
     _check_python(base)
     if found == "ascend" and not base.has_cann:
-        raise _refusal(base, "has no CANN in /usr/local/Ascend", "take one of quay.io/ascend/cann, or --device=cpu")
+        raise _refusal(base, "has no CANN in /usr/local/Ascend", "use one of quay.io/ascend/cann, or --device=cpu")
     torch = base.torch or _given(base.torch_npu) or parse_version(pinned_torch)
     _check_torch(base, torch, found)
     _check_vision(base, torch)
@@ -58,33 +58,33 @@ def _kind_of(base: BaseImage) -> ImageKind:
 
 def _check_python(base: BaseImage) -> None:
     if base.python is None:
-        raise _refusal(base, "has no python3", "take one with Python 3.11 or newer")
+        raise _refusal(base, "has no python3", "use one with Python 3.11 or newer")
     if base.python.minor < _LEAST_PYTHON:
-        raise _refusal(base, f"has Python {base.python.text}, pdserve needs 3.11 or newer", "take a newer one")
+        raise _refusal(base, f"has Python {base.python.text}, pdserve needs 3.11 or newer", "use a newer one")
 
 
 def _check_torch(base: BaseImage, torch: Version, kind: ImageKind) -> None:
     if torch.minor < _LEAST_TORCH:
         raise _refusal(
-            base, f"has torch {torch.text}, pdserve needs 2.10 or newer", "take one with it, or without torch"
+            base, f"has torch {torch.text}, pdserve needs 2.10 or newer", "use one with it, or without torch"
         )
     build = torch.text.partition("+")[2]
     if (kind == "cuda" and build == "cpu") or (kind == "ascend" and build.startswith("cu")):
-        raise _refusal(base, f"has torch {torch.text}, which is no build for {kind}", "take one without torch")
+        raise _refusal(base, f"has torch {torch.text}, which is not a build for {kind}", "use one without torch")
     if base.torch_npu is None:
         return
     if kind != "ascend":
-        raise _refusal(base, f"has torch_npu {base.torch_npu.text}, the image is to be for {kind}", "--device=ascend")
+        raise _refusal(base, f"has torch_npu {base.torch_npu.text}, the image is for {kind}", "use --device=ascend")
     if base.torch_npu.numbers != torch.numbers:
         what = f"has torch {torch.text} and torch_npu {base.torch_npu.text}, which needs torch {base.torch_npu.release}"
-        raise _refusal(base, what, "take one in which they go together, or without them")
+        raise _refusal(base, what, "use one in which they match, or without them")
 
 
 def _check_vision(base: BaseImage, torch: Version) -> None:
     for name, vision in (("torchvision", base.torchvision), ("torchvision_npu", base.torchvision_npu)):
         if vision is not None and "{}.{}".format(*vision.minor) != vision_of(torch):
             what = f"has {name} {vision.text}, and torch {torch.text} goes with {vision_of(torch)}"
-            raise _refusal(base, what, f"take one without {name}")
+            raise _refusal(base, what, f"use one without {name}")
 
 
 def _given(torch_npu: Version | None) -> Version | None:

@@ -1,4 +1,4 @@
-"""Find which member of the cluster a container is for: its cards, its host, and whom it exchanges KV with."""
+"""Find a container's member of the cluster: its cards, its host, and its KV peers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from ranktable_tools.tables import GlobalTable, InstanceEntry, LocalTable, Role,
 
 @dataclass(frozen=True, slots=True)
 class MemberTables:
-    """What was given of them, with the path of the local one for messages."""
+    """The given tables, with the path of the local one for messages."""
 
     whole: GlobalTable | None
     local: LocalTable | None
@@ -21,7 +21,7 @@ class MemberTables:
 
     @property
     def servers(self) -> Sequence[TableServer]:
-        """The instances' server entries, as many as are known."""
+        """The known server entries of instances."""
         if self.whole is not None:
             return [instance.server for instance in self.whole.instances]
         return [] if self.local is None else [self.local.server]
@@ -29,7 +29,7 @@ class MemberTables:
 
 @dataclass(frozen=True, slots=True)
 class ContainerMember:
-    """One container's part: its server entry (None where no table was given) and the cards of its peers here."""
+    """One container's member: its server entry (None without a table) and the cards of its peers on this host."""
 
     role: Role
     server: TableServer | None
@@ -37,18 +37,18 @@ class ContainerMember:
 
     @property
     def device_ids(self) -> tuple[str, ...]:
-        """The cards it computes on; the scheduler has none."""
+        """Its cards; the scheduler has none."""
         return () if self.server is None else self.server.device_ids
 
 
 def read_tables(global_path: str | None, local_path: str | None, *, share_devices: bool = False) -> MemberTables:
-    """Read what was given. Raises RanktableError naming file, place and value."""
+    """Read the given tables. Raises RanktableError naming file, place and value."""
     table = read_global(global_path, share_devices=share_devices) if global_path else None
     return MemberTables(table, read_local(local_path) if local_path else None, local_path or "")
 
 
 def find_member(role: Role, tables: MemberTables, number: int | None = None) -> ContainerMember:
-    """Return the member. Raises RanktableError where the tables mean another role, or more than one instance."""
+    """Return the member. Raises RanktableError if the tables have another role, or several matching instances."""
     if role == "scheduler":
         return _scheduler(tables)
     if tables.local is not None:
@@ -59,7 +59,7 @@ def find_member(role: Role, tables: MemberTables, number: int | None = None) -> 
 
 
 def find_table_kind(tables: MemberTables) -> DeviceKind | None:
-    """Return `npu` where devices have addresses of their own, as only NPUs do; None where that does not tell."""
+    """Return `npu` if devices have their own addresses, as only NPUs do; otherwise None, for unknown."""
     apart = any(
         device.device_ip is not None and canonical(device.device_ip) != canonical(server.server_ip)
         for server in tables.servers
@@ -78,7 +78,7 @@ def _scheduler(tables: MemberTables) -> ContainerMember:
 
 def _of_local(role: Role, tables: MemberTables, local: LocalTable) -> ContainerMember:
     if not local.server.devices:
-        raise RanktableError(f"{tables.local_path}: has no device, so it is the scheduler's, and {role} was asked for")
+        raise RanktableError(f"{tables.local_path}: has no device, so it is the scheduler's, but the role is {role}")
     if tables.whole is None:
         return ContainerMember(role, local.server)
     try:
@@ -87,7 +87,7 @@ def _of_local(role: Role, tables: MemberTables, local: LocalTable) -> ContainerM
         raise RanktableError(f"{tables.local_path}: {error}") from error
     assert own is not None, "it has devices"
     if own.role != role:
-        raise RanktableError(f"{tables.local_path}: is {own} of the global table, and {role} was asked for")
+        raise RanktableError(f"{tables.local_path}: is {own} of the global table, but the role is {role}")
     return _member(own, tables.whole)
 
 

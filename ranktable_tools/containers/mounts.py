@@ -1,4 +1,4 @@
-"""What may be mounted where in a container of the guide: nothing over /home/ma-user, which the image needs. Pure."""
+"""The allowed mounts of the guide's containers: nothing over /home/ma-user, which the image needs. Pure."""
 
 import posixpath
 from dataclasses import dataclass
@@ -21,21 +21,21 @@ class Mount:
 
 
 def own_mount(flag: str, source: str, target: str, mode: str = "") -> Mount:
-    """Return a mount that was asked for. Raises RanktableError naming the flag, the path and what it would hide."""
+    """Return a requested mount. Raises RanktableError naming the flag, the path and what it would hide."""
     for path in (source, target):
         if not path.startswith("/") or ":" in path or "\n" in path:
-            raise RanktableError(f"{flag} {path!r}: must be a whole path, from / on, without a colon")
+            raise RanktableError(f"{flag} {path!r}: must be an absolute path without a colon")
     inside = _plain(target)
     if _holds(inside, HOME) or _holds(HOME, inside):
         raise RanktableError(
-            f"{flag} {target}: a mount there is over {HOME}, the home that the image brings, and breaks it: "
+            f"{flag} {target}: a mount there would hide {HOME}, the image's home folder, and break it: "
             "choose a folder outside it, like /work"
         )
     return Mount(source, target, mode)
 
 
 def parse_mount(flag: str, text: str) -> Mount:
-    """Read `HOST:CONTAINER` or `HOST:CONTAINER:ro`. Raises RanktableError as own_mount does."""
+    """Parse `HOST:CONTAINER` or `HOST:CONTAINER:ro`. Raises RanktableError as own_mount does."""
     source, _, rest = text.partition(":")
     target, _, mode = rest.partition(":")
     if not target or mode not in ("", "ro", "rw"):
@@ -44,7 +44,7 @@ def parse_mount(flag: str, text: str) -> Mount:
 
 
 def _plain(path: str) -> str:
-    """Return the path as the container sees it: no dots, one slash each."""
+    """Return the normalised path in the container: no dots, single slashes."""
     return "/" + posixpath.normpath(path).lstrip("/")
 
 

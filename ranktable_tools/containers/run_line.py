@@ -1,6 +1,6 @@
-"""The guide's `docker run` line, and what is added to it. Pure.
+"""The guide's `docker run` command line and pdserve's additions. Pure.
 
-The order of the flags is the guide's; `guide_exact` leaves out all that the guide does not have.
+The order of the flags is the guide's; `guide_exact` omits all additions.
 """
 
 import shlex
@@ -23,7 +23,7 @@ _CGROUP = Mount("/sys/fs/cgroup", "/sys/fs/cgroup", "ro")
 _INSTALL_INFO = Mount("/etc/ascend_install.info", "/etc/ascend_install.info")
 
 Line = tuple[tuple[str, ...], ...]
-"""A command line; words that belong together are one tuple."""
+"""A command line; arguments that belong together are one tuple."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class Container:
 
     @property
     def has_npus(self) -> bool:
-        """Whether the driver and the manager nodes belong in it: the scheduler computes on nothing."""
+        """Whether it needs the driver and the manager nodes; the scheduler uses no device."""
         return self.guide_exact or (self.kind == "npu" and self.role != "scheduler")
 
 
 def run_line(container: Container) -> Line:
-    """Return the line; image and command come last."""
+    """Return the command line; image and command come last."""
     return (
         ("docker", "run", "-itd"),
         *_devices(container),
@@ -67,12 +67,12 @@ def run_line(container: Container) -> Line:
 
 
 def all_mounts(container: Container) -> tuple[Mount, ...]:
-    """Return every mount of the line: docker makes an empty folder of a source that is not there."""
+    """Return every mount of the line, to check them: docker makes an empty folder for a missing source."""
     return (_LOCALTIME, *_driver(container), *mounts_after(container))
 
 
 def mounts_after(container: Container) -> tuple[Mount, ...]:
-    """Return the mounts that the guide has after the manager nodes, and those added."""
+    """Return the guide's mounts after the manager nodes, and the additional ones."""
     tools = (Mount(LOGS, "/usr/slog"), Mount(container.smi, container.smi)) if container.has_npus else ()
     addresses = Mount(HCCN_CONF, HCCN_CONF, "ro")
     added = (addresses,) if container.has_npus and container.with_hccn_conf and not container.guide_exact else ()
@@ -80,7 +80,7 @@ def mounts_after(container: Container) -> tuple[Mount, ...]:
 
 
 def shell_text(line: Line) -> str:
-    """Return the line as one types it, each flag on a line of its own."""
+    """Return the command line as shell text, one flag per line."""
     return " \\\n    ".join(shlex.join(words) for words in line)
 
 
@@ -98,13 +98,13 @@ def _devices(container: Container) -> Iterator[tuple[str, ...]]:
 
 
 def _gpus(container: Container) -> Iterator[tuple[str, ...]]:
-    """Yield the flags of GPUs: its own alone, or, where cuda_ipc is possible, all, its own seen first.
+    """Yield the GPU flags: only its own GPUs, or, if cuda_ipc is possible, all, with its own first.
 
-    cuda_ipc opens the sender's pool on the sender's GPU, so the receiver has to see that one too. Only with all of them
-    are the numbers inside those of the host, and of the table.
+    cuda_ipc opens the sender's pool on the sender's GPU, so the receiver must see that GPU too. Only with all GPUs
+    visible do the numbers in the container equal those of the host and the table.
     """
     if not container.peer_ids:
-        # The quotes belong to the value: it is read as a line of CSV.
+        # The quotes are part of the value, which docker parses as a line of CSV.
         yield ("--gpus", f'"device={",".join(container.device_ids)}"')
         return
     seen = dict.fromkeys((*container.device_ids, *container.peer_ids))
@@ -123,10 +123,10 @@ def _managers(container: Container) -> Iterator[tuple[str, ...]]:
 
 
 def _added(container: Container) -> Iterator[tuple[str, ...]]:
-    """Yield what the guide does not have: shared memory, memory that may be locked, and whose cards these are.
+    """Yield the additions to the guide: shared memory, the limit of locked memory, and a label of the cards.
 
-    CUDA's handles name the process that made them: two containers that number their processes alike would take each
-    other's for their own, so they share the host's numbers and its IPC names, and with these its /dev/shm.
+    CUDA's IPC handles contain the process id of their creator: in two containers with the same process ids they would
+    be confused, so the containers use the host's PID and IPC namespaces, and with the latter its /dev/shm.
     """
     if container.role == "scheduler":
         return

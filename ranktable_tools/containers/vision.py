@@ -1,4 +1,4 @@
-"""Which torchvision_npu goes with which torch: its tag v0.N.x-... is made for torchvision 0.N, and that for one torch.
+"""The torchvision_npu that matches a torch: its tag v0.N.x-... is for torchvision 0.N, which is for one torch.
 
 torchvision 0.N needs torch 2.(N-15) (0.16: 2.1, 0.25: 2.10, 0.28: 2.13, as their packages declare).
 """
@@ -18,7 +18,7 @@ _MAX_SHOWN = 8
 
 
 def vision_of(torch: Version) -> str:
-    """Return the torchvision of a torch, as 0.28 for 2.13. Raises RanktableError for a torch that is not known."""
+    """Return the torchvision for a torch, such as 0.28 for 2.13. Raises RanktableError for an unknown torch."""
     major, minor = torch.minor
     if major != 2:
         raise RanktableError(f"torchvision for torch {torch.text} is not known: only for torch 2.x")
@@ -26,21 +26,21 @@ def vision_of(torch: Version) -> str:
 
 
 def check_tag(tag: str, torch: Version) -> str:
-    """Return a tag that was given. Raises RanktableError naming both torches where it is for another one."""
+    """Return a given tag. Raises RanktableError naming both versions if it is for another torch."""
     match = _TAG.fullmatch(tag)
     if match is None:
         raise RanktableError(f"--with-torchvision-npu={tag}: write a tag of torchvision_npu, like v0.16.0-6.0.rc3")
     if f"0.{match[1]}" != vision_of(torch):
         raise RanktableError(
             f"--with-torchvision-npu={tag} is for torch 2.{int(match[1]) - _OFFSET}, "
-            f"the image's torch is {torch.text}: take a tag v{vision_of(torch)}.*, "
-            "or leave it to be chosen (--with-torchvision-npu)"
+            f"the image's torch is {torch.text}: use a tag v{vision_of(torch)}.*, "
+            "or omit the tag to choose it automatically (--with-torchvision-npu)"
         )
     return tag
 
 
 def choose_tag(tags: Sequence[str], torch: Version) -> str:
-    """Return the newest tag for this torch. Raises RanktableError naming those there are."""
+    """Return the newest tag for this torch. Raises RanktableError listing the newest existing tags."""
     fitting = [tag for tag in tags if (match := _TAG.fullmatch(tag)) and f"0.{match[1]}" == vision_of(torch)]
     if not fitting:
         known = sorted((tag for tag in tags if _TAG.fullmatch(tag)), key=_order)
@@ -52,27 +52,27 @@ def choose_tag(tags: Sequence[str], torch: Version) -> str:
 
 
 def remote_tags(url: str, timeout_s: float = _TIMEOUT_S) -> list[str]:
-    """Return the tags of a git repository. Raises RanktableError where it does not tell them."""
+    """Return the tags of a git repository. Raises RanktableError if git fails."""
     if url.startswith("-"):
-        raise RanktableError(f"--torchvision-npu-url {url!r}: is no address")
-    cure = "name the tag: --with-torchvision-npu=TAG"
+        raise RanktableError(f"--torchvision-npu-url {url!r}: is not an address")
+    cure = "pass the tag: --with-torchvision-npu=TAG"
     try:
         done = subprocess.run(
             ["git", "ls-remote", "--tags", "--refs", url], stdin=subprocess.DEVNULL, capture_output=True, text=True,
             errors="replace", timeout=timeout_s, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        raise RanktableError(f"git ls-remote {url}: no answer within {timeout_s:g} s; {cure}") from error
+        raise RanktableError(f"git ls-remote {url}: did not exit within {timeout_s:g} s; {cure}") from error
     except OSError as error:
         raise RanktableError(f"git cannot be run: {error.strerror}; {cure}") from error
     if done.returncode != 0:
-        said = " ".join(done.stderr.split())[:200]
-        raise RanktableError(f"git ls-remote {url}: {said or f'exit status {done.returncode}'}; {cure}")
+        stderr = " ".join(done.stderr.split())[:200]
+        raise RanktableError(f"git ls-remote {url}: {stderr or f'exit status {done.returncode}'}; {cure}")
     return [line.partition("refs/tags/")[2] for line in done.stdout.splitlines() if "refs/tags/" in line]
 
 
 def _order(tag: str) -> tuple[int, int, list[tuple[int, int]]]:
-    """Return what tags are compared by: torchvision's numbers, then the suite's; 6.0.rc3 comes before 6.0.0."""
+    """Return the sort key of a tag: torchvision's numbers, then the suite's; 6.0.rc3 comes before 6.0.0."""
     match = _TAG.fullmatch(tag)
     assert match is not None, "only such tags are compared"
     words = (match[3] or "").split(".")

@@ -1,8 +1,8 @@
-"""The cards that this process is shown, by their drivers' tools: physical ids, and what names each to a process.
+"""The cards visible to this process, from their drivers' tools: physical ids, and the names that select them.
 
-kind   asked       named by
-npu    npu-smi     its place: the runtime counts what it is shown from 0, by physical id
-cuda   nvidia-smi  its UUID: CUDA's own order is another than the driver's
+kind   tool        name
+npu    npu-smi     its index: the runtime numbers visible cards from 0, in the order of physical ids
+cuda   nvidia-smi  its UUID: CUDA's order differs from the driver's
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from ranktable_tools.devices.tools import Run, find_tool, run_tool
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One card that this process could use: its physical id, and what names it in the variable that shows cards."""
+    """One card that this process could use: its physical id, and its name in the variable of visible devices."""
 
     device_id: str
     name: str
@@ -26,9 +26,9 @@ class Card:
 def shown_cards(
     kind: DeviceKind, environ: Mapping[str, str], run: Run = run_tool, dev: Path = Path("/dev")
 ) -> list[Card]:
-    """Return them in order, none for `cpu`. A name is empty where nothing tells it.
+    """Return the visible cards in order, none for `cpu`. A name is empty if it is unknown.
 
-    Raises RanktableError where a driver's tool does not answer.
+    Raises RanktableError if a driver's tool does not respond.
     """
     finder = _FINDERS.get(kind)
     return [] if finder is None else finder(environ, run, dev)
@@ -42,7 +42,7 @@ def _npus(environ: Mapping[str, str], run: Run, dev: Path) -> list[Card]:
 
 
 def _gpus(environ: Mapping[str, str], run: Run, dev: Path) -> list[Card]:
-    """Where nvidia-smi says nothing they are counted by their nodes, whose numbers name no card for sure."""
+    """Without output of nvidia-smi, list GPUs by their nodes, without names: node numbers may not match CUDA's."""
     tool = find_tool("nvidia-smi", environ)
     gpus = parse_gpus(run((tool, *GPU_QUERY)).text) if tool is not None else []
     if gpus:

@@ -1,4 +1,4 @@
-"""Read what hccn_tool answers: addresses, link, health, speed, TLS switch, pings. Pure."""
+"""Parse the output of hccn_tool: addresses, link, health, speed, TLS switch, pings. Pure."""
 
 import re
 
@@ -10,36 +10,36 @@ _SPEED = re.compile(r"Speed:\s*([0-9]{1,9})\s*Mb/s")
 
 
 def parse_address(text: str) -> str | None:
-    """Return the address in the answer to `-ip -g` or `-vnic -g`; None for any other answer."""
+    """Return the address in the output of `-ip -g` or `-vnic -g`; None for any other output."""
     address = _value(text, "ipaddr") or _value(text, "vnic ipaddr")
     return address if address and is_address(address) else None
 
 
 def parse_link(text: str) -> str | None:
-    """Return UP or DOWN from the answer to `-link -g`."""
+    """Return UP or DOWN from the output of `-link -g`."""
     status = _value(text, "link status")
     return status.upper() if status else None
 
 
 def parse_net_health(text: str) -> str | None:
-    """Return what `-net_health -g` says, as Success, Init or Unreachable."""
+    """Return the status from the output of `-net_health -g`, such as Success, Init or Unreachable."""
     return _value(text, "net health status")
 
 
 def parse_speed_mbps(text: str) -> int | None:
-    """Return the megabits a second of `-speed -g`."""
+    """Return the megabits per second from the output of `-speed -g`."""
     match = _SPEED.search(text)
     return int(match[1]) if match else None
 
 
 def parse_tls_switch(text: str) -> str | None:
-    """Return "0" (off) or "1" (on) from the answer to `-tls -g`."""
+    """Return "0" (off) or "1" (on) from the output of `-tls -g`."""
     match = _TLS.search(text)
     return match[1] if match else None
 
 
 def parse_ping(text: str) -> bool:
-    """Tell whether `-ping -g address X` or `-hccs_ping -g address X` reached the other device, at least once."""
+    """Return whether `-ping -g address X` or `-hccs_ping -g address X` reached the other device at least once."""
     match = _RECEIVED.search(text)
     return int(match[2]) > 0 if match else "This pkt ping success!" in text
 

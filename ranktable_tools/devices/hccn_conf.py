@@ -1,4 +1,4 @@
-"""Read /etc/hccn.conf: the device addresses as they were set, for where hccn_tool is not mounted."""
+"""Parse /etc/hccn.conf: the configured device addresses, for containers without hccn_tool."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ _LINE = re.compile(r"(address|IPv6address)_([0-9]{1,9})")
 
 
 def parse_conf(text: str) -> Mapping[str, str]:
-    """Return each device's address: `address_N`, else `IPv6address_N`. Other keys and lines that say nothing pass."""
+    """Return each device's address: `address_N`, else `IPv6address_N`. Other keys and empty lines are ignored."""
     found: dict[tuple[str, str], str] = {}
     for line in text.splitlines():
         name, equals, value = line.partition("=")

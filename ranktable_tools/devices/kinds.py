@@ -1,4 +1,4 @@
-"""Find what kind of device this machine computes on, from its device nodes: nothing is run and nobody is asked."""
+"""Detect this machine's kind of device from its device nodes, without running a tool."""
 
 import re
 from collections.abc import Sequence
@@ -11,20 +11,20 @@ _NODE = {"npu": re.compile(r"davinci([0-9]+)"), "cuda": re.compile(r"nvidia([0-9
 
 
 def kind_named(name: str) -> DeviceKind:
-    """Return the kind of this name; `cpu` for any other: what is no card is a share of the cores."""
+    """Return the kind of this name; `cpu` for any other name: devices without cards are shares of the cores."""
     return next((kind for kind in KINDS if kind == name), "cpu")
 
 
 def may_share(kind: DeviceKind) -> bool:
-    """Whether two instances may have one device: an NPU is in one instance alone."""
+    """Return whether two instances may share a device: an NPU can only be in one instance."""
     return kind != "npu"
 
 
 def find_kind(dev: Path = Path("/dev")) -> DeviceKind:
-    """Return `npu` where a davinci node is, `cuda` where a GPU is, else `cpu`."""
+    """Return `npu` if there is a davinci node, `cuda` if there is a GPU, else `cpu`."""
     if present_devices("npu", dev):
         return "npu"
-    # dxg is how a GPU shows itself below WSL.
+    # Under WSL a GPU's node is dxg.
     return "cuda" if present_devices("cuda", dev) or (dev / "dxg").exists() else "cpu"
 
 
@@ -38,11 +38,11 @@ def present_devices(kind: DeviceKind, dev: Path = Path("/dev")) -> tuple[str, ..
 
 
 def absent_note(kind: DeviceKind, device_ids: Sequence[str], present: Sequence[str]) -> str | None:
-    """Return a note when devices are asked for that this machine does not show."""
+    """Return a note if requested devices are not visible on this machine."""
     absent = [device_id for device_id in device_ids if device_id not in present]
     if not present or not absent:
         return None
     return (
-        f"this machine shows the {kind} devices {','.join(present)}, not {','.join(absent)}: "
+        f"this machine has the {kind} devices {','.join(present)}, not {','.join(absent)}: "
         "start the instances where they are"
     )

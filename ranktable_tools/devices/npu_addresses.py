@@ -1,4 +1,4 @@
-"""Find the addresses of NPUs on the device network: hccn_tool's, its virtual card's, or those of /etc/hccn.conf."""
+"""Find the addresses of NPUs on the device network: from hccn_tool (-ip or -vnic) or /etc/hccn.conf."""
 
 from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
@@ -22,29 +22,29 @@ def npu_addresses(
     run: Run = run_tool,
     conf: Path = Path(CONF_PATH),
 ) -> dict[str, str]:
-    """Return each device's address. Without a `source`, hccn_tool is asked where it is, else /etc/hccn.conf is read.
+    """Return each device's address. Without a `source`, hccn_tool is run if installed, else /etc/hccn.conf is read.
 
-    Raises RanktableError naming the device, the command or file, and what it said.
+    Raises RanktableError naming the device, the command or file, and its output.
     """
     tool = None if source == "conf" else find_tool("hccn_tool", environ)
     if tool is not None:
-        found = _asked(tool, device_ids, source or "ip", run)
+        found = _query(tool, device_ids, source or "ip", run)
     elif source in (None, "conf"):
-        found = _read(conf, device_ids, asked_for=source == "conf")
+        found = _read(conf, device_ids, is_requested=source == "conf")
     else:
         raise RanktableError("hccn_tool is not found: set HCCN_TOOL_PATH, or choose --device-ip-from conf")
     _check(found)
     return found
 
 
-def _asked(tool: str, device_ids: Sequence[str], source: str, run: Run) -> dict[str, str]:
-    """Ask for one device after the other: hccn_tool does not bear two calls at a time."""
+def _query(tool: str, device_ids: Sequence[str], source: str, run: Run) -> dict[str, str]:
+    """Query one device after another: hccn_tool does not support concurrent calls."""
     found: dict[str, str] = {}
     for device_id in device_ids:
         answer = run((tool, "-i", device_id, f"-{source}", "-g"))
         address = parse_address(answer.text)
         if address is None:
-            raise RanktableError(f"device {device_id}: {' '.join(answer.command)} said: {answer.said}; {_OTHERS}")
+            raise RanktableError(f"device {device_id}: {' '.join(answer.command)} printed: {answer.summary}; {_OTHERS}")
         found[device_id] = address
     return found
 
@@ -52,11 +52,11 @@ def _asked(tool: str, device_ids: Sequence[str], source: str, run: Run) -> dict[
 _OTHERS = "other sources: --device-ip-from vnic (an A3 pod) or conf (/etc/hccn.conf), --device-type cpu"
 
 
-def _read(conf: Path, device_ids: Sequence[str], *, asked_for: bool) -> dict[str, str]:
+def _read(conf: Path, device_ids: Sequence[str], *, is_requested: bool) -> dict[str, str]:
     try:
         known = parse_conf(conf.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
-        missing = "" if asked_for else "hccn_tool is not found (HCCN_TOOL_PATH names it) and "
+        missing = "" if is_requested else "hccn_tool is not found (set HCCN_TOOL_PATH) and "
         raise RanktableError(
             f"{missing}{conf} cannot be read: {error.strerror}; mount one of them, or choose another --device-type "
             "than npu"
@@ -64,12 +64,12 @@ def _read(conf: Path, device_ids: Sequence[str], *, asked_for: bool) -> dict[str
     absent = [device_id for device_id in device_ids if device_id not in known]
     if absent:
         listed = ",".join(sorted(known, key=int)) or "none"
-        raise RanktableError(f"{conf} has no address_{absent[0]}; it has addresses of the devices {listed}")
+        raise RanktableError(f"{conf} has no address_{absent[0]}; it has addresses of devices {listed}")
     return {device_id: known[device_id] for device_id in device_ids}
 
 
 def _check(found: Mapping[str, str]) -> None:
-    """Refuse two devices of one address, and a mixture of IPv4 and IPv6, which HCCL refuses at its start (EI0001)."""
+    """Reject two devices with one address, and a mix of IPv4 and IPv6, which HCCL rejects at its start (EI0001)."""
     first_by_address: dict[str, str] = {}
     for device_id, address in found.items():
         first = first_by_address.setdefault(address, device_id)
@@ -79,5 +79,5 @@ def _check(found: Mapping[str, str]) -> None:
     if len(versions) > 1:
         raise RanktableError(
             f"device {versions[4]} has the IPv4 address {found[versions[4]]}, device {versions[6]} the IPv6 address "
-            f"{found[versions[6]]}: HCCL takes one family only"
+            f"{found[versions[6]]}: HCCL supports only one family"
         )

@@ -1,4 +1,4 @@
-"""Read what npu-smi answers on A2, A3 and Ascend 950. Pure."""
+"""Parse the output of npu-smi on A2, A3 and Ascend 950. Pure."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ _FIRST = re.compile(r"[0-9]{1,12}\s+(?![0-9]+$)\S")
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """One line of `npu-smi info -m`: where a device sits, and its physical id, which is the ranktable's device_id."""
+    """One line of `npu-smi info -m`: a device's position, and its physical id, which is the ranktable's device_id."""
 
     npu_id: int
     chip_id: int
@@ -36,7 +36,7 @@ class NpuState:
 
 @dataclass(frozen=True, slots=True)
 class NpuProcess:
-    """A process on a device; `pid` is the host's, `container_pid` the container's where the tool tells it."""
+    """A process on a device; `pid` is the host's, `container_pid` the container's if the tool reports it."""
 
     device_id: str
     pid: int
@@ -47,7 +47,7 @@ class NpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class SuperPod:
-    """The answer to `-t spod-info`: an A3's place in its super pod."""
+    """The output of `-t spod-info`: an A3's position in its super pod."""
 
     super_device_id: str
     super_pod_id: str
@@ -55,8 +55,8 @@ class SuperPod:
 
 def parse_fields(text: str) -> list[tuple[str, str]]:
     """Return the `Key : value` lines of `-l`, `-t board` or `-t spod-info`, in order."""
-    parted = [line.partition(":") for line in text.splitlines()]
-    return [(key.strip(), value.strip()) for key, colon, value in parted if colon and key.strip()]
+    pairs = [line.partition(":") for line in text.splitlines()]
+    return [(key.strip(), value.strip()) for key, colon, value in pairs if colon and key.strip()]
 
 
 def parse_npu_ids(text: str) -> list[int]:
@@ -65,7 +65,7 @@ def parse_npu_ids(text: str) -> list[int]:
 
 
 def parse_map(text: str) -> list[Chip]:
-    """Return the devices of `npu-smi info -m`; the management chips (Mcu) and NPUs without a card (-1) are none."""
+    """Return the devices of `npu-smi info -m` without management chips (Mcu) and NPUs without a card (-1)."""
     header: list[str] = []
     chips = []
     for line in text.splitlines():
@@ -78,7 +78,7 @@ def parse_map(text: str) -> list[Chip]:
 
 
 def parse_super_pod(text: str) -> SuperPod | None:
-    """Return the super pod of `-t spod-info`, None where the device has none."""
+    """Return the super pod of `-t spod-info`, None if the device has none."""
     fields = dict(parse_fields(text))
     if "SDID" not in fields or "Super Pod ID" not in fields:
         return None
@@ -86,7 +86,7 @@ def parse_super_pod(text: str) -> SuperPod | None:
 
 
 def parse_states(text: str) -> list[NpuState]:
-    """Return the devices of `npu-smi info`: two rows each, the first with the health, the second with the memory."""
+    """Return the devices of `npu-smi info`: two rows each, first the health, then the memory."""
     rows = list(_device_rows(text))
     pairs = [(first, second) for first, second in pairwise(rows) if _FIRST.match(first[0])]
     num_chips = max((_numbers(second[0])[0] + 1 for _, second in pairs if _numbers(second[0])), default=1)
@@ -94,7 +94,7 @@ def parse_states(text: str) -> list[NpuState]:
 
 
 def parse_processes(text: str) -> list[NpuProcess]:
-    """Return the processes of `npu-smi info`, by the device ids of its upper half."""
+    """Return the processes of `npu-smi info`, with the device ids of its upper half."""
     known = {(state.npu_id, state.chip_id): state.device_id for state in parse_states(text)}
     lower = text.partition("Process id")[2]
     found = [_process(cells, known) for cells in map(_cells, lower.splitlines()) if len(cells) >= 4]
@@ -145,6 +145,6 @@ def _cells(line: str) -> list[str]:
 
 
 def _numbers(cell: str) -> list[int]:
-    """Return the numbers of a cell that has nothing else."""
+    """Return the numbers of a cell, none if it contains anything else."""
     words = cell.split()
     return [int(word) for word in words] if all(_NUMBER.fullmatch(word) for word in words) else []

@@ -1,4 +1,4 @@
-"""Read what nvidia-smi answers to its CSV queries. Pure."""
+"""Parse the output of nvidia-smi's CSV queries. Pure."""
 
 import re
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ class GpuProcess:
 
 
 def parse_gpus(text: str) -> list[Gpu]:
-    """Return the GPUs in the answer to `GPU_QUERY`."""
+    """Return the GPUs in the output of `GPU_QUERY`."""
     return [
         Gpu(index, uuid, name, driver, _number(used), _number(total))
         for index, uuid, name, driver, used, total in _rows(text, 6)
@@ -41,7 +41,7 @@ def parse_gpus(text: str) -> list[Gpu]:
 
 
 def parse_gpu_processes(text: str) -> list[GpuProcess]:
-    """Return the processes in the answer to `PROCESS_QUERY`."""
+    """Return the processes in the output of `PROCESS_QUERY`."""
     return [
         GpuProcess(uuid, pid, _number(used), name)
         for uuid, pid_text, used, name in _rows(text, 4)
@@ -57,4 +57,4 @@ def _rows(text: str, num_columns: int) -> Iterator[list[str]]:
 
 
 def _number(text: str) -> int | None:
-    return int(text) if _NUMBER.fullmatch(text) else None  # [N/A] where memory is shared
+    return int(text) if _NUMBER.fullmatch(text) else None  # [N/A] if memory is shared

@@ -1,4 +1,4 @@
-"""Find and run the tools that come with a driver: each call has a deadline, and what it said comes back as it is."""
+"""Find and run drivers' tools: each call has a deadline and returns the raw output."""
 
 import os
 import shutil
@@ -19,15 +19,15 @@ _MAX_SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
-    """What one command said, on both outputs, and its exit status."""
+    """A command's output, stdout and stderr together, and its exit status."""
 
     command: tuple[str, ...]
     text: str
     status: int
 
     @property
-    def said(self) -> str:
-        """The answer on one line, cut where it is long."""
+    def summary(self) -> str:
+        """The output on one line, truncated if long."""
         return " ".join(self.text.split())[:_MAX_SHOWN] or "nothing"
 
 
@@ -35,7 +35,7 @@ Run = Callable[[Sequence[str]], ToolOutput]
 
 
 def find_tool(name: str, environ: Mapping[str, str]) -> str | None:
-    """Return the path of a tool: its own variable, PATH, else where the driver puts it; None where it is nowhere."""
+    """Return a tool's path: from its variable, PATH, or the driver's default location; None if not found."""
     named = environ.get(_VARIABLES.get(name, ""))
     if named:
         return named
@@ -46,9 +46,9 @@ def find_tool(name: str, environ: Mapping[str, str]) -> str | None:
 def run_tool(
     command: Sequence[str], *, timeout_s: float = TIMEOUT_S, environ: Mapping[str, str] | None = None
 ) -> ToolOutput:
-    """Run one command to its end. These tools tell errors in words, with a status that differs between versions.
+    """Run one command. These tools report errors in their output; their exit status differs between versions.
 
-    Raises RanktableError when it cannot be run or does not end within `timeout_s`; it is killed then.
+    Raises RanktableError if it cannot be run or does not exit within `timeout_s`; it is then killed.
     """
     try:
         done = subprocess.run(
@@ -56,7 +56,7 @@ def run_tool(
             check=False, env=None if environ is None else dict(environ),
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        raise RanktableError(f"{' '.join(command)}: no answer within {timeout_s:g} s") from error
+        raise RanktableError(f"{' '.join(command)}: did not exit within {timeout_s:g} s") from error
     except OSError as error:
         raise RanktableError(f"{' '.join(command)}: cannot be run: {error.strerror}") from error
     return ToolOutput(tuple(command), done.stdout.decode(errors="replace"), done.returncode)

@@ -1,4 +1,4 @@
-"""What a dialect is: how it is told from others, how it is read, and how it is written."""
+"""The definition of a dialect: how it is detected, read and written."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ Document = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What some dialects do not say themselves.
+    """Facts that some dialects do not contain.
 
-    `num_prefill`: so many instances, from the first, are prefill and the others decode. `devices_per_instance`: where
-    a dialect lists devices only.
+    `num_prefill`: the first that many instances are prefill, the others decode. `devices_per_instance`: for a dialect
+    that lists only devices.
     """
 
     num_prefill: int | None = None
@@ -24,7 +24,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One dialect; `write` returns a file's text or raises RanktableError where the dialect cannot say the table."""
+    """One dialect; `write` returns a file's text, or raises RanktableError if it cannot represent the table."""
 
     name: str
     says: str

@@ -1,4 +1,4 @@
-"""Read and write server and device entries: what all dialects share."""
+"""Read and write server and device entries, which all dialects share."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -27,7 +27,7 @@ _DEVICE_CHECKS: Mapping[str, Check] = {
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What the entries of a dialect have: which keys are wanted, which others are read, how ids are checked."""
+    """The entry format of a dialect: required keys, optional keys that are read, and how ids are checked."""
 
     server_ip: bool = True
     device_ip: bool = True
@@ -39,7 +39,7 @@ class Form:
 
 
 def read_servers(node: Node, form: Form) -> list[PlacedServer]:
-    """Read `server_count` and `server_list`; what is wrong goes to the node's problems."""
+    """Read `server_count` and `server_list`; problems are added to the node's list."""
     elements = node.elements("server_list")
     if elements is None:
         return []
@@ -48,13 +48,13 @@ def read_servers(node: Node, form: Form) -> list[PlacedServer]:
     if count is not None and (isinstance(count.value, bool) or str(count.value) != str(len(elements))):
         count.refuse("server-count", f'must be "{len(elements)}", the number of servers in server_list')
     if not elements:
-        Node([], f"{node.place}.server_list".lstrip("."), node.problems).refuse("empty-list", "must hold a server")
+        Node([], f"{node.place}.server_list".lstrip("."), node.problems).refuse("empty-list", "must contain a server")
     parsed = [_read_server(element, form) for element in elements]
     return [placed for placed in parsed if placed is not None]
 
 
 def read_device(node: Node, form: Form, rank_id: str | None = None) -> TableDevice | None:
-    """Read one device entry; its rank is `rank_id` where the dialect has none."""
+    """Read one device entry; its rank is `rank_id` if the dialect has no ranks."""
     device_id = node.text("device_id", form.device_id)
     wants_ip = form.device_ip or node.has("device_ip")
     device_ip = node.text("device_ip", address) if wants_ip else None
@@ -67,13 +67,13 @@ def read_device(node: Node, form: Form, rank_id: str | None = None) -> TableDevi
 
 
 def server_list(servers: Iterable[TableServer], form: Form) -> dict[str, object]:
-    """Return `server_count` and `server_list` as a dialect writes them."""
+    """Return `server_count` and `server_list` in the dialect's format."""
     listed = [_server_object(server, form) for server in servers]
     return {"server_count": str(len(listed)), "server_list": listed}
 
 
 def text_of(document: Mapping[str, object]) -> str:
-    """Return a document as a file's text: indented by 4, byte for byte the same for the same table."""
+    """Return a document as a file's text: indented by 4, byte-identical for equal tables."""
     return json.dumps(document, indent=4) + "\n"
 
 
@@ -88,7 +88,7 @@ def _read_server(node: Node, form: Form) -> PlacedServer | None:
     server_port = extras.get("server_port")
     server = TableServer(
         server_id=server_id,
-        # Where no server_ip stands, a pod is reached at its own address, and a server_id is mostly one.
+        # Without a server_ip, a pod is reached at its own address, and the server_id usually is an address.
         server_ip=server_ip or container_ip or host_ip or server_id,
         devices=devices,
         server_port=None if server_port is None else int(server_port),
@@ -104,7 +104,7 @@ def _read_devices(node: Node, form: Form) -> tuple[TableDevice, ...] | None:
     if elements is None:
         return None
     if not elements:
-        Node([], f"{node.place}.device", node.problems).refuse("empty-list", "must hold a device, or be absent")
+        Node([], f"{node.place}.device", node.problems).refuse("empty-list", "must contain a device, or be absent")
         return None
     parsed = [read_device(element, form) for element in elements]
     devices = tuple(device for device in parsed if device is not None)

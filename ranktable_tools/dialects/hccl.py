@@ -1,6 +1,6 @@
 """HCCL's own tables, versions 1.0 and 1.2 (super pods): the servers and devices of one communicator.
 
-Ranks count over all servers, and a server_id stands once. MindCluster's hccl.json is the same with a few keys more.
+Ranks count over all servers, and each server_id is unique. MindCluster's hccl.json is the same with a few more keys.
 """
 
 from dataclasses import replace
@@ -29,12 +29,12 @@ _FORM_1_2 = replace(
 
 
 def _read_1_0(root: Node, options: ReadOptions) -> TableReading:
-    del options  # one instance, all said
+    del options  # one instance, nothing is missing
     return _reading(root, "1.0", _FORM_1_0)
 
 
 def _read_1_2(root: Node, options: ReadOptions) -> TableReading:
-    del options  # one instance, all said
+    del options  # one instance, nothing is missing
     return _reading(root, "1.2", _FORM_1_2)
 
 
@@ -59,19 +59,19 @@ def _write_1_2(table: Table) -> str:
         missing = next((device for device in host.devices if device.super_device_id is None), None)
         if missing is not None:
             raise RanktableError(
-                f"hccl-1.2 tables name the super_device_id of each device, device {missing.device_id} of "
+                f"hccl-1.2 tables need the super_device_id of each device, device {missing.device_id} of "
                 f"{host.server_ip} has none here; write hccl-1.0"
             )
         if host.super_pod_id is None:
-            raise RanktableError(f"hccl-1.2 tables name the super pod of each server, {host.server_ip} has none here")
+            raise RanktableError(f"hccl-1.2 tables need the super pod of each server, {host.server_ip} has none here")
     head = {"version": "1.2", "status": "completed"}
     return text_of({**head, **server_list(hosts, _FORM_1_2), "super_pod_list": super_pod_list(hosts)})
 
 
 def _hosts(table: Table, dialect: str) -> list[TableServer]:
-    """Return the servers of the table's one instance as HCCL wants them: one entry per host, an id for each.
+    """Return the servers of the table's one instance in HCCL's format: one entry per host, each with a unique id.
 
-    Where two hosts have one id, or one is too long, the addresses become the ids.
+    If two hosts share an id, or an id is too long, the addresses become the ids.
     """
     if len(table.instances) != 1:
         raise RanktableError(
@@ -88,13 +88,13 @@ def _hosts(table: Table, dialect: str) -> list[TableServer]:
 
 
 def _by_pod(hosts: list[TableServer]) -> list[TableServer]:
-    """Order servers so that those of one super pod stand together, pods by their first server."""
+    """Order servers so that those of one super pod are adjacent, pods by their first server."""
     pods = list(dict.fromkeys(host.super_pod_id for host in hosts))
     return sorted(hosts, key=lambda host: pods.index(host.super_pod_id))
 
 
 def _with_host_ip(server: TableServer) -> TableServer:
-    """Keep an address that is not the server_id: HCCL has no server_ip."""
+    """Store an address that is not the server_id as host_ip: HCCL has no server_ip."""
     if server.server_ip in (server.server_id, server.host_ip, server.container_ip):
         return server
     return replace(server, host_ip=server.server_ip, container_ip=None)

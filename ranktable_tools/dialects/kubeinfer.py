@@ -1,7 +1,7 @@
 """The `kubeinfer` and `omni-merged` dialects, version 1.0: one group per instance, prefill first, over any servers.
 
-kubeinfer (ModelArts on Kubernetes, OMNI) begins with the proxy's group 0; omni-merged (OMNI's merge-all) has none.
-Neither says where prefill ends: OMNI's scripts take that from PREFILL_POD_NUM, we from `num_prefill`.
+kubeinfer (ModelArts on Kubernetes, OMNI) starts with the proxy's group 0; omni-merged (OMNI's merge-all) has none.
+Neither contains the number of prefill instances: OMNI's scripts read PREFILL_POD_NUM, pdserve `num_prefill`.
 """
 
 from ranktable_tools.dialects.dialect import Dialect, Document, ReadOptions
@@ -24,14 +24,14 @@ _FORM = Form(server_keys=("server_port", "pod_name", "host_ip", "container_ip"),
 
 
 def role_of(number: int, num_prefill: int | None) -> InstanceRole | None:
-    """Return the role of an instance counted over all, or None while the number of prefill instances is not known."""
+    """Return the role of an instance by its number in the table, or None if `num_prefill` is unknown."""
     if num_prefill is None:
         return None
     return "prefill" if number < num_prefill else "decode"
 
 
 def check_num_prefill(root: Node, options: ReadOptions, num_instances: int) -> None:
-    """Refuse a number of prefill instances that leaves no decode instance."""
+    """Record a problem if `num_prefill` leaves no decode instance."""
     if options.num_prefill is not None and not root.problems and options.num_prefill >= num_instances:
         node = Node(num_instances, root.place, root.problems)
         advice = f"--num-prefill is {options.num_prefill}: it must leave a decode instance"

@@ -1,8 +1,8 @@
-"""The `mindie` dialect, versions 1.0 and 1.2: what ClusterD gives MindIE, super pods included. Read, never written.
+"""The `mindie` dialect, versions 1.0 and 1.2: ClusterD's tables for MindIE, including super pods. Read, never written.
 
 Group 0 has the coordinators, group 1 the controller, each group from 2 on the servers of one job. The servers of a job
-are one instance where their ranks count on, else an instance each. Who is prefill is MindIE's decision at run time, so
-`num_prefill` says it here.
+are one instance if their ranks are numbered consecutively across servers, else one instance each. MindIE chooses the
+prefill instances at run time, so here `num_prefill` specifies them.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ def _read(root: Node, options: ReadOptions) -> TableReading:
             schedulers += placed
         elif group_id == "1":
             _refuse_devices(node, placed)
-            notes += [f"{entry.place}: the controller {entry.server.server_ip} is left out" for entry in placed]
+            notes += [f"{entry.place}: the controller {entry.server.server_ip} is ignored" for entry in placed]
         elif group_id is not None:
             instances += _instances(node, placed)
         _check_first_groups(node, number, group_id)
@@ -78,7 +78,7 @@ def _instances(node: Node, servers: list[PlacedServer]) -> list[list[PlacedServe
 
 
 def _refuse_devices(node: Node, controllers: Sequence[PlacedServer]) -> None:
-    """Want a controller without devices: a table with some there is another's, whose instances would be left out."""
+    """Reject a controller with devices: such a table is another dialect's, and its instances would be lost."""
     for entry in controllers:
         ids = entry.server.device_ids
         if ids:
@@ -87,7 +87,7 @@ def _refuse_devices(node: Node, controllers: Sequence[PlacedServer]) -> None:
 
 
 def _check_ports(node: Node) -> None:
-    """Check the ports that MindIE's servers may have; nobody here listens on them, so they are not kept."""
+    """Check the ports that MindIE's servers may have; they are not kept, since pdserve does not use them."""
     listed = node.value.get("server_list") if isinstance(node.value, dict) else None
     for number, server in enumerate(listed[:MAX_ELEMENTS] if isinstance(listed, list) else ()):
         for key in _PORTS if isinstance(server, dict) else ():
@@ -101,13 +101,13 @@ def _check_first_groups(node: Node, number: int, group_id: str | None) -> None:
     wanted = str(number)
     if number < 2 and group_id not in (None, wanted):
         place = Node(group_id, f"{node.place}.group_id", node.problems)
-        place.refuse("group-id", f'must be "{wanted}": the groups begin with 0 (coordinators) and 1 (controller)')
+        place.refuse("group-id", f'must be "{wanted}": the groups start with 0 (coordinators) and 1 (controller)')
 
 
 def _matches(document: Document) -> bool:
     if "server_group_list" not in document:
         return False
-    # Without those keys it is still one where both first groups are without devices: its coordinator and controller.
+    # Without those keys it is still MindIE's if the first two groups, coordinator and controller, have no devices.
     by_id = {str(group.get("group_id")): group for group in groups(document)}
     bare = {"0", "1"} < set(by_id) and all(_only_addresses(by_id[group_id]) for group_id in ("0", "1"))
     later = any(holds_devices(document, group_id) for group_id in set(by_id) - {"0", "1"})
@@ -118,4 +118,4 @@ def _only_addresses(group: Document) -> bool:
     return bool(servers(group)) and not any("device" in server for server in servers(group))
 
 
-DIALECT = Dialect("mindie", "MindIE and ClusterD, super pods included", _matches, _read, aliases=("clusterd",))
+DIALECT = Dialect("mindie", "MindIE and ClusterD, including super pods", _matches, _read, aliases=("clusterd",))

@@ -1,7 +1,7 @@
 """The `modelarts` dialect, version 1.0: the guide's global and local tables, byte-stable.
 
-A global table has the groups 0 (the scheduler), 1 (prefill) and 2 (decode); each server entry of a role is an instance
-of its own. A local table has one instance, or the scheduler, at the top, under the group id 0.
+A global table has the groups 0 (the scheduler), 1 (prefill) and 2 (decode); each server entry of a role is one
+instance. A local table has one instance, or the scheduler, at the top level, with group id 0.
 """
 
 from ranktable_tools.dialects.dialect import Dialect, Document, ReadOptions
@@ -25,7 +25,7 @@ _ROLES: dict[str, InstanceRole] = {"1": "prefill", "2": "decode"}
 
 
 def global_text(table: GlobalTable | TablePart) -> str:
-    """Return the file text of a global table; a part holds only the groups it has."""
+    """Return the file text of a global table; for a TablePart, only the groups that it has."""
     groups = (
         ("0", () if table.scheduler is None else (table.scheduler,)),
         ("1", table.prefill),
@@ -41,7 +41,7 @@ def local_text(table: LocalTable) -> str:
 
 
 def write(table: Table) -> str:
-    """Return the file text of a table. Raises RanktableError where the guide's form has no place for it."""
+    """Return the file text of a table. Raises RanktableError if the guide's format cannot represent it."""
     if table.kind == "instance":
         return _local_text(table.instances[0].servers if table.instances else table.schedulers)
     if len(table.schedulers) > 1:
@@ -49,20 +49,18 @@ def write(table: Table) -> str:
         raise RanktableError(f"modelarts tables have one scheduler, this one has {len(table.schedulers)}: {listed}")
     prefill, decode = (tuple(_only_server(one) for one in table.of_role(role)) for role in _ROLES.values())
     if len(prefill) + len(decode) != len(table.instances):
-        raise RanktableError(
-            "modelarts tables say who is prefill and who decode, this one does not; give --num-prefill"
-        )
+        raise RanktableError("modelarts tables need the role of each instance, this one has none; give --num-prefill")
     return global_text(TablePart(table.schedulers[0] if table.schedulers else None, prefill, decode))
 
 
 def read(root: Node, options: ReadOptions) -> TableReading:
-    """Read a global table, whole or not, or a local one; what is wrong goes to the node's problems."""
-    del options  # the guide's tables say all
+    """Read a global table, complete or not, or a local one; problems are added to the node's list."""
+    del options  # the guide's tables are complete
     return read_global(root) if root.has("server_group_list") or not root.has("server_list") else read_local(root)
 
 
 def read_global(root: Node) -> TableReading:
-    """Read a global table, whole or not; what is wrong goes to the node's problems."""
+    """Read a global table, complete or not; problems are added to the node's list."""
     _check_head(root)
     groups = root.elements("server_group_list") or []
     expected = ["0", "1", "2"]
@@ -78,7 +76,7 @@ def read_global(root: Node) -> TableReading:
 
 
 def read_local(root: Node) -> TableReading:
-    """Read a local table; what is wrong goes to the node's problems."""
+    """Read a local table; problems are added to the node's list."""
     _check_head(root)
     root.text("group_id", exactly("0", "local-group-id", 'must be "0" in a local table'))
     servers = tuple(read_servers(root, _FORM))
@@ -88,14 +86,14 @@ def read_local(root: Node) -> TableReading:
 
 
 def check_whole(root: Node) -> None:
-    """Refuse a global table that is not whole: it has the groups 0, 1 and 2."""
+    """Record a problem for an incomplete global table, one without the three groups 0, 1 and 2."""
     groups = root.value.get("server_group_list") if isinstance(root.value, dict) else None
     if isinstance(groups, list) and len(groups) != 3:
         ids = group_ids({"server_group_list": groups})
         found = f"has {len(groups)} group{'s' if len(groups) != 1 else ''}"
         advice = (
-            f"must have 3: {_GROUPS}; here: {shown(ids)}; tables of single hosts are made whole by merge, those of "
-            "other dialects by convert"
+            f"must have 3: {_GROUPS}; here: {shown(ids)}; complete tables of single hosts with merge, and change "
+            "those of other dialects with convert"
         )
         Node(ids, "server_group_list", root.problems).report("group-count", found, advice)
 
@@ -105,7 +103,7 @@ def _matches(document: Document) -> bool:
         return "group_id" in document and "server_list" in document
     if has_mindie_keys(document) or (counts_groups_from_0(document) and len(group_ids(document)) > 3):
         return False
-    # Integer counts beside devices in group 0 are merge-all's; strings there are the guide's form with a mistake in it.
+    # Integer counts with devices in group 0 are merge-all's; string counts are the guide's format with a mistake.
     strings = all(isinstance(group.get("server_count"), str) for group in groups(document))
     return strings or not holds_devices(document, "0")
 
@@ -116,7 +114,7 @@ def _check_head(root: Node) -> None:
 
 
 def _read_group(node: Node, expected: list[str]) -> tuple[str | None, list[PlacedServer]]:
-    """Read one group; `expected` are the ids that may still come, in order, and loses those that came."""
+    """Read one group; `expected` has the ids that may follow, in order, and is reduced accordingly."""
     group_id = node.text("group_id", lambda text: _unexpected(text, expected))
     servers = read_servers(node, _FORM)
     if group_id is not None:
@@ -127,7 +125,7 @@ def _read_group(node: Node, expected: list[str]) -> tuple[str | None, list[Place
 def _unexpected(text: str, expected: list[str]) -> ValueFault | None:
     if text in expected:
         return None
-    wanted = " or ".join(f'"{group_id}"' for group_id in expected) or "absent: all groups stand before it"
+    wanted = " or ".join(f'"{group_id}"' for group_id in expected) or "absent: all groups come before it"
     return ValueFault("group-id", f"must be {wanted}; the groups are {_GROUPS}, in this order, each once")
 
 

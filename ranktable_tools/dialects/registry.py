@@ -1,4 +1,4 @@
-"""All dialects: find one by its name, or find out which one a document is in."""
+"""All dialects: find one by name, or detect the dialect of a document."""
 
 from ranktable_tools.dialects import hccl, kubeinfer, mindie, modelarts, vllm_ascend
 from ranktable_tools.dialects.dialect import Dialect, Document
@@ -18,7 +18,7 @@ _NO_TABLE = "a table has server_group_list, server_list, or prefill_device_list 
 
 
 def named(name: str) -> Dialect:
-    """Return the dialect of that name or alias. Raises RanktableError naming all."""
+    """Return the dialect of that name or alias. Raises RanktableError listing the known names."""
     for dialect in DIALECTS:
         if name in (dialect.name, *dialect.aliases):
             return dialect
@@ -27,7 +27,7 @@ def named(name: str) -> Dialect:
 
 
 def detect(document: object) -> Dialect:
-    """Return the dialect a document's structure shows. Raises RanktableError where none or more than one does."""
+    """Return the dialect that matches a document's structure. Raises RanktableError unless exactly one does."""
     if not isinstance(document, dict):
         raise RanktableError(f"is {shown(document)}; must be an object", code="wrong-type", value=document)
     found = [dialect for dialect in DIALECTS if dialect.matches(document)]
@@ -36,16 +36,16 @@ def detect(document: object) -> Dialect:
     if found:
         names = " and ".join(dialect.name for dialect in found)
         raise RanktableError(
-            f"the table could be {names}; say which with --dialect", code="ambiguous-dialect", value=names
+            f"the table could be {names}; choose one with --dialect", code="ambiguous-dialect", value=names
         )
     raise _unknown(document)
 
 
 def _unknown(document: Document) -> RanktableError:
     if document.get("status") == "initializing":
-        message = 'status is "initializing"; the table is not written yet, wait for "completed"'
+        message = 'status is "initializing"; the table is not complete yet, wait for "completed"'
         return RanktableError(message, code="not-completed", place="status", value="initializing")
     if "rank_list" in document:
         message = 'rank_list is of HCCL version "2.0" (Ascend 950), which is not read; write version "1.0" or "1.2"'
         return RanktableError(message, code="bad-version", place="version", value=document.get("version"))
-    return RanktableError(f"is no ranktable; {_NO_TABLE}", code="unknown-dialect", value=sorted(map(str, document)))
+    return RanktableError(f"is not a ranktable; {_NO_TABLE}", code="unknown-dialect", value=sorted(map(str, document)))

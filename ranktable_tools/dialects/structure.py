@@ -1,4 +1,4 @@
-"""Look at the structure of a document that is not read yet, right or wrong: what tells the dialects apart."""
+"""Inspect the structure of a document before it is parsed and validated, to detect its dialect."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ def groups(document: Document) -> list[Document]:
 
 
 def group_ids(document: Document) -> list[object]:
-    """Return the group ids as they stand there; a group that is no object stands for itself."""
+    """Return the group ids as written; a group that is not an object is returned in place of its id."""
     listed = document.get("server_group_list")
     if not isinstance(listed, list):
         return []
@@ -30,25 +30,25 @@ def devices(holder: Document) -> Iterator[Document]:
 
 
 def holds_devices(document: Document, group_id: str) -> bool:
-    """Tell whether a group of that id has a device."""
+    """Return whether a group of that id has a device."""
     return any(True for group in groups(document) if group.get("group_id") == group_id for _ in devices(group))
 
 
 def counts_groups_from_0(document: Document) -> bool:
-    """Tell whether the group ids are "0", "1" and so on, in order and without a gap."""
+    """Return whether the group ids are "0", "1" and so on, in order and without a gap."""
     ids = group_ids(document)
     return bool(ids) and ids == [str(number) for number in range(len(ids))]
 
 
 def has_mindie_keys(document: Document) -> bool:
-    """Tell whether a group or device has a key that only MindIE's controller and ClusterD write."""
+    """Return whether a group or device has a key that only MindIE's controller and ClusterD write."""
     found = groups(document)
     in_groups = any(key in group for group in found for key in ("deploy_server", "super_pod_list"))
     return in_groups or any("device_logical_id" in device for group in found for device in devices(group))
 
 
 def ranks_run_on(holder: Document) -> bool:
-    """Tell whether the ranks of several servers count on, from the first server's 0 to the last one's last."""
+    """Return whether several servers' ranks are, taken together, 0, 1, 2 and so on, each once."""
     ranks = [[device.get("rank_id") for device in _objects(server.get("device"))] for server in servers(holder)]
     flat = [rank for of_server in ranks for rank in of_server]
     return len(ranks) > 1 and all(ranks) and sorted(map(str, flat)) == sorted(str(rank) for rank in range(len(flat)))

@@ -10,10 +10,10 @@ from ranktable_tools.tables import TableServer
 
 
 def read_super_pods(node: Node, servers: list[PlacedServer]) -> list[PlacedServer]:
-    """Return the servers with the super pods that the list gives them; each server stands in exactly one."""
+    """Return the servers with their super pods from the list; each server must be in exactly one."""
     pod_by_server: dict[str, str] = {}
     known = {placed.server.server_id for placed in servers}
-    # A server that could not be read is missing here, and its pod is not to blame.
+    # A server that could not be read is missing in `known`; its pod's entry is not reported for that.
     above = f"{node.place}.server_list".lstrip(".")
     has_all = not any(problem.place.startswith(above) for problem in node.problems)
     for pod in node.elements("super_pod_list") or []:
@@ -46,6 +46,6 @@ def super_pod_list(servers: Iterable[TableServer]) -> list[dict[str, object]]:
 def _with_pod(placed: PlacedServer, pod_id: str | None, node: Node) -> PlacedServer:
     if pod_id is None:
         missing = Node(placed.server.server_id, f"{placed.place}.server_id", node.problems)
-        missing.refuse("super-pod-missing", "must stand in super_pod_list too")
+        missing.refuse("super-pod-missing", "must be in super_pod_list too")
         return placed
     return replace(placed, server=replace(placed.server, super_pod_id=pod_id))

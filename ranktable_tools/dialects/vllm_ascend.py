@@ -1,6 +1,6 @@
-"""The `vllm-ascend` dialect: prefill_device_list and decode_device_list, devices and no instances. Only read.
+"""The `vllm-ascend` dialect: prefill_device_list and decode_device_list, devices without instances. Only read.
 
-Where one instance ends stands nowhere: `devices_per_instance` says it, else the devices of one role and server are one.
+An instance is `devices_per_instance` devices of a list, or by default all devices of one role and server.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _ROLES: tuple[InstanceRole, ...] = ("prefill", "decode")
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One device with the server it names."""
+    """One device with its server."""
 
     server_id: str
     super_pod_id: str | None
@@ -44,7 +44,7 @@ def _read(root: Node, options: ReadOptions) -> TableReading:
 def _read_entries(root: Node, key: str, cluster_ids: dict[str, str]) -> list[_Entry]:
     nodes = root.elements(key)
     if nodes is not None and not nodes:
-        Node([], key, root.problems).refuse("empty-list", "must hold a device")
+        Node([], key, root.problems).refuse("empty-list", "must contain a device")
     entries = []
     for node in nodes or []:
         server_id = node.text("server_id", address)
@@ -57,14 +57,14 @@ def _read_entries(root: Node, key: str, cluster_ids: dict[str, str]) -> list[_En
 
 
 def _check_cluster_id(node: Node, place_by_id: dict[str, str]) -> None:
-    """Want another cluster_id than those read before: a link names its two ends by them."""
+    """Record a problem for a duplicate cluster_id: a link identifies its two ends by them."""
     cluster_id = node.optional_text("cluster_id", number)
     if cluster_id is None:
         return
     here = f"{node.place}.cluster_id"
     first = place_by_id.setdefault(cluster_id, here)
     if first != here:
-        found, advice = f"is {shown(cluster_id)}, which {first} is already", "give each device its own, counted from 1"
+        found, advice = f"is {shown(cluster_id)}, as {first} is", "give each device its own, counted from 1"
         Node(cluster_id, here, node.problems).report("cluster-id-twice", found, advice)
 
 
@@ -99,8 +99,8 @@ def _notes(options: ReadOptions, instances: Sequence[PlacedInstance]) -> tuple[s
     if options.devices_per_instance is not None or not instances:
         return ()
     return (
-        "the table has devices, not instances: those of one role and server are taken for one instance "
-        "(--devices-per-instance says otherwise)",
+        "the table has devices, not instances: the devices of one role and server become one instance "
+        "(--devices-per-instance changes that)",
     )
 
 

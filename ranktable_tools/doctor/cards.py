@@ -1,4 +1,4 @@
-"""Check the cards: those of the table are present, healthy, and nobody else computes on them."""
+"""Check the cards: those of the table are present, healthy, and not used by other programs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _MOUNT = "install the driver; in a container mount npu-smi and /usr/local/Ascend
 
 @dataclass(frozen=True, slots=True)
 class CardUser:
-    """A process on a card; `pid` is the one that this machine's /proc knows, where it is known."""
+    """A process on a card; `pid` is its id in this machine's /proc, None if unknown."""
 
     device_id: str
     name: str
@@ -23,7 +23,7 @@ class CardUser:
 
 
 def check_cards(case: DoctorInput) -> Verdict:
-    """Every card that the tables name for this host has a device node, and the driver's tool lists it."""
+    """Check that every card that the tables list for this host has a device node and is listed by the driver's tool."""
     machine = case.machine
     if machine.kind == "cpu":
         return not_here(_NO_CARDS)
@@ -32,7 +32,7 @@ def check_cards(case: DoctorInput) -> Verdict:
     if absent:
         mount = f"docker run --device=/dev/davinci{absent[0]}"
         step = mount if machine.kind == "npu" else "docker run --gpus all; look at nvidia-smi"
-        return fail(f"the table names the cards {','.join(absent)}, here are {shown}", step)
+        return fail(f"the table has the cards {','.join(absent)}, this host has {shown}", step)
     listed = _listed(case)
     if isinstance(listed, Verdict):
         return listed
@@ -40,7 +40,7 @@ def check_cards(case: DoctorInput) -> Verdict:
 
 
 def check_card_health(case: DoctorInput) -> Verdict:
-    """npu-smi calls every card of the tables OK."""
+    """Check that npu-smi reports every card of the tables as OK."""
     if case.machine.kind != "npu":
         return not_here("no NPU on this machine")
     answer = case.machine.ask("npu-smi", "info")
@@ -48,7 +48,7 @@ def check_card_health(case: DoctorInput) -> Verdict:
         return fail("npu-smi is not found", _MOUNT)
     states = {state.device_id: state for state in parse_states(answer.text)}
     if not states:
-        return fail(f"npu-smi info said: {answer.said}", "look at the driver, and at who holds the cards")
+        return fail(f"npu-smi info: {answer.summary}", "check the driver and the processes on the cards")
     found = [states[device_id] for device_id in case.wanted_devices if device_id in states]
     troubles = [
         fail(
@@ -62,20 +62,20 @@ def check_card_health(case: DoctorInput) -> Verdict:
 
 
 def check_card_users(case: DoctorInput) -> Verdict:
-    """Nobody but pdserve computes on the cards of the tables."""
+    """Check that only pdserve uses the cards of the tables."""
     if case.machine.kind == "cpu":
         return not_here(_NO_CARDS)
     users = _npu_users(case) if case.machine.kind == "npu" else _gpu_users(case)
     if isinstance(users, Verdict):
         return users
     wanted = case.wanted_devices
-    strangers = [user for user in users if user.device_id in wanted and not _is_ours(case, user)]
+    others = [user for user in users if user.device_id in wanted and not _is_ours(case, user)]
     troubles = [
-        warn(f"card {user.device_id} is used by {user.name}{_size(user)}", "end it, or choose other cards: gen again")
-        for user in strangers
+        warn(f"card {user.device_id} is used by {user.name}{_size(user)}", "stop it, or choose other cards: gen again")
+        for user in others
     ]
-    ours = sum(user.device_id in wanted for user in users) - len(strangers)
-    return combined(troubles, f"{counted(ours, 'process', 'processes')} of pdserve" if ours else "nobody uses them")
+    ours = sum(user.device_id in wanted for user in users) - len(others)
+    return combined(troubles, f"{counted(ours, 'process', 'processes')} of pdserve" if ours else "no process uses them")
 
 
 def _listed(case: DoctorInput) -> str | Verdict:
@@ -90,7 +90,7 @@ def _listed(case: DoctorInput) -> str | Verdict:
             return fail("nvidia-smi is not found", "install the driver; in a container use the NVIDIA runtime")
         names = [gpu.name for gpu in parse_gpus(answer.text)]
     if not names:
-        return fail(f"{' '.join(answer.command)} said: {answer.said}", "look at the driver, and at who holds the cards")
+        return fail(f"{' '.join(answer.command)}: {answer.summary}", "check the driver and the processes on the cards")
     return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
 
 
@@ -124,5 +124,5 @@ def _is_ours(case: DoctorInput, user: CardUser) -> bool:
 def _size(user: CardUser) -> str:
     pid = "" if user.pid is None else f"pid {user.pid}"
     memory = "" if user.memory_mb is None else f"{user.memory_mb} MB"
-    told = ", ".join(part for part in (pid, memory) if part)
-    return f" ({told})" if told else ""
+    details = ", ".join(part for part in (pid, memory) if part)
+    return f" ({details})" if details else ""

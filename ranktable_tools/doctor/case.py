@@ -1,4 +1,4 @@
-"""What the checks are about: this machine, the tables it was given, and which of their entries are here."""
+"""The input of the checks: this machine, the given tables, and their entries on this machine."""
 
 import os
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ _SCHEDULER_PORT = 9000
 
 @dataclass(frozen=True, slots=True)
 class DoctorTables:
-    """The tables given; `problem` says why one could not be used, `own` is the instance the local one means.
+    """The given tables; `problem` is why one cannot be used, `own` is the instance of the local table.
 
-    `share_devices` says how they were read: whether two instances may have one GPU.
+    `share_devices`: the tables were read with two instances allowed on one GPU.
     """
 
     global_path: str | None = None
@@ -36,9 +36,9 @@ class DoctorTables:
 
 @dataclass(frozen=True)
 class DoctorInput:
-    """All that a check may ask for; `tls` are flags for a command of pdserve's that calls instances.
+    """The input of every check; `tls` are flags for pdserve commands that call instances.
 
-    Connecting ends after `connect_s`, a command of pdserve's after `command_s`; no further ping starts after `pings_s`.
+    `connect_s` limits a connection attempt, `command_s` a pdserve command; after `pings_s` no further ping starts.
     """
 
     machine: Machine
@@ -68,7 +68,7 @@ class DoctorInput:
 
     @property
     def wanted_devices(self) -> tuple[str, ...]:
-        """The device ids that are in question: the local table's, else those of all instances here, else all here."""
+        """The device ids to check: the local table's, else those of all instances on this host, else all on it."""
         local = self.tables.local
         if local is not None:
             return local.server.device_ids
@@ -77,18 +77,18 @@ class DoctorInput:
 
     @property
     def base_url(self) -> str | None:
-        """Where the scheduler serves: what was given, else port 9000 of the table's scheduler."""
+        """The scheduler's URL: the given one, else port 9000 on the table's scheduler."""
         if self.url is not None or self.tables.table is None:
             return self.url
         host = self.tables.table.scheduler.server_ip
         return f"http://[{host}]:{_SCHEDULER_PORT}" if ":" in host else f"http://{host}:{_SCHEDULER_PORT}"
 
     def is_here(self, host: str) -> bool:
-        """Tell whether a host of the table is this machine."""
+        """Return whether a host of the table is this machine."""
         return self._comparer.same(host, "localhost")
 
     def addresses(self) -> tuple[InstanceAddress, ...]:
-        """Return where each instance is reached. Raises RanktableError when NODE_PORTS and the table do not say it."""
+        """Return each instance's address. Raises RanktableError if NODE_PORTS and the table do not contain it."""
         if self.tables.table is None:
             return ()
         return instance_addresses(self.tables.table, self.machine.environ.get("NODE_PORTS"))[0]
@@ -99,7 +99,7 @@ class DoctorInput:
 
 
 def read_tables(files: Sequence[str], machine: Machine, *, share_devices: bool = False) -> DoctorTables:
-    """Return the tables in `files`, or, without any, those that the guide's variables name."""
+    """Return the tables in `files`, or, if empty, those of the guide's variables."""
     global_path, local_path = _paths(files, machine)
     table, local, own, problem = None, None, None, ""
     try:

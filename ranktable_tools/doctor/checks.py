@@ -1,4 +1,4 @@
-"""The table of all checks: the name on the screen, and the function."""
+"""The table of all checks: the displayed name and the function."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from ranktable_tools.doctor.verdict import Verdict
 
 @dataclass(frozen=True, slots=True)
 class DoctorCheck:
-    """One line of the screen."""
+    """One check, one line of the output."""
 
     name: str
     run: Callable[[DoctorInput], Verdict]

@@ -1,4 +1,4 @@
-"""Check the running cluster by pdserve's own commands: a ready scheduler, one model, a link for every pair."""
+"""Check the running cluster with pdserve's own commands: a ready scheduler, one model, a link for every pair."""
 
 import http.client
 import json
@@ -20,7 +20,7 @@ _NO_SCHEDULER = "no scheduler answers at"
 
 
 def check_scheduler(case: DoctorInput) -> Verdict:
-    """The scheduler answers, and would serve a request now."""
+    """Check that the scheduler responds and is ready to serve requests."""
     url = case.base_url
     if url is None:
         return not_here("no scheduler is known", "give --url, or a global table")
@@ -39,20 +39,20 @@ def check_scheduler(case: DoctorInput) -> Verdict:
 
 
 def check_model(case: DoctorInput) -> Verdict:
-    """The instances that answer have the same model and layout, and are those that the table names."""
+    """Check that the responding instances have the same model and layout, and are those of the table."""
     if case.tables.global_path is None or case.tables.table is None:
         return not_here("no global table was given")
     flags = ("--timeout", f"{case.connect_s:g}", *case.tls)
-    told = _ask_pdserve(case, "instances", "pdserve.describe", case.tables.global_path, *flags)
-    if isinstance(told, Verdict):
-        return told
-    instances = told["instances"]
+    found = _ask_pdserve(case, "instances", "pdserve.describe", case.tables.global_path, *flags)
+    if isinstance(found, Verdict):
+        return found
+    instances = found["instances"]
     refusals = [_refusal(one["error"]) for one in instances if one["refused"]]
     answered = [one for one in instances if not one["error"]]
     if not answered:
         return combined(refusals, "") if refusals else not_here("no instance answers", "start them")
     differences = [
-        fail(str(words), "give every instance the same --model and --dtype") for words in told["differences"]
+        fail(str(words), "give every instance the same --model and --dtype") for words in found["differences"]
     ]
     first = answered[0]
     silent = len(instances) - len(answered)
@@ -63,22 +63,22 @@ def check_model(case: DoctorInput) -> Verdict:
 
 
 def check_links(case: DoctorInput) -> Verdict:
-    """Every prefill-decode pair has a link, measured now."""
+    """Check that every prefill-decode pair has a link, by measuring it."""
     if case.base_url is None:
         return not_here("no scheduler is known", "give --url, or a global table")
-    told = _ask_pdserve(case, "links", "pdserve", "links", "--json", "--mib", str(case.mib), "--url", case.base_url)
-    if isinstance(told, Verdict):
-        return told
-    links = told.get("links", [])
+    found = _ask_pdserve(case, "links", "pdserve", "links", "--json", "--mib", str(case.mib), "--url", case.base_url)
+    if isinstance(found, Verdict):
+        return found
+    links = found.get("links", [])
     if not links:
         return not_here("no pair of a prefill and a decode instance")
     troubles = [fail(f"{_pair(link)}: {link['error']}", "pdserve links") for link in links if link.get("error")]
     troubles += [
-        warn(f"{_pair(link)}: {link['transport']} had to do {link['fallbacks']} times", "pdserve links says why")
+        warn(f"{_pair(link)}: {link['transport']} had to do {link['fallbacks']} times", "pdserve links shows why")
         for link in links
         if link.get("fallbacks") and not link.get("error")
     ]
-    note = f" ({told['note']})" if told.get("note") else ""
+    note = f" ({found['note']})" if found.get("note") else ""
     return combined(troubles, ", ".join(map(_speed, links)) + note)
 
 
@@ -98,27 +98,27 @@ def _get(url: str, path: str, timeout_s: float) -> tuple[int, Any]:
 
 
 def _ask_pdserve(case: DoctorInput, key: str, module: str, *arguments: str) -> dict[str, Any] | Verdict:
-    """Return the JSON object with `key` that one of our commands prints; a verdict where it prints none."""
+    """Return the JSON object with `key` that a pdserve command prints, or a verdict if it prints none."""
     environ = {**case.machine.environ, "PYTHONPATH": _python_path(case.machine.environ.get("PYTHONPATH"))}
     python = environ.get(_PYTHON_VARIABLE) or sys.executable
     answer = run_tool((python, "-P", "-m", module, *arguments), timeout_s=case.command_s, environ=environ)
-    told = _object_with(key, answer.text)
-    if told is not None:
-        return told
+    found = _object_with(key, answer.text)
+    if found is not None:
+        return found
     last = next((line for line in reversed(answer.text.splitlines()) if line.strip()), "nothing")
     return not_here(last.partition(": ")[2] or last)
 
 
 def _object_with(key: str, text: str) -> dict[str, Any] | None:
-    """Return the first JSON object that begins a line and has `key`: progress and logs may stand around it."""
+    """Return the first JSON object that starts a line and has `key`; progress and logs around it are skipped."""
     decoder = json.JSONDecoder()
     for match in _OBJECT.finditer(text):
         try:
-            told, _ = decoder.raw_decode(text, match.start())
+            found, _ = decoder.raw_decode(text, match.start())
         except ValueError:
             continue
-        if isinstance(told, dict) and key in told:
-            return told
+        if isinstance(found, dict) and key in found:
+            return found
     return None
 
 
@@ -130,7 +130,7 @@ def _python_path(known: str | None) -> str:
 def _refusal(words: str) -> Verdict:
     if "secret" in words:
         return fail(words, "give every host the same cluster_secret")
-    return fail(words, "look which server listens there: server_port and NODE_PORTS name the instances' ports")
+    return fail(words, "check which server listens there: server_port and NODE_PORTS are the instances' ports")
 
 
 def _pair(link: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Check a container: driver and npu-smi are both mounted, its cards are the local table's, its user may open them."""
+"""Check a container: driver and npu-smi are mounted, its cards match the local table, its user may open them."""
 
 import os
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ _ASCEND_UID = 1000
 
 
 def check_container(case: DoctorInput, uid: int | None = None) -> Verdict:
-    """What the guide's `docker run` line mounts is there, and the cards are those of the local table."""
+    """Check that the mounts of the guide's `docker run` line exist and that the cards match the local table."""
     machine = case.machine
     if not machine.in_container:
-        return not_here("this is no container")
+        return not_here("this is not a container")
     if machine.kind != "npu":
         return ok("a container without NPUs")
     own = os.getuid() if uid is None else uid
@@ -37,7 +37,7 @@ def _mounts(machine: Machine) -> Sequence[Verdict]:
         step = "docker run " + " ".join(f"--device={node}" for node in absent)
         troubles.append(fail(f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not there", step))
     if not machine.path("/etc/hccn.conf").exists():
-        words = "/etc/hccn.conf is not mounted: links over RoCE do not find their addresses"
+        words = "/etc/hccn.conf is not mounted: links over RoCE cannot find their addresses"
         troubles.append(warn(words, "docker run -v /etc/hccn.conf:/etc/hccn.conf:ro"))
     return troubles
 
@@ -48,12 +48,12 @@ def _cards(case: DoctorInput) -> Sequence[Verdict]:
         return []
     here, wanted = case.machine.devices, local.server.device_ids
     if not wanted:
-        return [warn(f"the scheduler's container has the cards {','.join(here)}", "leave its --device flags out")]
+        return [warn(f"the scheduler's container has the cards {','.join(here)}", "omit its --device flags")]
     if set(here) == set(wanted):
         return []
-    words = f"the container has the cards {','.join(here)}, its local table says {','.join(wanted)}"
+    words = f"the container has the cards {','.join(here)}, its local table {','.join(wanted)}"
     step = "docker run " + " ".join(f"--device=/dev/davinci{device_id}" for device_id in wanted)
-    # As many others may be the same ones under other numbers; fewer or more cannot.
+    # Equally many cards may be the same ones with other numbers; a different count cannot.
     return [warn(words, step) if len(here) == len(wanted) else fail(words, step)]
 
 

@@ -1,4 +1,4 @@
-"""Check the cores that CPU instances share, and the limits of the container around them."""
+"""Check the cores that CPU instances share, and their container's CPU limit."""
 
 from ranktable_tools.core_quota import core_quota
 from ranktable_tools.doctor.case import DoctorInput
@@ -6,7 +6,7 @@ from ranktable_tools.doctor.verdict import Verdict, counted, not_here, ok, warn
 
 
 def check_cores(case: DoctorInput) -> Verdict:
-    """Each device id of this host's CPU instances has a core of its own."""
+    """Check that each device id of this host's CPU instances has its own core."""
     cores = len(case.machine.cores)
     quota = core_quota(case.machine.root)
     limit = cores if quota is None else min(cores, quota)

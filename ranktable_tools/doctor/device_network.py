@@ -1,4 +1,4 @@
-"""Check the network between NPUs: links up, one TLS switch on all, and every pair of devices that will exchange KV."""
+"""Check the network between NPUs: links up, equal TLS switches, and every pair of devices that exchanges KV."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from ranktable_tools.tables import InstanceEntry
 MAX_PINGS = 64
 _MAX_HOSTS = 4
 _NO_NPU = "no NPU on this machine"
-_NO_TOOL = "hccn_tool is not found (HCCN_TOOL_PATH names it)"
+_NO_TOOL = "hccn_tool is not found (set HCCN_TOOL_PATH)"
 
 
 @dataclass(frozen=True, slots=True)
 class DevicePair:
-    """A device of this host and one of another that it exchanges KV with."""
+    """A device of this host and one of another host with which it exchanges KV."""
 
     own: str
     peer_ip: str
@@ -27,7 +27,7 @@ class DevicePair:
 
 
 def check_device_links(case: DoctorInput) -> Verdict:
-    """The network card of every NPU has its link up and reaches what it is set to watch."""
+    """Check that every NPU's network link is up and reaches its network detection target."""
     answers = _each(case, "-link")
     if isinstance(answers, Verdict):
         return answers
@@ -36,28 +36,28 @@ def check_device_links(case: DoctorInput) -> Verdict:
     for device_id, text in answers:
         link = parse_link(text)
         if link != "UP":
-            words = f"the link of device {device_id} is {link or 'not told'}"
-            step = f"hccn_tool -i {device_id} -link_stat -g; look at cable and switch"
-            # On a healthy A3 pod these may say DOWN: there the pings count.
+            words = f"the link of device {device_id} is {link or 'unknown'}"
+            step = f"hccn_tool -i {device_id} -link_stat -g; check cable and switch"
+            # On a healthy A3 pod these may be DOWN: there the pings decide.
             troubles.append(warn(words, "trust the pings on an A3") if in_super_pod else fail(words, step))
     health = _each(case, "-net_health")
     for device_id, text in [] if isinstance(health, Verdict) or in_super_pod else health:
-        said = parse_net_health(text)
-        if said is not None and said != "Success":
-            step = f"hccn_tool -i {device_id} -netdetect -g; look at the gateway it watches"
-            troubles.append(warn(f"the network health of device {device_id} is {said}", step))
+        health_status = parse_net_health(text)
+        if health_status not in (None, "Success"):
+            step = f"hccn_tool -i {device_id} -netdetect -g; check the gateway it watches"
+            troubles.append(warn(f"the network health of device {device_id} is {health_status}", step))
     return combined(troubles, f"{counted(len(answers), 'link')} up")
 
 
 def check_tls(case: DoctorInput) -> Verdict:
-    """All devices have the same TLS switch: HCCL refuses a mixture (EI0016)."""
+    """Check that all devices have the same TLS switch: HCCL rejects a mix (EI0016)."""
     answers = _each(case, "-tls")
     if isinstance(answers, Verdict):
         return answers
     switches = {device_id: parse_tls_switch(text) for device_id, text in answers}
-    untold = [device_id for device_id, switch in switches.items() if switch is None]
-    if untold:
-        return warn(f"the TLS switch of device {untold[0]} is not told", f"hccn_tool -i {untold[0]} -tls -g")
+    unknown = [device_id for device_id, switch in switches.items() if switch is None]
+    if unknown:
+        return warn(f"the TLS switch of device {unknown[0]} is unknown", f"hccn_tool -i {unknown[0]} -tls -g")
     if len(set(switches.values())) > 1:
         listed = ", ".join(f"device {device_id} has {switch}" for device_id, switch in switches.items())
         step = "; ".join(f"hccn_tool -i {one} -tls -s enable 0" for one, switch in switches.items() if switch != "0")
@@ -67,7 +67,7 @@ def check_tls(case: DoctorInput) -> Verdict:
 
 
 def check_device_pairs(case: DoctorInput) -> Verdict:
-    """Every device of this host reaches the devices of other hosts that it will exchange KV with."""
+    """Check that every device of this host reaches the devices of other hosts with which it exchanges KV."""
     if case.machine.kind != "npu":
         return not_here(_NO_NPU)
     pairs = list(device_pairs(case))
@@ -98,7 +98,7 @@ def device_pairs(case: DoctorInput) -> Iterator[DevicePair]:
 
 
 def is_super_pod(machine: Machine) -> bool:
-    """Tell whether the cards are part of a super pod (A3)."""
+    """Return whether the cards are part of a super pod (A3)."""
     listed = machine.ask("npu-smi", "info")
     first = next(iter(parse_states(listed.text)), None) if listed is not None else None
     if first is None:
@@ -109,7 +109,7 @@ def is_super_pod(machine: Machine) -> bool:
 
 
 def _not_compared(case: DoctorInput) -> str:
-    """Name the other hosts with devices: hccn_tool answers for its own host alone."""
+    """Name the other hosts with devices: hccn_tool only covers its own host."""
     hosts = dict.fromkeys(instance.server.server_ip for instance in case.instances)
     others = [host for host in hosts if not case.is_here(host)]
     if not others:
@@ -119,19 +119,19 @@ def _not_compared(case: DoctorInput) -> str:
 
 
 def _each(case: DoctorInput, flag: str) -> Sequence[tuple[str, str]] | Verdict:
-    """Return what hccn_tool answers for each device in question."""
+    """Return hccn_tool's output for each device to check."""
     if case.machine.kind != "npu":
         return not_here(_NO_NPU)
     if case.machine.tool("hccn_tool") is None:
         return not_here(_NO_TOOL)
     answers = [(one, case.machine.ask("hccn_tool", "-i", one, flag, "-g")) for one in case.wanted_devices]
     if not answers:
-        return not_here("no device is in question here")
+        return not_here("no device to check here")
     return [(device_id, answer.text) for device_id, answer in answers if answer is not None]
 
 
 def _pinged(case: DoctorInput, pairs: Sequence[DevicePair], flags: Sequence[str]) -> list[Verdict | None]:
-    """Ping pairs until there are `MAX_PINGS` or the time for them is over, one at least; None for one that answers."""
+    """Ping at least one pair, at most `MAX_PINGS` and until the time limit; None for each that responds."""
     deadline = monotonic() + case.pings_s
     verdicts: list[Verdict | None] = []
     for pair in pairs[:MAX_PINGS]:
@@ -142,11 +142,11 @@ def _pinged(case: DoctorInput, pairs: Sequence[DevicePair], flags: Sequence[str]
 
 
 def _ping(machine: Machine, pair: DevicePair, flags: Sequence[str]) -> Verdict | None:
-    said = ""
+    output = ""
     for flag in flags:
         answer = machine.ask("hccn_tool", "-i", pair.own, flag, "-g", "address", pair.peer_ip)
         if answer is not None and parse_ping(answer.text):
             return None
-        said = answer.said if answer is not None else said
-    step = f"hccn_tool -i {pair.own} -ip -g and -gateway -g, the same there; look at the switch between them"
-    return fail(f"device {pair.own} does not reach {pair.peer_ip} ({pair.instance}): {said}", step)
+        output = answer.summary if answer is not None else output
+    step = f"hccn_tool -i {pair.own} -ip -g and -gateway -g, the same there; check the switch between them"
+    return fail(f"device {pair.own} does not reach {pair.peer_ip} ({pair.instance}): {output}", step)

@@ -1,4 +1,4 @@
-"""Run all checks at the same time, each until its end or the deadline that all share."""
+"""Run all checks concurrently, until each has finished or their common deadline is reached."""
 
 import queue
 import threading
@@ -11,16 +11,15 @@ from ranktable_tools.doctor.verdict import CheckResult, Verdict, fail
 from ranktable_tools.errors import RanktableError
 
 if TYPE_CHECKING:
-    from ranktable_tools.doctor.checks import DoctorCheck  # which imports what a check takes: HTTP and more
+    from ranktable_tools.doctor.checks import DoctorCheck  # imported late: it imports HTTP and more
 
 TIMEOUT_S = 60.0
 
 
 def examine(case: DoctorInput, timeout_s: float, checks: "Sequence[DoctorCheck]") -> list[CheckResult]:
-    """Return a finding for every check, in the table's order; one that is not done in time is a failure.
+    """Return a finding for every check, in the table's order; a check that times out is a failure.
 
-    The tools of a driver are asked one after the other all the same (`Machine.ask`). A check that hangs is left behind
-    on a daemon thread.
+    The tools of a driver still run one at a time (`Machine.ask`). A check that hangs is abandoned on its daemon thread.
     """
     answers: queue.SimpleQueue[tuple[str, Verdict]] = queue.SimpleQueue()
     for check in checks:
@@ -33,7 +32,7 @@ def examine(case: DoctorInput, timeout_s: float, checks: "Sequence[DoctorCheck]"
         except queue.Empty:
             break
         verdicts[name] = verdict
-    late = fail(f"not done within {timeout_s:g} s", "try again with --timeout; a tool or a name server hangs")
+    late = fail(f"not done within {timeout_s:g} s", "try again with a longer --timeout; a tool or a name server hangs")
     return [CheckResult(check.name, verdicts.get(check.name, late)) for check in checks]
 
 
@@ -42,6 +41,6 @@ def _put(answers: "queue.SimpleQueue[tuple[str, Verdict]]", check: "DoctorCheck"
         verdict = check.run(case)
     except RanktableError as error:
         verdict = fail(str(error), "")
-    except Exception as error:  # noqa: BLE001 - a thread's outermost frame: one check's defect hides no other's finding
-        verdict = fail(f"the check broke: {error!r}", "tell its authors, with `pdserve collect-env`")
+    except Exception as error:  # noqa: BLE001 - a thread's outermost frame: a bug must not hide other findings
+        verdict = fail(f"the check failed: {error!r}", "report it with the output of `pdserve collect-env`")
     answers.put((check.name, verdict))

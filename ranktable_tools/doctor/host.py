@@ -1,4 +1,4 @@
-"""Check the host around the containers: docker, and the forwarding of their packets."""
+"""Check the host of the containers: docker and IP forwarding."""
 
 from ranktable_tools.doctor.case import DoctorInput
 from ranktable_tools.doctor.verdict import Verdict, not_here, ok, warn
@@ -7,7 +7,7 @@ _FORWARD = "/proc/sys/net/ipv4/ip_forward"
 
 
 def check_docker(case: DoctorInput) -> Verdict:
-    """Docker is installed, where the guide's containers are to be started."""
+    """Check that docker, which starts the guide's containers, is installed."""
     if case.machine.in_container:
         return not_here("this is a container")
     answer = case.machine.ask("docker", "-v")
@@ -15,19 +15,19 @@ def check_docker(case: DoctorInput) -> Verdict:
         step = "yum install -y docker-engine (only the guide's containers need it)"
         return not_here("docker is not installed", step)
     if answer.status != 0:
-        return warn(f"docker -v said: {answer.said}", "look at the installation of docker")
-    return ok(answer.said)
+        return warn(f"docker -v: {answer.summary}", "check the installation of docker")
+    return ok(answer.summary)
 
 
 def check_ip_forward(case: DoctorInput) -> Verdict:
-    """The kernel forwards the packets of containers that have a network of their own."""
+    """Check that the kernel forwards the packets of containers with their own network."""
     value = (case.machine.text(_FORWARD) or "").strip()
     if value == "1":
         return ok("net.ipv4.ip_forward is 1")
-    words = f"net.ipv4.ip_forward is {value or 'not told'}"
+    words = f"net.ipv4.ip_forward is {value or 'unknown'}"
     if case.machine.in_container:
-        return not_here(f"{words}; this is a container, the host's counts")
+        return not_here(f"{words}; this is a container, the host's setting matters")
     if case.machine.tool("docker") is None:
-        return not_here(f"{words}; without containers nobody needs it")
+        return not_here(f"{words}; only containers need it")
     step = "sysctl -w net.ipv4.ip_forward=1, and the same line in /etc/sysctl.conf (not needed with --net=host)"
     return warn(words, step)

@@ -1,4 +1,4 @@
-"""Find which process of this machine listens on a TCP port, from /proc: those of other users only root sees."""
+"""Find which process of this machine listens on a TCP port, from /proc; only root sees other users' processes."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 
 
 def listener(machine: Machine, port: int) -> str | None:
-    """Return "name (pid 123)", or None where it does not show."""
+    """Return "name (pid 123)", or None if it is not visible."""
     wanted = {f"socket:[{inode}]" for inode in _inodes(machine, port)}
     for pid in _pids(machine) if wanted else ():
         if any(link in wanted for link in _links(machine, pid)):
@@ -38,7 +38,7 @@ def _links(machine: Machine, pid: str) -> Iterator[str]:
     folder = machine.path(f"/proc/{pid}/fd")
     try:
         names = os.listdir(folder)
-    except OSError:  # another user's, or it ended meanwhile
+    except OSError:  # another user's process, or one that has exited
         return
     for name in names:
         with contextlib.suppress(OSError):

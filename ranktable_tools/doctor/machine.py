@@ -1,4 +1,4 @@
-"""This machine as the checks see it: its files, its environment, its tools, each command run once and alone."""
+"""This machine for the checks: its files, environment and tools; each command is run once, never concurrently."""
 
 import os
 import threading
@@ -15,7 +15,7 @@ _CONTAINER_GROUPS = ("docker", "kubepods", "containerd", "crio", "lxc")
 
 
 class Machine:
-    """Reads below `root`. Owns what its tools answered; the tools of a driver do not bear two calls at a time."""
+    """Reads files below `root`. Owns the cache of tools' outputs; drivers' tools do not support concurrent calls."""
 
     def __init__(
         self,
@@ -36,28 +36,28 @@ class Machine:
 
     @cached_property
     def kind(self) -> DeviceKind:
-        """What it computes on."""
+        """Its kind of device."""
         return self._kind or find_kind(self.path("/dev"))
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The device ids that have a node here."""
+        """The device ids with a device node."""
         return present_devices(self.kind, self.path("/dev"))
 
     @property
     def in_container(self) -> bool:
-        """Whether this is a container, as far as it shows."""
+        """Whether this looks like a container."""
         if any(self.path(mark).exists() for mark in _CONTAINER_MARKS) or "KUBERNETES_SERVICE_HOST" in self.environ:
             return True
         groups = self.text("/proc/1/cgroup") or ""
         return any(word in groups for word in _CONTAINER_GROUPS)
 
     def path(self, path: str) -> Path:
-        """Return where a file of the machine lies."""
+        """Return the path of a file of the machine."""
         return self.root / path.lstrip("/")
 
     def text(self, path: str) -> str | None:
-        """Return a file's text, None where it cannot be read."""
+        """Return a file's text, None if it cannot be read."""
         try:
             return self.path(path).read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -68,7 +68,7 @@ class Machine:
         return find_tool(name, self.environ)
 
     def ask(self, name: str, *arguments: str) -> ToolOutput | None:
-        """Return what a tool answers, None where it is not installed. Raises RanktableError when it does not answer."""
+        """Return a tool's output, None if it is not installed. Raises RanktableError if it fails or times out."""
         tool = self.tool(name)
         if tool is None:
             return None

@@ -1,4 +1,4 @@
-"""Check addresses and ports: this host's are free or answered by us, the other hosts' can be reached."""
+"""Check addresses and ports: this host's are free or served by pdserve, the other hosts' can be reached."""
 
 import ipaddress
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ _MAX_CONNECTIONS = 32
 
 
 def check_address(case: DoctorInput) -> Verdict:
-    """The address that the tables give this host is one of its own, and one that the others can use."""
+    """Check that this host's address in the tables is its own and usable by the other hosts."""
     tables = case.tables
     if tables.local is None:
         if case.hosts and not any(map(case.is_here, case.hosts)):
@@ -36,7 +36,7 @@ def check_address(case: DoctorInput) -> Verdict:
 
 
 def check_ports(case: DoctorInput) -> Verdict:
-    """Each port of this host's instances is free, or an instance answers there."""
+    """Check that each port of this host's instances is free or served by an instance."""
     found = _addresses(case)
     if isinstance(found, Verdict):
         return found
@@ -44,28 +44,28 @@ def check_ports(case: DoctorInput) -> Verdict:
     if not here:
         return not_here("no instance of the table is on this host")
     answers = _asked(here, case.connect_s)
-    told = zip(here, answers, strict=True)
-    troubles = [trouble for one, answer in told if (trouble := _taken(case.machine, one, answer))]
-    said = (f"{one.port} {_told(answer)}" for one, answer in zip(here, answers, strict=True))
-    return combined(troubles, ", ".join(said))
+    answered = zip(here, answers, strict=True)
+    troubles = [trouble for one, answer in answered if (trouble := _taken(case.machine, one, answer))]
+    states = (f"{one.port} {_state(answer)}" for one, answer in zip(here, answers, strict=True))
+    return combined(troubles, ", ".join(states))
 
 
 def check_reach(case: DoctorInput) -> Verdict:
-    """The instances on other hosts that this host's parts talk to can be reached from here."""
+    """Check that this host reaches the instances on other hosts that its processes connect to."""
     found = _addresses(case)
     if isinstance(found, Verdict):
         return found
     wanted = _roles_to_reach(case)
     away = [one for one in found if one.role in wanted and not case.is_here(one.server.server_ip)]
     if not away:
-        return not_here("nothing of the table that this host talks to is on another one")
+        return not_here("this host connects to nothing of the table on another host")
     answers = _asked(away, case.connect_s)
     troubles = [trouble for one, answer in zip(away, answers, strict=True) if (trouble := _lost(one, answer))]
     return combined(troubles, f"{counted(len(away), 'instance')} on other hosts can be reached")
 
 
 def check_proxy(case: DoctorInput) -> Verdict:
-    """Clients with a proxy in their environment reach the cluster past it; pdserve's own parts never ask a proxy."""
+    """Check that clients with a proxy in their environment bypass it; pdserve's own processes never use a proxy."""
     environ = case.machine.environ
     spelled = [name for lower in _PROXY_VARIABLES for name in (lower, lower.upper()) if environ.get(name)]
     if not spelled:
@@ -77,13 +77,13 @@ def check_proxy(case: DoctorInput) -> Verdict:
         return ok(f"{', '.join(spelled)} set, and no_proxy has every host")
     listed = ",".join(proxied)
     return warn(
-        f"{', '.join(spelled)} set, and no_proxy lacks {listed}: clients there would ask the proxy",
+        f"{', '.join(spelled)} set, and no_proxy lacks {listed}: clients there would use the proxy",
         f"export no_proxy=${{no_proxy:+$no_proxy,}}{listed}",
     )
 
 
 def bypasses(host: str, no_proxy: str) -> bool:
-    """Tell whether `no_proxy` has a host: by name, by the end of its name, by its network, or `*` for all."""
+    """Return whether `no_proxy` includes a host: by name, domain suffix, network, or `*` for all."""
     for entry in (word.strip().lower() for word in no_proxy.split(",")):
         if entry == "*" or (entry and (host.lower() == entry or host.lower().endswith("." + entry.lstrip(".")))):
             return True
@@ -116,7 +116,7 @@ def _addresses(case: DoctorInput) -> Sequence[InstanceAddress] | Verdict:
 
 
 def _roles_to_reach(case: DoctorInput) -> set[str]:
-    """The scheduler talks to all instances; an instance to those of the other role, either of which may open a link."""
+    """Return the roles to connect to: all for the scheduler, for an instance the other role: both ends open links."""
     table, local = case.tables.table, case.tables.local
     if local is None:
         own = {one.role for one in case.here}
@@ -139,14 +139,14 @@ def _taken(machine: Machine, one: InstanceAddress, answer: PortAnswer) -> Verdic
     where = f"{dial_host(one.server.server_ip)}:{one.port} ({one.role})"
     if answer.state == "other":
         owner = listener(machine, one.port)
-        step = f"end {owner or 'what listens there (ss -ltnp)'}, or give the instance another --port"
-        return fail(f"{where} is taken by {owner or 'something'}, which speaks no gRPC", step)
+        step = f"stop {owner or 'what listens there (ss -ltnp)'}, or give the instance another --port"
+        return fail(f"{where} is taken by {owner or 'something'}, which does not speak gRPC", step)
     if answer.state == "free":
         reason = can_listen(dial_host(one.server.server_ip), one.port)
         return None if reason is None else fail(f"{where} cannot be listened on: {reason}", "choose another --port")
     if answer.state in ("gRPC", "TLS"):
         return None
-    return fail(f"{where}: {answer.reason}", "look at this host's firewall")
+    return fail(f"{where}: {answer.reason}", "check this host's firewall")
 
 
 def _lost(one: InstanceAddress, answer: PortAnswer) -> Verdict | None:
@@ -154,12 +154,12 @@ def _lost(one: InstanceAddress, answer: PortAnswer) -> Verdict | None:
     if answer.state == "free":
         return warn(f"nothing listens at {where}", "start that instance")
     if answer.state in ("silent", "unreachable"):
-        step = f"look at firewalls and routes between here and {one.server.server_ip} (docs/ports.md)"
+        step = f"check firewalls and routes between here and {one.server.server_ip} (docs/ports.md)"
         return fail(f"{where}: {answer.reason}", step)
     if answer.state == "other":
-        return warn(f"{where} answers, but speaks no gRPC", "look at the --port of that instance")
+        return warn(f"{where} responds, but not with gRPC", "check the --port of that instance")
     return None
 
 
-def _told(answer: PortAnswer) -> str:
+def _state(answer: PortAnswer) -> str:
     return {"free": "is free", "TLS": "answers by TLS"}.get(answer.state, "answers")

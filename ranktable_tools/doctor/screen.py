@@ -1,4 +1,4 @@
-"""Show findings: one screen of text, green or what to do, or one JSON object."""
+"""Format findings as one screen of text with next steps, or as one JSON object."""
 
 import json
 from collections import Counter
@@ -8,11 +8,11 @@ from ranktable_tools.doctor.verdict import CheckResult, Result, worst
 
 _MARKS: dict[Result, str] = {"ok": "ok", "warn": "warn", "fail": "FAIL", "not here": "-"}
 _COLOURS: dict[Result, str] = {"ok": "32", "warn": "33", "fail": "31", "not here": "2"}
-_SUMMARY: dict[Result, str] = {"fail": "to mend", "warn": "to look at", "ok": "ok", "not here": "not here"}
+_SUMMARY: dict[Result, str] = {"fail": "to fix", "warn": "to check", "ok": "ok", "not here": "not here"}
 
 
 def text_lines(title: str, findings: Sequence[CheckResult], *, colour: bool = False) -> list[str]:
-    """Return the lines of the screen; a finding's next step stands below it, after an arrow."""
+    """Return the lines of the screen; a finding's next step follows below it, after an arrow."""
     width = max((len(finding.name) for finding in findings), default=0)
     lines = [_printable(title)]
     for finding in findings:
@@ -46,5 +46,5 @@ def _counts(findings: Sequence[CheckResult]) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return `text` without what a terminal would obey: tools and peers have a say in it."""
+    """Return `text` without control characters: it contains output of tools and peers."""
     return "".join(char if char.isprintable() else "?" for char in text)

@@ -1,4 +1,4 @@
-"""Check the tables, the cluster secret beside them, and the variables that go with them."""
+"""Check the tables, the cluster secret beside them, and the related environment variables."""
 
 import os
 import stat
@@ -14,7 +14,7 @@ _SECRET_BYTES = range(32, 4097)
 
 
 def check_tables(case: DoctorInput) -> Verdict:
-    """The tables can be read, lint finds nothing, and the local one is an entry of the global one."""
+    """Check that the tables can be read, pass lint, and that the local one is an entry of the global one."""
     tables = case.tables
     files = [path for path in (tables.global_path, tables.local_path) if path is not None]
     step = f"ranktable lint {' '.join(files)}{' --share-devices' if tables.share_devices else ''}"
@@ -34,7 +34,7 @@ def check_tables(case: DoctorInput) -> Verdict:
 
 
 def check_secret(case: DoctorInput) -> Verdict:
-    """The cluster secret is there, of a size that counts, and nobody else's to read."""
+    """Check that the cluster secret exists, has an allowed size, and is private."""
     if case.tables.global_path is None:
         return not_here("no global table was given")
     named = case.machine.environ.get(_SECRET_VARIABLE)
@@ -45,14 +45,14 @@ def check_secret(case: DoctorInput) -> Verdict:
         if named:
             return fail(f"{_SECRET_VARIABLE} names {path}: {error.strerror}", f"unset {_SECRET_VARIABLE}, or write it")
         return warn(
-            f"there is no {path}: peers are known by their address alone",
+            f"there is no {path}: peers are only identified by their address",
             "copy the one that gen or merge wrote, beside the global table of every host",
         )
     return _examined(path, found)
 
 
 def check_variables(case: DoctorInput) -> Verdict:
-    """No variable of the environment means another cluster or another reader."""
+    """Check that no environment variable refers to another cluster or is read by another program."""
     environ, troubles = case.machine.environ, []
     if environ.get("RANK_TABLE_FILE"):
         troubles.append(
@@ -63,11 +63,11 @@ def check_variables(case: DoctorInput) -> Verdict:
         )
     if environ.get("USE_OPENAI", "1") not in ("0", "1"):
         troubles.append(fail(f"USE_OPENAI is {environ['USE_OPENAI'][:20]!r}", "export USE_OPENAI=1"))
-    return combined(troubles, "nothing that disturbs")
+    return combined(troubles, "no conflicting variable")
 
 
 def check_llm_tools_path(case: DoctorInput) -> Verdict:
-    """LLM_TOOLS_PATH, in the guide's lines, leads to the ranktable tool."""
+    """Check that the guide's variable LLM_TOOLS_PATH leads to the ranktable tool."""
     folder = case.machine.environ.get("LLM_TOOLS_PATH")
     clone = Path(__file__).resolve().parents[2] / "deploy"
     export = f"export LLM_TOOLS_PATH={clone if clone.is_dir() else 'CLONE/deploy'}"
@@ -82,11 +82,11 @@ def _examined(path: Path, found: os.stat_result) -> Verdict:
     if found.st_uid not in (os.getuid(), 0):
         return fail(f"{path} belongs to uid {found.st_uid}, this is uid {os.getuid()}", f"chown {os.getuid()} {path}")
     if mode & 0o077:
-        return fail(f"{path} has mode {mode:04o}: others may reach it", f"chmod 600 {path}")
+        return fail(f"{path} has mode {mode:04o}: others may have access", f"chmod 600 {path}")
     if size not in _SECRET_BYTES:
         return fail(f"{path} has {size} bytes, not 32 to 4096", "write it again: ranktable gen, or merge")
     if not os.access(path, os.R_OK) and found.st_uid == os.getuid():
-        words = f"{path} has mode {mode:04o}: uid {found.st_uid}, whose it is, may not read it"
+        words = f"{path} has mode {mode:04o}: its owner, uid {found.st_uid}, may not read it"
         return fail(words, f"chmod 600 {path}")
     if not os.access(path, os.R_OK):
         return fail(f"{path} is not readable by uid {os.getuid()}", f"chown {os.getuid()} {path}")

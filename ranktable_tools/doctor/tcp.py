@@ -1,4 +1,4 @@
-"""Ask a TCP port what is behind it: nothing, gRPC, TLS, or something else. Each question has a deadline."""
+"""Probe a TCP port for what listens there: nothing, gRPC, TLS, or something else. Each probe has a deadline."""
 
 import errno
 import socket
@@ -14,14 +14,14 @@ _SETTINGS = 4
 
 @dataclass(frozen=True, slots=True)
 class PortAnswer:
-    """What a port did: `free` where the host refuses, `silent` where nothing comes back; `reason` is the kernel's."""
+    """The result of a probe: `free` if the host refuses, `silent` without a response; `reason` is the kernel's."""
 
     state: PortState
     reason: str = ""
 
 
 def ask_port(host: str, port: int, timeout_s: float) -> PortAnswer:
-    """Connect to host:port and see whether HTTP/2, and so gRPC, is spoken there."""
+    """Connect to host:port and check whether it speaks HTTP/2, and so gRPC."""
     try:
         with socket.create_connection((host, port), timeout_s) as connection:
             if _speaks_http2(connection):
@@ -30,13 +30,13 @@ def ask_port(host: str, port: int, timeout_s: float) -> PortAnswer:
     except ConnectionRefusedError:
         return PortAnswer("free")
     except TimeoutError:
-        return PortAnswer("silent", f"no answer within {timeout_s:g} s")
+        return PortAnswer("silent", f"no response within {timeout_s:g} s")
     except OSError as error:
         return PortAnswer("unreachable", error.strerror or str(error))
 
 
 def can_listen(host: str, port: int) -> str | None:
-    """Return why one could not listen on host:port of this machine, or None."""
+    """Return why this machine cannot listen on host:port, or None."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -48,7 +48,7 @@ def can_listen(host: str, port: int) -> str | None:
 
 
 def _speaks_tls(host: str, port: int, timeout_s: float) -> bool:
-    """Tell whether a TLS server answers; whose it is does not matter here, and it may ask for a certificate."""
+    """Return whether a TLS server responds; its certificate is not verified, and it may require one of the client."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -1,4 +1,4 @@
-"""What a check finds: a result, the words for it, and the next step."""
+"""The verdict of a check: a result, its description, and the next step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ _BY_WEIGHT: tuple[Result, ...] = ("fail", "warn", "ok", "not here")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one check found; `next_step` is empty where nothing is to be done."""
+    """The result of one check; `next_step` is empty if nothing is to be done."""
 
     result: Result
     words: str
@@ -26,22 +26,22 @@ class CheckResult:
 
 
 def ok(words: str) -> Verdict:
-    """All is as it should be."""
+    """Return the verdict for a check that passed."""
     return Verdict("ok", words)
 
 
 def warn(words: str, next_step: str) -> Verdict:
-    """It works, or may work, and something should be done."""
+    """Return the verdict for something that works, or may work, but should be changed."""
     return Verdict("warn", words, next_step)
 
 
 def fail(words: str, next_step: str) -> Verdict:
-    """It will not work before something is done."""
+    """Return the verdict for something that does not work until it is fixed."""
     return Verdict("fail", words, next_step)
 
 
 def not_here(words: str, next_step: str = "") -> Verdict:
-    """There is nothing to check on this machine, or not yet."""
+    """Return the verdict for a check with nothing to check on this machine, or not yet."""
     return Verdict("not here", words, next_step)
 
 
@@ -51,12 +51,12 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def worst(results: Sequence[Result]) -> Result:
-    """Return the gravest of these; `ok` for none."""
+    """Return the worst of these results; `ok` for none."""
     return min(results, key=_BY_WEIGHT.index, default="ok")
 
 
 def combined(troubles: Sequence[Verdict], good: str) -> Verdict:
-    """Return one verdict for all troubles, the gravest first; `ok` with the words `good` where there is none."""
+    """Return one verdict for all troubles, worst first; `ok` with the text `good` if there is none."""
     if not troubles:
         return ok(good)
     ordered = sorted(troubles, key=lambda verdict: _BY_WEIGHT.index(verdict.result))

@@ -1,4 +1,4 @@
-"""Check the versions of driver, firmware and CANN: those of the guide, and what torch_npu needs."""
+"""Check the versions of driver, firmware and CANN against the guide and torch_npu's requirements."""
 
 import importlib.metadata
 import platform
@@ -12,8 +12,8 @@ from ranktable_tools.doctor.machine import Machine
 from ranktable_tools.doctor.verdict import Verdict, combined, fail, not_here
 
 GUIDE_DRIVER = "23.0.6"
-# Our kernels' signatures are torch_npu 2.10's, which needs CANN 9.0. Huawei's release notes of CANN 8.5.0 already ask
-# for Ascend HDK 25.0 or later.
+# Our kernels' signatures are torch_npu 2.10's, which needs CANN 9.0. By Huawei's release notes CANN 8.5.0 already
+# needs Ascend HDK 25.0 or later.
 MIN_TORCH_NPU = "2.10"
 MIN_CANN = "9.0"
 MIN_DRIVER = "25.0"
@@ -21,7 +21,7 @@ _UPGRADE = f"install Ascend HDK {MIN_DRIVER} or later (driver and firmware)"
 _DRIVER_INFO = "/usr/local/Ascend/driver/version.info"
 _CANN_HOMES = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/cann")
 _INSTALLED = re.compile(r"^version\s*=\s*(\S+)", re.MULTILINE)
-# Each part's own version is another number than CANN's.
+# The version of a single component differs from CANN's.
 _CANN_FILES = (
     ("ascend_toolkit_install.info", _INSTALLED),
     (f"{platform.machine()}-linux/ascend_toolkit_install.info", _INSTALLED),
@@ -34,7 +34,7 @@ _RANGE = re.compile(r"\[([0-9.]+),\s*([0-9.]+)\]")
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """What is installed; None where it is not found. `firmware_range` is what the driver takes, both ends included."""
+    """The installed versions; None if not found. `firmware_range` is what the driver supports, inclusive."""
 
     driver: str | None
     firmware: str | None
@@ -44,20 +44,20 @@ class Versions:
 
 
 def check_versions(case: DoctorInput) -> Verdict:
-    """Driver, firmware, CANN and torch_npu fit each other."""
+    """Check that driver, firmware, CANN and torch_npu are compatible."""
     if case.machine.kind != "npu":
         return not_here("no NPU on this machine")
     found = find_versions(case.machine)
-    told = (
+    shown = (
         f"driver {found.driver or '-'}, firmware {found.firmware or '-'}, CANN {found.cann or '-'}, "
         f"torch_npu {found.torch_npu or '-'}"
     )
     troubles = [*_driver(found), *_firmware(found), *_cann(found), *_torch_npu(found)]
-    return combined(troubles, told)
+    return combined(troubles, shown)
 
 
 def find_versions(machine: Machine, installed: Callable[[str], str | None] | None = None) -> Versions:
-    """Return the versions on this machine; `installed` gives that of a Python package."""
+    """Return the versions on this machine; `installed` returns the version of a Python package."""
     info = dict(_key_values(machine.text(_DRIVER_INFO) or ""))
     board = _board(machine)
     found = _RANGE.search(info.get("compatible_version_fw", ""))
@@ -71,7 +71,7 @@ def find_versions(machine: Machine, installed: Callable[[str], str | None] | Non
 
 
 def stack_facts(machine: Machine) -> dict[str, str]:
-    """Return what lies below torch_npu here, by name, for people; nothing on a machine without NPUs."""
+    """Return the versions of torch_npu's software stack by name, for display; empty on a machine without NPUs."""
     if machine.kind != "npu":
         return {}
     found = find_versions(machine)
@@ -79,7 +79,7 @@ def stack_facts(machine: Machine) -> dict[str, str]:
 
 
 def find_cann(machine: Machine) -> str | None:
-    """Return the version that the toolkit's own files tell, as 9.1.0 or 8.0.RC1."""
+    """Return the version in the toolkit's files, such as 9.1.0 or 8.0.RC1."""
     named = machine.environ.get("ASCEND_HOME_PATH") or machine.environ.get("ASCEND_TOOLKIT_HOME")
     for home in (named,) if named else _CANN_HOMES:
         for file, pattern in _CANN_FILES:
@@ -104,7 +104,7 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def is_older(version: str, limit: str) -> bool:
-    """Tell whether a version is below a limit, as far as the limit has numbers."""
+    """Return whether a version is below a limit, comparing as many numbers as the limit has."""
     wanted = numbers(limit)
     return numbers(version)[: len(wanted)] < wanted
 
@@ -116,7 +116,7 @@ def _is_newer(version: str, limit: str) -> bool:
 
 def _driver(found: Versions) -> Sequence[Verdict]:
     if found.driver is None:
-        return [fail(f"no driver version: neither {_DRIVER_INFO} nor npu-smi tells it", "install or mount the driver")]
+        return [fail(f"no driver version in {_DRIVER_INFO} or from npu-smi", "install or mount the driver")]
     if is_older(found.driver, GUIDE_DRIVER):
         return [fail(f"driver {found.driver} is older than the guide's {GUIDE_DRIVER}", _UPGRADE)]
     if is_older(found.driver, MIN_DRIVER) and found.torch_npu is not None:
@@ -131,7 +131,7 @@ def _firmware(found: Versions) -> Sequence[Verdict]:
     lowest, highest = found.firmware_range
     if not is_older(found.firmware, lowest) and not _is_newer(found.firmware, highest):
         return []
-    words = f"firmware {found.firmware} is not in {lowest} to {highest}, which driver {found.driver} takes"
+    words = f"firmware {found.firmware} is not in {lowest} to {highest}, which driver {found.driver} supports"
     return [fail(words, "install the firmware of the driver's own release")]
 
 
@@ -161,5 +161,5 @@ def _board(machine: Machine) -> dict[str, str]:
 
 
 def _key_values(text: str) -> list[tuple[str, str]]:
-    parted = [line.partition("=") for line in text.splitlines()]
-    return [(key.strip().lower(), value.strip()) for key, equals, value in parted if equals]
+    pairs = [line.partition("=") for line in text.splitlines()]
+    return [(key.strip().lower(), value.strip()) for key, equals, value in pairs if equals]

@@ -1,4 +1,4 @@
-"""`python -P -m ranktable_tools.kube`: what the containers of a pod run."""
+"""`python -P -m ranktable_tools.kube`: the commands of a pod's containers."""
 
 import sys
 

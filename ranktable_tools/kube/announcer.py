@@ -1,4 +1,4 @@
-"""Beside each member: takes its part to the API server, and brings the table back. It alone has the pod's token."""
+"""The sidecar of each member: sends its part to the API server and fetches the table. Only it has the pod's token."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ _AGAIN_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class PartOwner:
-    """Whose part it is, where its files lie, and the ConfigMaps of the parts and the table."""
+    """The pod, the folder of its files, and the ConfigMaps of the parts and the table."""
 
     pod: str
     folder: Path
@@ -23,7 +23,7 @@ class PartOwner:
 
 
 class Announcer:
-    """Owns what was sent and what was written last."""
+    """Owns the part sent last and the table written last."""
 
     def __init__(self, api: KubeApi, member: PartOwner, clock: Callable[[], float] = time.monotonic) -> None:
         self._api, self._member, self._clock = api, member, clock
@@ -32,11 +32,11 @@ class Announcer:
         self._table: str | None = None
 
     def turn(self) -> list[str]:
-        """Send the part where it is new, and every minute; write the table where it is new. Raises KubeError."""
+        """Send the part if it is new, and every minute; write the table if it is new. Raises KubeError."""
         return [*self._send(), *self._fetch()]
 
     def leave(self) -> None:
-        """Take the part back. Raises KubeError."""
+        """Remove the part from the ConfigMap. Raises KubeError."""
         self._api.set_keys(self._member.parts, {self._member.pod: None})
 
     def _send(self) -> list[str]:

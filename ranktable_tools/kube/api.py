@@ -1,6 +1,6 @@
-"""A few calls of the Kubernetes API over HTTPS, with the pod's own token: ConfigMaps and the list of pods.
+"""A few calls of the Kubernetes API over HTTPS with the pod's own token: ConfigMaps and the list of pods.
 
-Proxy variables are ignored, every call has a deadline, and the token is read anew each time: the kubelet renews it.
+Proxy variables are ignored, every call has a deadline, and the token is read for each call: the kubelet renews it.
 """
 
 import http.client
@@ -20,7 +20,7 @@ _MAX_BYTES = 32 * 1024 * 1024
 
 
 class KubeError(RanktableError):
-    """The API server did not do what was asked; `status` is its HTTP status, None where none came."""
+    """A call failed; `status` is the API server's HTTP status, None without a response."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message, code="kubernetes")
@@ -29,7 +29,7 @@ class KubeError(RanktableError):
 
 @dataclass(frozen=True, slots=True)
 class ConfigMap:
-    """What was read of a ConfigMap; `document` is all of it, its resourceVersion among it."""
+    """A ConfigMap as read; `document` is the whole object, including its resourceVersion."""
 
     name: str
     document: Mapping[str, Any]
@@ -43,7 +43,7 @@ class ConfigMap:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """One pod: its addresses, its node's among them, and whether it is about to go or has gone."""
+    """One pod: its addresses, including its node's, and whether it is terminating or has terminated."""
 
     name: str
     addresses: tuple[str, ...]
@@ -52,7 +52,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Where the API server is and what it is shown. Files are read at each call."""
+    """The API server's URL and credentials. Files are read at each call."""
 
     url: str
     namespace: str
@@ -61,17 +61,17 @@ class Access:
 
 
 def access_in_pod(environ: Mapping[str, str], account: Path = ACCOUNT) -> Access:
-    """Return what the kubelet tells a pod. Raises KubeError naming what is missing."""
+    """Return the access that the kubelet provides to a pod. Raises KubeError naming what is missing."""
     host = environ.get("KUBERNETES_SERVICE_HOST", "")
     if not host:
-        raise KubeError("KUBERNETES_SERVICE_HOST is not set: this runs in a pod")
+        raise KubeError("KUBERNETES_SERVICE_HOST is not set: run this in a pod")
     port = environ.get("KUBERNETES_SERVICE_PORT", "443")
     url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     return Access(url, _text(account / "namespace"), account / "token", account / "ca.crt")
 
 
 class KubeApi:
-    """The calls; each opens a connection of its own. Raises KubeError, with the status the API server answered."""
+    """The calls; each opens its own connection. They raise KubeError with the API server's status."""
 
     def __init__(self, access: Access, timeout_s: float = TIMEOUT_S) -> None:
         self._access, self._timeout_s = access, timeout_s
@@ -81,16 +81,16 @@ class KubeApi:
         return ConfigMap(name, self._call("GET", f"configmaps/{quote(name)}"))
 
     def replace(self, old: ConfigMap, data: Mapping[str, str]) -> None:
-        """Put `data` in the place of what was read. Status 409: somebody else wrote meanwhile, nothing was changed."""
+        """Replace the data that was read by `data`. Status 409: another writer was first, nothing was changed."""
         self._call("PUT", f"configmaps/{quote(old.name)}", {**old.document, "data": dict(data)})
 
     def set_keys(self, name: str, data: Mapping[str, str | None]) -> None:
-        """Write these keys of a ConfigMap and no other; None takes a key out."""
+        """Write only these keys of a ConfigMap; None removes a key."""
         patch = {"data": dict(data)}
         self._call("PATCH", f"configmaps/{quote(name)}", patch, "application/merge-patch+json")
 
     def pods(self, selector: str) -> tuple[Pod, ...]:
-        """Return the pods with these labels, as `app=pdserve`."""
+        """Return the pods with these labels, such as `app=pdserve`."""
         found = self._call("GET", f"pods?{urlencode({'labelSelector': selector})}")
         return tuple(_pod(item) for item in found.get("items") or ())
 
@@ -108,7 +108,7 @@ class KubeApi:
             finally:
                 connection.close()
         except (OSError, http.client.HTTPException) as error:
-            raise KubeError(f"{what}: {self._access.url} does not answer: {error or type(error).__name__}") from error
+            raise KubeError(f"{what}: {self._access.url} does not respond: {error or type(error).__name__}") from error
         return _document(what, answer.status, text)
 
     def _connect(self) -> http.client.HTTPConnection:
@@ -122,7 +122,7 @@ class KubeApi:
 
 def _document(what: str, status: int, text: bytes) -> dict[str, Any]:
     if len(text) > _MAX_BYTES:
-        raise KubeError(f"{what}: an answer of more than {_MAX_BYTES} bytes", status)
+        raise KubeError(f"{what}: a response of more than {_MAX_BYTES} bytes", status)
     try:
         document = json.loads(text)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What each container of a pod does, from its parsed command line to its exit status."""
+"""The commands of a pod's containers, from the parsed command line to the exit status."""
 
 import argparse
 import os
@@ -20,35 +20,35 @@ from ranktable_tools.tables import Role
 
 
 def start(arguments: argparse.Namespace) -> int:
-    """Become the command after `--`. Raises RanktableError; it does not come back otherwise."""
+    """Replace this process by the command after `--`. Only returns by raising RanktableError."""
     wanted = Start(
         cast(Role, arguments.role), arguments.ip, arguments.folder, arguments.num_devices, arguments.port,
         arguments.device_type, arguments.device_ip_from, arguments.secret,
     )  # fmt: skip
     patience = WaitLimits(arguments.timeout, _say)
     if arguments.table:
-        told = _platform_variables(wanted, _platform(arguments), patience)
+        environ = _platform_variables(wanted, _platform(arguments), patience)
     else:
         local = generate(wanted, _say, os.environ)
-        told = variables(wanted, local, wait_for_table(wanted, local, patience))
-    become(arguments.words, told)
+        environ = variables(wanted, local, wait_for_table(wanted, local, patience))
+    become(arguments.words, environ)
     return 0
 
 
 def announce(arguments: argparse.Namespace) -> int:
-    """Send the part and bring the table until a signal, then take the part back."""
+    """Send the part and fetch the table until a signal, then remove the part."""
     member = PartOwner(arguments.pod, arguments.folder, arguments.parts, arguments.ranktable)
     announcer = Announcer(KubeApi(access_in_pod(os.environ, arguments.account)), member)
     repeat(announcer.turn, until_signal(), arguments.every, _say)
     try:
         announcer.leave()
     except RanktableError as error:
-        _say(f"the part of {arguments.pod} stays, until the writer sees that the pod is gone: {error}")
+        _say(f"the part of {arguments.pod} stays until the writer sees that the pod is gone: {error}")
     return 0
 
 
 def write(arguments: argparse.Namespace) -> int:
-    """Make the table of the parts until a signal."""
+    """Merge the parts into the table until a signal."""
     places = ConfigMapNames(arguments.parts, arguments.ranktable, arguments.selector)
     wanted = ClusterSize(_at_least_one(arguments, "prefill"), _at_least_one(arguments, "decode"))
     writer = Writer(KubeApi(access_in_pod(os.environ, arguments.account)), places, wanted)
@@ -69,10 +69,10 @@ def follow(arguments: argparse.Namespace) -> int:
 
 
 def drain_instance(arguments: argparse.Namespace) -> int:
-    """Wait until the instance has no work. A preStop command has no $(POD_IP) in its words, so it is read here."""
+    """Wait until the instance has no work. A preStop command cannot use $(POD_IP), so POD_IP is read here."""
     host = arguments.ip or os.environ.get("POD_IP", "")
     if not host:
-        raise RanktableError("--ip is not given and POD_IP is not set: one of them has the instance's address")
+        raise RanktableError("--ip is not given and POD_IP is not set: set one of them to the instance's address")
     _say(drain(host, arguments.http_port, settle_s=arguments.settle, timeout_s=arguments.timeout))
     return 0
 
@@ -80,9 +80,9 @@ def drain_instance(arguments: argparse.Namespace) -> int:
 def _platform_variables(wanted: Start, platform: PlatformTable, patience: WaitLimits) -> dict[str, str]:
     present = present_devices(wanted.device_type or find_kind())
     local, path, table = wait_for_platform(platform, wanted, patience, present)
-    told = variables(wanted, local, path)
+    environ = variables(wanted, local, path)
     ports = None if wanted.port is None or wanted.role != "scheduler" else node_ports(table, wanted.port)
-    return told if ports is None else {**told, "NODE_PORTS": ports}
+    return environ if ports is None else {**environ, "NODE_PORTS": ports}
 
 
 def _platform(arguments: argparse.Namespace) -> PlatformTable:

@@ -1,6 +1,6 @@
-"""Before a pod's instance is ended: wait until its work has gone, so that the end of the process ends no request.
+"""Wait until a pod's instance has no work before it is stopped, so that no request is aborted.
 
-The writer sees that the pod is about to go and takes it out of the table; the scheduler then sends it nothing new.
+The writer sees that the pod is terminating and removes it from the table; the scheduler then sends it no new work.
 """
 
 import http.client
@@ -22,24 +22,24 @@ def drain(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Return a line once the instance with this --http-port has no work, or is gone, or the time is over.
+    """Return a log line once the instance with this --http-port has no work or is gone, or at the time limit.
 
-    For `settle_s` it goes on waiting in any case: so long may the scheduler take to see the table without this pod.
+    It waits at least `settle_s`, the time the scheduler may need to see the table without this pod.
     """
     began = clock()
     while True:
         spent, work = clock() - began, _work(host, port)
         if work is None:
-            return f"the instance has ended, after {spent:.0f} s"
+            return f"the instance has exited, after {spent:.0f} s"
         if spent >= settle_s and work == 0:
             return f"no work is left, after {spent:.0f} s"
         if spent >= timeout_s:
-            return f"{work} prompts are left after {timeout_s:g} s: they end with the process, or go on elsewhere"
+            return f"{work} prompts are left after {timeout_s:g} s: they end with the process, or continue elsewhere"
         sleep(_POLL_S)
 
 
 def _work(host: str, port: int) -> int | None:
-    """Return the number of prompts in the instance, None where nobody listens any more."""
+    """Return the number of prompts in the instance, None if nothing listens there any more."""
     connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
     try:
         connection.request("GET", "/metrics")
@@ -47,7 +47,7 @@ def _work(host: str, port: int) -> int | None:
     except ConnectionRefusedError:
         return None
     except (OSError, http.client.HTTPException):
-        return 1  # busy, as far as one can tell: so too for an answer without the figures
+        return 1  # assume that it is busy, as for a response without these metrics
     finally:
         connection.close()
     figures = [float(value) for value in _BUSY.findall(text)]

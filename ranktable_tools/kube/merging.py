@@ -1,7 +1,7 @@
-"""Decide what the cluster's table is, from the parts of its pods and the pods that are there. Pure, but for host names.
+"""Merge the parts of the existing pods into the cluster's table. Pure, except for resolving host names.
 
-It is `initializing` until every instance that was asked for has its part, then `completed`, and from then on live: what
-comes is added, pods that go are left out, and a table without a role is never written.
+The table is `initializing` until every configured instance has its part, then `completed` and live: new instances are
+added, terminating pods are removed, and a table without a prefill or decode instance is never written.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ INITIALIZING = text_of({"version": "1.0", "status": "initializing"})
 
 @dataclass(frozen=True, slots=True)
 class ClusterSize:
-    """The cluster that was asked for: so many instances of each role make its first table whole."""
+    """The configured number of instances of each role, which the first complete table must have."""
 
     prefill: int
     decode: int
@@ -33,7 +33,7 @@ class ClusterSize:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The table to be: its text, what it says in a line, and a note for each thing to mend or to wait for."""
+    """The new table: its text, a one-line summary, and a note for each thing to fix or wait for."""
 
     text: str
     says: str
@@ -41,7 +41,7 @@ class Decision:
 
 
 def decide(texts: Mapping[str, str], pods: Sequence[Pod], current: str | None, wanted: ClusterSize) -> Decision:
-    """Return the table of now. `texts` has each pod's part by the pod's name, `current` is what was written last."""
+    """Return the current table. `texts` has each pod's part by pod name, `current` is the table written last."""
     notes: list[str] = []
     parts = list(_one_scheduler(_living(texts, {pod.name: pod for pod in pods}, notes)))
     live = current is not None and is_completed(current)
@@ -57,7 +57,7 @@ def decide(texts: Mapping[str, str], pods: Sequence[Pod], current: str | None, w
 
 
 def is_completed(text: str) -> bool:
-    """Tell whether a table's text says that it is whole."""
+    """Return whether a table's text has the status `completed`."""
     try:
         document = parse_json(text, "the table")
     except RanktableError:
@@ -76,7 +76,7 @@ def read_part(text: str, name: str) -> TablePart:
 
 
 def _living(texts: Mapping[str, str], pods: Mapping[str, Pod], notes: list[str]) -> Iterator[NamedPart]:
-    """Yield the parts of pods that are here to stay, by name; what cannot be read is a note."""
+    """Yield the parts of pods that are not terminating, by name; unreadable parts are noted."""
     for name in sorted(texts, key=_natural):
         pod = pods.get(name)
         if pod is None or pod.leaving:
@@ -86,21 +86,21 @@ def _living(texts: Mapping[str, str], pods: Mapping[str, Pod], notes: list[str])
         except RanktableError as error:
             notes.append(f"left out: {error}")
             continue
-        stranger = _stranger(part, pod)
-        if stranger is None:
+        foreign = _foreign_address(part, pod)
+        if foreign is None:
             yield NamedPart(name, part)
         elif pod.addresses:
-            notes.append(f"left out: {name} wrote {stranger}, and the pod has {', '.join(pod.addresses)}")
+            notes.append(f"left out: {name} wrote {foreign}, and the pod has {', '.join(pod.addresses)}")
 
 
-def _stranger(part: TablePart, pod: Pod) -> str | None:
-    """Return an address that an instance has and the pod has not: a part from before the pod was made anew."""
+def _foreign_address(part: TablePart, pod: Pod) -> str | None:
+    """Return an instance's address that is not the pod's: the part of an earlier pod of this name."""
     hosts = (instance.server.server_ip for instance in part.instances)
     return next((host for host in hosts if host not in pod.addresses), None)
 
 
 def _one_scheduler(parts: Iterator[NamedPart]) -> Iterator[NamedPart]:
-    """Leave out pods of the scheduler that say what another said: one comes while the other goes."""
+    """Skip duplicate parts of scheduler pods: during a replacement, two pods have the same part."""
     seen = list[TablePart]()
     for named in parts:
         if named.part.scheduler is None:
@@ -111,9 +111,9 @@ def _one_scheduler(parts: Iterator[NamedPart]) -> Iterator[NamedPart]:
 
 
 def _merged(parts: Sequence[NamedPart], serving: frozenset[TableServer], notes: list[str]) -> GlobalTable | None:
-    """Merge the parts. Where they clash, one is left out, of a pod that does not serve yet if that mends it.
+    """Merge the parts. If they conflict, leave out one, preferably of a pod that does not serve yet.
 
-    So a pod with another's card stops neither that one nor those that come.
+    So a pod that claims another's card affects neither that pod nor new ones.
     """
     try:
         return merge(parts)
@@ -129,7 +129,7 @@ def _merged(parts: Sequence[NamedPart], serving: frozenset[TableServer], notes: 
 
 
 def _servers(table: str) -> frozenset[TableServer]:
-    """Return the entries of a table that may be broken, or not written yet."""
+    """Return the entries of a table, none if it is broken or not written yet."""
     with contextlib.suppress(RanktableError):
         return frozenset(instance.server for instance in read_part(table, "the table").instances)
     return frozenset()

@@ -1,6 +1,6 @@
-"""The names by which pods, parts and tables find each other."""
+"""The names of files and ConfigMap keys that pods, parts and tables share."""
 
 PART_FILE = "part.json"
 TABLE_FILE = "global_ranktable.json"
 TABLE_KEY = "global_ranktable.json"
-"""The key of the table in its ConfigMap, and its file's name where it is mounted or copied to."""
+"""The key of the table in its ConfigMap, and the name of its file when mounted or copied."""

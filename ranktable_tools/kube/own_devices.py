@@ -1,4 +1,4 @@
-"""Find the devices that a container was given: those a device plugin names, else those whose nodes it has."""
+"""Find a container's devices: those listed by a device plugin, else those with a device node."""
 
 import re
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _NUMBERED = re.compile(r"(?:[A-Za-z0-9]+-)?([0-9]{1,9})")
 def own_device_ids(kind: DeviceKind, count: int, environ: Mapping[str, str], dev: Path = Path("/dev")) -> list[str]:
     """Return `count` device ids, physical ones on NPU and GPU. Raises RanktableError naming both numbers.
 
-    On CPUs a device is a share of the cores and has no node: they count from 0.
+    On CPUs a device is a share of the cores without a node: ids count from 0.
     """
     if count < 1:
         raise RanktableError(f"--num-devices is {count}; must be at least 1")
@@ -27,7 +27,7 @@ def own_device_ids(kind: DeviceKind, count: int, environ: Mapping[str, str], dev
         return found
     raise RanktableError(
         f"--num-devices is {count}, and this container has {len(present)} {kind} devices in {dev} "
-        f"({','.join(present) or 'none'}), {_VISIBLE[kind]} is {environ.get(_VISIBLE[kind], '')!r}: ask for {count} in "
+        f"({','.join(present) or 'none'}), {_VISIBLE[kind]} is {environ.get(_VISIBLE[kind], '')!r}: request {count} in "
         "the pod's resources"
     )
 

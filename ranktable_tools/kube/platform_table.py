@@ -1,7 +1,7 @@
-"""Use a platform's table as it is: wait until it is completed, find this pod in it, and write its local table.
+"""Use a platform's table: wait until it is completed, find this pod in it, and write its local table.
 
-Membership, order, addresses and devices are the platform's. A table of the guide's form is read where it lies; one of
-another dialect is converted, and converted anew whenever it changes.
+Membership, order, addresses and devices are the platform's. A table in the guide's format is read in place; one of
+another dialect is converted, and converted again whenever it changes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,14 +21,14 @@ from ranktable_tools.table_file import read_global, write_local
 from ranktable_tools.tables import GlobalTable, LocalTable, Role, Table, TableServer
 
 _NOT_YET = ("unreadable", "not-completed", "not-json")
-"""What a table breaks while a platform is about to write it."""
+"""Rules that a table violates while the platform is still writing it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlatformTable:
-    """A platform's file, its dialect (None: found by its structure), and what the dialect does not say itself.
+    """A platform's file, its dialect (None: detected), and facts that the dialect does not contain.
 
-    `port` is every instance's, where an entry has none.
+    `port` is the port of every entry without one.
     """
 
     path: Path
@@ -41,16 +41,16 @@ class PlatformTable:
 def wait_for_platform(
     platform: PlatformTable, start: Start, patience: WaitLimits, present: Sequence[str] = ()
 ) -> tuple[Path, Path, GlobalTable]:
-    """Return the local table's path, the table's, and the table. Raises RanktableError, at the latest when it is late.
+    """Return the local table's path, the table's path, and the table. Raises RanktableError, also on timeout.
 
-    A table that is not there, not completed, or without this pod is waited for; one with a mistake in it is not.
-    `present` are the devices that this container has: they tell apart two instances of one role on one host.
+    It waits for a table that is missing, not completed, or without this pod, but not for one with a mistake.
+    `present` are this container's devices, which distinguish two instances of one role on one host.
     """
     return wait_for("the platform's table", lambda: _look(platform, start, present), patience)
 
 
 def bring(platform: PlatformTable, folder: Path) -> Path:
-    """Return the file to read: the platform's own, or its conversion, written anew. Raises RanktableError."""
+    """Return the file to read: the platform's own, or its updated conversion. Raises RanktableError."""
     _check_completed(platform.path)
     opened = read_table(str(platform.path), platform.dialect, platform.options)
     if opened.dialect is modelarts.DIALECT:
@@ -64,7 +64,7 @@ def bring(platform: PlatformTable, folder: Path) -> Path:
 
 
 def node_ports(table: GlobalTable, port: int) -> str | None:
-    """Return NODE_PORTS for a table whose entries have no port; None where they have."""
+    """Return NODE_PORTS for a table whose entries have no port; None if they have one."""
     if any(instance.server.server_port is not None for instance in table.instances):
         return None
     return ",".join(str(port) for _ in table.instances)
@@ -84,7 +84,7 @@ def _look(platform: PlatformTable, start: Start, present: Sequence[str]) -> tupl
 
 
 def _with_ports(table: Table, port: int | None) -> Table:
-    """Write the port into entries without one: the scheduler takes in no other that comes later."""
+    """Write the port into entries without one: the scheduler does not add a later instance without a port."""
 
     def ported(server: TableServer) -> TableServer:
         return server if server.server_port is not None else replace(server, server_port=port)
@@ -94,7 +94,7 @@ def _with_ports(table: Table, port: int | None) -> Table:
 
 
 def _check_completed(path: Path) -> None:
-    """Wait for a table before its dialect is asked: one that is not completed may have no more than its status."""
+    """Check the status before detecting the dialect: a table that is not completed may have only its status."""
     document = read_json(str(path))
     status = document.get("status") if isinstance(document, dict) else None
     if status == "initializing":
@@ -112,7 +112,7 @@ def _own(table: GlobalTable, role: Role, ip: str, present: Sequence[str]) -> Tab
     listed = " and ".join(",".join(server.device_ids) for server in found)
     raise RanktableError(
         f"the table has {len(found)} {role} instances at {ip}, with the devices {listed}, and this container has "
-        f"{','.join(present) or 'none'}: one pod is one instance; give the pods addresses of their own"
+        f"{','.join(present) or 'none'}: one pod is one instance; give the pods different addresses"
     )
 
 

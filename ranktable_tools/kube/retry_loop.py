@@ -1,4 +1,4 @@
-"""Do something again and again until a signal, and say each thing that is wrong once."""
+"""Repeat a function until a signal, and log each problem once."""
 
 import queue
 import signal
@@ -11,14 +11,14 @@ Say = Callable[[str], None]
 
 
 class Changes:
-    """Says lines when they are others than the time before. Owns what was said last."""
+    """Prints lines that differ from the previous call's. Owns the previous lines."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
         self._last: tuple[str, ...] = ()
 
     def say(self, lines: Iterable[str]) -> None:
-        """Say those lines that the last call did not have."""
+        """Print the lines that the previous call did not have."""
         now = tuple(lines)
         for line in now:
             if line not in self._last:
@@ -27,26 +27,26 @@ class Changes:
 
 
 class Stop:
-    """Set by a signal's handler, which may run within `wait` and within itself: it takes no lock that `wait` holds."""
+    """Set by a signal handler, which may interrupt `wait` and itself, so it takes no lock that `wait` holds."""
 
     def __init__(self) -> None:
-        self._told: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def set(self) -> None:
-        """End one wait, that of now or the next."""
-        self._told.put(None)
+        """Wake up one wait, the current or the next one."""
+        self._wakeups.put(None)
 
     def wait(self, timeout_s: float) -> bool:
-        """Return whether it was set, after `timeout_s` at most."""
+        """Return whether it was set within `timeout_s`."""
         try:
-            self._told.get(timeout=timeout_s)
+            self._wakeups.get(timeout=timeout_s)
         except queue.Empty:
             return False
         return True
 
 
 def until_signal() -> Stop:
-    """Return what SIGTERM and SIGINT set."""
+    """Return the event that SIGTERM and SIGINT set."""
     stop = Stop()
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -58,7 +58,7 @@ def until_signal() -> Stop:
 
 
 def repeat(turn: Callable[[], Iterable[str]], stop: Stop, every_s: float, say: Say) -> None:
-    """Call `turn` until `stop`, every so many seconds; its lines, and the errors of bad turns, are said once."""
+    """Call `turn` periodically until `stop`; its lines and its errors are printed once."""
     changes, wait_s = Changes(say), 0.0
     while not stop.wait(wait_s):
         wait_s = every_s

@@ -1,4 +1,4 @@
-"""In each member: generate its own tables, wait until the cluster's table has them, become the process of its role."""
+"""In each member: generate its tables, wait until the cluster's table includes them, run the role's process."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ _SECRET_NAME = "cluster_secret"  # noqa: S105 - a file name
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What this pod is: its role, address, devices and port, and the folder that it shares with its announcer."""
+    """This pod's role, address, devices and port, and the folder that it shares with its announcer."""
 
     role: Role
     ip: str
@@ -38,18 +38,18 @@ class Start:
 
 
 def variables(start: Start, local: Path, table: Path) -> dict[str, str]:
-    """Return what the process of the role is told, and copy the secret to where it is the process's own."""
-    told = {GLOBAL_VARIABLE: str(table), LOCAL_VARIABLE: str(local)}
+    """Return the environment of the role's process, and copy the secret to a file that the process owns."""
+    environ = {GLOBAL_VARIABLE: str(table), LOCAL_VARIABLE: str(local)}
     if start.secret is None:
-        return told
+        return environ
     try:
         secret = start.secret.read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:
         raise RanktableError(f"--secret {start.secret}: cannot be read: {error}") from error
-    # A mounted Secret is root's and readable by a group; the process wants its own, of mode 0600.
+    # A mounted Secret is root's and readable by a group; the process requires its own file of mode 0600.
     path = start.folder / _SECRET_NAME
     write_private(path, secret)
-    return {**told, _SECRET_VARIABLE: str(path)}
+    return {**environ, _SECRET_VARIABLE: str(path)}
 
 
 def generate(start: Start, say: Say, environ: Mapping[str, str], root: Path = Path("/")) -> Path:
@@ -74,18 +74,18 @@ def generate(start: Start, say: Say, environ: Mapping[str, str], root: Path = Pa
 
 
 def wait_for_table(start: Start, local: Path, patience: WaitLimits) -> Path:
-    """Return the cluster's table once it is whole and has this pod in its role; RanktableError when that is late."""
+    """Return the cluster's table once it is complete and has this pod in its role; RanktableError on timeout."""
     path = start.folder / TABLE_FILE
     wait_for("the cluster's table", lambda: _look(start.role, path, local), patience)
     return path
 
 
-def become(command: Sequence[str], told: Mapping[str, str]) -> None:
-    """Replace this process by the command. Raises RanktableError where there is none."""
+def become(command: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Replace this process by the command. Raises RanktableError if there is none."""
     if not command:
         raise RanktableError("no command: write it after --, as start ... -- sh start_servers.sh --model=/models/m")
     try:
-        os.execvpe(command[0], list(command), {**os.environ, **told})  # noqa: S606 - the manifest's own words
+        os.execvpe(command[0], list(command), {**os.environ, **environ})  # noqa: S606 - the manifest's own command
     except OSError as error:
         raise RanktableError(f"{command[0]}: cannot be run: {error.strerror}") from error
 

@@ -1,4 +1,4 @@
-"""Wait for what others write, with a deadline, and say now and then what is missing."""
+"""Wait with a deadline for files that others write, and log now and then what is missing."""
 
 import time
 from collections.abc import Callable
@@ -9,18 +9,18 @@ from ranktable_tools.errors import RanktableError
 from ranktable_tools.kube.retry_loop import Say
 
 _POLL_S = 0.2
-_SAY_EVERY_S = 30.0
+_LOG_EVERY_S = 30.0
 
 _Found = TypeVar("_Found")
 
 
 class NotYet(RanktableError):
-    """What is waited for is not there; the message says what is missing."""
+    """The expected content does not exist yet; the message describes what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitLimits:
-    """How long to wait, by which clock, and where it is said."""
+    """How long to wait, the clock, and the function that logs."""
 
     timeout_s: float
     say: Say
@@ -29,8 +29,8 @@ class WaitLimits:
 
 
 def wait_for(what: str, look: Callable[[], _Found], patience: WaitLimits) -> _Found:
-    """Return what `look` finds once it raises NotYet no more; RanktableError with the last reason when that is late."""
-    began = said = patience.clock()
+    """Return the result of `look` once it no longer raises NotYet; on timeout RanktableError with the last reason."""
+    began = logged_at = patience.clock()
     while True:
         try:
             return look()
@@ -38,7 +38,7 @@ def wait_for(what: str, look: Callable[[], _Found], patience: WaitLimits) -> _Fo
             now = patience.clock()
             if now - began >= patience.timeout_s:
                 raise RanktableError(f"{what} is not there after {patience.timeout_s:g} s: {error}") from error
-            if now - said >= _SAY_EVERY_S:
-                said = now
+            if now - logged_at >= _LOG_EVERY_S:
+                logged_at = now
                 patience.say(f"waiting for {what}: {error}")
         patience.sleep(_POLL_S)

@@ -1,4 +1,4 @@
-"""The writer: makes one table of all parts, and keeps it in a ConfigMap for as long as the cluster lives."""
+"""The writer: merges all parts into one table and keeps it up to date in a ConfigMap."""
 
 from dataclasses import dataclass
 
@@ -19,13 +19,13 @@ class ConfigMapNames:
 
 
 class Writer:
-    """Looks at parts and pods, and writes the table where it is another than before. Keeps nothing between turns."""
+    """Reads parts and pods, and writes the table if it has changed. Keeps no state between turns."""
 
     def __init__(self, api: KubeApi, places: ConfigMapNames, wanted: ClusterSize) -> None:
         self._api, self._places, self._wanted = api, places, wanted
 
     def turn(self) -> list[str]:
-        """Look once and write what has changed; return lines for the log. Raises KubeError."""
+        """Read once and write changes; return lines for the log. Raises KubeError."""
         for _ in range(_TRIES):
             try:
                 return self._once()
@@ -35,7 +35,7 @@ class Writer:
         raise KubeError(f"ConfigMap {self._places.table}: written by others {_TRIES} times in a row", 409)
 
     def _once(self) -> list[str]:
-        # The pods last: a part of a pod that is gone by then is not taken for that of one that is to stay.
+        # Read the pods last, so that the part of a pod that is gone by then is not used.
         table = self._api.config_map(self._places.table)
         parts = self._api.config_map(self._places.parts).data
         pods = self._api.pods(self._places.selector)

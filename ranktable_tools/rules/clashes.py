@@ -1,4 +1,4 @@
-"""Find values that stand twice on one host, hosts compared by what their names and addresses mean."""
+"""Find values used twice on one host; hosts are compared by resolving their names and addresses."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from ranktable_tools.addresses import HostComparer
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One value that some host may have once, and its JSON path; `owner` is the instance that makes the claim."""
+    """One value that must be unique on its host, and its JSON path; `owner` is the number of the instance."""
 
     value: str
     host: str
@@ -31,7 +31,7 @@ def clashes(claims: Iterable[Claim]) -> Iterator[tuple[Claim, Claim]]:
 
 
 def _same_host(hosts: HostComparer, seen: dict[str, Claim], claim: Claim) -> Claim | None:
-    """Return an earlier claim of the host under another spelling; nothing is looked up for a host that is alone."""
+    """Return an earlier claim of the same host under another spelling; a host that is alone is not resolved."""
     if seen.keys() == {""}:
         only = seen.pop("")
         seen.update(dict.fromkeys(hosts.meaning(only.host), only))

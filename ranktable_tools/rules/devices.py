@@ -1,4 +1,4 @@
-"""Rules about devices: who has them, ranks, and what may stand once only."""
+"""Rules about devices: their owners, ranks, and values that must be unique."""
 
 import json
 from collections.abc import Iterator
@@ -54,12 +54,12 @@ def _device_twice(reading: TableReading, options: RuleOptions) -> Iterator[Probl
 
 
 def _twins(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
-    """Only shared devices lead here: without them the same device in two instances is refused already."""
-    seats = [
+    """Check instances with the same devices, possible only with shared devices: else `_device_twice` reports them."""
+    claims = [
         Claim(f"{placed.server.device_ids} {placed.server.server_port}", placed.server.server_ip, placed.place)
         for placed in reading.instance_servers
     ]
-    for claim, first in clashes(seats) if options.share_devices and reading.kind == "cluster" else ():
+    for claim, first in clashes(claims) if options.share_devices and reading.kind == "cluster" else ():
         found = f"has the host, devices and port of {first.place}"
         advice = "give both a server_port, so that their local tables differ"
         yield Problem("same-entry", claim.place, None, found, advice)
@@ -76,13 +76,13 @@ def _device_ip_twice(reading: TableReading, options: RuleOptions) -> Iterator[Pr
                 continue
             first = seen.setdefault(address, (*key, place))
             if first[:2] != key and not hosts.same(address, host):
-                found = f"is {shown(address)}, which {first[2]} has already"
-                advice = "each device has an address of its own (only the host's own, on CPU and GPU, may repeat)"
+                found = f"is {shown(address)}, as {first[2]} is"
+                advice = "each device needs its own address (only the host's address, on CPU and GPU, may repeat)"
                 yield Problem("device-ip-twice", f"{place}.device_ip", address, found, advice)
 
 
 def _device_names(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
-    """Want addresses: the device network has no names. Where a device has its host's, the table may name the host."""
+    """Require addresses: the device network has no names. A device with its host's address may use the host's name."""
     for placed in reading.instance_servers:
         own = canonical(placed.server.server_ip) if reading.dialect == "modelarts" else None
         for place, device in placed.placed_devices:
@@ -90,7 +90,7 @@ def _device_names(reading: TableReading, options: RuleOptions) -> Iterator[Probl
             for key, text in named.items():
                 if text is not None and not is_address(text) and (key != "device_ip" or canonical(text) != own):
                     found = f"is {shown(text)}, a host name"
-                    advice = "write the device's address in numbers"
+                    advice = "write the device's numeric address"
                     yield Problem("device-name", f"{place}.{key}", text, found, advice)
 
 
@@ -102,7 +102,7 @@ def _mixed_families(reading: TableReading, options: RuleOptions) -> Iterator[Pro
             if family is None:
                 continue
             if first is not None and family != first[0]:
-                found = f"is {shown(device.device_ip)}, of IPv{family}, and that of {first[1]} is of IPv{first[0]}"
+                found = f"is {shown(device.device_ip)}, IPv{family}, and that of {first[1]} is IPv{first[0]}"
                 advice = "the devices of one instance need addresses of one family"
                 yield Problem("device-ip-family", f"{place}.device_ip", device.device_ip, found, advice)
             first = first or (family, place)
@@ -123,13 +123,13 @@ DEVICE_RULES = (
     Rule("scheduler-device", "the scheduler has no device", _scheduler_device),
     Rule("no-device", "each server entry of an instance lists its devices", _no_device),
     Rule("rank-id", "ranks count from 0 without a gap, over all servers of an instance", _ranks),
-    Rule("device-twice", "a device of a host is in one instance, once", _device_twice),
+    Rule("device-twice", "a device of a host is used once, in one instance", _device_twice),
     Rule("same-entry", "instances that share all their devices differ in server_port", _twins),
     Rule(
         "device-name",
-        "a device's address is in numbers; a host name is taken only where it is its entry's own server_ip (CPU, GPU)",
+        "a device's address is numeric; a host name is accepted only if it is its entry's server_ip (CPU, GPU)",
         _device_names,
     ),
-    Rule("device-ip-twice", "no two devices have one address, unless it is their host's own", _device_ip_twice),
+    Rule("device-ip-twice", "no two devices have the same address, except their host's", _device_ip_twice),
     Rule("device-ip-family", "the device addresses of an instance are of one IP family", _mixed_families),
 )

@@ -1,4 +1,4 @@
-"""Rules of HCCL's own tables: unique servers, device addresses between hosts, super pods in one piece."""
+"""Rules of HCCL's own tables: unique servers, device addresses between hosts, adjacent servers per super pod."""
 
 from collections.abc import Iterator
 
@@ -13,8 +13,8 @@ def _server_id_twice(reading: TableReading, options: RuleOptions) -> Iterator[Pr
         server_id = placed.server.server_id
         first = seen.setdefault(server_id, placed.place)
         if first != placed.place:
-            found = f"is {shown(server_id)}, which {first} has already"
-            advice = "HCCL wants one entry per server: join their devices"
+            found = f"is {shown(server_id)}, which {first} has too"
+            advice = "HCCL requires one entry per server: join their devices"
             yield Problem("server-id-twice", f"{placed.place}.server_id", server_id, found, advice)
 
 
@@ -45,7 +45,7 @@ def _super_device_twice(reading: TableReading, options: RuleOptions) -> Iterator
             first = seen.setdefault((placed.server.super_pod_id, super_id), here)
             if first != here:
                 found, advice = (
-                    f"is {shown(super_id)}, which {first} is already",
+                    f"is {shown(super_id)}, as {first} is",
                     "each device of a super pod has its own",
                 )
                 yield Problem("super-device-twice", here, super_id, found, advice)
@@ -57,7 +57,7 @@ def _pods_apart(reading: TableReading, options: RuleOptions) -> Iterator[Problem
     for placed in reading.instance_servers if reading.dialect == "hccl-1.2" else ():
         pod = placed.server.super_pod_id
         if pod is not None and pod != last and pod in done:
-            found = f"is of super pod {pod}, and servers of another stand between"
+            found = f"is of super pod {pod}, with servers of another pod in between"
             yield Problem("super-pod-apart", placed.place, pod, found, "list the servers of one super pod together")
         if pod is not None:
             done.add(pod)
@@ -69,9 +69,9 @@ def _is_hccl(reading: TableReading) -> bool:
 
 
 HCCL_RULES = (
-    Rule("server-id-twice", "HCCL: a server_id stands once", _server_id_twice),
+    Rule("server-id-twice", "HCCL: a server_id is unique", _server_id_twice),
     Rule("no-device-ip", "HCCL: between hosts each device has an address", _device_ip_missing),
     Rule("no-super-device", "HCCL 1.2: each device has a super_device_id", _no_super_device),
-    Rule("super-device-twice", "a super_device_id stands once in its super pod", _super_device_twice),
-    Rule("super-pod-apart", "HCCL 1.2: the servers of a super pod stand together", _pods_apart),
+    Rule("super-device-twice", "a super_device_id is unique in its super pod", _super_device_twice),
+    Rule("super-pod-apart", "HCCL 1.2: the servers of a super pod are adjacent", _pods_apart),
 )

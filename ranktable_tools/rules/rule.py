@@ -1,4 +1,4 @@
-"""What a rule is: a code, a sentence, how severe it is, and the function that finds what breaks it."""
+"""The definition of a rule: a code, a description, a severity, and the function that finds violations."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ Severity = Literal["error", "note"]
 
 @dataclass(frozen=True, slots=True)
 class RuleOptions:
-    """What is allowed: `share_devices` lets one GPU be in two instances."""
+    """What is allowed: `share_devices` allows two instances to use one GPU."""
 
     share_devices: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule over a table that was read; a note does not keep a table from being used, unless asked to."""
+    """One rule over a table that was read; a note does not make a table unusable, except with lint --strict."""
 
     code: str
     says: str

@@ -1,4 +1,4 @@
-"""Rules about servers and instances: how many, where they listen, and whether others can reach them."""
+"""Rules about servers and instances: their number, ports, and reachability from other hosts."""
 
 from collections.abc import Iterator
 
@@ -32,7 +32,7 @@ def _port_twice(reading: TableReading, options: RuleOptions) -> Iterator[Problem
 
 
 def _loopback(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
-    """Other hosts take a loopback address for their own; where all entries mean this machine it does no harm."""
+    """Report loopback addresses: other hosts would reach themselves. Allowed if all entries are this machine."""
     servers = [(placed.place, placed.server) for placed in reading.servers]
     local = [(place, server) for place, server in servers if _is_loopback(server.server_ip)]
     others = [server.server_ip for _, server in servers if not _is_loopback(server.server_ip)]
@@ -41,8 +41,8 @@ def _loopback(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     if other is None:
         return
     for place, server in local:
-        found = f"is {shown(server.server_ip)}, and the table has {other} too"
-        advice = "write the address others reach this host at"
+        found = f"is {shown(server.server_ip)}, and the table also has {other}"
+        advice = "write the address at which others reach this host"
         yield Problem("loopback", f"{place}.server_ip", server.server_ip, found, advice)
 
 
@@ -54,7 +54,7 @@ def _loopback_device(reading: TableReading, options: RuleOptions) -> Iterator[Pr
         for place, device in placed.placed_devices:
             if device.device_ip is not None and _is_loopback(device.device_ip) and is_address(device.device_ip):
                 found = f"is {shown(device.device_ip)} on {placed.server.server_ip}"
-                advice = "write the device's own address, or the host's where it has none"
+                advice = "write the device's own address, or the host's if it has none"
                 yield Problem("loopback-device", f"{place}.device_ip", device.device_ip, found, advice)
 
 
@@ -74,19 +74,19 @@ def _size_advice(reading: TableReading) -> str:
         for role in ("prefill", "decode")
     )
     if len(prefill) > 1:
-        said = "All the tensor-parallel-size of the prefill server must be same."
+        rule = "All the tensor-parallel-size of the prefill server must be same."
     elif len(decode) > 1:
-        said = "All the tensor-parallel-size of the decode server must be same."
+        rule = "All the tensor-parallel-size of the decode server must be same."
     else:
-        said = "The tensor-parallel-size of prefill server and decode server must be same."
-    return f"ModelArts' own tool wants: {said} pdserve serves both"
+        rule = "The tensor-parallel-size of prefill server and decode server must be same."
+    return f"ModelArts' own tool requires: {rule} pdserve serves both"
 
 
 def _over_hosts(reading: TableReading, options: RuleOptions) -> Iterator[Problem]:
     for instance in reading.instances:
         if reading.dialect == "modelarts" and len(instance.servers) > 1:
             found = f"has {len(instance.servers)} servers"
-            advice = "pdserve starts no instance over several servers; other readers of such a table do"
+            advice = "pdserve cannot start an instance over several servers; the table is for other tools"
             yield Problem(
                 "instance-over-servers", instance.place or "server_list", len(instance.servers), found, advice
             )
@@ -98,9 +98,9 @@ def _is_loopback(host: str) -> bool:
 
 SERVER_RULES = (
     Rule("scheduler-count", "there is one scheduler (MindIE: at most two coordinators)", _schedulers),
-    Rule("port-twice", "a port of a host is one instance's", _port_twice),
-    Rule("loopback", "no loopback address where the table has several hosts", _loopback),
-    Rule("loopback-device", "no loopback address for a device where the table has several hosts", _loopback_device),
+    Rule("port-twice", "a port of a host is used by one instance", _port_twice),
+    Rule("loopback", "no loopback address if the table has several hosts", _loopback),
+    Rule("loopback-device", "no loopback address for a device if the table has several hosts", _loopback_device),
     Rule("unequal-tensor-parallel", "all instances have as many devices as the first", _unequal_sizes, "note"),
-    Rule("instance-over-servers", "an instance of our own is on one server", _over_hosts, "note"),
+    Rule("instance-over-servers", "an instance of pdserve is on one server", _over_hosts, "note"),
 )

@@ -107,7 +107,7 @@ def test_a_table_of_the_other_role_is_refused(tables: Make, tmp_path: Path, caps
     none = refusal_of(capsys, "prefill", *whole, "--local-table", host, *FLAGS)
     cards = refusal_of(capsys, "scheduler", *whole, "--local-table", decode, *FLAGS)
 
-    assert "is decode-0 of the global table, and prefill was asked for" in wrong
+    assert "is decode-0 of the global table, but the role is prefill" in wrong
     assert "has no device, so it is the scheduler's" in none
     assert "has the devices 6,7; the scheduler's local table has none" in cards
 
@@ -127,7 +127,7 @@ def test_a8_a_mount_over_the_home_of_ma_user_is_refused(capsys: Capture, flag: s
 
     error = refusal_of(capsys, "scheduler", *rest, flag, value)
 
-    assert error.startswith(f"docker_run.sh: {flag} {target}: a mount there is over /home/ma-user, ")
+    assert error.startswith(f"docker_run.sh: {flag} {target}: a mount there would hide /home/ma-user, ")
     assert error.count("\n") == 1
 
 
@@ -139,8 +139,8 @@ def test_other_folders_are_mounted(capsys: Capture, target: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--dir", "data"], "--dir 'data': must be a whole path"),
-        (["--dir", "/a:b"], "--dir '/a:b': must be a whole path"),
+        (["--dir", "data"], "--dir 'data': must be an absolute path"),
+        (["--dir", "/a:b"], "--dir '/a:b': must be an absolute path"),
         (["--dir", "/d", "--volume", "/a"], "--volume '/a': write HOST:CONTAINER"),
         (["--dir", "/d", "--volume", "/a:/b:rx"], "--volume '/a:/b:rx': write HOST:CONTAINER"),
         (["--dir", "/d", "--name", "-x"], "--name"),
@@ -162,7 +162,7 @@ def test_on_the_cpu_no_card_is_given_and_a_note_says_so(tables: Make, capsys: Ca
     said = capsys.readouterr()
     assert status == 0
     assert "/dev/" not in said.out
-    assert "device type cpu: no card is given" in said.err
+    assert "device type cpu: no card is passed" in said.err
 
 
 def test_a_line_for_another_host_says_whose_it_is(tables: Make, docker: StubDocker, capsys: Capture) -> None:
@@ -248,7 +248,7 @@ def test_the_docs_have_every_flag(page: str, script: ModuleType) -> None:
 def test_an_empty_value_is_refused_by_the_flags_name(tables: Make, capsys: Capture, flag: str) -> None:
     said = refusal_of(capsys, "prefill", *tables(), *FLAGS, flag, "")
 
-    assert f"{flag} '' has no value, as a variable that is not set gives it: give one" in said
+    assert f"{flag} '' is empty: give a value (is a variable not set?)" in said
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_what_is_there_is_not_touched(tmp_path: Path, taken: str) -> None:
     done = _sh(f"sh {LINKS} .", tmp_path, tmp_path)
 
     assert done.returncode == 2
-    assert done.stderr.startswith(f"link_guide_paths: {taken}: is there already, and would be a link to ")
+    assert done.stderr.startswith(f"link_guide_paths: {taken}: is there already, but must be a link to ")
     assert not list(tmp_path.rglob("build_image.sh"))
 
 
@@ -105,7 +105,7 @@ def test_a_link_to_another_clone_is_named(tmp_path: Path) -> None:
 
     done = _sh(f"sh {LINKS} .", tmp_path, tmp_path)
 
-    assert done.stderr.startswith("link_guide_paths: AscendCloud-LLM: is a link to /opt/other, and would be")
+    assert done.stderr.startswith("link_guide_paths: AscendCloud-LLM: is a link to /opt/other, but must be")
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_print_needs_no_docker(
     assert status == 0, said.err
     assert shlex.split(said.out)[2].endswith(f"/Dockerfile.{kind}")
     held = "CANN" if kind == "ascend" else "no CANN"
-    assert f"{image} is taken to have Python 3.11, {held} and no torch" in said.err
+    assert f"{image} is assumed to have Python 3.11, {held} and no torch" in said.err
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_tag_that_was_given_is_taken_without_asking_for_others(docker: StubDoc
 @pytest.mark.parametrize(
     ("told", "flags", "said"),
     [
-        (CANN, ["--with-torchvision-npu=v0.16.0-6.0.rc3"], "is for torch 2.1, the image's torch is 2.13.0: take a"),
+        (CANN, ["--with-torchvision-npu=v0.16.0-6.0.rc3"], "is for torch 2.1, the image's torch is 2.13.0: use a"),
         (CANN, ["--with-torchvision-npu=main"], "--with-torchvision-npu=main: write a tag"),
         (f"{CANN}torch=2.11.0\n", ["--with-torchvision-npu"], "no torchvision_npu v0.26.* for the image's torch "
          "2.11.0; the newest are v0.12.0, v0.16.0-6.0.rc3, v0.25.0-25.9.9"),
@@ -168,17 +168,17 @@ def test_a_tag_that_was_given_is_taken_without_asking_for_others(docker: StubDoc
         (f"{CANN}torch=2.1.0\n", [], "cann:9.1 has torch 2.1.0, pdserve needs 2.10 or newer"),
         (f"{CANN}torch=2.9.1\ntorch_npu=2.9.1\n", [], "has torch 2.9.1, pdserve needs 2.10"),
         (f"{CANN}torch=2.13.0\ntorch_npu=2.12.0\n", [], "torch 2.13.0 and torch_npu 2.12.0, which needs torch 2.12.0"),
-        (f"{CANN}torch=2.13.0+cu130\n", [], "has torch 2.13.0+cu130, which is no build for ascend"),
+        (f"{CANN}torch=2.13.0+cu130\n", [], "has torch 2.13.0+cu130, which is not a build for ascend"),
         (f"{CANN}torch=2.13.0\ntorchvision=0.25.0\n", [], "has torchvision 0.25.0, and torch 2.13.0 goes with 0.28"),
         (f"{CANN}torch=2.13.0\ntorchvision_npu=0.16.0\n", [], "has torchvision_npu 0.16.0, and torch 2.13.0 goes with"),
         (f"{CANN}torch=3.0.0\n", ["--with-torchvision-npu"], "torchvision for torch 3.0.0 is not known"),
-        (f"{CANN}torch=2.13.0\ntorch_npu=2.13.0\n", ["--device=cpu"], "torch_npu 2.13.0, the image is to be for cpu"),
-        ("image=asked\npython=3.12\ntorch=2.13.0+cpu\n", ["--device=cuda"], "which is no build for cuda"),
+        (f"{CANN}torch=2.13.0\ntorch_npu=2.13.0\n", ["--device=cpu"], "torch_npu 2.13.0, the image is for cpu"),
+        ("image=asked\npython=3.12\ntorch=2.13.0+cpu\n", ["--device=cuda"], "which is not a build for cuda"),
         ("image=asked\npython=3.12\n", ["--device=ascend"], "has no CANN in /usr/local/Ascend"),
         ("image=asked\npython=3.9\n", [], "has Python 3.9, pdserve needs 3.11 or newer"),
         ("image=asked\n", [], "has no python3"),
-        ("hello\n", [], "its shell did not answer"),
-        ("image=asked\npython=3.12\ntorch=new\n", [], "'new' is no version"),
+        ("hello\n", [], "its shell printed no result"),
+        ("image=asked\npython=3.12\ntorch=new\n", [], "'new' is not a version"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused_before_the_build(
@@ -200,7 +200,7 @@ def test_a_git_that_does_not_answer_is_one_line(docker: StubDocker, capsys: Capt
 
     error = _refusal(capsys, docker, "--with-torchvision-npu")
 
-    assert "Could not resolve host; name the tag: --with-torchvision-npu=TAG" in error
+    assert "Could not resolve host; pass the tag: --with-torchvision-npu=TAG" in error
 
 
 @pytest.mark.parametrize("words", [["--image-name=-x"], ["--image-name=a b"], ["--base-image="], ["--image=x"]])

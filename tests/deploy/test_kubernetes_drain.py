@@ -72,7 +72,7 @@ def test_an_instance_that_has_ended_is_not_waited_for(metrics: _Metrics) -> None
     clock = SleptClock()
 
     assert drain("127.0.0.1", 1, settle_s=10, timeout_s=60, clock=clock, sleep=clock.sleep).startswith(
-        "the instance has ended"
+        "the instance has exited"
     )
 
 

@@ -78,7 +78,7 @@ def test_the_process_starts_when_the_table_is_whole_and_has_it(tmp_path: Path) -
     assert found == table
     assert 90 <= clock.now < 91
     assert said[0] == f"waiting for the cluster's table: {table} is not there yet"
-    assert "the table is not whole yet" in said[1]
+    assert "the table is not complete yet" in said[1]
 
 
 def test_a_table_that_never_comes_ends_the_wait_with_what_is_missing(tmp_path: Path) -> None:

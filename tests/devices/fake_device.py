@@ -88,7 +88,7 @@ class FakeDevice:
         pass
 
     def capture(self, run: Callable[[], None]) -> Graph:
-        raise RuntimeError(f"{self.traits.kind} captures no graphs")
+        raise RuntimeError(f"{self.traits.kind} does not support graph capture")
 
 
 class FakeEvent:

@@ -84,7 +84,7 @@ def test_what_an_npu_lacks_is_told_and_the_package_hidden_again(monkeypatch: pyt
 
     assert why is not None
     assert why.startswith(
-        "torch_npu 2.13.0 cannot be imported, CANN is missing or another version: libhccl.so is missing ("
+        "torch_npu 2.13.0 cannot be imported, CANN is missing or does not match: libhccl.so is missing ("
     )
     assert not is_found()
 

@@ -27,9 +27,9 @@ def kinds(**given: Kind) -> dict[str, DeviceKind]:
 @pytest.mark.parametrize(
     ("given", "taken", "said"),
     [
-        ({}, "cpu", "no npu card is shown here; no cuda card is shown here"),
+        ({}, "cpu", "no npu card is visible here; no cuda card is visible here"),
         ({"cuda": Kind(shown=True)}, "cuda", "no npu card"),
-        ({"npu": Kind(shown=True), "cuda": Kind(shown=True)}, "npu", "a card is shown here"),
+        ({"npu": Kind(shown=True), "cuda": Kind(shown=True)}, "npu", "a card is visible here"),
         ({"npu": Kind(shown=True, why="CANN is missing")}, "cpu", "npu cannot be used: CANN is missing"),
     ],
 )

@@ -56,10 +56,10 @@ def asked(folder: Path, device: str, pin: str = "2.13.0") -> tuple[int, str]:
         ("2.13.0+cu128", "12.8", None, "cuda", ""),
         ("2.13.0+cpu", None, None, "npu", ""),
         ("2.10.1+cpu", None, "2.10.0.post4", "npu", ""),
-        ("2.13.0+cpu", None, None, "cuda", "torch 2.13.0+cpu is a build without CUDA: --device cuda takes PyPI's or"),
-        ("2.13.0", "13.0", None, "npu", "torch 2.13.0 is a build for CUDA 13.0: --device npu takes the CPU's (+cpu)"),
-        ("2.14.0+cpu", None, None, "npu", "torch 2.14.0+cpu and torch_npu 2.13.0, which is for torch 2.13, do not go"),
-        ("2.13.0+cpu", None, "2.12.0", "npu", "torch 2.13.0+cpu and torch_npu 2.12.0, which is for torch 2.12, do not"),
+        ("2.13.0+cpu", None, None, "cuda", "torch 2.13.0+cpu is a build without CUDA: --device cuda needs"),
+        ("2.13.0", "13.0", None, "npu", "torch 2.13.0 is a build for CUDA 13.0: --device npu needs"),
+        ("2.14.0+cpu", None, None, "npu", "torch 2.14.0+cpu does not match torch_npu 2.13.0, which needs torch 2.13"),
+        ("2.13.0+cpu", None, "2.12.0", "npu", "torch 2.13.0+cpu does not match torch_npu 2.12.0, which needs"),
     ],
 )
 def test_a_torch_for_something_else_is_refused_with_both(
@@ -75,7 +75,7 @@ def test_a_torch_for_something_else_is_refused_with_both(
 
 
 def test_no_torch_is_said(tmp_path: Path) -> None:
-    assert asked(tmp_path, "npu") == (1, "no torch is installed")
+    assert asked(tmp_path, "npu") == (1, "torch is not installed")
 
 
 def test_the_torch_of_these_tests_is_read_as_it_says_of_itself() -> None:
@@ -106,7 +106,7 @@ def test_install_refuses_a_wrong_pair_before_anything_is_put_beside_it(tmp_path:
 
     assert done.returncode == 1, done.stdout + done.stderr
     assert (
-        "scripts/install: torch 2.13.0 is a build for CUDA 13.0: --device npu takes the CPU's (+cpu); nothing else"
+        "scripts/install: torch 2.13.0 is a build for CUDA 13.0: --device npu needs the CPU build (+cpu); nothing else"
         in done.stderr
     )
     assert not (tmp_path / "pip").exists()

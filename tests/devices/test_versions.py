@@ -63,7 +63,7 @@ def test_the_npus_driver_and_cann_tell_theirs(file: str, tmp_path: Path) -> None
         ({"CANN": None}, None),  # a container may have it elsewhere: what its import says decides
         ({"torch": "2.14.0+cpu"}, "torch_npu 2.13.0 is for torch 2.13, not 2.14.0+cpu: install a matching pair"),
         ({"torch": "2.1.0"}, "is for torch 2.13, not 2.1.0"),
-        ({"torch": "2.13.0+cu130"}, r"torch 2.13.0+cu130 is a CUDA build, torch_npu takes the CPU's (+cpu)"),
+        ({"torch": "2.13.0+cu130"}, r"torch 2.13.0+cu130 is a CUDA build, torch_npu needs the CPU build (+cpu)"),
         ({"CANN": "8.5.1"}, "CANN 8.5.1 is too old: 9.0 or later is needed"),
         ({"CANN": "8.0.RC1"}, "CANN 8.0.RC1 is too old"),
         ({"torch_npu": None}, "torch and torch_npu are both needed"),
@@ -87,13 +87,13 @@ def test_what_does_not_fit_an_npu_is_one_line_with_all_versions(
         ({"driver": "535.104.05", "CUDA": "12.8", "torch": "2.13.0+cu128"}, None),
         (
             {"driver": "535.104.05", "CUDA": "13.0", "torch": "2.13.0+cu130"},
-            "driver 535.104.05 is too old for CUDA 13.0, which needs 580.65.06: update it, or take a torch for an "
+            "driver 535.104.05 is too old for CUDA 13.0, which needs 580.65.06: update it, or install a torch for an "
             "older CUDA (driver 535.104.05, CUDA 13.0, torch 2.13.0+cu130)",
         ),
         ({"CUDA": "13.0", "torch": "2.13.0"}, "no NVIDIA driver is loaded here"),
         (
             {"driver": "580.65.06", "torch": "2.13.0+cpu"},
-            "torch is built without CUDA: make an environment by scripts/install --device cuda (driver 580.65.06, ",
+            "torch is built without CUDA: run scripts/install --device cuda (driver 580.65.06, ",
         ),
         ({"driver": "1", "CUDA": "99.0", "torch": "2.99"}, None),  # a release that is not in the table yet
     ],

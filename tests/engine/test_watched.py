@@ -115,7 +115,7 @@ def test_a_dead_device_ends_the_instance_in_words_and_is_asked_nothing_more(what
     (lost,) = told
     assert isinstance(lost, InstanceLost)
     assert str(lost) == (
-        "fake:0 does not even do a tiny op: RuntimeError: CUDA error: an illegal memory access was encountered (after "
+        "fake:0 fails a small test op: RuntimeError: CUDA error: an illegal memory access was encountered (after "
         "RuntimeError: CUDA error: an illegal memory access was encountered); without it this instance cannot go on"
     )
     assert {name for name, _ in first} == {"a", "b"}
@@ -133,7 +133,7 @@ def test_a_device_that_does_not_answer_is_waited_for_so_long_and_no_longer() -> 
     device.answers.set()
 
     assert [str(error) for error in told] == [
-        "fake:0 did not do a tiny op within 0.05 s (after RuntimeError: launch failed); "
+        "fake:0 did not finish a small test op within 0.05 s (after RuntimeError: launch failed); "
         "without it this instance cannot go on"
     ]
 
@@ -159,7 +159,8 @@ def test_a_device_that_hangs_is_lost_though_nothing_fails(what: str) -> None:
         failed = running.result(WAIT_S).failed
 
     assert str(lost) == (
-        "fake:0 did not do a tiny op within 0.05 s (after TimeoutError: what was asked of it is not done after 0.05 s)"
+        "fake:0 did not finish a small test op within 0.05 s (after TimeoutError: what was asked of it is not done "
+        "after 0.05 s)"
         "; without it this instance cannot go on"
     )
     assert [(name, str(lost) in str(error)) for name, error in failed] == [("a", True)], "nothing more is asked of it"
@@ -186,7 +187,7 @@ def test_a_device_that_computes_is_not_lost_however_long_a_step_takes() -> None:
         device.fails_with = RuntimeError(FAULT)
         assert not watch.look()
 
-    assert "does not even do a tiny op" in str(told)
+    assert "fails a small test op" in str(told)
 
 
 def test_a_device_that_is_full_is_not_lost() -> None:
@@ -209,9 +210,9 @@ def test_copies_of_blocks_are_guarded_too(what: str) -> None:
     guarded = WatchedModel(model, DeviceWatch(device, told.append, WAIT_S))
     arguments: Any = (1, 2) if what == "copy_block" else ((1,), (2,))
 
-    with pytest.raises(InstanceLost, match="does not even do a tiny op"):
+    with pytest.raises(InstanceLost, match="fails a small test op"):
         getattr(guarded, what)(*arguments)
-    with pytest.raises(InstanceLost, match="does not even do a tiny op"):
+    with pytest.raises(InstanceLost, match="fails a small test op"):
         getattr(guarded, what)(*arguments)
 
     assert (len(told), model.asked) == (1, [what])
@@ -235,9 +236,9 @@ def test_a_device_is_given_the_time_of_the_steps_that_may_be_queued_on_it() -> N
     model = watched(FailingModel(lambda what: fail()), device, told.append, 0.05)
     guard = guard_of(device, told.append, 0.05)
 
-    with pytest.raises(InstanceLost, match=r"did not do a tiny op within 0\.1 s"):
+    with pytest.raises(InstanceLost, match=r"did not finish a small test op within 0\.1 s"):
         model.copy_block(1, 2)
-    with pytest.raises(InstanceLost, match=r"did not do a tiny op within 0\.1 s"), guard():
+    with pytest.raises(InstanceLost, match=r"did not finish a small test op within 0\.1 s"), guard():
         fail()
     device.answers.set()
 

@@ -67,5 +67,5 @@ def test_the_end_of_its_device_is_told(llama: Path, monkeypatch: pytest.MonkeyPa
 
     assert [name for name, _ in run(engine).failed] == ["ill"]
     assert [type(error) for error in told] == [InstanceLost]
-    assert str(told[0]).startswith("fake:0 does not even do a tiny op: RuntimeError: CUDA error: an illegal memory")
+    assert str(told[0]).startswith("fake:0 fails a small test op: RuntimeError: CUDA error: an illegal memory")
     engine.close()

@@ -106,8 +106,8 @@ sys.exit(guarded("instance", lambda: process.run(config)))
 @pytest.mark.parametrize(
     ("how", "why", "taken_down"),
     [
-        ("fails", "does not even do a tiny op: RuntimeError: device lost", True),
-        ("hangs", "did not do a tiny op within 0.2 s", False),
+        ("fails", "fails a small test op: RuntimeError: device lost", True),
+        ("hangs", "did not finish a small test op within 0.2 s", False),
     ],
 )
 def test_the_loss_of_its_device_ends_it_in_words_with_status_one(

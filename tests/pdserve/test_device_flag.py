@@ -186,7 +186,7 @@ def test_the_engine_bench_measures_on_the_device(
 
     setup = json.loads(capsys.readouterr().out.splitlines()[0])
     assert status == 0
-    assert setup["notes"][0] == "device cuda, as asked (cuda:0: tensors of the CPU)"
+    assert setup["notes"][0] == "device cuda, as requested (cuda:0: tensors of the CPU)"
 
 
 @pytest.mark.usefixtures("no_card")
@@ -260,5 +260,5 @@ def test_a_torch_npu_without_cann_ends_no_run_on_the_cpu(tmp_path: Path) -> None
     assert (ours.returncode, ours.stdout.splitlines()[0].partition(":")[0]) == (0, "device cpu")
     assert asked.returncode == 2
     (line,) = asked.stderr.splitlines()
-    assert "--device npu: torch_npu 2.13.0 cannot be imported, CANN is missing or another version: libhccl.so" in line
+    assert "--device npu: torch_npu 2.13.0 cannot be imported, CANN is missing or does not match: libhccl.so" in line
     assert line.endswith("torch_npu 2.13.0)")

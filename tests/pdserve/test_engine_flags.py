@@ -16,7 +16,7 @@ WRONG = [
     (["--kv-port-range", "x"], "--kv-port-range 'x' must be FIRST-LAST"),
     (["--kv-links", "0"], "--kv-links is 0, must be 1 to 64"),
     (["--block-size", "0"], "--block-size is 0, must be at least 1"),
-    (["--device", "npu"], "--device npu: torch_npu is not installed: make an environment by scripts/install"),
+    (["--device", "npu"], "--device npu: torch_npu is not installed: run scripts/install"),
     (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
     (["--model", "/no/model", "--max-n", "0"], "--max-n 0 is out of range"),
     (["--model", ""], "--model '' has no value, as a variable that is not set gives it"),

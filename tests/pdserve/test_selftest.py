@@ -110,7 +110,7 @@ def test_the_cpu_passes_every_row_that_it_has(
     assert found["model: combined = transformers"] == "ok"
     assert found["model: P/D = transformers"] == "ok"
     assert all(name in said for name in found)
-    assert said.startswith("device cpu, as asked\ncpu: ")
+    assert said.startswith("device cpu, as requested\ncpu: ")
     assert f"report: {tmp_path / 'report.md'}" in said
     assert document["facts"]["packages"]["torch"].startswith("2.")
     assert "proxy:3128" in text

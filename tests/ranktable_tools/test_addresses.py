@@ -118,10 +118,10 @@ def test_addresses_and_names_are_hosts(text: str) -> None:
     ("text", "problem"),
     [
         ("10.**.**.18", "that is a masked address: write the real one"),
-        ("", "that is no address or host name"),
-        ("a/b", "that is no address or host name"),
-        ("10.0.0", "that is no address or host name"),
-        ("host\n", "that is no address or host name"),
+        ("", "that is not an address or host name"),
+        ("a/b", "that is not an address or host name"),
+        ("10.0.0", "that is not an address or host name"),
+        ("host\n", "that is not an address or host name"),
         ("::", "that is an address to listen on, not one to reach a host at"),
     ],
 )
@@ -157,6 +157,6 @@ def test_what_means_one_place_needs_no_interface(text: str) -> None:
 @pytest.mark.parametrize("text", ["fe80::1", "FE80::a:1", "febf::1"])
 def test_a_link_local_address_needs_its_interface(text: str) -> None:
     assert scope_problem(text) == (
-        "a link-local address means a host only with an interface: write one that other hosts reach this one at, "
-        f"or {text}%INTERFACE where the interface has the same name on every host"
+        "a link-local address needs an interface: write an address at which other hosts reach this one, "
+        f"or {text}%INTERFACE if the interface has the same name on every host"
     )

@@ -103,7 +103,7 @@ def test_a11_17_a7_88_two_files_of_one_name_are_refused_and_nothing_is_written(
     assert _gen(tmp_path / "out", "--prefill-server-list", prefill, "--decode-server-list", decode) == 2
 
     name = prefill.replace(",", "")
-    assert f"local_ranktable_{IP}_{name}.json would be the file of prefill-0" in capsys.readouterr().err
+    assert f"local_ranktable_{IP}_{name}.json would be the file of both prefill-0" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -162,7 +162,7 @@ def test_a11_19_a8_108_ports_of_one_host_differ(tmp_path: Path, capsys: pytest.C
 
     assert cli.main(["gen", *lists, "--ports", "8088,8088", "--save-dir", str(tmp_path / "out")]) == 2
 
-    assert "--ports has 8088 twice: 8088,8088; instances of one host need ports of their own" in capsys.readouterr().err
+    assert "--ports has 8088 twice: 8088,8088; instances of one host need different ports" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert cli.main(["gen", *lists, "--ports", "8088,8089", "--save-dir", str(tmp_path)]) == 0
     ports = [_groups(tmp_path)[group]["server_list"][0]["server_port"] for group in ("1", "2")]

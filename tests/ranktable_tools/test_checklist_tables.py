@@ -238,4 +238,4 @@ def test_a7_98_the_merged_table_is_one_for_all_hosts_and_another_is_told(
 
     assert cli.main(["lint", path, same]) == 0
     assert cli.main(["lint", path, other]) == 2
-    assert f"{other}: is not the table of {path}: digest " in capsys.readouterr().out
+    assert f"{other}: differs from {path}: digest " in capsys.readouterr().out

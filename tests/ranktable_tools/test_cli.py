@@ -40,7 +40,7 @@ def test_both_lists_lead_to_a_whole_cluster_and_say_so(tmp_path: Path, capsys: p
     for name in _files(tmp_path):
         assert name in out
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
-    assert "Both lists were given, so the scheduler is on this host too (--no-api-server leaves it out)." in out
+    assert "Both lists were given, so the scheduler is on this host too (--no-api-server omits it)." in out
     assert out.count("PD_separate/start_servers.sh --model=MODEL") == 3
     assert "NODE_PORTS=8088,8089 sh " in out
 
@@ -159,10 +159,10 @@ def test_the_empty_list_of_an_unset_variable_is_status_2_and_no_file(
     [
         (["--decode-server-list", "5"], "A device_id can be used only once in prefill server and decode server."),
         (["--decode-server-list", "6,"], "Input format error. --decode-server-list has '6,'"),
-        (["--prefill-server-list", "1,23", "--decode-server-list", "12,3"], "_123.json would be the file of "),
+        (["--prefill-server-list", "1,23", "--decode-server-list", "12,3"], "_123.json would be the file of both "),
         (["--ports", "8088"], "--ports has 1 port, the instances need 2: 8088"),
         (["--ip", "10.**.**.18"], "--ip is '10.**.**.18'; that is a masked address: write the real one"),
-        (["--device-type", "npu", "--share-devices"], "--share-devices is for GPUs: an NPU is in one instance alone"),
+        (["--device-type", "npu", "--share-devices"], "--share-devices is for GPUs: an NPU can only be in"),
         (["--device-type", "tpu"], "argument --device-type: invalid choice: 'tpu'"),
         (["--prefil-server-list", "1"], "unknown flag --prefil-server-list: did you mean --prefill-server-list?"),
     ],
@@ -242,7 +242,7 @@ def test_show_tells_parts_and_local_tables(capsys: pytest.CaptureFixture[str]) -
     main(["show", f"d/local_ranktable_{IP}_45.json"])
 
     out = capsys.readouterr().out
-    assert "1 prefill, 1 decode, one host's part, to be merged" in out
+    assert "1 prefill, 1 decode, one host's table, to be merged" in out
     assert "modelarts, the table of one instance\n  10.0.0.18  devices 4,5" in out
 
 

@@ -75,7 +75,7 @@ def test_vllm_ascends_devices_become_instances_and_what_is_lost_is_named(save: S
     assert _seats(table) == [("0", A, []), ("1", A, ["0", "1"]), ("2", B, ["0"]), ("2", C, ["0"])]
     assert "note: super_device_id (4x) is left out: modelarts has no place for it\n" in notes
     assert "note: super_pod_id (3x) is left out: modelarts has no place for it\n" in notes
-    assert "note: the table has devices, not instances: those of one role and server are taken for one" in notes
+    assert "note: the table has devices, not instances: the devices of one role and server become one" in notes
 
 
 def test_mindies_instance_over_two_hosts_becomes_hccls_table(save: Save, capsys: Say) -> None:
@@ -211,7 +211,7 @@ def test_two_files_of_one_name_write_nothing(save: Save, capsys: Say) -> None:
     assert main(["convert", save("t.json", document), "--to", "modelarts", "--save-dir", "out"]) == 2
 
     assert not Path("out").exists()
-    assert f"local_ranktable_{A}_12.json would be the file of prefill-0 and of decode-0" in capsys.readouterr().err
+    assert f"local_ranktable_{A}_12.json would be the file of both prefill-0 and decode-0" in capsys.readouterr().err
 
 
 def test_the_input_is_not_written_over(save: Save, tmp_path: Path, capsys: Say) -> None:
@@ -222,7 +222,7 @@ def test_the_input_is_not_written_over(save: Save, tmp_path: Path, capsys: Say) 
     assert main(["convert", path, "--to", "modelarts", "--save-dir", "."]) == 2
 
     assert Path(path).read_text() == before
-    assert "is read and would be written over" in capsys.readouterr().err
+    assert "is an input and would be overwritten" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_the_input_is_not_written_over(save: Save, tmp_path: Path, capsys: Say) 
         (mindie(), ["--num-prefill", "1"], "modelarts tables have one scheduler, this one has 2: 192.0.2.1 and 192"),
         (kubeinfer(), ["--num-prefill", "0"], "--num-prefill is 0; must be at least 1"),
         (omni_merged(), ["--num-prefill", "1", "--api-server", "10.**.**.1"], "that is a masked address"),
-        (omni_merged(), ["--num-prefill", "1", "--api-server", "localhost"], "as modelarts the table would be wrong: "),
+        (omni_merged(), ["--num-prefill", "1", "--api-server", "localhost"], "as modelarts the table would be invalid"),
     ],
 )
 def test_what_cannot_be_said_is_told(
@@ -256,6 +256,6 @@ def test_what_has_no_device_address_is_told_where(save: Save, capsys: Say) -> No
     del entry["device"][0]["device_ip"]
 
     assert main(["convert", save("t.json", hccl(entry)), "--to", "modelarts"]) == 2
-    assert "as modelarts the table would be wrong: server_list[0].device[0].device_ip is missing" in (
+    assert "as modelarts the table would be invalid: server_list[0].device[0].device_ip is missing" in (
         capsys.readouterr().err
     )

@@ -65,9 +65,9 @@ def test_other_names_of_this_host_count(other: str) -> None:
 def test_no_cores_and_a_stranger_are_refused() -> None:
     table = _table([_server("0")], [_server("1")])
 
-    with pytest.raises(ValueError, match="cannot deal 0 cores"):
+    with pytest.raises(ValueError, match="cannot assign 0 cores"):
         core_share(table, _server("0"), HERE, ())
-    with pytest.raises(ValueError, match="cannot deal 4 cores"):
+    with pytest.raises(ValueError, match="cannot assign 4 cores"):
         core_share(table, _server("9"), HERE, range(4))
 
 

@@ -39,7 +39,7 @@ def test_devices_are_listed_in_order_of_their_numbers(tmp_path: Path) -> None:
 
 
 def test_devices_asked_for_and_not_shown_are_a_note() -> None:
-    note = "this machine shows the cuda devices 0, not 4,5: start the instances where they are"
+    note = "this machine has the cuda devices 0, not 4,5: start the instances where they are"
     assert absent_note("cuda", ["0", "4", "5"], ["0"]) == note
     assert absent_note("cuda", ["0"], ["0", "1"]) is None
     assert absent_note("cpu", ["4"], []) is None

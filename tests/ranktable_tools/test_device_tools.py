@@ -24,11 +24,11 @@ def test_words_on_both_outputs_and_the_status_come_back(tmp_path: Path) -> None:
 
     answer = run_tool((str(tool), "-i", "4", "-ip", "-g"))
 
-    assert (answer.text, answer.status, answer.said) == (recorded.IP_UNSET, 13, recorded.IP_UNSET.strip())
+    assert (answer.text, answer.status, answer.summary) == (recorded.IP_UNSET, 13, recorded.IP_UNSET.strip())
 
 
 def test_silence_is_told_too(tmp_path: Path) -> None:
-    assert run_tool((str(write_stub(tmp_path, "hccn_tool", {})),)).said == "nothing"
+    assert run_tool((str(write_stub(tmp_path, "hccn_tool", {})),)).summary == "nothing"
 
 
 def test_a_tool_that_is_not_there_is_named() -> None:
@@ -41,5 +41,5 @@ def test_a_tool_that_hangs_is_ended_at_its_deadline(tmp_path: Path) -> None:
     tool.write_text("#!/bin/sh\nexec sleep 600\n")
     tool.chmod(0o755)
 
-    with pytest.raises(RanktableError, match=r"npu-smi info: no answer within 0\.05 s"):
+    with pytest.raises(RanktableError, match=r"npu-smi info: did not exit within 0\.05 s"):
         run_tool((str(tool), "info"), timeout_s=0.05)

@@ -99,7 +99,7 @@ def test_a_table_that_could_be_two_names_both(save: Save, document: Document, na
     with pytest.raises(RanktableError) as caught:
         open_table(path)
 
-    assert str(caught.value) == f"{path}: the table could be {names}; say which with --dialect"
+    assert str(caught.value) == f"{path}: the table could be {names}; choose one with --dialect"
     for name in names.split(" and "):
         assert open_table(path, name).dialect.name == name
 
@@ -107,9 +107,9 @@ def test_a_table_that_could_be_two_names_both(save: Save, document: Document, na
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({}, "is no ranktable; a table has server_group_list, server_list, or prefill_device_list and decode_device_"),
+        ({}, "is not a ranktable; a table has server_group_list, server_list, or prefill_device_list and decode_"),
         ([], "is []; must be an object"),
-        ({"status": "initializing", "version": "1.0"}, 'the table is not written yet, wait for "completed"'),
+        ({"status": "initializing", "version": "1.0"}, 'the table is not complete yet, wait for "completed"'),
         ({"version": "2.0", "rank_count": "8", "rank_list": []}, 'HCCL version "2.0" (Ascend 950), which is not read'),
     ],
 )
@@ -171,7 +171,7 @@ def test_mindie_has_coordinators_super_pods_and_jobs(save: Save) -> None:
     ]
     assert [server.super_pod_id for one in table.instances for server in one.servers] == ["0", "0", "0", "1"]
     assert table.instances[0].servers[1].devices[1] == _device(1, 21, 3, super_device_id="1001", device_logical_id="1")
-    assert opened.reading.notes == ("server_group_list[1].server_list[0]: the controller 192.0.2.3 is left out",)
+    assert opened.reading.notes == ("server_group_list[1].server_list[0]: the controller 192.0.2.3 is ignored",)
 
 
 def test_vllm_ascend_has_devices_and_is_cut_as_told(save: Save) -> None:

@@ -44,7 +44,7 @@ def test_cards_of_the_table_are_here(a2: Bench) -> None:
 def test_cards_that_the_table_names_and_the_machine_lacks_are_a_failure(a2: Bench) -> None:
     verdict = check_cards(a2.case(tables([server(HERE, "4,5")], [server(HERE, "0,1")])))
 
-    assert (verdict.result, verdict.words) == ("fail", "the table names the cards 4,5, here are 0,1")
+    assert (verdict.result, verdict.words) == ("fail", "the table has the cards 4,5, this host has 0,1")
     assert verdict.next_step == "docker run --device=/dev/davinci4"
 
 
@@ -62,7 +62,7 @@ def test_an_npu_smi_that_lists_nothing_is_passed_on_in_its_words(tmp_path: Path)
     for check in (check_cards, check_card_health):
         verdict = check(bench.case())
         assert verdict.result == "fail"
-        assert "said: dcmi model initialized failed, because the device is used. ret is -8020" in verdict.words
+        assert "info: dcmi model initialized failed, because the device is used. ret is -8020" in verdict.words
 
 
 def test_gpus_are_listed_with_their_names(gpus: Bench) -> None:
@@ -107,7 +107,7 @@ def test_users_of_other_cards_do_not_matter(a2: Bench) -> None:
 
     verdict = check_card_users(a2.case(tables([own], [server(HERE, "1")], local=own)))
 
-    assert (verdict.result, verdict.words) == ("ok", "nobody uses them")
+    assert (verdict.result, verdict.words) == ("ok", "no process uses them")
 
 
 def test_in_a_container_pids_are_the_containers(a3: Bench) -> None:

@@ -129,7 +129,7 @@ def test_a_server_that_is_no_instance_has_nothing_to_do_with_the_secret(tmp_path
     verdict = check_model(_case(Bench(tmp_path), {DESCRIBE: json.dumps(told)}))
 
     assert (verdict.result, verdict.words) == ("fail", words)
-    assert verdict.next_step == "look which server listens there: server_port and NODE_PORTS name the instances' ports"
+    assert verdict.next_step == "check which server listens there: server_port and NODE_PORTS are the instances' ports"
 
 
 def test_before_the_start_there_is_no_model_to_compare(tmp_path: Path) -> None:

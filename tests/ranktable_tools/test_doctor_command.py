@@ -51,7 +51,7 @@ def test_something_to_mend_ends_with_1(files: list[str], capsys: pytest.CaptureF
     assert main(["doctor", *CPU, *files]) == 1
 
     out = capsys.readouterr().out
-    assert f"FAIL  secret          {secret} has mode 0644: others may reach it" in out
+    assert f"FAIL  secret          {secret} has mode 0644: others may have access" in out
     assert f"-> chmod 600 {secret}" in out
 
 

@@ -38,7 +38,7 @@ def test_the_guides_container_is_ok(tmp_path: Path) -> None:
     [
         ("usr/local/sbin/npu-smi", "fail", "npu-smi is not mounted"),
         ("dev/hisi_hdc", "fail", "/dev/hisi_hdc is not there"),
-        ("etc/hccn.conf", "warn", "/etc/hccn.conf is not mounted: links over RoCE do not find their addresses"),
+        ("etc/hccn.conf", "warn", "/etc/hccn.conf is not mounted: links over RoCE cannot find their addresses"),
     ],
 )
 def test_what_is_not_mounted_is_named_with_its_flag(tmp_path: Path, path: str, result: str, words: str) -> None:
@@ -71,7 +71,7 @@ def test_its_cards_are_the_local_tables(tmp_path: Path, cards: tuple[str, ...], 
     assert verdict.result == result
     if result != "ok":
         shown = ",".join(cards)
-        assert verdict.words == f"the container has the cards {shown}, its local table says 4,5"
+        assert verdict.words == f"the container has the cards {shown}, its local table 4,5"
         assert verdict.next_step == "docker run --device=/dev/davinci4 --device=/dev/davinci5"
 
 
@@ -109,6 +109,6 @@ def test_outside_a_container_and_without_npus_there_is_nothing_to_mount(tmp_path
     without = Bench(tmp_path / "b")
     without.file("/proc/1/cgroup", "0::/kubepods/burstable/pod1\n")
 
-    assert check_container(plain.case()).words == "this is no container"
+    assert check_container(plain.case()).words == "this is not a container"
     assert check_container(without.case()).words == "a container without NPUs"
     assert check_container(without.case(environ={"KUBERNETES_SERVICE_HOST": "10.0.0.1"})).result == "ok"

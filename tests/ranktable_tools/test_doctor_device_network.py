@@ -82,7 +82,7 @@ def test_two_tls_switches_are_a_failure_that_names_the_one_to_set(tmp_path: Path
 def test_a_device_that_does_not_tell_its_switch_is_a_warning(tmp_path: Path) -> None:
     verdict = check_tls(_bench(tmp_path, {"-i 0 -tls -g": recorded.TLS}).case())
 
-    assert (verdict.result, verdict.words) == ("warn", "the TLS switch of device 1 is not told")
+    assert (verdict.result, verdict.words) == ("warn", "the TLS switch of device 1 is unknown")
 
 
 def test_every_pair_of_a_rank_is_pinged_one_after_the_other(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_a_check_that_hangs_hides_no_other(tmp_path: Path) -> None:
 
 def test_what_a_check_raises_is_its_own_finding(tmp_path: Path) -> None:
     def refuse(case: DoctorInput) -> Verdict:
-        raise RanktableError("npu-smi info: no answer within 10 s")
+        raise RanktableError("npu-smi info: did not exit within 10 s")
 
     def break_down(case: DoctorInput) -> Verdict:
         raise KeyError("x")
@@ -83,7 +83,7 @@ def test_what_a_check_raises_is_its_own_finding(tmp_path: Path) -> None:
     findings = examine(Bench(tmp_path).case(), 10, (DoctorCheck("a", refuse), DoctorCheck("b", break_down)))
 
     words = [finding.verdict.words for finding in findings]
-    assert words == ["npu-smi info: no answer within 10 s", "the check broke: KeyError('x')"]
+    assert words == ["npu-smi info: did not exit within 10 s", "the check failed: KeyError('x')"]
 
 
 def test_a_tool_is_asked_once_and_one_at_a_time(tmp_path: Path) -> None:
@@ -112,14 +112,14 @@ def test_a_tool_that_did_not_answer_is_not_asked_again(tmp_path: Path) -> None:
 
     def run(command: object) -> ToolOutput:
         asked.append(command)
-        raise RanktableError("no answer within 10 s")
+        raise RanktableError("did not exit within 10 s")
 
     bench = Bench(tmp_path)
     bench.tool("npu-smi", {})
     machine = Machine({"PATH": str(bench.tools)}, root=bench.root, run=run)
 
     for _ in range(2):
-        with pytest.raises(RanktableError, match="no answer within 10 s"):
+        with pytest.raises(RanktableError, match="did not exit within 10 s"):
             machine.ask("npu-smi", "info")
     assert len(asked) == 1
 
@@ -133,7 +133,7 @@ def test_the_screen_is_one_line_a_check_and_the_next_step_below() -> None:
         "FAIL  cards     card 3 is Alarm",
         "                -> npu-smi",
         "-     docker    this is a container",
-        "1 to mend, 1 to look at, 1 ok, 1 not here",
+        "1 to fix, 1 to check, 1 ok, 1 not here",
     ]
 
 

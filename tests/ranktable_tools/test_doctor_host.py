@@ -22,7 +22,7 @@ def test_a_docker_that_does_not_run_is_a_warning(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.tool("docker", {}, other="docker: exec format error\n")
 
-    assert check_docker(bench.case()).words == "docker -v said: docker: exec format error"
+    assert check_docker(bench.case()).words == "docker -v: docker: exec format error"
 
 
 def test_without_docker_the_next_step_installs_it(tmp_path: Path) -> None:
@@ -64,5 +64,5 @@ def test_in_a_container_ip_forward_is_the_hosts_affair(tmp_path: Path) -> None:
 
     assert (verdict.result, verdict.words) == (
         "not here",
-        "net.ipv4.ip_forward is 0; this is a container, the host's counts",
+        "net.ipv4.ip_forward is 0; this is a container, the host's setting matters",
     )

@@ -107,7 +107,7 @@ def test_a_port_taken_by_something_else_is_a_failure(tmp_path: Path) -> None:
     with _listener(b"HTTP/1.1 200 OK\r\n\r\n") as taken:
         verdict = check_ports(bench.case(_given((taken, _free_port()))))
 
-    words = f"127.0.0.1:{taken} (prefill) is taken by something, which speaks no gRPC"
+    words = f"127.0.0.1:{taken} (prefill) is taken by something, which does not speak gRPC"
     assert (verdict.result, verdict.words) == ("fail", words)
 
 
@@ -228,7 +228,7 @@ def test_a_proxy_has_to_leave_the_tables_hosts_out(tmp_path: Path) -> None:
     lacking = check_proxy(bench.case(two_hosts, {**proxy, "no_proxy": "localhost,127.0.0.1"}))
     whole = check_proxy(bench.case(two_hosts, {**proxy, "NO_PROXY": "localhost,127.0.0.1,10.0.0.0/24"}))
 
-    words = "http_proxy set, and no_proxy lacks 10.0.0.19: clients there would ask the proxy"
+    words = "http_proxy set, and no_proxy lacks 10.0.0.19: clients there would use the proxy"
     assert (lacking.result, lacking.words) == ("warn", words)
     assert lacking.next_step == "export no_proxy=${no_proxy:+$no_proxy,}10.0.0.19"
     assert whole.result == "ok"

@@ -118,7 +118,7 @@ def test_a_good_secret_is_ok_and_never_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "mode", "words"),
     [
-        ("x" * 64, 0o640, "has mode 0640: others may reach it"),
+        ("x" * 64, 0o640, "has mode 0640: others may have access"),
         ("x" * 31, 0o600, "has 31 bytes, not 32 to 4096"),
         ("x" * 5000, 0o600, "has 5000 bytes, not 32 to 4096"),
     ],
@@ -144,7 +144,7 @@ def test_a_secret_of_ones_own_that_is_closed_names_its_mode(tmp_path: Path, monk
 
     verdict = check_secret(Bench(tmp_path).case(DoctorTables(str(tmp_path / "global.json"))))
 
-    assert verdict.words == f"{path} has mode 0200: uid {os.getuid()}, whose it is, may not read it"
+    assert verdict.words == f"{path} has mode 0200: its owner, uid {os.getuid()}, may not read it"
     assert verdict.next_step == f"chmod 600 {path}"
 
 

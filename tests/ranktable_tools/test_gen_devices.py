@@ -91,7 +91,7 @@ def test_gpus_that_are_not_here_are_a_note(tmp_path: Path) -> None:
 
     host.gen("0", "1")
 
-    note = "Note: this machine shows the cuda devices 0, not 1: start the instances where they are"
+    note = "Note: this machine has the cuda devices 0, not 1: start the instances where they are"
     assert note in host.said
 
 
@@ -119,7 +119,7 @@ def test_a_host_with_nothing_but_loopback_is_told_how_to_name_its_address(
     gen(replace(arguments, ip="127.0.0.1"), said.append)
 
     note = (
-        "Note: no address but loopback was found, which no other host can reach. Please provide it via --ip argument."
+        "Note: only a loopback address was found, which no other host can reach. Please provide it via --ip argument."
     )
     assert said.count(note) == 1
 

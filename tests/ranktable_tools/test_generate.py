@@ -52,7 +52,7 @@ def test_an_empty_list_as_of_an_unset_variable_is_refused(values: list[str]) -> 
 
     assert str(caught.value) == (
         f"Input format error. --prefill-server-list has {' ' if values == [' '] else ''!r}, an empty list; "
-        "write device ids like 4,5 6,7, or leave the flag out"
+        "write device ids like 4,5 6,7, or omit the flag"
     )
 
 
@@ -104,7 +104,7 @@ def test_a_device_used_twice_in_one_instance_is_refused() -> None:
 
 @pytest.mark.parametrize(("prefill", "decode"), [("1,23", "12,3"), ("1,0", "10"), ("1,23 12,3", "4")])
 def test_two_instances_with_one_file_name_are_refused(prefill: str, decode: str) -> None:
-    with pytest.raises(RanktableError, match=r"^local_ranktable_10\.0\.0\.18_\d+\.json would be the file of prefill"):
+    with pytest.raises(RanktableError, match=r"^local_ranktable_10\.0\.0\.18_\d+\.json would be the file of both"):
         check_request(_request(prefill, decode))
 
 
@@ -133,7 +133,7 @@ def test_unequal_instances_are_a_note() -> None:
     [
         ("8088", "--ports has 1 port, the instances need 2: 8088"),
         ("8088,8089,8090", "--ports has 3 ports, the instances need 2: 8088,8089,8090"),
-        ("8088,8088", "--ports has 8088 twice: 8088,8088; instances of one host need ports of their own"),
+        ("8088,8088", "--ports has 8088 twice: 8088,8088; instances of one host need different ports"),
         ("8088,0", "--ports is '8088,0'; write ports from 1 to 65535 separated by commas, like 8088,8089"),
         ("8088,65536", "--ports is '8088,65536'; write ports from 1 to 65535 separated by commas, like 8088,8089"),
         ("", "--ports is ''; write ports from 1 to 65535 separated by commas, like 8088,8089"),
@@ -179,10 +179,10 @@ def test_instances_that_share_some_devices_need_no_ports() -> None:
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (_shared("0", "0"), "instances with the same devices are told apart by their ports: give --ports"),
+        (_shared("0", "0"), "instances with the same devices are distinguished by their ports: give --ports"),
         (_shared("0,0", "1"), "Device 0 is twice in prefill-0"),
-        (_shared("1,0", "10", (1, 2)), "group the devices in another way"),
-        (_request("0", "0"), "where it is a GPU, ranktable gen --share-devices gives it to both"),
+        (_shared("1,0", "10", (1, 2)), "group the devices differently"),
+        (_request("0", "0"), "if it is a GPU, ranktable gen --share-devices assigns it to both"),
     ],
 )
 def test_what_sharing_devices_does_not_mend_is_refused(request_: GenRequest, words: str) -> None:

@@ -40,7 +40,7 @@ def test_what_is_not_json_is_told_with_line_and_column(save: Save) -> None:
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("", "Expecting value"), ('{"a": NaN}', "NaN is no JSON number"), ("[" * 100_000, "more than 32 deep")],
+    [("", "Expecting value"), ('{"a": NaN}', "NaN is not a JSON number"), ("[" * 100_000, "more than 32 deep")],
 )
 def test_odd_texts_are_refused(save: Save, text: str, reason: str) -> None:
     assert reason in _message(save("t.json", text))
@@ -50,7 +50,7 @@ def test_odd_texts_are_refused(save: Save, text: str, reason: str) -> None:
 def test_a_number_longer_than_python_reads_is_refused_in_our_words(save: Save, number: str, digits: int) -> None:
     path = save("t.json", f'{{"version": {number}}}')
 
-    assert _message(path) == f"{path}: a number of {digits} digits; at most 640 are read, no ranktable has more"
+    assert _message(path) == f"{path}: a number of {digits} digits; the limit is 640"
 
 
 def test_a_number_as_long_as_is_read_is_read(save: Save) -> None:
@@ -61,7 +61,7 @@ def test_a_pipe_nobody_writes_to_is_refused_at_once(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     os.mkfifo(path)
 
-    assert _message(str(path)) == f"{path}: is no regular file; name a file, or /dev/stdin for a pipe"
+    assert _message(str(path)) == f"{path}: not a regular file; name a file, or /dev/stdin for a pipe"
 
 
 def test_what_a_pipe_of_this_process_brings_is_read() -> None:
@@ -84,7 +84,7 @@ def test_bytes_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
 def test_a_duplicate_key_is_named_with_its_place(save: Save) -> None:
     path = save("t.json", '{"list": [{}, {"inner": {"version": "1", "version": "2"}}]}')
 
-    assert _message(path) == f'{path}: list[1].inner.version: the key "version" stands twice; keep one of them'
+    assert _message(path) == f'{path}: list[1].inner.version: duplicate key "version"; keep one of them'
 
 
 def test_a_byte_order_mark_does_no_harm(tmp_path: Path) -> None:
@@ -193,5 +193,5 @@ def test_a_table_of_ones_own_that_is_closed_names_its_mode(tmp_path: Path) -> No
     with as_an_owner_who_may_not(path):
         message, uid = _message(str(path)), os.geteuid()
 
-    words = f"it belongs to uid {uid}, who runs this, and has mode 0000"
+    words = f"it belongs to uid {uid}, this process's user, and has mode 0000"
     assert message == f"{path}: cannot be read: Permission denied; {words}"

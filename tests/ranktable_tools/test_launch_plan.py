@@ -189,7 +189,7 @@ def test_a_scheduler_of_another_host_is_told(environ: dict[str, str], save: Save
 
     message = _refusal({**environ, "RANK_TABLE_FILE_PATH": save("host2.json", guide_host)})
 
-    assert "has no device, so it means the scheduler, but the global table's scheduler" in message
+    assert "has no device, so it is the scheduler's, but the global table's scheduler" in message
     assert 'server_list[0].server_ip is "10.99.0.7" here and "localhost" there' in message
 
 
@@ -202,13 +202,13 @@ def test_a_scheduler_of_another_host_is_told(environ: dict[str, str], save: Save
             "8088,8089,8090",
             'NODE_PORTS is "8088,8089,8090": 3 ports, but the global table has 2 instances (1 prefill, 1 decode)',
         ),
-        ("8088,x", 'NODE_PORTS is "8088,x": "x" is no port from 1 to 65535'),
-        ("8088,", 'NODE_PORTS is "8088,": "" is no port from 1 to 65535'),
-        ("8088,0", 'NODE_PORTS is "8088,0": "0" is no port from 1 to 65535'),
-        ("8088,65536", 'NODE_PORTS is "8088,65536": "65536" is no port from 1 to 65535'),
+        ("8088,x", 'NODE_PORTS is "8088,x": "x" is not a port from 1 to 65535'),
+        ("8088,", 'NODE_PORTS is "8088,": "" is not a port from 1 to 65535'),
+        ("8088,0", 'NODE_PORTS is "8088,0": "0" is not a port from 1 to 65535'),
+        ("8088,65536", 'NODE_PORTS is "8088,65536": "65536" is not a port from 1 to 65535'),
         (
             "8088,8088",
-            'NODE_PORTS is "8088,8088": port 8088 stands twice on localhost, for prefill-0 and decode-0',
+            'NODE_PORTS is "8088,8088": port 8088 occurs twice on localhost, for prefill-0 and decode-0',
         ),
     ],
 )
@@ -273,9 +273,9 @@ def test_an_entry_without_a_port_is_left_out_with_a_warning(two_by_two: dict[str
 
     assert [(address.port, address.index) for address in plan.instance_addresses] == [(8089, 1), (8090, 2)]
     assert plan.warnings == (
-        "prefill-0 on 10.0.0.18 is left out: server_group_list[1].server_list[0] of the global table has no "
+        "prefill-0 on 10.0.0.18 is ignored: server_group_list[1].server_list[0] of the global table has no "
         "server_port and NODE_PORTS is not set",
-        "decode-1 on 10.0.0.18 is left out: server_group_list[2].server_list[1] of the global table has no "
+        "decode-1 on 10.0.0.18 is ignored: server_group_list[2].server_list[1] of the global table has no "
         "server_port and NODE_PORTS is not set",
     )
 
@@ -337,9 +337,9 @@ def test_tables_in_each_others_place_are_told(environ: dict[str, str]) -> None:
 
     assert _refusal({**environ, "GLOBAL_RANK_TABLE_FILE_PATH": host}) == (
         f"GLOBAL_RANK_TABLE_FILE_PATH: {host}: is a local table, with server_list; "
-        "a global one is wanted here, with server_group_list"
+        "a global table is needed here, with server_group_list"
     )
     assert _refusal({**environ, "RANK_TABLE_FILE_PATH": table}) == (
         f"RANK_TABLE_FILE_PATH: {table}: is a global table, with server_group_list; "
-        "a local one is wanted here, with server_list"
+        "a local table is needed here, with server_list"
     )

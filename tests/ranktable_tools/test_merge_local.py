@@ -33,7 +33,7 @@ def test_ranks_count_on_over_all_servers_in_argument_order(save: Save, capsys: S
     path = Path("out/local_ranktable_merge.json")
     assert json.loads(path.read_text()) == local(server(B, 6, 7), server(A, 4, 5, first_rank=2))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert "pdserve starts none" in capsys.readouterr().out
+    assert "pdserve cannot start it" in capsys.readouterr().out
 
 
 def test_ranks_keep_their_order_within_a_table(save: Save) -> None:
@@ -91,8 +91,8 @@ def test_our_own_instance_over_servers_is_refused_at_start_in_words(save: Save) 
 
     assert str(caught.value) == (
         f"RANK_TABLE_FILE_PATH: local_ranktable_merge.json: server_list has 2 servers, {A} and {B}; must have 1: "
-        "pdserve starts no instance over several servers, cut it into one instance per server "
-        "(tables of merge-local are for other readers)"
+        "pdserve cannot start an instance over several servers, split it into one per server "
+        "(tables of merge-local are for other tools)"
     )
 
 

@@ -99,7 +99,7 @@ def test_swapped_group_ids_are_refused(save: Save, guide_global: Document) -> No
 
     message = _refusal(save("g.json", guide_global))
 
-    assert message.startswith('server_group_list[2].group_id is "1"; must be absent: all groups stand before it; ')
+    assert message.startswith('server_group_list[2].group_id is "1"; must be absent: all groups come before it; ')
 
 
 def test_an_unknown_group_id_is_refused_with_what_is_wanted(save: Save, guide_global: Document) -> None:
@@ -195,8 +195,8 @@ def test_an_instance_without_devices_is_refused(save: Save, guide_global: Docume
         ("device_id", "04", '"04"', 'must be a whole number as a string, like "4"'),
         ("rank_id", None, "null", "must be a string"),
         ("device_ip", "10.**.**.22", '"10.**.**.22"', "that is a masked address: write the real one"),
-        ("device_ip", "10.0.0.999", '"10.0.0.999"', "that is no address or host name"),
-        ("device_ip", "", '""', "that is no address or host name"),
+        ("device_ip", "10.0.0.999", '"10.0.0.999"', "that is not an address or host name"),
+        ("device_ip", "", '""', "that is not an address or host name"),
     ],
 )
 def test_a_wrong_value_of_a_device_is_named(
@@ -215,7 +215,7 @@ def test_a_wrong_value_of_a_device_is_named(
         ("server_ip", "10.**.**.18", "that is a masked address: write the real one"),
         ("server_id", "10.**.**.18", "that is a masked address: write the real one"),
         ("server_ip", "0.0.0.0", "that is an address to listen on, not one to reach a host at"),
-        ("server_ip", "a host", "that is no address or host name"),
+        ("server_ip", "a host", "that is not an address or host name"),
         ("server_id", " ", "must not be empty"),
         ("server_port", "0", 'must be a port from "1" to "65535"'),
         ("server_port", "65536", 'must be a port from "1" to "65535"'),
@@ -240,7 +240,7 @@ def test_a_wrong_value_of_a_server_is_named(
         (
             "status",
             "initializing",
-            'status is "initializing"; must be "completed": the table is not whole yet, wait for its writer',
+            'status is "initializing"; must be "completed": the table is not complete yet, wait for its writer',
         ),
         ("server_group_list", {}, "server_group_list is {}; must be a list"),
     ],
@@ -266,8 +266,8 @@ def test_an_empty_group_and_an_empty_device_list_are_refused(save: Save, guide_g
 
     assert table is None
     assert [str(problem) for problem in problems] == [
-        "server_group_list[1].server_list is []; must hold a server",
-        "server_group_list[2].server_list[0].device is []; must hold a device, or be absent",
+        "server_group_list[1].server_list is []; must contain a server",
+        "server_group_list[2].server_list[0].device is []; must contain a device, or be absent",
     ]
 
 
@@ -303,7 +303,7 @@ def test_a_part_may_lack_groups_but_not_repeat_them(save: Save, guide_global: Do
     [
         ({"group_id": "1"}, 'group_id is "1"; must be "0" in a local table'),
         ({"server_count": "2"}, 'server_count is "2"; must be "1", the number of servers in server_list'),
-        ({"server_count": "0", "server_list": []}, "server_list is []; must hold a server"),
+        ({"server_count": "0", "server_list": []}, "server_list is []; must contain a server"),
         ({"server_list": None}, "server_list is null; must be a list"),
     ],
 )

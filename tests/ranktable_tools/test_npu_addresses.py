@@ -58,7 +58,7 @@ def test_another_answer_is_passed_on_in_the_tools_words(tmp_path: Path, answer: 
     with pytest.raises(RanktableError) as caught:
         npu_addresses(["3"], None, {"PATH": str(tmp_path)})
 
-    words = f"device 3: {tmp_path}/hccn_tool -i 3 -ip -g said: {answer.strip()}; other sources: --device-ip-from vnic"
+    words = f"device 3: {tmp_path}/hccn_tool -i 3 -ip -g printed: {answer.strip()}; other sources: --device-ip-from"
     assert str(caught.value).startswith(words)
 
 
@@ -73,7 +73,7 @@ def test_two_families_are_refused_as_hccl_would(tmp_path: Path) -> None:
 
 
 def test_a_device_that_the_conf_file_lacks_is_named(conf: Path) -> None:
-    with pytest.raises(RanktableError, match=r"hccn\.conf has no address_4; it has addresses of the devices 0,1$"):
+    with pytest.raises(RanktableError, match=r"hccn\.conf has no address_4; it has addresses of devices 0,1$"):
         npu_addresses(["0", "4"], None, NO_TOOL, conf=conf)
 
 
@@ -81,7 +81,7 @@ def test_without_tool_and_file_both_are_named(tmp_path: Path) -> None:
     with pytest.raises(RanktableError) as caught:
         npu_addresses(["0"], None, NO_TOOL, conf=tmp_path / "none.conf")
 
-    assert "hccn_tool is not found (HCCN_TOOL_PATH names it) and " in str(caught.value)
+    assert "hccn_tool is not found (set HCCN_TOOL_PATH) and " in str(caught.value)
     assert "none.conf cannot be read: No such file or directory; mount one of them" in str(caught.value)
 
 

@@ -144,7 +144,7 @@ def test_a_secret_of_ones_own_that_is_closed_names_its_mode(tmp_path: Path) -> N
             ensure_secret(tmp_path)
 
     assert str(caught.value) == (
-        f"{path} cannot be read: Permission denied; it belongs to uid {uid}, who runs this, and has mode 0000: "
+        f"{path} cannot be read: Permission denied; it belongs to uid {uid}, this process's user, and has mode 0000: "
         f"chmod 600 {path}"
     )
 
@@ -180,7 +180,7 @@ def test_a_uid_that_files_cannot_be_given_to_is_refused_and_nothing_is_left(
 
     assert str(caught.value) == (
         f"--owner is 1000: files in {tmp_path} cannot be given to that uid: Operation not permitted; "
-        f"this process is uid {os.geteuid()}: that takes CAP_CHOWN, or run as that user"
+        f"this process is uid {os.geteuid()}: chown needs CAP_CHOWN, or run as that user"
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -48,14 +48,14 @@ def test_the_guides_cluster_has_clients_a_scheduler_instances_and_kv(save: Save,
 
 def test_one_hosts_part_has_no_clients_yet(save: Save, capsys: Say) -> None:
     assert _shown(save, capsys, grouped(group(2, server("192.0.2.2", 6)))) == [
-        "modelarts, 0 prefill, 1 decode, one host's part, to be merged",
+        "modelarts, 0 prefill, 1 decode, one host's table, to be merged",
         "    -- decode 0    192.0.2.2  devices 6",
     ]
 
 
 def test_roles_that_are_not_said_are_not_drawn(save: Save, capsys: Say) -> None:
     assert _shown(save, capsys, kubeinfer()) == [
-        "kubeinfer, 3 instances, roles not said, ranktable convert makes it one that pdserve starts",
+        "kubeinfer, 3 instances, roles unknown, use ranktable convert to make a table for pdserve",
         "  clients",
         "   | HTTP",
         "  scheduler  192.0.2.1",
@@ -70,7 +70,7 @@ def test_super_pods_and_notes_are_told(save: Save, capsys: Say) -> None:
     lines = _shown(save, capsys, mindie(), "--num-prefill", "1")
 
     assert "   |-- prefill 0   192.0.2.1  devices 0,1  super pod 0 + 192.0.2.2  devices 0,1  super pod 0" in lines
-    assert lines[-1] == "note: server_group_list[1].server_list[0]: the controller 192.0.2.3 is left out"
+    assert lines[-1] == "note: server_group_list[1].server_list[0]: the controller 192.0.2.3 is ignored"
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,6 @@ def test_a_members_own_table_is_drawn_alone(save: Save, capsys: Say, document: D
 def test_devices_without_instances_say_how_they_were_cut(save: Save, capsys: Say) -> None:
     lines = _shown(save, capsys, vllm_ascend())
 
-    assert lines[0] == "vllm-ascend, 1 prefill, 2 decode, ranktable convert makes it one that pdserve starts"
-    assert "(--devices-per-instance says otherwise)" in lines[-1]
+    assert lines[0] == "vllm-ascend, 1 prefill, 2 decode, use ranktable convert to make a table for pdserve"
+    assert "(--devices-per-instance changes that)" in lines[-1]
     assert "note" not in _shown(save, capsys, vllm_ascend(), "--devices-per-instance", "1")[-1]

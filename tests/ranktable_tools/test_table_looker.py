@@ -43,7 +43,7 @@ def test_a_file_that_hangs_is_told_once_and_waited_for(tmp_path: Path) -> None:
     slow, again, found = asyncio.run(looks())
 
     assert isinstance(slow, RanktableError)
-    assert "no answer from its file system for 0.05 s" in str(slow)
+    assert "no response from its file system for 0.05 s" in str(slow)
     assert (again, found) == (None, 7)
 
 

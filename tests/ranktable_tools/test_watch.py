@@ -57,7 +57,7 @@ def test_broken_and_unfinished_tables_are_said_and_the_one_before_stays(save: Sa
     assert len(lines) == 4
     assert lines[1].startswith("ignored: ")
     assert "not JSON" in lines[1]
-    assert lines[1].endswith("; the table before it stays")
+    assert lines[1].endswith("; the previous table stays in use")
     assert lines[2].startswith("waiting: ")
     assert '"initializing"' in lines[2]
     assert lines[3].endswith("decode-1 (192.0.2.3, devices 0,1) is new.")
@@ -69,8 +69,8 @@ def test_a_table_that_is_whole_again_as_it_was_is_said_once(save: Save) -> None:
     lines = said(save, modelarts(), "{", modelarts(), modelarts(), "{", more, {**modelarts(), "status": "initializing"})
 
     digest = _digest(save, modelarts())
-    assert lines[2] == f"whole again: the table of version 1, digest {digest}"
-    assert [line.split()[0] for line in lines] == ["version", "ignored:", "whole", "ignored:", "version", "waiting:"]
+    assert lines[2] == f"valid again: the table of version 1, digest {digest}"
+    assert [line.split()[0] for line in lines] == ["version", "ignored:", "valid", "ignored:", "version", "waiting:"]
 
 
 def test_what_says_the_same_cluster_is_no_version(save: Save) -> None:
@@ -85,7 +85,7 @@ def test_a_table_of_another_dialect_has_no_digest(save: Save) -> None:
 
     lines = said(save, kubeinfer(), larger)
 
-    assert lines[0] == "version 1: 3 instances, roles not said"
+    assert lines[0] == "version 1: 3 instances, roles unknown"
     assert lines[1].startswith("version 2: ")
     assert lines[1].endswith("(192.0.2.2, devices 4,5) is new.")
 

@@ -145,7 +145,7 @@ def test_what_finds_no_room_at_the_start_is_said(tmp_path: Path) -> None:
 def test_a_table_that_no_process_would_read_is_refused_at_once(tmp_path: Path) -> None:
     rig = _Rig(tmp_path, lambda index, time: seat("n", "127.0.0.1" if index else "10.0.0.1", 20 + index, str(index)))
 
-    with pytest.raises(RanktableError, match="write the address others reach this host at"):
+    with pytest.raises(RanktableError, match="write the address at which others reach this host"):
         rig.site.plans()
 
 

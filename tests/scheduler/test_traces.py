@@ -211,7 +211,7 @@ def test_a_defect_of_a_trace_is_the_trace_s_alone(caplog: pytest.LogCaptureFixtu
 
 
 def test_what_cannot_be_is_refused_with_the_flag() -> None:
-    with pytest.raises(ConfigError, match="--otlp-traces-endpoint: 'ftp://x' is no URL of a collector"):
+    with pytest.raises(ConfigError, match="--otlp-traces-endpoint: 'ftp://x' is not a collector's URL"):
         check_traces("ftp://x", {})
 
 

@@ -38,5 +38,5 @@ def test_one_set_of_counts_is_shown_under_several_sets_of_edges() -> None:
 
 
 def test_edges_it_was_not_made_for_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"3\.0 is no edge"):
+    with pytest.raises(ValueError, match=r"3\.0 is not a bucket boundary"):
         BucketHistogram((1, 2)).buckets((1, 3))
