@@ -1,9 +1,9 @@
-"""The decode half: reserve blocks under a ticket, admit what arrives, generate, free on every ending.
+"""The decode half: reserve blocks under a ticket, admit the received KV, generate, free the blocks at every finish.
 
-reserve --> Reserved(ticket) --> frames arrive (receiver's threads) --> committed --> engine.admit --> Step ...
- the prefix held here is pinned                                          the prompt's blocks are found by name from here
+reserve --> Reserved(ticket) --> frames received (receiver threads) --> committed --> engine.admit --> Step ...
+ the prefix held here is pinned                                       the prompt's blocks are found by name from here
                                                                     \\-> ended     --> blocks freed, Failed
-generate --> engine.add --> Step ...                     the whole prompt on this instance
+generate --> engine.add --> Step ...                     prefill and decode on this instance
 """
 
 import secrets
@@ -38,7 +38,7 @@ class _Reservation:
 
 
 class DecodeWorker:
-    """Owns reservations and the prompts that decode here; also the receiver's event sink (ReceiverEvents)."""
+    """Owner of reservations and of prompts that decode here; also the receiver's event sink (ReceiverEvents)."""
 
     def __init__(self, engine: Engine, post: Post, emit: Callable[[Event], None], clock: Callable[[], float]) -> None:
         self._engine, self._post, self._emit, self._clock = engine, post, emit, clock
@@ -49,7 +49,7 @@ class DecodeWorker:
         self._running: dict[str, set[int]] = {}
 
     def use(self, receiver: Receiver) -> None:
-        """Bind the receiver, whose events come here."""
+        """Bind the receiver; its events are delivered to this worker."""
         self._receiver = receiver
 
     @property
@@ -59,15 +59,15 @@ class DecodeWorker:
         return self._receiver
 
     def reserve(self, state: PromptState, grammar: Grammar | None = None) -> None:
-        """Answer Reserved with a ticket, or Refused with nothing left behind."""
+        """Emit Reserved with a ticket, or Refused after releasing everything taken."""
         began = self._clock()
         layout = self._engine.info.layout
         try:
             failpoint("decode.reserve")
             if state.pooling is not None:
-                raise InvalidRequest(f"prompt {state.prompt_id} wants a vector: there is nothing to hand over")
+                raise InvalidRequest(f"prompt {state.prompt_id} requests pooling, which has no KV hand-off")
             self._refuse_a_second(state.prompt_id)
-            if not state.probe:  # which is gone at once
+            if not state.probe:  # a probe releases its blocks at once
                 self._refuse_while_others_wait()
             block_ids, num_held = self._take_blocks(state)
         except PdserveError as error:
@@ -79,11 +79,11 @@ class DecodeWorker:
             self._prompt_by_ticket[reservation.ticket_id] = state.prompt_id
         ticket = self._open(reservation, block_ids, first_token=num_held * layout.block_size)
         with self._lock:
-            if self._reservations.get(state.prompt_id) is reservation:  # else its ending was told meanwhile
+            if self._reservations.get(state.prompt_id) is reservation:  # else it has ended in the meantime
                 self._emit(Reserved(state.prompt_id, ticket, self._clock() - began))
 
     def generate(self, state: PromptState, grammar: Grammar | None = None) -> None:
-        """Run a whole prompt here. Raises InvalidRequest (and its kin) if it is here already or never can be run."""
+        """Run prefill and decode of a prompt on this instance. Raises InvalidRequest if it can never run."""
         self._engine.check(state)
         self._refuse_a_second(state.prompt_id)
         with self._lock:
@@ -91,24 +91,24 @@ class DecodeWorker:
         self._post(lambda engine: self._add(engine, state, grammar))
 
     def committed(self, ticket_id: str, description: bytes, block_ids: tuple[int, ...], kv_bytes: int) -> None:
-        """Every frame is in: admit the prompt. Raising leaves the blocks to `ended`."""
+        """Admit the prompt: every frame is received. If this raises, `ended` releases the blocks."""
         state = _read(ticket_id, description)
         self._engine.check(state)
         with self._lock:
             prompt_id = self._prompt_by_ticket.get(ticket_id)
             reservation = self._reservations.get(prompt_id) if prompt_id is not None else None
             if prompt_id is None or reservation is None:
-                raise HandoffFailed(f"ticket {ticket_id} is not waited for here any more")
+                raise HandoffFailed(f"ticket {ticket_id} has no reservation on this instance any more")
             if not _is_same(state, reservation.state) or not (state.outputs or state.beams):
-                raise HandoffFailed(f"the commit of {ticket_id} describes another prompt than was reserved")
+                raise HandoffFailed(f"the commit of {ticket_id} describes a different prompt from the reserved one")
             del self._reservations[prompt_id], self._prompt_by_ticket[ticket_id]
             self._running[prompt_id] = self._unfinished(state)
-            # under the lock: a cancel that finds the prompt running must come to the engine after it
+            # under the lock: a cancel that finds the prompt running must be posted to the engine after the admission
             self._post(lambda engine: self._admit(engine, state, block_ids, reservation.grammar))
         log.debug("kv_received", request_id=state.request_id, ticket=ticket_id, bytes=kv_bytes)
 
     def ended(self, ticket_id: str, block_ids: tuple[int, ...], reason: str) -> None:
-        """A ticket ended without commit: free its blocks and say so."""
+        """Free the blocks of a ticket that ended without commit, and emit Failed."""
         self._engine.blocks.release(block_ids)
         self._post(_wake)
         with self._lock:
@@ -119,14 +119,14 @@ class DecodeWorker:
             self._emit(Failed(prompt_id, HandoffFailed.__name__, reason))
 
     def on_tokens(self, tokens: Iterable[TokenOutput]) -> None:
-        """Note which sequences ended. Engine thread."""
+        """Record which sequences finished. Engine thread."""
         with self._lock:
             for token in tokens:
                 if token.finish is not None:
                     self._finished(token.prompt_id, token.sequence)
 
     def on_pooled(self, pooled: PooledPrompt) -> None:
-        """A prompt with pooling is answered. Engine thread."""
+        """Emit the vectors of a pooling prompt. Engine thread."""
         with self._lock:
             known = self._running.pop(pooled.prompt_id, None) is not None
         if known:
@@ -134,7 +134,7 @@ class DecodeWorker:
             self._emit(Pooled(pooled.prompt_id, pooled.values, times))
 
     def on_failed(self, prompt_id: str, error: BaseException) -> bool:
-        """The engine gave a prompt up. Returns whether it was one of ours."""
+        """Emit Failed for a prompt that the engine gave up. Returns whether this worker owned it."""
         with self._lock:
             known = self._running.pop(prompt_id, None) is not None
         if known:
@@ -142,7 +142,7 @@ class DecodeWorker:
         return known
 
     def cancel(self, prompt_id: str, sequence: int | None, reason: str, answer: Callable[..., None]) -> bool:
-        """End a prompt, or one of its sequences; `answer` gets the endings. Returns whether it was one of ours."""
+        """Cancel a prompt or one sequence; `answer` receives the finishes. Returns whether this worker owned it."""
         with self._lock:
             reservation = self._reservations.pop(prompt_id, None)
             if reservation is not None:
@@ -156,7 +156,7 @@ class DecodeWorker:
         return reservation is not None or running
 
     def cancel_all(self, reason: str) -> None:
-        """End everything here without an answer: whoever asked for it is gone."""
+        """Cancel everything here without emitting events: the scheduler's session is over."""
         with self._lock:
             tickets, running = list(self._prompt_by_ticket), list(self._running)
             self._reservations.clear()
@@ -167,27 +167,27 @@ class DecodeWorker:
             self.receiver.abort(ticket_id, reason)
 
     def runs(self, prompt_id: str) -> bool:
-        """Whether the prompt is admitted or generates here. Any thread."""
+        """Return whether the prompt is admitted or generates here. Any thread."""
         return prompt_id in self._running
 
-    def no_endings(self) -> AbstractContextManager[object]:
-        """While it is held no prompt of this half ends: what is told in it comes before the ending. Emit only."""
+    def hold_finishes(self) -> AbstractContextManager[object]:
+        """While held, no prompt of this half can finish: events emitted meanwhile precede it. Only emit under it."""
         return self._lock
 
     def _refuse_a_second(self, prompt_id: str) -> None:
         with self._lock:
             known = prompt_id in self._reservations or prompt_id in self._running
         if known:
-            raise InvalidRequest(f"prompt {prompt_id} is here already")
+            raise InvalidRequest(f"prompt {prompt_id} is already on this instance")
 
     def _refuse_while_others_wait(self) -> None:
-        """A reservation must not starve a prompt that already waits here, dropped from a full pool."""
+        """A reservation must not starve a prompt that was preempted from a full pool and waits here."""
         waiting = self._engine.load().waiting
         if waiting:
             raise NoCapacity(f"{waiting} prompts already wait here for KV blocks")
 
     def _take_blocks(self, state: PromptState) -> tuple[tuple[int, ...], int]:
-        """Take the prompt's blocks; return them and how many, the first ones, hold its KV already."""
+        """Take the prompt's blocks; return them and the number of leading ones that already hold its KV."""
         blocks, num_tokens = self._engine.blocks, len(state.token_ids)
         prefix = blocks.chain(state).names(state.token_ids, num_tokens)
         return blocks.take(self._engine.info.layout.num_blocks_for(num_tokens), prefix, probe=state.probe)
@@ -203,7 +203,7 @@ class DecodeWorker:
             raise
 
     def _unfinished(self, state: PromptState) -> set[int]:
-        """Return the sequences whose endings the engine will tell: all but those that have ended already."""
+        """Return the sequences that the engine will still finish: all but those that have finished already."""
         length, longest = len(state.token_ids), self._engine.info.max_model_len
         ended = {
             index
@@ -216,7 +216,7 @@ class DecodeWorker:
     def _add(self, engine: Engine, state: PromptState, grammar: Grammar | None) -> None:
         try:
             engine.add(state, grammar=grammar)
-        except Exception as error:  # noqa: BLE001 - the outermost frame of this prompt's queueing: answered
+        except Exception as error:  # noqa: BLE001 - the outermost frame of queueing this prompt: emits Failed
             log.error("queueing_failed", error, request_id=state.request_id, error=error)
             self.on_failed(state.prompt_id, error)
 
@@ -228,7 +228,7 @@ class DecodeWorker:
             return
         try:
             engine.admit(state, block_ids, grammar)
-        except Exception as error:  # noqa: BLE001 - the outermost frame of this prompt's admission: answered
+        except Exception as error:  # noqa: BLE001 - the outermost frame of admitting this prompt: emits Failed
             log.error("admission_failed", error, request_id=state.request_id, error=error)
             engine.blocks.release(block_ids)
             self.on_failed(state.prompt_id, error)
@@ -242,7 +242,7 @@ class DecodeWorker:
 
 
 def _read(ticket_id: str, description: bytes) -> PromptState:
-    """A description comes from P: one that cannot be read is no fault of the client."""
+    """Parse a commit's description. It was written by P, so an unreadable one is not the client's fault."""
     try:
         return read_prompt(description)
     except InvalidRequest as error:
@@ -250,11 +250,11 @@ def _read(ticket_id: str, description: bytes) -> PromptState:
 
 
 def _is_same(described: PromptState, reserved: PromptState) -> bool:
-    """Whether P describes the prompt reserved: its KV will be found under these tokens, by this tenant."""
-    mine, theirs = (
-        (state.prompt_id, state.token_ids, state.cache_salt, state.probe) for state in (reserved, described)
+    """Return whether P describes the reserved prompt: its KV is cached under these tokens, for this tenant."""
+    from_commit, from_reserve = (
+        (state.prompt_id, state.token_ids, state.cache_salt, state.probe) for state in (described, reserved)
     )
-    return mine == theirs
+    return from_commit == from_reserve
 
 
 def _cancel_each(engine: Engine, prompt_ids: Iterable[str]) -> None:
@@ -263,4 +263,4 @@ def _cancel_each(engine: Engine, prompt_ids: Iterable[str]) -> None:
 
 
 def _wake(_: Engine) -> None:
-    """Let the engine thread turn: blocks came free that a waiting prompt may want."""
+    """Wake the engine thread: blocks were freed that a waiting prompt may need."""

@@ -1,4 +1,4 @@
-"""Make an instance's parts from its config: the engine over a real or the fake model, the KV sender and receiver."""
+"""Build an instance's parts from its config: the engine over a real or the fake model, the KV sender and receiver."""
 
 import os
 import time
@@ -39,10 +39,10 @@ OnRead = Callable[[], None]
 def build_engine(
     config: InstanceConfig, on_lost: Callable[[PdserveError], None], on_read: OnRead = lambda: None
 ) -> tuple[Engine, tuple[str, ...]]:  # fmt: skip
-    """Load the model and make its engine; return it with notes for the log. Blocks; heavy.
+    """Load the model and build its engine; return it with notes for the log. Blocks for long.
 
-    `on_lost` is called, from any thread, when its device or one of its ranks is lost: nothing can be computed then.
-    `on_read` is called when its weights begin to be read.
+    `on_lost` is called, from any thread, when the device or one of the ranks is lost: no step can run after that.
+    `on_read` is called when reading the weights begins.
     """
     if config.options.engine != "fake" and may_be_encoder(config.options.model):
         encoder = load_encoder_engine(config, on_lost, on_read)
@@ -124,7 +124,7 @@ def _load(
         return _fake_model(config)
     if config.num_ranks == 1:
         return _torch_model(config, on_lost, on_read)
-    on_read()  # by each rank, in a process of its own
+    on_read()  # each rank reads them in its own process
     return ranks_model(config, on_lost)
 
 

@@ -1,4 +1,4 @@
-"""What one instance process is told: engine flags, its place in the table, its cores. Frozen, built once."""
+"""Configuration of one instance process: engine flags, its ranktable entry, its cores. Frozen, built once."""
 
 import math
 from dataclasses import dataclass, field
@@ -33,11 +33,11 @@ _BOUNDS: dict[str, tuple[int, float]] = {
 class InstanceConfig:
     """One instance.
 
-    `server_ip` and `device_ids` are its table entry, `table_port` the port that stands there, which tells two clusters
-    of one host apart; `cores` are the CPU cores it runs on (empty: all), `quota_share` its part of this host's quota.
-    `session_lease_s` bounds how long a silent scheduler's work is kept, and `ticket_lease_s` how long a reservation is.
-    `trust` says who its peers are: by default, without a table, loopback alone. `plan` is what its tables said at the
-    start; the global one is followed while it changes.
+    `server_ip` and `device_ids` are its table entry, `table_port` the port in that entry, which distinguishes two
+    clusters on one host; `cores` are the CPU cores it runs on (empty: all), `quota_share` its share of this host's
+    CPU quota. `session_lease_s` bounds how long the work of a silent scheduler is kept, `ticket_lease_s` how long a
+    reservation is. `trust` lists the accepted peers: by default, without a table, loopback alone. `plan` is what the
+    tables contained at start-up; later changes of the global table are followed.
     """
 
     options: EngineOptions
@@ -55,7 +55,7 @@ class InstanceConfig:
     plan: LaunchPlan | None = None
 
     def __post_init__(self) -> None:
-        """Validate what can be seen without loading anything."""
+        """Validate what can be checked without loading anything."""
         if not self.options.model and self.options.engine != "fake":
             raise ConfigError(
                 "--model is missing: give the folder of a model (`pdserve model path` prints the default)"
@@ -64,24 +64,24 @@ class InstanceConfig:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the instance: as asked, else one for each device."""
+        """Ranks of the instance: --tensor-parallel-size, else one per device."""
         return self.options.tensor_parallel_size or len(self.device_ids)
 
     @property
     def num_threads(self) -> int:
-        """Threads that compute: one for each core, as far as the quota of a container around it goes."""
+        """Compute threads: one per core, limited by the CPU quota of the container, if any."""
         return usable_threads(self.cores, share=self.quota_share)
 
     def max_num_batched_tokens(self, max_model_len: int) -> int:
-        """Return the bound of a whole step: the flag, raised to the model's length."""
+        """Return the token limit of a whole step: the flag, raised to the model's length."""
         return max(self.options.max_num_batched_tokens or 2048, max_model_len)
 
     def prefill_chunk_size(self, device: str) -> int:
-        """Return the bound of a step's prompt part on `device`, as "npu:0": the flag, else the device's own."""
+        """Return the limit of a step's prompt tokens on `device`, as "npu:0": the flag, else the device's default."""
         return self.options.prefill_chunk_size or traits_of(device).prefill_chunk_size
 
     def block_size(self, device: str) -> int:
-        """Return the tokens of a KV block on `device`: the flag, else the device's own."""
+        """Return the tokens of a KV block on `device`: the flag, else the device's default."""
         return self.options.block_size or traits_of(device).block_size
 
     def port_range(self) -> tuple[int, int] | None:
@@ -90,7 +90,7 @@ class InstanceConfig:
 
 
 def check_options(options: EngineOptions) -> None:
-    """Raise ConfigError, with the value and what is allowed, for flags that no instance can be started with."""
+    """Raise ConfigError, with the value and what is allowed, for flags with which no instance can start."""
     if options.device != AUTO:
         _check_attention(options, find_kind(options.device).traits)
     if options.quantization not in (None, *QUANTIZATIONS):
@@ -109,16 +109,16 @@ def check_options(options: EngineOptions) -> None:
 
 
 def _check_attention(options: EngineOptions, traits: Traits) -> None:
-    """Raise ConfigError for attention that this kind of device has not."""
-    asked, known = options.attention_backend, (AUTO, traits.attention, _REFERENCE)
-    if asked not in known and options.engine != "fake":
+    """Raise ConfigError for an attention backend that this kind of device does not have."""
+    backend, known = options.attention_backend, (AUTO, traits.attention, _REFERENCE)
+    if backend not in known and options.engine != "fake":
         raise ConfigError(
-            f"--attention-backend {asked!r} is not one of {', '.join(known)}, those of --device {traits.kind}"
+            f"--attention-backend {backend!r} is not one of {', '.join(known)}, the backends of --device {traits.kind}"
         )
 
 
 def parse_port_range(text: str | None) -> tuple[int, int] | None:
-    """Return the bounds that --kv-port-range names, None without one. Raises ConfigError."""
+    """Return the bounds in --kv-port-range, None if it is not set. Raises ConfigError."""
     if text is None:
         return None
     first, _, last = text.partition("-")

@@ -1,4 +1,4 @@
-"""Load the engine of a model that reads whole texts and generates none: vectors, or scores of pairs."""
+"""Load the engine of an encoder model, which generates no text: it returns vectors or scores of pairs."""
 
 import time
 from collections.abc import Callable
@@ -14,9 +14,9 @@ from wire.model_identity import check_folder, identify, name_of, read_json
 
 
 def may_be_encoder(model: str) -> bool:
-    """Whether the folder's config names an architecture that encoders have too: cheap, without transformers.
+    """Return whether config.json names an architecture that encoders can have: cheap, without transformers.
 
-    Raises ConfigError for what is no model's folder.
+    Raises ConfigError for a folder that is not a model's.
     """
     check_folder(Path(model))
     named = read_json(Path(model) / "config.json").get("architectures") or [""]
@@ -28,7 +28,7 @@ def load_encoder_engine(
 ) -> tuple[Engine, tuple[str, ...]] | None:  # fmt: skip
     """Return the engine with notes for the user, or None where the model is a decoder. Raises ConfigError.
 
-    `on_lost` is called when its device is lost, `on_read` when its weights begin to be read.
+    `on_lost` is called when its device is lost, `on_read` when reading the weights begins.
     """
     options, path = config.options, Path(config.options.model)
     num_threads = config.num_threads

@@ -1,8 +1,8 @@
-"""The engine thread: runs what others post between steps, then one step, for ever; its turns are the progress mark.
+"""The engine thread: run the posted work between steps, then one step, for ever; each turn marks progress.
 
 mark ----- layer ----- layer ----- step done ----- idle turn        each sets the mark
-     turn        turn        turn            (no turn)              the longest lately, or what one of the chunk in
-                                                                    hand may take, is `slowest_turn_s`
+     turn        turn        turn            (no turn)              `slowest_turn_s`: the longest recent turn, or
+                                                                    the estimate for the chunk in hand if longer
 """
 
 import threading
@@ -22,9 +22,9 @@ _KEPT_A_STEP = 0.999
 
 
 class EngineLoop:
-    """Owns the one thread that may call the engine.
+    """Owner of the one thread that may call the engine.
 
-    `clock` counts seconds in which the process could run; `chunk_tokens` is the largest chunk of a step.
+    `clock` counts the seconds in which the process could run; `chunk_tokens` is the largest chunk of a step.
     """
 
     def __init__(
@@ -57,27 +57,27 @@ class EngineLoop:
             self._wake.notify()
 
     def progress_age(self) -> float:
-        """Return seconds since the loop last turned, or finished a layer."""
+        """Return the seconds since the loop last completed a turn or a layer."""
         return max(0.0, self._clock() - self._mark)
 
     @property
     def slowest_turn_s(self) -> float:
-        """The longest turn lately; that of the prompt tokens in hand where it may be longer, by the last step's usual.
+        """The longest recent turn, or the estimate for the prompt tokens in hand if that is longer.
 
-        How a turn grows with its tokens is not known: in proportion at most.
+        The estimate scales the last step's mean turn in proportion to the tokens: an upper bound.
         """
         return max(self._slowest_turn_s, self._num_in_hand * self._token_turn_s)
 
     def is_stuck(self, least_s: float) -> bool:
-        """Whether it made no progress within its limit, `least_s` and more."""
+        """Return whether there was no progress within the limit, which is at least `least_s`."""
         return self.progress_age() > progress_limit(self.slowest_turn_s, least_s=least_s)
 
     def alive(self) -> bool:
-        """Whether the thread runs."""
+        """Return whether the thread runs."""
         return self._thread.is_alive()
 
     def stop(self, timeout_s: float) -> bool:
-        """Ask the thread to end after its step; return whether it did in time."""
+        """Request the thread to end after its step; return whether it did in time."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -89,9 +89,9 @@ class EngineLoop:
             self._run_inbox()
             try:
                 self._turn()
-            except Exception as error:  # noqa: BLE001 - the thread's outermost frame: one fault must not end the rest
+            except Exception as error:  # noqa: BLE001 - the thread's outermost frame: one error must not end the loop
                 log.error("engine_turn_failed", error, error=error)
-                self._idle()  # and one that stays must not spin; its mark grows old, so that it is seen
+                self._idle()  # a lasting error must not spin; health checks see the old mark
             else:
                 self._mark = self._clock()
 

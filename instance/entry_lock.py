@@ -1,8 +1,8 @@
-"""One living process per table entry and host: an abstract Unix socket that a second process finds taken.
+"""One living process per table entry and host: an abstract Unix socket, whose name a second process cannot bind.
 
-Its name has the table's digest, which tells clusters apart, so a process that follows its table takes further names.
+The name includes the table's digest, which distinguishes clusters; a process that follows its table binds more names.
 
-The kernel frees the name when the process dies, however it dies; nothing lies on disk.
+The kernel frees the name when the process dies, however it dies; nothing is written to disk.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ _MOST_TABLES = 8
 
 
 class EntryLock:
-    """Holds a table entry for this process. Raises ConfigError naming both processes if another one has it."""
+    """Hold a table entry for this process. Raises ConfigError naming both processes if another one holds it."""
 
     def __init__(self, table_digest: str, server_ip: str, device_ids: tuple[str, ...]) -> None:
         self._server_ip, self._device_ids = server_ip, device_ids
@@ -27,7 +27,7 @@ class EntryLock:
         self.hold(table_digest)
 
     def hold(self, table_digest: str) -> None:
-        """Hold the entry by this table too; of many, those held last. Raises ConfigError as at the start."""
+        """Hold the entry under this table's digest too; keeps the latest few. Raises ConfigError as at the start."""
         if table_digest in self._sockets:
             return
         devices = ",".join(self._device_ids)
@@ -39,7 +39,7 @@ class EntryLock:
         except OSError as error:
             held.close()
             raise ConfigError(
-                f"table entry server_ip {self._server_ip} devices {devices}: process {os.getpid()} presents it, "
+                f"table entry server_ip {self._server_ip} devices {devices}: process {os.getpid()} claims it, "
                 f"and process {_holder(name)} on this host holds it; give each process its own local table"
             ) from error
         self._sockets[table_digest] = held
@@ -47,7 +47,7 @@ class EntryLock:
             self._sockets.pop(next(iter(self._sockets))).close()
 
     def close(self) -> None:
-        """Let the entry go."""
+        """Release the entry."""
         for held in self._sockets.values():
             held.close()
         self._sockets.clear()
@@ -58,11 +58,11 @@ def _name(entry: str) -> bytes:
 
 
 def _holder(name: bytes) -> str:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        asking.settimeout(_PEER_TIMEOUT_S)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PEER_TIMEOUT_S)
         try:
-            asking.connect(name)
-            credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            probe.connect(name)
+            credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         except OSError:
             return "(unknown)"
     return str(struct.unpack("3i", credentials)[0])

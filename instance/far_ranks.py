@@ -1,4 +1,4 @@
-"""The hand-off of ranks that hold their pools on devices of their own: each opens its links in its own process."""
+"""The hand-off of ranks whose pools are on devices of their own: each opens its links in its own process."""
 
 import contextlib
 import socket
@@ -17,9 +17,9 @@ _MEET_S = 60.0
 
 
 def meet_ranks(config: InstanceConfig, memories: Sequence[Memory], identity: Identity) -> Mapping[Rank, FarRank]:
-    """Let each rank whose pool is elsewhere open its KV links; return rank 0's ends of them, before the first step.
+    """Start the KV links of each rank with a pool of its own; return rank 0's ends of them, before the first step.
 
-    Raises ConfigError, and InstanceLost where a rank is gone or says nothing.
+    Raises ConfigError, and InstanceLost if a rank has exited or does not answer.
     """
     pools = [memory for memory in memories if isinstance(memory, RankPool)]
     with contextlib.ExitStack() as undo:

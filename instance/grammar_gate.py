@@ -1,4 +1,4 @@
-"""Holds back the commands of prompts whose output is structured until their grammar is compiled, or refuses them."""
+"""Hold back the commands of structured-output prompts until their grammar is compiled, or refuse them."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,9 +16,9 @@ Go = Callable[[Grammar | None], None]
 
 
 class GrammarGate:
-    """Commands that wait for a grammar, one a prompt. Lives on the event loop's thread, as the session that owns it.
+    """Commands that wait for a grammar, one per prompt. Runs on the event loop's thread, as does the session owning it.
 
-    So a cancel either finds the prompt here, or finds it where it went on to: nothing is in between.
+    So a cancel finds the prompt either here or where its command was passed on: there is no gap between the two.
     """
 
     def __init__(self, grammars: "GrammarStore | None", loop: asyncio.AbstractEventLoop) -> None:
@@ -26,16 +26,16 @@ class GrammarGate:
         self._waiting: dict[str, Future[Grammar]] = {}
 
     def pass_on(self, state: PromptState, go: Go, refuse: Callable[[PdserveError], None]) -> None:
-        """Call `go` with the prompt's grammar, None where it asks for none, or `refuse`: now, or when it is known.
+        """Call `go` with the prompt's grammar (None if it has none), or `refuse`, at once or when compilation ends.
 
-        Raises InvalidRequest for a prompt that waits here already.
+        Raises InvalidRequest for a prompt that is already waiting here.
         """
-        wish = state.params.structured
-        if wish is None:
+        structured = state.params.structured
+        if structured is None:
             go(None)
             return
         if state.prompt_id in self._waiting:
-            raise InvalidRequest(f"prompt {state.prompt_id} is here already")
+            raise InvalidRequest(f"prompt {state.prompt_id} is already waiting for its grammar")
         if self._grammars is None:
             refuse(
                 InvalidGrammar(
@@ -43,7 +43,7 @@ class GrammarGate:
                 )
             )
             return
-        future = self._grammars.prepare(wish)
+        future = self._grammars.prepare(structured)
         if future.done():
             _tell(future, go, refuse)
             return
@@ -51,7 +51,7 @@ class GrammarGate:
         future.add_done_callback(lambda _: self._wake(state.prompt_id, future, go, refuse))
 
     def drop(self, prompt_id: str) -> bool:
-        """Forget a prompt; nothing of it is called any more. Returns whether it waited."""
+        """Forget a prompt: neither of its callbacks is called any more. Returns whether it was waiting."""
         return self._waiting.pop(prompt_id, None) is not None
 
     def drop_all(self) -> None:

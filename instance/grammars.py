@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 
 def make_grammars(config: InstanceConfig, info: EngineInfo) -> "GrammarStore | None":
-    """Start the store of the model's tokenizer, which `close` ends.
+    """Start the grammar store of the model's tokenizer; its `close` stops it.
 
-    None where the folder has no tokenizer.json, for a model that makes vectors alone, and for the fake engine, whose
-    numbers no grammar can bind.
+    None where the folder has no tokenizer.json, for a model that only computes vectors, and for the fake engine, whose
+    arithmetic tokens no grammar can constrain.
     """
     path = Path(config.options.model) / "tokenizer.json"
     if config.options.engine == "fake" or not info.generates or not path.is_file():
         return None
-    from engine.grammar.store import GrammarStore  # needs the engine extra, which the fake engine does without
+    from engine.grammar.store import GrammarStore  # needs the engine extra, which the fake engine does not need
     from engine.grammar.tokenizer_file import TokenizerFile
 
     return GrammarStore(TokenizerFile(str(path.resolve()), info.eos_token_ids, info.vocab_size))

@@ -1,4 +1,4 @@
-"""One instance: engine loop, KV sender and receiver, both workers, and the session that commands them.
+"""One instance: engine loop, KV sender and receiver, both workers, and the session that sends them commands.
 
 session --commands--> workers --post--> engine loop --results--> workers --events--> session
                          |  put, commit            ^ admit
@@ -19,7 +19,7 @@ from engine.kv.pool_prefault import PoolTouch
 from instance.config import InstanceConfig
 from instance.engine_loop import EngineLoop
 from instance.links import CountedReceiver, LinkedSender, LinkMeasurer, with_links
-from instance.offers import transports_in_words
+from instance.offers import describe_transports
 from instance.session import InstanceSession
 from instance.workers import Workers
 from native.ticker import run_time, starved_s
@@ -39,14 +39,14 @@ UNHEALTHY_AFTER_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this process is: a readable id, and an epoch that no other process ever had."""
+    """Identity of this process: a readable id, and an epoch that no other process ever had."""
 
     instance_id: str
     epoch: int
 
     @classmethod
     def new(cls, config: InstanceConfig, port: int) -> "Identity":
-        """Name a fresh process after its place and role."""
+        """Name a new process after its address and role."""
         return cls(f"{config.role}-{config.server_ip}:{port}", secrets.randbits(63))
 
 
@@ -74,7 +74,7 @@ class InstanceHost:
         self._touches = [PoolTouch(memory) for memory in engine.memories]
 
     def start(self, sender: LinkedSender, receiver: CountedReceiver) -> None:
-        """Bind the hand-off, start the engine thread and the session watch. Needs a running event loop."""
+        """Bind the sender and receiver, start the engine thread and the session watch. Needs a running event loop."""
         self._sender, self._receiver = sender, receiver
         self.workers.prefill.use(sender)
         self.workers.decode.use(receiver)
@@ -84,7 +84,7 @@ class InstanceHost:
         self._watch = asyncio.get_running_loop().create_task(self._watch_session())
 
     async def stop(self) -> None:
-        """End all work, then the threads, and give the pool back."""
+        """End all work, then the threads, and release the pool."""
         if self._watch is not None:
             self._watch.cancel()
         if self._session is not None:
@@ -103,32 +103,32 @@ class InstanceHost:
             log.warning("engine_still_stepping", waited_s=self.config.drain_s)
 
     def healthy(self) -> bool:
-        """Whether the engine thread lives and makes progress, as fast as it lately did."""
+        """Return whether the engine thread runs and makes progress at about its recent pace."""
         return self.loop.alive() and not self.loop.is_stuck(UNHEALTHY_AFTER_S)
 
     @property
     def in_session(self) -> bool:
-        """Whether a scheduler holds us."""
+        """Whether a scheduler has an open session here."""
         return self._session is not None and not self._session.over
 
     @property
     def is_busy(self) -> bool:
-        """Whether a prompt is here, or KV blocks wait for one."""
+        """Whether a prompt is on this instance, or KV blocks are reserved for one."""
         load = self.load()
         return bool(load.running or load.waiting or load.held_prompts or load.blocks_used > load.blocks_probe)
 
     def use_table(self, digest: str) -> None:
-        """Go by the global table of this digest, and tell the scheduler."""
+        """Adopt the global table with this digest, and report it to the scheduler."""
         if digest != self.table_digest:
             self.table_digest = digest
             self._emit(TableRead(digest))
 
     def drain(self, why: str | None) -> None:
-        """Refuse every new prompt and session with these words; None: take them again."""
+        """Refuse every new prompt and session, with `why` as the message; None accepts them again."""
         self._draining = why
 
     def describe(self) -> InstanceDescription:
-        """Return what this instance is."""
+        """Return the description of this instance."""
         info, options = self.engine.info, self.config.options
         assert self._receiver is not None
         return InstanceDescription(
@@ -154,13 +154,13 @@ class InstanceHost:
             endpoints=self._receiver.endpoints,
             device=info.device,
             kv_digests=options.kv_digests,
-            kv_transports=transports_in_words(options.kv_transport, self.engine.memories[0]),
+            kv_transports=describe_transports(options.kv_transport, self.engine.memories[0]),
         )
 
     def open(self, hello: OpenSession) -> InstanceSession:
-        """Accept a session; an older one of the same scheduler ends.
+        """Open a session; an older one of the same scheduler is ended.
 
-        Raises Incompatible if another one holds us, and Draining once new prompts are refused.
+        Raises Incompatible if another scheduler has an open session, and Draining while new prompts are refused.
         """
         if self._draining is not None:
             raise Draining(self._draining)
@@ -168,23 +168,23 @@ class InstanceHost:
         if old is not None and not old.over:
             if old.hello.scheduler_id != hello.scheduler_id:
                 raise Incompatible(
-                    f"{self.identity.instance_id} serves scheduler {old.hello.scheduler_id}, heard "
+                    f"{self.identity.instance_id} serves scheduler {old.hello.scheduler_id}, last heard "
                     f"{old.silent_for():.1f} s ago; scheduler {hello.scheduler_id} must wait until it is gone"
                 )
             if old.hello.epoch > hello.epoch:
-                raise Incompatible(f"session epoch {hello.epoch} is older than the living one, {old.hello.epoch}")
+                raise Incompatible(f"session epoch {hello.epoch} is older than the open session's, {old.hello.epoch}")
             old.lost()
         session = InstanceSession(
             hello, self.workers, self._session_over, self._measure, self._grammars, lambda: self._draining
         )
         session.emit(SessionOpen(self.identity.instance_id, self.identity.epoch, self.load()))
-        session.emit(TableRead(self.table_digest))  # which may have changed since the scheduler was told
-        self._session = session  # only now: what other threads tell comes behind its first words
+        session.emit(TableRead(self.table_digest))  # the table may have changed since describe()
+        self._session = session  # only now: events of other threads follow the two above
         log.info("session_open", scheduler=hello.scheduler_id, epoch=hello.epoch)
         return session
 
     def load(self) -> LoadSnapshot:
-        """Return the figures of now. Any thread."""
+        """Return the current load. Any thread."""
         blocks, engine = self.engine.blocks, self.engine.load()
         sender, receiver = self._sender, self._receiver
         load = LoadSnapshot(
@@ -243,5 +243,5 @@ class InstanceHost:
                 session.lost()
             else:
                 session.emit(Heartbeat(self.load()))
-        except Exception as error:  # noqa: BLE001 - the watch's outermost frame: the next beat is due all the same
+        except Exception as error:  # noqa: BLE001 - the watch's outermost frame: the next heartbeat must still be sent
             log.error("heartbeat_failed", error, error=error)

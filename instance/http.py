@@ -1,4 +1,4 @@
-"""An instance's own /health and /metrics, on --http-port. Off by default."""
+"""An instance's own /health and /metrics, on --http-port (off by default)."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from wire.types import LoadSnapshot
 
 GAUGES = {
     "blocks_total": "KV blocks of the pool",
-    "blocks_used": "KV blocks in use, those of probes among them",
+    "blocks_used": "KV blocks in use, including those of probes",
     "blocks_probe": "KV blocks held by the scheduler's probes",
     "blocks_cached": "KV blocks that hold a reusable prefix",
     "running": "Sequences in the batch",
@@ -23,17 +23,17 @@ GAUGES = {
     "uncomputed_tokens": "Prompt tokens accepted and not yet computed",
     "held_prompts": "Prompts that are computed and not yet handed off",
     "progress_age_s": "Seconds since the engine last made progress",
-    "slowest_turn_s": "Longest seconds lately between two signs of progress",
-    "starved_s": "Seconds in which the machine kept the process from running, since its start",
+    "slowest_turn_s": "Longest recent time between two progress marks, in seconds",
+    "starved_s": "Seconds in which the process was ready but got no CPU, since its start",
     "steps": "Steps of the engine since the start",
     "step_seconds": "Seconds spent in steps since the start",
-    "tokens_computed": "Tokens that went through the model since the start, of prompts and of outputs",
+    "tokens_computed": "Tokens of prompts and outputs computed by the model since the start",
     "kv_bytes_sent": "KV bytes sent over all links since the start",
     "kv_bytes_received": "KV bytes received over all links since the start",
-    "preemptions": "Prompts put aside for lack of KV blocks since the start",
+    "preemptions": "Prompts preempted for lack of KV blocks since the start",
     "blocks_swapped": "KV blocks of preempted prompts that have copies outside the pool",
-    "prefix_tokens_sought": "Prompt tokens looked for among those computed before, since the start",
-    "prefix_tokens_found": "Prompt tokens that were there and were not computed again, since the start",
+    "prefix_tokens_sought": "Prompt tokens queried in the prefix cache since the start",
+    "prefix_tokens_found": "Prompt tokens found in the prefix cache since the start",
 }
 
 
@@ -47,13 +47,13 @@ class _Server(uvicorn.Server):
 
 
 class LoadCollector:
-    """Turns the load of now into gauges."""
+    """Export the current load as gauges."""
 
     def __init__(self, load: Callable[[], LoadSnapshot]) -> None:
         self._load = load
 
     def collect(self) -> list[Metric]:
-        """Return one gauge a figure."""
+        """Return one gauge for each entry of GAUGES."""
         load = self._load()
         return [
             GaugeMetricFamily(f"pdserve_instance_{name}", help, value=float(getattr(load, name)))
@@ -64,7 +64,7 @@ class LoadCollector:
 def build_server(
     host: str, port: int, *, load: Callable[[], LoadSnapshot], healthy: Callable[[], bool]
 ) -> uvicorn.Server:
-    """Return a server to be run as a task; `should_exit` ends it."""
+    """Return a server whose `serve` runs as a task; set `should_exit` to end it."""
     registry = CollectorRegistry()
     registry.register(LoadCollector(load))
 

@@ -1,4 +1,4 @@
-"""What an instance says of its links: the figures in its load, and one measurement at a time when it is asked."""
+"""An instance's link reports: the figures in its load, and on request one link measurement at a time."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ MEASURE_TIMEOUT_S = 10.0
 
 
 class LinkedSender(Sender, Protocol):
-    """The sender as its host sees it."""
+    """The sender as the instance host uses it."""
 
     @property
     def frames_resent(self) -> int:
@@ -28,21 +28,21 @@ class LinkedSender(Sender, Protocol):
     def measure(
         self, peer_id: str, epoch: int, endpoints: Sequence[KvEndpoint], num_bytes: int, timeout_s: float
     ) -> LinkStatus:
-        """Measure the link to a peer, dialled if need be. Waits. Raises PdserveError in words."""
+        """Measure the link to a peer, dialled if necessary. Blocks. Raises PdserveError with a message."""
         ...
 
 
 class CountedReceiver(Receiver, Protocol):
-    """The receiver as its host sees it."""
+    """The receiver as the instance host uses it."""
 
     @property
     def counts(self) -> ReceiverCounts:
-        """What has come in so far."""
+        """Counts of what was received since the start."""
         ...
 
 
 def with_links(load: LoadSnapshot, sender: LinkedSender, receiver: CountedReceiver) -> LoadSnapshot:
-    """Return `load` with the figures of the hand-off."""
+    """Return `load` with the KV sender's and receiver's figures."""
     counts = receiver.counts
     return replace(
         load,
@@ -58,16 +58,16 @@ def with_links(load: LoadSnapshot, sender: LinkedSender, receiver: CountedReceiv
 
 
 class LinkMeasurer:
-    """Owner of the one measurement under way, on a thread of its own: it waits for a peer, a session must not."""
+    """Owner of the one measurement in progress, on its own thread: it waits for a peer, which a session must not."""
 
     def __init__(self, emit: Callable[[LinkMeasured], None]) -> None:
         self._emit = emit
         self._busy = threading.Lock()
 
     def measure(self, sender: LinkedSender, command: MeasureLink) -> None:
-        """Answer a MeasureLink, in time; with an error while another one is under way. Returns at once."""
+        """Emit the measured link within a time limit, or an error if one is in progress. Returns at once."""
         if not self._busy.acquire(blocking=False):
-            self._refuse(command, "this instance is measuring a link already, it measures one at a time")
+            self._refuse(command, "this instance is already measuring a link; it measures one at a time")
             return
         thread = threading.Thread(target=self._run, args=(sender, command), name="kv-measure", daemon=True)
         try:
@@ -78,16 +78,16 @@ class LinkMeasurer:
 
     def _run(self, sender: LinkedSender, command: MeasureLink) -> None:
         try:
-            answer = LinkMeasured(command.peer_id, self._ask(sender, command))
+            answer = LinkMeasured(command.peer_id, self._measure(sender, command))
         except PdserveError as error:
             answer = LinkMeasured(command.peer_id, None, str(error))
-        except Exception as error:  # noqa: BLE001  the outermost frame of this thread: it answers all the same
+        except Exception as error:  # noqa: BLE001  the outermost frame of this thread: the command must be answered
             log.error("link_measure_failed", error, peer=command.peer_id, error=error)
             answer = LinkMeasured(command.peer_id, None, f"the measurement failed: {error}; see the instance's log")
-        self._busy.release()  # first: who hears the answer may ask for the next
+        self._busy.release()  # first: after the answer the scheduler may request the next one
         self._emit(answer)
 
-    def _ask(self, sender: LinkedSender, command: MeasureLink) -> LinkStatus:
+    def _measure(self, sender: LinkedSender, command: MeasureLink) -> LinkStatus:
         return sender.measure(
             command.peer_id, command.epoch, command.endpoints, command.num_bytes, MEASURE_TIMEOUT_S
         )  # fmt: skip

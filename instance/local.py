@@ -1,4 +1,4 @@
-"""One instance inside this process, for the monolithic server: the same host, reached without a socket."""
+"""One instance inside this process, for the monolithic server: the same host, connected without a socket."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from wire.inprocess import InProcessConnection
 
 
 class LocalInstance:
-    """A loaded instance on this process's event loop."""
+    """A loaded instance that runs on this process's event loop."""
 
     def __init__(self, host: InstanceHost, notes: tuple[str, ...]) -> None:
         self._host = host
@@ -23,7 +23,7 @@ class LocalInstance:
     async def start(
         cls, config: InstanceConfig, on_lost: Callable[[PdserveError], None] = lambda error: None
     ) -> "LocalInstance":
-        """Load the model off the loop and start the engine thread. `on_lost`: see build_engine."""
+        """Load the model in a worker thread and start the engine thread. `on_lost`: see build_engine."""
         engine, notes = await asyncio.to_thread(build_engine, config, on_lost)
         identity = Identity.new(config, config.options.port)
         try:
@@ -36,15 +36,15 @@ class LocalInstance:
         return cls(host, notes)
 
     def connection(self) -> InProcessConnection:
-        """Return the way to it."""
+        """Return an in-process connection to the instance."""
         return InProcessConnection(self._host)
 
     def healthy(self) -> bool:
-        """Whether the engine thread lives and makes progress, as fast as it lately did."""
+        """Return whether the engine thread runs and makes progress at about its recent pace."""
         return self._host.healthy()
 
     def progress_age(self) -> float:
-        """Return seconds since the engine loop last turned; infinite once its thread is dead."""
+        """Return the seconds since the engine loop last made progress; infinity if its thread has died."""
         return self._host.loop.progress_age() if self._host.loop.alive() else float("inf")
 
     async def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Which KV transports an instance offers, and why not the others: `pdserve links` shows it."""
+"""The KV transports that an instance offers, and why it lacks the others; `pdserve links` prints them."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,12 @@ from kvtransfer.transports import DEFAULT_NAMES, NAMES, make_transports
 from wire.errors import ConfigError
 
 
-def transports_in_words(named: Sequence[str], memory: PoolMemory) -> tuple[str, ...]:
-    """Return all transports, best first, as InstanceDescription has them; `named` are those of --kv-transport."""
-    return tuple(f"{name}: {why}" if (why := _lacking(name, named, memory)) else name for name in NAMES)
+def describe_transports(named: Sequence[str], memory: PoolMemory) -> tuple[str, ...]:
+    """Return all transports, best first, in the form of InstanceDescription; `named` are those of --kv-transport."""
+    return tuple(f"{name}: {why}" if (why := _why_missing(name, named, memory)) else name for name in NAMES)
 
 
-def _lacking(name: str, named: Sequence[str], memory: PoolMemory) -> str:
+def _why_missing(name: str, named: Sequence[str], memory: PoolMemory) -> str:
     if name not in (named or DEFAULT_NAMES):
         return "not named in --kv-transport"
     try:
@@ -23,9 +23,9 @@ def _lacking(name: str, named: Sequence[str], memory: PoolMemory) -> str:
 
 
 def check_named(named: Sequence[str], memory: PoolMemory) -> None:
-    """Raise ConfigError, with what to do, where --kv-transport names one that this machine or pool lacks."""
+    """Raise ConfigError, with the remedy, if --kv-transport names a transport that this machine or pool lacks."""
     for name in named:
-        if why := _lacking(name, named, memory):
+        if why := _why_missing(name, named, memory):
             what_for = ", which moves KV between the GPUs of a host," if name == "cuda_ipc" else ""
             raise ConfigError(
                 f"--kv-transport {name}: {why}; leave {name}{what_for} out of --kv-transport on this machine"

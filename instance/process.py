@@ -1,4 +1,4 @@
-"""One instance as a process: lock the entry, bind, load, serve gRPC until a signal, leave nothing behind."""
+"""One instance as a process: lock the table entry, bind, load, serve gRPC until a signal, clean up."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ _NATIVE_THREADS = ("load", "engine", TOUCH_THREAD)
 def run(config: InstanceConfig, marks: StartMarks | None = None) -> int:
     """Serve until SIGTERM or SIGINT; return the exit status. Raises ConfigError for what the user must fix.
 
-    `marks` report how far the start is.
+    `marks` report the progress of the start.
     """
     marks = marks or StartMarks()
     for task in os.listdir("/proc/self/task") if config.cores else ():
@@ -49,16 +49,16 @@ def run(config: InstanceConfig, marks: StartMarks | None = None) -> int:
     try:
         asyncio.run(_serve(config, lock, marks))
     except InstanceLost as error:
-        _leave_native_work_behind(error)
+        _exit_despite_native_threads(error)
         raise
     finally:
         lock.close()
-    _leave_native_work_behind()
+    _exit_despite_native_threads()
     return 0
 
 
-class _Ending:
-    """When the process has to stop, and with what error: set by a signal, or by the loss of a rank or the device."""
+class _Shutdown:
+    """The stop event of the process, with the error if any; set by a signal, or by the loss of a rank or the device."""
 
     def __init__(self) -> None:
         self._loop, self.stop = asyncio.get_running_loop(), asyncio.Event()
@@ -67,11 +67,11 @@ class _Ending:
     def lost(self, error: PdserveError) -> None:
         """Stop at once, with this error. Any thread, also after the event loop has closed."""
         self.error = error
-        _tell(self._loop, self.stop.set)
+        _call_soon(self._loop, self.stop.set)
 
 
 async def _serve(config: InstanceConfig, lock: EntryLock, marks: StartMarks) -> None:
-    ending = _Ending()
+    ending = _Shutdown()
     stop = ending.stop
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -104,9 +104,9 @@ async def _serve(config: InstanceConfig, lock: EntryLock, marks: StartMarks) -> 
 
 
 async def _prepare(
-    config: InstanceConfig, server: GrpcServer, port: int, ending: _Ending, marks: StartMarks
+    config: InstanceConfig, server: GrpcServer, port: int, ending: _Shutdown, marks: StartMarks
 ) -> InstanceHost | None:  # fmt: skip
-    """Load the engine, open the KV listeners and serve sessions; None if a signal came before that."""
+    """Load the engine, open the KV listeners and serve sessions; return None if a signal arrived before that."""
     began = time.monotonic()
     loaded = await _load_unless_stopped(config, ending, marks)
     if loaded is None:
@@ -129,7 +129,7 @@ async def _prepare(
 async def _follow_table(
     config: InstanceConfig, plan: LaunchPlan, host: InstanceHost, lock: EntryLock, stop: asyncio.Event
 ) -> None:
-    """Stop the process when its table has it no more and its work is done."""
+    """Stop the process when the table no longer lists it and its work is done."""
 
     def hold(table_digest: str) -> None:
         lock.hold(_entry_name(config, table_digest))
@@ -142,10 +142,10 @@ def _entry_name(config: InstanceConfig, table_digest: str) -> str:
     return f"{table_digest}:{config.table_port}"
 
 
-def _leave_native_work_behind(error: PdserveError | None = None) -> None:
-    """A thread still deep in native code cannot be ended; a normal exit would abort under it, or wait for it for ever.
+def _exit_despite_native_threads(error: PdserveError | None = None) -> None:
+    """Exit at once if a thread is still in native code: a normal exit would abort under it, or wait for it for ever.
 
-    Such are loading, a long step, a device that does not answer. `error` is said here where nobody else will.
+    Such a thread loads, runs a long step or waits for a device. `error` is printed here, as nothing else will print it.
     """
     if any(thread.name in _NATIVE_THREADS for thread in threading.enumerate()):
         if error is not None:
@@ -171,19 +171,19 @@ async def _report_health(host: InstanceHost, server: GrpcServer) -> None:
 
 
 async def _load_unless_stopped(
-    config: InstanceConfig, ending: _Ending, marks: StartMarks
+    config: InstanceConfig, ending: _Shutdown, marks: StartMarks
 ) -> tuple[Engine, tuple[str, ...]] | None:  # fmt: skip
-    """Load in a daemon thread, so that a signal in the middle ends the process at once; None if one came."""
+    """Load in a daemon thread, so that a signal meanwhile ends the process at once; return None if one arrived."""
     loop = asyncio.get_running_loop()
     loading: asyncio.Future[tuple[Engine, tuple[str, ...]]] = loop.create_future()
 
     def load() -> None:
         try:
             built = build_engine(config, ending.lost, lambda: marks.set(WEIGHTS))
-        except Exception as error:  # noqa: BLE001 - carried to the waiting task
-            _tell(loop, loading.set_exception, error)
+        except Exception as error:  # noqa: BLE001 - passed to the waiting task
+            _call_soon(loop, loading.set_exception, error)
         else:
-            _tell(loop, loading.set_result, built)
+            _call_soon(loop, loading.set_result, built)
 
     threading.Thread(target=load, name="load", daemon=True).start()
     stopped = loop.create_task(ending.stop.wait())
@@ -195,7 +195,7 @@ async def _load_unless_stopped(
     return loading.result()
 
 
-def _tell(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
-    """Let the event loop call; from any thread. Nobody is there to be told once it has closed."""
+def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
+    """Schedule a call on the event loop, from any thread; do nothing once the loop is closed."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(call, *args)

@@ -1,4 +1,4 @@
-"""A rank other than 0 whose pool lies on a device of its own, as a process: it steps, and moves its own KV.
+"""A rank other than 0 whose pool is on its own device, as a process: it runs steps, and transfers its own KV.
 
 python -P -m instance.rank_process CHANNEL_FD PARENT_PID
 """

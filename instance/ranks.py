@@ -1,4 +1,4 @@
-"""The ranks of an instance's torch engine: how many, on which cores each runs, and which card each is shown."""
+"""The ranks of an instance's torch engine: their number, the cores each runs on, and the card visible to each."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ from instance.config import InstanceConfig
 from wire.errors import ConfigError
 
 DEVICE_PROGRAM = "instance.rank_process"
-"""The module of a rank that holds its pool on a device of its own, and moves its own KV."""
+"""The program of a rank whose pool is on its own device: it transfers its own KV."""
 
 
 def deal_cores(cores: Sequence[int], num_ranks: int) -> tuple[tuple[int, ...], ...]:
-    """Return the cores of each rank's device: dealt evenly, in order; neighbours share one where there are too few."""
+    """Return the cores of each rank's device, dealt evenly in order; ranks share a core where there are too few."""
     dealt = []
     for rank in range(num_ranks):
         start, end = rank * len(cores) // num_ranks, (rank + 1) * len(cores) // num_ranks
@@ -29,10 +29,10 @@ def deal_cores(cores: Sequence[int], num_ranks: int) -> tuple[tuple[int, ...], .
 
 
 def deal_cards(traits: Traits, num_ranks: int, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what the kind's variable shows each rank: one card, in the order in which this process is shown them.
+    """Return the value of the kind's visibility variable for each rank: one card each, in this process's order.
 
-    Raises ConfigError, with both numbers, where it is shown too few, and for a card that is named twice. Empty for a
-    kind that has no variable.
+    Raises ConfigError, with both numbers, if too few cards are visible, and for a card named twice. Empty for a
+    kind that has no such variable.
     """
     variable = traits.visible_variable
     if variable is None:
@@ -45,28 +45,28 @@ def deal_cards(traits: Traits, num_ranks: int, environ: Mapping[str, str]) -> tu
     if twice is not None:
         raise ConfigError(f"{variable}={shown!r} names card {twice} twice: each rank needs its own")
     if len(names) < num_ranks:
-        raise ConfigError(f"{variable}={shown!r} shows {len(names)} cards to {num_ranks} ranks: each needs its own")
+        raise ConfigError(f"{variable}={shown!r} shows {len(names)} cards, and each of {num_ranks} ranks needs its own")
     return names[:num_ranks]
 
 
 def _shown_cards(shown: str) -> tuple[str, ...]:
-    """Return the cards that a value of the variable names: those before the first negative one, as CUDA has it."""
+    """Return the cards listed in the variable's value, up to the first negative one, as CUDA reads it."""
     names = (name.strip() for name in shown.split(",") if name.strip())
     return tuple(takewhile(lambda name: not name.startswith("-"), names))
 
 
 def check_transports(named: Sequence[str], traits: Traits) -> None:
-    """Raise ConfigError where several ranks and their KV links would both need the device's process groups."""
+    """Raise ConfigError if the ranks and their KV links would both need the device's process groups."""
     collective = COLLECTIVES[traits.collective]
     if "process_group" in named and collective.one_order:
         raise ConfigError(
-            f"--kv-transport process_group: ranks on {traits.kind} add up by {collective.name}, beside which links "
-            "cannot go by it: use --kv-transport tcp or mooncake, or --tensor-parallel-size 1"
+            f"--kv-transport process_group: ranks on {traits.kind} all-reduce over {collective.name}, which KV "
+            "links cannot use at the same time: use --kv-transport tcp or mooncake, or --tensor-parallel-size 1"
         )
 
 
 def ranks_model(config: InstanceConfig, on_lost: OnLost) -> tuple[Model, tuple[str, ...]]:
-    """Load the model for several ranks; return it with notes. `on_lost` hears of a rank that is lost once it serves."""
+    """Load the model for several ranks; return it with notes. `on_lost` is called if a rank is lost while serving."""
     options = config.options
     cores = deal_cores(config.cores or sorted(os.sched_getaffinity(0)), config.num_ranks)
     num_threads = max(1, min(*map(len, cores), config.num_threads // config.num_ranks))
@@ -92,12 +92,12 @@ def ranks_model(config: InstanceConfig, on_lost: OnLost) -> tuple[Model, tuple[s
             quantization=options.quantization,
         )  # fmt: skip
     shown = "; ".join(",".join(map(str, own)) for own in cores)
-    return loaded.model, (f"{config.num_ranks} ranks on cores {shown}", *_passed_over(options.device), *loaded.notes)
+    return loaded.model, (f"{config.num_ranks} ranks on cores {shown}", *_unused_cards(options.device), *loaded.notes)
 
 
-def _passed_over(asked: str) -> tuple[str, ...]:
-    """Say which cards several ranks leave alone where no device was named."""
-    cards = [name for name in AUTO_ORDER if name != CPU.kind and find_kind(name).sees_card()] if asked == AUTO else []
+def _unused_cards(device: str) -> tuple[str, ...]:
+    """Return a note for each kind of card that several ranks leave unused because --device is auto."""
+    cards = [name for name in AUTO_ORDER if name != CPU.kind and find_kind(name).sees_card()] if device == AUTO else []
     return tuple(
-        f"ranks on the CPU: --device auto leaves {name} to one rank, --device {name} asks for it" for name in cards
+        f"ranks on the CPU: --device auto uses {name} for one rank only; --device {name} selects it" for name in cards
     )

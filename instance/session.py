@@ -1,4 +1,4 @@
-"""One scheduler's session with this instance: its commands go to the workers, their events go to it."""
+"""One scheduler's session with this instance: passes its commands to the workers and their events back."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ log = EventLogger("instance")
 
 
 class InstanceSession:
-    """Serves one session (ServedSession). Lives on the event loop's thread; `emit` may be called from any."""
+    """Serves one session (ServedSession). Runs on the event loop's thread; `emit` may be called from any."""
 
     def __init__(
         self, hello: OpenSession, workers: Workers, on_over: Callable[["InstanceSession"], None],
@@ -55,16 +55,16 @@ class InstanceSession:
         return self._over
 
     def silent_for(self) -> float:
-        """Return the seconds since the scheduler was last heard in which this process could run."""
+        """Return the seconds of run time of this process since the last message of the scheduler."""
         return self._run_time() - self._last_heard
 
     def emit(self, event: Event) -> None:
         """Queue an event for the scheduler. Any thread; order is kept per thread."""
-        with contextlib.suppress(RuntimeError):  # the event loop has closed: nobody is there to be told
+        with contextlib.suppress(RuntimeError):  # the event loop has closed: the scheduler is disconnected
             self._loop.call_soon_threadsafe(self._queue.put_nowait, event)
 
     def handle(self, command: Command) -> None:
-        """Take one command."""
+        """Execute one command."""
         self._last_heard = self._run_time()
         if self._over:
             return
@@ -84,13 +84,13 @@ class InstanceSession:
                 pass
 
     def refuse(self, prompt_id: str, error: PdserveError) -> None:
-        """Answer Refused in place of a command that cannot be taken."""
+        """Emit Refused for a command that cannot be accepted."""
         self._last_heard = self._run_time()
         if not self._over:
             self._emit_refused(prompt_id, error)
 
     async def events(self) -> AsyncIterator[list[Event]]:
-        """Yield events until the session is over: each time all that were made meanwhile."""
+        """Yield the queued events until the session is over: each time all that have been queued."""
         while (event := await self._queue.get()) is not None:
             events = [event]
             while not self._queue.empty() and (event := self._queue.get_nowait()) is not None:
@@ -100,7 +100,7 @@ class InstanceSession:
                 return
 
     def lost(self) -> None:
-        """The scheduler is gone: end all its work."""
+        """End the session and all its work: the scheduler is gone."""
         if not self._over:
             self._over = True
             self._gate.drop_all()
@@ -111,7 +111,7 @@ class InstanceSession:
         return run_time(self._loop.time)
 
     def _take(self, state: PromptState, take: Callable[[Grammar | None], None]) -> None:
-        """Take a prompt once its grammar is compiled; none while the instance drains."""
+        """Pass a prompt to `take` once its grammar is compiled; refuse it while the instance drains."""
         why = self._draining()
         if why is not None:
             self._emit_refused(state.prompt_id, Draining(why))
@@ -136,9 +136,9 @@ class InstanceSession:
             accept()
         except PdserveError as error:
             self._emit_refused(prompt_id, error)
-        except Exception as error:  # noqa: BLE001 - the outermost frame of a command: it answers, the session lives
+        except Exception as error:  # noqa: BLE001 - the outermost frame of a command: the session must go on
             log.error("command_failed", error, prompt_id=prompt_id, request_id=request_id, error=error)
-            self.emit(Failed(prompt_id, to_name(error), "the instance failed to take this prompt; see its log"))
+            self.emit(Failed(prompt_id, to_name(error), "the instance failed to accept this prompt; see its log"))
 
     def _emit_refused(self, prompt_id: str, error: PdserveError) -> None:
         self.emit(Refused(prompt_id, to_name(error), str(error)))

@@ -1,6 +1,6 @@
-"""Cut what one step says into messages that fit the session: one as a rule, several where much was asked for. Pure.
+"""Split a step's message into messages that fit the session: usually one, several if it has many logprobs. Pure.
 
-A part with likelihoods of a prompt's tokens goes before the tokens that follow it.
+Messages with prompt logprobs precede the tokens that follow those prompts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,13 +13,13 @@ from wire.types import PromptLogprobs, StageTimes, TokenLogprobs, TokenOutput
 
 T = TypeVar("T")
 
-MOST_BYTES = MAX_MESSAGE_BYTES // 2  # by the count below, which is above what protobuf takes
-_SURELY_FEW = 256  # tokens without likelihoods: not worth counting
+MOST_BYTES = MAX_MESSAGE_BYTES // 2  # by the estimates below, which exceed the encoded size
+_SURELY_FEW = 256  # tokens without logprobs: too small to be worth counting
 _TOKEN_BYTES, _SCORE_BYTES, _RANKED_BYTES, _TIMES_BYTES = 64, 40, 8 + 5, 192
 
 
 def parts_of(step: Step, most_bytes: int = MOST_BYTES) -> Iterator[Step]:
-    """Yield `step` whole, or cut into steps of at most `most_bytes` each (one token or position is never cut)."""
+    """Yield `step` whole, or split into steps of at most `most_bytes` each (a token or position is never split)."""
     if _is_small(step, most_bytes):
         yield step
         return
@@ -50,7 +50,7 @@ def _cut_scores(scored: PromptLogprobs, most_bytes: int) -> Iterator[PromptLogpr
 
 
 def _cut(items: Sequence[T], num_bytes: Callable[[T], int], most_bytes: int) -> Iterator[tuple[T, ...]]:
-    """Yield the items in order, as many at a time as fit, at least one."""
+    """Yield the items in order, as many at a time as fit, but at least one."""
     first = total = 0
     for place, item in enumerate(items):
         total += num_bytes(item)

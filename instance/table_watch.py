@@ -1,7 +1,7 @@
-"""Follow the global table of an instance: whose peers it has, and whether it belongs itself.
+"""Follow the global table of an instance: the addresses of its peers, and whether it lists the instance itself.
 
-belongs --entry gone--> works on until its scheduler lets it go --late--> refuses new prompts --idle or late--> ends
-   ^------------ entry there again ------------------'----------------------------'
+belongs --entry gone--> works until its session ends --too late--> refuses new prompts --idle or too late--> ends
+   ^------------ entry listed again -----------------'----------------------------'
 """
 
 import asyncio
@@ -27,12 +27,12 @@ log = EventLogger("table")
 
 POLL_S = 1.0
 LET_GO_S = 30.0
-"""Longer than a table takes to the scheduler's host, a ConfigMap's some minutes aside: until then it drains us."""
+"""Longer than a new table takes to reach the scheduler's host (a ConfigMap may take minutes); then it drains us."""
 DRAIN_S = 300.0
 
 
 class Stage(Enum):
-    """What is left to do for an instance."""
+    """The stage of an instance's shutdown after its entry was removed from the table."""
 
     BELONGS = auto()
     WORKS_ON = auto()
@@ -41,30 +41,30 @@ class Stage(Enum):
 
 
 class WatchedInstance(Protocol):
-    """What is asked of an instance."""
+    """The methods of an instance that the watch uses."""
 
     def use_table(self, digest: str) -> None:
-        """Go by the table of this digest."""
+        """Adopt the table with this digest."""
         ...
 
     @property
     def in_session(self) -> bool:
-        """Whether a scheduler holds it."""
+        """Whether a scheduler has an open session."""
         ...
 
     @property
     def is_busy(self) -> bool:
-        """Whether a prompt is there."""
+        """Whether a prompt is on the instance."""
         ...
 
     def drain(self, why: str | None) -> None:
-        """Refuse what is new; None: take it again."""
+        """Refuse new prompts with this message; None accepts them again."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class OwnTable:
-    """A table, the addresses of its hosts, and why our entry is not in it, empty where it is."""
+    """A table, the addresses of its hosts, and why it lacks our entry (empty if it has it)."""
 
     table: GlobalTable
     hosts: frozenset[str]
@@ -72,9 +72,9 @@ class OwnTable:
 
 
 def stage(gone_s: float | None, *, in_session: bool, is_busy: bool) -> Stage:
-    """Return what is left to do `gone_s` after the entry was found gone, None: it is there. Pure.
+    """Return the stage `gone_s` seconds after the entry was removed (None: it is listed). Pure.
 
-    The scheduler drains us by its own table and then ends the session. One that keeps us has another table.
+    The scheduler drains us by its own table and then ends the session. One that does not has a different table.
     """
     if gone_s is None:
         return Stage.BELONGS
@@ -86,8 +86,8 @@ def stage(gone_s: float | None, *, in_session: bool, is_busy: bool) -> Stage:
 
 
 class EntryWatch:
-    """Owns what an instance knows of its table. `hold` takes the entry by a new table's digest, so that no second
-    process of it starts; `plan` has the table of the start.
+    """Owner of the table state of an instance. `hold` locks the entry under a new table's digest, so that no second
+    process starts for it; `plan` has the table read at the start.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class EntryWatch:
         self._stage = Stage.BELONGS
 
     async def run(self) -> str:
-        """Follow the table until nothing is left to do here; return why, for the log."""
+        """Follow the table until this instance has to end; return the reason, for the log."""
         looker = TableLooker(WatchedTable(self._plan.global_path, self.read))
         loop = asyncio.get_running_loop()
         while True:
@@ -118,17 +118,17 @@ class EntryWatch:
                 self.take(await looker.look(), loop.time())
                 if self.go_on(loop.time()) is Stage.ENDS:
                     return self._gone
-            except Exception as error:  # noqa: BLE001 - the outermost frame: what was known stays, the next look is due
+            except Exception as error:  # noqa: BLE001 - the outermost frame: keep the state, look again
                 log.error("table_watch_failed", exc=error)
             await asyncio.sleep(self._poll_s)
 
     def read(self, path: str) -> OwnTable:
-        """Read on a thread. Raises RanktableError."""
+        """Read the table, in a worker thread. Raises RanktableError."""
         table = read_global(path, share_devices=self._plan.share_devices)
         return OwnTable(table, peer_addresses(table), self._why_gone(table))
 
     def take(self, found: OwnTable | RanktableError | None, now: float) -> None:
-        """Go by a table that was found, or say why it is not to be used."""
+        """Adopt a table that was read, or log why it is ignored."""
         if isinstance(found, RanktableError):
             self._troubled = True
             waits = found.code == "not-completed"
@@ -137,7 +137,7 @@ class EntryWatch:
             self._follow(found, now)
 
     def go_on(self, now: float) -> Stage:
-        """Do what the moment asks for, and return what is left to do."""
+        """Apply what is due at `now`, and return the stage of the instance."""
         if self._changed_at is not None and now - self._changed_at > LET_GO_S + DRAIN_S:
             self._changed_at = None
             self._trust.follow(self._hosts)
@@ -155,10 +155,10 @@ class EntryWatch:
             log.info("table_whole_again", digest=digest)
         self._troubled = False
         if (digest, found.hosts, found.gone) == (self._digest, self._hosts, self._gone):
-            return  # whole again as it was: those that went keep the time that they have
+            return  # readable again and unchanged: removed hosts keep their deadline
         self._digest = digest
         self._host.use_table(digest)
-        self._trust.follow(found.hosts | self._hosts)  # those that went may have KV to send us, or to take, a while yet
+        self._trust.follow(found.hosts | self._hosts)  # removed hosts may still send or receive KV
         self._hosts, self._changed_at = found.hosts, now
         self._gone = found.gone
         if not found.gone:
@@ -180,22 +180,22 @@ class EntryWatch:
             case Stage.BELONGS:
                 log.info("entry_is_back", before=before.name.lower())
             case Stage.WORKS_ON:
-                log.warning("entry_gone", reason=self._gone, next="it ends when its scheduler has let it go")
+                log.warning("entry_gone", reason=self._gone, next="ends when its scheduler closes the session")
             case Stage.REFUSES:
-                words = "new prompts are refused; it ends with the last one that is here"
-                log.warning("not_let_go", waited_s=LET_GO_S, next=words)
+                text = "new prompts are refused; the instance ends when the running ones have finished"
+                log.warning("not_let_go", waited_s=LET_GO_S, next=text)
             case Stage.ENDS:
                 log.warning("instance_ends", reason=self._gone, busy=self._host.is_busy)
 
     def _why_gone(self, table: GlobalTable) -> str:
         own = self._plan.own
-        who = f"{self._plan.name} ({own.server_ip}, devices {','.join(own.device_ids)})"
-        words = f"{who} is gone from the global table {self._plan.global_path}"
+        name = f"{self._plan.name} ({own.server_ip}, devices {','.join(own.device_ids)})"
+        text = f"{name} is gone from the global table {self._plan.global_path}"
         try:
             entry = find_own_entry(LocalTable(own), table)
         except RanktableError:
-            return words
+            return text
         there = None if entry is None else entry.server.server_port
         if self._plan.has_node_ports or there is None or own.server_port in (None, there):
             return ""
-        return f"{words}: its port there is {there}, here {own.server_port}"
+        return f"{text}: its port is {there} in the table, and {own.server_port} here"

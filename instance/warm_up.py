@@ -1,4 +1,4 @@
-"""Import what an instance will need, for a process that waits to become one. Opens no device and no port."""
+"""Import the modules of an instance in a spare process that waits to become one. Opens no device and no port."""
 
 import contextlib
 import importlib
@@ -24,14 +24,14 @@ _DECODERS = ("engine.loader", "engine.headroom", "engine.core", "engine.grammar.
 def import_all(options: EngineOptions) -> None:
     """Import the modules of this engine and model, and open its native libraries. Raises ImportError.
 
-    A model that cannot be read is no error here: the instance will say so.
+    A model that cannot be read is not an error here: the instance will report it.
     """
     for name in _ALWAYS:
         importlib.import_module(name)
     if options.engine == "fake":
         importlib.import_module("instance.fake")
         return
-    prepare_torch(2)  # what it sets does nothing to a team of one
+    prepare_torch(2)  # its settings have no effect with a single thread
     _wait_for_libraries()
     with contextlib.suppress(PdserveError):
         if may_be_encoder(options.model):
@@ -44,7 +44,7 @@ def import_all(options: EngineOptions) -> None:
 
 
 def _import_model(options: EngineOptions) -> None:
-    """Import the classes of the model by making its network of shapes alone."""
+    """Import the model's classes by building its network with shapes only."""
     from engine.kv_probe import rehearse
     from engine.model_folder import open_folder
 
@@ -52,7 +52,7 @@ def _import_model(options: EngineOptions) -> None:
 
 
 def _wait_for_libraries() -> None:
-    """Wait until the native libraries are built, as far as they can be: no replacement has to build one."""
+    """Wait until the native libraries are built, where they can be, so that no replacement has to build one."""
     deadline = time.monotonic() + _BUILD_S
     for name in _LIBRARIES:
         while (found := find_library(RECIPES[name], os.environ)).is_awaited and time.monotonic() < deadline:

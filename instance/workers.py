@@ -1,4 +1,4 @@
-"""Both halves of an instance over one engine: routes a step's results and a cancel to the half they belong to."""
+"""Both halves of an instance over one engine: pass a step's results, and a cancel, to the half that owns the prompt."""
 
 from collections.abc import Callable, Iterable
 
@@ -13,7 +13,7 @@ Post = Callable[[Callable[[Engine], None]], None]
 
 
 class Workers:
-    """The prefill and the decode half. `emit` must be callable from any thread."""
+    """The prefill and the decode half. `emit` must be thread-safe."""
 
     def __init__(
         self,
@@ -28,12 +28,12 @@ class Workers:
         self._emit, self._load = emit, load
 
     def on_step(self, result: StepResult) -> None:
-        """Send all new tokens in one message (step_parts.py), then commit what was prefilled. Engine thread."""
+        """Send all new tokens in one message (step_parts.py), then commit the prefilled prompts. Engine thread."""
         times = [(prompt_id, StageTimes(first_step_s=seconds)) for prompt_id, seconds in result.first_steps]
         times += [(id_, StageTimes(prefill_s=spent, cached_tokens=count)) for id_, spent, count in result.computed]
         times += [(id_, StageTimes(num_swaps=swaps, num_rebuilds=again)) for id_, swaps, again in result.interrupted]
-        told = {prompt_id for prompt_id, _ in times}
-        times += [(prompt_id, StageTimes()) for prompt_id in result.progressed if prompt_id not in told]
+        timed = {prompt_id for prompt_id, _ in times}
+        times += [(prompt_id, StageTimes()) for prompt_id in result.progressed if prompt_id not in timed]
         self.send_tokens(result.tokens, tuple(times), result.prompt_logprobs)
         for prefilled in result.prefilled:
             self.prefill.on_prefilled(prefilled)
@@ -47,15 +47,15 @@ class Workers:
         self, tokens: Iterable[TokenOutput], times: tuple[tuple[str, StageTimes], ...] = (),
         scored: tuple[PromptLogprobs, ...] = (),
     ) -> None:  # fmt: skip
-        """Send tokens and endings, with the load after what made them; nothing of a prompt that has ended meanwhile.
+        """Send tokens and finishes, with the load after this step; drop those of prompts that ended in the meantime.
 
-        The load is read before the locks are taken, so it may be older than an ending that came in between.
+        The load is read before the locks are taken, so it may miss a finish that happened in between.
         """
         tokens = tuple(tokens)
         if not tokens and not times and not scored:
             return
-        load = self._load()  # which takes locks of its own: before these
-        with self.prefill.no_endings(), self.decode.no_endings():
+        load = self._load()  # it takes other locks: read it before taking these
+        with self.prefill.hold_finishes(), self.decode.hold_finishes():
             tokens = tuple(token for token in tokens if self._is_here(token.prompt_id))
             times = tuple((prompt_id, spent) for prompt_id, spent in times if self._is_here(prompt_id))
             scored = tuple(part for part in scored if self._is_here(part.prompt_id))
@@ -65,12 +65,12 @@ class Workers:
                     self._emit(part)
 
     def cancel(self, command: Cancel) -> None:
-        """End a prompt or one of its sequences; silent for a prompt not known."""
+        """Cancel a prompt or one of its sequences; emits nothing for an unknown prompt."""
         if not self.prefill.cancel(command.prompt_id, command.reason):
             self.decode.cancel(command.prompt_id, command.sequence, command.reason, self.send_tokens)
 
     def cancel_all(self, reason: str) -> None:
-        """End everything; nothing of it is told any more, so that a next session hears of its own prompts only."""
+        """Cancel everything without emitting events: a next session must receive those of its own prompts only."""
         self.prefill.cancel_all(reason)
         self.decode.cancel_all(reason)
 

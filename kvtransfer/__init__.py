@@ -1,1 +1,1 @@
-"""The KV hand-off: tickets, links, transports. The sender announces, the receiver moves the bytes into its own pool."""
+"""The KV hand-off: tickets, links, transports. The sender announces frames, the receiver copies them into its pool."""

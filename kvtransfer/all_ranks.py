@@ -1,10 +1,10 @@
-"""An instance's ranks as one sender and one receiver: what the workers see, however many ranks there are.
+"""An instance's ranks as one sender and one receiver, so that the workers need not know the number of ranks.
 
     prefill_worker -> RanksSender -> KvSender of each rank ==links==> KvReceiver of each rank -> Quorum -> decode_worker
 
-A ticket is acked when every rank of P that sends anything was acked by all it sends to, and fails with the first that
-fails. A rank that holds its pool on a device of its own process is reached by messages (far_rank.py); all others live
-in rank 0's process. With one, the sender and the receiver are that rank's own.
+A ticket is acked when all receiving ranks have acked the part of every sending rank, and fails with the first part
+that fails. A rank whose pool is on a device of its own process is reached by messages (far_rank.py); all others run
+in rank 0's process. An instance with one rank uses that rank's own sender.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ def make_receiver(
 
 @dataclass(slots=True)
 class _Sent:
-    """One ticket: the ranks that send for it, and what those said whose part was acked."""
+    """One ticket: the ranks that send for it, and the statistics of those whose part was acked."""
 
     ranks: tuple[int, ...]
     acked: dict[int, SendStats] = field(default_factory=dict)
@@ -50,14 +50,14 @@ class _Sent:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Who sends to an instance of so many ranks. `speaker` tells its rank 0 what the prompt is."""
+    """The ranks that send to instances of one number of ranks; `speaker` sends the description to rank 0 there."""
 
     ranks: tuple[int, ...]
     speaker: int
 
 
 class RanksSender:
-    """Implements interface.Sender. Owner of the ranks' senders and of what is still out of each ticket."""
+    """Implements interface.Sender. Owner of the ranks' senders and of the unacked parts of each ticket."""
 
     def __init__(self, memories: Sequence[PoolMemory], events: SenderEvents, make: MakeSender) -> None:
         self._events = events
@@ -74,7 +74,7 @@ class RanksSender:
 
     @property
     def frames_resent(self) -> int:
-        """Frames that went out a second time."""
+        """Frames that were sent again."""
         return sum(sender.frames_resent for sender in self._senders)
 
     def begin(self, ticket: Ticket) -> None:
@@ -90,12 +90,12 @@ class RanksSender:
             self._tickets[ticket.ticket_id] = _Sent(plan.ranks), plan
         for rank in plan.ranks:
             self._senders[rank].begin(ticket)
-            if ticket.ticket_id not in self._tickets:  # failed meanwhile, when this rank could not be told yet
-                self._senders[rank].abort(ticket.ticket_id, "another rank's part had failed")
+            if ticket.ticket_id not in self._tickets:  # failed before this rank had begun
+                self._senders[rank].abort(ticket.ticket_id, "the part of another rank failed")
 
     def put(self, ticket_id: str, layer: int, start: int, end: int, block_ids: Sequence[int]) -> None:
-        """Queue the frames of every rank: the blocks have the same numbers on all."""
-        for sender in self._those_of(ticket_id):
+        """Queue the frames of every rank: block ids are the same on all ranks."""
+        for sender in self._senders_of(ticket_id):
             sender.put(ticket_id, layer, start, end, block_ids)
 
     def commit(self, ticket_id: str, description: bytes) -> None:
@@ -106,25 +106,25 @@ class RanksSender:
                 self._senders[rank].commit(ticket_id, description if rank == known[1].speaker else b"")
 
     def abort(self, ticket_id: str, reason: str) -> None:
-        """End the ticket on every rank. Reports no event."""
+        """End the ticket on every rank. Emits no event."""
         with self._lock:
             known = self._tickets.pop(ticket_id, None)
         for rank in known[0].ranks if known is not None else ():
             self._senders[rank].abort(ticket_id, reason)
 
     def links(self) -> tuple[LinkStatus, ...]:
-        """The links as they are now, one status a peer."""
+        """Return the current links, one status per peer."""
         return merge_links([one for sender in self._senders for one in sender.links_of_ranks()])
 
     def measure(
         self, peer_id: str, epoch: int, endpoints: Sequence[KvEndpoint], num_bytes: int, timeout_s: float
     ) -> LinkStatus:
-        """Measure one link, that from the rank which tells what the prompt is; see KvSender.measure."""
+        """Measure the link of the rank that sends the description; see KvSender.measure."""
         plan = self._plan(count_ranks(endpoints))
         return self._senders[plan.speaker].measure(peer_id, epoch, endpoints, num_bytes, timeout_s)
 
     def sweep(self) -> None:
-        """Make every link look at its leases now."""
+        """Check the leases of every link now."""
         for sender in self._senders:
             sender.sweep()
 
@@ -135,7 +135,7 @@ class RanksSender:
         close_senders(self._senders)
 
     def rank_acked(self, rank: int, ticket_id: str, stats: SendStats) -> None:
-        """One rank's part is in; the last one ends the ticket."""
+        """Record that one rank's part was acked; the last one completes the ticket."""
         with self._lock:
             known = self._tickets.get(ticket_id)
             if known is None:
@@ -148,7 +148,7 @@ class RanksSender:
         self._events.acked(ticket_id, merge_stats([*sent.acked.values()]))
 
     def rank_failed(self, rank: int, ticket_id: str, error: PdserveError) -> None:
-        """One rank's part failed, and so the ticket: the others stop."""
+        """Fail the ticket because one rank's part failed, and abort the others."""
         with self._lock:
             known = self._tickets.pop(ticket_id, None)
         if known is None:
@@ -158,7 +158,7 @@ class RanksSender:
                 self._senders[other].abort(ticket_id, f"rank {rank}: {error}")
         self._events.failed(ticket_id, error)
 
-    def _those_of(self, ticket_id: str) -> list[RankSender]:
+    def _senders_of(self, ticket_id: str) -> list[RankSender]:
         known = self._tickets.get(ticket_id)
         return [] if known is None else [self._senders[rank] for rank in known[0].ranks]
 
@@ -199,38 +199,38 @@ class RanksReceiver:
                 undo.callback(self._receivers[-1].close)
             undo.pop_all()
         first = self._receivers[0]
-        assert isinstance(first, KvReceiver), "rank 0 lives here, and makes the tickets"
+        assert isinstance(first, KvReceiver), "rank 0 runs in this process, and makes the tickets"
         self._first = first
         self._endpoints = tuple(endpoint for receiver in self._receivers for endpoint in receiver.endpoints)
 
     @property
     def endpoints(self) -> tuple[KvEndpoint, ...]:
-        """Where senders reach each rank, best first."""
+        """Endpoints at which senders reach each rank, best first."""
         return self._endpoints
 
     @property
     def counts(self) -> ReceiverCounts:
-        """What has come in so far, over all ranks."""
+        """Counts of what was received so far, over all ranks."""
         return add_counts([receiver.counts for receiver in self._receivers])
 
     @property
     def bytes_received(self) -> int:
-        """KV bytes moved into the pools."""
+        """KV bytes copied into the pools."""
         return sum(receiver.bytes_received for receiver in self._receivers)
 
     def open(self, ticket_id: str, *, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> Ticket:
-        """Make a ticket on every rank. Raises ValueError for numbers that do not fit together."""
+        """Open a ticket on every rank. Raises ValueError for inconsistent numbers."""
         ticket = self._first.open(
             ticket_id, num_tokens=num_tokens, first_token=first_token, block_ids=block_ids
         )  # fmt: skip
         return replace(ticket, endpoints=self._endpoints)
 
     def abort(self, ticket_id: str, reason: str) -> None:
-        """End a ticket on every rank; the senders that are on it hear it."""
+        """End a ticket on every rank; its senders are notified."""
         self._first.abort(ticket_id, reason)
 
     def sweep(self, now: float | None = None) -> None:
-        """End the tickets whose lease ran out."""
+        """End the tickets whose lease has expired."""
         for receiver in self._receivers:
             receiver.sweep(now)
 

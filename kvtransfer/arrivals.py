@@ -1,28 +1,28 @@
-"""The frames that links are in the middle of: while one arrives slowly, nothing else can come over its link."""
+"""The frames being received on each link: while one arrives slowly, nothing else can arrive over its link."""
 
 import contextlib
 from collections.abc import Callable, Iterator
 
 
 class Arrivals:
-    """Owner of each link's count of bytes and of the frame under way on it. Each link is told of by its own thread."""
+    """Owner of each link's byte counter and frame in progress. Only a link's own thread updates its entries."""
 
     def __init__(self) -> None:
         self._received: dict[int, Callable[[], int]] = {}
-        self._seen: dict[int, list[int]] = {}  # of the links with a frame under way: bytes at the last look
+        self._seen: dict[int, list[int]] = {}  # bytes at the last check, of links in the middle of a frame
 
     def meet(self, link: int, received: Callable[[], int]) -> None:
-        """`received` tells how many bytes have come over the link's stream."""
+        """Register a link; `received` returns the number of bytes received over its stream."""
         self._received[link] = received
 
     def lost(self, link: int) -> None:
-        """The link is gone."""
+        """Remove a link."""
         self._seen.pop(link, None)
         self._received.pop(link, None)
 
     @contextlib.contextmanager
     def frame(self, link: int) -> Iterator[None]:
-        """A frame's header came; with the end of this the frame is here, or skipped."""
+        """Mark a frame as in progress from its header until it is received or skipped."""
         received = self._received.get(link)
         if received is not None:
             self._seen[link] = [received()]
@@ -32,7 +32,7 @@ class Arrivals:
             self._seen.pop(link, None)
 
     def moving(self) -> Iterator[int]:
-        """Yield the links on which bytes of a frame came since the last look. Any one thread."""
+        """Yield the links that received bytes of a frame since the last call. One thread at a time."""
         for link, seen in self._seen.copy().items():
             received = self._received.get(link)
             count = 0 if received is None else received()

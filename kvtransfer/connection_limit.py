@@ -1,8 +1,8 @@
-"""Who may wait at a receiver's door, and how many are inside: strangers must not keep those out who belong here.
+"""Limits on a receiver's connections: unproven ones must not keep the cluster's own peers out.
 
-accepted -> waiting (its greeting is under way) -> inside (what it is was proven)
+accepted -> waiting (its handshake is in progress) -> inside (its identity is proven)
                |
-               +-> gave way to a later one: the oldest of its address, or the oldest of all
+               +-> displaced by a later one: the oldest of its address, or the oldest of all
 """
 
 import threading
@@ -23,26 +23,26 @@ class _Waiting:
 
 
 class ConnectionLimit:
-    """Owner of the two counts, under a lock that nothing is called in. Connections are told apart by their number."""
+    """Owner of both sets of connections, keyed by number, under a lock that is not held during callbacks."""
 
     def __init__(
         self, *, max_inside: int = MAX_INSIDE, max_waiting: int = MAX_WAITING,
         max_waiting_of_address: int = MAX_WAITING_OF_ADDRESS,
     ) -> None:  # fmt: skip
         self._max_inside, self._max_waiting, self._max_of_address = max_inside, max_waiting, max_waiting_of_address
-        self._waiting: dict[int, _Waiting] = {}  # in the order they came
+        self._waiting: dict[int, _Waiting] = {}  # oldest first
         self._inside: set[int] = set()
         self._lock = threading.Lock()
 
     @property
     def num_waiting(self) -> int:
-        """Connections not yet greeted that have not given way."""
+        """Connections in their handshake that have not been displaced."""
         return len(self._waiting)
 
     def wait(self, number: int, address: str | None, give_way: Callable[[], None]) -> None:
-        """Let a connection wait; `give_way` ends it, from any thread and without waiting.
+        """Register a connection in its handshake; `give_way` closes it, from any thread and without blocking.
 
-        An `address` of None is bounded with all others only: it is known for one of this host's own.
+        An `address` of None counts towards the total only: it belongs to a connection of this host.
         """
         with self._lock:
             displaced = self._oldest_in_the_way(address)
@@ -52,17 +52,17 @@ class ConnectionLimit:
             gone.give_way()
 
     def enter(self, number: int) -> None:
-        """A waiting connection was greeted. Raises Unavailable, with the limit, where it gave way or all is full."""
+        """Admit a connection after its handshake. Raises Unavailable, with the limit, if displaced or full."""
         with self._lock:
             if number not in self._waiting:
-                raise Unavailable(f"the link gave way: {self._max_waiting} later ones waited to be greeted")
+                raise Unavailable(f"displaced by later connections: at most {self._max_waiting} may wait")
             if len(self._inside) >= self._max_inside:
-                raise Unavailable(f"{len(self._inside)} KV links are here, the limit is {self._max_inside}")
+                raise Unavailable(f"{len(self._inside)} KV links are open, the limit is {self._max_inside}")
             del self._waiting[number]
             self._inside.add(number)
 
     def leave(self, number: int) -> None:
-        """A connection is over, wherever it stood. Idempotent."""
+        """Remove a connection in either state. Idempotent."""
         with self._lock:
             self._waiting.pop(number, None)
             self._inside.discard(number)

@@ -1,4 +1,4 @@
-"""Which tokens of which tensors have been seen: sorted pieces of the tokens, each with a bit for each tensor. Pure."""
+"""The tokens received of each tensor: sorted token ranges, each with one bit per tensor. Pure."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 
 def mask_of(tensor: int, num_tensors: int = 1) -> int:
-    """Return the bits of `num_tensors` tensors from `tensor` on."""
+    """Return the bits of `num_tensors` tensors, starting at `tensor`."""
     return ((1 << num_tensors) - 1) << tensor
 
 
 class _Piece(NamedTuple):
-    """Tokens [start, end), seen of the tensors whose bits are in `mask`."""
+    """Tokens [start, end), received for the tensors whose bits are in `mask`."""
 
     start: int
     end: int
@@ -19,7 +19,7 @@ class _Piece(NamedTuple):
 
 
 class Coverage:
-    """Owner of the pieces of one ticket. Neighbours that are alike are joined, so in-order chunks stay one."""
+    """Owner of the pieces of one ticket. Equal neighbours are joined, so in-order chunks stay one piece."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -27,12 +27,12 @@ class Coverage:
         self._masks: list[int] = []
 
     def add(self, start: int, end: int, mask: int) -> bool:
-        """Add [start, end) of the tensors in `mask`; False, and nothing added, where any of it was there already."""
+        """Add [start, end) of the tensors in `mask`; if any of it was there already, return False and add nothing."""
         low, high = bisect_right(self._ends, start), bisect_left(self._starts, end)
         touched = list(self._pieces(low, high))
         if any(piece.mask & mask for piece in touched):
             return False
-        low, high = max(0, low - 1), high + 1  # with the neighbours, which may be joined
+        low, high = max(0, low - 1), high + 1  # include the neighbours: they may be joined
         before, after = self._pieces(low, high - 1 - len(touched)), self._pieces(high - 1, high)
         joined = _joined([*before, *_painted(touched, start, end, mask), *after])
         self._starts[low:high] = [piece.start for piece in joined]
@@ -41,7 +41,7 @@ class Coverage:
         return True
 
     def missing(self, start: int, end: int, mask: int) -> list[tuple[int, int]]:
-        """Return the parts of [start, end) that were not added of all the tensors in `mask`, ascending."""
+        """Return the parts of [start, end) not yet added for all the tensors in `mask`, ascending."""
         gaps: list[tuple[int, int]] = []
         at = start
         for piece in self._pieces(bisect_right(self._ends, start), bisect_left(self._starts, end)):
@@ -56,7 +56,7 @@ class Coverage:
 
 
 def _painted(touched: Iterable[_Piece], start: int, end: int, mask: int) -> Iterator[_Piece]:
-    """Yield the touched pieces and the gaps between them, with `mask` added inside [start, end)."""
+    """Yield the touched pieces and the gaps between them, with `mask` added within [start, end)."""
     at = start
     for piece in touched:
         if piece.start < start:

@@ -1,10 +1,10 @@
-"""The CUDA driver's calls behind cuda_ipc, by ctypes. Needs torch with CUDA. Never run by us: docs/devices.md.
+"""The CUDA driver's calls for cuda_ipc, by ctypes. Needs torch with CUDA. Never run by us: docs/devices.md.
 
-libcuda.so.1 is there wherever the driver is, and its IPC calls have not changed since CUDA 4.1. torch's own sharing was
-not taken: its counters lie in /dev/shm and are written by the receiver, its handles change with torch's version, and
-its tensors come and go with a process-wide cache. Of torch are the contexts, the events, and the view of the mapping.
+libcuda.so.1 is installed with every driver, and its IPC calls have not changed since CUDA 4.1. torch's own sharing is
+not used: its counters are in /dev/shm and written by the receiver, its handles change with torch's version, and its
+tensors depend on a process-wide cache. torch provides the contexts, the events, and the view of the mapping.
 
-Memory of `expandable_segments:True` and of cudaMallocAsync has no such handle: `lacking` finds out by asking for it.
+Memory of `expandable_segments:True` and of cudaMallocAsync has no IPC handle: `lacking` tries to get one.
 """
 
 import ctypes
@@ -20,8 +20,8 @@ import torch
 from devices.polling import wait_until
 from kvtransfer.cuda_handles import HANDLE_BYTES, Lent, LentEvent
 
-_cuda: Any = torch.cuda  # what of it has no types
-_LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is
+_cuda: Any = torch.cuda  # the parts of it without types
+_LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: the only flag
 
 
 class _Handle(ctypes.Structure):
@@ -34,9 +34,9 @@ class CudaDriver:
     """Implements cuda_handles.IpcDriver."""
 
     def lacking(self, pool: torch.Tensor) -> str | None:
-        """Lend the pool, and say why that does not work."""
+        """Try to export the pool, and return why that fails, or None."""
         if pool.device.type != "cuda":
-            return f"the KV pool lies on {pool.device}, cuda_ipc serves cuda"
+            return f"the KV pool is on {pool.device}, cuda_ipc supports cuda only"
         if not torch.cuda.is_available():
             return "torch sees no CUDA device"
         try:
@@ -44,31 +44,31 @@ class CudaDriver:
                 _handle_of(pool)
         except OSError as error:
             return (
-                f"the pool's allocation cannot be lent: {error} (expandable_segments of torch's allocator must be off)"
+                f"the pool's allocation cannot be exported: {error} (torch's allocator needs expandable_segments off)"
             )
         return None
 
     def lend_event(self, device: str) -> "CudaEvent":
-        """Make an event of `device`."""
+        """Make an interprocess event on `device`."""
         return CudaEvent(torch.device(device))
 
     def lend(self, pool: torch.Tensor, event: LentEvent) -> Lent:
-        """Return the handles; `offset` is where torch's allocator put the pool in the allocation."""
+        """Return the handles; `offset` is the pool's position in its allocation."""
         with _context(pool.device) as number:
             handle, offset = _handle_of(pool)
             return Lent(_uuid_of(number), pool.numel(), offset, handle, event.handle)
 
     def knows(self, device_uuid: bytes) -> bool:
-        """CUDA_VISIBLE_DEVICES may hide it."""
+        """Return whether the device is visible: CUDA_VISIBLE_DEVICES may hide it."""
         return device_uuid in _devices()
 
     def open(self, lent: Lent) -> "CudaPool":
-        """Map the pool in the context of the device that it lies on."""
+        """Map the pool in the context of the device that holds it."""
         return CudaPool(lent, torch.device("cuda", _devices().index(lent.device_uuid)))
 
 
 class CudaEvent:
-    """An event between processes, and the stream it is recorded on."""
+    """An event that other processes can wait for, and the stream it is recorded on."""
 
     def __init__(self, device: torch.device) -> None:
         """Raises OSError."""
@@ -85,7 +85,7 @@ class CudaEvent:
             ready()
             self._event.record(self._stream)
             if not wait_until(self._event.query, timeout_s):
-                raise TimeoutError(f"{self._device} did not reach it within {timeout_s:g} s")
+                raise TimeoutError(f"{self._device} did not reach the event within {timeout_s:g} s")
 
 
 class CudaPool:
@@ -110,7 +110,7 @@ class CudaPool:
                 raise
 
     def wait_event(self) -> None:
-        """See Opened."""
+        """See MappedPool."""
         self._event.wait()
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class CudaPool:
 
 
 class _Mapped:
-    """Foreign device memory in the form that torch takes without a copy; torch keeps this object with the tensor."""
+    """Foreign device memory in the form that torch wraps without a copy; the tensor keeps this object alive."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -135,12 +135,12 @@ class _Mapped:
 def _bytes_at(address: int, num_bytes: int, device: torch.device) -> torch.Tensor:
     tensor = torch.as_tensor(_Mapped(address, num_bytes), device=device)  # [num_bytes]
     if tensor.data_ptr() != address:
-        raise OSError(f"torch sees the mapping at {address:#x} on another device than {device}, and copied it")
+        raise OSError(f"torch copied the mapping at {address:#x}: it takes it to be on a device other than {device}")
     return tensor
 
 
 def _handle_of(pool: torch.Tensor) -> tuple[bytes, int]:
-    """Return the handle of the allocation that the pool lies in, and how far in it lies."""
+    """Return the handle of the allocation that contains the pool, and the pool's offset in it."""
     base, handle = _allocation_of(pool.data_ptr())[0], _Handle()
     _call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(base))
     return bytes(handle), pool.data_ptr() - base
@@ -162,13 +162,13 @@ def _uuid_of(number: int) -> bytes:
 
 @contextmanager
 def _context(device: torch.device) -> Iterator[int]:
-    """Make the device's primary context, torch's, this thread's current one; yield the device's number.
+    """Make the device's primary context, which torch uses, current in this thread; yield the device's number.
 
-    What torch raises within comes out as an OSError.
+    Translates torch's exceptions in the block to OSError.
     """
     try:
         with torch.cuda.device(device):
-            torch.cuda.current_stream().query()  # a call of the runtime makes the context where there was none
+            torch.cuda.current_stream().query()  # a runtime call creates the context if there is none
             yield torch.cuda.current_device()
     except RuntimeError as error:
         raise OSError(f"{device}: {error}") from error
@@ -185,5 +185,5 @@ def _call(name: str, *arguments: Any) -> None:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """Load the driver. Raises OSError where there is none."""
+    """Load the driver. Raises OSError if it is not installed."""
     return ctypes.CDLL("libcuda.so.1")

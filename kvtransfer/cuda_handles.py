@@ -1,4 +1,4 @@
-"""What cuda_ipc lends and opens, as handles in a SETUP message, and the driver's calls it needs for that."""
+"""The handles that cuda_ipc sends in a SETUP message and opens, and the driver calls this needs."""
 
 import struct
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _SETUP = struct.Struct(f"!{UUID_BYTES}sQQ{HANDLE_BYTES}s{HANDLE_BYTES}s")
 
 
 class Lent(NamedTuple):
-    """A sender's pool as another process of the host can open it: `offset` bytes into the allocation of `memory`."""
+    """Handles to open a sender's pool in another process of the host, `offset` bytes into its allocation `memory`."""
 
     device_uuid: bytes
     num_bytes: int
@@ -25,17 +25,17 @@ class Lent(NamedTuple):
 
 
 class LentEvent(Protocol):
-    """An event of this process that others may wait for."""
+    """An event of this process that other processes can wait for."""
 
     @property
     def handle(self) -> bytes:
-        """Its 64 bytes."""
+        """Its IPC handle of 64 bytes."""
         ...
 
     def record(self, ready: Callable[[], None], timeout_s: float) -> None:
-        """Record it on a stream of its own, behind what `ready` makes that stream wait for; wait until it is reached.
+        """Record it on its own stream, after the work that `ready` makes the stream wait for; wait until it is reached.
 
-        Raises OSError, also where that takes more than `timeout_s`.
+        Raises OSError, also after `timeout_s`.
         """
         ...
 
@@ -49,7 +49,7 @@ class MappedPool(Protocol):
         ...
 
     def wait_event(self) -> None:
-        """Make torch's current stream wait for the sender's event as it was recorded last."""
+        """Make torch's current stream wait for the sender's event as last recorded."""
         ...
 
     def close(self) -> None:
@@ -58,10 +58,10 @@ class MappedPool(Protocol):
 
 
 class IpcDriver(Protocol):
-    """What cuda_ipc needs of a driver. Thread-safe."""
+    """The driver calls that cuda_ipc needs. Thread-safe."""
 
     def lacking(self, pool: "torch.Tensor") -> str | None:
-        """Why this pool cannot be lent to other processes, in words, or None."""
+        """Return why this pool cannot be shared with other processes, or None."""
         ...
 
     def lend_event(self, device: str) -> LentEvent:
@@ -73,11 +73,11 @@ class IpcDriver(Protocol):
         ...
 
     def knows(self, device_uuid: bytes) -> bool:
-        """Whether this process sees the device."""
+        """Return whether the device is visible to this process."""
         ...
 
     def open(self, lent: Lent) -> MappedPool:
-        """Map a peer's pool. Raises OSError, also where the pool does not lie within its allocation."""
+        """Map a peer's pool. Raises OSError, also if the pool exceeds its allocation."""
         ...
 
 
@@ -87,8 +87,8 @@ def encode_lent(lent: Lent) -> bytes:
 
 
 def decode_lent(body: bytes | bytearray) -> Lent:
-    """Rebuild SETUP. Raises WireError."""
+    """Decode SETUP. Raises WireError."""
     try:
         return Lent(*_SETUP.unpack(body))
     except struct.error as error:
-        raise WireError(f"malformed SETUP of {len(body)} bytes, a pool's is {_SETUP.size}: {error}") from error
+        raise WireError(f"malformed SETUP of {len(body)} bytes, expected {_SETUP.size}: {error}") from error

@@ -1,16 +1,16 @@
-"""CUDA IPC transport: the sender lends its pool's allocation, the receiver opens it and copies on the device.
+"""CUDA IPC transport: the sender exports its pool's allocation, the receiver opens it and copies on the device.
 
     Unix socket, abstract name | HELLO, WELCOME | SETUP with the handles | READY, FRAME headers with blocks
 
-Unlike a sealed memfd an opened allocation can be written: that the receiver only reads is its own promise, which the
-driver does not enforce. An allocation is opened whole, with all that lies in it besides the pool. So a link is made
-only between processes of one user (as on every Unix socket here), which have proven the cluster's secret where there is
-one: without a secret the same user is enough.
+Unlike a sealed memfd an opened allocation is writable: the driver does not enforce that the receiver only reads. An
+allocation is opened whole, including whatever it contains besides the pool. So links are made only between processes
+of one user (as on every Unix socket here) that have proven the cluster secret, if there is one: without a secret, the
+same user is enough.
 
-The sender's KV is complete before a frame is announced: its link's thread waits for the mark of what it announces, with
-an event that the receiver's stream waits for too. There is one event a link, so a frame announced before its mark was
-reached would have the receiver wait for those of later frames.
-The calls of the driver stand behind IpcDriver (cuda_handles.py; cuda_driver.py has the real ones, never run by us).
+The sender's KV is complete before a frame is announced: the link's thread waits for the mark of the frame, with an
+event that the receiver's stream waits for too. There is one event per link, so if a frame were announced before its
+mark was reached, the receiver would also wait for later frames.
+IpcDriver abstracts the driver's calls (cuda_handles.py; cuda_driver.py has the real ones, never run by us).
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from wire.types import KvEndpoint
 
 
 class CudaIpcTransport:
-    """Implements transport.Transport over Unix sockets, between CUDA pools of one host; imports torch when asked."""
+    """Implements transport.Transport over Unix sockets, between CUDA pools of one host; imports torch on use."""
 
     name = "cuda_ipc"
     over_unix = True
@@ -43,7 +43,7 @@ class CudaIpcTransport:
         self._host_id = shm.host_id()
 
     def unusable(self) -> str | None:
-        """It needs a pool in the memory of a CUDA device, torch, and an allocation that can be lent."""
+        """It needs a pool in CUDA memory, torch, and an allocation that can be exported."""
         if self._memory is None:
             return "the KV pool is host memory"
         try:
@@ -52,15 +52,15 @@ class CudaIpcTransport:
             return f"torch cannot be imported ({error}); it comes with the extra pdserve[cuda]"
 
     def unreachable(self, endpoint: KvEndpoint) -> str | None:
-        """Only this host and this network namespace are within reach; the device is compared when the link is made."""
+        """Only this host and network namespace can be reached; the device is checked when the link is made."""
         return None if endpoint.host_id == self._host_id else ELSEWHERE
 
     def connect(self, endpoint: KvEndpoint, timeouts: Timeouts) -> Stream:
-        """Connect to the abstract name."""
+        """Connect to the abstract socket name."""
         return shm.connect(endpoint.address, timeouts)
 
     def outlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "CudaIpcOutlet":
-        """Lend the pool. Raises OSError when the driver does not."""
+        """Export the pool. Raises OSError if the driver cannot."""
         memory, driver = self._memory, self._of_process()
         assert memory is not None, "an unusable transport is not offered"
         event = driver.lend_event(memory.device)
@@ -68,7 +68,7 @@ class CudaIpcTransport:
         return CudaIpcOutlet(memory, event, timeouts.progress_s)
 
     def inlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "CudaIpcInlet":
-        """Open the sender's pool. Raises Unavailable with both values."""
+        """Open the sender's pool. Raises Unavailable with the values that differ."""
         lent = decode_lent(expect(stream, MessageType.SETUP, timeout_s=timeouts.progress_s))
         driver, layout = self._of_process(), hello.layout
         if lent.num_bytes != layout.total_bytes:
@@ -77,7 +77,7 @@ class CudaIpcTransport:
             )
         if not driver.knows(lent.device_uuid):
             raise Unavailable(
-                f"the pool of {hello.sender_id} lies on device {lent.device_uuid.hex()}, which is not seen here"
+                f"the pool of {hello.sender_id} is on device {lent.device_uuid.hex()}, which is not visible here"
             )
         stream.read_ahead(READ_AHEAD_BYTES)
         try:
@@ -95,29 +95,29 @@ class CudaIpcTransport:
 
 
 class CudaIpcOutlet:
-    """The sender's side of one connection: owner of the event that says that the KV announced is complete."""
+    """The sender's side of one connection: owner of the event that marks the announced KV as complete."""
 
     most_frame_bytes = FRAME_BYTES
 
     def __init__(self, memory: DeviceMemory, event: LentEvent, progress_s: float) -> None:
-        """The event may take `progress_s` to be reached."""
+        """Wait at most `progress_s` for the event to be reached."""
         self._memory, self._event, self._progress_s, self._namer = memory, event, progress_s, WindowNamer()
 
     def announce(self, frame: Frame, source: RegionRuns) -> list[memoryview | bytes]:
-        """The header alone, which names the blocks, once the kernels that filled them are done."""
+        """Return the header, which names the blocks, once the kernels that write them are complete."""
         region = source.region
         ready = region.ready if isinstance(region, DeviceRegion) else None
         try:
             self._event.record(ready or self._memory.ready, self._progress_s)
         except OSError as error:
-            raise LinkLost(f"the KV of frame {frame.number} cannot be awaited: {error}") from error
+            raise LinkLost(f"the KV of frame {frame.number} could not be waited for: {error}") from error
         return [self._namer.encode(frame)]
 
     def taken(self, message: Taken) -> None:
-        """Nothing is lent but the pool."""
+        """Do nothing: the whole pool stays exported, so there is nothing to release."""
 
     def close(self) -> None:
-        """The driver has no way to take the pool back: the receiver unmaps it when it sees the link's end."""
+        """Do nothing: the driver cannot revoke the pool; the receiver unmaps it when the link ends."""
 
 
 class CudaIpcInlet:
@@ -130,16 +130,16 @@ class CudaIpcInlet:
         self._names = WindowNames(hello.layout.block_size)
 
     def move(self, frame: Frame, target: RegionRuns, stop: StopFlag) -> int | None:
-        """Copy from the sender's blocks to the target, digesting on the way; ends when the copy has."""
-        assert self._slots is not None, "closed by the thread that moves"
+        """Copy from the sender's blocks to the target, with digests; returns when the copy is complete."""
+        assert self._slots is not None, "close() runs on the thread that moves"
         return shm.move_blocks(self._slots, self._names, frame, target, stop, digests=self._digests)
 
     def skip(self, frame: Frame) -> None:
-        """Nothing of a frame is in the stream but its header, which may name blocks for later ones."""
+        """Read the header's block names, which later frames may refer to: the stream has nothing else of the frame."""
         shm.skip_blocks(self._names, frame)
 
     def close(self) -> None:
-        """Unmap the pool; no move is under way, for a move has ended when it returns."""
+        """Unmap the pool; no move is in progress, as a move has completed when it returns."""
         self._slots = None
-        with contextlib.suppress(OSError):  # the process that lent it may be gone already
+        with contextlib.suppress(OSError):  # the process that exported it may have exited
             self._opened.close()

@@ -1,4 +1,4 @@
-"""KV pools that lie in device memory: what they offer, how they stand in a Place, and who moves their bytes.
+"""KV pools in device memory: their interface, how a Place refers to them, and which mover copies their bytes.
 
     PoolMemory.tensor  --region_of-->  DeviceRegion  in a Place  --process_mover()-->  TorchMover (mover.py)
     PoolMemory.buffer  --region_of-->  Region                                          the native functions
@@ -26,7 +26,7 @@ class DeviceMemory(Protocol):
 
     @property
     def device(self) -> str:
-        """Where it lies, such as "cuda:0" or "npu:0"."""
+        """The device that holds it, such as "cuda:0" or "npu:0"."""
         ...
 
     @property
@@ -35,9 +35,9 @@ class DeviceMemory(Protocol):
         ...
 
     def mark(self) -> "Event | None":
-        """Return the newest mark, None before the first; `Sender.put` takes it along.
+        """Return the newest mark, None before the first; `Sender.put` records it with the put.
 
-        The engine records an event after the layer's kernels and before the put, so all that was put lies behind it.
+        The engine records an event after the layer's kernels and before the put, so all KV of the put precedes it.
         """
         ...
 
@@ -47,7 +47,7 @@ class DeviceMemory(Protocol):
 
 
 class DeviceRegion(Region):
-    """A piece of device memory where a Region stands. It has no `view` and no `address`: host code cannot reach it."""
+    """A range of device memory used as a Region. It has no `view` or `address`: host code cannot access it."""
 
     __slots__ = ("ready", "tensor")
 
@@ -59,20 +59,20 @@ class DeviceRegion(Region):
         Raises ValueError for any other tensor.
         """
         if tensor.dim() != 1 or tensor.element_size() != 1 or not tensor.is_contiguous():
-            raise ValueError(f"a region is bytes in one piece, not {tensor.dtype} of {tuple(tensor.shape)}")
+            raise ValueError(f"a region is contiguous bytes, not {tensor.dtype} of {tuple(tensor.shape)}")
         self.tensor, self.ready = tensor, ready
         self.num_bytes, self.readonly = tensor.numel(), readonly
 
     def behind(self, mark: "Event") -> "DeviceRegion":
-        """Return the same memory for what is complete behind `mark`, whatever later marks say."""
+        """Return the same memory for reads that wait for `mark`, regardless of later marks."""
         return DeviceRegion(self.tensor, readonly=self.readonly, ready=mark.wait)
 
     def complete(self) -> "DeviceRegion":
-        """Return the same memory for what is complete already: nothing is waited for."""
+        """Return the same memory for reads of KV that is already complete: they wait for nothing."""
         return DeviceRegion(self.tensor, readonly=self.readonly, ready=_nothing)
 
     def __getattr__(self, name: str) -> NoReturn:
-        """What Region has and this lacks. Raises TypeError."""
+        """Reject attributes that only a host Region has. Raises TypeError."""
         raise TypeError(f"memory on {self.tensor.device} has no {name}: only a TorchMover moves it")
 
 

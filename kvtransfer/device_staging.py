@@ -1,4 +1,4 @@
-"""Staging memory on a device: gathered into, scattered from, one piece that a group or an engine takes. Needs torch."""
+"""Staging memory on a device: contiguous, gathered into and scattered from, for a group or an engine. Needs torch."""
 
 import torch
 
@@ -11,7 +11,7 @@ _NEVER = StopFlag()
 
 
 class DeviceStaging:
-    """Memory of the device. Every move has ended when it returns, so other streams and readers need not wait for ours.
+    """Device memory. Every move has completed when it returns, so other streams and readers need not wait for it.
 
     It starts at a multiple of `alignment` bytes.
     """
@@ -25,7 +25,7 @@ class DeviceStaging:
 
     @property
     def address(self) -> int:
-        """Where it starts, for a library; host code cannot reach it."""
+        """Address of the first byte, for a library; host code cannot access it."""
         return self._tensor.data_ptr()
 
     def tensor(self, start: int, num_bytes: int) -> torch.Tensor:

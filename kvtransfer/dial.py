@@ -30,42 +30,42 @@ class Dialled:
 
 
 class DialWatch(Protocol):
-    """What a dial tells its link on the way."""
+    """The callbacks of a dial, implemented by its link."""
 
     def check_open(self) -> None:
-        """Raise InstanceLost when the link was closed meanwhile: nothing more is tried."""
+        """Raise InstanceLost if the link was closed in the meantime: the dial stops."""
         ...
 
     def connected(self, stream: Stream) -> None:
-        """A connection that `Stream.shutdown` may cut from now on."""
+        """Register a connection that `Stream.shutdown` may cut from now on."""
         ...
 
     def failed(self, transport: str, reason: str) -> None:
-        """This transport was tried and did not work; others may."""
+        """Record that this transport was tried and failed; others are tried next."""
         ...
 
 
 class _Unwatched:
-    """The watch of a dial that nobody watches."""
+    """A DialWatch without a link."""
 
     def check_open(self) -> None:
-        """It is."""
+        """Do nothing: it is never closed."""
 
     def connected(self, stream: Stream) -> None:
-        """Not of interest."""
+        """Do nothing."""
 
     def failed(self, transport: str, reason: str) -> None:
-        """Not of interest."""
+        """Do nothing."""
 
 
 def endpoint_for(transport: Transport, endpoints: Sequence[KvEndpoint], rank: int) -> KvEndpoint | None:
-    """Return where `rank` of the receiver offers this transport."""
+    """Return the endpoint at which `rank` of the receiver offers this transport, or None."""
     offered = (one for one in endpoints if (one.transport, one.rank) == (transport.name, rank))
     return next(offered, None)
 
 
 def out_of_reach(transport: Transport, endpoints: Sequence[KvEndpoint], rank: int) -> str | None:
-    """Say why there is no use in trying this transport at all; None when there may be."""
+    """Return why this transport cannot work at all, or None if it may."""
     endpoint = endpoint_for(transport, endpoints, rank)
     return NOT_OFFERED if endpoint is None else transport.unreachable(endpoint)
 
@@ -74,18 +74,18 @@ def dial(
     transports: Sequence[Transport], endpoints: Sequence[KvEndpoint], hello: Hello, timeouts: Timeouts,
     trust: Trust | None = None, watch: DialWatch | None = None,
 ) -> Dialled:  # fmt: skip
-    """Return a link over the first of the transports that works.
+    """Return a link over the first transport that works.
 
-    Raises Incompatible when the instances do not belong together, InstanceLost when nothing works.
+    Raises Incompatible if the instances have no common configuration, InstanceLost if no transport works.
     """
-    watch, rank, passed_over = watch or _Unwatched(), hello.receiver_rank, []
+    watch, rank, skipped = watch or _Unwatched(), hello.receiver_rank, []
     if all(endpoint_for(transport, endpoints, rank) is None for transport in transports):
         mine, theirs = [one.name for one in transports], [one.transport for one in endpoints if one.rank == rank]
         raise Incompatible(f"no common KV transport with {hello.receiver_id}: {mine} here, {theirs} there")
     for transport in transports:
         endpoint, lacking = endpoint_for(transport, endpoints, rank), out_of_reach(transport, endpoints, rank)
         if endpoint is None or lacking is not None:
-            passed_over.append(f"{transport.name}: {lacking}")
+            skipped.append(f"{transport.name}: {lacking}")
             continue
         watch.check_open()
         try:
@@ -97,10 +97,10 @@ def dial(
             raise Incompatible(f"{hello.receiver_id}: {error}") from error
         except (OSError, ValueError, LinkLost, WireError, PdserveError) as error:
             watch.check_open()
-            passed_over.append(f"{transport.name} at {endpoint.address}: {error}")
+            skipped.append(f"{transport.name} at {endpoint.address}: {error}")
             watch.failed(transport.name, f"at {endpoint.address}: {error}")
             _log.warning("kv_dial_failed", peer=hello.receiver_id, transport=transport.name, reason=error)
-    raise InstanceLost(f"no KV link to {hello.receiver_id}: {'; '.join(passed_over)}")
+    raise InstanceLost(f"no KV link to {hello.receiver_id}: {'; '.join(skipped)}")
 
 
 def _link(

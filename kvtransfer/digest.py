@@ -1,13 +1,13 @@
-"""xxh3-64 over the wire layout, and copies of bytes that lie in pieces, both in one pass.
+"""xxh3-64 over the wire layout, and copies between non-contiguous ranges of bytes, both in one pass.
 
-    mover = make_mover(os.environ)                    # native functions, or Python where there are none (mover.py)
-    pool = Region(memory.buffer)                      # once a pool or mapping: its address, read-only ones too
-    runs = Runs.of_slots(spans, token_bytes)          # once a window of blocks, for all tensors of that size
+    mover = make_mover(os.environ)                    # native functions, or Python without them (mover.py)
+    pool = Region(memory.buffer)                      # once per pool or mapping: its address, also a read-only one's
+    runs = Runs.of_slots(spans, token_bytes)          # once per window of blocks, for all tensors of that size
     digest = mover.copy_and_digest(Place(peer, peer_base, peer_runs), Place(pool, base, runs), stop)
 
-`base` is where the tensor starts in its pool, so a frame costs two Places and one call. A head range is
-`Runs.of_slots(spans, token_bytes, skip=..., row_bytes=...)`. Source and target are cut as they like, their bytes are
-equally many. `stop` is a StopFlag which whoever ends the ticket sets; it is looked at every 256 KiB.
+`base` is the tensor's start in its pool, so a frame costs two Places and one call. A head range is
+`Runs.of_slots(spans, token_bytes, skip=..., row_bytes=...)`. Source and target may be split differently, but have
+equally many bytes. `stop` is a StopFlag set by the thread that ends the ticket; it is checked every 256 KiB.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,27 +39,27 @@ class Mover(Protocol):
 
     @property
     def name(self) -> str:
-        """What does the work, for status and logs."""
+        """Name of the implementation, for status and logs."""
         ...
 
     def digest(self, place: RegionRuns) -> int:
-        """Return XXH3-64 of the runs one after another. Raises IndexError for runs past the region."""
+        """Return XXH3-64 of the concatenated runs. Raises IndexError for runs past the region."""
         ...
 
     def copy(self, source: RegionRuns, target: RegionRuns, stop: StopFlag) -> bool:
-        """Fill the target's runs from the source's; False when `stop` was set meanwhile.
+        """Fill the target's runs from the source's; return False if `stop` was set in the meantime.
 
-        Raises IndexError for runs past their region, ValueError for unequal sizes and a target that is only readable.
+        Raises IndexError for runs past their region, ValueError for unequal sizes and a read-only target.
         """
         ...
 
     def copy_and_digest(self, source: RegionRuns, target: RegionRuns, stop: StopFlag) -> int | None:
-        """Copy like `copy` and return XXH3-64 of what was written; None when `stop` was set meanwhile."""
+        """Copy like `copy` and return XXH3-64 of the written bytes; None if `stop` was set in the meantime."""
         ...
 
 
 class PythonMover:
-    """Does the same with memoryviews and xxhash, several times slower and with the GIL held between pieces."""
+    """Mover on memoryviews and xxhash, several times slower and with the GIL held between pieces."""
 
     name = "python"
 
@@ -97,7 +97,7 @@ class PythonMover:
 
 
 def make_mover(environ: Mapping[str, str]) -> Mover:
-    """Return the native functions, or their stand-in in Python. Raises ConfigError for a bad PDSERVE_NATIVE."""
+    """Return the native functions, or the Python mover without them. Raises ConfigError for a bad PDSERVE_NATIVE."""
     try:
         return load(environ) or PythonMover()
     except ValueError as error:
@@ -105,7 +105,7 @@ def make_mover(environ: Mapping[str, str]) -> Mover:
 
 
 def digest_of(pieces: Iterable[memoryview | bytes]) -> int:
-    """Return the digest of the pieces one after another."""
+    """Return the digest of the concatenated pieces."""
     hasher = xxhash.xxh3_64()
     for piece in pieces:
         hasher.update(piece)

@@ -1,4 +1,4 @@
-"""The messages of a KV link and their bytes. Fixed headers, bounded lengths, no object ever rebuilt from the wire.
+"""The messages of a KV link and their encoding. Fixed headers, bounded lengths, no objects deserialised from the wire.
 
     prefix   | magic "PDKV" | version u8 | type u8 | zero u16 | body bytes u32 |
     then the body; after a FRAME's body, on transports that carry it, the payload [tensor][token][head][dim]
@@ -8,9 +8,9 @@
 
     to measure a link    sender PING ->, PROBE FRAME ->    receiver <- PONG, <- PROBED
 
-A FRAME right after PROBE belongs to no ticket: its payload is moved as any other's, into memory that nobody reads.
+A FRAME right after PROBE belongs to no ticket: its payload is moved like any other, into memory that nobody reads.
 
-What goes to and fro in the set-up is the transport's own (SETUP, where it is messages).
+The set-up is specific to the transport (with SETUP messages on some).
 
 Integers are big-endian. A body's length is checked against its type's limit before a byte of it is allocated.
 """
@@ -34,15 +34,15 @@ _FRAME = struct.Struct("!IIIIIIHHQQII")
 _COMMIT = struct.Struct("!IQQQ")
 _NUMBER = struct.Struct("!I")
 _SIGNAL = struct.Struct("!Q")
-FRAME_HEAD_BYTES = PREFIX.size + _TICKET.size + _FRAME.size  # of a FRAME that names no blocks
+FRAME_HEAD_BYTES = PREFIX.size + _TICKET.size + _FRAME.size  # of a FRAME without block ids
 
 
 class WireError(Exception):
-    """The peer's bytes are not this protocol: the connection is closed and counted."""
+    """The peer's bytes violate this protocol: the connection is closed and counted."""
 
 
 class VersionMismatch(WireError):
-    """The peer speaks another version of this protocol."""
+    """The peer uses another version of this protocol."""
 
 
 class MessageType(IntEnum):
@@ -99,7 +99,7 @@ _KINDS = {int(kind): kind for kind in _MAX_BODY}
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """The sender is about to send this ticket's frames, and what it believes is wanted."""
+    """The sender is about to send this ticket's frames; it states the token range that it takes to be requested."""
 
     ticket_id: str
     epoch: int
@@ -109,13 +109,13 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Tokens [start, end) of `num_tensors` KV tensors: `tensor` is the first one's index in the layout, `layer` its.
+    """Tokens [start, end) of `num_tensors` KV tensors; `tensor` is the first one's layout index, `layer` its layer.
 
     All have the same heads. `digest` is xxh3-64 of the payload, tensor after tensor.
 
-    `block_ids` are the sender's blocks from the one that holds `start` on, for transports that read the sender's pool;
-    none when they are those of an earlier frame of the same `window` (named_windows.py). Over mooncake one number:
-    where the payload starts in the sender's ring; over all others there is none.
+    `block_ids` are the sender's blocks, starting with the one that holds `start`, for transports that read the sender's
+    pool; empty if they are those of an earlier frame of the same `window` (named_windows.py). Over mooncake it is one
+    number, the payload's start in the sender's ring; over all other transports it is empty.
     """
 
     ticket_id: str
@@ -136,7 +136,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Nack:
-    """Frame `number` did not match its digest: send it once more."""
+    """Frame `number` did not match its digest and must be sent again."""
 
     ticket_id: str
     epoch: int
@@ -145,7 +145,7 @@ class Nack:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The receiver no longer needs the payload of frame `number`, for transports that lend it memory."""
+    """The receiver no longer needs the payload of frame `number`, on transports that share the sender's memory."""
 
     ticket_id: str
     epoch: int
@@ -156,7 +156,7 @@ class Taken:
 class Commit:
     """All frames are sent: their number, bytes and the sum of their seals (terms.seal_of) modulo 2^64.
 
-    And what the prompt is.
+    `description` is the serialised prompt.
     """
 
     ticket_id: str
@@ -178,7 +178,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The ticket is over on the side that says so; `error` is a name of wire.errors."""
+    """The sender of this message has ended the ticket; `error` is a name of wire.errors."""
 
     ticket_id: str
     epoch: int
@@ -188,7 +188,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """The lease starts anew. From the sender: its engine makes progress; from the receiver: bytes of it come."""
+    """Renews the lease. From the sender: its engine makes progress; from the receiver: it is receiving bytes."""
 
     ticket_id: str
     epoch: int
@@ -196,7 +196,7 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The receiver has read all frames out of the sender's pool: were the blocks held until now?"""
+    """The receiver has read all frames from the sender's pool, and asks whether the blocks were held until now."""
 
     ticket_id: str
     epoch: int
@@ -204,7 +204,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The answer to READ: they were, so what was read is what was announced. Otherwise the answer is ABORT."""
+    """The answer to READ: they were, so the read bytes are the announced ones. Otherwise the answer is ABORT."""
 
     ticket_id: str
     epoch: int
@@ -220,7 +220,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """PING, PONG, PROBE or PROBED: of no ticket; an answer has the number of what it answers."""
+    """PING, PONG, PROBE or PROBED: not about a ticket; an answer repeats the number of its request."""
 
     kind: MessageType
     number: int
@@ -264,7 +264,7 @@ def encode(message: TicketMessage | Refuse | Signal) -> bytes:
 
 
 def pack(kind: MessageType, body: bytes) -> bytes:
-    """Return `body` behind its prefix. A body over its limit is our own defect."""
+    """Return `body` behind its prefix. Asserts the body's limit, which our own code must respect."""
     assert len(body) <= _MAX_BODY[kind], f"{kind.name} body of {len(body)} bytes"
     return PREFIX.pack(MAGIC, PROTOCOL_VERSION, kind, 0, len(body)) + body
 
@@ -285,7 +285,7 @@ def decode_prefix(prefix: bytes | bytearray | memoryview) -> tuple[MessageType, 
 
 
 def decode(kind: MessageType, body: bytes | bytearray) -> TicketMessage | Refuse | Signal:
-    """Rebuild a message from its body. Raises WireError."""
+    """Decode a message's body. Raises WireError."""
     try:
         return _decode(kind, memoryview(body))
     except (struct.error, UnicodeDecodeError) as error:
@@ -346,7 +346,7 @@ def _encode_commit(commit: Commit) -> bytes:
 
 
 def pack_text(text: str) -> bytes:
-    """Return `text` as length and UTF-8, cut at the limit."""
+    """Return `text` as length and UTF-8, truncated at the limit."""
     data = text.encode("utf-8", "replace")[:MAX_TEXT_BYTES].decode("utf-8", "ignore").encode()
     return _NUMBER.pack(len(data)) + data
 
@@ -358,7 +358,7 @@ def unpack_texts(body: memoryview, count: int) -> list[str]:
         (length,) = _NUMBER.unpack_from(body, offset)
         offset += _NUMBER.size
         if length > MAX_TEXT_BYTES or offset + length > len(body):
-            raise WireError(f"a text of {length} bytes, {len(body) - offset} are there, the limit is {MAX_TEXT_BYTES}")
+            raise WireError(f"a text of {length} bytes, {len(body) - offset} present, the limit is {MAX_TEXT_BYTES}")
         texts.append(str(body[offset : offset + length], "utf-8"))
         offset += length
     if offset != len(body):

@@ -1,9 +1,9 @@
-"""How a put is cut into frames: as few as the limits allow, each of neighbouring tensors or of a part of one. Pure.
+"""Split a put into frames: as few as the limits allow, each of neighbouring tensors or of a part of one. Pure.
 
     layers 0-3 of tokens [0, 512) | 0 k 0 v 1 k 1 v 2 k | 2 v 3 k 3 v |       small tensors share a frame
     layer 0 of tokens [0, 65536)  | 0 k [0, 32768) | 0 k [32768, 65536) | 0 v [0, 32768) | ...
 
-A frame costs both sides some tens of microseconds whatever it carries, so what waits goes out in few of them.
+A frame costs both sides some tens of microseconds regardless of its size, so queued layers share few frames.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ FRAME_TOKENS = 32_768
 
 
 class FrameRange(NamedTuple):
-    """Tokens [start, end) of `num_tensors` tensors from `tensor` on: what one frame carries."""
+    """The content of one frame: tokens [start, end) of `num_tensors` tensors, starting at `tensor`."""
 
     tensor: int
     num_tensors: int
@@ -28,10 +28,10 @@ def cut_frames(
     part: RankHeads, wanted: Iterable[tuple[int, Sequence[tuple[int, int]]]], most_bytes: int,
     shared_bytes: int = FRAME_BYTES,
 ) -> Iterator[FrameRange]:  # fmt: skip
-    """Yield the frames of what is wanted: (tensor, its token ranges), tensors ascending and of `part`.
+    """Yield the frames for `wanted`: (tensor, its token ranges), with ascending tensors of `part`.
 
-    Tensors share a frame where they are neighbours, of the same heads and the same ranges, up to `shared_bytes`; a
-    tensor alone is cut at `most_bytes`.
+    Neighbouring tensors with the same heads and ranges share a frame, up to `shared_bytes`; a single tensor is split
+    at `most_bytes`.
     """
     shared_bytes, group = min(most_bytes, shared_bytes), _Group(0, ())
     for tensor, ranges in wanted:
@@ -45,7 +45,7 @@ def cut_frames(
 
 
 class _Group:
-    """Neighbouring tensors whose same ranges go out together."""
+    """Neighbouring tensors whose equal ranges are sent together."""
 
     def __init__(self, first: int, ranges: Sequence[tuple[int, int]]) -> None:
         self._first, self._ranges, self._num_tensors, self._token_bytes = first, ranges, 0, 0

@@ -1,4 +1,4 @@
-"""The sender's events with a guard: an owner that breaks over one ticket's ending costs no other ticket its own."""
+"""Guard around the sender's events: an error in the handler for one ticket must not keep other tickets open."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ _log = EventLogger("kvtransfer")
 
 
 class GuardedEvents:
-    """Implements interface.SenderEvents over another; what that raises is logged."""
+    """Implements interface.SenderEvents over another sink, and logs the exceptions it raises."""
 
     def __init__(self, events: SenderEvents) -> None:
         self._events = events
@@ -20,11 +20,11 @@ class GuardedEvents:
         self._guard(ticket_id, lambda: self._events.acked(ticket_id, stats))
 
     def failed(self, ticket_id: str, error: PdserveError) -> None:
-        """The ticket ended otherwise."""
+        """The ticket ended without commit."""
         self._guard(ticket_id, lambda: self._events.failed(ticket_id, error))
 
-    def _guard(self, ticket_id: str, tell: Callable[[], None]) -> None:
+    def _guard(self, ticket_id: str, report: Callable[[], None]) -> None:
         try:
-            tell()
-        except Exception as error:  # noqa: BLE001  a defect of the owner must not keep other tickets from ending
+            report()
+        except Exception as error:  # noqa: BLE001  a defect of the owner must not keep other tickets open
             _log.error("kv_ending_untold", exc=error, ticket=ticket_id)

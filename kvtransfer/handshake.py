@@ -1,4 +1,4 @@
-"""How a link begins, both halves: nothing of a transport is opened before the two instances agreed that they belong.
+"""Both halves of the link handshake: no transport is opened before the instances have verified that they match.
 
 sender    greet:  HELLO ->              PROOF ->                     outlet set-up
 receiver  answer:       <- CHALLENGE | REFUSE  <- WELCOME | REFUSE    inlet set-up   <- READY | REFUSE
@@ -32,7 +32,7 @@ from wire.trust import Trust
 def greet(
     stream: Stream, transport: Transport, hello: Hello, timeouts: Timeouts, trust: Trust
 ) -> tuple[Outlet, Welcome]:
-    """The sender's half. Raises LinkLost, WireError, OSError and what the receiver refused with."""
+    """The sender's half. Raises LinkLost, WireError, OSError and the receiver's refusal."""
     check_peer(stream, trust)
     hello = replace(hello, transport=transport.name)
     encoded = encode_hello(hello)
@@ -40,7 +40,7 @@ def greet(
     _prove(stream, hello, encoded[PREFIX.size :], timeouts, trust)
     welcome = decode_welcome(_expect(stream, MessageType.WELCOME, hello, timeouts))
     if (welcome.receiver_epoch, welcome.link_epoch) != (hello.receiver_epoch, hello.link_epoch):
-        raise WireError("WELCOME is of another epoch")
+        raise WireError("WELCOME has another epoch")
     outlet = transport.outlet(stream, hello, timeouts)
     try:
         _expect(stream, MessageType.READY, hello, timeouts)
@@ -54,15 +54,15 @@ def answer(
     stream: Stream, timeouts: Timeouts, choose: Callable[[Hello], Transport], trust: Trust, *, digests: bool,
     refusals: CappedLog,
 ) -> tuple[Inlet, Hello]:  # fmt: skip
-    """The receiver's half; `choose` raises a PdserveError for a sender that is not to be served.
+    """The receiver's half; `choose` raises a PdserveError to refuse a sender.
 
-    The HELLO returned says of digests what holds on this link. Raises LinkLost, WireError, PdserveError.
+    `digests` of the returned HELLO is the setting of this link. Raises LinkLost, WireError, PdserveError.
     """
     try:
         body = expect(stream, MessageType.HELLO, timeout_s=timeouts.progress_s)
         hello = decode_hello(body)
         check_peer(stream, trust)
-        _ask_for_proof(stream, hello, bytes(body), timeouts, trust)
+        _check_proof(stream, hello, bytes(body), timeouts, trust)
         transport = choose(hello)
         hello = replace(hello, digests=hello.digests or digests)
         stream.send([encode_welcome(Welcome(hello.receiver_epoch, hello.link_epoch, hello.digests))])
@@ -86,12 +86,12 @@ def _prove(stream: Stream, hello: Hello, body: bytes, timeouts: Timeouts, trust:
     try:
         check_challenge(trust, hello, body, challenge)
     except Incompatible:
-        stream.send([encode_proof(no_proof(trust))])  # so that the receiver, too, can say whose secret differs
+        stream.send([encode_proof(no_proof(trust))])  # so that the receiver, too, can report the mismatch
         raise
     stream.send([encode_proof(make_proof(trust, hello, body, challenge))])
 
 
-def _ask_for_proof(stream: Stream, hello: Hello, body: bytes, timeouts: Timeouts, trust: Trust) -> None:
+def _check_proof(stream: Stream, hello: Hello, body: bytes, timeouts: Timeouts, trust: Trust) -> None:
     challenge = make_challenge(trust, hello, body)
     stream.send([encode_challenge(challenge)])
     proof = decode_proof(expect(stream, MessageType.PROOF, timeout_s=timeouts.progress_s))
@@ -115,5 +115,5 @@ def _refuse(stream: Stream, error: PdserveError, refusals: CappedLog) -> None:
 
 
 def log_refusal(refusals: CappedLog, error: PdserveError) -> None:
-    """Log why a link was refused: strangers can have that done as often as they like."""
+    """Log why a link was refused, at a capped rate: unproven peers can cause any number of refusals."""
     refusals.warning("kv_link_refused", f"kv_link_refused/{to_name(error)}", error=to_name(error), reason=error)

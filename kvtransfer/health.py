@@ -1,8 +1,8 @@
-"""How the transports towards one peer fare: which is tried next, which rests, which may come back. Pure.
+"""State of the transports to one peer: which to try next, which to rest after a failure, which to return to. Pure.
 
     good --failed--> resting 1 s, 2 s, 4 s ... 60 s --due--> tried in the background --ready--> good
 
-A rest only orders: where nothing else works, a resting transport is tried all the same.
+A rest only lowers the priority: if nothing else works, a resting transport is tried all the same.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,7 +14,7 @@ LONGEST_REST_S = 60.0
 
 
 class Change(Enum):
-    """What a link that became ready means for the peer."""
+    """How a link that became ready changes the transport used to the peer."""
 
     NONE = "none"
     FALLBACK = "fallback"
@@ -22,46 +22,46 @@ class Change(Enum):
 
 
 @dataclass(slots=True)
-class _Fare:
+class _TransportHealth:
     strikes: int = 0
     rests_until: float | None = None
     ready_at: float | None = None
-    broke: bool = False  # it was ready and a link was lost, which says less than a dial that failed
+    broke: bool = False  # a link was lost after it was ready: less serious than a failed dial
     reason: str = ""
 
 
 class Health:
-    """Owner of what is known of the transports towards one peer, `names` best first. All are in reach until told."""
+    """Owner of the state of the transports to one peer, `names` best first. All count as reachable until `reach`."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = self._in_reach = tuple(names)
-        self._fares = {name: _Fare() for name in names}
+        self._fares = {name: _TransportHealth() for name in names}
         self.used: str | None = None
         self.fallbacks = 0
 
     def reach(self, names: Collection[str]) -> None:
-        """Only these are of use between the two."""
+        """Restrict the transports to these: the others cannot reach the peer."""
         self._in_reach = tuple(name for name in self._names if name in names)
 
     def order(self) -> tuple[str, ...]:
-        """The names to try for a ticket that needs a link now: what is good, best first.
+        """Return the names in the order to try them for a ticket that needs a link now: good ones, best first.
 
-        Then what worked until a link was lost, then what could not be dialled; what rests least comes first in each.
+        Then those that worked until a link was lost, then those whose dial failed; the first to be due leads in each.
         """
         return tuple(sorted(self._in_reach, key=self._doubt))
 
     def rests(self, name: str) -> bool:
-        """Whether `name` failed since it was last ready."""
+        """Return whether `name` has failed since it was last ready."""
         return self._fares[name].rests_until is not None
 
     def reason(self, name: str) -> str:
-        """Why `name` failed last, in words; empty for one that is good."""
+        """Return the message of the last failure of `name`; empty if it is good."""
         return self._fares[name].reason
 
     def failed(self, name: str, reason: str, now: float) -> None:
-        """A dial over `name` failed, or a link over it was lost: it rests, twice as long as the last time.
+        """Record a failed dial or a lost link of `name`: it rests, twice as long as the last time.
 
-        Several links lost at once are one failure; a link that held for the longest rest has atoned for older ones.
+        Several links lost at once count once; a link that lasted for the longest rest clears older failures.
         """
         fare = self._fares[name]
         fare.reason = reason
@@ -74,14 +74,14 @@ class Health:
         fare.strikes += 1
 
     def ready(self, name: str, now: float) -> None:
-        """A link over `name` is ready."""
+        """Record that a link over `name` is ready."""
         fare = self._fares[name]
         fare.rests_until, fare.reason = None, ""
         if fare.ready_at is None:
             fare.ready_at = now
 
     def use(self, name: str) -> Change:
-        """New tickets go over `name` from now on; tell whether that is worse or better than before."""
+        """Send new tickets over `name` from now on; return whether it is worse or better than the one before."""
         before, after = self._rank(self._in_reach[0] if self.used is None else self.used), self._rank(name)
         self.used = name
         if after > before:
@@ -90,7 +90,7 @@ class Health:
         return Change.BACK if after < before else Change.NONE
 
     def due(self, now: float) -> str | None:
-        """The best transport that is better than the one in use and whose rest is over."""
+        """Return the best transport that is better than the one in use and whose rest is over, or None."""
         for name in self._names[: 0 if self.used is None else self._rank(self.used)]:
             rests_until = self._fares[name].rests_until
             if rests_until is not None and now >= rests_until:
@@ -98,7 +98,7 @@ class Health:
         return None
 
     def forgive(self) -> None:
-        """Nothing works: it is the peer or the way to it, and no transport's fault."""
+        """Clear all failures: if nothing works, the peer or the network has failed rather than a transport."""
         for fare in self._fares.values():
             fare.strikes, fare.rests_until, fare.ready_at = 0, None, None
 

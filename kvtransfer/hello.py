@@ -1,4 +1,4 @@
-"""HELLO and WELCOME: what two instances tell each other before the first frame, and what keeps them apart.
+"""HELLO and WELCOME: the messages that two instances exchange before the first frame, and the checks on them.
 
 HELLO | protocol u32 | sender epoch u64 | link epoch u64 | receiver epoch u64 | nonce 16 bytes | flags u32 |
       | sender rank u16 | sender ranks u16 | receiver rank u16 | receiver ranks u16 | block size u32 | blocks u64 |
@@ -6,7 +6,7 @@ HELLO | protocol u32 | sender epoch u64 | link epoch u64 | receiver epoch u64 | 
           | texts: sender id, receiver id, transport, then per tensor: name, dtype |
 WELCOME | receiver epoch u64 | link epoch u64 | flags u32 |
 
-Flag 1: frames carry digests. A link has them when either side wants them.
+Flag 1: frames carry digests. A link has them if either side requests them.
 """
 
 import struct
@@ -29,7 +29,7 @@ _MAX_POOL_BYTES = 1 << 46
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message of a link: who sends, whom it means, and how the sender's rank's pool lies.
+    """The first message of a link: the sender, the intended receiver, and the layout of the sender's rank's pool.
 
     Ranks count from 0; `tensors` are those of the whole model, of which a rank holds its heads. `nonce` is random.
     """
@@ -53,12 +53,12 @@ class Hello:
 
     @property
     def source(self) -> SendingRank:
-        """Who speaks on the link."""
+        """The sending rank."""
         return SendingRank(self.sender_id, self.sender_epoch, Rank(self.sender_rank, self.sender_ranks))
 
     @property
     def layout(self) -> PoolLayout:
-        """How the sender's rank's pool lies. Raises ValueError for numbers that cannot be."""
+        """Layout of the sender's rank's pool. Raises ValueError for invalid numbers."""
         return PoolLayout(
             self.tensors, num_blocks=self.num_blocks, block_size=self.block_size, rank=self.source.rank
         )  # fmt: skip
@@ -66,7 +66,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The receiver takes the link; `digests` is what holds on it."""
+    """The receiver accepts the link; `digests` is the setting of this link."""
 
     receiver_epoch: int
     link_epoch: int
@@ -87,7 +87,7 @@ def encode_hello(hello: Hello) -> bytes:
 
 
 def decode_hello(body: bytes | bytearray) -> Hello:
-    """Rebuild HELLO. Raises WireError."""
+    """Decode HELLO. Raises WireError."""
     try:
         head = _HEAD.unpack_from(body)
         version, sender_epoch, link_epoch, receiver_epoch, nonce, flags, *ranks, block_size, num_blocks, count = head
@@ -116,7 +116,7 @@ def encode_welcome(welcome: Welcome) -> bytes:
 
 
 def decode_welcome(body: bytes | bytearray) -> Welcome:
-    """Rebuild WELCOME. Raises WireError."""
+    """Decode WELCOME. Raises WireError."""
     try:
         receiver_epoch, link_epoch, flags = _WELCOME.unpack(body)
         return Welcome(receiver_epoch, link_epoch, bool(flags & _DIGESTS))
@@ -130,18 +130,18 @@ def check_hello(hello: Hello, *, instance_id: str, epoch: int, layout: PoolLayou
         raise Incompatible(f"KV protocol version {PROTOCOL_VERSION} here, {hello.protocol_version} there")
     if (hello.receiver_id, hello.receiver_epoch) != (instance_id, epoch):
         raise InstanceLost(
-            f"{hello.receiver_id} of epoch {hello.receiver_epoch:x} was meant, this is {instance_id} of epoch {epoch:x}"
+            f"the link is for {hello.receiver_id} epoch {hello.receiver_epoch:x}, this is {instance_id} epoch {epoch:x}"
         )
-    meant = Rank(hello.receiver_rank, hello.receiver_ranks)
-    if meant != layout.rank:
-        raise Incompatible(f"{meant} of {instance_id} was meant, this is {layout.rank}")
+    intended = Rank(hello.receiver_rank, hello.receiver_ranks)
+    if intended != layout.rank:
+        raise Incompatible(f"the link is for {intended} of {instance_id}, this is {layout.rank}")
     difference = describe_difference(layout.model_tensors, hello.tensors)
     if difference is not None:
         raise Incompatible(f"{difference} ({instance_id} here, {hello.sender_id} there)")
     try:
         check_rank(hello.source.rank)
     except ValueError as error:
-        raise Incompatible(f"{hello.sender_id} says that it is {error}") from error
+        raise Incompatible(f"{hello.sender_id} claims to be {error}") from error
     pool_bytes = hello.num_blocks * hello.block_size * sum(tensor.token_bytes for tensor in layout.model_tensors)
     if not 0 < pool_bytes <= _MAX_POOL_BYTES:
         raise Incompatible(

@@ -1,4 +1,4 @@
-"""One accepted connection of the receiver: the handshake, then messages one after another on its own thread."""
+"""One accepted connection of the receiver: the handshake, then its messages in order, on its own thread."""
 
 import contextlib
 import threading
@@ -18,7 +18,7 @@ from wire.errors import PdserveError
 from wire.trust import Trust
 
 _log = EventLogger("kvtransfer")
-_STRANGER = "a stranger"
+_UNKNOWN = "an unknown peer"
 _FROM_SENDER = (
     MessageType.OPEN, MessageType.FRAME, MessageType.COMMIT, MessageType.ABORT, MessageType.RENEW, MessageType.PING,
     MessageType.PROBE, MessageType.HELD,
@@ -26,7 +26,7 @@ _FROM_SENDER = (
 
 
 class Incoming:
-    """Owner of one accepted connection. Its end ends the tickets that were opened on it."""
+    """Owner of one accepted connection. When it ends, the tickets opened on it end too."""
 
     def __init__(
         self, number: int, stream: Stream, table: TicketTable, *, choose: Callable[[Hello], Transport],
@@ -40,15 +40,15 @@ class Incoming:
         self.thread = threading.Thread(target=self._run, name=f"kv-in-{number}", daemon=True)
 
     def answer(self, data: bytes) -> None:
-        """Send a message to the sender without waiting; from any thread."""
+        """Send a message to the sender without blocking. Any thread."""
         self._stream.send_now(data)
 
     def shutdown(self) -> None:
-        """Make the thread end soon; from any thread."""
+        """Make the thread end soon. Any thread."""
         self._stream.shutdown()
 
     def _run(self) -> None:
-        sender, reason, greeted = _STRANGER, "the receiver failed", False
+        sender, reason, greeted = _UNKNOWN, "the receiver failed", False
         try:
             self._inlet, hello = answer(
                 self._stream, self._timeouts, self._choose, self._trust, digests=self._digests, refusals=self._refusals
@@ -74,15 +74,15 @@ class Incoming:
             self._clean_up(sender, reason)
 
     def _log_end(self, sender: str, reason: str) -> None:
-        if sender is _STRANGER:
+        if sender is _UNKNOWN:
             self._refusals.info("kv_link_in_over", "kv_link_in_over", sender=sender, reason=reason)
         else:
             _log.info("kv_link_in_over", sender=sender, reason=reason)
 
     def _clean_up(self, sender: str, reason: str) -> None:
-        """Give everything back: what goes wrong at one step keeps no other from being taken."""
+        """Release everything: an error at one step must not skip the others."""
         try:
-            with contextlib.ExitStack() as steps:  # the last one first
+            with contextlib.ExitStack() as steps:  # run in reverse order
                 steps.callback(self._ended, self._number)
                 steps.callback(self._stream.close)
                 if self._inlet is not None:
@@ -96,13 +96,13 @@ class Incoming:
         while True:
             kind, body = self._stream.receive_message()
             if kind not in _FROM_SENDER:
-                raise WireError(f"{kind.name} came from a sender")
+                raise WireError(f"a sender sent {kind.name}")
             message = decode(kind, body)
             assert not isinstance(message, Refuse)
             if isinstance(message, Frame) and message.num_bytes == 0:
                 raise WireError("an empty FRAME")
             if isinstance(message, Signal):
-                self._probed.hear(message)
+                self._probed.handle(message)
             elif self._probed.takes(message):
                 with self._table.arriving(self._number):
                     self._probed.move(message, inlet)

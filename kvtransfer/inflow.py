@@ -1,8 +1,8 @@
-"""What one rank of P has sent for one ticket, over one link. Pure.
+"""What one rank of P has sent for one ticket over one link. Pure.
 
 announced -> moving -> verified            (a digest that differs: -> repeat -> moving -> verified, once)
-complete: the commit is proposed, everything owed is in and verified, and the sums agree
-receipt:  owed -> asked -> held            (where nothing else shows that what was read is what was announced)
+complete: the commit is proposed, all frames are received and verified, and the sums agree
+receipt:  owed -> requested -> held        (where nothing else proves that the bytes read are those announced)
 """
 
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from enum import Enum
 
 from kvtransfer.coverage import Coverage, mask_of
 from kvtransfer.frame import Commit, Frame
-from kvtransfer.terms import Terms, check_frame, in_words, same_place, seal_of
+from kvtransfer.terms import Terms, check_frame, describe_frame, same_place, seal_of
 from wire.errors import HandoffFailed
 from wire.kv_layout import Rank
 
@@ -19,7 +19,7 @@ _DIGEST_MODULUS = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class SendingRank:
-    """Who speaks on a link: one rank of one life of the sending instance's process."""
+    """The sender of a link: one rank of one process of the sending instance."""
 
     sender_id: str
     epoch: int
@@ -38,7 +38,7 @@ class FrameVerdict(Enum):
 
 
 class MoveResult(Enum):
-    """What a finished move means."""
+    """The outcome of a finished move."""
 
     VERIFIED = "verified"
     REPEAT = "repeat"
@@ -48,7 +48,7 @@ class MoveResult(Enum):
 class _Receipt(Enum):
     NEEDLESS = "needless"
     OWED = "owed"
-    ASKED = "asked"
+    REQUESTED = "requested"
     HELD = "held"
 
 
@@ -66,9 +66,9 @@ class _Expected:
 
 
 class Inflow:
-    """Owner of the frames of one link for one ticket. `lease_end` is when the sender will have been silent too long.
+    """Owner of the frames of one link for one ticket. At `lease_end` the sender has been silent for too long.
 
-    With `receipt` the sender has to say, after the last read, that it held the blocks till then.
+    With `receipt` the sender must confirm, after the last read, that it held the blocks until then.
     """
 
     def __init__(self, source: SendingRank, terms: Terms, lease_end: float, *, receipt: bool = False) -> None:
@@ -90,36 +90,36 @@ class Inflow:
 
     @property
     def description(self) -> bytes:
-        """What the commit says the prompt is."""
+        """The prompt as serialised in the commit."""
         assert self._commit is not None
         return self._commit.description
 
     @property
     def owes_receipt(self) -> bool:
-        """Whether the sender has yet to say that it held the blocks; not where no frame was read."""
-        return self._receipt in (_Receipt.OWED, _Receipt.ASKED) and bool(self._frames)
+        """Whether the sender has yet to confirm that it held the blocks; not if no frame was read."""
+        return self._receipt in (_Receipt.OWED, _Receipt.REQUESTED) and bool(self._frames)
 
     @property
     def waits_for_sender(self) -> bool:
-        """Whether the sender's lease counts: it still owes frames, its commit, or a receipt that was asked for."""
-        return not self.complete or self._receipt is _Receipt.ASKED
+        """Whether the sender's lease counts: it still owes frames, its commit, or a requested receipt."""
+        return not self.complete or self._receipt is _Receipt.REQUESTED
 
-    def ask(self, lease_end: float) -> bool:
-        """Whether to ask for the receipt now: once, when everything is in. The sender has until `lease_end`."""
-        if not self.complete or not self.owes_receipt or self._receipt is _Receipt.ASKED:
+    def request_receipt(self, lease_end: float) -> bool:
+        """Return whether to request the receipt now: once, when complete. The sender has until `lease_end`."""
+        if not self.complete or not self.owes_receipt or self._receipt is _Receipt.REQUESTED:
             return False
-        self._receipt, self.lease_end = _Receipt.ASKED, max(self.lease_end, lease_end)
+        self._receipt, self.lease_end = _Receipt.REQUESTED, max(self.lease_end, lease_end)
         return True
 
     def held(self) -> bool:
-        """Take the receipt; False for one that was not asked for, or is there."""
-        if self._receipt is not _Receipt.ASKED:
+        """Record the receipt; return False if it was not requested, or is a duplicate."""
+        if self._receipt is not _Receipt.REQUESTED:
             return False
         self._receipt = _Receipt.HELD
         return True
 
     def accept(self, frame: Frame) -> FrameVerdict:
-        """Judge an announced frame before a byte moves. Raises HandoffFailed if it breaks the terms."""
+        """Check an announced frame before a byte is moved. Raises HandoffFailed if it violates the terms."""
         known = self._frames.get(frame.number)
         if known is None:
             self._cover(frame)
@@ -128,14 +128,14 @@ class Inflow:
             return FrameVerdict.DUPLICATE
         elif not same_place(known.frame, frame):
             raise HandoffFailed(
-                f"frame {frame.number} came again as another: {in_words(known.frame)}, {in_words(frame)}"
+                f"frame {frame.number} was resent as another: {describe_frame(known.frame)}, {describe_frame(frame)}"
             )
         else:
             known.frame, known.state = _without_blocks(frame), _FrameState.REPEATING
         return FrameVerdict.MOVE
 
     def finish(self, number: int, digest: int) -> MoveResult:
-        """Take the digest of a moved frame. Raises HandoffFailed at the second miss."""
+        """Check the digest of a moved frame. Raises HandoffFailed at the second mismatch."""
         expected = self._frames[number]
         frame = expected.frame
         if digest == frame.digest:
@@ -146,43 +146,43 @@ class Inflow:
             return MoveResult.VERIFIED
         if expected.state is _FrameState.REPEATING:
             raise HandoffFailed(
-                f"KV of {in_words(frame)} is corrupt twice: digest {frame.digest:016x} sent, {digest:016x} received"
+                f"KV of {describe_frame(frame)} is corrupt twice: digest {frame.digest:016x} sent, {digest:016x} read"
             )
         expected.state = _FrameState.REPEAT
         return MoveResult.REPEAT
 
     def propose(self, commit: Commit) -> FrameVerdict:
-        """Take the sender's commit. Raises HandoffFailed if frames are missing."""
+        """Record the sender's commit. Raises HandoffFailed if frames are missing."""
         if self._commit is not None:
             return FrameVerdict.DUPLICATE
         claimed = sum(_tensor_tokens(known.frame) for known in self._frames.values())
         if len(self._frames) != commit.num_frames or claimed != self._wanted_tokens:
             raise HandoffFailed(
-                f"commit of {commit.num_frames} frames: {len(self._frames)} came with {claimed} of "
+                f"commit of {commit.num_frames} frames: {len(self._frames)} were received with {claimed} of "
                 f"{self._wanted_tokens} tensor tokens"
             )
         self._commit = commit
         return FrameVerdict.MOVE
 
     def check_complete(self) -> bool:
-        """Look whether everything owed is in, and note it in `complete`. Raises HandoffFailed on other sums."""
+        """Check whether everything is received, and set `complete`. Raises HandoffFailed if the sums differ."""
         commit = self._commit
         if self.complete or commit is None or self._verified_tokens != self._wanted_tokens:
             return self.complete
         if (commit.kv_bytes, commit.digest_sum) != (self.kv_bytes, self._digest_sum):
             raise HandoffFailed(
                 f"commit of {commit.kv_bytes} bytes, digests {commit.digest_sum:016x}: "
-                f"{self.kv_bytes} bytes, {self._digest_sum:016x} came"
+                f"{self.kv_bytes} bytes, {self._digest_sum:016x} were received"
             )
         self.complete = True
         return True
 
     def _cover(self, frame: Frame) -> None:
-        """Check a new frame and note what it brings."""
+        """Check a new frame and record its tokens as covered."""
         check_frame(frame, self._terms)
         tensors = mask_of(frame.tensor, frame.num_tensors)
         if self._commit is not None or not self._coverage.add(frame.start, frame.end, tensors):
-            raise HandoffFailed(f"{in_words(frame)} came twice, or after the commit")
+            raise HandoffFailed(f"{describe_frame(frame)} was sent twice, or after the commit")
 
 
 def _tensor_tokens(frame: Frame) -> int:
@@ -190,5 +190,5 @@ def _tensor_tokens(frame: Frame) -> int:
 
 
 def _without_blocks(frame: Frame) -> Frame:
-    """Return what is kept until the ticket ends: where the sender had it is of use only while it is moved."""
+    """Return the frame as kept until the ticket ends: without block ids, which are needed only for its move."""
     return replace(frame, block_ids=()) if frame.block_ids else frame

@@ -1,4 +1,4 @@
-"""What the workers see of the hand-off: a sender on P, a receiver on D. Both are thread-safe and never block callers.
+"""Interface of the hand-off to the workers: a sender on P, a receiver on D. Both are thread-safe and never block.
 
     prefill_worker -> KvSender (sender.py)  ==link==>  KvReceiver (receiver.py) -> decode_worker
 
@@ -15,13 +15,13 @@ from wire.types import KvEndpoint, LinkStatus, Ticket
 
 
 class PoolMemory(Protocol):
-    """The pool's memory: the sender reads it, the receiver (its owner) writes it."""
+    """The pool's memory: the sender reads it; the receiver, its owner, writes it."""
 
     layout: PoolLayout
 
     @property
     def fd(self) -> int | None:
-        """The sealed memfd that is the whole pool, or None."""
+        """The sealed memfd that contains the whole pool, or None."""
         ...
 
     @property
@@ -32,9 +32,9 @@ class PoolMemory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SendStats:
-    """How one hand-off went on the sender: from the first frame's announcement to the ack.
+    """Statistics of one hand-off on the sender, from the first frame's announcement to the ack.
 
-    `early_bytes` of the `kv_bytes` were announced before the commit was posted: what the overlap hid.
+    `early_bytes` of the `kv_bytes` were announced before the commit was posted: hidden by the overlap with prefill.
     """
 
     transport: str
@@ -45,19 +45,19 @@ class SendStats:
 
 
 class SenderEvents(Protocol):
-    """What the sender reports, each ticket exactly once. Called on the sender's threads; must not block."""
+    """Events of the sender, one per ticket. Called on the sender's threads; must not block."""
 
     def acked(self, ticket_id: str, stats: SendStats) -> None:
         """The receiver has committed: the blocks may be freed."""
         ...
 
     def failed(self, ticket_id: str, error: PdserveError) -> None:
-        """The ticket ended otherwise (link lost, receiver aborted, lease over): the blocks may be freed."""
+        """The ticket ended without commit (link lost, receiver aborted, lease over): the blocks may be freed."""
         ...
 
 
 class Sender(Protocol):
-    """P's half. `begin`, `put`, `commit`, `abort` are idempotent and silent for a ticket already ended."""
+    """P's half. `begin`, `put`, `commit`, `abort` are idempotent and do nothing for a ticket that has ended."""
 
     @property
     def bytes_sent(self) -> int:
@@ -65,29 +65,29 @@ class Sender(Protocol):
         ...
 
     def begin(self, ticket: Ticket) -> None:
-        """Choose the link to the ticket's instance (dialling it if need be) and open the ticket on it."""
+        """Choose the link to the ticket's instance (dialling if necessary) and open the ticket on it."""
         ...
 
     def put(self, ticket_id: str, layer: int, start: int, end: int, block_ids: Sequence[int]) -> None:
         """Queue the frames of every KV tensor of `layer` for tokens [start, end) of the prompt in these blocks.
 
-        On a device they may still be computed: they go out once the pool's newest mark of now is reached.
+        On a device they may still be computed: they are sent once the pool's newest mark at this call is reached.
         """
         ...
 
     def commit(self, ticket_id: str, description: bytes) -> None:
-        """After the last frame: tell the receiver what the prompt is (a serialised PromptState)."""
+        """After the last frame: send the receiver the description of the prompt (a serialised PromptState)."""
         ...
 
     def abort(self, ticket_id: str, reason: str) -> None:
-        """End the ticket; the receiver is told. Reports no event.
+        """End the ticket and notify the receiver. Emits no event.
 
-        The blocks may be freed then: what has not been read of them by now is never committed.
+        The blocks may be freed then: KV that has not been read from them by now is never committed.
         """
         ...
 
     def links(self) -> tuple[LinkStatus, ...]:
-        """The links as they are now."""
+        """Return the current links."""
         ...
 
     def close(self) -> None:
@@ -96,15 +96,15 @@ class Sender(Protocol):
 
 
 class ReceiverEvents(Protocol):
-    """What the receiver reports, on its own threads (`ended` also on one that aborts); must not block long.
+    """Events of the receiver, on its own threads (`ended` also on one that aborts); must not block long.
 
-    No lock that a caller of `Receiver.abort` holds may be taken here.
+    Handlers must not take a lock that a caller of `Receiver.abort` holds.
     """
 
     def committed(self, ticket_id: str, description: bytes, block_ids: tuple[int, ...], kv_bytes: int) -> None:
-        """Every frame is in and verified: the blocks now belong to the prompt described.
+        """Every frame is received and verified: the blocks now belong to the prompt described.
 
-        Raising a PdserveError aborts the ticket instead (the sender hears it) and leaves the blocks to `ended`.
+        Raising a PdserveError aborts the ticket instead and notifies the sender; `ended` is then called for the blocks.
         """
         ...
 
@@ -123,15 +123,15 @@ class Receiver(Protocol):
 
     @property
     def endpoints(self) -> tuple[KvEndpoint, ...]:
-        """Where senders reach it, best first."""
+        """Endpoints at which senders reach it, best first."""
         ...
 
     def open(self, ticket_id: str, *, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> Ticket:
-        """Make a ticket whose frames go into `block_ids` (block i holds tokens [i*block_size, ...))."""
+        """Open a ticket whose frames are written into `block_ids` (block i holds tokens [i*block_size, ...))."""
         ...
 
     def abort(self, ticket_id: str, reason: str) -> None:
-        """End a ticket; a sender that is on it hears it. `ended` is called unless it had ended already."""
+        """End a ticket and notify its sender, if any. `ended` is called unless it had ended already."""
         ...
 
     def close(self) -> None:

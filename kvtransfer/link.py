@@ -1,10 +1,10 @@
-"""The sender's link to one instance: one life of one connection, with its queue and its two threads.
+"""The sender's link to one instance: one connection from dial to end, with its queue and its two threads.
 
-callers --post--> queue --> writer thread: dials, digests, sends, keeps the leases; owns every ticket's state
+callers --post--> queue --> writer thread: dials, digests, sends, renews leases; owns every ticket's state
                     ^------ reader thread: NACK, READ, ACK, ABORT of the receiver, and the end of the connection
-                            RENEW of the receiver counts at once
+                            (RENEW of the receiver is applied at once)
 
-    connecting -> up -> draining -> down      draining: takes no new ticket and closes when its last one has ended
+    connecting -> up -> draining -> down      draining: accepts no new ticket, closes after the last one
 """
 
 import queue
@@ -45,29 +45,29 @@ _LEAST_GATHERED, _MOST_GATHERED = 4, 512
 
 
 class LinkOwner(Protocol):
-    """Who hears of a link's life, on the link's own thread; none of the link's locks is held."""
+    """Callbacks on a link's state, on the link's own thread; none of the link's locks is held."""
 
     def dial_failed(self, transport: str, reason: str) -> None:
-        """One transport was tried and did not work."""
+        """One transport was tried and failed."""
         ...
 
     def up(self, link: "Link") -> None:
-        """It takes frames."""
+        """The link accepts frames."""
         ...
 
     def down(self, link: "Link", error: PdserveError | None) -> None:
-        """It is over, its tickets are about to end; `error` is None when this side closed it in peace."""
+        """The link is over and its tickets are about to end; `error` is None if this side closed it regularly."""
         ...
 
     def tick(self) -> None:
-        """The link lives; called all the time."""
+        """Called regularly while the link is alive."""
         ...
 
 
 class Link:
-    """Owner of one connection's life on the sender. Its end ends every ticket begun on it.
+    """Owner of one connection of the sender. When it ends, every ticket begun on it ends too.
 
-    It dials `transports` in their order. A `spare` one was made without a ticket.
+    It dials `transports` in their order. A `spare` link was made without a ticket.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Link:
         transports: Sequence[Transport], owner: LinkOwner, *, spare: bool = False,
     ) -> None:  # fmt: skip
         self.link_epoch, self.transports, self.spare = link_epoch, tuple(transports), spare
-        self.transport = ""  # the one in use, known a moment before "up"
+        self.transport = ""  # the one in use, set just before "up"
         self._settings, self._key, self._endpoints, self._owner = settings, key, endpoints, owner
         self._phase, self._draining = "connecting", False
         self._closing = False
@@ -103,7 +103,7 @@ class Link:
 
     @property
     def load(self) -> int:
-        """KV bytes of the tickets that were begun here and have not ended."""
+        """KV bytes of the tickets begun here that have not ended."""
         return self._load
 
     @property
@@ -113,11 +113,11 @@ class Link:
 
     @property
     def frames_resent(self) -> int:
-        """Frames that went out a second time."""
+        """Frames that were sent again."""
         return 0 if self._sendings is None else self._sendings.frames_resent
 
     def begin(self, op: Begin, num_bytes: int) -> bool:
-        """Queue a ticket of `num_bytes`; False when this life is over and the caller needs another link."""
+        """Queue a ticket of `num_bytes`; return False if this link is over or draining and the caller needs another."""
         with self._lock:
             if self._phase == "down" or self._draining:
                 return False
@@ -127,7 +127,7 @@ class Link:
             return True
 
     def measure(self, op: Measure) -> bool:
-        """Queue a measurement; False when the caller needs another link."""
+        """Queue a measurement; return False if the caller needs another link."""
         with self._lock:
             if self._phase == "down" or self._draining:
                 return False
@@ -135,48 +135,48 @@ class Link:
             return True
 
     def ended(self, ticket_id: str) -> None:
-        """A ticket has ended: it is no load any more."""
+        """Remove an ended ticket from the load."""
         with self._lock:
             self._load -= self._promised.pop(ticket_id, 0)
 
     def announced(self, ticket_id: str) -> int:
-        """KV bytes of a ticket that have gone out so far."""
+        """Return the KV bytes of a ticket that have been announced so far."""
         return 0 if self._sendings is None else self._sendings.announced(ticket_id)
 
     def post(self, op: Op) -> None:
-        """Queue an op, never waiting. After the link's end it is lost, as its tickets are."""
+        """Queue an op without blocking. After the link's end it is dropped; the link's tickets have ended too."""
         self._queue.put(op)
 
     def drain(self) -> None:
-        """Take no new ticket, and close in peace when the last one has ended."""
+        """Accept no new ticket, and close regularly when the last one has ended."""
         with self._lock:
             self._draining = True
         self.post(Tend())
 
     def end(self) -> None:
-        """Close it in peace: the receiver is told of each ticket, which may take a dial to its end."""
+        """Close it regularly: the receiver is notified of each ticket, which may first wait for a dial to finish."""
         self.post(LinkOver(None))
         if self._phase == "connecting" and self.spare:
             self.cut()
 
     def cut(self) -> None:
-        """Close it at once: wake whoever waits on the connection."""
+        """Close it at once: wake the threads that wait on the connection."""
         self._closing = True
         stream = self._stream
         if stream is not None:
             stream.shutdown()
 
     def check_open(self) -> None:
-        """Stop a dial that nobody wants any more (dial.Watch)."""
+        """Stop the dial if the link was closed (dial.DialWatch)."""
         if self._closing:
             raise InstanceLost(f"the KV link to {self._key.instance_id} was closed")
 
     def connected(self, stream: Stream) -> None:
-        """The dial got this far (dial.Watch)."""
+        """Record the dial's connection (dial.DialWatch)."""
         self._stream = stream
 
     def failed(self, transport: str, reason: str) -> None:
-        """The dial goes on with the next transport (dial.Watch)."""
+        """Report a failed transport; the dial continues with the next one (dial.DialWatch)."""
         self._owner.dial_failed(transport, reason)
 
     def _run(self) -> None:
@@ -190,7 +190,7 @@ class Link:
         except Exception as reason:  # noqa: BLE001  the outermost frame of this link's thread
             _log.error("kv_link_failed", exc=reason, peer=self._key.instance_id)
             error = InternalError(f"the KV link to {self._key.instance_id} failed: {reason}")
-        self._wind_up(None if self._closing else error)
+        self._shut_down(None if self._closing else error)
 
     def _live(self) -> PdserveError | None:
         dialled = dial(
@@ -233,7 +233,7 @@ class Link:
                     case Measure():
                         probe.start(op)
                     case ProbeAnswered():
-                        probe.heard(op)
+                        probe.handle_answer(op)
                     case Tend():
                         pass
                     case Put():
@@ -248,7 +248,7 @@ class Link:
             self._owner.tick()
 
     def _gather(self) -> None:
-        """Take what waits; few ops at first, so that the receiver has work while many are joined."""
+        """Take the queued ops; few at first, so that the receiver has work while many are joined."""
         try:
             self._gathered.append(self._queue.get(timeout=self._settings.tend_interval_s))
             while len(self._gathered) < self._gather_ops:
@@ -258,12 +258,12 @@ class Link:
             self._gather_ops = _LEAST_GATHERED
         self._gathered = deque(merge_puts(self._gathered))
 
-    def _wind_up(self, error: PdserveError | None) -> None:
+    def _shut_down(self, error: PdserveError | None) -> None:
         with self._lock:
             self._phase = "down"
         if error is not None:
             _log.warning("kv_link_down", peer=self._key.instance_id, transport=self.transport, reason=error)
-        self._owner.down(self, error)  # first: whoever hears that a ticket failed may begin the next one at once
+        self._owner.down(self, error)  # first: a failed ticket's owner may begin the next one at once
         self._hang_up()
         error = error or InstanceLost(f"the KV link to {self._key.instance_id} was closed")
         ops = [*self._gathered, *(self._queue.get_nowait() for _ in range(self._queue.qsize()))]
@@ -278,11 +278,11 @@ class Link:
                 op.done(error)
 
     def _hang_up(self) -> None:
-        """End the connection, which may take seconds: no ticket is begun here any more meanwhile."""
+        """Close the connection, which may take seconds: no ticket begins on this link in the meantime."""
         try:
             if self._reader is not None:
                 self._reader.stop()
-        except Exception as error:  # noqa: BLE001  what cannot be closed must not keep the tickets from ending
+        except Exception as error:  # noqa: BLE001  a failed close must not keep the tickets open
             _log.error("kv_link_failed", exc=error, peer=self._key.instance_id)
 
     def _hello(self) -> Hello:
@@ -297,7 +297,7 @@ class Link:
 
 
 def join_all(links: Iterable[Link], timeout_s: float) -> None:
-    """Wait for the threads of all links together; what holds one up is cut towards the end."""
+    """Wait for the threads of all links together; cut the remaining links after 4/5 of the time."""
     links, started = list(links), time.monotonic()
     for until in (started + timeout_s * 4 / 5, started + timeout_s):
         for link in links:

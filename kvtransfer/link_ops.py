@@ -1,4 +1,4 @@
-"""What is posted to a link's queue, and what all links of one sender share."""
+"""The ops posted to a link's queue, and the settings that all links of one sender share."""
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ from wire.types import Ticket
 
 @dataclass(frozen=True, slots=True)
 class PeerKey:
-    """One rank of one life of one instance's process, as a ticket names it."""
+    """One rank of one process of an instance, as a ticket names it."""
 
     instance_id: str
     epoch: int
@@ -34,7 +34,7 @@ class Begin:
 class Put:
     """Send the frames of every KV tensor of `layers` for tokens [start, end).
 
-    They are complete behind `mark`, where the pool lies on a device.
+    On a device, that KV is complete once `mark` is reached.
     """
 
     ticket_id: str
@@ -47,7 +47,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class FinishTicket:
-    """Send the commit. `early_bytes` had been announced when the caller posted it."""
+    """Send the commit. `early_bytes` were announced before the caller posted it."""
 
     ticket_id: str
     description: bytes
@@ -56,7 +56,7 @@ class FinishTicket:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The caller aborted."""
+    """The caller has aborted the ticket."""
 
     ticket_id: str
     reason: str
@@ -64,14 +64,14 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class MessageReceived:
-    """The receiver said something."""
+    """A message of the receiver."""
 
     message: Nack | Read | Ack | Abort
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a measurement found."""
+    """The result of a measurement."""
 
     round_trip_s: float
     bytes_per_s: float
@@ -88,7 +88,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class ProbeAnswered:
-    """The receiver answered a PING or a PROBE, at this time of the sender's clock."""
+    """The receiver's answer to a PING or a PROBE, received at this time of the sender's clock."""
 
     signal: Signal
     at: float
@@ -96,22 +96,22 @@ class ProbeAnswered:
 
 @dataclass(frozen=True, slots=True)
 class LinkOver:
-    """The link is over; `error` is None when this side closes it in peace."""
+    """The link is over; `error` is None if this side closes it regularly."""
 
     error: PdserveError | None
 
 
 @dataclass(frozen=True, slots=True)
 class Tend:
-    """Look at the leases now."""
+    """Check the leases now."""
 
 
 def merge_puts(ops: Iterable["Op"]) -> list["Op"]:
-    """Join the puts of one ticket that wait behind each other: a link that is behind sends fewer, larger frames.
+    """Join the queued puts of one ticket: a link with a backlog sends fewer, larger frames.
 
-    A later put goes out with the earlier one whose tokens it continues in the same layer; then layers whose tokens are
-    the same go out together. All else keeps its order. What is still being computed is joined to nothing before it,
-    which would wait for its mark too.
+    A put that continues an earlier one's tokens in the same layer is joined to it; then layers with the same tokens are
+    joined. All else keeps its order. A put still being computed is not joined to an earlier one, which would then wait
+    for its mark too.
     """
     return _join(_join(ops, _key_of_layers, _continued), _key_of_tokens, _with_layers)
 
@@ -119,7 +119,7 @@ def merge_puts(ops: Iterable["Op"]) -> list["Op"]:
 def _join(
     ops: Iterable["Op"], key_of: Callable[[Put], Hashable], joined: Callable[[Put, Put], Put | None]
 ) -> list["Op"]:
-    """Put each put into the last one before it of its key, where `joined` can."""
+    """Merge each put into the last one before it with the same key, if `joined` can."""
     kept: list[Op] = []
     places: dict[Hashable, int] = {}
     for op in ops:
@@ -136,7 +136,7 @@ def _join(
 
 
 def _is_complete(put: Put) -> bool:
-    """Whether nothing is to be waited for, nor for any put before it: marks are reached in their order."""
+    """Return whether the put and all before it are computed: marks are reached in order."""
     return put.mark is None or put.mark.is_done
 
 
@@ -164,11 +164,11 @@ Op = TicketOp | ProbeOp | LinkOver | Tend
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """What all links of one sender share.
+    """The settings that all links of one sender share.
 
-    `acked(ticket_id, stats)` is told by each link that a ticket went over. `claim(ticket_id)` is True exactly once: the
-    right to report that it failed; the ticket's other links drop it. While `is_open(ticket_id)` its blocks are held;
-    `catch_up()` is False where what was dropped in another process could not be heard.
+    A link calls `acked(ticket_id, stats)` when the receiver has acked. `claim(ticket_id)` is True exactly once: for
+    the caller that reports the ticket's failure; its other links drop it. While `is_open(ticket_id)` its blocks are
+    held; `catch_up()` is False if the aborts made in another process could not be received.
     """
 
     instance_id: str

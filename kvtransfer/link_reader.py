@@ -1,4 +1,4 @@
-"""The thread of a link that hears the receiver, and who closes the connection that it reads from."""
+"""A link's reading thread, and which of reader and writer closes their connection."""
 
 import threading
 from collections.abc import Callable
@@ -15,10 +15,10 @@ _JOIN_S = 2.0
 
 
 class LinkReader:
-    """Owner of the reading thread. Reader and writer share the connection: whoever leaves it last closes it.
+    """Owner of the reading thread. Reader and writer share the connection: the last one to leave closes it.
 
-    A descriptor closed under a thread that still reads it may be another socket's by then. `note` has each message
-    about a ticket at once, `post` those that the writer answers or acts upon, in its turn.
+    A descriptor closed while a thread still reads it may be reused for another socket. `note` receives each message
+    about a ticket at once, `post` the messages that the writer handles in their order.
     """
 
     def __init__(
@@ -33,15 +33,15 @@ class LinkReader:
         self._thread = threading.Thread(target=self._run, name=f"kv-back-{peer_id}", daemon=True)
 
     def start(self) -> None:
-        """Begin to read. Raises RuntimeError when no thread can be had."""
+        """Start reading. Raises RuntimeError if no thread can be started."""
         with self._lock:
             self._thread.start()
             self._num_users += 1
 
     def stop(self) -> None:
-        """The writer is done: end the connection, release the outlet, and wait a moment for the reader to leave.
+        """The writer has finished: end the connection, release the outlet, and wait briefly for the reader to leave.
 
-        What the receiver had said by then has been posted, unless the reader is held up.
+        The messages received until then have been posted, unless the reader is blocked.
         """
         self._stream.shutdown()
         self._outlet.close()
@@ -54,16 +54,16 @@ class LinkReader:
     def _run(self) -> None:
         try:
             while True:
-                self._hear()
+                self._receive()
         except (LinkLost, WireError) as error:
             self._post(LinkOver(InstanceLost(f"the KV link to {self._peer_id} is lost: {error}")))
-        except Exception as error:  # noqa: BLE001  the outermost frame of this thread: a link that is deaf must end
+        except Exception as error:  # noqa: BLE001  the outermost frame of this thread: without it the link must end
             _log.error("kv_link_failed", exc=error, peer=self._peer_id)
             self._post(LinkOver(InternalError(f"the KV link to {self._peer_id} failed: {error}")))
         finally:
             self._leave()
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         message = decode(*self._stream.receive_message())
         match message:
             case Taken():
@@ -76,7 +76,7 @@ class LinkReader:
             case Signal():
                 self._post(ProbeAnswered(message, self._clock()))
             case _:
-                raise WireError(f"{type(message).__name__} came from a receiver")
+                raise WireError(f"a receiver sent {type(message).__name__}")
 
     def _leave(self) -> None:
         with self._lock:

@@ -1,13 +1,13 @@
 """Mooncake's transfer engine as a transport: the receiver reads the sender's staging memory, one-sided.
 
-    sender    gathers a frame into its ring, FRAME names where           TAKEN gives the room back
-    receiver  reads it into staging memory of its own, digests it while copying into the slots
+    sender    gathers a frame into its ring, FRAME has the position      TAKEN frees the space
+    receiver  reads it into its own staging memory, digests it while copying into the slots
 
-The engine (mooncake_engine.py) can also write into memory that is registered, and it listens on all interfaces: so only
-staging memory is ever registered, never a pool, it is used only where `--kv-transport` names it, and it is made at the
-first link that has been proven, not before (docs/ports.md).
-The same class of the package runs over TCP here, between host memory, and over HCCS or RoCE on Ascend, between staging
-memory of the devices: which of them is a trait of the pool's device. Never run there by us.
+The engine (mooncake_engine.py) can also write to registered memory, and it listens on all interfaces: so only staging
+memory is ever registered, never a pool; it is used only if `--kv-transport` names it, and started by the first proven
+link, not before (docs/ports.md).
+The same class of the package transfers host memory over TCP here, and device staging memory over HCCS or RoCE on
+Ascend, depending on a trait of the pool's device. Never run on Ascend by us.
 """
 
 import struct
@@ -51,11 +51,11 @@ class MooncakeTransport:
         self.source: str | None = None
 
     def unusable(self) -> str | None:
-        """It needs the package, and that needs Debian's libibverbs1."""
+        """It needs the package, which needs Debian's libibverbs1."""
         return lacking(way_of(self._device).package)
 
     def open(self, host: str) -> None:
-        """Warn, once a process, of the ports that the engine will open at the first proven link. Opens none."""
+        """Warn, once per process, of the ports that the engine will open at the first proven link. Opens none."""
         warn_of_ports(host)
 
     def unreachable(self, endpoint: KvEndpoint) -> str | None:
@@ -67,7 +67,7 @@ class MooncakeTransport:
         return connect(endpoint.address, timeouts, self.source)
 
     def outlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "MooncakeOutlet":
-        """Register the ring and tell the receiver where it is; the first link starts the engine. Raises OSError."""
+        """Register the ring and send its address to the receiver; the first link starts the engine. Raises OSError."""
         engine = engine_at(stream.socket.getsockname()[0], self._device)
         memory = Registered(engine, _RING_BYTES)
         body = _ROOM.pack(memory.staging.address, _RING_BYTES) + f"{engine.protocol} {engine.session}".encode()
@@ -79,13 +79,13 @@ class MooncakeTransport:
         return MooncakeOutlet(memory, timeouts)
 
     def inlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "MooncakeInlet":
-        """Hear where the sender's ring is and register memory of this side's own. Raises Unavailable, WireError.
+        """Receive the address of the sender's ring and register own staging memory. Raises Unavailable, WireError.
 
         The first link starts the engine.
         """
         body = expect(stream, MessageType.SETUP, timeout_s=timeouts.progress_s)
         if not _ROOM.size < len(body) <= _ROOM.size + _MAX_SESSION_BYTES:
-            raise WireError(f"SETUP of {len(body)} bytes is no ring of mooncake")
+            raise WireError(f"SETUP of {len(body)} bytes does not describe a mooncake ring")
         try:
             address, num_bytes = _ROOM.unpack_from(body)
             protocol, session = bytes(body[_ROOM.size :]).decode("ascii").split(" ")
@@ -93,9 +93,9 @@ class MooncakeTransport:
             raise WireError(f"malformed SETUP of {len(body)} bytes: {error}") from error
         way = way_of(self._device)
         if protocol != way.protocol:
-            raise Unavailable(f"mooncake reads by {way.protocol} on {self._device}, the sender lends by {protocol}")
+            raise Unavailable(f"mooncake uses {way.protocol} on {self._device}, the sender uses {protocol}")
         if session.rpartition(":")[0] != stream.socket.getpeername()[0]:
-            raise WireError(f"the ring is said to be at {session!r}, not where the link comes from")
+            raise WireError(f"the ring's session is {session!r}, which is not the address of the link's sender")
         try:
             memory = Registered(engine_at(stream.socket.getsockname()[0], self._device), _MOST_BYTES)
         except OSError as error:
@@ -105,41 +105,41 @@ class MooncakeTransport:
 
 
 class MooncakeOutlet:
-    """The sender's side of one connection: owner of the ring that frames lie in until they are taken."""
+    """The sender's side of one connection: owner of the ring that holds frames until they are taken."""
 
     most_frame_bytes = FRAME_BYTES
 
     def __init__(self, memory: Registered, timeouts: Timeouts) -> None:
         self._memory, self._timeouts = memory, timeouts
         self._ring = Ring(_RING_BYTES)
-        self._lent: deque[tuple[str, int]] = deque()
+        self._in_ring: deque[tuple[str, int]] = deque()
         self._changed = threading.Condition()
         self._closed = False
 
     def announce(self, frame: Frame, source: RegionRuns) -> list[memoryview | bytes]:
-        """Gather the payload into the ring, waiting for room, and name its place there."""
+        """Gather the payload into the ring, waiting for space, and return the FRAME with its position there."""
         if frame.num_bytes > _MOST_BYTES:
-            raise HandoffFailed(f"a frame of {frame.num_bytes} bytes, mooncake's staging takes {_MOST_BYTES}")
+            raise HandoffFailed(f"a frame of {frame.num_bytes} bytes: mooncake's staging memory has {_MOST_BYTES}")
         start = self._room(frame)
         self._memory.staging.gather(start, source)
         return [encode(replace(frame, block_ids=(start,)))]
 
     def taken(self, message: Taken) -> None:
-        """The oldest frame's room is free; any other is not what the receiver may say."""
+        """Free the oldest frame's space. Raises WireError for any other frame."""
         with self._changed:
-            if not self._lent or self._lent[0] != (message.ticket_id, message.number):
+            if not self._in_ring or self._in_ring[0] != (message.ticket_id, message.number):
                 raise WireError(f"TAKEN of frame {message.number}, which is not the oldest")
-            self._lent.popleft()
+            self._in_ring.popleft()
             self._ring.give_back()
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Take the ring from the engine; with frames lent out, 1 s later: till then the receiver can read the ring."""
+        """Unregister the ring; if it holds frames, 1 s later: until then the receiver can read it."""
         with self._changed:
             self._closed = True
-            lent = bool(self._lent)
+            in_use = bool(self._in_ring)
             self._changed.notify_all()
-        self._memory.close(after_s=_GRACE_S if lent else 0.0)
+        self._memory.close(after_s=_GRACE_S if in_use else 0.0)
 
     def _room(self, frame: Frame) -> int:
         deadline = time.monotonic() + self._timeouts.progress_s
@@ -149,12 +149,12 @@ class MooncakeOutlet:
                 if self._closed or left <= 0:
                     raise LinkLost(f"the receiver took no frame for {self._timeouts.progress_s:g} s")
                 self._changed.wait(left)
-            self._lent.append((frame.ticket_id, frame.number))
+            self._in_ring.append((frame.ticket_id, frame.number))
         return start
 
 
 class MooncakeInlet:
-    """The receiver's side of one connection: reads what the sender lends, on a thread that a stall can be left to."""
+    """The receiver's side of one connection: reads the sender's ring, on a thread that may be left to stall."""
 
     def __init__(
         self, stream: Stream, memory: Registered, session: str, address: int, num_bytes: int, timeouts: Timeouts, *,
@@ -180,11 +180,11 @@ class MooncakeInlet:
         return digest
 
     def skip(self, frame: Frame) -> None:
-        """Nothing of the payload is in the stream: its room is given back."""
+        """Free the frame's space in the ring: the stream has no payload."""
         self._stream.send_now(encode(Taken(frame.ticket_id, frame.epoch, frame.number)))
 
     def close(self) -> None:
-        """Let go of the staging memory as soon as nothing reads into it any more."""
+        """Release the staging memory as soon as no read into it is in progress."""
         self._reader.shutdown(wait=False, cancel_futures=True)
         reading = self._reading
         if reading is None:
@@ -193,7 +193,7 @@ class MooncakeInlet:
             reading.add_done_callback(lambda _: self._memory.close())
 
     def _read(self, address: int, num_bytes: int, stop: StopFlag) -> bool:
-        """Fill the staging memory; False when `stop` came first. Raises LinkLost."""
+        """Fill the staging memory; return False if `stop` was set first. Raises LinkLost."""
         engine, staging = self._memory.engine, self._memory.staging
         self._reading = self._reader.submit(engine.read, self._session, staging, address, num_bytes)
         deadline = time.monotonic() + self._timeouts.progress_s
@@ -201,7 +201,7 @@ class MooncakeInlet:
             try:
                 self._reading.result(_POLL_S)
             except NotYet:
-                if stop.is_set():  # the staging memory is not ours before the engine is done: no more frames
+                if stop.is_set():  # the engine may still write the staging memory: no more frames
                     raise LinkLost("a ticket ended while mooncake was reading for it") from None
                 if time.monotonic() > deadline:
                     raise LinkLost(f"mooncake read nothing for {self._timeouts.progress_s:g} s") from None

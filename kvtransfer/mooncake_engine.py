@@ -1,7 +1,7 @@
-"""Mooncake's transfer engine, one a process and address: its API, its errors, its ports, and the memory it knows.
+"""Mooncake's transfer engine, one per process and address: its API, its errors, its ports, and its registered memory.
 
-It can write into memory that is registered, and it listens on all interfaces whatever it is told: so it is made no
-sooner than somebody asks for it, and what it opens is said in the log (docs/ports.md).
+It can write to registered memory, and listens on all interfaces regardless of its settings: so it is started only
+when first used, and the ports it opens are logged (docs/ports.md).
 """
 
 import functools
@@ -18,17 +18,17 @@ from kvtransfer.staging import Staging
 from telemetry.logs import EventLogger
 
 _log = EventLogger("kvtransfer")
-_TIMEOUT_VARIABLE, _ENGINE_TIMEOUT_S = "MC_TRANSFER_TIMEOUT", "5"  # its least; its own default is 30
-_PORT_VARIABLES, _DEFAULT_PORTS = ("MC_MIN_RPC_PORT", "MC_MAX_RPC_PORT"), (15_000, 17_000)  # the package's own
-_LEAST_PORT, _LAST_PORT = 1_024, 65_535  # what it takes for a port
+_TIMEOUT_VARIABLE, _ENGINE_TIMEOUT_S = "MC_TRANSFER_TIMEOUT", "5"  # its minimum; its default is 30
+_PORT_VARIABLES, _DEFAULT_PORTS = ("MC_MIN_RPC_PORT", "MC_MAX_RPC_PORT"), (15_000, 17_000)  # the package's defaults
+_LEAST_PORT, _LAST_PORT = 1_024, 65_535  # the ports that the package accepts
 _MOST_PARKED = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ReadMethod:
-    """How the engine reads, by its own name for it: which package has it, and whether it reads host memory.
+    """How the engine reads, by its own name of the protocol: the package for it, and whether it reads host memory.
 
-    Else it reads memory of its device, which it knows by pieces of 2 MiB.
+    If not, it reads its device's memory, which it registers in pieces of 2 MiB.
     """
 
     protocol: str
@@ -43,7 +43,7 @@ WAYS = {
 
 
 def way_of(device: str) -> ReadMethod:
-    """Return how memory of `device`, as "npu:0", is read. Raises ConfigError."""
+    """Return how the engine reads memory of `device`, as "npu:0". Raises ConfigError."""
     return WAYS[traits_of(device).one_sided]
 
 
@@ -52,28 +52,28 @@ class LentMemory(Protocol):
 
     @property
     def address(self) -> int:
-        """Where it starts."""
+        """Address of the first byte."""
         ...
 
     @property
     def num_bytes(self) -> int:
-        """All of it."""
+        """Its size."""
         ...
 
     def gather(self, start: int, source: RegionRuns) -> None:
-        """Copy the source's runs one after another to `start`; they are there when it returns."""
+        """Copy the source's runs to `start`, one after another; the copy is complete when it returns."""
         ...
 
     def scatter(self, start: int, target: RegionRuns, stop: StopFlag, *, digests: bool) -> int | None:
-        """Copy from `start` into the target's runs; return their digest (0 without), None when `stop` cut it short."""
+        """Copy from `start` to the target's runs; return their digest (0 without), None if `stop` interrupted it."""
         ...
 
 
 class MooncakeEngine:
-    """The package's engine at one address, with what it returns turned into words. It reads memory of `device`."""
+    """The package's engine at one address; translates its status codes to OSError. It reads memory of `device`."""
 
     def __init__(self, host: str, device: str = "cpu") -> None:
-        """Start it: from here on it listens. Raises OSError."""
+        """Start it: it listens from now on. Raises OSError."""
         self._way, self._name = way_of(device), device
         self._device = None if self._way.on_host else open_device(device)
         self._activate()
@@ -81,62 +81,62 @@ class MooncakeEngine:
         self._host, self._engine = host, _package().TransferEngine()
         status = self._engine.initialize(host, "P2PHANDSHAKE", self._way.protocol, "")
         if status != 0:
-            raise OSError(f"mooncake's engine does not start at {host}: {status}")
+            raise OSError(f"mooncake's engine failed to start at {host}: {status}")
         _log.warning("mooncake_listens", ports=open_ports(), note="TCP, on all interfaces: see docs/ports.md")
 
     @property
     def protocol(self) -> str:
-        """How it reads; a peer's has to be the same."""
+        """Its protocol; a peer must use the same one."""
         return self._way.protocol
 
     @property
     def session(self) -> str:
-        """What a peer's engine calls this one: its address and the port that it listens on."""
+        """Its name for a peer's engine: the address and port it listens on."""
         return f"{self._host}:{self._engine.get_rpc_port()}"
 
     def make_memory(self, num_bytes: int) -> LentMemory:
-        """Return memory that it can read, in one piece and aligned as its device's pools are. Raises OSError."""
+        """Return contiguous memory that it can read, aligned as its device's pools are. Raises OSError."""
         if self._device is None:
             return Staging(memoryview(mmap.mmap(-1, num_bytes)))
         from kvtransfer.device_staging import DeviceStaging
 
         try:
             return DeviceStaging(num_bytes, self._device.torch_device, self._device.traits.pool_alignment)
-        except RuntimeError as error:  # torch's own OutOfMemoryError is one
+        except RuntimeError as error:  # torch's OutOfMemoryError is a RuntimeError
             raise OSError(f"no {num_bytes} bytes of staging memory on {self._name}: {error}") from error
 
     def register(self, memory: LentMemory) -> None:
-        """Let peers read `memory`. Raises OSError when the engine does not take it."""
+        """Make `memory` readable by peers. Raises OSError if the engine fails to register it."""
         self._activate()
         status = self._engine.register_memory(memory.address, memory.num_bytes)
         if status != 0:
             raise OSError(f"the engine did not register {memory.num_bytes} bytes of staging memory: {status}")
 
     def unregister(self, memory: LentMemory) -> None:
-        """Let nobody read `memory` any more. Raises OSError: then the engine may still look at it."""
+        """End the access of peers to `memory`. Raises OSError: then the engine may still access it."""
         self._activate()
         status = self._engine.unregister_memory(memory.address)
         if status != 0:
-            raise OSError(f"the engine did not let go of {memory.num_bytes} bytes of staging memory: {status}")
+            raise OSError(f"the engine did not unregister {memory.num_bytes} bytes of staging memory: {status}")
 
     def read(self, session: str, memory: LentMemory, address: int, num_bytes: int) -> None:
-        """Fill the start of `memory` from `address` on at the engine of `session`. Waits. Raises OSError."""
+        """Read from `address` at the engine of `session` into the start of `memory`. Blocks. Raises OSError."""
         self._activate()
         status = self._engine.transfer_sync_read(session, memory.address, address, num_bytes)
         if status != 0:
             raise OSError(f"mooncake could not read {num_bytes} bytes at {session}: {status}")
 
     def _activate(self) -> None:
-        """Make its device this thread's: the calls of a device's memory want that."""
+        """Make its device current in this thread, as calls on device memory require."""
         if self._device is not None:
             self._device.activate()
 
 
 class Registered:
-    """Staging memory that the engine knows. It stays mapped until the engine has let go of it."""
+    """Staging memory registered with the engine. It stays mapped until the engine has unregistered it."""
 
     def __init__(self, engine: MooncakeEngine, num_bytes: int) -> None:
-        """Raises OSError when the engine does not take it."""
+        """Raises OSError if the engine fails to register it."""
         self.engine = engine
         self.staging = engine.make_memory(num_bytes)
         self._lock = threading.Lock()
@@ -144,10 +144,10 @@ class Registered:
         self._registered = True
 
     def close(self, *, after_s: float = 0.0) -> None:
-        """Take the memory from the engine, now or `after_s` seconds from now; idempotent.
+        """Unregister the memory, now or `after_s` seconds from now; idempotent.
 
-        Until then the peer can still read what was lent to it, and nothing else. Where more than 16 wait for their time
-        the oldest of them goes at once.
+        Until then the peer can still read this memory, and nothing else. If more than 16 are waiting, the oldest one
+        is unregistered at once.
         """
         if after_s > 0:
             _park(self, after_s)
@@ -155,7 +155,7 @@ class Registered:
             _unpark(self)
 
     def take_back(self) -> None:
-        """Take the memory from the engine now; idempotent."""
+        """Unregister the memory now; idempotent."""
         with self._lock:
             registered, self._registered = self._registered, False
         if not registered:
@@ -167,8 +167,8 @@ class Registered:
             _KEPT.append(self.staging)
 
 
-_KEPT: list[LentMemory] = []  # never unmapped: the engine may still look at it
-_PARKED: dict[Registered, threading.Timer] = {}  # the oldest first
+_KEPT: list[LentMemory] = []  # never unmapped: the engine may still access it
+_PARKED: dict[Registered, threading.Timer] = {}  # oldest first
 _PARKING = threading.Lock()
 _MAKING = threading.Lock()
 
@@ -176,7 +176,7 @@ _MAKING = threading.Lock()
 def engine_at(host: str, device: str = "cpu") -> MooncakeEngine:
     """Return this process's engine for links at `host`; the first call starts it. Raises OSError.
 
-    Pools whose memory is read by way of the host share one, whatever their device; each other device has its own.
+    Devices whose memory is read through the host share one engine; every other device has its own.
     """
     with _MAKING:
         return _make_engine(host, "cpu" if way_of(device).on_host else device)
@@ -184,7 +184,7 @@ def engine_at(host: str, device: str = "cpu") -> MooncakeEngine:
 
 @functools.cache
 def lacking(package: str = WAYS["tcp"].package) -> str | None:
-    """Return in words what keeps the package from being used here, or None. Opens nothing."""
+    """Return why the package cannot be used here, or None. Opens nothing."""
     try:
         _package()
     except ImportError as error:
@@ -195,23 +195,23 @@ def lacking(package: str = WAYS["tcp"].package) -> str | None:
 
 
 def _package() -> Any:
-    """Import it; it reads its log level then, and no more. Raises ImportError."""
+    """Import the package, which reads its log level at import. Raises ImportError."""
     os.environ.setdefault("MC_LOG_LEVEL", "WARNING")
     return importlib.import_module("mooncake.engine")
 
 
 @functools.cache
 def warn_of_ports(host: str) -> None:
-    """Say once a process which ports an engine at `host` will open."""
+    """Log, once per process, which ports an engine at `host` will open."""
     first, last = _port_range()
     _log.warning(
         "mooncake_will_listen", host=host, ports=f"{first}-{last}",
-        note="two TCP ports of these, on all interfaces, from the first proven link on: see docs/ports.md",
+        note="two of these TCP ports, on all interfaces, from the first proven link on: see docs/ports.md",
     )  # fmt: skip
 
 
 def open_ports() -> list[int]:
-    """TCP ports that this process listens on at all interfaces: mooncake's, since ours never do unless told."""
+    """Return the TCP ports open on all interfaces: mooncake's, as this process's own are so only by option."""
     inodes = set()
     for fd in os.listdir("/proc/self/fd"):
         try:
@@ -235,7 +235,7 @@ def open_ports() -> list[int]:
 
 
 def _port_range() -> tuple[int, int]:
-    """The ports that the engine takes its two from, as it reads its environment: what makes no sense is ignored."""
+    """Return the range of the engine's two ports, read from the environment as it does: invalid values are ignored."""
     texts = [os.environ.get(name) for name in _PORT_VARIABLES]
     try:
         first, last = (
@@ -252,7 +252,7 @@ def _make_engine(host: str, device: str) -> MooncakeEngine:
 
 
 def _park(memory: Registered, after_s: float) -> None:
-    """Leave `memory` registered for `after_s` seconds; a thread of its own ends that."""
+    """Keep `memory` registered for `after_s` seconds; a timer thread then unregisters it."""
     timer = threading.Timer(after_s, _unpark, (memory,))
     timer.name, timer.daemon = "kv-mooncake-park", True
     with _PARKING:
@@ -264,7 +264,7 @@ def _park(memory: Registered, after_s: float) -> None:
         _unpark(crowded)
     try:
         timer.start()
-    except RuntimeError:  # no thread to be had
+    except RuntimeError:  # no thread can be started
         _unpark(memory)
 
 

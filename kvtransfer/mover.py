@@ -1,6 +1,6 @@
-"""This process's mover, whatever memory the places lie in: host memory by native functions, device memory by torch.
+"""This process's mover for any memory: host memory by native functions, device memory by torch.
 
-torch is imported when the first place in device memory comes; a process whose pools are host memory never loads it.
+torch is imported with the first place in device memory; a process whose pools are host memory never loads it.
 """
 
 import functools
@@ -12,7 +12,7 @@ from kvtransfer.digest import Mover, RegionRuns, StopFlag, make_mover
 
 @functools.cache
 def process_mover() -> Mover:
-    """Return this process's mover, made at the first call: in Python where the functions are not built yet."""
+    """Return this process's mover, made at the first call: the Python one if the native functions are not built yet."""
     return AnyMover(make_mover(os.environ))
 
 
@@ -24,7 +24,7 @@ class AnyMover:
 
     @property
     def name(self) -> str:
-        """What moves host memory."""
+        """Name of the mover of host memory."""
         return self._host.name
 
     def digest(self, place: RegionRuns) -> int:

@@ -1,9 +1,9 @@
-"""The blocks of the sender's pool that a frame lies in, said once a link: later frames there give a number.
+"""Numbered windows: a frame's block ids in the sender's pool are sent once per link, later frames use the number.
 
     FRAME window 7, blocks 3 9 4 | FRAME window 7 | FRAME window 7 | FRAME window 8, blocks 12 13 | ...
 
-Both ends keep the last windows that were named, in the order they were named, and forget the same ones. For transports
-whose receiver reads the sender's pool.
+Both ends keep the last windows, in the order of their definition, and drop the same ones. For transports whose
+receiver reads the sender's pool.
 """
 
 from dataclasses import replace
@@ -23,7 +23,7 @@ class WindowNamer:
         self._last = 0
 
     def encode(self, frame: Frame) -> bytes:
-        """Return the FRAME, with its blocks where the receiver does not know them."""
+        """Return the encoded FRAME, with its block ids if the receiver does not know them."""
         key = id(frame.block_ids), frame.start, frame.end
         known = self._named.get(key)
         if known is not None:
@@ -43,21 +43,21 @@ class WindowNames:
         self._named: dict[int, tuple[int, int, BlockWindow]] = {}
 
     def window_of(self, frame: Frame) -> BlockWindow:
-        """Return where the frame lies; to be asked for every frame, wanted or not. Raises HandoffFailed."""
+        """Return the frame's blocks; must be called for every frame, also for skipped ones. Raises HandoffFailed."""
         if frame.block_ids:
             return self._name(frame)
         start, end, where = self._named.get(frame.window, (0, 0, None))
         if where is None or (start, end) != (frame.start, frame.end):
             raise HandoffFailed(
                 f"frame {frame.number} of tokens [{frame.start}, {frame.end}) names window {frame.window}, "
-                f"which {'is unknown' if where is None else f'is of tokens [{start}, {end})'}"
+                f"which {'is unknown' if where is None else f'has tokens [{start}, {end})'}"
             )
         return where
 
     def _name(self, frame: Frame) -> BlockWindow:
-        most = frame.end - frame.start + 1  # a block holds a token at least
+        most = frame.end - frame.start + 1  # a block holds at least one token
         if len(frame.block_ids) > most:
-            raise HandoffFailed(f"frame {frame.number} names {len(frame.block_ids)} blocks, {most} are the most")
+            raise HandoffFailed(f"frame {frame.number} names {len(frame.block_ids)} blocks, at most {most} are allowed")
         offset = frame.start % self._block_size
         where = BlockWindow(frame.block_ids, offset, offset + frame.end - frame.start)
         self._named.pop(frame.window, None)

@@ -1,4 +1,4 @@
-"""The tickets under way on one link: applies what callers ask and the receiver answers to their state machines."""
+"""The open tickets of one link: applies the callers' ops and the receiver's messages to their state machines."""
 
 import contextlib
 import math
@@ -32,20 +32,20 @@ class _Sending:
     ticket: SenderTicket
     started: float | None = None
     early_bytes: int = 0
-    left_at: float = -math.inf  # when bytes of it last left
-    awaited_at: float = -math.inf  # when the receiver last said that it goes on; written by the link's reader
-    ending_heard: bool = False  # an ACK or ABORT is in the queue; written by the link's reader
+    left_at: float = -math.inf  # when bytes of it were last sent
+    awaited_at: float = -math.inf  # when the receiver last renewed; set by the link's reader
+    end_received: bool = False  # an ACK or ABORT is in the queue; set by the link's reader
     windows: Windows = field(default_factory=Windows)
 
 
 class OutgoingTickets:
-    """Owner of the tickets of one connection. Used by the link's writer thread, but for what it counts and `note`."""
+    """Owner of the tickets of one connection. Used by the link's writer thread, except its counters and `note`."""
 
     def __init__(
         self, settings: LinkSettings, outbox: Outbox, outlet: Outlet, transport: str, digests: bool,
         receiver: Rank = ONLY_RANK,
     ) -> None:  # fmt: skip
-        """`receiver` is the rank of D at the other end: it is sent its heads."""
+        """`receiver` is the rank of D at the other end, which is sent its heads."""
         self._settings, self._outbox, self._outlet = settings, outbox, outlet
         self._transport, self._digests = transport, digests
         self._slots = SlotMap(settings.memory.layout, region_of(settings.memory))
@@ -56,26 +56,26 @@ class OutgoingTickets:
         self._sendings: dict[str, _Sending] = {}
         self._tended = settings.clock()
         self._left_at = -math.inf
-        self._going, self._going_batch = set[str](), 0  # the tickets of which something is in a batch of the outbox
+        self._going, self._going_batch = set[str](), 0  # the tickets with data in this batch of the outbox
         outbox.watch(self._progressed)
         self.bytes_sent = 0
         self.frames_resent = 0
 
     @property
     def idle(self) -> bool:
-        """Whether no ticket is under way."""
+        """Whether the link has no open ticket."""
         return not self._sendings
 
     def announced(self, ticket_id: str) -> int:
-        """KV bytes of a ticket that have gone out so far. Any thread."""
+        """Return the KV bytes of a ticket that have been announced so far. Any thread."""
         sending = self._sendings.get(ticket_id)
         return 0 if sending is None else sending.ticket.kv_bytes
 
     def handle(self, op: TicketOp, *, behind: bool = False) -> None:
-        """Apply one op; what goes wrong with a ticket ends that ticket only. Raises LinkLost.
+        """Apply one op; an error ends only the op's own ticket. Raises LinkLost.
 
-        Where the link is `behind`, other puts wait: tensors share frames as large as may be, for what each costs. Else
-        these are smaller, so that D moves one while P digests the next.
+        With `behind` more puts are queued: tensors share frames as large as possible, as each has a fixed cost. Else
+        frames are smaller, so that D moves one while P digests the next.
         """
         if isinstance(op, Begin):
             self._begin(op.ticket)
@@ -84,7 +84,7 @@ class OutgoingTickets:
         sending = self._sendings.get(ticket_id)
         if sending is None:
             if isinstance(op, MessageReceived) and isinstance(op.message, Read):
-                self._say_abort(op.message, HandoffFailed(f"ticket {ticket_id} is over on the sender"))
+                self._send_abort(op.message, HandoffFailed(f"ticket {ticket_id} is over on the sender"))
             return
         try:
             self._apply(sending, op, behind)
@@ -92,30 +92,30 @@ class OutgoingTickets:
             self._fail(sending, error)
 
     def note(self, message: TicketMessage) -> None:
-        """The receiver said this, on the link's reader thread: it counts now, however late the queue is handled."""
+        """Apply a message on the link's reader thread: it counts from now on, however late its op is handled."""
         sending = self._sendings.get(message.ticket_id)
         if sending is not None and isinstance(message, Renew):
             sending.awaited_at = self._settings.clock()
         elif sending is not None and isinstance(message, Ack | Abort):
-            sending.ending_heard = True
+            sending.end_received = True
 
     def tend(self) -> None:
-        """Renew the leases while the engine makes progress, and end the tickets whose lease ran out."""
+        """Renew the leases while the engine makes progress, and end the tickets whose lease has expired."""
         self._tended = now = self._settings.clock()
         age = self._settings.progress_age
         for sending in list(self._sendings.values()):
             ticket = sending.ticket
             fresh = age() < ticket.lease_s / 2
-            self._look_at(sending, fresh=fresh)
-            if not sending.ending_heard and ticket.expire(now):
+            self._record_moves(sending, fresh=fresh)
+            if not sending.end_received and ticket.expire(now):
                 self._fail(
-                    sending, HandoffFailed(f"ticket {ticket.ticket_id}: the lease of {ticket.lease_s:g} s ran out")
+                    sending, HandoffFailed(f"ticket {ticket.ticket_id}: the lease of {ticket.lease_s:g} s expired")
                 )
             elif ticket.renewal_due(now) and fresh and ticket.renew(now):
                 self._outbox.add([encode(Renew(ticket.ticket_id, ticket.epoch))])
 
-    def _look_at(self, sending: _Sending, *, fresh: bool) -> None:
-        """Count what moved since the last look. While this thread was held up in a send, it could renew nothing."""
+    def _record_moves(self, sending: _Sending, *, fresh: bool) -> None:
+        """Record what was sent since the last check: a thread blocked in a send cannot renew leases."""
         sending.ticket.moves(sending.left_at)
         if fresh and sending.ticket.state is not SenderState.SENT:
             sending.ticket.moves(self._left_at)
@@ -123,7 +123,7 @@ class OutgoingTickets:
             sending.ticket.awaited(sending.awaited_at)
 
     def _progressed(self) -> None:
-        """Bytes of what is going out left, after a wait."""
+        """Record that bytes of the current batch were sent after a wait."""
         self._left_at = self._settings.clock()
         for ticket_id in self._going if self._going_batch == self._outbox.batch else ():
             self._left(ticket_id)
@@ -134,20 +134,20 @@ class OutgoingTickets:
             sending.left_at = self._left_at
 
     def _goes(self, ticket_id: str) -> None:
-        """Something of the ticket goes into the outbox."""
+        """Record that data of the ticket is added to the outbox."""
         if self._going_batch != self._outbox.batch:
             self._going.clear()
             self._going_batch = self._outbox.batch
         self._going.add(ticket_id)
 
     def abort_all(self, reason: str) -> None:
-        """Tell the receiver that every ticket is over. Raises LinkLost."""
+        """Notify the receiver that every ticket is over. Raises LinkLost."""
         for sending in list(self._sendings.values()):
-            self._tell_abort(sending.ticket, HandoffFailed(reason))
+            self._abort(sending.ticket, HandoffFailed(reason))
 
-    def fail_all(self, error: PdserveError, heard: Sequence[MessageReceived]) -> None:
-        """The link is gone: end every ticket, after the endings that the receiver still told."""
-        for op in heard:
+    def fail_all(self, error: PdserveError, received: Sequence[MessageReceived]) -> None:
+        """The link is gone: end every ticket, after handling the ACKs and ABORTs already received."""
+        for op in received:
             if isinstance(op.message, Ack | Abort):
                 with contextlib.suppress(LinkLost):
                     self.handle(op)
@@ -162,7 +162,7 @@ class OutgoingTickets:
         sending = SenderTicket(ticket.ticket_id, ticket.epoch, terms, lease_s=ticket.lease_s, now=now)
         self._sendings[ticket.ticket_id] = _Sending(sending)
         self._outbox.add([encode(Open(ticket.ticket_id, ticket.epoch, ticket.num_tokens, ticket.first_token))])
-        self._outbox.flush()  # from here on the receiver ends the ticket when this process dies
+        self._outbox.flush()  # from now on the receiver ends the ticket if this process dies
 
     def _apply(self, sending: _Sending, op: Put | FinishTicket | Drop | MessageReceived, behind: bool) -> None:
         match op:
@@ -171,7 +171,7 @@ class OutgoingTickets:
             case FinishTicket():
                 self._finish(sending, op)
             case Drop():
-                self._tell_abort(sending.ticket, HandoffFailed(op.reason))
+                self._abort(sending.ticket, HandoffFailed(op.reason))
             case MessageReceived(Nack() as nack):
                 self._resend(sending.ticket, nack)
             case MessageReceived(Read() as read):
@@ -182,17 +182,17 @@ class OutgoingTickets:
                 self._end(sending, from_name(abort.error, abort.reason))
 
     def _finish(self, sending: _Sending, op: FinishTicket) -> None:
-        """Commit what was digested, or without digests what left, while the blocks were held.
+        """Commit what was digested, or without digests what was sent, while the blocks were held.
 
-        An abort frees them before its Drop comes to its turn here: what was digested since may be another prompt's.
+        An abort frees them before its Drop is handled here: data digested since then may be another prompt's.
         """
         catch_up = self._settings.catch_up
         if catch_up is not None or not self._digests:
             self._outbox.flush()
         if catch_up is not None and not catch_up():
-            raise HandoffFailed(f"ticket {op.ticket_id}: rank 0 does not say whether it still stands")
-        if sending.ending_heard or not self._settings.is_open(op.ticket_id):
-            return  # its ending is in the queue
+            raise HandoffFailed(f"ticket {op.ticket_id}: rank 0 did not report whether it is still open")
+        if sending.end_received or not self._settings.is_open(op.ticket_id):
+            return  # its end is in the queue
         commit = sending.ticket.commit(op.description, digest_of([op.description]))
         if commit is not None:
             sending.early_bytes = op.early_bytes
@@ -212,7 +212,7 @@ class OutgoingTickets:
         if sending.started is None:
             sending.started = self._settings.clock()
         if put.mark is not None and not put.mark.is_done:
-            self._outbox.flush()  # this thread waits for it now, and what is complete need not
+            self._outbox.flush()  # send what is complete before waiting for the mark
             self._await(put.mark)
         ticket = sending.ticket
         tensors = sorted({tensor for layer in put.layers for tensor in self._tensors_of.get(layer, ())})  # or no KV
@@ -220,20 +220,20 @@ class OutgoingTickets:
         most_bytes = self._outlet.most_frame_bytes
         shared_bytes = most_bytes if behind else FRAME_BYTES
         if self._settings.failpoints:
-            shared_bytes = 0  # so that a point lies between tensors
+            shared_bytes = 0  # so that a failpoint can hit between tensors
         for cut in cut_frames(self._part, wanted, most_bytes, shared_bytes):
-            if ticket.over or sending.ending_heard:
+            if ticket.over or sending.end_received:
                 return
             where = sending.windows.of(put.block_ids, self._layout.block_size, cut.start, cut.end)
             self._send(ticket, cut, where, put.mark)
 
     def _await(self, mark: Event) -> None:
-        """Wait until what lies before the mark is computed; the leases go on meanwhile. Raises LinkLost."""
+        """Wait until the work before the mark is computed, renewing leases meanwhile. Raises LinkLost."""
         limit_s, interval_s = self._settings.timeouts.progress_s, self._settings.tend_interval_s
         deadline = time.monotonic() + limit_s
         while not wait_until(lambda: mark.is_done, max(0.0, min(interval_s, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
-                raise LinkLost(f"the KV that is to be sent was not computed within {limit_s:g} s")
+                raise LinkLost(f"the KV to be sent was not computed within {limit_s:g} s")
             self.tend()
 
     def _send(self, ticket: SenderTicket, cut: FrameRange, where: BlockWindow, mark: Event | None) -> None:
@@ -249,16 +249,16 @@ class OutgoingTickets:
         where = BlockWindow(frame.block_ids, start, start + frame.end - frame.start)
         source = self._place(frame.tensor, frame.num_tensors, where)
         if isinstance(source.region, DeviceRegion):
-            source = source._replace(region=source.region.complete())  # it was when it was first read
+            source = source._replace(region=source.region.complete())  # it was complete at its first read
         if self._digests and self._mover.digest(source) != frame.digest:
-            raise HandoffFailed(f"the blocks of frame {frame.number} changed under the hand-off")
+            raise HandoffFailed(f"the blocks of frame {frame.number} changed during the hand-off")
         self.frames_resent += 1
         self._announce(frame, source)
 
     def _confirm(self, ticket: SenderTicket, read: Read) -> None:
-        """Say that the blocks are held. Whoever frees them has this ticket dropped first, and drops stand in line."""
+        """Confirm that the blocks are held. Before they are freed the ticket is dropped here, in the queue's order."""
         if not ticket.holds(self._settings.clock()):
-            raise HandoffFailed(f"ticket {ticket.ticket_id} is {ticket.state} or its lease ran out: it holds no blocks")
+            raise HandoffFailed(f"ticket {ticket.ticket_id} is {ticket.state} or its lease expired: it holds no blocks")
         self._outbox.add([encode(Held(read.ticket_id, read.epoch))])
 
     def _place(self, tensor: int, num_tensors: int, where: BlockWindow) -> RegionRuns:
@@ -276,31 +276,31 @@ class OutgoingTickets:
         self.bytes_sent += frame.num_bytes
         now = self._settings.clock()
         if now - self._tended > self._settings.tend_interval_s:
-            self._left_at = now  # there was room for it at last
+            self._left_at = now  # the stream accepted it after the wait
             self._left(frame.ticket_id)
-            self.tend()  # a long put over a slow link must not cost the others their leases
+            self.tend()  # a long put over a slow link must not expire the leases of others
 
     def _acked(self, sending: _Sending) -> None:
         ticket, now = sending.ticket, self._settings.clock()
         if not ticket.ack():
-            raise HandoffFailed("the receiver acked what was not committed")
+            raise HandoffFailed("the receiver acked a ticket that was not committed")
         del self._sendings[ticket.ticket_id]
         started = now if sending.started is None else sending.started
         stats = SendStats(self._transport, ticket.kv_bytes, now - started, ticket.resent_frames, sending.early_bytes)
         self._settings.acked(ticket.ticket_id, stats)
 
     def _fail(self, sending: _Sending, error: PdserveError) -> None:
-        self._tell_abort(sending.ticket, error)
+        self._abort(sending.ticket, error)
         if self._settings.claim(sending.ticket.ticket_id):
             self._settings.events.failed(sending.ticket.ticket_id, error)
 
-    def _tell_abort(self, ticket: SenderTicket, error: PdserveError) -> None:
+    def _abort(self, ticket: SenderTicket, error: PdserveError) -> None:
         ticket.abort()
-        self._say_abort(ticket, error)
-        self._sendings.pop(ticket.ticket_id, None)  # not before: where the link is lost over that, `fail_all` ends it
+        self._send_abort(ticket, error)
+        self._sendings.pop(ticket.ticket_id, None)  # last: if sending loses the link, `fail_all` ends it
 
-    def _say_abort(self, of: SenderTicket | Read, error: PdserveError) -> None:
-        self._outbox.add([encode(Abort(of.ticket_id, of.epoch, to_name(error), str(error)))])
+    def _send_abort(self, ticket: SenderTicket | Read, error: PdserveError) -> None:
+        self._outbox.add([encode(Abort(ticket.ticket_id, ticket.epoch, to_name(error), str(error)))])
 
     def _end(self, sending: _Sending, error: PdserveError) -> None:
         sending.ticket.abort()

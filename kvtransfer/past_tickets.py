@@ -1,4 +1,4 @@
-"""What became of the tickets that are over, so that a sender's late message is answered with it."""
+"""How past tickets ended, for answers to a sender's late messages."""
 
 from collections import OrderedDict
 
@@ -6,25 +6,25 @@ _REMEMBERED = 4_096
 
 
 class PastTickets:
-    """The last so many tickets: committed, or why they ended. Not locked."""
+    """The most recent tickets: committed, or why they ended. Not locked."""
 
     def __init__(self) -> None:
         self._reasons: OrderedDict[str, str | None] = OrderedDict()
 
     def committed(self, ticket_id: str) -> None:
-        """The ticket's share has been committed."""
+        """Record a committed ticket."""
         self._add(ticket_id, None)
 
     def ended(self, ticket_id: str, reason: str) -> None:
-        """The ticket's share has ended without."""
+        """Record a ticket that ended without commit."""
         self._add(ticket_id, reason)
 
     def is_committed(self, ticket_id: str) -> bool:
-        """Whether it is remembered as committed."""
+        """Return whether the ticket is remembered as committed."""
         return self._reasons.get(ticket_id, "") is None
 
     def why_not(self, ticket_id: str, epoch: int) -> str:
-        """Say why a message of this ticket finds none."""
+        """Return why there is no such ticket, as the reply to a message about it."""
         reason = self._reasons.get(ticket_id)
         if reason:
             return f"ticket {ticket_id} is over: {reason}"

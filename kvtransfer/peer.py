@@ -1,7 +1,7 @@
-"""All links of the sender to one rank of one life of one instance: which of them a ticket goes to, and over what.
+"""All links of the sender to one rank of one process of an instance: chooses the link and transport of each ticket.
 
     ticket --> least loaded link over the best transport that is up; none: a new link, dialled best first
-    a second lane is dialled beside a loaded one; a better transport is tried again beside the worse one in use
+    beside a loaded link a second lane is dialled; beside a worse transport in use a better one is tried again
 
 Both are spare links: no ticket waits for their dial. When the better one is up, the worse ones are drained.
 """
@@ -23,7 +23,7 @@ FORGET_AFTER_S = 300.0
 
 
 class Peer:
-    """Owner of the links to one rank of one life of one instance and of the health of its transports. Thread-safe."""
+    """Owner of the links to one rank of one process of an instance, and of its transports' health. Thread-safe."""
 
     def __init__(self, settings: LinkSettings, key: PeerKey, link_epochs: Iterator[int]) -> None:
         self.key = key
@@ -31,22 +31,22 @@ class Peer:
         self._transports = {transport.name: transport for transport in settings.transports}
         self._ranks = {name: rank for rank, name in enumerate(self._transports)}
         self._endpoints: Sequence[KvEndpoint] = ()
-        self._lacking: dict[str, str] = {}  # why a transport is out of reach
+        self._lacking: dict[str, str] = {}  # why a transport is unreachable
         self._health = Health([*self._transports])
-        self._links: list[Link] = []  # every one whose thread may live
-        self._last: Link | None = None  # what is shown when none lives
+        self._links: list[Link] = []  # all whose threads may be alive
+        self._last: Link | None = None  # the one shown if none is alive
         self._trial: Link | None = None
         self._failures = self._bytes_of_gone = self._resent_of_gone = 0
         self._measured = Measured(0.0, 0.0)
-        self._past = (0, 0, 0)  # bytes, failures and fallbacks of lives of this instance that are forgotten
+        self._past = (0, 0, 0)  # bytes, failures, fallbacks of this instance's earlier processes
         self._idle_since = settings.clock()
         self._retired = self._closed = False
         self._lock = threading.Lock()
 
     def begin(self, ticket: Ticket) -> Link:
-        """Choose the link for a ticket, dialling one if need be, open the ticket on it and return it.
+        """Choose the link for a ticket, dialling one if necessary, open the ticket on it and return it.
 
-        Raises Unavailable when this process cannot start another thread.
+        Raises Unavailable if this process cannot start another thread.
         """
         num_bytes = (ticket.num_tokens - ticket.first_token) * self._settings.memory.layout.token_bytes
         return self._carry(ticket.endpoints, lambda link: link.begin(Begin(ticket), num_bytes))
@@ -55,7 +55,7 @@ class Peer:
         self, endpoints: Sequence[KvEndpoint], num_bytes: int, deadline: float,
         done: Callable[[LinkStatus | PdserveError], None],
     ) -> None:  # fmt: skip
-        """Measure the link that a ticket would take now; `done` is called once, on a thread of that link."""
+        """Measure the link that a ticket would use now; `done` is called once, on a thread of that link."""
 
         def finish(found: Measured | PdserveError) -> None:
             if isinstance(found, PdserveError):
@@ -67,7 +67,7 @@ class Peer:
         self._carry(endpoints, lambda link: link.measure(Measure(num_bytes, deadline, finish)))
 
     def status(self) -> LinkStatus:
-        """The links as they are now."""
+        """Return the current status of the links."""
         with self._lock:
             shown = self._best() or self._last
             transport, state = ("", "connecting") if shown is None else (shown.transport, shown.state)
@@ -75,11 +75,11 @@ class Peer:
             return LinkStatus(
                 self.key.instance_id, transport, state, 0 if shown is None else shown.link_epoch,
                 num_bytes + self._bytes_sent(), failures + self._failures, fallbacks + self._health.fallbacks,
-                self._measured.round_trip_s, self._measured.bytes_per_s, self._passed_over(transport),
+                self._measured.round_trip_s, self._measured.bytes_per_s, self._why_not_better(transport),
             )  # fmt: skip
 
     def remember(self, gone: LinkStatus) -> None:
-        """Another life of this instance is forgotten: what was counted of it is told with this one's counts."""
+        """Add the counts of an earlier process of this instance, which is forgotten, to this one's."""
         with self._lock:
             num_bytes, failures, fallbacks = self._past
             self._past = num_bytes + gone.bytes_sent, failures + gone.failures, fallbacks + gone.fallbacks
@@ -92,7 +92,7 @@ class Peer:
 
     @property
     def frames_resent(self) -> int:
-        """Frames that went to this instance a second time."""
+        """Frames that were sent to this instance again."""
         with self._lock:
             return self._resent_of_gone + sum(link.frames_resent for link in self._links)
 
@@ -104,9 +104,9 @@ class Peer:
 
     @property
     def over(self) -> bool:
-        """Whether nothing of it is left, and it is retired or nothing was begun for FORGET_AFTER_S.
+        """Whether it has no links left, and is retired or unused for FORGET_AFTER_S.
 
-        Tickets end with their links, so that none refers to it.
+        Tickets end with their links, so none refers to it.
         """
         with self._lock:
             if any(link.thread.is_alive() for link in self._links):
@@ -114,37 +114,37 @@ class Peer:
             return self._retired or self._settings.clock() - self._idle_since >= FORGET_AFTER_S
 
     def tend(self) -> None:
-        """Make every link look at its leases now."""
+        """Make every link check its leases now."""
         for link in self.links():
             link.post(Tend())
 
     def retire(self) -> None:
-        """Another life of this instance is the newer one: serve the tickets there are, and late ones, then close."""
+        """A newer process of this instance exists: serve the present and late tickets, then close."""
         with self._lock:
             self._retired = True
         for link in self.links():
             link.drain()
 
     def revive(self) -> None:
-        """It is the newest life after all."""
+        """This process is the instance's newest after all."""
         with self._lock:
             self._retired = False
 
     def end(self) -> None:
-        """End every link in peace."""
+        """End every link regularly."""
         with self._lock:
             self._closed = True
         for link in self.links():
             link.end()
 
     def links(self) -> list[Link]:
-        """The links whose threads may live."""
+        """Return the links whose threads may be alive."""
         with self._lock:
             self._forget_gone()
             return list(self._links)
 
     def dial_failed(self, transport: str, reason: str) -> None:
-        """A transport did not work: it rests (link.LinkOwner)."""
+        """A transport failed: it rests (link.LinkOwner)."""
         with self._lock:
             self._health.failed(transport, reason, self._settings.clock())
 
@@ -156,21 +156,19 @@ class Peer:
             if link is self._trial:
                 self._trial = None
             best = self._best_up()
-            if best is None:  # this one drains already
+            if best is None:  # this one is draining already
                 return
             worse = [one for one in self._links if one.state == "up" and self._rank(one) > self._rank(best)]
-            change, passed_over = self._health.use(best.transport), self._passed_over(best.transport)
+            change, reasons = self._health.use(best.transport), self._why_not_better(best.transport)
         for one in worse:
             one.drain()
         if change is Change.FALLBACK:
-            _log.warning(
-                "kv_fallback", peer=self.key.instance_id, transport=best.transport, reason="; ".join(passed_over)
-            )
+            _log.warning("kv_fallback", peer=self.key.instance_id, transport=best.transport, reason="; ".join(reasons))
         elif change is Change.BACK:
             _log.info("kv_link_back", peer=self.key.instance_id, transport=best.transport)
 
     def down(self, link: Link, error: PdserveError | None) -> None:
-        """A link is over: its transport rests, unless it was closed in peace or nothing works (link.LinkOwner)."""
+        """A link is over: its transport rests, unless it was closed regularly or none works (link.LinkOwner)."""
         with self._lock:
             self._idle_since = self._settings.clock()
             trial, self._trial = self._trial, None if link is self._trial else self._trial
@@ -184,8 +182,8 @@ class Peer:
                 self._health.forgive()
 
     def tick(self) -> None:
-        """Try a better transport again when its time has come; tickets do not wait for it (link.LinkOwner)."""
-        if not self._may_try():  # first without the lock: this is asked all the time
+        """Try a better transport again when its rest is over; tickets do not wait for it (link.LinkOwner)."""
+        if not self._may_try():  # first without the lock: this is called all the time
             return
         with self._lock:
             name = self._health.due(self._settings.clock()) if self._may_try() else None
@@ -196,7 +194,7 @@ class Peer:
         return self._trial is None and not self._closed and not self._retired
 
     def _carry(self, endpoints: Sequence[KvEndpoint], take: Callable[[Link], bool]) -> Link:
-        """Return the link that took it."""
+        """Pass the work to the best link, or to a new one; return that link."""
         with self._lock:
             self._idle_since = self._settings.clock()
             self._learn(endpoints)
@@ -224,7 +222,7 @@ class Peer:
         self._health.reach(reach.keys() - self._lacking.keys())
 
     def _best(self) -> Link | None:
-        """The least loaded link over the best transport; one that is still connecting only where none is up."""
+        """Return the least loaded link over the best transport; one still connecting only if none is up."""
         connecting = (link for link in self._links if link.state == "connecting" and not link.spare)
         return self._best_up() or min(connecting, key=lambda link: link.load, default=None)
 
@@ -234,7 +232,7 @@ class Peer:
         return min((link for link in up if self._rank(link) == best), key=lambda link: link.load, default=None)
 
     def _widen(self, link: Link) -> None:
-        """Dial another lane beside a loaded link, if its transport makes use of one."""
+        """Dial another lane beside a loaded link, if its transport supports one."""
         transport = self._transports.get(link.transport)
         if transport is None or self._closed or self._health.rests(transport.name):
             return
@@ -277,8 +275,8 @@ class Peer:
     def _rank(self, link: Link) -> int:
         return self._ranks[link.transport]
 
-    def _passed_over(self, transport: str) -> tuple[str, ...]:
-        """Say why no transport better than this one is in use; why none at all is when it is empty."""
+    def _why_not_better(self, transport: str) -> tuple[str, ...]:
+        """Return why each better transport is not in use; why none is up if `transport` is empty."""
         better = list(self._transports)[: self._ranks.get(transport)]
         texts = {name: self._lacking.get(name) or self._health.reason(name) for name in better}
         return tuple(f"{name}: {text}" for name, text in texts.items() if text)

@@ -1,7 +1,7 @@
-"""The sender's measurement of one link: round trips, then bytes by the transport's own way that reach no pool.
+"""The sender's measurement of one link: round trips, then bytes over the transport that are written to no pool.
 
 PING -> PONG  five times, one after another: the shortest counts
-PROBE FRAME -> PROBED  four frames of 1 MiB under way at most, so that tickets on the link go on between them
+PROBE FRAME -> PROBED  at most four frames of 1 MiB in flight, so that tickets on the link continue between them
 
 The receiver's half is probed.py.
 """
@@ -26,16 +26,16 @@ _FRAMES_UNDER_WAY = 4
 
 
 def check_num_bytes(num_bytes: int) -> None:
-    """Raise InvalidRequest for a measurement of no bytes or too many."""
+    """Raise InvalidRequest if the number of bytes is zero or over the limit."""
     if not 0 < num_bytes <= MAX_MEASURE_BYTES:
-        raise InvalidRequest(f"a measurement of {num_bytes} bytes, 1 to {MAX_MEASURE_BYTES} are allowed", "num_bytes")
+        raise InvalidRequest(f"a measurement of {num_bytes} bytes, must be 1 to {MAX_MEASURE_BYTES}", "num_bytes")
 
 
 @dataclass(slots=True)
 class _Running:
     op: Measure
     bytes_left: int
-    ticket_id: str = field(default_factory=lambda: secrets.token_hex(16))  # of no ticket: transports name frames by it
+    ticket_id: str = field(default_factory=lambda: secrets.token_hex(16))  # of no ticket; identifies its frames
     round_trips: list[float] = field(default_factory=list)
     ping_sent: tuple[int, float] = (0, 0.0)
     started: float | None = None
@@ -45,7 +45,7 @@ class _Running:
 
 
 class SpeedProbe:
-    """Owner of the measurement that runs on one connection, one at a time. Used by the link's writer thread only."""
+    """Owner of the one measurement that may run on a connection. Used by the link's writer thread only."""
 
     def __init__(
         self, settings: LinkSettings, outbox: Outbox, outlet: Outlet, receiver_epoch: int, *, digests: bool
@@ -58,19 +58,19 @@ class SpeedProbe:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being measured."""
+        """Whether no measurement is running."""
         return self._running is None
 
     def start(self, op: Measure) -> None:
-        """Begin a measurement; refused while another one runs. Raises LinkLost."""
+        """Start a measurement; refused while another one runs. Raises LinkLost."""
         if self._running is not None:
-            op.done(Unavailable("a measurement of this link is under way"))
+            op.done(Unavailable("a measurement of this link is already running"))
             return
         self._running = running = _Running(op, op.num_bytes)
         self._ping(running)
 
-    def heard(self, answer: ProbeAnswered) -> None:
-        """The receiver answered; an answer to an earlier measurement is not of interest. Raises LinkLost."""
+    def handle_answer(self, answer: ProbeAnswered) -> None:
+        """Handle an answer of the receiver; one to an earlier measurement is ignored. Raises LinkLost."""
         running, number = self._running, answer.signal.number
         if running is None:
             return
@@ -88,14 +88,14 @@ class SpeedProbe:
                 self._finish(running, answer.at)
 
     def tend(self) -> None:
-        """Give up a measurement whose deadline has passed."""
+        """End a measurement whose deadline has passed."""
         running = self._running
         if running is not None and self._settings.clock() > running.op.deadline:
             done = f"{len(running.round_trips)} round trips and {running.bytes_sent} of {running.op.num_bytes} bytes"
-            self.fail(DeadlineExceeded(f"the measurement came only to {done} in its time"))
+            self.fail(DeadlineExceeded(f"the measurement completed only {done} before its deadline"))
 
     def fail(self, error: PdserveError) -> None:
-        """End the measurement, if one runs."""
+        """End the measurement with an error, if one is running."""
         running, self._running = self._running, None
         if running is not None:
             running.op.done(error)
@@ -126,7 +126,7 @@ class SpeedProbe:
         self._outbox.flush()
 
     def _frame(self, running: _Running) -> tuple[Frame, RegionRuns]:
-        """Take the next tensor's next blocks, round and round: what lies in them does not matter."""
+        """Return the next frame and its source: blocks of each tensor in turn, whatever their contents."""
         layout, number = self._slots.layout, running.num_frames
         tensor = number % len(layout.tensors)
         spec = layout.tensors[tensor]

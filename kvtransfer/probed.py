@@ -1,4 +1,4 @@
-"""The receiver's half of a measurement: PING is answered at once, a probe's payload goes where nobody reads it."""
+"""The receiver's half of a measurement: answers PING at once, and reads probe payloads into scratch memory."""
 
 from typing import TypeGuard
 
@@ -9,53 +9,53 @@ from kvtransfer.stream import Stream
 from kvtransfer.transport import Inlet
 from wire.errors import HandoffFailed
 
-PROBE_BYTES = 1 << 20  # of one frame at most
+PROBE_BYTES = 1 << 20  # limit of one frame
 
 
 class Probed:
-    """Owner of one connection's scratch memory, 1 MiB from its first probe on. Used by its receiving thread only."""
+    """Owner of one connection's scratch memory, 1 MiB from the first probe on. Used by its receiving thread only."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._scratch: Region | None = None
         self._never = StopFlag()
-        self._awaited: int | None = None
+        self._expected: int | None = None
 
-    def hear(self, signal: Signal) -> None:
-        """Take PING, which is answered at once, or PROBE, whose frame comes next. Raises WireError."""
-        if self._awaited is not None:
-            raise WireError(f"{signal.kind.name} came where the FRAME of probe {self._awaited} was due")
+    def handle(self, signal: Signal) -> None:
+        """Handle PING by an answer at once, or PROBE, whose frame must come next. Raises WireError."""
+        if self._expected is not None:
+            raise WireError(f"received {signal.kind.name}, expected the FRAME of probe {self._expected}")
         if signal.kind is MessageType.PING:
             self._answer(MessageType.PONG, signal.number)
         else:
-            self._awaited = signal.number
+            self._expected = signal.number
 
     def takes(self, message: TicketMessage) -> TypeGuard[Frame]:
-        """Whether `message` is the frame of a probe. Raises WireError when that was due and something else came."""
-        if self._awaited is None:
+        """Return whether `message` is a probe's frame. Raises WireError for another message where one is expected."""
+        if self._expected is None:
             return False
         if not isinstance(message, Frame):
-            raise WireError(f"{type(message).__name__} came where the FRAME of probe {self._awaited} was due")
+            raise WireError(f"received {type(message).__name__}, expected the FRAME of probe {self._expected}")
         return True
 
     def move(self, frame: Frame, inlet: Inlet) -> None:
-        """Move the payload as any other's and answer. Raises LinkLost, WireError."""
-        assert self._awaited is not None
+        """Move the payload like any other, and answer. Raises LinkLost, WireError."""
+        assert self._expected is not None
         if frame.num_bytes > PROBE_BYTES:
             raise WireError(f"a probe of {frame.num_bytes} bytes, the limit is {PROBE_BYTES}")
         if frame.num_tensors != 1 or not 0 < frame.end - frame.start <= frame.num_bytes:
             raise WireError(
                 f"a probe of {frame.num_tensors} tensors and {frame.end - frame.start} tokens, "
-                f"the limit is 1 and one a byte of {frame.num_bytes}"
+                f"the limits are 1 and {frame.num_bytes}, one token per byte"
             )
         self._scratch = self._scratch or Region(bytearray(PROBE_BYTES))
         try:
             moved = inlet.move(frame, RegionRuns(self._scratch, 0, whole(frame.num_bytes)), self._never)
         except HandoffFailed as error:
-            raise WireError(f"probe {self._awaited}: {error}") from error
+            raise WireError(f"probe {self._expected}: {error}") from error
         if moved is None:
             inlet.skip(frame)
-        number, self._awaited = self._awaited, None
+        number, self._expected = self._expected, None
         self._answer(MessageType.PROBED, number)
 
     def _answer(self, kind: MessageType, number: int) -> None:

@@ -1,10 +1,9 @@
 """CHALLENGE and PROOF: before WELCOME both ends of a link prove the cluster secret over both nonces and HELLO's bytes.
-
 CHALLENGE | nonce 16 bytes | proof 32 bytes | texts: fingerprint, host |
 PROOF     | proof 32 bytes | texts: fingerprint, host |
 
-Where no end has a secret, fingerprints are empty and proofs zero, and the peer's address is looked at instead: an
-address of the global table on TCP, a process of the same user on a Unix socket.
+If neither end has a secret, fingerprints are empty and proofs zero, and the peer's address is checked instead: it must
+be in the global table on TCP, and a process of the same user on a Unix socket.
 """
 
 import secrets
@@ -28,7 +27,7 @@ _PURPOSE = "kv"
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """The receiver proves itself and asks for the sender's proof; `fingerprint` is empty where it has no secret."""
+    """The receiver's proof and request for the sender's; `fingerprint` is empty if it has no secret."""
 
     nonce: bytes
     proof: bytes
@@ -46,9 +45,9 @@ class Proof:
 
 
 def check_peer(stream: Stream, trust: Trust) -> None:
-    """Raise for a peer that may not even try.
+    """Raise for a peer that must not even start the handshake.
 
-    Incompatible: a stranger's address and no secret. Unavailable: another user's Unix socket; TCP may do.
+    Incompatible: an unlisted address and no secret. Unavailable: another user's Unix socket; TCP may work.
     """
     sock = stream.socket
     try:
@@ -61,7 +60,7 @@ def check_peer(stream: Stream, trust: Trust) -> None:
 
 
 def make_challenge(trust: Trust, hello: Hello, hello_body: bytes) -> Challenge:
-    """Return what the receiver says to a HELLO."""
+    """Return the receiver's answer to a HELLO."""
     nonce = secrets.token_bytes(NONCE_BYTES)
     prover = _prover(trust, hello, nonce, hello_body)
     proof = _NO_PROOF if prover is None else prover.proof(Side.ANSWERER)
@@ -80,7 +79,7 @@ def make_proof(trust: Trust, hello: Hello, hello_body: bytes, challenge: Challen
 
 
 def no_proof(trust: Trust) -> Proof:
-    """Return what tells the receiver whose secret it is that differs."""
+    """Return a PROOF that only shows the receiver our secret's fingerprint, so that it can report the mismatch."""
     return Proof(_NO_PROOF, _fingerprint(trust), trust.host)
 
 
@@ -96,7 +95,7 @@ def encode_challenge(challenge: Challenge) -> bytes:
 
 
 def decode_challenge(body: bytes | bytearray) -> Challenge:
-    """Rebuild CHALLENGE. Raises WireError."""
+    """Decode CHALLENGE. Raises WireError."""
     try:
         nonce, proof = _CHALLENGE.unpack_from(body)
         fingerprint, host = unpack_texts(memoryview(body)[_CHALLENGE.size :], 2)
@@ -111,7 +110,7 @@ def encode_proof(proof: Proof) -> bytes:
 
 
 def decode_proof(body: bytes | bytearray) -> Proof:
-    """Rebuild PROOF. Raises WireError."""
+    """Decode PROOF. Raises WireError."""
     try:
         (proof,) = _PROOF.unpack_from(body)
         fingerprint, host = unpack_texts(memoryview(body)[_PROOF.size :], 2)
@@ -124,12 +123,12 @@ def _prover(trust: Trust, hello: Hello, nonce: bytes, hello_body: bytes) -> Prov
     return None if trust.secret is None else Prover(trust.secret, _PURPOSE, hello.nonce, nonce, hello_body)
 
 
-def _check(trust: Trust, side: Side, said: Challenge | Proof, prover: Prover | None, peer_id: str) -> None:
-    theirs, where = readable(said.fingerprint), f"{printable(peer_id)}, {printable(said.host)}"
+def _check(trust: Trust, side: Side, message: Challenge | Proof, prover: Prover | None, peer_id: str) -> None:
+    theirs, where = readable(message.fingerprint), f"{printable(peer_id)}, {printable(message.host)}"
     if theirs != _fingerprint(trust):
         raise Incompatible(differ(trust.secret, trust.host, theirs, where))
-    if prover is not None and not prover.holds(side, said.proof):
-        raise Incompatible(f"{where} names the cluster secret {theirs} that is here ({trust.host}) and cannot prove it")
+    if prover is not None and not prover.holds(side, message.proof):
+        raise Incompatible(f"{where} claims this cluster's secret {theirs} (known on {trust.host}) but cannot prove it")
 
 
 def _fingerprint(trust: Trust) -> str:

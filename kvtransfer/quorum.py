@@ -1,11 +1,11 @@
-"""Rank 0's book of the tickets: every rank reports how its share goes, and this alone settles them, all alike.
+"""Rank 0's ledger of the tickets: every rank reports on its share, and only rank 0 settles tickets, on all ranks.
 
     each rank -> quorum    share_ready, share_ended, share_released
     quorum -> each rank    reserve, settle(None) = committed | settle(error) = ended
 
-A share that was reported ready waits for `settle`; until then its own mishaps are reported, not acted upon. What is
-decided first holds: committed when the last share is ready and the owner took the prompt, ended at the first mishap.
-The owner hears of an ending when no rank moves bytes of the ticket any more. With one rank it is the same with one.
+A ready share waits for `settle`; until then its errors are reported, not acted upon. The first decision is final:
+committed when the last share is ready and the owner accepts the prompt, ended at the first error. The owner is
+notified of an end when no rank moves bytes of the ticket any more. One rank works in the same way.
 """
 
 import threading
@@ -22,38 +22,38 @@ _log = EventLogger("kvtransfer")
 
 
 class ShareReports(Protocol):
-    """What a rank says to rank 0, each at most once a ticket but for `share_ended`. None of its locks is held."""
+    """A rank's reports to rank 0, each at most once per ticket except `share_ended`. The caller holds no lock."""
 
     def share_ready(self, rank: int, ticket_id: str, description: bytes, kv_bytes: int) -> None:
-        """Everything of this rank's share is in and verified."""
+        """All frames of this rank's share are received and verified."""
         ...
 
     def share_ended(self, ticket_id: str, error: PdserveError) -> None:
-        """A share ended, or lost what it needs after it was ready."""
+        """A share ended, or failed after it was ready."""
         ...
 
     def share_released(self, ticket_id: str) -> None:
-        """A share has ended and nothing is moved for it any more."""
+        """A share has ended and no bytes are moved for it any more."""
         ...
 
     def progress(self, ticket_id: str) -> int:
-        """Return a number that grows while bytes come for the ticket on any rank."""
+        """Return a number that grows while bytes are received for the ticket on any rank."""
         ...
 
     def catch_up(self) -> None:
-        """Do what rank 0 has said by now: a ticket that a sender names is made before the sender can know it."""
+        """Handle rank 0's messages so far: a ticket that a sender names was reserved before the sender knew it."""
         ...
 
 
-class Book(ShareReports, Protocol):
-    """What a rank's receiver has of the tickets: rank 0's own book, or the way to it (rank_half.py)."""
+class TicketLedger(ShareReports, Protocol):
+    """The ledger of tickets as a rank's receiver uses it: rank 0's own, or messages to it (rank_half.py)."""
 
     def join(self, shares: "Shares") -> None:
         """Add a rank."""
         ...
 
     def reserve(self, ticket_id: str, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> None:
-        """Make a ticket on every rank."""
+        """Open a ticket on every rank."""
         ...
 
     def abort(self, ticket_id: str, reason: str) -> None:
@@ -61,27 +61,27 @@ class Book(ShareReports, Protocol):
         ...
 
     def close(self, reason: str) -> None:
-        """Make no ticket any more."""
+        """Open no more tickets."""
         ...
 
 
 class Shares(Protocol):
-    """What rank 0 says to a rank (ticket_table.TicketTable)."""
+    """Rank 0's calls to a rank (ticket_table.TicketTable)."""
 
     def check(self, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> None:
-        """Raise ValueError for numbers that do not fit together."""
+        """Raise ValueError for inconsistent numbers."""
         ...
 
     def reserve(self, ticket_id: str, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> None:
-        """Make this rank's share of a ticket, of numbers that were checked."""
+        """Open this rank's share of a ticket, with numbers that were checked."""
         ...
 
     def progress(self, ticket_id: str) -> int:
-        """Return a number that grows while bytes come for the rank's share of a ticket."""
+        """Return a number that grows while bytes are received for the rank's share of a ticket."""
         ...
 
     def settle(self, ticket_id: str, error: PdserveError | None) -> None:
-        """The ticket is committed (None) or has ended, on every rank; the senders hear it. Idempotent."""
+        """Commit the ticket (None) or end it, on every rank, and notify the senders. Idempotent."""
         ...
 
 
@@ -99,7 +99,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class Quorum:
-    """Owner of what is decided about each ticket, under a lock that nothing is called in."""
+    """Owner of the decision on each ticket, under a lock that is not held during calls."""
 
     events: ReceiverEvents
     failpoints: Failpoints
@@ -113,16 +113,16 @@ class Quorum:
         self.shares.append(shares)
 
     def reserve(self, ticket_id: str, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> None:
-        """Make a ticket on every rank, which may have ended when this returns: the owner heard of it then.
+        """Open a ticket on every rank. It may have ended when this returns; its owner was notified then.
 
-        Raises ValueError for numbers that do not fit together or an id in use, Unavailable once it is closed.
+        Raises ValueError for inconsistent numbers or an id in use, Unavailable once it is closed.
         """
         blocks = tuple(block_ids)
         for share in self.shares:
             share.check(num_tokens, first_token, blocks)
         with self._lock:
             if self._closed is not None:
-                raise Unavailable(f"no ticket is made any more: {self._closed}")
+                raise Unavailable(f"no more tickets are opened: {self._closed}")
             if ticket_id in self._entries:
                 raise ValueError(f"ticket {ticket_id} exists")
             entry = self._entries[ticket_id] = _Entry(blocks)
@@ -133,22 +133,22 @@ class Quorum:
             with self._lock:
                 self._entries.pop(ticket_id, None)
             for share in self.shares:
-                share.settle(ticket_id, HandoffFailed("the ticket could not be made on every rank"))
+                share.settle(ticket_id, HandoffFailed("the ticket could not be opened on every rank"))
             raise
         with self._lock:
             error = entry.error
-        if error is not None:  # it ended meanwhile: ranks that had no share then have one now
+        if error is not None:  # it ended in the meantime: settle ranks that had no share then
             try:
                 self._settle(ticket_id, entry, error)
-            except Exception as reason:  # noqa: BLE001  the ticket is made, and its blocks are not the caller's
+            except Exception as reason:  # noqa: BLE001  the ticket is open, and owns the blocks
                 _log.error("kv_settle_failed", exc=reason, ticket=ticket_id)
 
     def abort(self, ticket_id: str, reason: str) -> None:
-        """End a ticket from this side. Silent for one that is settled."""
+        """End a ticket from this side. Does nothing for one that is settled."""
         self.share_ended(ticket_id, HandoffFailed(reason))
 
     def close(self, reason: str) -> None:
-        """End every ticket and make none any more."""
+        """End every ticket and open no more."""
         with self._lock:
             self._closed = self._closed or reason
             ticket_ids = list(self._entries)
@@ -184,7 +184,7 @@ class Quorum:
         self._settle(ticket_id, entry, error)
 
     def share_released(self, ticket_id: str) -> None:
-        """See ShareReports; after the last one the blocks are the owner's again."""
+        """See ShareReports; after the last one the owner gets the blocks back."""
         with self._lock:
             entry = self._entries.get(ticket_id)
             if entry is None:
@@ -197,7 +197,7 @@ class Quorum:
         return sum(share.progress(ticket_id) for share in self.shares)
 
     def catch_up(self) -> None:
-        """See ShareReports: what is said here is done at once."""
+        """See ShareReports: calls take effect at once here, so there is nothing to do."""
 
     def _offer(self, ticket_id: str, entry: _Entry) -> PdserveError | None:
         try:
@@ -211,17 +211,17 @@ class Quorum:
         return None
 
     def _settle(self, ticket_id: str, entry: _Entry, error: PdserveError | None) -> None:
-        mishap: Exception | None = None
+        failure: Exception | None = None
         for share in self.shares:
             try:
                 share.settle(ticket_id, error)
-            except Exception as reason:  # noqa: BLE001  what goes wrong at one rank must not keep the others waiting
-                mishap = mishap or reason
+            except Exception as reason:  # noqa: BLE001  an error at one rank must not block the others
+                failure = failure or reason
         if error is not None:
             entry.reason = str(error)
             self._end_if_free(ticket_id, entry)
-        if mishap is not None:
-            raise mishap
+        if failure is not None:
+            raise failure
 
     def _end_if_free(self, ticket_id: str, entry: _Entry) -> None:
         with self._lock:
@@ -232,5 +232,5 @@ class Quorum:
         _log.info("kv_ticket_ended", ticket=ticket_id, reason=entry.reason)
         try:
             self.events.ended(ticket_id, entry.block_ids, entry.reason)
-        except Exception as error:  # noqa: BLE001  a defect of the owner must not keep other tickets from ending
+        except Exception as error:  # noqa: BLE001  a defect of the owner must not keep other tickets open
             _log.error("kv_ended_failed", exc=error, ticket=ticket_id)

@@ -1,4 +1,4 @@
-"""What an instance's sender and receiver ask of each rank's, whether it lives in rank 0's process or in its own."""
+"""The interface of each rank's sender and receiver, whether it runs in rank 0's process or in its own."""
 
 import threading
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from wire.types import KvEndpoint, LinkStatus
 
 
 class RankSender(Sender, Protocol):
-    """One rank's sender: a KvSender, or what stands for one in another process."""
+    """One rank's sender: a KvSender, or a proxy of one in another process."""
 
     @property
     def frames_resent(self) -> int:
-        """Frames that went out a second time."""
+        """Frames that were sent again."""
         ...
 
     def links_of_ranks(self) -> list[tuple[Life, LinkStatus]]:
-        """The links to each rank of each peer as they are now, and to which of its lives."""
+        """Return the current links to each rank of each peer, each with the peer's process."""
         ...
 
     def measure(
@@ -30,7 +30,7 @@ class RankSender(Sender, Protocol):
         ...
 
     def sweep(self) -> None:
-        """Make every link look at its leases now."""
+        """Make every link check its leases now."""
         ...
 
     def end(self) -> list[Link]:
@@ -39,25 +39,25 @@ class RankSender(Sender, Protocol):
 
 
 class RankReceiver(Protocol):
-    """One rank's receiver, likewise."""
+    """One rank's receiver: a KvReceiver, or a proxy of one in another process."""
 
     @property
     def endpoints(self) -> tuple[KvEndpoint, ...]:
-        """Where senders reach it, best first."""
+        """Endpoints at which senders reach it, best first."""
         ...
 
     @property
     def bytes_received(self) -> int:
-        """KV bytes moved into its pool."""
+        """KV bytes copied into its pool."""
         ...
 
     @property
     def counts(self) -> ReceiverCounts:
-        """What has come in so far."""
+        """Counts of what was received so far."""
         ...
 
     def sweep(self, now: float | None = None) -> None:
-        """End the tickets whose lease ran out."""
+        """End the tickets whose lease has expired."""
         ...
 
     def end(self) -> list[threading.Thread]:
@@ -65,9 +65,9 @@ class RankReceiver(Protocol):
         ...
 
     def end_links(self) -> list[threading.Thread]:
-        """Close the door and every connection, once nobody accepts; return their threads, which are about to end."""
+        """Close listeners and connections, once none is accepted; return their threads, which are about to end."""
         ...
 
     def close(self) -> None:
-        """Both, and join the threads."""
+        """Do both, and join the threads."""
         ...

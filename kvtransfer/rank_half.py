@@ -1,12 +1,12 @@
-"""A rank's half of the hand-off in its own process: its sender, its receiver, and the way to rank 0 (far_rank.py).
+"""A rank's half of the hand-off in its own process: its sender, its receiver, and the messages to rank 0 (far_rank.py).
 
-rank 0 == Unix socket ==> heard: in their order, by the hearing thread, or by a link's that has to know what was said
-       <= Unix socket === said:  by one thread, from a queue, so that who reports something never waits
+rank 0 == Unix socket ==> received: in order, by the receiving thread, or by a link's thread that must catch up
+       <= Unix socket === sent:     by one thread, from a queue, so that reports never block
 
-A ticket that a link's peer names may still be in rank 0's queue, and so may the abort of one that is to be committed:
-the link's thread says CATCH_UP, and hears until CAUGHT_UP comes, which lies behind all that was said before.
+A ticket that a link's peer names may still be in rank 0's queue, and so may the abort of one about to be committed:
+the link's thread sends CATCH_UP, and handles messages until CAUGHT_UP arrives, which follows all earlier ones.
 
-The tickets and their endings are rank 0's: here a receiver asks for nothing, and what happens to its share is reported.
+Rank 0 decides on tickets: the receiver here requests nothing, and only reports on its shares.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from kvtransfer.rank_messages import (
     unpack_numbers,
     unpack_ticket,
 )
-from kvtransfer.rank_speaker import Speaker
+from kvtransfer.rank_outbox import RankOutbox
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
 from native.ticker import run_time
@@ -45,7 +45,7 @@ from wire.secret import Secret
 from wire.trust import LiveAddresses, Trust
 
 _log = EventLogger("kvtransfer")
-_SAY_S, _JOIN_S, _LOOK_S = 10.0, 6.0, 1.0
+_SEND_S, _JOIN_S, _LOOK_S = 10.0, 6.0, 1.0
 
 
 class RankHalf:
@@ -54,17 +54,17 @@ class RankHalf:
     def __init__(
         self, memory: PoolMemory, settings: HalfSettings, end: socket.socket, progress_age: Callable[[], float]
     ) -> None:
-        """Open both and tell rank 0 where we listen. Raises PdserveError, which rank 0 hears too."""
+        """Open both and send rank 0 our endpoints. Raises PdserveError, which is sent to rank 0 too."""
         self._socket, self._channel = end, Channel(end, RankMessage)
-        self._speaker = Speaker(
-            self._channel, "kv-rank-say", say_s=_SAY_S, failed=self._broken, tick=self._tell_figures
+        self._outbox = RankOutbox(
+            self._channel, "kv-rank-say", send_s=_SEND_S, failed=self._broken, tick=self._send_figures
         )  # fmt: skip
-        self._reports = Reports(self._speaker.say, self.catch_up)
+        self._reports = Reports(self._outbox.send, self.catch_up)
         self._tables = TablesReceived()
-        self._hearing = threading.Lock()
-        self._asked, self._num_answered = itertools.count(1), 0
+        self._receiving = threading.Lock()
+        self._catch_ups, self._num_answered = itertools.count(1), 0
         self._closing = threading.Event()
-        self._told = RankCounters()
+        self._sent_figures = RankCounters()
         self._addresses = LiveAddresses(settings.addresses)
         secret = None if settings.secret is None else Secret(bytes.fromhex(settings.secret))
         trust = Trust(secret, self._addresses, settings.loopback)
@@ -75,35 +75,35 @@ class RankHalf:
                 self._sender = self._send(memory, settings, trust, progress_age)
                 undo.pop_all()
         except PdserveError as error:
-            self._channel.send(RankMessage.LACKING, pack_error(error), timeout_s=_SAY_S)
+            self._channel.send(RankMessage.LACKING, pack_error(error), timeout_s=_SEND_S)
             raise
-        self._channel.send(RankMessage.HERE, pack_endpoints(self._receiver.endpoints), timeout_s=_SAY_S)
-        self._thread = threading.Thread(target=self._hear, name="kv-rank-hear", daemon=True)
+        self._channel.send(RankMessage.HERE, pack_endpoints(self._receiver.endpoints), timeout_s=_SEND_S)
+        self._thread = threading.Thread(target=self._handle_messages, name="kv-rank-hear", daemon=True)
         self._thread.start()
-        self._speaker.start()
+        self._outbox.start()
 
     def catch_up(self) -> bool:
-        """Do all that rank 0 has said before this call, and tell whether that came in time.
+        """Handle all messages that rank 0 sent before this call, and return whether they arrived in time.
 
-        Not to be called with a lock of the hand-off.
+        Must not be called with a lock of the hand-off held.
         """
-        number, deadline = next(self._asked), time.monotonic() + _SAY_S
-        self._speaker.say(RankMessage.CATCH_UP, pack_numbers("", number))
-        with self._hearing:
+        number, deadline = next(self._catch_ups), time.monotonic() + _SEND_S
+        self._outbox.send(RankMessage.CATCH_UP, pack_numbers("", number))
+        with self._receiving:
             try:
                 while self._num_answered < number and not self._closing.is_set() and time.monotonic() < deadline:
                     if self._channel.has_more(_LOOK_S):
-                        self._take(self._channel.receive(_SAY_S))
+                        self._take(self._channel.receive(_SEND_S))
             except (OSError, ValueError) as error:
                 self._broken(error)
             return self._num_answered >= number
 
     def close(self) -> None:
-        """End both and the threads. Idempotent."""
+        """Close the sender and receiver, and end the threads. Idempotent."""
         self._closing.set()
         self._sender.close()
         self._receiver.close()
-        self._speaker.close()
+        self._outbox.close()
         self._thread.join(_JOIN_S)
         self._channel.close()
 
@@ -127,24 +127,24 @@ class RankHalf:
     ) -> KvSender:
         return KvSender(
             memory, instance_id=settings.instance_id, epoch=settings.epoch, transports=settings.transports,
-            events=_Endings(self._speaker.say, self._tables.end), clock=run_time, progress_age=progress_age,
+            events=_TicketEvents(self._outbox.send, self._tables.end), clock=run_time, progress_age=progress_age,
             links_per_peer=settings.links_per_peer, digests=settings.digests, trust=trust, source=settings.source,
             catch_up=self.catch_up,
         )  # fmt: skip
 
-    def _hear(self) -> None:
-        """Do what rank 0 says, until it is gone: then this process is about to end."""
+    def _handle_messages(self) -> None:
+        """Handle rank 0's messages until it exits: then this process is about to end."""
         try:
             while not self._closing.is_set():
                 if self._channel.has_more(_LOOK_S):
-                    with self._hearing:
+                    with self._receiving:
                         if self._channel.has_more(0):  # else a link's thread was faster
-                            self._take(self._channel.receive(_SAY_S))
-        except Exception as error:  # noqa: BLE001  the thread's outermost frame: a rank that is deaf must not stay
+                            self._take(self._channel.receive(_SEND_S))
+        except Exception as error:  # noqa: BLE001  the thread's outermost frame: a rank that no longer reads must end
             self._broken(error)
 
     def _broken(self, error: Exception) -> None:
-        """Let rank 0 hear the end of a socket on which nothing is heard or said any more: this rank is lost."""
+        """Close the socket after a failed send or receive, so that rank 0 treats this rank as lost."""
         if self._closing.is_set():
             return
         if isinstance(error, ChannelClosed):
@@ -157,7 +157,7 @@ class RankHalf:
     def _take(self, message: Message[RankMessage]) -> None:
         try:
             self._do(message)
-        except Exception as error:  # noqa: BLE001  a defect over one ticket must not keep the others from being heard
+        except Exception as error:  # noqa: BLE001  a defect in one ticket must not block the others' messages
             _log.error("kv_rank_failed", exc=error, said=message.kind.name)
 
     def _do(self, message: Message[RankMessage]) -> None:
@@ -193,91 +193,91 @@ class RankHalf:
 
     def _close_half(self, half: KvSender | KvReceiver) -> None:
         half.close()
-        self._tell_figures()
-        self._speaker.say(RankMessage.CLOSED)
+        self._send_figures()
+        self._outbox.send(RankMessage.CLOSED)
 
-    def _tell_figures(self) -> None:
+    def _send_figures(self) -> None:
         sender, receiver = self._sender, self._receiver
         now = RankCounters(tuple(sender.links_of_ranks()), sender.bytes_sent, sender.frames_resent, receiver.counts)
-        if now != self._told:
-            self._told = now
-            self._speaker.say(RankMessage.FIGURES, now.to_json())
+        if now != self._sent_figures:
+            self._sent_figures = now
+            self._outbox.send(RankMessage.FIGURES, now.to_json())
 
 
-class _Endings:
-    """Implements SenderEvents: rank 0 hears of each, and the ticket's table is forgotten."""
+class _TicketEvents:
+    """Implements SenderEvents: sends each event to rank 0, and forgets the ticket's table."""
 
-    def __init__(self, say: Callable[[RankMessage, bytes], None], forget: Callable[[str], None]) -> None:
-        self._say, self._forget = say, forget
+    def __init__(self, send: Callable[[RankMessage, bytes], None], forget: Callable[[str], None]) -> None:
+        self._send, self._forget = send, forget
 
     def acked(self, ticket_id: str, stats: SendStats) -> None:
         """See SenderEvents."""
         self._forget(ticket_id)
-        self._say(RankMessage.ACKED, pack_bytes(ticket_id, pack_stats(stats)))
+        self._send(RankMessage.ACKED, pack_bytes(ticket_id, pack_stats(stats)))
 
     def failed(self, ticket_id: str, error: PdserveError) -> None:
         """See SenderEvents."""
         self._forget(ticket_id)
-        self._say(RankMessage.FAILED, pack_bytes(ticket_id, pack_error(error)))
+        self._send(RankMessage.FAILED, pack_bytes(ticket_id, pack_error(error)))
 
 
 class Reports:
-    """Implements quorum.Book for a rank's receiver: rank 0 hears what it reports, and says what becomes of a ticket."""
+    """Implements quorum.TicketLedger for a rank's receiver: reports to rank 0, and applies its decisions."""
 
-    def __init__(self, say: Callable[[RankMessage, bytes], None], catch_up: Callable[[], bool]) -> None:
-        self._say, self._catch_up = say, catch_up
+    def __init__(self, send: Callable[[RankMessage, bytes], None], catch_up: Callable[[], bool]) -> None:
+        self._send, self._catch_up = send, catch_up
         self._share: Shares | None = None
-        self._others: dict[str, int] = {}  # how far the other ranks were, by ticket
+        self._others: dict[str, int] = {}  # progress of the other ranks, by ticket
 
     def catch_up(self) -> None:
-        """See Book."""
+        """See TicketLedger."""
         self._catch_up()
 
     def join(self, shares: Shares) -> None:
-        """Be told by rank 0 what these are to do."""
+        """Set the shares to which rank 0's calls are passed."""
         self._share = shares
 
     def share_ready(self, rank: int, ticket_id: str, description: bytes, kv_bytes: int) -> None:
-        """See ShareReports. What the prompt is comes to rank 0 alone."""
-        self._say(RankMessage.READY, pack_numbers(ticket_id, kv_bytes))
+        """See ShareReports. The description is sent to rank 0 alone."""
+        self._send(RankMessage.READY, pack_numbers(ticket_id, kv_bytes))
 
     def share_ended(self, ticket_id: str, error: PdserveError) -> None:
         """See ShareReports."""
-        self._say(RankMessage.ENDED, pack_bytes(ticket_id, pack_error(error)))
+        self._send(RankMessage.ENDED, pack_bytes(ticket_id, pack_error(error)))
 
     def share_released(self, ticket_id: str) -> None:
         """See ShareReports."""
-        self._say(RankMessage.RELEASED, pack_numbers(ticket_id))
+        self._send(RankMessage.RELEASED, pack_numbers(ticket_id))
 
     def progress(self, ticket_id: str) -> int:
-        """See ShareReports: of the others it is what rank 0 said when this was asked before."""
+        """See ShareReports: for the other ranks it is what rank 0 reported after the previous call."""
         share = self._share
         own = 0 if share is None else share.progress(ticket_id)
-        self._say(RankMessage.PROGRESS, pack_numbers(ticket_id, own))
+        self._send(RankMessage.PROGRESS, pack_numbers(ticket_id, own))
         return own + self._others.get(ticket_id, 0)
 
     def reserve(self, ticket_id: str, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> NoReturn:
-        """Raises InternalError: rank 0 makes tickets."""
-        raise InternalError(f"ticket {ticket_id} was asked of a rank that makes none")
+        """Raises InternalError: only rank 0 opens tickets."""
+        raise InternalError(f"ticket {ticket_id} was requested from a rank other than 0, which opens none")
 
     def abort(self, ticket_id: str, reason: str) -> None:
-        """Let rank 0 end a ticket."""
+        """Request rank 0 to end a ticket."""
         self.share_ended(ticket_id, HandoffFailed(reason))
 
     def close(self, reason: str) -> None:
-        """The tickets are rank 0's to end."""
+        """Do nothing: only rank 0 ends tickets."""
 
     def take(self, message: Message[RankMessage]) -> None:
-        """Do what rank 0 says of a ticket. Raises ValueError for what it does not say."""
-        assert self._share is not None, "the receiver is made before it hears anything"
+        """Apply rank 0's message about a ticket. Raises ValueError for a message that rank 0 does not send."""
+        assert self._share is not None, "the receiver is made before messages are handled"
         if message.kind == RankMessage.RESERVE:
             ticket_id, (num_tokens, first_token, *blocks) = unpack_numbers(message.payload, 2)
             self._others[ticket_id] = 0
             try:
                 self._share.reserve(ticket_id, num_tokens, first_token, blocks)
-            except Exception as error:  # noqa: BLE001  whatever it is: blocks that no one gives back are lost
+            except Exception as error:  # noqa: BLE001  any error: blocks that are not released are lost
                 _log.error("kv_share_failed", exc=error, ticket=ticket_id)
-                self.share_ended(ticket_id, InternalError(f"a rank could make no share of the ticket: {error}"))
+                self.share_ended(ticket_id, InternalError(f"a rank could not open its share of the ticket: {error}"))
                 self.share_released(ticket_id)
         elif message.kind == RankMessage.SETTLE:
             ticket_id, rest = unpack_bytes(message.payload)
@@ -288,4 +288,4 @@ class Reports:
             if ticket_id in self._others:
                 self._others[ticket_id] = others
         else:
-            raise ValueError(f"rank 0 does not say {message.kind.name} to a rank")
+            raise ValueError(f"rank 0 does not send {message.kind.name}")

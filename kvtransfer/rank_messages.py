@@ -1,9 +1,9 @@
-"""What rank 0 and a rank that moves its own KV say to each other, over a Unix socket (wire/rank_channel.py).
+"""The messages between rank 0 and a rank that transfers its own KV, over a Unix socket (wire/rank_channel.py).
 
 about a ticket | length of its id: 16 bits | id | 64-bit integers, text, or JSON, by kind; little-endian
 about a rank   | JSON
 
-Nothing in it could be executed. Who says what: far_rank.py (rank 0's end), rank_half.py (the rank's).
+No message can execute code. Senders of each: far_rank.py (rank 0's end), rank_half.py (the rank's).
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ _LENGTH = struct.Struct("<H")
 
 
 class RankMessage(IntEnum):
-    """What a message says: the first two rows are rank 0's, of sending and of receiving, the last two the rank's."""
+    """Kinds of messages: the first two rows are sent by rank 0 (sending, receiving), the last two by the rank."""
 
     BEGIN, PUT, COMMIT, ABORT = range(1, 5)
     RESERVE, SETTLE, OTHERS, ADDRESSES, CLOSE, CAUGHT_UP = range(11, 17)
@@ -35,7 +35,7 @@ class RankMessage(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class HalfSettings:
-    """What a rank has to know to send and receive its part: of its instance, its links and whom it trusts.
+    """Settings with which a rank sends and receives its part: of its instance, its links and its trusted peers.
 
     `secret` is the cluster secret's bytes in hex digits. `addresses` and `loopback` are those of wire/trust.Trust.
     """
@@ -54,12 +54,12 @@ class HalfSettings:
     loopback: bool = True
 
     def to_json(self) -> bytes:
-        """Return what `from_json` reads."""
+        """Return the encoding that `from_json` reads."""
         return json.dumps(dataclasses.asdict(self)).encode()
 
     @classmethod
     def from_json(cls, payload: bytes) -> "HalfSettings":
-        """Raises ValueError for what `to_json` did not make."""
+        """Decode the output of `to_json`. Raises ValueError for other bytes."""
         values = read_object(payload, cls)
         ports = values["port_range"]
         values["port_range"] = None if ports is None else (int(ports[0]), int(ports[1]))
@@ -68,7 +68,7 @@ class HalfSettings:
 
 @dataclass(frozen=True, slots=True)
 class RankCounters:
-    """What a rank counts: of each link, of what it sent and of what came in."""
+    """A rank's counters: its links, what it sent and what it received."""
 
     links: tuple[tuple[Life, LinkStatus], ...] = ()
     bytes_sent: int = 0
@@ -76,12 +76,12 @@ class RankCounters:
     received: ReceiverCounts = dataclasses.field(default_factory=ReceiverCounts)
 
     def to_json(self) -> bytes:
-        """Return what `from_json` reads."""
+        """Return the encoding that `from_json` reads."""
         return json.dumps(dataclasses.asdict(self)).encode()
 
     @classmethod
     def from_json(cls, payload: bytes) -> "RankCounters":
-        """Raises ValueError for what `to_json` did not make."""
+        """Decode the output of `to_json`. Raises ValueError for other bytes."""
         values = read_object(payload, cls)
         links = tuple(
             ((str(life[0]), int(life[1])), LinkStatus(**{**one, "passed_over": tuple(one["passed_over"])}))
@@ -97,12 +97,12 @@ def pack_numbers(ticket_id: str, *numbers: int, blocks: Iterable[int] = ()) -> b
 
 
 def unpack_numbers(payload: bytes, least: int = 0) -> tuple[str, list[int]]:
-    """Return what `pack_numbers` was given. Raises ValueError for other bytes, and for fewer than `least` integers."""
+    """Decode the output of `pack_numbers`. Raises ValueError for other bytes, and for fewer than `least` integers."""
     ticket_id, rest = unpack_bytes(payload)
     values = array("q")
-    values.frombytes(rest)  # ValueError for a length that is no multiple of 8
+    values.frombytes(rest)  # ValueError for a length that is not a multiple of 8
     if len(values) < least:
-        raise ValueError(f"{len(values)} integers came where {least} were due")
+        raise ValueError(f"received {len(values)} integers, expected at least {least}")
     return ticket_id, _little_endian(values).tolist()
 
 
@@ -112,43 +112,43 @@ def pack_bytes(ticket_id: str, rest: bytes) -> bytes:
 
 
 def unpack_bytes(payload: bytes) -> tuple[str, bytes]:
-    """Return what `pack_bytes` was given. Raises ValueError for other bytes."""
+    """Decode the output of `pack_bytes`. Raises ValueError for other bytes."""
     if len(payload) < _LENGTH.size:
-        raise ValueError(f"{len(payload)} bytes are no message about a ticket")
+        raise ValueError(f"{len(payload)} bytes are too short for a message about a ticket")
     end = _LENGTH.size + _LENGTH.unpack_from(payload)[0]
     if end > len(payload):
-        raise ValueError(f"{len(payload)} bytes came where {end} were due")
+        raise ValueError(f"received {len(payload)} bytes, expected at least {end}")
     return payload[_LENGTH.size : end].decode(), payload[end:]
 
 
 def pack_ticket(ticket: Ticket) -> bytes:
-    """Return what `unpack_ticket` reads."""
+    """Return the encoding that `unpack_ticket` reads."""
     return json.dumps(dataclasses.asdict(ticket)).encode()
 
 
 def unpack_ticket(payload: bytes) -> Ticket:
-    """Raises ValueError for what `pack_ticket` did not make."""
+    """Decode the output of `pack_ticket`. Raises ValueError for other bytes."""
     values = read_object(payload, Ticket)
     return Ticket(**{**values, "endpoints": tuple(KvEndpoint(**one) for one in values["endpoints"])})
 
 
 def pack_stats(stats: SendStats) -> bytes:
-    """Return what `unpack_stats` reads."""
+    """Return the encoding that `unpack_stats` reads."""
     return json.dumps(dataclasses.asdict(stats)).encode()
 
 
 def unpack_stats(payload: bytes) -> SendStats:
-    """Raises ValueError for what `pack_stats` did not make."""
+    """Decode the output of `pack_stats`. Raises ValueError for other bytes."""
     return SendStats(**read_object(payload, SendStats))
 
 
 def pack_endpoints(endpoints: Sequence[KvEndpoint]) -> bytes:
-    """Return what `unpack_endpoints` reads."""
+    """Return the encoding that `unpack_endpoints` reads."""
     return json.dumps([dataclasses.asdict(one) for one in endpoints]).encode()
 
 
 def unpack_endpoints(payload: bytes) -> tuple[KvEndpoint, ...]:
-    """Return where a rank listens."""
+    """Decode the output of `pack_endpoints`: the endpoints that a rank listens at."""
     return tuple(KvEndpoint(**one) for one in json.loads(payload))
 
 

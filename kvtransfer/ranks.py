@@ -1,7 +1,7 @@
-"""Which rank of P sends which heads to which rank of D. Pure: both sides compute it, so nobody has to say it.
+"""Which rank of P sends which heads to which rank of D. Pure: both sides compute it, so no message is needed.
 
-Every head that a D rank holds comes from exactly one of the P ranks that hold it. Where several do (more ranks than
-heads), the D ranks that want the head share them out; a D rank left with several takes them in turn, layer by layer.
+Every head that a D rank holds is sent by exactly one of the P ranks that hold it. If several do (more ranks than
+heads), the D ranks that need the head are divided among them; a D rank assigned several uses them in turn, by layer.
 
     9/3 heads, TP 2 -> TP 4     P rank 0 (heads 0 1)  -> D rank 0 (0), rank 1 (0), rank 2 (1)
                                 P rank 1 (head 2)     -> D rank 3 (2)
@@ -32,29 +32,29 @@ def part_between(tensors: Sequence[KvTensor], sender: Rank, receiver: Rank) -> R
 
 
 def receivers_of(tensors: Sequence[KvTensor], sender: Rank, num_receivers: int) -> tuple[int, ...]:
-    """Return the D ranks that this P rank sends anything to, ascending; none where other holders of its head do."""
+    """Return the D ranks that this P rank sends to, ascending; none if other holders of its heads send them."""
     return tuple(
         d for d in range(num_receivers) if part_between(tensors, sender, Rank(d, num_receivers)).num_tensors
     )  # fmt: skip
 
 
 def count_ranks(endpoints: Sequence[KvEndpoint]) -> int:
-    """Return how many ranks listen there. Raises Incompatible, with value and limit, for more than there can be."""
+    """Return the number of listening ranks. Raises Incompatible, with value and limit, if there are too many."""
     last = max((endpoint.rank for endpoint in endpoints), default=0)
     if not 0 <= last < MAX_RANKS:
-        raise Incompatible(f"KV rank {last} is named, an instance has at most {MAX_RANKS}")
+        raise Incompatible(f"an endpoint has KV rank {last}, an instance has at most {MAX_RANKS} ranks")
     return last + 1
 
 
 class Senders:
-    """Who sends what to one D rank, worked out once for each number of P ranks."""
+    """The parts that each P rank sends to one D rank, computed once for each number of P ranks."""
 
     def __init__(self, tensors: Sequence[KvTensor], receiver: Rank) -> None:
         self.tensors, self.receiver = tuple(tensors), receiver
         self._parts: dict[int, dict[int, RankHeads]] = {}
 
     def of(self, num_senders: int) -> Mapping[int, RankHeads]:
-        """Return the parts by P rank, ascending, of those that send anything: at least one."""
+        """Return the parts by P rank, ascending, of the ranks that send anything: at least one."""
         known = self._parts.get(num_senders)
         if known is None:
             parts = {p: part_between(self.tensors, Rank(p, num_senders), self.receiver) for p in range(num_senders)}
@@ -63,9 +63,9 @@ class Senders:
 
 
 def _is_chosen(tensor: KvTensor, head: int, sender: Rank, receiver: Rank) -> bool:
-    """Whether, of the P ranks that hold `head`, this one sends it to this D rank.
+    """Return whether, of the P ranks that hold `head`, this one sends it to this D rank.
 
-    Only where heads repeat on P are there several, and then a P rank holds this head alone.
+    There are several only if heads are replicated on P, and then each of these P ranks holds this head alone.
     """
     holders, wanting = (ranks_holding(head, tensor.heads, side.of) for side in (sender, receiver))
     turn = receiver.number - wanting.start

@@ -1,4 +1,4 @@
-"""D's half of the hand-off: listens, keeps the tickets, and gives each accepted connection a thread of its own."""
+"""D's half of the hand-off: listens, owns the tickets, and runs each accepted connection on its own thread."""
 
 import contextlib
 import itertools
@@ -15,7 +15,7 @@ from kvtransfer.handshake import log_refusal
 from kvtransfer.hello import Hello, check_hello
 from kvtransfer.incoming import Incoming
 from kvtransfer.interface import PoolMemory, ReceiverEvents
-from kvtransfer.quorum import Book, Quorum
+from kvtransfer.quorum import Quorum, TicketLedger
 from kvtransfer.rank_ends import RankReceiver
 from kvtransfer.stream import Stream
 from kvtransfer.ticket_table import ReceiverCounts, TicketTable
@@ -29,16 +29,16 @@ from wire.trust import Trust
 from wire.types import KvEndpoint, Ticket
 
 _log = EventLogger("kvtransfer")
-_MAX_CONNECTIONS = MAX_INSIDE + 2 * MAX_WAITING  # with those that gave way and whose threads have yet to end
+_MAX_CONNECTIONS = MAX_INSIDE + 2 * MAX_WAITING  # includes displaced connections whose threads have not ended
 _JOIN_S = 5.0
-_SWEEP_S = 0.25  # bytes of a frame count from here on, and a lease ends here: both together late by half a second
+_SWEEP_S = 0.25  # for counting bytes of a frame and for expiring leases: together half a second late
 _ACCEPT_PAUSE_S = 0.1
 
 
 class KvReceiver:
     """One rank of D: owner of its listening sockets, its connections and its table of tickets.
 
-    Alone it implements interface.Receiver; several stand together under one `quorum` (all_ranks.py).
+    A single rank implements interface.Receiver; several ranks share one `quorum` (all_ranks.py).
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class KvReceiver:
         transports: Sequence[str] = (), events: ReceiverEvents | None = None,
         clock: Callable[[], float] = time.monotonic, lease_s: float = 30.0,
         port_range: tuple[int, int] | None = None, progress_timeout_s: float = 10.0, digests: bool = True,
-        trust: Trust | None = None, failpoints: Failpoints | None = None, quorum: Book | None = None,
+        trust: Trust | None = None, failpoints: Failpoints | None = None, quorum: TicketLedger | None = None,
     ) -> None:  # fmt: skip
         failpoints = failpoints or process_failpoints()
         if quorum is None:
-            assert events is not None, "a rank that stands alone has an owner to tell"
+            assert events is not None, "a single rank reports to its owner"
             quorum = Quorum(events, failpoints)
-        self._quorum: Book = quorum
+        self._quorum: TicketLedger = quorum
         self._memory, self._instance_id, self._epoch = memory, instance_id, epoch
         self._clock, self._lease_s, self._digests = clock, lease_s, digests
         self._trust = trust or Trust()
@@ -64,10 +64,10 @@ class KvReceiver:
         )  # fmt: skip
         self._quorum.join(self._table)
         self._links: dict[int, Incoming] = {}
-        self._door, self._refusals = ConnectionLimit(), CappedLog(_log)
+        self._limit, self._refusals = ConnectionLimit(), CappedLog(_log)
         self._numbers = itertools.count(1)
         self._closing = threading.Event()
-        self._listeners = {over_unix: _listen(over_unix, host, port_range) for over_unix in self._doors()}
+        self._listeners = {over_unix: _listen(over_unix, host, port_range) for over_unix in self._socket_kinds()}
         here, rank = shm.host_id(), memory.layout.rank.number
         self._endpoints = tuple(
             KvEndpoint(transport.name, self._listeners[transport.over_unix][1], here, rank)
@@ -82,21 +82,21 @@ class KvReceiver:
 
     @property
     def endpoints(self) -> tuple[KvEndpoint, ...]:
-        """Where senders reach it, best first."""
+        """Endpoints at which senders reach it, best first."""
         return self._endpoints
 
     @property
     def counts(self) -> ReceiverCounts:
-        """What has come in so far."""
+        """Counts of what was received so far."""
         return self._table.counts
 
     @property
     def bytes_received(self) -> int:
-        """KV bytes moved into the pool."""
+        """KV bytes copied into the pool."""
         return self._table.counts.bytes_received
 
     def open(self, ticket_id: str, *, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> Ticket:
-        """Make a ticket whose frames go into `block_ids`. Raises ValueError, Unavailable: see Quorum.reserve."""
+        """Open a ticket whose frames are written to `block_ids`. Raises ValueError, Unavailable: see Quorum.reserve."""
         self._quorum.reserve(ticket_id, num_tokens, first_token, block_ids)
         return Ticket(
             ticket_id=ticket_id, epoch=self._epoch, instance_id=self._instance_id, num_tokens=num_tokens,
@@ -104,11 +104,11 @@ class KvReceiver:
         )  # fmt: skip
 
     def abort(self, ticket_id: str, reason: str) -> None:
-        """End a ticket; a sender that is on it hears it. Silent for a ticket that is over or being committed."""
+        """End a ticket and notify its sender, if any. Does nothing for a ticket that is over or being committed."""
         self._quorum.abort(ticket_id, reason)
 
     def sweep(self, now: float | None = None) -> None:
-        """End the tickets whose lease ran out; a thread does this all the time."""
+        """End the tickets whose lease has expired; a thread does this regularly."""
         self._table.sweep(self._clock() if now is None else now)
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class KvReceiver:
         return self._threads
 
     def end_links(self) -> list[threading.Thread]:
-        """Close the door and every connection, once nobody accepts; return their threads, which are about to end."""
+        """Close listeners and connections, once none is accepted; return their threads, which are about to end."""
         for sock, _ in self._listeners.values():
             sock.close()
         links = list(self._links.values())
@@ -147,7 +147,7 @@ class KvReceiver:
             sock, address = listener.accept()
         except BlockingIOError:
             return
-        except OSError as error:  # out of descriptors, say: the connection keeps waiting, and so must we
+        except OSError as error:  # out of descriptors, say: retry later
             if self._closing.is_set():
                 return
             self._refusals.warning("kv_accept_failed", "kv_accept_failed", unix=over_unix, error=error)
@@ -155,15 +155,15 @@ class KvReceiver:
             return
         try:
             self._take(sock, None if over_unix else str(address[0]))
-        except Exception as error:  # noqa: BLE001  the accepting thread's outermost frame: the door stays open
+        except Exception as error:  # noqa: BLE001  the accepting thread's outermost frame: keep accepting
             _log.error("kv_accept_failed", exc=error, unix=over_unix)
             self._table.count(refused_connections=1)
             sock.close()
 
     def _take(self, sock: socket.socket, address: str | None) -> None:
-        """Give a connection its thread; it is over TCP where it has an `address`."""
+        """Start a connection's thread; it is over TCP if it has an `address`."""
         full = len(self._links) >= _MAX_CONNECTIONS or self._closing.is_set()
-        if full or not self._may_greet(sock, address):
+        if full or not self._may_connect(sock, address):
             self._table.count(refused_connections=1)
             sock.close()
             return
@@ -178,21 +178,21 @@ class KvReceiver:
         )  # fmt: skip
         self._links[number] = incoming
         try:
-            self._door.wait(number, address, incoming.shutdown)
+            self._limit.wait(number, address, incoming.shutdown)
             incoming.thread.start()
         except BaseException:
             self._forget(number)
             raise
 
-    def _may_greet(self, sock: socket.socket, address: str | None) -> bool:
-        """Look who may even try, at no more cost than a look (proof.check_peer is the same once more)."""
+    def _may_connect(self, sock: socket.socket, address: str | None) -> bool:
+        """Check cheaply whether the peer may start the handshake, which checks it again (proof.check_peer)."""
         if address is None:
             return shm.is_same_user(sock)
         try:
             self._trust.check_address(address)
         except Incompatible as error:
             log_refusal(self._refusals, error)
-            with contextlib.suppress(OSError):  # in words if there is room for them: nobody waits for a stranger
+            with contextlib.suppress(OSError):  # send the reason if the socket takes it: do not wait
                 sock.setblocking(False)
                 sock.send(encode(Refuse(to_name(error), str(error))))
                 sock.shutdown(socket.SHUT_WR)
@@ -200,23 +200,23 @@ class KvReceiver:
         return True
 
     def _choose(self, number: int, hello: Hello, *, over_unix: bool) -> Transport:
-        """Check who calls, now that it is proven, let it in and return the transport that HELLO names.
+        """Check the proven sender, admit its connection and return the transport that HELLO names.
 
-        Raises a PdserveError in words.
+        Raises a PdserveError with a message.
         """
         check_hello(hello, instance_id=self._instance_id, epoch=self._epoch, layout=self._memory.layout)
-        self._door.enter(number)
+        self._limit.enter(number)
         for transport in self._transports:
             if (transport.name, transport.over_unix) == (hello.transport, over_unix):
                 return transport
         raise Unavailable(f"KV transport {hello.transport!r} is not offered here")
 
-    def _doors(self) -> set[bool]:
+    def _socket_kinds(self) -> set[bool]:
         return {transport.over_unix for transport in self._transports}
 
     def _forget(self, number: int) -> None:
         self._links.pop(number, None)
-        self._door.leave(number)
+        self._limit.leave(number)
 
     def _answer(self, number: int, message: TicketMessage) -> None:
         link = self._links.get(number)

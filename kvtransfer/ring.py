@@ -1,24 +1,24 @@
-"""Room in one buffer, taken in order and given back in order. Pure."""
+"""Allocation in one buffer, freed in the order of allocation. Pure."""
 
 from collections import deque
 
 
 class Ring:
-    """Owner of which parts of a buffer of `size` bytes are taken."""
+    """Owner of the allocated ranges of a buffer of `size` bytes."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._spans: deque[tuple[int, int]] = deque()
 
     def take(self, num_bytes: int) -> int | None:
-        """Return where `num_bytes` in one piece start, or None when there is no room before more is given back."""
+        """Return the start of `num_bytes` contiguous bytes, or None if there is no space until more is freed."""
         start = self._behind_last(num_bytes)
         if start is not None:
             self._spans.append((start, start + num_bytes))
         return start
 
     def give_back(self) -> None:
-        """The oldest part is free again."""
+        """Free the oldest range."""
         self._spans.popleft()
 
     def _behind_last(self, num_bytes: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Which links each open ticket goes over, one to each rank of D that is sent to, and who may report its ending."""
+"""The links of each open ticket, one for each rank of D that it is sent to, and the right to report its end."""
 
 import threading
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from kvtransfer.totals import merge_stats
 
 @dataclass(slots=True)
 class _Route:
-    """`num_links` it is to go over, those it does, and what was acked on each."""
+    """The number of links that the ticket needs, its links so far, and the statistics of the acked ones."""
 
     num_links: int
     links: tuple[Link, ...] = ()
@@ -18,14 +18,14 @@ class _Route:
 
 
 class Routes:
-    """Owner of the tickets that have not ended. Whoever takes one out reports its ending: nobody else can."""
+    """Owner of the tickets that have not ended. Only the caller that removes a ticket reports its end."""
 
     def __init__(self) -> None:
         self._routes: dict[str, _Route] = {}
         self._lock = threading.Lock()
 
     def open(self, ticket_id: str, num_links: int = 1) -> bool:
-        """Make a ticket known before any link hears of it, so that one which ends at once can claim it."""
+        """Register a ticket before any link has it, so that a link on which it ends at once can claim it."""
         with self._lock:
             if ticket_id in self._routes:
                 return False
@@ -33,7 +33,7 @@ class Routes:
             return True
 
     def add(self, ticket_id: str, link: Link) -> bool:
-        """The ticket goes over `link` too; False for one that has ended meanwhile."""
+        """Add `link` to the ticket's links; return False if the ticket has ended in the meantime."""
         with self._lock:
             route = self._routes.get(ticket_id)
             if route is None:
@@ -42,16 +42,16 @@ class Routes:
             return True
 
     def is_open(self, ticket_id: str) -> bool:
-        """Whether nobody has taken the ticket out: until somebody does, its blocks are held. Any thread."""
+        """Return whether the ticket has not been removed: until then its blocks are held. Any thread."""
         return ticket_id in self._routes
 
     def links(self, ticket_id: str) -> tuple[Link, ...]:
-        """The links of a ticket; none for one that has ended."""
+        """Return the links of a ticket; none if it has ended."""
         route = self._routes.get(ticket_id)
         return () if route is None else route.links
 
     def acked(self, ticket_id: str, stats: SendStats) -> SendStats | None:
-        """One link's part was acked. After the last one the ticket is out: return the figures of all to be reported."""
+        """Record one link's ack. The last one removes the ticket and returns the merged statistics to be reported."""
         with self._lock:
             route = self._routes.get(ticket_id)
             if route is None:
@@ -62,11 +62,11 @@ class Routes:
         return merge_stats(route.acked) if self.claim(ticket_id) else None
 
     def claim(self, ticket_id: str) -> bool:
-        """Take the ticket out: True exactly once, the right to report its ending."""
+        """Remove the ticket; True exactly once: for the caller that reports its end."""
         return self.take(ticket_id) is not None
 
     def take(self, ticket_id: str) -> tuple[Link, ...] | None:
-        """Take the ticket out and return its links, whose load it is no more; None for one that has ended."""
+        """Remove the ticket, also from its links' load, and return the links; None if it has ended."""
         with self._lock:
             route = self._routes.pop(ticket_id, None)
         if route is None:

@@ -1,8 +1,8 @@
-"""How one piece of a Runs is gathered into contiguous memory and scattered from it, with as few kernels as possible.
+"""Gather and scatter of one piece of a Runs to and from contiguous memory, with as few kernels as possible.
 
     rows of one size, one distance apart   one strided copy          neighbouring blocks, heads of one span
-    any others, aligned to 8 bytes         one indexed copy          a shuffled block table
-    the rest                               a copy a row              never a KV pool's
+    other rows, aligned to 8 bytes         one indexed copy          a shuffled block table
+    the rest                               one copy per row          never a KV pool's
 
 Needs torch. Elements are 8 bytes wide wherever the addresses allow it.
 """
@@ -21,19 +21,19 @@ _WIDE_BYTES = 8
 
 
 class RowPlan(Protocol):
-    """The rows of one piece. `memory` and `stage` are uint8, of one dimension; `stage` starts with the piece."""
+    """The rows of one piece. `memory` and `stage` are uint8, one-dimensional; the piece is at the start of `stage`."""
 
     @property
     def num_bytes(self) -> int:
-        """Of all rows."""
+        """Total size of the rows."""
         ...
 
     def gather(self, memory: torch.Tensor, base: int, stage: torch.Tensor) -> None:
-        """Copy the rows, which count from `base`, one after another into the stage."""
+        """Copy the rows, whose offsets count from `base`, one after another to the stage."""
         ...
 
     def scatter(self, stage: torch.Tensor, memory: torch.Tensor, base: int) -> None:
-        """Copy the stage's bytes into the rows."""
+        """Copy the stage's bytes to the rows."""
         ...
 
 
@@ -53,7 +53,7 @@ def plan_rows(runs: Runs, align: int, piece_bytes: int, device: torch.device) ->
 
 @dataclass(frozen=True, slots=True)
 class _Strided:
-    """Rows of one size, `step` bytes from one to the next. All numbers are multiples of `grain`."""
+    """Rows of one size whose starts are `step` bytes apart. All numbers are multiples of `grain`."""
 
     offset: int
     row_bytes: int
@@ -85,7 +85,7 @@ class _Strided:
 
 @dataclass(frozen=True, slots=True)
 class _Indexed:
-    """Rows made of grains of one size: `index` names them in order, [grains], counted from the base."""
+    """Rows made of grains of one size: `index` has the grains' numbers in order, [grains], counted from the base."""
 
     grain: int
     index: torch.Tensor
@@ -118,7 +118,7 @@ class _Indexed:
 
 @dataclass(frozen=True, slots=True)
 class _OneByOne:
-    """Rows that have nothing in common."""
+    """Rows without a common size and distance."""
 
     rows: tuple[_Strided, ...]
 
@@ -144,7 +144,7 @@ class _OneByOne:
 
 
 def _pieces(runs: Runs, piece_bytes: int) -> Iterator[list[tuple[int, int]]]:
-    """Yield the rows, (offset, bytes), cut so that those of each piece but the last are `piece_bytes`."""
+    """Yield the rows, (offset, bytes), split into pieces of `piece_bytes`; the last piece may be smaller."""
     piece: list[tuple[int, int]] = []
     room = piece_bytes
     for offset, num_bytes in runs.rows():

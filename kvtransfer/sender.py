@@ -1,4 +1,4 @@
-"""P's half of the hand-off: finds the peer of a ticket's instance, posts to the link it chose. Callers never wait."""
+"""P's half of the hand-off: finds the peer of a ticket's instance, posts to the chosen link. Callers never block."""
 
 import itertools
 import queue
@@ -34,7 +34,7 @@ _REMEMBERED_EPOCHS = 8
 class KvSender:
     """One rank of P: owner of its peers, one per (instance, epoch, rank of D), and of the tickets' routes.
 
-    Alone it implements interface.Sender; several stand together under a RanksSender (all_ranks.py).
+    A single rank implements interface.Sender; several ranks are used by a RanksSender (all_ranks.py).
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class KvSender:
         digests: bool = True, links_per_peer: int = 2, trust: Trust | None = None,
         failpoints: Failpoints | None = None, source: str | None = None, catch_up: Callable[[], bool] | None = None,
     ) -> None:  # fmt: skip
-        """`catch_up` does what was said so far by the process that drops tickets, where that is another one."""
+        """`catch_up` applies the aborts sent so far by another process, if that is where tickets are aborted."""
         self._routes = Routes()
         self._settings = LinkSettings(
             instance_id=instance_id, epoch=epoch, memory=memory,
@@ -56,15 +56,15 @@ class KvSender:
         )  # fmt: skip
         self._device_pool = device_memory(memory)
         self._peers: dict[PeerKey, Peer] = {}
-        self._epochs: dict[str, deque[int]] = {}  # of each instance, by the time they were first seen; newest last
-        self._receivers: dict[int, tuple[int, ...]] = {}  # the ranks of D sent to, by how many it has
+        self._epochs: dict[str, deque[int]] = {}  # of each instance, in the order they were first seen
+        self._receivers: dict[int, tuple[int, ...]] = {}  # the ranks of D sent to, by its number of ranks
         self._link_epochs = itertools.count(1)
         self._bytes_of_gone = self._resent_of_gone = 0
         self._closed = False
         self._lock = threading.Lock()
 
     def begin(self, ticket: Ticket) -> None:
-        """Choose the link to the ticket's instance (dialling it if need be) and open the ticket on it."""
+        """Choose the link to the ticket's instance (dialling if necessary) and open the ticket on it."""
         try:
             num_receivers = count_ranks(ticket.endpoints)
         except Incompatible as error:
@@ -84,22 +84,22 @@ class KvSender:
             link.post(Put(ticket_id, (layer,), start, end, tuple(block_ids), mark))
 
     def commit(self, ticket_id: str, description: bytes) -> None:
-        """After the last frame: tell the receiver what the prompt is."""
+        """After the last frame: send the receiver the description of the prompt."""
         for link in self._routes.links(ticket_id):
-            told = description if link.rank == 0 else b""  # the receiver's first rank alone asks what it is
-            link.post(FinishTicket(ticket_id, told, link.announced(ticket_id)))
+            part = description if link.rank == 0 else b""  # only the receiver's rank 0 needs it
+            link.post(FinishTicket(ticket_id, part, link.announced(ticket_id)))
 
     def abort(self, ticket_id: str, reason: str) -> None:
-        """End the ticket; the receiver is told. Reports no event."""
+        """End the ticket and notify the receiver. Emits no event."""
         for link in self._routes.take(ticket_id) or ():
             link.post(Drop(ticket_id, reason))
 
     def links(self) -> tuple[LinkStatus, ...]:
-        """The links as they are now, one status a peer."""
+        """Return the current links, one status per peer."""
         return merge_links(self.links_of_ranks())
 
     def links_of_ranks(self) -> list[tuple[Life, LinkStatus]]:
-        """The links to each rank of each peer as they are now, and to which of its lives."""
+        """Return the current links to each rank of each peer, each with the peer's process."""
         with self._lock:
             self._forget_gone()
             return [((key.instance_id, key.epoch), peer.status()) for key, peer in self._peers.items()]
@@ -107,9 +107,9 @@ class KvSender:
     def measure(
         self, peer_id: str, epoch: int, endpoints: Sequence[KvEndpoint], num_bytes: int, timeout_s: float
     ) -> LinkStatus:
-        """Measure round trip and bandwidth of the link to a peer with bytes that reach no pool; wait for the figures.
+        """Measure round trip and bandwidth of the link to a peer with bytes that are written to no pool. Blocks.
 
-        The link is dialled if need be. Raises what `start_measure` says, and DeadlineExceeded.
+        Dials if necessary. Raises the errors of `start_measure`, and DeadlineExceeded.
         """
         answers: queue.SimpleQueue[LinkStatus | PdserveError] = queue.SimpleQueue()
         self.start_measure(peer_id, epoch, endpoints, num_bytes, timeout_s, answers.put)
@@ -125,9 +125,9 @@ class KvSender:
         self, peer_id: str, epoch: int, endpoints: Sequence[KvEndpoint], num_bytes: int, timeout_s: float,
         done: Callable[[LinkStatus | PdserveError], None],
     ) -> None:  # fmt: skip
-        """As `measure`, without waiting: `done` is called once, on a thread of the link. It must not block.
+        """Like `measure`, without blocking: `done` is called once, on a thread of the link. It must not block.
 
-        Raises InvalidRequest for too many bytes, Draining after `close`, Unavailable when no thread can be had.
+        Raises InvalidRequest for too many bytes, Draining after `close`, Unavailable if no thread can be started.
         """
         check_num_bytes(num_bytes)
         deadline = self._settings.clock() + timeout_s
@@ -145,12 +145,12 @@ class KvSender:
 
     @property
     def frames_resent(self) -> int:
-        """Frames that went out a second time."""
+        """Frames that were sent again."""
         with self._lock:
             return self._resent_of_gone + sum(peer.frames_resent for peer in self._peers.values())
 
     def sweep(self) -> None:
-        """Make every link look at its leases now; they do so by themselves every tend interval."""
+        """Make every link check its leases now; they do so by themselves every tend interval."""
         with self._lock:
             for peer in self._peers.values():
                 peer.tend()
@@ -180,7 +180,7 @@ class KvSender:
                 error = reason
         if link is not None and not self._routes.add(ticket.ticket_id, link):
             link.ended(ticket.ticket_id)
-            link.post(Drop(ticket.ticket_id, "ended while it was begun"))
+            link.post(Drop(ticket.ticket_id, "the ticket ended while it was being opened"))
         if error is not None and self._claim(ticket.ticket_id):
             self._settings.events.failed(ticket.ticket_id, error)
 
@@ -190,7 +190,7 @@ class KvSender:
             self._settings.events.acked(ticket_id, whole)
 
     def _claim(self, ticket_id: str) -> bool:
-        """Take a ticket that failed out; every link it went over drops it, whichever it failed on."""
+        """Remove a failed ticket; every link it uses drops it, whichever link it failed on."""
         links = self._routes.take(ticket_id)
         for link in links or ():
             link.post(Drop(ticket_id, "the hand-off failed on another link"))
@@ -205,9 +205,9 @@ class KvSender:
         return known
 
     def _peer(self, key: PeerKey) -> Peer:
-        """Return the peer, and let the other lives of its instance end when their tickets have.
+        """Return the peer, and retire the other processes of its instance: they end with their tickets.
 
-        Epochs are random: the one first seen last is the newest, until nothing is there and an older one is asked for.
+        Epochs are random: the last one first seen is the newest, until it has no link and an older one is requested.
         """
         self._forget_gone()
         peer = self._peers.get(key)
@@ -235,10 +235,10 @@ class KvSender:
                 del self._peers[key]
                 self._bytes_of_gone += peer.bytes_sent
                 self._resent_of_gone += peer.frames_resent
-                self._pass_on(key, peer.status())
+                self._keep_counts(key, peer.status())
 
-    def _pass_on(self, gone: PeerKey, status: LinkStatus) -> None:
-        """Have another life of a peer's instance tell what was counted of it; with the last one all is forgotten."""
+    def _keep_counts(self, gone: PeerKey, status: LinkStatus) -> None:
+        """Add the counts of a forgotten peer to another process of its instance; with the last one they are dropped."""
         others = [key for key in self._peers if key.instance_id == gone.instance_id]
         if others:
             self._peers[max(others, key=lambda key: key.rank == gone.rank)].remember(status)

@@ -18,7 +18,7 @@ _DIGEST_MODULUS = 1 << 64
 
 
 class SenderState(StrEnum):
-    """Where the sender's half of a ticket is."""
+    """State of the sender's half of a ticket."""
 
     HELD = "held"
     SENDING = "sending"
@@ -29,7 +29,7 @@ class SenderState(StrEnum):
 
 
 class SenderTicket:
-    """The sender's half of one ticket: which frames went out, and until when the blocks are held."""
+    """The sender's half of one ticket: which frames were sent, and until when the blocks are held."""
 
     def __init__(
         self, ticket_id: str, epoch: int, terms: Terms, *, lease_s: float, now: float,
@@ -49,16 +49,16 @@ class SenderTicket:
 
     @property
     def over(self) -> bool:
-        """Whether the ticket has ended, well or not."""
+        """Whether the ticket has ended, acked or not."""
         return self.state in (SenderState.ACKED, SenderState.ABORTED, SenderState.EXPIRED)
 
     def wanted(self, tensor: int, start: int, end: int) -> list[tuple[int, int]]:
-        """Return the parts of [start, end) that the receiver wants and that were not sent. Raises HandoffFailed."""
+        """Return the parts of [start, end) that the receiver needs and that were not sent. Raises HandoffFailed."""
         terms = self._terms
         if self.state not in (SenderState.HELD, SenderState.SENDING):
             return []
         if not 0 <= start < end <= terms.num_tokens:
-            raise HandoffFailed(f"tokens [{start}, {end}) are put for a ticket of {terms.num_tokens} tokens")
+            raise HandoffFailed(f"tokens [{start}, {end}) were put for a ticket of {terms.num_tokens} tokens")
         if not terms.part.token_bytes[tensor]:
             return []
         return self._coverage.missing(max(start, terms.first_token), end, mask_of(tensor))
@@ -82,17 +82,17 @@ class SenderTicket:
         return frame
 
     def resend(self, number: int) -> Frame:
-        """Return frame `number` to go out once more. Raises HandoffFailed if there is none or it did so before."""
+        """Return frame `number` to be sent again. Raises HandoffFailed if it does not exist or was resent before."""
         if self.state not in (SenderState.SENDING, SenderState.SENT) or number >= len(self._frames):
-            raise HandoffFailed(f"frame {number} is asked for again, {len(self._frames)} were sent")
+            raise HandoffFailed(f"a resend of frame {number} is requested, {len(self._frames)} frames were sent")
         if number in self._resent:
-            raise HandoffFailed(f"frame {number} is asked for a third time")
+            raise HandoffFailed(f"a second resend of frame {number} is requested")
         self._resent.add(number)
         self.resent_frames += 1
         return self._frames[number]
 
     def commit(self, description: bytes, description_digest: int) -> Commit | None:
-        """Make the commit, once. Raises HandoffFailed if tokens that the receiver wants were not put."""
+        """Make the commit, once. Raises HandoffFailed if tokens that the receiver needs were not put."""
         if self.state not in (SenderState.HELD, SenderState.SENDING):
             return None
         first, end, part = self._terms.first_token, self._terms.num_tokens, self._terms.part
@@ -108,35 +108,35 @@ class SenderTicket:
         )  # fmt: skip
 
     def holds(self, now: float) -> bool:
-        """Tell whether everything was sent and the lease, at `now`, still keeps the blocks as they were announced."""
+        """Return whether everything was sent and, at `now`, the lease still holds the blocks as announced."""
         return self.state is SenderState.SENT and now < self._lease_end
 
     def ack(self) -> bool:
-        """The receiver committed. False unless everything was sent."""
+        """Record that the receiver committed. Returns False unless everything was sent."""
         if self.state is not SenderState.SENT:
             return False
         self.state = SenderState.ACKED
         return True
 
     def abort(self) -> bool:
-        """End the ticket; False if it had ended."""
+        """End the ticket; return False if it had ended."""
         return self._end(SenderState.ABORTED)
 
     def renew(self, now: float) -> bool:
-        """Start the lease anew while there is something left to send; afterwards only the ack counts."""
+        """Renew the lease while there is KV left to send; after that only the ack counts."""
         if self.state not in (SenderState.HELD, SenderState.SENDING):
             return False
         self._renewed = max(self._renewed, now)
         return True
 
     def moves(self, now: float) -> None:
-        """At `now` bytes of it were still leaving, or something else that it waits for went on."""
+        """Record that at `now` bytes of it were still being sent, or that what it waits for made progress."""
         self._moved = max(self._moved, now)
 
     def awaited(self, now: float) -> None:
-        """At `now` the receiver said that it goes on and is not done: so the ack may come yet.
+        """Record that at `now` the receiver reported progress without being done, so that the ack may still come.
 
-        That counts once everything was sent, for MOST_WAIT_LEASES: nobody holds the blocks for ever.
+        This counts once everything was sent, for MOST_WAIT_LEASES: blocks must not be held for ever.
         """
         if self.state is not SenderState.SENT:
             return
@@ -146,11 +146,11 @@ class SenderTicket:
             self.moves(now)
 
     def renewal_due(self, now: float) -> bool:
-        """Tell whether a third of the lease is over."""
+        """Return whether a third of the lease is over."""
         return now >= self._renewed + self.lease_s / 3
 
     def expire(self, now: float) -> bool:
-        """End the ticket if its lease ran out."""
+        """End the ticket if its lease has expired."""
         return now >= self._lease_end and self._end(SenderState.EXPIRED)
 
     @property

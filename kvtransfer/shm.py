@@ -1,8 +1,8 @@
-"""Shared memory transport: the sender hands over its pool's memfd, the receiver maps it read-only and copies.
+"""Shared memory transport: the sender passes its pool's memfd, the receiver maps it read-only and copies.
 
     Unix socket, abstract name | HELLO, WELCOME | b"F" with the memfd (SCM_RIGHTS) | READY, FRAME headers with blocks
 
-The seals are what makes it safe: nobody can shrink the pool under the reader or map it for writing.
+The seals make it safe: no process can shrink the pool under the reader or map it for writing.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ _LEAD = b"F"
 
 
 def host_id() -> str:
-    """Return what two processes share exactly when they reach each other's abstract sockets."""
+    """Return an id that two processes share exactly if they can reach each other's abstract sockets."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot_id = file.read().strip()
     return f"{boot_id}/{os.stat('/proc/self/ns/net').st_ino}"
@@ -52,32 +52,32 @@ class ShmTransport:
         self._host_id = host_id()
 
     def unusable(self) -> str | None:
-        """It needs a pool of host memory."""
+        """It needs a pool in host memory."""
         if self._device is not None:
-            return f"the KV pool lies on {self._device.device}: only host memory is mapped by peers"
-        return "the KV pool has no descriptor for peers to map it by" if self._fd is None else None
+            return f"the KV pool is on {self._device.device}: peers can map host memory only"
+        return "the KV pool has no descriptor with which peers could map it" if self._fd is None else None
 
     def unreachable(self, endpoint: KvEndpoint) -> str | None:
-        """Only this host and this network namespace are within reach."""
+        """Only this host and network namespace can be reached."""
         return None if endpoint.host_id == self._host_id else ELSEWHERE
 
     def connect(self, endpoint: KvEndpoint, timeouts: Timeouts) -> Stream:
-        """Connect to the abstract name."""
+        """Connect to the abstract socket name."""
         return connect(endpoint.address, timeouts)
 
     def outlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "ShmOutlet":
-        """Hand over the pool."""
+        """Pass the pool's descriptor to the receiver."""
         assert self._fd is not None
         stream.send_fd(_LEAD, self._fd)
         return ShmOutlet()
 
     def inlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "ShmInlet":
-        """Take the pool: check seals and size and map it read-only. Raises Unavailable with both values."""
+        """Receive the pool, check seals and size and map it read-only. Raises Unavailable with both values."""
         data, fds = stream.receive_fds()
         if data != _LEAD or len(fds) != 1:
             for fd in fds:
                 os.close(fd)
-            raise WireError(f"{data!r} and {len(fds)} descriptors came where the pool was due")
+            raise WireError(f"received {data!r} and {len(fds)} descriptors, expected the pool")
         try:
             stream.read_ahead(READ_AHEAD_BYTES)
             return ShmInlet(fds[0], hello)
@@ -86,7 +86,7 @@ class ShmTransport:
 
 
 class ShmOutlet:
-    """The sender's side of one connection: nothing but headers goes out."""
+    """The sender's side of one connection: sends headers only."""
 
     most_frame_bytes = 16 << 20
 
@@ -94,14 +94,14 @@ class ShmOutlet:
         self._namer = WindowNamer()
 
     def announce(self, frame: Frame, source: RegionRuns) -> list[memoryview | bytes]:
-        """The header alone: it names the blocks."""
+        """Return the header, which names the blocks."""
         return [self._namer.encode(frame)]
 
     def taken(self, message: Taken) -> None:
-        """Nothing is lent."""
+        """Do nothing: the whole pool is shared, so there is nothing to release."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
 
 class ShmInlet:
@@ -113,9 +113,9 @@ class ShmInlet:
             seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
             size = os.fstat(fd).st_size
         except OSError as error:
-            raise Unavailable(f"the pool of {hello.sender_id} is no memfd: {error}") from error
+            raise Unavailable(f"the pool of {hello.sender_id} is not a memfd: {error}") from error
         if seals & POOL_SEALS != POOL_SEALS:
-            raise Unavailable(f"the pool of {hello.sender_id} has seals {seals:#x}, {POOL_SEALS:#x} are wanted")
+            raise Unavailable(f"the pool of {hello.sender_id} has seals {seals:#x}, required are {POOL_SEALS:#x}")
         if size != layout.total_bytes:
             raise Unavailable(f"the pool of {hello.sender_id} has {size} bytes, its layout {layout.total_bytes}")
         try:
@@ -126,15 +126,15 @@ class ShmInlet:
         self._slots, self._names = SlotMap(layout, self._view), WindowNames(layout.block_size)
 
     def move(self, frame: Frame, target: RegionRuns, stop: StopFlag) -> int | None:
-        """Copy from the sender's blocks to the target, digesting on the way."""
+        """Copy from the sender's blocks to the target, with digests."""
         return move_blocks(self._slots, self._names, frame, target, stop, digests=self._digests)
 
     def skip(self, frame: Frame) -> None:
-        """Nothing of a frame is in the stream but its header, which may name blocks for later ones."""
+        """Read the header's block names, which later frames may refer to: the stream has nothing else of the frame."""
         skip_blocks(self._names, frame)
 
     def close(self) -> None:
-        """Unmap the pool: the slots hold a view of it too."""
+        """Unmap the pool, after the slots, which have a view of it too."""
         del self._slots
         self._view.release()
         with contextlib.suppress(BufferError):  # a slice still in a traceback: unmapped when that is gone
@@ -144,7 +144,7 @@ class ShmInlet:
 def move_blocks(
     slots: SlotMap, names: WindowNames, frame: Frame, target: RegionRuns, stop: StopFlag, *, digests: bool
 ) -> int | None:
-    """Move a frame from the blocks it names in the sender's pool, which is mapped here. See transport.Inlet.move."""
+    """Copy a frame from the blocks it names in the sender's mapped pool. See transport.Inlet.move."""
     where = names.window_of(frame)
     try:
         heads = Heads(frame.head_start, frame.head_end)
@@ -157,7 +157,7 @@ def move_blocks(
 
 
 def skip_blocks(names: WindowNames, frame: Frame) -> None:
-    """Learn what a frame that nobody wants names."""
+    """Record the block names of a frame that is not needed."""
     with contextlib.suppress(HandoffFailed):
         names.window_of(frame)
 
@@ -175,7 +175,7 @@ def connect(name: str, timeouts: Timeouts) -> Stream:
 
 
 def is_same_user(sock: socket.socket) -> bool:
-    """Tell whether the process at the other end runs as this process's user: no other is served."""
+    """Return whether the process at the other end runs as the same user: others are refused."""
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     _, uid, _ = struct.unpack("3i", credentials)
     return bool(uid == os.geteuid())

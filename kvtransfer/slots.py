@@ -1,4 +1,4 @@
-"""Where the tokens of a frame lie in a pool, found once a chunk and reused for every tensor of that slot size."""
+"""Positions of a frame's tokens in a pool, computed once per chunk and reused for every tensor of that slot size."""
 
 import itertools
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ class _Row(NamedTuple):
 
 
 class BlockWindow:
-    """Tokens [start, end) of a block table cut to the blocks that hold them; `start` counts from the first of these.
+    """Tokens [start, end) of a block table cut to their blocks; `start` counts from the first of these blocks.
 
-    It keeps the runs that were worked out for it, by slot sizes, heads and tensors at once: so it is used with
-    one pool, and again and again.
+    It caches the runs computed for it, by slot size, heads and number of tensors, so it must be used with one pool
+    only; it is meant to be reused.
     """
 
     __slots__ = ("block_ids", "end", "runs", "start")
@@ -59,32 +59,32 @@ class Windows:
 
 
 class SlotMap:
-    """Turns windows into places of one pool. Immutable; it keeps the memory mapped."""
+    """Maps windows to places in one pool. Immutable; it keeps the memory mapped."""
 
     def __init__(self, layout: PoolLayout, memory: memoryview | Region) -> None:
         self.layout = layout
         self._region = memory if isinstance(memory, Region) else Region(memory)
-        self._alike = _count_alike(layout)
+        self._num_equal = _count_equal(layout)
 
     def place(self, tensor: int, where: BlockWindow, heads: Heads | None = None, num_tensors: int = 1) -> RegionRuns:
-        """Return where these heads (None: all held) of the tensors' tokens lie, in order: [tensor][token][head][dim].
+        """Return the place of these heads (None: all held) of the tensors' tokens: [tensor][token][head][dim].
 
-        Raises IndexError for a block or a tensor past the pool, ValueError for heads that are not held here.
+        Raises IndexError for a block or a tensor past the pool, ValueError for heads that the pool does not hold.
         """
         last = tensor + num_tensors
-        if last > len(self._alike):
-            raise IndexError(f"tensors [{tensor}, {last}) are named, the pool has {len(self._alike)}")
+        if last > len(self._num_equal):
+            raise IndexError(f"tensors [{tensor}, {last}) are out of range, the pool has {len(self._num_equal)}")
         offsets = self.layout.offsets
         base, row = offsets[tensor], self._row(tensor, heads)
         if num_tensors == 1:
             return RegionRuns(self._region, base, self._runs(where, row))
-        if num_tensors <= self._alike[tensor]:
+        if num_tensors <= self._num_equal[tensor]:
             return RegionRuns(self._region, base, self._runs(where, row, num_tensors, offsets[tensor + 1] - base))
         parts = [(offsets[one] - base, self._runs(where, self._row(one, heads))) for one in range(tensor, last)]
         return RegionRuns(self._region, base, Runs.joined(parts))
 
     def _runs(self, where: BlockWindow, row: _Row, num_tensors: int = 1, step: int = 0) -> Runs:
-        """Return the runs of tensors that are alike, `step` bytes apart, which the bytes of their slots decide."""
+        """Return the runs of tensors with equal slots, `step` bytes apart (`step` follows from the slot size)."""
         key = row, num_tensors
         runs = where.runs.get(key)
         if runs is None:
@@ -101,14 +101,14 @@ class SlotMap:
         if heads is None or heads == held:
             return _Row(spec.token_bytes, 0, spec.token_bytes)
         if not held.start <= heads.start < heads.end <= held.end:
-            raise ValueError(f"heads {heads} of tensor {tensor} are named, {held} are held")
+            raise ValueError(f"heads {heads} of tensor {tensor} are out of range, the pool holds {held}")
         head_bytes = spec.head_bytes
         skip, num_bytes = (heads.start - held.start) * head_bytes, (heads.end - heads.start) * head_bytes
         return _Row(spec.token_bytes, skip, num_bytes)
 
 
-def _count_alike(layout: PoolLayout) -> list[int]:
-    """Return for each tensor how many from it on are its like in slots and heads: those lie at one distance."""
+def _count_equal(layout: PoolLayout) -> list[int]:
+    """Return for each tensor how many, starting with it, have equal slots and heads: those are equally far apart."""
     kinds = [(one.token_bytes, one.head_bytes, held) for one, held in zip(layout.tensors, layout.heads, strict=True)]
     counts = [1]
     for kind, after in itertools.pairwise(reversed(kinds)):

@@ -1,4 +1,4 @@
-"""Memory between a pool and a stream or library that wants contiguous bytes: gathered into, scattered from."""
+"""Contiguous memory between a pool and a stream or library: gathered into, scattered from."""
 
 import functools
 
@@ -11,7 +11,7 @@ _SMALL_ROW_BYTES = 4 << 10
 
 
 class Staging:
-    """Contiguous memory of one link. One user at a time for any part of it."""
+    """Contiguous memory of one link. Each part has one user at a time."""
 
     def __init__(self, memory: memoryview) -> None:
         self._region = Region(memory)
@@ -24,25 +24,25 @@ class Staging:
 
     @property
     def num_bytes(self) -> int:
-        """All of it."""
+        """Its size."""
         return self._region.num_bytes
 
     @property
     def address(self) -> int:
-        """Where it starts."""
+        """Address of the first byte."""
         return self._region.address
 
     def gather(self, start: int, source: RegionRuns) -> None:
-        """Copy the source's runs one after another to `start`. Raises IndexError when there is no room."""
+        """Copy the source's runs to `start`, one after another. Raises IndexError if there is no space."""
         self._mover.copy(source, RegionRuns(self._region, start, whole(source.runs.num_bytes)), _NEVER)
 
     def scatter(self, start: int, target: RegionRuns, stop: StopFlag, *, digests: bool) -> int | None:
-        """Copy from `start` into the target's runs; return their digest (0 without), None when `stop` cut it short."""
+        """Copy from `start` to the target's runs; return their digest (0 without), None if `stop` interrupted it."""
         return move(RegionRuns(self._region, start, whole(target.runs.num_bytes)), target, stop, digests=digests)
 
 
 def move(source: RegionRuns, target: RegionRuns, stop: StopFlag, *, digests: bool) -> int | None:
-    """Copy and return the digest of what was written (0 without digests); None when `stop` cut it short."""
+    """Copy and return the digest of the written bytes (0 without digests); None if `stop` interrupted it."""
     if digests:
         return process_mover().copy_and_digest(source, target, stop)
     return 0 if process_mover().copy(source, target, stop) else None
@@ -61,5 +61,5 @@ def pieces_of(place: RegionRuns) -> list[memoryview]:
 
 @functools.lru_cache(maxsize=64)
 def whole(num_bytes: int) -> Runs:
-    """Return one run of `num_bytes` from the base on."""
+    """Return one run of `num_bytes` starting at the base."""
     return Runs([(0, num_bytes, 0, 1)] if num_bytes else [])

@@ -1,4 +1,4 @@
-"""A connected socket on which every wait has a deadline in run time. For all KV transports; it never blocks."""
+"""A connected non-blocking socket on which every wait has a deadline in run time. Used by all KV transports."""
 
 import contextlib
 import math
@@ -12,19 +12,19 @@ from native.ticker import run_time
 
 _MAX_PIECES = 1_024
 _SCRATCH_BYTES = 64 << 10
-READ_AHEAD_BYTES = 32 << 10  # where a stream carries messages only
+READ_AHEAD_BYTES = 32 << 10  # for streams that carry messages only
 _STOP_POLL_S = 0.1
 
 
 class LinkLost(Exception):
-    """The connection is gone, or the peer made no progress within the limit."""
+    """The connection was lost, or the peer made no progress within the limit."""
 
 
 class Stream:
     """Owner of one socket. One thread receives; sending is serialised by a lock; any thread may `shutdown` it.
 
-    `close` comes from whoever uses it last: a descriptor closed under a thread that reads it may be another's by then.
-    Any thread may look how many `bytes_received` there are.
+    The last user calls `close`: a descriptor closed while a thread reads it may be reused for another socket. Any
+    thread may read the count `bytes_received`.
     """
 
     def __init__(self, sock: socket.socket, *, progress_timeout_s: float) -> None:
@@ -38,20 +38,20 @@ class Stream:
         self._writable.register(self._fd, select.POLLOUT)
         self._send_lock = threading.Lock()
         self._scratch = memoryview(bytearray(0))
-        self._ahead = memoryview(bytearray(0))  # bytes [_at, _end) of it came and were not yet asked for
+        self._ahead = memoryview(bytearray(0))  # its bytes [_at, _end) are received but not yet consumed
         self._at = self._end = 0
         self._down = False
         self.bytes_received = 0
 
     @property
     def socket(self) -> socket.socket:
-        """The socket, for what is special to one transport."""
+        """The socket, for transport-specific operations."""
         return self._sock
 
     def read_ahead(self, num_bytes: int) -> None:
-        """Take up to `num_bytes` at a time where less is asked for: fewer calls where messages are small.
+        """Receive up to `num_bytes` at a time even if less is requested: fewer calls where messages are small.
 
-        Not before descriptors have come, and little where payload follows a message: what is taken is copied twice.
+        Call it only after descriptors were received, and with few bytes where payload follows: these are copied twice.
         """
         self._ahead = memoryview(bytearray(num_bytes))
 
@@ -59,10 +59,10 @@ class Stream:
         self, *, first_byte_s: float | None = None, wanted: Collection[MessageType] = frozenset(MessageType),
         whole_s: float = math.inf,
     ) -> tuple[MessageType, bytearray]:  # fmt: skip
-        """Return the next message's type and body; one not `wanted` costs no byte. Raises LinkLost, WireError.
+        """Return the next message's type and body; of one not `wanted` no body is read. Raises LinkLost, WireError.
 
         An idle link may wait for ever for the first byte unless `first_byte_s` is set; the rest must make progress, and
-        be there `whole_s` after the call.
+        be complete `whole_s` after the call.
         """
         if self._end - self._at >= PREFIX.size:
             kind, length = decode_prefix(self._ahead[self._at : self._at + PREFIX.size])
@@ -78,13 +78,13 @@ class Stream:
         self._receive_by(deadline, memoryview(prefix)[got or 0 :])
         kind, length = decode_prefix(prefix)
         if kind not in wanted:
-            raise WireError(f"{kind.name} came where {' or '.join(one.name for one in wanted)} was due")
+            raise WireError(f"received {kind.name}, expected {' or '.join(one.name for one in wanted)}")
         body = bytearray(length)
         self._receive_by(deadline, memoryview(body))
         return kind, body
 
     def receive_fds(self) -> tuple[bytes, list[int]]:
-        """Return one byte and the descriptors (one at most) that came with it. Raises LinkLost."""
+        """Return one byte and the descriptors (at most one) received with it. Raises LinkLost."""
         self._await_first_byte(self._timeout_s)
         try:
             data, fds, _, _ = socket.recv_fds(self._sock, 1, 1)
@@ -110,9 +110,9 @@ class Stream:
         self.receive_pieces([target], stopped=_never)
 
     def receive_pieces(self, targets: Sequence[memoryview], *, stopped: Callable[[], bool]) -> int:
-        """Fill the targets in order and return the bytes received: less than all only when `stopped` said so.
+        """Fill the targets in order and return the bytes received: fewer than all only if `stopped` returned True.
 
-        `stopped` is asked before every read, and ten times a second while the peer sends nothing.
+        `stopped` is called before every read, and ten times a second while the peer sends nothing.
         """
         left, received = [target for target in targets if len(target)], 0
         deadline = run_time() + self._timeout_s
@@ -127,7 +127,7 @@ class Stream:
         return received
 
     def drain(self, num_bytes: int) -> None:
-        """Read and forget `num_bytes`. Raises LinkLost."""
+        """Read and discard `num_bytes`. Raises LinkLost."""
         if not len(self._scratch):
             self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         while num_bytes > 0:
@@ -136,9 +136,9 @@ class Stream:
             num_bytes -= count
 
     def send(self, pieces: Sequence[memoryview | bytes], progressed: Callable[[], None] | None = None) -> None:
-        """Send all pieces. Raises LinkLost when the peer takes nothing for the progress timeout.
+        """Send all pieces. Raises LinkLost if the peer accepts nothing for the progress timeout.
 
-        `progressed` is called whenever some bytes left, once the peer let this wait.
+        Once a send has had to wait, `progressed` is called after every write.
         """
         left, waited = [memoryview(piece) for piece in pieces if len(piece)], False
         with self._send_lock:
@@ -158,7 +158,7 @@ class Stream:
                     progressed()
 
     def send_now(self, data: bytes) -> None:
-        """Send a short answer without ever waiting; a peer that does not read its answers is cut."""
+        """Send a short answer without blocking; the connection of a peer that does not read its answers is cut."""
         with self._send_lock, contextlib.suppress(OSError):
             try:
                 whole = self._sock.send(data) == len(data)
@@ -168,23 +168,23 @@ class Stream:
                 self.shutdown()
 
     def shutdown(self) -> None:
-        """Wake every thread that waits on this stream; they find it lost."""
+        """Wake every thread that waits on this stream; they get LinkLost."""
         self._down = True
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the socket: done by whoever leaves it last, when no other thread receives any more."""
+        """Close the socket: called by the last user, when no other thread receives any more."""
         self.shutdown()
         with self._send_lock:
             self._sock.close()
 
     def _receive_by(self, deadline: float, target: memoryview) -> None:
         if self.receive_pieces([target], stopped=lambda: run_time() > deadline) < len(target):
-            raise LinkLost("the peer was too slow with a message")
+            raise LinkLost("the peer did not complete a message in time")
 
     def _receive_some(self, targets: list[memoryview]) -> int | None:
-        """Receive into the targets what is there; None when nothing is. Raises LinkLost."""
+        """Receive the available bytes into the targets; return None if there are none. Raises LinkLost."""
         if self._at == self._end:
             if len(self._ahead) <= len(targets[0]):
                 return self._receive_from_socket(targets[:_MAX_PIECES])
@@ -212,7 +212,7 @@ class Stream:
     def _await_first_byte(self, first_byte_s: float | None) -> None:
         if first_byte_s is not None:
             if not self._readable.poll(first_byte_s * 1000):
-                raise LinkLost(f"nothing came for {first_byte_s:g} s")
+                raise LinkLost(f"nothing was received for {first_byte_s:g} s")
             return
         while not self._readable.poll(1000):
             if self._down:
@@ -224,11 +224,11 @@ class Stream:
 
     def _wait_writable(self, deadline: float) -> None:
         if not self._writable.poll(_STOP_POLL_S * 1000) and run_time() > deadline:
-            raise LinkLost(f"the peer took nothing for {self._timeout_s:g} s")
+            raise LinkLost(f"the peer accepted no data for {self._timeout_s:g} s")
 
 
 def expect(stream: Stream, wanted: MessageType, *, timeout_s: float) -> bytearray:
-    """Return the body of the next message, to be `wanted` and whole within the time. Raises LinkLost, WireError."""
+    """Return the body of the next message, which must be `wanted` and complete in time. Raises LinkLost, WireError."""
     return stream.receive_message(first_byte_s=timeout_s, wanted=(wanted,), whole_s=timeout_s)[1]
 
 

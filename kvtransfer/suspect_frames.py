@@ -1,29 +1,29 @@
-"""Frames whose digest differed and that were asked for again: corrupt, or of blocks that were free by then.
+"""Frames requested again after a digest mismatch: corrupt, or read from blocks that were already free.
 
-differed --the sender sends it again--> corrupt         it held the blocks, so that the bytes were not what it had
-         --the sender says ABORT--> dropped             it had ended the ticket, and used the blocks again
-         --the link is lost--> corrupt                  nobody will tell
+mismatch --the sender resends it--> corrupt           it still held the blocks, so the bytes read were wrong
+         --the sender sends ABORT--> dropped          it had ended the ticket, and reused the blocks
+         --the link is lost--> corrupt                the sender can answer no more
 
-A sender says one of these in any case, also of a ticket that ended here meanwhile: it heard NACK before that.
+A sender sends one of these in any case, also for a ticket that has ended here since: it received NACK before that.
 """
 
 import threading
 
 
 class SuspectFrames:
-    """Owner of those that are neither yet, by link and ticket. Thread-safe."""
+    """Owner of the frames not yet counted as either, by link and ticket. Thread-safe."""
 
     def __init__(self) -> None:
         self._by_link: dict[int, dict[str, set[int]]] = {}
         self._lock = threading.Lock()
 
     def add(self, ticket_id: str, link: int, number: int) -> None:
-        """Frame `number` of a link was asked for again."""
+        """Record that frame `number` of a link was requested again."""
         with self._lock:
             self._by_link.setdefault(link, {}).setdefault(ticket_id, set()).add(number)
 
     def comes_again(self, ticket_id: str, link: int, number: int) -> bool:
-        """Whether this frame is one of them; then it is so no more."""
+        """Return whether this frame is one of them, and remove it."""
         if link not in self._by_link:
             return False
         with self._lock:
@@ -35,7 +35,7 @@ class SuspectFrames:
             return known
 
     def aborted(self, ticket_id: str, link: int) -> int:
-        """The sender has ended the ticket: return how many of the link there still were."""
+        """The sender has ended the ticket: remove its frames of the link and return their number."""
         with self._lock:
             count = len(self._by_link.get(link, {}).get(ticket_id, ()))
             if count:
@@ -43,7 +43,7 @@ class SuspectFrames:
             return count
 
     def lost(self, link: int) -> int:
-        """The link is gone: return how many there still were."""
+        """The link is lost: remove its frames and return their number."""
         with self._lock:
             return sum(map(len, self._by_link.pop(link, {}).values()))
 

@@ -1,4 +1,4 @@
-"""TCP transport: the payload follows its header and is received straight into the slots, after the header's check."""
+"""TCP transport: the payload follows its header and is received directly into the slots, after the header's check."""
 
 import contextlib
 import mmap
@@ -22,7 +22,7 @@ _RING_BYTES = 4 * FRAME_BYTES
 
 
 class TcpTransport:
-    """Implements transport.Transport over TCP alone."""
+    """Implements transport.Transport over TCP."""
 
     name = "tcp"
     over_unix = False
@@ -49,7 +49,7 @@ class TcpTransport:
         return TcpOutlet()
 
     def inlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "TcpInlet":
-        """Read no further ahead than a frame's header: payload goes to its place at once."""
+        """Read ahead no further than a frame's header: payload is received directly in its place."""
         stream.read_ahead(FRAME_HEAD_BYTES)
         return TcpInlet(stream, digests=hello.digests)
 
@@ -64,14 +64,14 @@ class TcpOutlet:
         self._at = 0
 
     def announce(self, frame: Frame, source: RegionRuns) -> list[memoryview | bytes]:
-        """The header, then the payload: from where it lies, or gathered where that is many small rows."""
+        """Return the header, then the payload: in place, or gathered if it is many small rows."""
         header = encode(replace(frame, block_ids=()))
         if not _is_scattered(source) or frame.num_bytes > FRAME_BYTES:
             return [header, *pieces_of(source)]
         return [header, self._gather(source, frame.num_bytes)]
 
     def _gather(self, source: RegionRuns, num_bytes: int) -> memoryview:
-        """Copy into the ring, which is far larger than what an Outbox holds back: nothing unsent is overwritten."""
+        """Copy to the ring, which is far larger than what an Outbox holds back: unsent data is never overwritten."""
         if self._ring is None:
             self._ring = Staging(memoryview(mmap.mmap(-1, _RING_BYTES)))
         if self._at + num_bytes > _RING_BYTES:
@@ -81,10 +81,10 @@ class TcpOutlet:
         return self._ring.view[start : start + num_bytes]
 
     def taken(self, message: Taken) -> None:
-        """Nothing is lent."""
+        """Do nothing: the receiver does not use the sender's memory."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
 
 class TcpInlet:
@@ -97,7 +97,7 @@ class TcpInlet:
         self._moved = 0
 
     def move(self, frame: Frame, target: RegionRuns, stop: StopFlag) -> int | None:
-        """Receive into the slots and digest what lies there; by way of a buffer: small rows, device memory."""
+        """Receive into the slots and digest them there; small rows and device memory go through a buffer."""
         region, base, runs = target
         if runs.num_bytes != frame.num_bytes:
             raise HandoffFailed(f"frame {frame.number} has {frame.num_bytes} bytes, its slots {runs.num_bytes}")
@@ -129,21 +129,21 @@ class TcpInlet:
         return staging.scatter(0, target, stop, digests=self._digests)
 
     def _receive(self, frame: Frame, pieces: list[memoryview], stop: StopFlag) -> bool:
-        """Fill the pieces; False when `stop` cut it short: what is left is for `skip`."""
+        """Fill the pieces; return False if `stop` interrupted it: `skip` reads the rest."""
         self._moved = self._stream.receive_pieces(pieces, stopped=stop.is_set)
         return self._moved == frame.num_bytes
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
 
 def _is_scattered(place: RegionRuns) -> bool:
-    """Tell whether a stream had better move it in one piece: the kernel's work for a piece is that of some KiB."""
+    """Return whether gathering pays: a piece costs the kernel as much as copying some KiB."""
     return place.runs.num_rows > 1 and place.runs.num_bytes < _SMALL_ROW_BYTES * place.runs.num_rows
 
 
 def connect(address: str, timeouts: Timeouts, source: str | None = None) -> Stream:
-    """Connect to "host:port", from the address `source` where both are of one family. Raises OSError, ValueError."""
+    """Connect to "host:port", from the address `source` if both have the same family. Raises OSError, ValueError."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     start = (source, 0) if source is not None and (":" in source) == (":" in host) else None
@@ -153,7 +153,7 @@ def connect(address: str, timeouts: Timeouts, source: str | None = None) -> Stre
 
 
 def listen(host: str, port_range: tuple[int, int] | None) -> tuple[socket.socket, str]:
-    """Listen on a free port of `host`, or on the first free one of the range (both ends in); return "host:port".
+    """Listen on a free port of `host`, or on the first free one of the range (inclusive); return "host:port".
 
     Raises ConfigError.
     """
@@ -174,7 +174,7 @@ def listen(host: str, port_range: tuple[int, int] | None) -> tuple[socket.socket
 
 
 def tune(sock: socket.socket, progress_timeout_s: float) -> None:
-    """Send small messages at once, and find out about a peer that vanished without a word."""
+    """Send small messages at once, and detect a peer that vanished."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (

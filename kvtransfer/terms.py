@@ -1,4 +1,4 @@
-"""What a frame must be to belong to a ticket: checked before a byte of it is moved. Pure."""
+"""Conditions for a frame to belong to a ticket, checked before a byte of it is moved. Pure."""
 
 import struct
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ _SEAL = struct.Struct("!IIIIIIHHQ")
 
 
 class RankHeads:
-    """The heads of each tensor that go from one rank of P to one rank of D. Immutable; made once for all tickets.
+    """The heads of each tensor that one rank of P sends to one rank of D. Immutable; made once for all tickets.
 
-    `tensors` are the whole model's; a tensor of which nothing goes has an empty range of heads, and no `token_bytes`.
+    `tensors` are the whole model's; a tensor that is not sent has an empty range of heads, and 0 `token_bytes`.
     """
 
     __slots__ = ("heads", "num_tensors", "tensors", "token_bytes")
@@ -30,7 +30,7 @@ class RankHeads:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What one rank of P owes one rank of D for one ticket: its part of tokens [first_token, num_tokens)."""
+    """What one rank of P must send to one rank of D for one ticket: its part of tokens [first_token, num_tokens)."""
 
     part: RankHeads
     first_token: int
@@ -38,36 +38,36 @@ class Terms:
 
     @property
     def tensor_tokens(self) -> int:
-        """Tokens owed, over all tensors."""
+        """Number of tokens to send, over all tensors."""
         return self.part.num_tensors * (self.num_tokens - self.first_token)
 
 
 def check_frame(frame: Frame, terms: Terms) -> None:
-    """Raise HandoffFailed, with both values, for a frame that is not of these tensors, tokens, heads and bytes."""
+    """Raise HandoffFailed, with both values, for a frame with other tensors, tokens, heads or bytes."""
     part, tensors, first_token, num_tokens = terms.part, terms.part.tensors, terms.first_token, terms.num_tokens
     last = frame.tensor + frame.num_tensors
     if not frame.tensor < last <= len(tensors) or tensors[frame.tensor].layer != frame.layer:
-        raise HandoffFailed(f"{in_words(frame)} is none of the {len(tensors)} KV tensors here")
+        raise HandoffFailed(f"{describe_frame(frame)} is not among the {len(tensors)} KV tensors here")
     if not first_token <= frame.start < frame.end <= num_tokens:
-        raise HandoffFailed(f"{in_words(frame)} is outside the tokens [{first_token}, {num_tokens}) wanted")
-    if len(frame.block_ids) > frame.end - frame.start + 1:  # a block holds a token at least
+        raise HandoffFailed(f"{describe_frame(frame)} is outside the expected tokens [{first_token}, {num_tokens})")
+    if len(frame.block_ids) > frame.end - frame.start + 1:  # a block holds at least one token
         raise HandoffFailed(
-            f"{in_words(frame)} names {len(frame.block_ids)} blocks, the limit is {frame.end - frame.start + 1}"
+            f"{describe_frame(frame)} names {len(frame.block_ids)} blocks, the limit is {frame.end - frame.start + 1}"
         )
     for wanted in part.heads[frame.tensor : last]:
         if frame.head_start != wanted.start or frame.head_end != wanted.end:
             raise HandoffFailed(
-                f"{in_words(frame)}: heads [{frame.head_start}, {frame.head_end}) sent, {wanted} are wanted"
+                f"{describe_frame(frame)}: heads [{frame.head_start}, {frame.head_end}) sent, {wanted} expected"
             )
     wanted_bytes = (frame.end - frame.start) * sum(part.token_bytes[frame.tensor : last])
     if frame.num_bytes != wanted_bytes or wanted_bytes > MAX_FRAME_BYTES:
         raise HandoffFailed(
-            f"{in_words(frame)} of {frame.num_bytes} bytes, {wanted_bytes} are wanted, the limit is {MAX_FRAME_BYTES}"
+            f"{describe_frame(frame)} of {frame.num_bytes} bytes, expected {wanted_bytes}, limit {MAX_FRAME_BYTES}"
         )
 
 
 def seal_of(frame: Frame) -> int:
-    """Return what a frame adds to its commit's sum: 64 bits over its place and its digest, so neither is exchanged."""
+    """Return a frame's term in its commit's sum: 64 bits over its place and digest, which so cannot be exchanged."""
     return digest_of([
         _SEAL.pack(
             frame.number, frame.layer, frame.tensor, frame.num_tensors, frame.start, frame.end, frame.head_start,
@@ -77,12 +77,12 @@ def seal_of(frame: Frame) -> int:
 
 
 def same_place(one: Frame, other: Frame) -> bool:
-    """Tell whether two frames name the same slots."""
+    """Return whether two frames name the same slots."""
     return _place(one) == _place(other)
 
 
-def in_words(frame: Frame) -> str:
-    """Name a frame for an error message."""
+def describe_frame(frame: Frame) -> str:
+    """Describe a frame for an error message."""
     tensors = f"tensor {frame.tensor}"
     if frame.num_tensors != 1:
         tensors = f"tensors [{frame.tensor}, {frame.tensor + frame.num_tensors})"

@@ -1,4 +1,4 @@
-"""One rank's shares of the tickets: applies what links announce to their state machines and moves frames into slots."""
+"""One rank's shares of the tickets: applies the links' messages to their state machines, moves frames into slots."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ _log = EventLogger("kvtransfer")
 
 @dataclass(frozen=True, slots=True)
 class ReceiverCounts:
-    """What a receiver has seen since it started."""
+    """A receiver's counters since it started."""
 
     bytes_received: int = 0
     duplicate_frames: int = 0
@@ -39,10 +39,10 @@ class ReceiverCounts:
 
 
 class TicketTable:
-    """Owner of this rank's half of every ticket, under one lock that no I/O and no callback runs in.
+    """Owner of this rank's half of every ticket, under one lock that is not held during I/O and callbacks.
 
-    `answer(link, message)` reaches the sender on a link without ever waiting. Implements quorum.Shares: tickets are
-    made and settled by rank 0, which hears of each mishap in `quorum`.
+    `answer(link, message)` sends to a link's sender without blocking. Implements quorum.Shares: rank 0 opens and
+    settles tickets, and gets each error through `quorum`.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class TicketTable:
 
     @property
     def counts(self) -> ReceiverCounts:
-        """The counts as they are now."""
+        """The current counts."""
         with self._lock:
             return ReceiverCounts(**self._counts)
 
     def check(self, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> None:
-        """Raise ValueError for numbers that do not fit together."""
+        """Raise ValueError for inconsistent numbers."""
         layout = self._slots.layout
         if not 0 <= first_token <= num_tokens or len(block_ids) < layout.num_blocks_for(num_tokens):
             raise ValueError(f"tokens [{first_token}, {num_tokens}) do not fit {len(block_ids)} blocks")
@@ -79,7 +79,7 @@ class TicketTable:
             )
 
     def reserve(self, ticket_id: str, num_tokens: int, first_token: int, block_ids: Sequence[int]) -> None:
-        """Make this rank's share of a ticket. Raises ValueError for an id in use."""
+        """Open this rank's share of a ticket. Raises ValueError for an id in use."""
         ticket = ReceiverTicket(
             ticket_id, self._epoch, self._senders, num_tokens=num_tokens, first_token=first_token,
             block_ids=tuple(block_ids), lease_s=self._lease_s, now=self._clock(),
@@ -90,12 +90,12 @@ class TicketTable:
             self._tickets[ticket_id] = ticket
 
     def progress(self, ticket_id: str) -> int:
-        """Return a number that grows while bytes come for this rank's share of a ticket."""
+        """Return a number that grows while bytes are received for this rank's share of a ticket."""
         ticket = self._tickets.get(ticket_id)
         return 0 if ticket is None else ticket.progress
 
     def settle(self, ticket_id: str, error: PdserveError | None) -> None:
-        """Rank 0 has decided: committed (None) or ended. The senders hear it; idempotent."""
+        """Apply rank 0's decision: committed (None) or ended. Notifies the senders; idempotent."""
         ticket = self._tickets.get(ticket_id)
         if ticket is None:
             return
@@ -104,24 +104,24 @@ class TicketTable:
                 ticket.settle(None if error is None else str(error))
                 settled = True
                 if error is None:
-                    self._past.committed(ticket_id)  # first: links look it up without the lock
+                    self._past.committed(ticket_id)  # first: links read it without the lock
                     del self._tickets[ticket_id]
             else:
                 settled = error is not None and ticket.abort(str(error))
         if error is not None:
             if settled:
-                self._tell_end(ticket, error)
+                self._send_end(ticket, error)
             self._release(ticket)
         elif settled:
-            self._tell_commit(ticket)
+            self._send_commit(ticket)
 
     def meet(
         self, link: int, source: SendingRank, *, receipts: bool = False, received: Callable[[], int] | None = None
     ) -> None:  # fmt: skip
-        """A link is ready; this is who speaks on it, and how to tell the bytes that have come over its stream.
+        """Register a link that is ready, with its sender; `received` returns the bytes received over its stream.
 
-        With `receipts` nothing shows that what was read from the sender's pool is what it announced, so a ticket is
-        committed only after the sender said that it held the blocks until all was read.
+        With `receipts` nothing proves that the bytes read from the sender's pool are those announced, so a ticket is
+        committed only after the sender has confirmed that it held the blocks until all was read.
         """
         self._sources[link] = source
         if received is not None:
@@ -130,7 +130,7 @@ class TicketTable:
             self._receipts.add(link)
 
     def arriving(self, link: int) -> AbstractContextManager[None]:
-        """While it is open a frame that is no ticket's comes over the link, and nothing else can."""
+        """Return a context in which a frame without a ticket is received on the link, so that nothing else can be."""
         return self._arrivals.frame(link)
 
     def handle(self, link: int, message: TicketMessage, inlet: Inlet) -> None:
@@ -152,7 +152,7 @@ class TicketTable:
                 self._with_ticket(link, message, lambda ticket: self._end(ticket, message.reason, but=link))
 
     def lost(self, link: int, reason: str) -> None:
-        """End all tickets of a link that is gone."""
+        """End all tickets of a lost link."""
         self._sources.pop(link, None)
         self._receipts.discard(link)
         self.count(corrupt_frames=self._suspects.lost(link))
@@ -162,7 +162,7 @@ class TicketTable:
                 self._end(ticket, reason, but=link)
 
     def sweep(self, now: float) -> None:
-        """End the tickets whose lease ran out; tell the senders of the others that these go on, if they do."""
+        """End the tickets whose lease has expired; renew the leases of the others' senders if there is progress."""
         for link in self._arrivals.moving():
             with self._lock:
                 for ticket in self._tickets.values():
@@ -173,7 +173,7 @@ class TicketTable:
             if expired:
                 self._ended(ticket, HandoffFailed(f"ticket expired on the receiver: {ticket.reason}"))
             else:
-                self._tell_progress(ticket, now)
+                self._send_progress(ticket, now)
 
     def count(self, **added: int) -> None:
         """Add to the counts."""
@@ -196,7 +196,7 @@ class TicketTable:
                     receipt=link in self._receipts,
                 )  # fmt: skip
         except HandoffFailed as error:
-            if ticket.listens_to(link):
+            if ticket.accepts_from(link):
                 self._end(ticket, str(error), but=link)
             self._answer(link, _abort(message, error))
 
@@ -267,7 +267,7 @@ class TicketTable:
             return
         try:
             if digest_of([commit.description]) != commit.description_digest:
-                raise HandoffFailed("the commit's description arrived corrupt")
+                raise HandoffFailed("the commit's description is corrupt")
             with self._lock:
                 ticket.propose(commit, link)
         except HandoffFailed as error:
@@ -285,24 +285,24 @@ class TicketTable:
             self._try_commit(ticket)
 
     def _try_commit(self, ticket: ReceiverTicket) -> None:
-        """Report the share once all is in; before that, ask each sender that owes a receipt for it, once."""
+        """Report the share once it is complete; before that, request each missing receipt, once."""
         try:
             with self._lock:
-                asked = ticket.ask(self._clock())
+                links = ticket.request_receipts(self._clock())
                 ready = ticket.ready()
                 if ready:
                     ticket.begin_commit()
         except HandoffFailed as error:
             self._end(ticket, str(error))
             return
-        for link in asked:
+        for link in links:
             self._answer(link, Read(ticket.ticket_id, ticket.epoch))
         if not ready:
             return
         self._quorum.share_ready(self._rank.number, ticket.ticket_id, ticket.description, ticket.kv_bytes)
 
-    def _tell_progress(self, ticket: ReceiverTicket, now: float) -> None:
-        """Let those that are done hear that others are not, so that they can tell a slow receiver from a dead one."""
+    def _send_progress(self, ticket: ReceiverTicket, now: float) -> None:
+        """Renew the leases of senders that are done while others are not, so that they do not take D for dead."""
         if not ticket.is_renewal_time(now):
             return
         progress = self._quorum.progress(ticket.ticket_id)
@@ -311,14 +311,14 @@ class TicketTable:
         for link in links:
             self._answer(link, Renew(ticket.ticket_id, ticket.epoch))
 
-    def _tell_commit(self, ticket: ReceiverTicket) -> None:
+    def _send_commit(self, ticket: ReceiverTicket) -> None:
         named = ticket.ticket_id[::-1] if self._failpoints.hit("kv.before_ack") else ticket.ticket_id
         for link in ticket.links:
             self._answer(link, Ack(named, ticket.epoch))
         self._failpoints.hit("kv.after_ack")
 
     def _end(self, ticket: ReceiverTicket, reason: str, *, but: int | None = None) -> None:
-        """End a share and so the ticket; every sender hears it `but` the one it comes from."""
+        """End a share and so the ticket; notify every sender `but` the one on that link."""
         error = HandoffFailed(reason)
         with self._lock:
             ended, waits = ticket.abort(reason), ticket.committing
@@ -330,7 +330,7 @@ class TicketTable:
         self._release(ticket)
 
     def _ended(self, ticket: ReceiverTicket, error: PdserveError, but: int | None = None) -> None:
-        self._tell_end(ticket, error, but)
+        self._send_end(ticket, error, but)
         self._quorum.share_ended(ticket.ticket_id, error)
         self._release(ticket)
 
@@ -342,7 +342,7 @@ class TicketTable:
             del self._tickets[ticket.ticket_id]
         self._quorum.share_released(ticket.ticket_id)
 
-    def _tell_end(self, ticket: ReceiverTicket, error: PdserveError, but: int | None = None) -> None:
+    def _send_end(self, ticket: ReceiverTicket, error: PdserveError, but: int | None = None) -> None:
         for link in ticket.links:
             if link != but:
                 self._answer(link, Abort(ticket.ticket_id, ticket.epoch, to_name(error), str(error)))
@@ -353,7 +353,7 @@ class TicketTable:
 
     def _with_ticket(self, link: int, message: TicketMessage, act: Callable[[ReceiverTicket], None]) -> None:
         ticket = self._tickets.get(message.ticket_id)
-        if ticket is not None and message.epoch == self._epoch and ticket.listens_to(link):
+        if ticket is not None and message.epoch == self._epoch and ticket.accepts_from(link):
             act(ticket)
 
     def _all(self) -> list[ReceiverTicket]:

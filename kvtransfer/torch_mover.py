@@ -1,16 +1,16 @@
-"""Moves and digests bytes of device memory with torch, in pieces of 4 MiB. Needs torch; CPU tensors do as well.
+"""Moves and digests bytes of device memory with torch, in pieces of 4 MiB. Needs torch; supports CPU tensors too.
 
     source runs --gather--> staging on its device --> pinned host memory --> xxh3-64       (with digests)
                             staging on its device --scatter--> target runs                 (the same bytes)
 
-What it costs: a piece is gathered and scattered by one kernel each where its rows are alike (row_plan.py), at the
-device's own memory speed, which is little. The digest stays xxh3-64, so that a frame's digest is the same whatever
-memory it comes from; for it every byte crosses to the host once on each side, over PCIe, and is hashed by one CPU
-thread. So a link between devices with digests is as fast as that crossing, and one without them as the devices are.
+Cost: a piece is gathered and scattered by one kernel each if its rows are regular (row_plan.py), at the speed of the
+device's memory, which takes little time. The digest is xxh3-64 here too, so that a frame's digest does not depend on
+the memory it is read from; for it every byte is copied to the host once on each side, over PCIe, and hashed by one CPU
+thread. So a link between devices is as fast as that copy with digests, and as fast as the devices without.
 
-A move has ended when it returns: the only waits are for events of its own stream, never for the whole device. What its
-source has to be waited for is waited for first, `ready_s` at most, with nothing launched; from then on the move waits
-for its own kernels alone, as long as they take: whoever was told that it ended may give the target's bytes away.
+A move has completed when it returns: it waits for events of its own stream only, never for the whole device. It first
+waits until its source is ready, at most `ready_s`, with nothing launched; from then on it waits for its own kernels
+only, as long as they take: when a move has returned, its caller may free the target's bytes.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ _PLANS = 64
 class TorchMover:
     """Implements digest.Mover over DeviceRegions, and between these and Regions. Thread-safe.
 
-    `stop` is looked at before every piece of `piece_bytes`. The uses of one pool at once are as many as its moves.
+    `stop` is checked before every piece of `piece_bytes`. Moves may use one pool at the same time.
     """
 
     name = "torch"
@@ -56,8 +56,8 @@ class TorchMover:
         """See Mover."""
         check_place(place)
         hasher, memory = xxhash.xxh3_64(), _tensor_of(place.region)
-        with self._lend(memory.device) as space, space.current():
-            self._await_ready(place.region, space)
+        with self._workspace(memory.device) as space, space.current():
+            self._wait_until_ready(place.region, space)
             for plan in self._plans_of(place, memory):
                 plan.gather(memory, place.base, space.stage)
                 hasher.update(space.on_host(plan.num_bytes))
@@ -68,7 +68,7 @@ class TorchMover:
         return self._move(source, target, stop, None)
 
     def copy_and_digest(self, source: RegionRuns, target: RegionRuns, stop: StopFlag) -> int | None:
-        """See Mover. What is digested is the very copy that is then written, whatever the source does meanwhile."""
+        """See Mover. The digest is that of the copy that is then written, even if the source changes meanwhile."""
         hasher = xxhash.xxh3_64()
         return int(hasher.intdigest()) if self._move(source, target, stop, hasher) else None
 
@@ -76,11 +76,11 @@ class TorchMover:
         check_move(source, target)
         read, written = _tensor_of(source.region), _tensor_of(target.region)
         plans = zip(self._plans_of(source, read), self._plans_of(target, written), strict=True)
-        with contextlib.ExitStack() as lent:
-            here = lent.enter_context(self._lend(read.device))
-            there = here if written.device == read.device else lent.enter_context(self._lend(written.device))
+        with contextlib.ExitStack() as stack:
+            here = stack.enter_context(self._workspace(read.device))
+            there = here if written.device == read.device else stack.enter_context(self._workspace(written.device))
             with here.current():
-                self._await_ready(source.region, here)
+                self._wait_until_ready(source.region, here)
             for reading, writing in plans:
                 if stop.is_set():
                     break
@@ -103,14 +103,14 @@ class TorchMover:
         return self._plans(place.runs, align, memory.device)
 
     def _make_plans(self, runs: Runs, align: int, device: torch.device) -> "tuple[RowPlan, ...]":
-        """Return how the runs are moved, piece by piece: made once for all tensors of a pool that they serve."""
-        with self._lend(device) as space, space.current():
+        """Return the plans of the runs, piece by piece: made once for all tensors of a pool with these runs."""
+        with self._workspace(device) as space, space.current():
             plans = tuple(plan_rows(runs, align, self._piece_bytes, device))
-            space.wait()  # other streams use what was put on the device
+            space.wait()  # other streams use these tensors of the device
         return plans
 
-    def _await_ready(self, region: Region, space: "_Workspace") -> None:
-        """Wait until the region may be read; the current stream is the workspace's. Raises LinkLost."""
+    def _wait_until_ready(self, region: Region, space: "_Workspace") -> None:
+        """Wait until the region may be read, on the current stream, which is the workspace's. Raises LinkLost."""
         if isinstance(region, DeviceRegion) and region.ready is not None:
             region.ready()
             if not space.wait_at_most(self._ready_s):
@@ -118,7 +118,7 @@ class TorchMover:
                 raise LinkLost(f"KV on {device} was not ready to be read within {self._ready_s:g} s")
 
     @contextmanager
-    def _lend(self, device: torch.device) -> "Iterator[_Workspace]":
+    def _workspace(self, device: torch.device) -> "Iterator[_Workspace]":
         with self._lock:
             idle = self._idle.setdefault(device, [])
             space = idle.pop() if idle else None
@@ -126,14 +126,14 @@ class TorchMover:
         try:
             yield space
         finally:
-            if not space.is_held_up:  # else its stream is never used again, nor waited for
-                space.wait()  # after an error, too, nothing of ours may be under way when the next one takes it
+            if not space.is_held_up:  # else its stream is abandoned
+                space.wait()  # after an error too: it must be idle for the next move
                 with self._lock:
                     idle.append(space)
 
 
 class _Workspace:
-    """Staging memory for one move at a time on one device, its pinned twin, and a stream of its own."""
+    """Staging memory for one move at a time on one device, pinned host memory of the same size, and its own stream."""
 
     def __init__(self, device: torch.device, num_bytes: int) -> None:
         on_host = device.type == "cpu"
@@ -145,27 +145,27 @@ class _Workspace:
         self._stream: Any = None if on_host else self._module.Stream(device=device)
         self._event: Any = None if on_host else self._module.Event(blocking=True)
         self.is_held_up = False
-        """Whether its stream waits for something that did not come in time."""
+        """Whether an event that its stream waits for was not reached in time."""
 
     def current(self) -> contextlib.AbstractContextManager[Any]:
         """Make this stream torch's current one."""
         return contextlib.nullcontext() if self._stream is None else self._module.stream(self._stream)
 
     def wait(self) -> None:
-        """Wait for all that was begun on this stream."""
+        """Wait for all work queued on this stream."""
         if self._event is not None:
             self._event.record(self._stream)
             self._event.synchronize()
 
     def wait_at_most(self, timeout_s: float) -> bool:
-        """Wait so long for all that was begun on this stream; return whether it ended."""
+        """Wait at most `timeout_s` for all work queued on this stream; return whether it completed."""
         if self._event is not None:
             self._event.record(self._stream)
             self.is_held_up = not wait_until(self._event.query, timeout_s)
         return not self.is_held_up
 
     def on_host(self, num_bytes: int) -> memoryview:
-        """Return the first bytes of the staging memory on the host, until they are asked for again."""
+        """Return the first bytes of the staging memory on the host, valid until the next call."""
         if self._stream is not None:
             self._host[:num_bytes].copy_(self.stage[:num_bytes], non_blocking=True)
             self.wait()
@@ -181,5 +181,5 @@ def _tensor_of(region: Region) -> torch.Tensor:
 
 
 def _bytes_at(address: int, num_bytes: int) -> memoryview:
-    """Return memory by its address, also what is only readable (torch warns of that); whoever asks keeps it alive."""
+    """Return memory by its address, also read-only memory (torch warns of that); the caller must keep it alive."""
     return memoryview((ctypes.c_uint8 * num_bytes).from_address(address)).cast("B")

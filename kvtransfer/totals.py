@@ -1,4 +1,4 @@
-"""Figures of several links or ranks as those of one instance. Pure."""
+"""Merges the figures of several links or ranks into those of one instance. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
@@ -12,7 +12,7 @@ Life = tuple[str, int]
 
 
 def merge_stats(parts: Sequence[SendStats]) -> SendStats:
-    """Return the parts of one ticket as one: bytes together, the longest time, every transport."""
+    """Return the parts of one ticket as one: the sum of the bytes, the longest time, every transport."""
     if len(parts) == 1:
         return parts[0]
     return SendStats(
@@ -25,7 +25,7 @@ def merge_stats(parts: Sequence[SendStats]) -> SendStats:
 
 
 def merge_links(parts: Iterable[tuple[Life, LinkStatus]]) -> tuple[LinkStatus, ...]:
-    """Return one status a life of a peer: bytes and losses together, the worst state, the slowest measurement."""
+    """Return one status per process of a peer: sums of bytes and losses, the worst state, the slowest measurement."""
     by_life: dict[Life, LinkStatus] = {}
     for life, part in parts:
         known = by_life.get(life)
@@ -55,5 +55,5 @@ def _both(one: LinkStatus, other: LinkStatus) -> LinkStatus:
 
 
 def _names(transports: Iterable[str]) -> str:
-    """Join the names that differ."""
+    """Join the distinct names."""
     return "+".join(dict.fromkeys(name for text in transports for name in text.split("+") if name))

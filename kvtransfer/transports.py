@@ -1,4 +1,4 @@
-"""The transports by name, best first, and which of them are used when none is named."""
+"""The transports by name, best first, and those used by default."""
 
 from collections.abc import Callable, Sequence
 
@@ -21,20 +21,20 @@ _MAKERS: dict[str, Callable[[PoolMemory], Transport]] = {
 }
 NAMES = tuple(_MAKERS)
 DEFAULT_NAMES = tuple(name for name in NAMES if name not in ONLY_NAMED)
-READS_POOL = ("cuda_ipc", "shm")  # the receiver reads the sender's pool itself, some time after the announcement
+READS_POOL = ("cuda_ipc", "shm")  # the receiver reads the sender's pool, some time after the announcement
 
 
 def make_transports(
     names: Sequence[str], memory: PoolMemory, *, host: str | None = None, source: str | None = None
 ) -> tuple[Transport, ...]:
-    """Return the named transports, best first; `names` empty means the default ones. Raises ConfigError.
+    """Return the named transports, best first; empty `names` select the default ones. Raises ConfigError.
 
-    A transport that this machine lacks is an error when it was named. With `host`, the address of this instance, what
-    will open ports by itself warns of them now. Connections over TCP start at `source`, an address of this machine.
+    A named transport that this machine lacks is an error. With `host`, the address of this instance, a transport that
+    will open further ports warns of them now. TCP connections are bound to `source`, an address of this machine.
     """
     for name in names:
         if name not in _MAKERS:
-            raise ConfigError(f"KV transport {name!r} is none of {', '.join(NAMES)}")
+            raise ConfigError(f"KV transport {name!r} is not one of {', '.join(NAMES)}")
     transports = [_MAKERS[name](memory) for name in NAMES if name in (names or DEFAULT_NAMES)]
     for transport in transports:
         lacking = transport.unusable() if names else None

@@ -1,1 +1,1 @@
-"""The prefill half of an instance: first token, announcing frames, commit."""
+"""The prefill half of an instance: first token, frame announcements, commit."""

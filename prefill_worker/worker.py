@@ -1,7 +1,7 @@
-"""The prefill half: compute a prompt for a ticket, announce its KV layer by layer, commit, release on every ending.
+"""The prefill half: compute a prompt for a ticket, announce its KV layer by layer, commit, release at every finish.
 
-accept --> engine computes chunks --on_layer--> sender.put      (engine thread, nothing waits)
-       --> first tokens go to the scheduler --> sender.commit   (engine thread)
+accept --> engine computes chunks --on_layer--> sender.put      (engine thread, never blocks)
+       --> first tokens are emitted         --> sender.commit   (engine thread)
        --> acked | failed --> blocks released, HandedOff | Failed (sender's threads)
 """
 
@@ -28,7 +28,7 @@ Post = Callable[[Callable[[Engine], None]], None]
 
 @dataclass(slots=True)
 class _Handing:
-    """One prompt on its way out. Guarded by the worker's lock."""
+    """One prompt being handed off. Guarded by the worker's lock."""
 
     request_id: str
     ticket: Ticket
@@ -40,7 +40,7 @@ class _Handing:
 
 
 class PrefillWorker:
-    """Owns the prompts this instance prefills for others; also the sender's event sink (SenderEvents)."""
+    """Owner of the prompts that this instance prefills for others; also the sender's event sink (SenderEvents)."""
 
     def __init__(self, engine: Engine, post: Post, emit: Callable[[Event], None], clock: Callable[[], float]) -> None:
         self._engine, self._post, self._emit, self._clock = engine, post, emit, clock
@@ -50,7 +50,7 @@ class PrefillWorker:
         self._prompt_by_ticket: dict[str, str] = {}
 
     def use(self, sender: Sender) -> None:
-        """Bind the sender, whose events come here."""
+        """Bind the sender; its events are delivered to this worker."""
         self._sender = sender
 
     @property
@@ -60,19 +60,19 @@ class PrefillWorker:
         return self._sender
 
     def accept(self, state: PromptState, ticket: Ticket, grammar: Grammar | None = None) -> None:
-        """Take a prompt with its compiled grammar.
+        """Start the prefill of a prompt with its compiled grammar.
 
-        Raises InvalidRequest (and its kin) if it is here already, wants a vector or this engine can never run it,
+        Raises InvalidRequest (or a subclass) if its id is in use, it requests pooling or this engine can never run it,
         and NoCapacity while finished KV that waits for its receivers fills its share of the pool.
         """
         if state.pooling is not None:
-            raise InvalidRequest(f"prompt {state.prompt_id} wants a vector: there is nothing to hand over", "pooling")
+            raise InvalidRequest(f"prompt {state.prompt_id} requests pooling, which has no KV hand-off", "pooling")
         self._engine.check(state, hold=True)
         num_blocks = self._engine.info.layout.num_blocks_for(len(state.token_ids))
         handing = _Handing(state.request_id, ticket, num_blocks, grammar)
         with self._lock:
             if state.prompt_id in self._handing:
-                raise InvalidRequest(f"prompt {state.prompt_id} is being prefilled here already")
+                raise InvalidRequest(f"prompt {state.prompt_id} is already being prefilled on this instance")
             if not state.probe:
                 self._refuse_while_much_is_held()
             self._handing[state.prompt_id] = handing
@@ -81,7 +81,7 @@ class PrefillWorker:
         self._post(lambda engine: self._add(engine, state, handing))
 
     def on_layer(self, layer: int, chunks: Sequence[Chunk]) -> None:
-        """Announce a layer's KV of this step's chunks, but for what the receiver holds. Engine thread."""
+        """Announce a layer's KV of this step's chunks, except what the receiver holds already. Engine thread."""
         for chunk in chunks:
             handing = self._handing.get(chunk.prompt_id)
             if handing is not None:
@@ -91,7 +91,7 @@ class PrefillWorker:
                     self.sender.put(handing.ticket.ticket_id, layer, start, chunk.end, chunk.block_ids)
 
     def on_prefilled(self, prefilled: Prefilled) -> None:
-        """The first tokens are on their way to the scheduler: commit, or end the ticket if nothing is left."""
+        """Commit after the first tokens were emitted, or end the ticket if the prompt has finished. Engine thread."""
         prompt_id = prefilled.state.prompt_id
         with self._lock:
             handing = self._handing.get(prompt_id)
@@ -104,13 +104,13 @@ class PrefillWorker:
                 self._end_early(prompt_id, prefilled)
             else:
                 self.sender.commit(handing.ticket.ticket_id, describe_prompt(prefilled.state))
-        except Exception as error:  # noqa: BLE001 - the outermost frame of this prompt's commit: others of the step go on
+        except Exception as error:  # noqa: BLE001 - the outermost frame of this prompt's commit: others go on
             log.error("commit_failed", error, request_id=handing.request_id, error=error)
             if self.on_failed(prompt_id, error):
                 self._drop(prompt_id)
 
     def on_failed(self, prompt_id: str, error: BaseException) -> bool:
-        """The engine gave a prompt up. Returns whether it was one of ours."""
+        """Emit Failed for a prompt that the engine gave up. Returns whether this worker owned it."""
         handing = self._forget(prompt_id)
         if handing is None:
             return False
@@ -119,7 +119,7 @@ class PrefillWorker:
         return True
 
     def acked(self, ticket_id: str, stats: SendStats) -> None:
-        """The receiver committed: free the blocks and tell the scheduler."""
+        """The receiver committed: free the blocks and notify the scheduler."""
         ended = self._forget_ticket(ticket_id)
         if ended is None:
             return
@@ -141,7 +141,7 @@ class PrefillWorker:
         self._emit(HandedOff(prompt_id, times))
 
     def failed(self, ticket_id: str, error: PdserveError) -> None:
-        """The hand-off ended badly: free the blocks and tell the scheduler why."""
+        """The hand-off failed: free the blocks and report the reason to the scheduler."""
         ended = self._forget_ticket(ticket_id)
         if ended is None:
             return
@@ -151,7 +151,7 @@ class PrefillWorker:
         self._emit(Failed(prompt_id, to_name(error), str(error)))
 
     def cancel(self, prompt_id: str, reason: str) -> bool:
-        """End a prompt here. Returns whether it was one of ours."""
+        """Cancel a prompt here. Returns whether this worker owned it."""
         handing = self._forget(prompt_id)
         if handing is None:
             return False
@@ -161,28 +161,28 @@ class PrefillWorker:
         return True
 
     def cancel_all(self, reason: str) -> None:
-        """End every prompt here."""
+        """Cancel every prompt here."""
         for prompt_id in list(self._handing):
             self.cancel(prompt_id, reason)
 
     def prefills(self, prompt_id: str) -> bool:
-        """Whether the prompt is on its way out from here. Any thread."""
+        """Return whether the prompt is prefilled or handed off here. Any thread."""
         return prompt_id in self._handing
 
-    def no_endings(self) -> AbstractContextManager[object]:
-        """While it is held no prompt of this half ends: what is told in it comes before the ending. Emit only."""
+    def hold_finishes(self) -> AbstractContextManager[object]:
+        """While held, no prompt of this half can finish: events emitted meanwhile precede it. Only emit under it."""
         return self._lock
 
     def _end_early(self, prompt_id: str, prefilled: Prefilled) -> None:
-        """Nothing is left to hand over, and the engine has freed the blocks."""
+        """Abort the ticket of a prompt that has finished; the engine has freed its blocks."""
         handing = self._forget(prompt_id)
-        if handing is not None:  # else it ended meanwhile, and that was told
+        if handing is not None:  # else it ended in the meantime, and its event was emitted
             self.sender.abort(handing.ticket.ticket_id, "the first token ended every sequence")
             times = StageTimes(prefill_s=prefilled.seconds, cached_tokens=prefilled.cached_tokens)
             self._emit(HandedOff(prompt_id, times))
 
     def _refuse_while_much_is_held(self) -> None:
-        """Finished KV is held under a lease each, and within one bound together. The lock is held."""
+        """Bound the finished KV that is held, each under a lease, by a common limit. The lock is held."""
         held = [handing.blocks for handing in self._handing.values() if handing.prefill_s is not None]
         total = self._engine.info.layout.num_blocks
         if sum(held) >= hold_limit(total):
@@ -192,23 +192,23 @@ class PrefillWorker:
             )
 
     def _begin(self, state: PromptState, ticket: Ticket) -> None:
-        """Open the ticket. What that raises is the answer, unless the ticket's own ending was told meanwhile."""
+        """Open the ticket. Re-raises an error unless the ticket's own failure was emitted in the meantime."""
         try:
             self.sender.begin(ticket)
         except Exception as error:
             if self._forget(state.prompt_id) is not None:
-                self.sender.abort(ticket.ticket_id, "it could not be begun")
+                self.sender.abort(ticket.ticket_id, "it could not be opened")
                 raise
             log.error("begin_failed", error, request_id=state.request_id, error=error)
 
     def _add(self, engine: Engine, state: PromptState, handing: _Handing) -> None:
-        """The link may have failed since: a prompt forgotten by now must not be computed, nobody would free it."""
+        """Queue the prompt unless it was forgotten because its link failed: nothing would free its blocks then."""
         if self._handing.get(state.prompt_id) is not handing:
             return
         try:
             failpoint("prefill.before_chunk")
             engine.add(state, hold=True, grammar=handing.grammar)
-        except Exception as error:  # noqa: BLE001 - the outermost frame of this prompt's queueing: answered
+        except Exception as error:  # noqa: BLE001 - the outermost frame of queueing this prompt: emits Failed
             log.error("queueing_failed", error, request_id=state.request_id, error=error)
             self.on_failed(state.prompt_id, error)
 

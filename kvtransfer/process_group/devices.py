@@ -1,4 +1,4 @@
-"""The devices of this process that carry links: for each, one issuing thread and the turn to make the next link."""
+"""The devices of this process that have links: for each, one issuing thread and the turn to make the next group."""
 
 import threading
 from collections.abc import Callable
@@ -13,16 +13,16 @@ _IDLE_S = 1.0
 
 
 def device_of(memory: PoolMemory) -> str:
-    """Return where a pool lies: "cpu" or, once pools lie on devices, their `device`, such as "npu:0"."""
+    """Return a pool's device: "cpu", or the `device` of a pool in device memory, such as "npu:0"."""
     return str(getattr(memory, "device", "cpu"))
 
 
 class GroupDevice:
-    """Shared by all links of one device, of both halves of an instance; lives while one of them does."""
+    """Shared by all links of one device, of both halves of an instance; it exists while one of them does."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.making = threading.Lock()  # held while a link of this device is made: one after another
+        self.making = threading.Lock()  # held while a group of this device is made: one at a time
         self._issue = IssueQueue(f"kv-issue-{name}")
 
     def issue(self, task: Callable[[], _T]) -> "Future[_T]":
@@ -35,14 +35,14 @@ class GroupDevice:
 
 
 class Devices:
-    """Owner of the devices in use. A CPU pool counts as a device of its own, so that tests have several."""
+    """Owner of the devices in use. Each CPU pool counts as a device of its own, so that tests have several."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._in_use: dict[str, tuple[GroupDevice, int]] = {}
 
     def lease(self, memory: PoolMemory) -> "Lease":
-        """Return the pool's device, made when it has no link yet."""
+        """Return a lease of the pool's device, which is created if it has no link yet."""
         name = device_of(memory)
         key = f"{name}/{id(memory)}" if name == "cpu" else name
         with self._lock:
@@ -51,7 +51,7 @@ class Devices:
         return Lease(self, key, device, memory)
 
     def give_back(self, key: str) -> None:
-        """One user less; the last one ends the device's thread."""
+        """Remove one user; the last one ends the device's thread."""
         with self._lock:
             device, users = self._in_use.pop(key)
             if users > 1:
@@ -61,17 +61,17 @@ class Devices:
 
 
 class Lease:
-    """The right of one link to use its device; it keeps the pool that is the device's key."""
+    """The right of one link to use its device; keeps a reference to the pool that is the device's key."""
 
     def __init__(self, devices: Devices, key: str, device: GroupDevice, memory: PoolMemory) -> None:
         self._devices, self._key, self.device, self._memory = devices, key, device, memory
         self._over = threading.Lock()
 
     def release(self) -> None:
-        """Give the device back; idempotent.
+        """Return the device; idempotent.
 
-        What is still being issued, as the creation of a group that outlasts its link, keeps it till that has ended:
-        else the next link would have a second thread issue beside it.
+        A task still being issued, such as the creation of a group that outlasts its link, keeps the device until it has
+        ended: otherwise the next link would have a second thread issue operations at the same time.
         """
         if not self._over.acquire(blocking=False):
             return
@@ -88,4 +88,4 @@ def _nothing() -> None:
     pass
 
 
-PROCESS_DEVICES = Devices()  # of the process, as a device's rules are: they hold for all that it does there
+PROCESS_DEVICES = Devices()  # one per process, as a device's rules apply to the whole process

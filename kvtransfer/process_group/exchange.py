@@ -1,9 +1,9 @@
-"""What the two ends of a link say to each other while they make their group: SETUP messages on the link's stream.
+"""The messages that both ends of a link exchange to make their group: SETUP messages on the link's stream.
 
     SETUP | word u8 | key bytes u16 | key | value |
 
-TERMS names how the sender makes its group; ASK, GRANTED and BUSY settle whose turn it is; KEY sets a key of the
-group's store; DONE is the last word of either side. Lengths and numbers are bounded.
+TERMS describes how the sender makes its group; ASK, GRANTED and BUSY agree on the turn; KEY sets a key of the group's
+store; DONE is the last message of either side. Lengths and numbers are bounded.
 """
 
 import select
@@ -20,11 +20,11 @@ _HEAD = struct.Struct("!BH")
 _MAX_KEYS = 64
 _MAX_KEY_BYTES = 512
 _MAX_VALUE_BYTES = 6_144  # HCCL's root info has 4,108 bytes
-_MAX_HEARD = 1_024
+_MAX_RECEIVED = 1_024
 
 
 class Word(IntEnum):
-    """What a SETUP message is."""
+    """The kind of a SETUP message."""
 
     TERMS = 1
     ASK = 2
@@ -35,26 +35,26 @@ class Word(IntEnum):
 
 
 class SetupExchange:
-    """One end's view of a set-up and owner of its keys. Used by one thread at a time; `name` is the group's.
+    """One end of a set-up and owner of its keys. Used by one thread at a time; `name` is the group's.
 
-    `deadline` bounds every wait for a key; whoever makes the group sets it.
+    `deadline` bounds every wait for a key; the caller that makes the group sets it.
     """
 
     def __init__(self, stream: Stream, name: str) -> None:
         self._stream, self._prefix = stream, f"{name}/"
         self._keys: dict[str, bytes] = {}
-        self._heard, self._over = 0, False
+        self._num_received, self._over = 0, False
         self.deadline = time.monotonic()
 
-    def say(self, word: Word, value: bytes = b"", key: str = "") -> None:
-        """Send a word. Raises LinkLost."""
+    def send(self, word: Word, value: bytes = b"", key: str = "") -> None:
+        """Send a message. Raises LinkLost."""
         raw = key.encode()
         self._stream.send([pack(MessageType.SETUP, _HEAD.pack(word, len(raw)) + raw + value)])
 
-    def hear(self, wanted: Sequence[Word], timeout_s: float) -> tuple[Word, bytes]:
-        """Return the next word, which is to be one of `wanted`; keys that come before it are kept.
+    def receive(self, wanted: Sequence[Word], timeout_s: float) -> tuple[Word, bytes]:
+        """Return the next message, which must be one of `wanted`; keys received before it are stored.
 
-        Raises LinkLost, WireError, and what the peer refused with.
+        Raises LinkLost, WireError, and the peer's refusal.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -63,19 +63,19 @@ class SetupExchange:
                 return word, value
             if word is not Word.KEY:
                 names = " or ".join(one.name for one in wanted)
-                raise WireError(f"{word.name} came where {names} was due")
+                raise WireError(f"received {word.name}, expected {names}")
 
     def finish(self, timeout_s: float) -> None:
-        """Say that this end is through and hear the same; afterwards the store is quiet and the stream the link's."""
-        self.say(Word.DONE)
-        self.hear([Word.DONE], timeout_s)
+        """Send DONE and receive the peer's; afterwards the store is closed and the stream belongs to the link."""
+        self.send(Word.DONE)
+        self.receive([Word.DONE], timeout_s)
         self._over = True
 
     def set(self, key: str, value: bytes) -> None:
         """Set a key on both sides. Raises LinkLost, WireError."""
         self._keep(key, value)
         if not self._over:
-            self.say(Word.KEY, value, self._prefix + key)
+            self.send(Word.KEY, value, self._prefix + key)
 
     def get(self, key: str) -> bytes:
         """Return a key's value, waiting for it. Raises LinkLost, WireError."""
@@ -83,48 +83,48 @@ class SetupExchange:
         return self._keys[key]
 
     def wait(self, keys: Sequence[str], timeout_s: float) -> None:
-        """Wait until all keys are there, never past the deadline. Raises LinkLost, WireError."""
+        """Wait until all keys are set, never past the deadline. Raises LinkLost, WireError."""
         deadline = min(self.deadline, time.monotonic() + timeout_s)
         while missing := [key for key in keys if key not in self._keys]:
             if self._over:
-                raise LinkLost(f"the store of this group is closed, {missing[0]!r} is not in it")
+                raise LinkLost(f"the store of this group is closed and has no {missing[0]!r}")
             word, _ = self._next(deadline, waiting_for=missing[0])
             if word is not Word.KEY:
-                raise WireError(f"{word.name} came where the key {missing[0]!r} was due")
+                raise WireError(f"received {word.name}, expected the key {missing[0]!r}")
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Tell whether all keys are there, never waiting. Raises LinkLost, WireError."""
+        """Return whether all keys are set, without waiting. Raises LinkLost, WireError."""
         poll = select.poll()
         poll.register(self._stream.socket, select.POLLIN)
         while not self._over and not all(key in self._keys for key in keys) and poll.poll(0):
             word, _ = self._next(self.deadline)
             if word is not Word.KEY:
-                raise WireError(f"{word.name} came where a key was due")
+                raise WireError(f"received {word.name}, expected a key")
         return all(key in self._keys for key in keys)
 
     def delete(self, key: str) -> bool:
-        """Forget a key on this side."""
+        """Delete a key on this side."""
         return self._keys.pop(key, None) is not None
 
     @property
     def num_keys(self) -> int:
-        """How many keys are there."""
+        """Number of keys that are set."""
         return len(self._keys)
 
     def _next(self, deadline: float, waiting_for: str = "") -> tuple[Word, bytes]:
         left = deadline - time.monotonic()
         if left <= 0:
-            raise LinkLost(f"the peer was not through in time{f' with the key {waiting_for!r}' if waiting_for else ''}")
+            raise LinkLost(f"the peer did not finish in time{f' (missing key {waiting_for!r})' if waiting_for else ''}")
         kind, body = self._stream.receive_message(first_byte_s=left, whole_s=left)
         if kind is MessageType.REFUSE:
             refusal = decode(kind, body)
             assert isinstance(refusal, Refuse)
             raise from_name(refusal.error, f"the peer refused the link: {refusal.reason}")
         if kind is not MessageType.SETUP:
-            raise WireError(f"{kind.name} came in the set-up of a group")
-        self._heard += 1
-        if self._heard > _MAX_HEARD:
-            raise WireError(f"more than {_MAX_HEARD} messages in the set-up of a group")
+            raise WireError(f"received {kind.name} in the set-up of a group")
+        self._num_received += 1
+        if self._num_received > _MAX_RECEIVED:
+            raise WireError(f"more than {_MAX_RECEIVED} messages in the set-up of a group")
         return self._read(body)
 
     def _read(self, body: bytearray) -> tuple[Word, bytes]:
@@ -132,13 +132,13 @@ class SetupExchange:
             word, key_bytes = _HEAD.unpack_from(body)
             tail = bytes(body[_HEAD.size :])
             if key_bytes > len(tail):
-                raise WireError(f"a key of {key_bytes} bytes, {len(tail)} are there")
+                raise WireError(f"a key of {key_bytes} bytes, of which {len(tail)} are present")
             word, key, value = Word(word), tail[:key_bytes].decode(), tail[key_bytes:]
         except (struct.error, ValueError) as error:
             raise WireError(f"malformed SETUP of {len(body)} bytes: {error}") from error
         if word is Word.KEY:
             if not key.startswith(self._prefix):
-                raise WireError(f"the key {key[:80]!r} is of another group than {self._prefix!r}")
+                raise WireError(f"the key {key[:80]!r} is not of the group {self._prefix!r}")
             self._keep(key.removeprefix(self._prefix), value)
         return word, value
 

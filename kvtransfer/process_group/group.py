@@ -1,11 +1,11 @@
-"""One two-rank group: its operations are issued on the device's thread, their ends awaited on a thread of its own.
+"""One two-rank group: operations are issued on the device's thread and awaited on the group's own thread.
 
     caller --send|receive--> issuing thread (never waits)  --work-->  waiter thread (every wait has a deadline)
 
-    MADE -> closed: nothing under way, or aborted -> freed
-                    under way and no abort        -> PARKED with its epoch, never used again -> freed when its work ends
+    MADE -> closed: no operation in progress, or aborted -> freed
+                    in progress and cannot abort  -> PARKED with its epoch, never used again -> freed when they end
 
-What hangs, hangs in this group's waiter: no other link notices.
+An operation that hangs blocks only this group's waiter thread, and no other link.
 """
 
 import contextlib
@@ -36,9 +36,9 @@ _FIRST_POLL_S, _LAST_POLL_S = 0.0002, 0.005
 
 
 class Group:
-    """Owner of one group and its waiter thread; `keep` is the memory its operations may touch as long as it lives.
+    """Owner of one group and its waiter thread; `keep` is the memory that operations may access while it exists.
 
-    Operations come from one thread, `close` from any. `peer` is the other end's rank.
+    Operations are started by one thread, `close` is called from any. `peer` is the other end's rank.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Group:
         self._group, self._collective, self._lease, self._keep = group, collective, lease, keep
         self._name, self._peer, self._progress_s = name, peer, progress_s
         self._under_way = 0
-        self._stuck: list[Any] = []  # the waiter's: works that failed and may still touch the memory
+        self._stuck: list[Any] = []  # of the waiter: failed works that may still access the memory
         self._fault: str | None = None
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -56,20 +56,20 @@ class Group:
         self._waiter.start()
 
     def send(self, tensor: Any) -> "Future[None]":
-        """Send a tensor; the future ends when it is free again, with LinkLost when the group broke."""
+        """Send a tensor; the future completes when it may be reused, with LinkLost if the group failed."""
         return self._post(lambda: self._group.send([tensor], self._peer, _TAG))
 
     def receive(self, staging: "GroupStaging", num_bytes: int) -> "Future[None]":
-        """Take the peer's next tensor, of `num_bytes`, to the start of `staging`; the future ends like that of `send`.
+        """Receive the peer's next tensor, of `num_bytes`, at the start of `staging`; the future is like that of `send`.
 
-        Unless the collective is exact, all of `staging` is offered: a peer that sends more than it said overwrites what
-        is there, and more than all of it ends this process (gloo).
+        Unless the collective is exact, all of `staging` is the target: a peer that sends more than announced overwrites
+        its contents, and one that sends more than its size ends this process (gloo).
         """
         tensor = staging.tensor(0, num_bytes if self._collective.exact else staging.num_bytes)
         return self._post(lambda: self._group.recv([tensor], self._peer, _TAG))
 
     def close(self) -> None:
-        """Free the group, or abandon it when operations are under way that cannot be ended; idempotent."""
+        """Free the group, or abandon it if operations in progress cannot be aborted; idempotent."""
         with self._lock:
             if self._closing.is_set():
                 return
@@ -86,7 +86,7 @@ class Group:
 
     @property
     def parked(self) -> bool:
-        """Whether it was closed and still cannot be freed."""
+        """Whether it is closed but cannot be freed yet."""
         return self._closing.is_set() and self._waiter.is_alive()
 
     def _post(self, operation: Callable[[], Any]) -> "Future[None]":
@@ -103,7 +103,7 @@ class Group:
             self._lease.device.issue(self._abort_now)
 
     def _abort_now(self) -> None:
-        """On the issuing thread, so that no other one is left with the last hold on the group."""
+        """Abort on the issuing thread, so that no other thread drops the last reference to the group."""
         abort, group = self._collective.abort, self._group
         if abort is not None and group is not None:
             abort(group, self._peer)
@@ -115,10 +115,10 @@ class Group:
             try:
                 work = self._issued(issued)
                 self._await(work)
-            except Exception as error:  # noqa: BLE001  torch raises what it likes; the caller hears LinkLost
+            except Exception as error:  # noqa: BLE001  torch raises any exception; the caller gets LinkLost
                 self._break(error)
                 self._stuck += [] if work is None else [work]
-                done.set_exception(LinkLost(f"the group broke: {self._fault}"))
+                done.set_exception(LinkLost(f"the group failed: {self._fault}"))
             else:
                 done.set_result(None)
             with self._lock:
@@ -131,7 +131,7 @@ class Group:
             return issued.result(self._progress_s)
         except TimeoutError:
             if issued.cancel():
-                raise LinkLost(f"{self._lease.device.name} issued nothing for {self._progress_s:g} s") from None
+                raise LinkLost(f"{self._lease.device.name} issued no operation for {self._progress_s:g} s") from None
             return issued.result(self._progress_s)  # it is being issued now
 
     def _await(self, work: Any) -> None:
@@ -144,15 +144,15 @@ class Group:
             except RuntimeError:
                 if time.monotonic() < deadline:
                     raise
-                raise LinkLost(f"nothing moved for {self._progress_s:g} s") from None
+                raise LinkLost(f"no data was transferred for {self._progress_s:g} s") from None
             return
         while not work.is_completed():
             if time.monotonic() > deadline:
-                raise LinkLost(f"nothing moved for {self._progress_s:g} s")
+                raise LinkLost(f"no data was transferred for {self._progress_s:g} s")
             if self._closing.wait(pause):
                 raise LinkLost("the link was closed here")
             pause = min(2 * pause, _LAST_POLL_S)
-        work.wait(timedelta(seconds=self._progress_s))  # without a time, NCCL's says of no failure
+        work.wait(timedelta(seconds=self._progress_s))  # without a timeout, NCCL's wait reports no failure
 
     def _break(self, error: Exception) -> None:
         if self._fault is not None:
@@ -163,7 +163,7 @@ class Group:
             self._abort()
 
     def _free(self) -> None:
-        """Wait until nothing can touch the memory any more, then give up the group on the issuing thread."""
+        """Wait until no operation can access the memory any more, then release the group on the issuing thread."""
         if self._collective.abort is None:
             pause = threading.Event()
             while not all(work.is_completed() for work in self._stuck):
@@ -178,6 +178,6 @@ class Group:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return what torch says, without the place in its sources."""
+    """Return torch's message, without the position in its sources."""
     text = (str(error) or type(error).__name__).splitlines()[0]
     return re.sub(r"^\[[^]]*\.(cc|cpp|h):\d+\] ", "", text)[:_MAX_REASON]

@@ -1,18 +1,18 @@
-"""Make the group of one link: both ends run this at once on the link's threads, after WELCOME and before READY.
+"""Make the group of one link: both ends run this on the link's threads, after WELCOME and before READY.
 
     sender    TERMS ->                    checks that both make the same kind of group
-    leader    ASK ->     <- GRANTED|BUSY  both hold the turn of their device: nothing else is made there meanwhile
+    leader    ASK ->     <- GRANTED|BUSY  both hold the turn of their device: no other group is made there meanwhile
     both      KEY ...                     the group's store, on the issuing thread
     both                                  one operation proves the pair; the turn ends after it if it makes the
-                                          communicator, else before it
+                                          communicator, otherwise before it
     both      DONE
 
-A turn ends after twice the connect timeout, or twice what the collective asks for its making; a creation that runs
-then ends within that once more. A peer that stops in the middle of a set-up keeps other links of the device waiting so
-long, and not for the progress timeout.
+A turn ends after twice the connect timeout, or twice the creation time of the collective; a creation that is running
+then ends within as much again. A peer that stops during a set-up delays other links of the device for that long, not
+for the progress timeout.
 
-The leader is the end whose (instance, epoch, rank) is less. It takes its own turn first, then asks; the other end
-tries for a short slice and says BUSY, upon which the leader lets go. So A -> B, B -> C, C -> A never wait in a circle.
+The leader is the end with the smaller (instance, epoch, rank). It takes its own turn first, then sends ASK; the other
+end tries for a short time and sends BUSY: the leader then releases its turn. So A -> B, B -> C, C -> A never deadlock.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 SENDER, RECEIVER = 0, 1
 _RANKS = 2
 _SLICE_S = 0.2
-_TURN = 2  # connect timeouts: one to hear of the turn, one to use it
+_TURN = 2  # connect timeouts: one to agree on the turn, one to use it
 _MAX_PAUSE_MS = 20
 _PROOF_BYTES = 16
 
@@ -56,7 +56,7 @@ def make_group(
 ) -> Group:
     """Return this end's group, proven to reach the other. Raises LinkLost, WireError, Unavailable.
 
-    The lease is the group's afterwards; when this raises it is given back.
+    The group owns the lease afterwards; if this raises, the lease is released.
     """
     exchange, give_up = SetupExchange(stream, group_name(hello)), lease.release
     timeouts = replace(timeouts, connect_s=max(timeouts.connect_s, collective.make_s))
@@ -70,7 +70,7 @@ def make_group(
                 peer=1 - rank, progress_s=timeouts.progress_s, keep=staging,
             )  # fmt: skip
             give_up = group.close
-            del made  # the group alone keeps it
+            del made  # the Group must have the only reference
             if collective.lazy:
                 _prove(group, staging, hello, rank, max(0.0, end - time.monotonic()))
         if not collective.lazy:
@@ -86,7 +86,7 @@ def make_group(
 
 
 def group_name(hello: Hello) -> str:
-    """Return what keeps this group apart from all others: the instances, their epochs, the link's and its nonce."""
+    """Return the group's unique name: a hash of the instances, their epochs, the link's epoch and its nonce."""
     identity = (
         f"{hello.sender_id}|{hello.sender_epoch}|{hello.sender_rank}|{hello.receiver_id}|{hello.receiver_epoch}|"
         f"{hello.receiver_rank}|{hello.link_epoch}|{hello.nonce.hex()}"
@@ -97,11 +97,11 @@ def group_name(hello: Hello) -> str:
 def _agree(exchange: SetupExchange, collective: Collective, rank: int, timeouts: Timeouts) -> None:
     mine = f"{collective.name} of torch {torch_version()}"
     if rank == SENDER:
-        exchange.say(Word.TERMS, mine.encode())
+        exchange.send(Word.TERMS, mine.encode())
         return
-    theirs = exchange.hear([Word.TERMS], timeouts.progress_s)[1].decode("utf-8", "replace")
+    theirs = exchange.receive([Word.TERMS], timeouts.progress_s)[1].decode("utf-8", "replace")
     if theirs != mine:
-        raise Unavailable(f"groups are made by {mine} here, by {theirs[:200]} there")
+        raise Unavailable(f"groups are made with {mine} here, with {theirs[:200]} there")
 
 
 def _leads(hello: Hello, rank: int) -> bool:
@@ -114,7 +114,7 @@ def _leads(hello: Hello, rank: int) -> bool:
 
 @contextmanager
 def _turn(exchange: SetupExchange, device: GroupDevice, leads: bool, timeouts: Timeouts) -> Iterator[float]:
-    """Hold the device's turn, which is to be over at the time yielded."""
+    """Hold the device's turn; yield the time at which it must end."""
     take = _lead if leads else _follow
     end = take(exchange, device, timeouts, time.monotonic() + timeouts.progress_s)
     try:
@@ -127,27 +127,27 @@ def _lead(exchange: SetupExchange, device: GroupDevice, timeouts: Timeouts, dead
     while device.making.acquire(timeout=max(0.0, deadline - time.monotonic())):
         end = time.monotonic() + _TURN * timeouts.connect_s
         try:
-            exchange.say(Word.ASK)
-            word, _ = exchange.hear([Word.GRANTED, Word.BUSY], timeouts.connect_s + _SLICE_S)
+            exchange.send(Word.ASK)
+            word, _ = exchange.receive([Word.GRANTED, Word.BUSY], timeouts.connect_s + _SLICE_S)
         except BaseException:
             device.making.release()
             raise
         if word is Word.GRANTED:
             return end
         device.making.release()
-        time.sleep(secrets.randbelow(_MAX_PAUSE_MS) / 1000)  # let the links go first that hold the other end
+        time.sleep(secrets.randbelow(_MAX_PAUSE_MS) / 1000)  # let the links that hold the other end's turn finish
     raise LinkLost(f"no turn to make a group on {device.name} within {timeouts.progress_s:g} s")
 
 
 def _follow(exchange: SetupExchange, device: GroupDevice, timeouts: Timeouts, deadline: float) -> float:
     while True:
-        exchange.hear([Word.ASK], max(0.0, deadline - time.monotonic()))
+        exchange.receive([Word.ASK], max(0.0, deadline - time.monotonic()))
         if device.making.acquire(timeout=_SLICE_S):
             break
-        exchange.say(Word.BUSY)
+        exchange.send(Word.BUSY)
     end = time.monotonic() + _TURN * timeouts.connect_s
     try:
-        exchange.say(Word.GRANTED)
+        exchange.send(Word.GRANTED)
     except BaseException:
         device.making.release()
         raise
@@ -157,7 +157,7 @@ def _follow(exchange: SetupExchange, device: GroupDevice, timeouts: Timeouts, de
 def _refuse_if_full(collective: Collective, device: str) -> None:
     needed, free = collective.link_bytes(os.environ), collective.free_bytes(device)
     if free is not None and free < needed:
-        raise Unavailable(f"a link over {collective.name} takes {needed} bytes of {device}, {free} are free")
+        raise Unavailable(f"a link over {collective.name} needs {needed} bytes of {device}, which has {free} free")
 
 
 def _make(
@@ -182,16 +182,16 @@ def _make(
         return made.result(max(0.0, end - time.monotonic()))
     except TimeoutError:
         if made.cancel():
-            raise LinkLost(f"{device.name} issued nothing within its turn") from None
-        return made.result(_TURN * timeouts.connect_s)  # it runs: its keys and its connection have one each at most
+            raise LinkLost(f"{device.name} did not issue the operation within its turn") from None
+        return made.result(_TURN * timeouts.connect_s)  # running: at most one timeout each for keys and connection
 
 
 def _prove(group: Group, staging: "GroupStaging", hello: Hello, rank: int, timeout_s: float) -> None:
-    """Pass the link's nonce through the group: it leads to this peer, and its communicator stands from now on."""
+    """Send the link's nonce through the group: this verifies the peer, and creates the communicator."""
     if rank == SENDER:
         staging.write(0, hello.nonce)
         group.send(staging.tensor(0, _PROOF_BYTES)).result(timeout_s)
         return
     group.receive(staging, _PROOF_BYTES).result(timeout_s)
     if staging.read(0, _PROOF_BYTES) != hello.nonce:
-        raise WireError("the group leads to another peer than the link")
+        raise WireError("the group and the link have different peers")

@@ -1,4 +1,4 @@
-"""One thread that issues every group operation of one device, in order: HCCL allows no second one."""
+"""One thread that issues every group operation of one device, in order: HCCL allows only one such thread."""
 
 import queue
 import threading
@@ -11,7 +11,7 @@ _JOIN_S = 2.0
 
 
 class IssueQueue:
-    """Owner of the issuing thread. What is submitted must not wait for a peer beyond a bounded slice."""
+    """Owner of the issuing thread. Submitted tasks must not wait for a peer longer than a bounded time."""
 
     def __init__(self, name: str) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -19,7 +19,7 @@ class IssueQueue:
         self.thread.start()
 
     def submit(self, task: Callable[[], _T]) -> "Future[_T]":
-        """Queue `task`, never waiting; its result or exception is the future's."""
+        """Queue `task` without blocking; the future gets its result or exception."""
         future: Future[_T] = Future()
 
         def run() -> None:
@@ -27,14 +27,14 @@ class IssueQueue:
                 return
             try:
                 future.set_result(task())
-            except BaseException as error:  # noqa: BLE001  the outermost frame of a task: whoever submitted it hears
+            except BaseException as error:  # noqa: BLE001  the outermost frame of a task: passed to the future
                 future.set_exception(error)
 
         self._tasks.put(run)
         return future
 
     def close(self) -> None:
-        """End the thread after what is queued."""
+        """End the thread after the queued tasks."""
         self._tasks.put(None)
         if threading.current_thread() is not self.thread:
             self.thread.join(_JOIN_S)
@@ -42,4 +42,4 @@ class IssueQueue:
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:
             task()
-            del task  # a task holds its group
+            del task  # a task refers to its group

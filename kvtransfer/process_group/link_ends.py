@@ -1,6 +1,6 @@
-"""The two ends of one link over a group: headers go on the stream, each frame's payload as one operation.
+"""The two ends of one link over a group: headers are sent on the stream, each frame's payload as one operation.
 
-Every frame announced is received once and in order, also one that nobody wants: it goes into staging and no further.
+Every announced frame is received once and in order; one that is not needed is received into staging and dropped.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from kvtransfer.process_group.payload import GroupStaging
 
 MAX_PAYLOAD_BYTES = 4 << 20
-# Headers of frames below the outbox's batch (1 MiB, 512 headers) may not have gone out yet, and their payload is taken
-# only after them. With three largest frames of room and twice the headers, one more frame always finds its place.
+# Headers of frames below the outbox's batch (1 MiB, 512 headers) may not have been sent yet, and their payload is
+# received only after them. Space for three largest frames and twice the headers always fits one more frame.
 OUTLET_BYTES = 3 * MAX_PAYLOAD_BYTES
 _MAX_UNDER_WAY = 1_024
 _POLL_S = 0.1
@@ -32,30 +32,30 @@ _NEVER = StopFlag()
 
 
 class GroupOutlet:
-    """The sender's end: gathers pieces into staging and issues them, without waiting for the frames before."""
+    """The sender's end: gathers pieces into staging and issues them, without waiting for earlier frames."""
 
     most_frame_bytes = MAX_PAYLOAD_BYTES
 
     def __init__(self, group: Group, staging: "GroupStaging", stream: Stream, progress_s: float) -> None:
-        self._group, self._staging, self._line = group, staging, _Line(stream, progress_s)
+        self._group, self._staging, self._waiter = group, staging, _Waiter(stream, progress_s)
         self._ring = Ring(OUTLET_BYTES)
         self._under_way: deque[Future[None]] = deque()
 
     def announce(self, frame: Frame, source: RegionRuns) -> list[memoryview | bytes]:
-        """The header alone; its payload is already under way. Waits for room."""
+        """Return the header alone; the payload is being sent already. Waits for space."""
         num_bytes = source.runs.num_bytes
         if num_bytes > MAX_PAYLOAD_BYTES:
-            raise HandoffFailed(f"frame {frame.number} has {num_bytes} bytes, a group takes {MAX_PAYLOAD_BYTES}")
+            raise HandoffFailed(f"frame {frame.number} has {num_bytes} bytes, the limit is {MAX_PAYLOAD_BYTES}")
         start = self._room(num_bytes)
         self._staging.gather(start, source)
         self._under_way.append(self._group.send(self._staging.tensor(start, num_bytes)))
         return [encode(replace(frame, block_ids=()))]
 
     def taken(self, message: Taken) -> None:
-        """Nothing is lent."""
+        """Do nothing: the receiver does not use the sender's memory."""
 
     def close(self) -> None:
-        """Let the peer take what was announced, for a moment; then free or abandon the group."""
+        """Let the peer receive what was announced, for a short time; then free or abandon the group."""
         deadline = time.monotonic() + _LINGER_S
         with contextlib.suppress(LinkLost, TimeoutError):
             while self._under_way:
@@ -67,7 +67,7 @@ class GroupOutlet:
         while self._under_way and self._under_way[0].done():
             self._retire()
         while len(self._under_way) >= _MAX_UNDER_WAY or (start := self._ring.take(num_bytes)) is None:
-            self._line.wait(self._under_way[0], _NEVER)
+            self._waiter.wait(self._under_way[0], _NEVER)
             self._retire()
         return start
 
@@ -77,12 +77,12 @@ class GroupOutlet:
 
 
 class GroupInlet:
-    """The receiver's end: receives a frame into staging, then digests it on its way into the slots."""
+    """The receiver's end: receives a frame into staging, then copies it to the slots with its digest."""
 
     def __init__(
         self, group: Group, staging: "GroupStaging", stream: Stream, progress_s: float, *, digests: bool
     ) -> None:
-        self._group, self._staging, self._line = group, staging, _Line(stream, progress_s)
+        self._group, self._staging, self._waiter = group, staging, _Waiter(stream, progress_s)
         self._digests = digests
         self._arriving: Future[None] | None = None
         self._here = False
@@ -90,11 +90,11 @@ class GroupInlet:
     def move(self, frame: Frame, target: RegionRuns, stop: StopFlag) -> int | None:
         """Receive the frame, then copy it to the target."""
         if frame.num_bytes > MAX_PAYLOAD_BYTES:
-            raise HandoffFailed(f"frame {frame.number} has {frame.num_bytes} bytes, a group takes {MAX_PAYLOAD_BYTES}")
+            raise HandoffFailed(f"frame {frame.number} has {frame.num_bytes} bytes, the limit is {MAX_PAYLOAD_BYTES}")
         if target.runs.num_bytes != frame.num_bytes:
             raise HandoffFailed(f"frame {frame.number} has {frame.num_bytes} bytes, its slots {target.runs.num_bytes}")
         self._arriving = self._group.receive(self._staging, frame.num_bytes)
-        if not self._line.wait(self._arriving, stop):
+        if not self._waiter.wait(self._arriving, stop):
             return None
         self._arriving, self._here = None, True
         digest = self._staging.scatter(0, target, stop, digests=self._digests)
@@ -103,23 +103,23 @@ class GroupInlet:
         return digest
 
     def skip(self, frame: Frame) -> None:
-        """Receive what of the frame is still to come and drop it; a payload past the limit ends the connection."""
+        """Receive the rest of the frame and drop it; a payload over the limit ends the connection."""
         if self._here:
             self._here = False
             return
         if frame.num_bytes > min(MAX_PAYLOAD_BYTES, MAX_FRAME_BYTES):
-            raise WireError(f"FRAME of {frame.num_bytes} bytes, a group takes {MAX_PAYLOAD_BYTES}")
+            raise WireError(f"FRAME of {frame.num_bytes} bytes, the limit is {MAX_PAYLOAD_BYTES}")
         arriving = self._arriving or self._group.receive(self._staging, frame.num_bytes)
         self._arriving = None
-        self._line.wait(arriving, _NEVER)
+        self._waiter.wait(arriving, _NEVER)
 
     def close(self) -> None:
         """Free or abandon the group."""
         self._group.close()
 
 
-class _Line:
-    """Waits for an operation, while it watches whether the link's connection still stands."""
+class _Waiter:
+    """Waits for an operation, and meanwhile checks that the link's connection is open."""
 
     def __init__(self, stream: Stream, progress_s: float) -> None:
         self._stream, self._progress_s = stream, progress_s
@@ -127,8 +127,8 @@ class _Line:
         self._hung_up.register(stream.socket, select.POLLRDHUP)
 
     def wait(self, done: "Future[None]", stop: StopFlag) -> bool:
-        """Wait for `done`; False soon after `stop` is set. Raises LinkLost."""
-        deadline = time.monotonic() + 2 * self._progress_s  # the group's own deadline comes first
+        """Wait for `done`; return False soon after `stop` is set. Raises LinkLost."""
+        deadline = time.monotonic() + 2 * self._progress_s  # the group's own deadline is earlier
         while True:
             try:
                 done.result(_POLL_S)
@@ -137,6 +137,6 @@ class _Line:
                 if stop.is_set():
                     return False
                 if self._hung_up.poll(0):
-                    raise LinkLost("the connection is gone in the middle of a frame") from None
+                    raise LinkLost("the connection was closed in the middle of a frame") from None
                 if time.monotonic() > deadline:
-                    raise LinkLost(f"nothing moved for {2 * self._progress_s:g} s") from None
+                    raise LinkLost(f"no data was transferred for {2 * self._progress_s:g} s") from None

@@ -1,7 +1,7 @@
-"""All that touches pool bytes: into staging memory before they are sent, from it into the slots after they came.
+"""The only code that accesses pool bytes: into staging memory before sending, from it into the slots after receiving.
 
-A group of a device sends from that device's memory: pool -> staging -> group is one copy, and no byte leaves the device
-but for its digest (kvtransfer/torch_mover.py). Needs torch.
+A device's group sends from that device's memory: pool -> staging -> group is one copy, and no byte leaves the device
+except for its digest (kvtransfer/torch_mover.py). Needs torch.
 """
 
 from typing import Protocol
@@ -15,38 +15,38 @@ from wire.errors import Unavailable
 
 
 class GroupStaging(Protocol):
-    """Memory of one link that its group sends from and receives into. One user at a time for any part of it."""
+    """Memory of one link that its group sends from and receives into. Each part has one user at a time."""
 
     @property
     def num_bytes(self) -> int:
-        """All of it."""
+        """Its size."""
         ...
 
     def tensor(self, start: int, num_bytes: int) -> torch.Tensor:
-        """Return a part of it as the group takes it."""
+        """Return a part of it as a tensor for the group."""
         ...
 
     def write(self, start: int, data: bytes) -> None:
-        """Put `data` at `start`."""
+        """Write `data` at `start`."""
         ...
 
     def read(self, start: int, num_bytes: int) -> bytes:
-        """Return a copy of a part."""
+        """Return a copy of a part of it."""
         ...
 
     def gather(self, start: int, source: RegionRuns) -> None:
-        """Copy the source's runs one after another to `start`; they are there when it returns."""
+        """Copy the source's runs to `start`, one after another; the copy is complete when it returns."""
         ...
 
     def scatter(self, start: int, target: RegionRuns, stop: StopFlag, *, digests: bool) -> int | None:
-        """Copy from `start` into the target's runs; return their digest (0 without), None when `stop` cut it short."""
+        """Copy from `start` to the target's runs; return their digest (0 without), None if `stop` interrupted it."""
         ...
 
 
 def make_staging(device: torch.device | str, num_bytes: int, *, on_host: bool) -> GroupStaging:
-    """Return host memory, or memory of the pool's own `device`, as the collective takes it.
+    """Return host memory, or memory of the pool's `device`, as the collective requires.
 
-    Raises Unavailable when the device has too little.
+    Raises Unavailable if the device has too little.
     """
     if on_host:
         return HostStaging(num_bytes)

@@ -1,7 +1,7 @@
-"""The exchange as a c10d Store: what torch asks while it makes a group goes over the link's own stream.
+"""The exchange as a c10d Store: torch's store requests during a group's creation are sent over the link's own stream.
 
-The Python-derived Store (a pybind11 trampoline) was tried with torch 2.13: gloo's full mesh uses set, wait and get of
-"0/<rank>"; an exception raised here comes out of the group's constructor as it is. Needs torch here.
+A Python-derived Store (a pybind11 trampoline) was tried with torch 2.13: gloo's full mesh uses set, wait and get of
+"0/<rank>"; an exception raised here propagates unchanged out of the group's constructor. Needs torch.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from kvtransfer.process_group.exchange import SetupExchange
 
 
 class LinkStore(Store):
-    """Implements torch's Store for one group; no port, no further connection, every wait with a deadline."""
+    """Implements torch's Store for one group: no port, no further connection, a deadline on every wait."""
 
     def __init__(self, exchange: SetupExchange) -> None:
         super().__init__()
@@ -28,19 +28,19 @@ class LinkStore(Store):
         return self._exchange.get(key)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait for keys; the exchange's deadline holds whatever `timeout` says."""
+        """Wait for keys; the exchange's deadline applies whatever `timeout` is."""
         self._exchange.wait(keys, timeout.total_seconds() if timeout is not None else float("inf"))
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Tell whether all keys are there."""
+        """Return whether all keys are set."""
         return self._exchange.check(keys)
 
     def delete_key(self, key: str) -> bool:
-        """Forget a key on this side."""
+        """Delete a key on this side."""
         return self._exchange.delete(key)
 
     def num_keys(self) -> int:
-        """How many keys this side knows."""
+        """Return the number of keys on this side."""
         return self._exchange.num_keys
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
@@ -53,5 +53,5 @@ class LinkStore(Store):
             self.set(key, value)
 
     def has_extended_api(self) -> bool:
-        """It has no append and no queues; a counter needs one owner, so `add` and `compare_set` raise too."""
+        """Return False: no append and no queues; a counter needs one owner, so `add` and `compare_set` raise too."""
         return False

@@ -1,4 +1,4 @@
-"""The process_group transport: one two-rank group per link, of the collective of the pool's device."""
+"""The process_group transport: one two-rank group per link, of the collective for the pool's device."""
 
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ProcessGroupTransport:
-    """Implements transport.Transport; imports torch only once it is asked whether it is usable."""
+    """Implements transport.Transport; imports torch only when `unusable` is called."""
 
     name = "process_group"
     over_unix = False
@@ -32,10 +32,10 @@ class ProcessGroupTransport:
         self.source: str | None = None
 
     def unusable(self) -> str | None:
-        """It needs torch and what the pool's device makes groups by."""
+        """It needs torch and a collective for the pool's device."""
         collective = self._collective
         if collective is None:
-            return f"nothing makes groups for a KV pool on {self._device}"
+            return f"no collective supports a KV pool on {self._device}"
         lacking = collective.lacking()
         return None if lacking is None else f"{collective.name}: {lacking}"
 
@@ -53,7 +53,7 @@ class ProcessGroupTransport:
         return GroupOutlet(group, staging, stream, timeouts.progress_s)
 
     def inlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> GroupInlet:
-        """Make the group as its rank 1. Raises Unavailable with both values."""
+        """Make the group as its rank 1. Raises Unavailable with the values that differ."""
         group, staging = self._make(stream, hello, RECEIVER, MAX_PAYLOAD_BYTES, timeouts)
         return GroupInlet(group, staging, stream, timeouts.progress_s, digests=hello.digests)
 

@@ -93,7 +93,7 @@ def test_a_commit_for_another_tenant_than_reserved_is_refused(change: dict[str, 
         ticket = reserve(it, STATE)
         lie = replace(STATE, outputs=((5,),), **change)  # type: ignore[arg-type]
 
-        with pytest.raises(HandoffFailed, match="describes another prompt"):
+        with pytest.raises(HandoffFailed, match="describes a different prompt"):
             it.worker.committed(ticket.ticket_id, describe_prompt(lie), it.receiver.tickets[ticket.ticket_id], 1)
         it.worker.cancel_all("enough")
 

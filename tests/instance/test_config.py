@@ -15,9 +15,12 @@ from wire.types import Role
         ({"device": "tpu"}, "--device .tpu. is not one of auto, cpu, cuda, npu"),
         (
             {"device": "cpu", "attention_backend": "cuda"},
-            "--attention-backend 'cuda' is not one of auto, cpu, reference, those of --device cpu",
+            "--attention-backend 'cuda' is not one of auto, cpu, reference, the backends of --device cpu",
         ),
-        ({"device": "npu", "attention_backend": "cpu"}, "is not one of auto, npu, reference, those of --device npu"),
+        (
+            {"device": "npu", "attention_backend": "cpu"},
+            "is not one of auto, npu, reference, the backends of --device npu",
+        ),
         ({"quantization": "int3"}, "--quantization 'int3' is not one of awq, gptq, smoothquant, compressed-tensors"),
         ({"max_num_seqs": 0}, "--max-num-seqs is 0"),
         ({"kv_transport": ("hccl",)}, "'hccl' is not one of cuda_ipc, shm, process_group, "),

@@ -161,7 +161,9 @@ def test_links_by_the_collective_that_ranks_add_up_by_are_refused_before_weights
     monkeypatch.setitem(table.KINDS, traits.kind, FakeKind(traits))
     named = config(model, Role.PREFILL, traits.kind, None, "process_group", "tcp", ranks=2)
 
-    words = f"--kv-transport process_group: ranks on {traits.kind} add up by {collective}, beside which links cannot go"
+    words = (
+        f"--kv-transport process_group: ranks on {traits.kind} all-reduce over {collective}, which KV links cannot use"
+    )
 
     with pytest.raises(ConfigError, match=words):
         ranks.ranks_model(named, lambda error: None)
@@ -172,7 +174,9 @@ def test_a_transport_that_a_ranks_pool_lacks_is_refused_in_words_and_no_rank_is_
         async with running(config(model, Role.DECODE, "fake", None, "shm", "tcp", ranks=2)):
             pass
 
-    with pytest.raises(ConfigError, match=r"--kv-transport shm: the KV pool lies on fake:0: only host memory"):
+    with pytest.raises(
+        ConfigError, match=r"--kv-transport shm: the KV pool is on fake:0: peers can map host memory only"
+    ):
         asyncio.run(start())
     assert not [child for child in psutil.Process().children() if "tests.devices.fake_rank" in child.cmdline()]
 
@@ -188,7 +192,7 @@ def test_each_rank_is_shown_one_card_of_those_its_instance_has(shown: str | None
 
 
 def test_fewer_cards_than_ranks_are_refused_with_both_numbers() -> None:
-    with pytest.raises(ConfigError, match="FAKE_VISIBLE_DEVICES='6' shows 1 cards to 2 ranks: each needs its own"):
+    with pytest.raises(ConfigError, match="FAKE_VISIBLE_DEVICES='6' shows 1 cards, and each of 2 ranks needs its own"):
         ranks.deal_cards(CardKind().traits, 2, {VISIBLE: "6"})
 
 
@@ -199,7 +203,7 @@ def test_a_card_that_is_named_twice_is_refused() -> None:
 
 @pytest.mark.parametrize(("shown", "count"), [("0,-1", 1), ("0,-1,1", 1), ("-1", 0), ("", 0)])
 def test_what_stands_behind_a_negative_card_is_not_shown(shown: str, count: int) -> None:
-    with pytest.raises(ConfigError, match=f"FAKE_VISIBLE_DEVICES='{shown}' shows {count} cards to 2 ranks"):
+    with pytest.raises(ConfigError, match=f"FAKE_VISIBLE_DEVICES='{shown}' shows {count} cards, and each of 2 ranks"):
         ranks.deal_cards(CardKind().traits, 2, {VISIBLE: shown})
     assert ranks.deal_cards(CardKind().traits, 2, {VISIBLE: "3,2,-1,2"}) == ("3", "2")
 
@@ -209,7 +213,7 @@ def test_ranks_under_auto_stay_on_the_cpu_and_say_which_cards_they_leave(monkeyp
         monkeypatch.setitem(table.KINDS, name, replace(FakeKind(), why="never asked"))
     monkeypatch.setattr(FakeKind, "sees_card", lambda kind: kind is table.KINDS["npu"])
 
-    assert ranks._passed_over("cpu") == ()
-    assert ranks._passed_over("auto") == (
-        "ranks on the CPU: --device auto leaves npu to one rank, --device npu asks for it",
+    assert ranks._unused_cards("cpu") == ()
+    assert ranks._unused_cards("auto") == (
+        "ranks on the CPU: --device auto uses npu for one rank only; --device npu selects it",
     )

@@ -197,7 +197,7 @@ def test_a_prompt_that_waits_cannot_be_taken_twice(grammars: GrammarStore) -> No
         refusals: list[PdserveError] = []
         gate.pass_on(state, lambda _: None, refusals.append)
 
-        with pytest.raises(InvalidRequest, match="prompt g is here already"):
+        with pytest.raises(InvalidRequest, match="prompt g is already waiting for its grammar"):
             gate.pass_on(state, lambda _: None, refusals.append)
 
         assert gate.drop("g")

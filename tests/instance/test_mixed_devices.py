@@ -10,7 +10,7 @@ import pytest
 from devices import cuda, npu, table
 from devices.collectives import COLLECTIVES
 from engine.oracle import generate_greedy
-from instance.offers import transports_in_words
+from instance.offers import describe_transports
 from tests.devices.fake_device import TRAITS
 from tests.engine.tiny_models import make_tiny_model
 from tests.instance.device_pair import NUM_TOKENS, PROMPTS, SeveralKind, config, cross, serve_alone, serve_pair
@@ -161,19 +161,21 @@ def test_shm_is_refused_in_words_where_the_pool_lies_on_a_device(model: Path) ->
         async with running(named):
             pass
 
-    with pytest.raises(ConfigError, match=r"--kv-transport shm: the KV pool lies on fake:0: only host memory"):
+    with pytest.raises(
+        ConfigError, match=r"--kv-transport shm: the KV pool is on fake:0: peers can map host memory only"
+    ):
         asyncio.run(start())
 
 
 def test_an_instance_on_a_device_tells_which_transports_it_has(model: Path) -> None:
     async def run() -> tuple[str, ...]:
         async with running(config(model, Role.COMBINED, "fake", None)) as (instance, _):
-            return transports_in_words((), instance._host.engine.memories[0])
+            return describe_transports((), instance._host.engine.memories[0])
 
     words = asyncio.run(run())
 
     assert "tcp" in words
-    assert any(one.startswith("shm: the KV pool lies on fake:0") for one in words)
+    assert any(one.startswith("shm: the KV pool is on fake:0") for one in words)
 
 
 def test_a_prompt_crosses_between_two_ranks_of_the_cpu_and_one_device_there_and_back(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from instance.build import build_engine
-from instance.offers import check_named, transports_in_words
+from instance.offers import check_named, describe_transports
 from tests.instance.pair import instance_config
 from wire.errors import ConfigError
 from wire.types import Role
@@ -25,7 +25,7 @@ def test_every_transport_is_named_best_first_with_the_reason(
 ) -> None:
     engine, _ = build_engine(instance_config(tmp_path, Role.PREFILL, port=1), print)
     try:
-        assert transports_in_words(named, engine.memories[0]) == said
+        assert describe_transports(named, engine.memories[0]) == said
     finally:
         engine.close()
 

@@ -87,7 +87,7 @@ def test_a_reservation_for_a_vector_is_no_use_and_is_let_go(tmp_path: Path) -> N
             await client.session.send(Reserve(asked("a", Pooling())))
             refused = await client.next(Refused)
             assert isinstance(refused, Refused)
-            assert "nothing to hand over" in refused.message
+            assert "has no KV hand-off" in refused.message
             assert instance._host.engine.blocks.num_used == 0
 
     asyncio.run(run())

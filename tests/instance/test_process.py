@@ -154,7 +154,7 @@ def test_a_load_that_outlives_the_event_loop_ends_in_silence(
         return None, ()
 
     async def stop_while_it_loads() -> object:
-        ending = process._Ending()
+        ending = process._Shutdown()
         stopping = asyncio.create_task(asyncio.to_thread(loading.wait, WAIT_S))
         stopping.add_done_callback(lambda _: ending.stop.set())
         return await process._load_unless_stopped(config, ending, StartMarks())
@@ -171,8 +171,8 @@ def test_a_load_that_outlives_the_event_loop_ends_in_silence(
 
 
 def test_a_loss_that_is_told_after_the_event_loop_has_closed_harms_nobody() -> None:
-    async def begin() -> process._Ending:
-        return process._Ending()
+    async def begin() -> process._Shutdown:
+        return process._Shutdown()
 
     ending = asyncio.run(begin())
 

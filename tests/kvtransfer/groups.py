@@ -184,9 +184,9 @@ def stopping(sender: Node, silent: Node, timeouts: Timeouts, *, proves: bool) ->
     with ThreadPoolExecutor(1) as makers:
         made = makers.submit(sender.transport.outlet, streams[0], hello, timeouts)
         try:
-            exchange.hear([Word.TERMS], DEADLINE_S)
-            exchange.hear([Word.ASK], DEADLINE_S)
-            exchange.say(Word.GRANTED)
+            exchange.receive([Word.TERMS], DEADLINE_S)
+            exchange.receive([Word.ASK], DEADLINE_S)
+            exchange.send(Word.GRANTED)
             group: Any = COLLECTIVES["gloo"].make(LinkStore(exchange), RECEIVER, 2, "127.0.0.1", DEADLINE_S, "cpu")
             if proves:
                 group.recv([torch.empty(16, dtype=torch.uint8)], SENDER, 0).wait(timedelta(seconds=DEADLINE_S))
@@ -203,7 +203,7 @@ def stopping(sender: Node, silent: Node, timeouts: Timeouts, *, proves: bool) ->
 def hurry(ends: Ends, progress_s: float) -> None:
     """From now on either end gives up what does not move for so long: to make the link there was more time."""
     for end in (ends.outlet, ends.inlet):
-        end._group._progress_s = end._line._progress_s = progress_s
+        end._group._progress_s = end._waiter._progress_s = progress_s
 
 
 def group_threads() -> list[str]:

@@ -283,12 +283,12 @@ def test_a_frame_without_a_right_never_touches_memory(rig: Rig, what: str) -> No
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"tensor": 6}, "none of the 6 KV tensors"),
-        ({"layer": 2}, "none of the 6 KV tensors"),
-        ({"end": 21}, r"outside the tokens \[0, 20\)"),
-        ({"start": 20}, r"outside the tokens \[0, 20\)"),
-        ({"head_end": 1}, r"heads \[0, 1\) sent, \[0, 2\) are wanted"),
-        ({"num_bytes": 4}, "of 4 bytes, 1280 are wanted"),
+        ({"tensor": 6}, "not among the 6 KV tensors"),
+        ({"layer": 2}, "not among the 6 KV tensors"),
+        ({"end": 21}, r"outside the expected tokens \[0, 20\)"),
+        ({"start": 20}, r"outside the expected tokens \[0, 20\)"),
+        ({"head_end": 1}, r"heads \[0, 1\) sent, \[0, 2\) expected"),
+        ({"num_bytes": 4}, "of 4 bytes, expected 1280"),
     ],
 )
 def test_a_frame_that_breaks_the_tickets_terms_ends_it_in_words(rig: Rig, changes: dict[str, int], words: str) -> None:

@@ -103,7 +103,7 @@ def test_an_event_that_is_not_reached_in_time_ends_the_link_in_words(
         rig.hand_over(ticket, P_BLOCKS)
         rig.events.wait("failed", ticket.ticket_id)
 
-        words = "the KV of frame 0 cannot be awaited: cuda:0 did not reach it within 10 s"
+        words = "the KV of frame 0 could not be waited for: cuda:0 did not reach it within 10 s"
         assert words in str(rig.events.failures[ticket.ticket_id])
         assert waited == [10.0]
 
@@ -114,7 +114,7 @@ def test_the_driver_asks_its_event_until_the_time_is_over(monkeypatch: pytest.Mo
     event._event = SimpleNamespace(record=lambda stream: did.append("record"), query=lambda: False)
     monkeypatch.setattr(cuda_driver, "_context", lambda device: nullcontext(0))
 
-    with pytest.raises(TimeoutError, match=r"cpu did not reach it within 0\.05 s"):
+    with pytest.raises(TimeoutError, match=r"cpu did not reach the event within 0\.05 s"):
         event.record(lambda: did.append("ready"), 0.05)
     event._event.query = lambda: True
     event.record(lambda: did.append("ready"), 0.05)
@@ -135,7 +135,7 @@ def test_the_pool_is_unmapped_when_the_link_ends(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("receiver", "sender", "words"),
     [
-        ({"seen": (OTHER_UUID,)}, {}, f"lies on device {GPU_UUID.hex()}, which is not seen here"),
+        ({"seen": (OTHER_UUID,)}, {}, f"is on device {GPU_UUID.hex()}, which is not visible here"),
         ({}, {"num_bytes": LAYOUT.total_bytes + 1}, f"{LAYOUT.total_bytes + 1} bytes, its layout"),
         ({}, {"memory": bytes(64)}, "cannot be opened: invalid resource handle"),
         ({}, {"offset": 1 << 63}, f"bytes at {1 << 63} are not in an allocation of"),
@@ -181,7 +181,7 @@ def test_set_up_is_160_bytes_of_fixed_fields() -> None:
     assert body == GPU_UUID + struct.pack("!QQ", 1 << 33, 4096) + b"m" * 64 + b"e" * 64
     assert decode_lent(body) == lent
     for wrong in (b"", body[:-1], body + b"\0"):
-        with pytest.raises(WireError, match=f"malformed SETUP of {len(wrong)} bytes, a pool's is 160"):
+        with pytest.raises(WireError, match=f"malformed SETUP of {len(wrong)} bytes, expected 160"):
             decode_lent(wrong)
 
 
@@ -216,7 +216,7 @@ def test_what_is_missing_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> No
     host_pool = Pool(LAYOUT)
 
     assert CudaIpcTransport(host_pool).unusable() == "the KV pool is host memory"
-    assert CudaIpcTransport(DevicePool(LAYOUT)).unusable() == "the KV pool lies on cpu, cuda_ipc serves cuda"
+    assert CudaIpcTransport(DevicePool(LAYOUT)).unusable() == "the KV pool is on cpu, cuda_ipc supports cuda only"
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert CudaDriver().lacking(cuda_pool) == "torch sees no CUDA device"  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "kvtransfer.cuda_driver", None)

@@ -153,5 +153,5 @@ def test_a_pool_of_expandable_segments_is_turned_down_in_words() -> None:
         [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=True
     ).stdout
 
-    assert "cannot be lent" in said
+    assert "cannot be exported" in said
     assert CudaDriver().lacking(torch.zeros(1 << 20, dtype=torch.uint8, device="cuda:0")) is None

@@ -172,7 +172,7 @@ def test_a_mark_that_is_never_reached_ends_the_link_in_words(transport: str) -> 
         rig.events.wait("failed", ticket.ticket_id)
         rig.events.wait("ended", ticket.ticket_id)
 
-        words = "is lost: the KV that is to be sent was not computed within 1 s"
+        words = "is lost: the KV to be sent was not computed within 1 s"
         assert words in str(rig.events.failures[ticket.ticket_id])
         assert rig.p_pool.ahead.waited_for == []  # type: ignore[attr-defined]  # no stream waits for it either
 

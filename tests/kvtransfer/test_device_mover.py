@@ -150,7 +150,7 @@ def test_host_code_that_reaches_for_device_memory_is_told_so() -> None:
 
 def test_a_region_is_bytes_in_one_piece() -> None:
     for tensor in (torch.zeros(4, 4, dtype=torch.uint8), torch.zeros(4), torch.zeros(8, dtype=torch.uint8)[::2]):
-        with pytest.raises(ValueError, match="bytes in one piece"):
+        with pytest.raises(ValueError, match="contiguous bytes"):
             DeviceRegion(tensor)
 
 

@@ -174,7 +174,7 @@ def test_the_process_of_a_rank_that_is_killed_ends_its_tickets_and_is_lost(side:
         else:
             rig.events.wait("failed", ticket.ticket_id)
         until(lambda: bool(rig.lost))
-        assert rig.lost == ["rank 1 of 2 moves its KV no more: the other end is gone"]
+        assert rig.lost == ["rank 1 of 2 has stopped transferring its KV: the other end is gone"]
 
 
 def test_a_rank_that_rank_0_has_told_late_of_a_ticket_asks_for_it(
@@ -250,7 +250,7 @@ def test_a_rank_without_links_says_why_and_the_start_fails_with_its_words() -> N
     with pytest.raises(ConfigError):
         RankHalf(pool, settings, theirs, lambda: 0.0)
     far = FarRank(ours, Rank(1, 2), InstanceLost, Trust())
-    with pytest.raises(ConfigError, match="KV transport 'pigeon' is none of "):
+    with pytest.raises(ConfigError, match="KV transport 'pigeon' is not one of "):
         far.meet(DEADLINE_S)
 
     far.close()
@@ -291,8 +291,8 @@ def met() -> Iterator[Met]:
 
 
 def test_a_rank_that_has_nothing_to_say_for_long_is_not_lost(monkeypatch: pytest.MonkeyPatch, met: Met) -> None:
-    monkeypatch.setattr(met.far._speaker, "_say_s", 0.01)
-    met.far.tell(RankMessage.ABORT, pack_bytes("t", b"why"))
+    monkeypatch.setattr(met.far._outbox, "_send_s", 0.01)
+    met.far.send(RankMessage.ABORT, pack_bytes("t", b"why"))
 
     assert met.heard()[0] == RankMessage.ABORT
     assert not met.is_lost.wait(0.2)  # twenty times as long as a word may take
@@ -304,13 +304,13 @@ def test_a_rank_that_has_nothing_to_say_for_long_is_not_lost(monkeypatch: pytest
 def test_who_tells_a_rank_that_takes_nothing_does_not_wait_and_the_rank_is_lost(
     monkeypatch: pytest.MonkeyPatch, met: Met
 ) -> None:
-    monkeypatch.setattr(met.far._speaker, "_say_s", 0.05)
+    monkeypatch.setattr(met.far._outbox, "_send_s", 0.05)
 
     for _ in range(64):
-        met.far.tell(RankMessage.ABORT, pack_bytes("t", bytes(1 << 20)))
+        met.far.send(RankMessage.ABORT, pack_bytes("t", bytes(1 << 20)))
 
     assert met.is_lost.wait(DEADLINE_S)
-    assert met.said == ["rank 1 of 2 takes no word of its hand-offs: a message was not accepted within 0.05 s"]
+    assert met.said == ["rank 1 of 2 accepts no messages about its hand-offs: a message was not accepted within 0.05 s"]
 
 
 class SettledMeanwhile(dict[str, Any]):
@@ -345,7 +345,7 @@ def test_a_rank_that_closes_its_socket_is_lost(met: Met) -> None:
     met.there.close()
 
     assert met.is_lost.wait(DEADLINE_S)
-    assert met.said[0] == "rank 1 of 2 moves its KV no more: the other end is gone"
+    assert met.said[0] == "rank 1 of 2 has stopped transferring its KV: the other end is gone"
 
 
 def test_a_put_brings_only_the_blocks_that_the_rank_does_not_know(met: Met) -> None:
@@ -358,7 +358,7 @@ def test_a_put_brings_only_the_blocks_that_the_rank_does_not_know(met: Met) -> N
     sender.put("gone", 0, 0, 150, blocks)
     sender.commit("t", b"")
     sender.put("t", 0, 0, 150, blocks)
-    met.far.tell(RankMessage.CLOSE)
+    met.far.send(RankMessage.CLOSE)
 
     heard = [met.heard() for _ in range(len(tables) + 3)]
     assert [kind for kind, _ in heard] == [
@@ -381,7 +381,7 @@ def test_a_table_that_holds_on_is_the_same_object_and_no_more_than_is_known_hold
 
     assert tables.take("t", 2, ()) is first
     assert tables.take("gone", 0, (1,)) is None
-    with pytest.raises(ValueError, match="3 blocks of ticket t hold on, and 2 are known"):
+    with pytest.raises(ValueError, match="3 blocks of ticket t are to be kept, but only 2 are known"):
         tables.take("t", 3, ())
 
 
@@ -389,7 +389,7 @@ def test_a_table_that_holds_on_is_the_same_object_and_no_more_than_is_known_hold
 def test_a_rank_that_is_deaf_or_mute_shuts_its_socket_so_that_rank_0_hears_it(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvtransfer.rank_half._SAY_S", 0.05)
+    monkeypatch.setattr("kvtransfer.rank_half._SEND_S", 0.05)
     ours, theirs = socket.socketpair()
     pool = Pool(PoolLayout(tensors(3), num_blocks=4, block_size=16, rank=Rank(1, 2)))
     settings = replace(SETTINGS, port_range=None, secret=None)
@@ -397,7 +397,7 @@ def test_a_rank_that_is_deaf_or_mute_shuts_its_socket_so_that_rank_0_hears_it(
         assert there.receive(DEADLINE_S).kind == RankMessage.HERE
         if what == "taken by no one":
             for _ in range(64):
-                half._speaker.say(RankMessage.FAILED, bytes(1 << 20))
+                half._outbox.send(RankMessage.FAILED, bytes(1 << 20))
         else:
             ours.sendall(b"\xff\xff\xff\xff\x00\x00\x00\x00" if what == "no message" else b"\x01\x00")
 
@@ -425,7 +425,7 @@ def test_a_rank_that_says_what_it_cannot_mean_is_lost_in_words(met: Met) -> None
 
     assert met.is_lost.wait(DEADLINE_S)
     assert met.said == [
-        "what rank 1 of 2 says of its hand-offs is not understood: 1 bytes are no message about a ticket"
+        "a message of rank 1 of 2 about its hand-offs is invalid: 1 bytes are too short for a message about a ticket"
     ]
     assert met.far.endpoints == (ENDPOINT,)
 
@@ -438,7 +438,7 @@ def test_a_rank_hears_at_once_of_another_tables_addresses() -> None:
 
     assert met.heard() == (RankMessage.ADDRESSES, b"10.0.0.1\n10.0.0.2")
     trust.follow(["10.0.0.2", "10.0.0.1"])  # the same
-    met.far.tell(RankMessage.ABORT, pack_bytes("t", b"why"))
+    met.far.send(RankMessage.ABORT, pack_bytes("t", b"why"))
     assert met.heard()[0] == RankMessage.ABORT
     met.far.close()
     trust.follow(["10.0.0.3"])  # no one is told
@@ -452,7 +452,7 @@ def test_links_of_other_ranks_than_rank_0_are_measured_by_no_one() -> None:
     far = FarRank(ours, Rank(1, 2), InstanceLost, Trust())
 
     with pytest.raises(
-        Unavailable, match="the link to decode-0 starts at rank 1 of 2, in a process that measures none"
+        Unavailable, match="the link to decode-0 starts at rank 1 of 2, whose process does not measure links"
     ):
         far.sender(None).measure("decode-0", 7, (), 1, 1.0)  # type: ignore[arg-type]
     far.close()

@@ -251,7 +251,7 @@ def test_a_foreign_head_range_is_refused_in_words() -> None:
         answer = decode(*raw.stream.receive_message(first_byte_s=DEADLINE_S))
 
         assert isinstance(answer, Abort)
-        assert re.search(r"heads \[0, 2\) sent, \[2, 4\) are wanted", answer.reason)
+        assert re.search(r"heads \[0, 2\) sent, \[2, 4\) expected", answer.reason)
         assert bytes(rig.d_pools[0].buffer) == before
         rig.events.wait("ended", ticket.ticket_id)
         raw.stream.close()
@@ -273,7 +273,7 @@ def test_a_rank_whose_heads_others_send_cannot_open() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"receiver_ranks": 2}, "rank 1 of 2 of decode-0 was meant, this is rank 1 of 4"),
+        ({"receiver_ranks": 2}, "the link is for rank 1 of 2 of decode-0, this is rank 1 of 4"),
         ({"sender_rank": 4, "sender_ranks": 4}, "rank 4 of 4: ranks count from 0, .* at most 256"),
         ({"sender_ranks": 0}, "rank 0 of 0"),
         ({"sender_ranks": 257}, "rank 0 of 257: .* at most 256"),
@@ -313,7 +313,9 @@ def test_a_ticket_of_more_ranks_than_there_can_be_fails_in_words(p_ranks: int) -
         rig.sender.begin(wild)
 
         assert isinstance(rig.events.failures[ticket.ticket_id], Incompatible)
-        assert "KV rank 1073741824 is named, an instance has at most 256" in str(rig.events.failures[ticket.ticket_id])
+        assert "an endpoint has KV rank 1073741824, an instance has at most 256 ranks" in str(
+            rig.events.failures[ticket.ticket_id]
+        )
 
 
 def test_a_rank_that_listens_nowhere_fails_the_ticket_in_words() -> None:

@@ -99,11 +99,11 @@ def test_a_second_measurement_of_a_link_at_once_is_refused_in_words(monkeypatch:
         heard.set()
         assert go_on.wait(DEADLINE_S)
 
-    monkeypatch.setattr("kvtransfer.probed.Probed.hear", hold)
+    monkeypatch.setattr("kvtransfer.probed.Probed.handle", hold)
     with _live_rig("tcp") as rig:
         rig.sender.start_measure("decode-0", 77, rig.receiver.endpoints, 1, DEADLINE_S, lambda answer: None)
         assert heard.wait(DEADLINE_S)
-        with pytest.raises(Unavailable, match="under way"):
+        with pytest.raises(Unavailable, match="already running"):
             _measure(rig)
         go_on.set()
 
@@ -111,7 +111,7 @@ def test_a_second_measurement_of_a_link_at_once_is_refused_in_words(monkeypatch:
 def test_a_measurement_that_gets_no_answer_ends_at_its_deadline_and_leaves_the_link(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvtransfer.probed.Probed.hear", lambda self, signal: None)
+    monkeypatch.setattr("kvtransfer.probed.Probed.handle", lambda self, signal: None)
     with make_rig("tcp") as rig:
         answers: queue.SimpleQueue[LinkStatus | PdserveError] = queue.SimpleQueue()
         rig.sender.start_measure("decode-0", 77, rig.receiver.endpoints, 1000, 5.0, answers.put)
@@ -161,7 +161,7 @@ def test_a_peer_that_never_answers_is_given_up_in_time(monkeypatch: pytest.Monke
 
 def test_a_link_lost_under_a_measurement_ends_it_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     with faulty_rig(monkeypatch, ("tcp",)) as (rig, made):
-        monkeypatch.setattr("kvtransfer.probed.Probed.hear", lambda self, signal: made["tcp"].cut())
+        monkeypatch.setattr("kvtransfer.probed.Probed.handle", lambda self, signal: made["tcp"].cut())
 
         with pytest.raises(InstanceLost, match="is lost"):
             _measure(rig)
@@ -174,12 +174,15 @@ def test_an_instance_that_is_not_there_is_named() -> None:
 
 @pytest.mark.parametrize("num_bytes", [0, -1, MAX_MEASURE_BYTES + 1])
 def test_too_many_bytes_are_refused_with_the_limit(num_bytes: int) -> None:
-    with _live_rig("tcp") as rig, pytest.raises(InvalidRequest, match=f"{num_bytes} bytes, 1 to {MAX_MEASURE_BYTES}"):
+    with (
+        _live_rig("tcp") as rig,
+        pytest.raises(InvalidRequest, match=f"{num_bytes} bytes, must be 1 to {MAX_MEASURE_BYTES}"),
+    ):
         _measure(rig, num_bytes)
 
 
 def test_a_closed_sender_measures_nothing_and_ends_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtransfer.probed.Probed.hear", lambda self, signal: None)
+    monkeypatch.setattr("kvtransfer.probed.Probed.handle", lambda self, signal: None)
     with make_rig("tcp") as rig:
         answers: queue.SimpleQueue[LinkStatus | PdserveError] = queue.SimpleQueue()
         rig.sender.start_measure("decode-0", 77, rig.receiver.endpoints, 1000, 5.0, answers.put)

@@ -147,7 +147,7 @@ def test_ends_that_read_in_other_ways_refuse_the_link_with_both(
         rig.events.wait("failed", ticket.ticket_id)
 
         error: PdserveError = rig.events.failures[ticket.ticket_id]
-        assert "mooncake reads by tcp on cpu, the sender lends by ascend" in str(error)
+        assert "mooncake uses tcp on cpu, the sender uses ascend" in str(error)
 
 
 def test_how_memory_is_read_and_by_which_package_is_the_devices_own() -> None:

@@ -94,7 +94,7 @@ def test_what_the_engine_refuses_is_an_error_in_words(engine: MooncakeEngine, pa
     memory = Registered(engine, 4096).staging
     package.status = -7
 
-    with pytest.raises(OSError, match=r"mooncake's engine does not start at 10\.0\.0\.19: -7"):
+    with pytest.raises(OSError, match=r"mooncake's engine failed to start at 10\.0\.0\.19: -7"):
         MooncakeEngine("10.0.0.19")
     with pytest.raises(OSError, match="the engine did not register 8192 bytes of staging memory: -7"):
         Registered(engine, 8192)

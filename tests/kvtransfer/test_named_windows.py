@@ -45,8 +45,8 @@ def test_blocks_are_named_once_until_they_are_forgotten() -> None:
     ("again", "words"),
     [
         (Frame("ab" * 16, 1, 5, 0, 0, 0, 10, 0, 2, 64, 0, (), 2), r"frame 5 .*names window 2, which is unknown"),
-        (Frame("ab" * 16, 1, 5, 0, 0, 0, 11, 0, 2, 64, 0, (), 1), r"names window 1, which is of tokens \[0, 10\)"),
-        (Frame("ab" * 16, 1, 5, 0, 0, 1, 10, 0, 2, 64, 0, (), 1), r"names window 1, which is of tokens \[0, 10\)"),
+        (Frame("ab" * 16, 1, 5, 0, 0, 0, 11, 0, 2, 64, 0, (), 1), r"names window 1, which has tokens \[0, 10\)"),
+        (Frame("ab" * 16, 1, 5, 0, 0, 1, 10, 0, 2, 64, 0, (), 1), r"names window 1, which has tokens \[0, 10\)"),
     ],
 )
 def test_a_window_that_was_not_named_so_is_refused(again: Frame, words: str) -> None:
@@ -60,7 +60,7 @@ def test_a_window_that_was_not_named_so_is_refused(again: Frame, words: str) -> 
 def test_more_blocks_than_the_tokens_can_touch_are_refused_and_not_kept() -> None:
     names = WindowNames(BLOCK_SIZE)
 
-    with pytest.raises(HandoffFailed, match="frame 0 names 12 blocks, 11 are the most"):
+    with pytest.raises(HandoffFailed, match="frame 0 names 12 blocks, at most 11 are allowed"):
         names.window_of(Frame("ab" * 16, 1, 0, 0, 0, 0, 10, 0, 2, 64, 0, tuple(range(12)), 1))
 
     assert not names._named

@@ -110,11 +110,11 @@ def test_a_payload_past_the_limit_is_refused_on_both_sides() -> None:
         big = bytearray(MAX_PAYLOAD_BYTES + 1)
         frame = frame_of(bytes(big))
 
-        with pytest.raises(HandoffFailed, match=f"{len(big)} bytes, a group takes {MAX_PAYLOAD_BYTES}"):
+        with pytest.raises(HandoffFailed, match=f"{len(big)} bytes, the limit is {MAX_PAYLOAD_BYTES}"):
             ends.outlet.announce(frame, place_of(big))
-        with pytest.raises(HandoffFailed, match=f"{len(big)} bytes, a group takes {MAX_PAYLOAD_BYTES}"):
+        with pytest.raises(HandoffFailed, match=f"{len(big)} bytes, the limit is {MAX_PAYLOAD_BYTES}"):
             ends.inlet.move(frame, place_of(big), NEVER)
-        with pytest.raises(WireError, match=f"{len(big)} bytes, a group takes {MAX_PAYLOAD_BYTES}"):
+        with pytest.raises(WireError, match=f"{len(big)} bytes, the limit is {MAX_PAYLOAD_BYTES}"):
             ends.inlet.skip(frame)
 
 
@@ -174,7 +174,7 @@ def test_a_peer_that_never_receives_ends_its_link_within_the_progress_timeout_an
             except LinkLost as error:
                 lost = str(error)
 
-        assert "nothing moved for 1 s" in lost
+        assert "no data was transferred for 1 s" in lost
         assert moved > 10  # one, had they waited for the stalled one
         assert moving.receive(moving.send(b"after")) == b"after"
 
@@ -195,9 +195,9 @@ def test_a_peer_that_falls_silent_in_its_turn_holds_the_device_for_the_connect_t
     with linked(p, other) as moving, ThreadPoolExecutor(1) as makers:
         made = makers.submit(p.transport.outlet, streams[0], hello, Timeouts(0.3, DEADLINE_S))
         exchange = SetupExchange(streams[1], group_name(hello))
-        exchange.hear([Word.TERMS], DEADLINE_S)
-        exchange.hear([Word.ASK], DEADLINE_S)
-        exchange.say(Word.GRANTED)
+        exchange.receive([Word.TERMS], DEADLINE_S)
+        exchange.receive([Word.ASK], DEADLINE_S)
+        exchange.send(Word.GRANTED)
         while not made.done():
             assert moving.receive(moving.send(b"meanwhile")) == b"meanwhile"
 
@@ -286,7 +286,7 @@ def test_another_kind_of_group_is_refused_with_both_values(monkeypatch: pytest.M
     versions = iter(["2.13", "2.12"])
     monkeypatch.setattr("kvtransfer.process_group.group_setup.torch_version", lambda: next(versions))
 
-    with pytest.raises(Unavailable, match=r"gloo of torch 2\.1\d here, by gloo of torch 2\.1\d there"):
+    with pytest.raises(Unavailable, match=r"gloo of torch 2\.1\d here, with gloo of torch 2\.1\d there"):
         link(make_node("p"), make_node("d"))
     until(lambda: not group_threads())
 

@@ -100,11 +100,11 @@ def test_both_ends_finish_although_keys_were_left_unread(streams: Both) -> None:
     ("body", "words"),
     [
         (b"", "malformed SETUP"),
-        (b"\x05\x00\xff", "a key of 255 bytes, 0 are there"),
+        (b"\x05\x00\xff", "a key of 255 bytes, of which 0 are present"),
         (b"\x63\x00\x00", "malformed SETUP"),
-        (b"\x05\x00\x07other/k", "of another group"),
+        (b"\x05\x00\x07other/k", "is not of the group"),
         (b"\x05\x00\x07group/k" + bytes(7_000), "7000 bytes, the limits are"),
-        (b"\x02\x00\x00", "ASK came where"),
+        (b"\x02\x00\x00", "received ASK, expected"),
     ],
 )
 def test_a_word_out_of_bounds_or_place_is_refused(streams: Both, body: bytes, words: str) -> None:
@@ -132,7 +132,7 @@ def test_what_the_peer_refuses_with_is_raised(streams: Both) -> None:
     streams[0].send([encode(Refuse("Unavailable", "10 bytes are free, 20 are needed"))])
 
     with pytest.raises(Unavailable, match="10 bytes are free, 20 are needed"):
-        exchange.hear([Word.GRANTED], DEADLINE_S)
+        exchange.receive([Word.GRANTED], DEADLINE_S)
 
 
 def test_a_ring_never_gives_bytes_twice_and_finds_room_again() -> None:

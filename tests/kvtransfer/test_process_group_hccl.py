@@ -101,7 +101,7 @@ def test_a_link_that_hangs_is_abandoned_with_its_epoch_and_freed_when_its_work_e
     hung = link(p, d, 1)
     hurry(hung, 0.5)
     hung.send(b"never taken")
-    with pytest.raises(LinkLost, match=r"nothing moved for 0\.5 s"):
+    with pytest.raises(LinkLost, match=r"no data was transferred for 0\.5 s"):
         hung.fill(MAX_PAYLOAD_BYTES, 4)
 
     hung.outlet.close()

@@ -53,7 +53,7 @@ def test_what_failed_is_never_taken_for_done_and_ends_no_process(rules: NcclRule
     arriving = ends.inlet._group.receive(ends.inlet._staging, 64)
 
     ends.outlet.close()
-    with pytest.raises(LinkLost, match="the group broke"):
+    with pytest.raises(LinkLost, match="the group failed"):
         arriving.result(DEADLINE_S)
     ends.close()
 

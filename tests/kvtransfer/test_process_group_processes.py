@@ -113,7 +113,7 @@ def test_a_stopped_receiver_ends_its_link_within_the_progress_timeout_and_stalls
                 lost = str(error)
         alive.send_and_hear()
 
-        assert "nothing moved for 2 s" in lost
+        assert "no data was transferred for 2 s" in lost
         assert alive.number > 10  # two, had they waited for the stopped one
     until(lambda: not group_threads())
 

@@ -128,7 +128,7 @@ def test_what_is_read_after_the_blocks_were_freed_is_never_committed(digests: bo
         rig.events.wait("ended", ticket.ticket_id)
 
         assert ticket.ticket_id not in rig.events.commits
-        assert "the lease of 30 s ran out" in str(rig.events.failures[ticket.ticket_id])
+        assert "the lease of 30 s expired" in str(rig.events.failures[ticket.ticket_id])
 
 
 @pytest.fixture(params=["shm", "cuda_ipc"])

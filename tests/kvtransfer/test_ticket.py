@@ -178,7 +178,7 @@ class ReceiverMachine(RuleBasedStateMachine):
         others = [q for q in self.lease_ends if self.owed[q].heads[made.tensor] != self.owed[p].heads[made.tensor]]
         fresh = dataclasses.replace(made, number=1_000)
         if self.speaks and others:
-            with pytest.raises(HandoffFailed, match=r"heads .* sent, .* are wanted"):
+            with pytest.raises(HandoffFailed, match=r"heads .* sent, .* expected"):
                 self.ticket.accept(fresh, 10 + others[0])
 
     @rule(good=st.booleans(), cut=st.booleans(), last=st.booleans())
@@ -266,7 +266,7 @@ class ReceiverMachine(RuleBasedStateMachine):
     @rule()
     def ask(self) -> None:
         due = self.receipts & set(self.owed) - self.asked if self.all_in else set()
-        assert sorted(self.ticket.ask(self.now)) == sorted(10 + p for p in due)
+        assert sorted(self.ticket.request_receipts(self.now)) == sorted(10 + p for p in due)
         self.asked |= due
         for p in due:
             self.lease_ends[p] = max(self.lease_ends[p], self.now + LEASE_S)
@@ -298,7 +298,7 @@ class ReceiverMachine(RuleBasedStateMachine):
             assert not self.ticket.abort("too late")
             assert not self.ticket.expire(self.now + 1e9)
             assert self.ticket.committing
-            assert self.ticket.ask(self.now) == ()
+            assert self.ticket.request_receipts(self.now) == ()
         assert self.ticket.description == b"of %d" % min(self.owed)
         self.ticket.settle(None if accepted else "no room")
         self.state = ReceiverState.COMMITTED if accepted else ReceiverState.ABORTED
@@ -470,7 +470,7 @@ def test_the_same_number_for_other_tokens_is_refused() -> None:
     ticket.accept(frame(0, end=6), LINK)
     assert ticket.finish(LINK, 0, 999, 0.0) is MoveResult.REPEAT
 
-    with pytest.raises(HandoffFailed, match="came again as another"):
+    with pytest.raises(HandoffFailed, match="was resent as another"):
         ticket.accept(frame(0, end=7), LINK)
 
 
@@ -487,5 +487,5 @@ def test_a_commit_with_another_digest_sum_is_refused() -> None:
 
 
 def test_opening_for_other_tokens_is_refused_with_both_ranges() -> None:
-    with pytest.raises(HandoffFailed, match=r"\[2, 10\) are wanted, \[0, 10\) are offered"):
+    with pytest.raises(HandoffFailed, match=r"\[2, 10\) are expected, \[0, 10\) offered"):
         receiver().open(LINK, SENDER, TOTAL, 0, 0.0)

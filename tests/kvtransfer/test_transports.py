@@ -31,7 +31,7 @@ def test_those_whose_links_begin_on_a_unix_socket_need_no_port() -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones(pool: Pool) -> None:
-    with pytest.raises(ConfigError, match=r"'carrier_pigeon' is none of cuda_ipc, shm, "):
+    with pytest.raises(ConfigError, match=r"'carrier_pigeon' is not one of cuda_ipc, shm, "):
         make_transports(("carrier_pigeon",), pool)
 
 

@@ -151,7 +151,7 @@ def test_a_full_house_refuses_in_words_and_an_ending_makes_room() -> None:
         door.wait(number, "192.0.2.1", lambda: None)
     door.enter(1)
 
-    with pytest.raises(Unavailable, match="1 KV links are here, the limit is 1"):
+    with pytest.raises(Unavailable, match="1 KV links are open, the limit is 1"):
         door.enter(2)
     door.leave(1)
     door.enter(2)
@@ -165,7 +165,7 @@ def test_one_that_gave_way_does_not_enter() -> None:
         door.wait(number, None, lambda number=number: gone.append(number))  # type: ignore[misc]
 
     assert gone == [1]
-    with pytest.raises(Unavailable, match="gave way"):
+    with pytest.raises(Unavailable, match="displaced"):
         door.enter(1)
     door.enter(2)
 
@@ -199,7 +199,7 @@ def test_a_frame_of_no_tensors_or_of_more_than_there_are_is_refused(num_tensors:
     part = RankHeads([KvTensor(0, name, 1, 4, "float32") for name in "kv"], [Heads(0, 1)] * 2)
     inflow = Inflow(SendingRank("prefill-0", 1, Rank(0, 1)), Terms(part, 0, 100), 1e9)
 
-    with pytest.raises(HandoffFailed, match=rf"tensors \[0, {num_tensors}\) .* is none of the 2 KV tensors here"):
+    with pytest.raises(HandoffFailed, match=rf"tensors \[0, {num_tensors}\) .* is not among the 2 KV tensors here"):
         inflow.accept(replace(_frame(0, ()), num_tensors=num_tensors))
 
 
@@ -207,7 +207,7 @@ def test_tensors_of_other_heads_share_no_frame() -> None:
     part = RankHeads([KvTensor(0, "k", 1, 4, "float32"), KvTensor(0, "v", 2, 4, "float32")], [Heads(0, 1), Heads(0, 2)])
     inflow = Inflow(SendingRank("prefill-0", 1, Rank(0, 1)), Terms(part, 0, 100), 1e9)
 
-    with pytest.raises(HandoffFailed, match=r"tensors \[0, 2\) .*: heads \[0, 1\) sent, \[0, 2\) are wanted"):
+    with pytest.raises(HandoffFailed, match=r"tensors \[0, 2\) .*: heads \[0, 1\) sent, \[0, 2\) expected"):
         inflow.accept(replace(_frame(0, ()), num_tensors=2, num_bytes=192))
 
 

@@ -78,7 +78,7 @@ def test_what_serves_one_model_asks_for_the_device(
     ("device", "words"),
     [
         ("auto", "--attention-backend npu: no npu card is shown here"),
-        ("cpu", "--attention-backend 'npu' is not one of auto, cpu, reference, those of --device cpu"),
+        ("cpu", "--attention-backend 'npu' is not one of auto, cpu, reference, the backends of --device cpu"),
     ],
 )
 def test_attention_of_a_device_that_is_not_here_is_refused_before_a_model_is_looked_for(

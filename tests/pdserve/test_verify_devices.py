@@ -84,10 +84,10 @@ def test_each_pair_has_the_transports_that_both_its_ends_can() -> None:
 
     assert {"shm", "process_group", "tcp"} <= set(here.names)
     assert {"process_group", "tcp"} <= set(mixed.names)
-    assert mixed.lacking["shm"] == "the KV pool lies on fake:0: only host memory is mapped by peers"
+    assert mixed.lacking["shm"] == "the KV pool is on fake:0: peers can map host memory only"
     assert "tcp" in npus.names
     assert npus.lacking["process_group"] == "groups are made by gloo on cpu, by hccl on npu"
-    with pytest.raises(ConfigError, match="--transport shm cannot run here: the KV pool lies on fake:0"):
+    with pytest.raises(ConfigError, match="--transport shm cannot run here: the KV pool is on fake:0"):
         choose("shm", pair=DeviceKindPair("fake", "cpu"))
 
 
@@ -133,7 +133,7 @@ def test_every_pair_and_every_kind_alone_is_compared(
     assert asked == [
         ("shm", "cpu -> cpu"), *(("tcp", one) for one in ("cpu -> cpu", "cpu -> fake", "fake -> cpu", "fake -> fake")),
     ]  # fmt: skip
-    refused = "not run: P/D cpu -> fake over shm: --transport shm cannot run here: the KV pool lies on fake:0"
+    refused = "not run: P/D cpu -> fake over shm: --transport shm cannot run here: the KV pool is on fake:0"
     assert any(line.startswith(refused) for line in over_shm)
     assert over_tcp[-1] == (
         "equal: P/D cpu -> cpu over tcp = P/D cpu -> fake over tcp = P/D fake -> cpu over tcp = "

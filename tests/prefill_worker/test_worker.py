@@ -299,7 +299,7 @@ def test_an_engine_that_breaks_on_a_prompt_ends_it_in_words_and_its_ticket_too(m
 def test_a_prompt_that_wants_a_vector_is_refused_in_words_and_nothing_is_begun() -> None:
     with half() as it:
         state = replace(prompt("p", 9), pooling=Pooling("embed"))
-        with pytest.raises(InvalidRequest, match="prompt p wants a vector: there is nothing to hand over"):
+        with pytest.raises(InvalidRequest, match="prompt p requests pooling, which has no KV hand-off"):
             it.worker.accept(state, ticket_for(state))
 
         assert it.sender.said == []
