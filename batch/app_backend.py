@@ -1,4 +1,4 @@
-"""Ask an ASGI app in this process, without a socket."""
+"""Send requests to an ASGI app in this process, without a socket."""
 
 import asyncio
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _HOST = "127.0.0.1"
 
 
 class AppBackend:
-    """A BatchBackend over `app`. An app whose request was taken back has `grace_s` to end by itself."""
+    """A BatchBackend over `app`. After a cancelled request the app has `grace_s` to end by itself."""
 
     def __init__(self, app: ASGIApp, *, grace_s: float = 10.0) -> None:
         self._app = app
@@ -21,7 +21,7 @@ class AppBackend:
     async def ask(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> Answer:  # fmt: skip
-        """Return the app's answer. Raises Unavailable where the app breaks off or ends without one."""
+        """Return the app's answer. Raises Unavailable where the app fails or ends without one."""
         exchange = _Exchange(body)
         task = asyncio.ensure_future(self._app(_scope(method, path, body, headers), exchange.receive, exchange.send))
         try:
@@ -37,7 +37,7 @@ class AppBackend:
         return exchange.answer(f"{method} {path}")
 
     async def _end(self, task: "asyncio.Future[None]") -> None:
-        """Wait until the app has noticed; cancel it where it does not, and see it end."""
+        """Wait until the app has ended; cancel it after `grace_s`, and await its end."""
         try:
             await asyncio.wait((task,), timeout=self._grace_s)
         finally:
@@ -45,11 +45,11 @@ class AppBackend:
                 task.cancel()
                 await asyncio.wait((task,), timeout=self._grace_s)
             if task.done() and not task.cancelled():
-                task.exception()  # nobody is left to hear of it
+                task.exception()  # mark it as retrieved: nothing handles it any more
 
 
 class _Exchange:
-    """The two ends that the app sees of one request. Owns what came so far."""
+    """The app's receive and send channels for one request. Owns the answer received so far."""
 
     def __init__(self, body: bytes) -> None:
         self.over = asyncio.Event()
@@ -59,7 +59,7 @@ class _Exchange:
         self._parts: list[bytes] = []
 
     async def receive(self) -> Message:
-        """Give the body once; then wait until the answer is whole or nobody wants it."""
+        """Return the body once; then wait until the answer is complete or the request is cancelled."""
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
@@ -67,7 +67,7 @@ class _Exchange:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Take the answer's start and its parts."""
+        """Store the start of the answer and its parts."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
             self._headers = {
@@ -79,7 +79,7 @@ class _Exchange:
                 self.over.set()
 
     def answer(self, asked: str) -> Answer:
-        """Return what came. Raises Unavailable unless it is whole."""
+        """Return the answer. Raises Unavailable unless it is complete."""
         if self._status is None or not self.over.is_set():
             raise Unavailable(f"{asked}: the app ended without a whole answer")
         return Answer(self._status, self._headers, b"".join(self._parts))

@@ -1,4 +1,4 @@
-"""The seam between a file of requests and what answers them.
+"""The interface between a file of requests and the backend that answers them.
 
 BatchBackend
 ├── AppBackend (app_backend.py)    an ASGI app in this process
@@ -15,7 +15,7 @@ NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An HTTP answer, whole. The names of `headers` are in lower case."""
+    """A complete HTTP answer. The names of `headers` are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -23,13 +23,13 @@ class Answer:
 
 
 class BatchBackend(Protocol):
-    """Answers requests of HTTP, many at once."""
+    """Answers HTTP requests, many at once."""
 
     async def ask(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> Answer:  # fmt: skip
         """Return the answer, whatever its status; a body is JSON unless `headers` say otherwise.
 
-        Cancelled, it takes the request back at the other end. Raises Unavailable where no whole answer came.
+        If cancelled, it cancels the request at the server. Raises Unavailable without a complete answer.
         """
         ...

@@ -1,4 +1,4 @@
-"""What answers depend on beside their lines, by name, as the model: two runs' answers go together where it is the same.
+"""The settings besides the lines on which answers depend, such as the model: two runs' answers mix only if these match.
 
 Pure.
 """
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def difference(told: Mapping[str, Any], binding: Mapping[str, Any]) -> str | None:
-    """Return in words the first thing that parts a run that was `told` from one that is bound now; None for nothing."""
-    had, has = _text(told), _text(binding)
+def difference(recorded: Mapping[str, Any], binding: Mapping[str, Any]) -> str | None:
+    """Describe the first difference between a `recorded` run's binding and `binding`; None where they are equal."""
+    had, has = _text(recorded), _text(binding)
     for name in (*has, *had):
         was, now = had.get(name, "(none)"), has.get(name, "(none)")
         if was != now:
@@ -17,5 +17,5 @@ def difference(told: Mapping[str, Any], binding: Mapping[str, Any]) -> str | Non
     return None
 
 
-def _text(told: Mapping[str, Any]) -> dict[str, str]:
-    return {name: str(value) for name, value in told.items()}
+def _text(binding: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in binding.items()}

@@ -1,6 +1,6 @@
-"""A note beside an output some of whose lines failed: what its answers depend on, for who asks those lines again.
+"""A note beside an output with failed lines: the binding of its answers, for a later retry of those lines.
 
-One line, as a journal begins (journal_record.py).
+One line, in the format of a journal's header (journal_record.py).
 """
 
 import errno
@@ -17,19 +17,19 @@ _MOST_BYTES = 2**20
 
 
 def note_of(output: Path) -> Path:
-    """Return where the note of an output lies."""
+    """Return the path of an output's note."""
     return output.with_name(output.name + ".asked")
 
 
 def check_place_of_note(path: Path, output: Path) -> None:
-    """Raise ConfigError where something else than a note lies there: a run would replace or remove it."""
-    _told(path, output)
+    """Raise ConfigError where the file at `path` is not a note: a run would replace or remove it."""
+    _read(path, output)
 
 
 def write_note(path: Path, binding: Mapping[str, Any]) -> None:
-    """Put the note there, instead of the one that is there. Raises OSError, also where another file is."""
+    """Write the note, replacing an earlier one. Raises OSError, also where another file is there."""
     if not _is_free(path):
-        raise OSError(errno.EEXIST, "it is no note of ours", str(path))
+        raise OSError(errno.EEXIST, "it is not a pdserve note", str(path))
     with WholeFile(path) as file:
         file.write(encode_header(binding))
         file.settle()
@@ -43,35 +43,35 @@ def remove_note(path: Path) -> None:
 
 
 def check_note(path: Path, binding: Mapping[str, Any], output: Path, journal: Path | None) -> None:
-    """Raise ConfigError where the note says that the answers of `output` depend on something else than `binding`.
+    """Raise ConfigError where the note's binding, that of the answers in `output`, differs from `binding`.
 
-    `journal` is that of a run that was stopped, None where there is none.
+    `journal` is that of a stopped run, None where there is none.
     """
-    told = _told(path, output)
-    parted = None if told is None else difference(told, binding)
-    if parted is None:
+    recorded = _read(path, output)
+    changed = None if recorded is None else difference(recorded, binding)
+    if changed is None:
         return
     if journal is None:
         remedy = f"ask what failed as the rest was asked, or remove {path} to have both in one file"
     else:
         after = f"{journal} has those of a run after it that was stopped"
         remedy = f"{after}: end that one first, without asking what failed again"
-    raise ConfigError(f"{output} has the answers of another run: {parted}; {remedy}")
+    raise ConfigError(f"{output} has the answers of another run: {changed}; {remedy}")
 
 
-def _told(path: Path, output: Path) -> dict[str, Any] | None:
-    """Return what the note tells, None where there is none. Raises ConfigError where it is no note."""
+def _read(path: Path, output: Path) -> dict[str, Any] | None:
+    """Return the note's binding, None where there is no note. Raises ConfigError where it is not a note."""
     try:
         content = _content(path)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     if content is None:
         return None
-    told = decode_header(content)
-    if told is None:
-        words = f"remove it, or name another output than {output}"
-        raise ConfigError(f"{path} is no note of ours, or is damaged: {words}")
-    return told
+    recorded = decode_header(content)
+    if recorded is None:
+        remedy = f"remove it, or name another output than {output}"
+        raise ConfigError(f"{path} is not a pdserve note, or is damaged: {remedy}")
+    return recorded
 
 
 def _is_free(path: Path) -> bool:
@@ -80,7 +80,7 @@ def _is_free(path: Path) -> bool:
 
 
 def _content(path: Path) -> bytes | None:
-    """Return the file, as far as a note can reach; None where there is none. Raises OSError."""
+    """Return the file, up to the largest size of a note; None where there is none. Raises OSError."""
     try:
         with path.open("rb") as file:
             return file.read(_MOST_BYTES)

@@ -1,4 +1,4 @@
-"""The answers of a run before that are kept, so that only what failed is asked again: of its output, or its journal."""
+"""The good answers of an earlier run, from its output or its journal, so that only failed lines are retried."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -16,9 +16,9 @@ from wire.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """Good answers that `place` has. `wanted` are the positions of those that the journal lacks, by custom_id.
+    """Good answers in `place`. `wanted` are the positions of those that the journal lacks, by custom_id.
 
-    `models` are what answers to lines without a `model` name: nothing but what was served chose them.
+    `models` are the models in answers to lines without a `model`, for which the server chose it.
     """
 
     place: Path
@@ -26,7 +26,7 @@ class Earlier:
     models: frozenset[str] = frozenset()
 
     def records(self) -> Iterator[JournalRecord]:
-        """Yield the wanted answers. Raises ConfigError where the file lacks some of them by now."""
+        """Yield the wanted answers. Raises ConfigError where the file no longer has some of them."""
         left = dict(self.wanted)
         if not left:
             return
@@ -38,15 +38,15 @@ class Earlier:
                     del left[answered["custom_id"]]
                     yield JournalRecord(position, outcome)
         if left:
-            words = f"{len(left)} answers less: give the command again"
-            raise ConfigError(f"{self.place} has changed since it was read, {words}")
+            lost = f"{len(left)} answers are missing: run the command again"
+            raise ConfigError(f"{self.place} has changed since it was read, {lost}")
 
 
 def of_output(output: Path, source: InputFile, journal: Journal, check: Callable[[], None]) -> Earlier:
-    """Read all of `output`, whose answers may be in any order, and return what of it is to be taken over.
+    """Read all of `output`, whose answers may be in any order, and return the answers to keep.
 
-    `check` is called where it has good answers; it raises ConfigError for those that are not to be mixed with others.
-    Raises ConfigError where there is no such file though the journal is empty, or it is not the output of this input.
+    `check` is called if it has good answers; it raises ConfigError for answers that must not be mixed with others.
+    Raises ConfigError if there is no such file and the journal is empty, or if it is the output of another input.
     """
     positions, nameless = _requests(source)
     good, models = dict[str, int](), set[str]()
@@ -70,7 +70,7 @@ def of_output(output: Path, source: InputFile, journal: Journal, check: Callable
 
 
 def of_journal(source: InputFile, journal: Journal) -> Earlier:
-    """Return what the good answers in `journal` say; they are kept as they are. Raises ConfigError."""
+    """Return the models of the good answers in `journal`, which stay there. Raises ConfigError."""
     models = set[str]()
     _, nameless = _requests(source)
     try:
@@ -83,7 +83,7 @@ def of_journal(source: InputFile, journal: Journal) -> Earlier:
 
 
 def _requests(source: InputFile) -> tuple[dict[str, int], set[int]]:
-    """Return the positions of all requests by custom_id, and those of requests that name no model."""
+    """Return the positions of all requests by custom_id, and those of requests without a model."""
     positions, nameless = dict[str, int](), set[int]()
     for position in range(len(source)):
         request = parse_line(source.line(position))
@@ -96,7 +96,7 @@ def _requests(source: InputFile) -> tuple[dict[str, int], set[int]]:
 def _answered(path: Path) -> Iterator[tuple[int, dict[str, Any], bytes]]:
     """Yield the lines of an output: number, object, bytes.
 
-    Raises FileNotFoundError, and ConfigError for what cannot be read or is no line of an output.
+    Raises FileNotFoundError, and ConfigError for a file that cannot be read or a line not from an output.
     """
     try:
         with path.open("rb") as file:
@@ -113,7 +113,7 @@ def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         return parse_line(line)
     except BadLine as problem:
-        raise ConfigError(f"{path}: line {number} {problem}: it is no output of a batch") from None
+        raise ConfigError(f"{path}: line {number} {problem}: it is not the output of a batch") from None
 
 
 def _models(answered: Mapping[str, Any]) -> frozenset[str]:

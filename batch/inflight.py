@@ -1,7 +1,7 @@
-"""How many lines are asked at once: fewer while the server turns lines away, more again as it answers them.
+"""Limit the requests in flight: fewer while the server is busy, more again as it answers.
 
-a busy answer  half as many, once for all that were out at that moment
-an answer      one more below the number that was well before, above it one more for as many answers as are out
+a busy answer  halves the limit, once for all requests that were in flight at that moment
+an answer      raises it by one below the last good limit, above it by one per as many answers as the limit
 """
 
 import asyncio
@@ -11,27 +11,27 @@ from collections.abc import Awaitable, Callable
 from batch.backend import Answer
 
 _BUSY = frozenset({429, 503, 504})
-"""Answers of a server that has more to do than it can: 504, because a line waited too long for its turn."""
+"""Statuses of an overloaded server; 504, because a request waited too long in its queue."""
 
 
 class Inflight:
-    """Lets out `most` questions at once, less where the server is busy. Owned by one event loop."""
+    """Allows `most` requests at once, fewer while the server is busy. Owned by one event loop."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._limit = float(most)
-        self._well = float(most)  # the limit up to which it grows fast again
+        self._good = float(most)  # the limit up to which it grows fast again
         self._num_out = self._num_cuts = 0
         self._has_answered = True  # since the last cut
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
     def limit(self) -> int:
-        """How many are let out at once now, from 1 to `most`."""
+        """How many are allowed at once now, from 1 to `most`."""
         return int(self._limit)
 
     async def ask(self, question: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Ask when it may go out, and learn from the answer. Raises what `question` raises."""
+        """Send `question` within the limit, and adapt the limit to the answer. Errors of `question` pass through."""
         await self._enter()
         num_cuts = self._num_cuts
         try:
@@ -40,7 +40,7 @@ class Inflight:
             return answer
         finally:
             self._num_out -= 1
-            self._let_out()
+            self._release()
 
     async def _enter(self) -> None:
         while self._num_out >= self.limit:
@@ -49,11 +49,11 @@ class Inflight:
             try:
                 await turn
             except asyncio.CancelledError:
-                self._let_out()  # the turn may have come, and is another's now
+                self._release()  # pass a turn that had already come to the next
                 raise
         self._num_out += 1
 
-    def _let_out(self) -> None:
+    def _release(self) -> None:
         free = self.limit - self._num_out
         while free > 0 and self._waiting:
             turn = self._waiting.popleft()
@@ -62,14 +62,14 @@ class Inflight:
                 free -= 1
 
     def _learn(self, status: int, num_cuts: int) -> None:
-        """`num_cuts`: how many there had been when the question went out."""
+        """Adapt the limit; `num_cuts` is the number of cuts when the request was sent."""
         if num_cuts != self._num_cuts:
-            return  # it went out among more, and says nothing of how many are well now
+            return  # it was sent under a higher limit, so it shows nothing about the current one
         if status not in _BUSY:
             self._has_answered = True
-            self._limit = min(self._most, self._limit + (1 if self._limit < self._well else 1 / self.limit))
+            self._limit = min(self._most, self._limit + (1 if self._limit < self._good else 1 / self.limit))
             return
         self._num_cuts += 1
         self._limit = max(1.0, self._limit / 2)
-        if self._has_answered:  # else it is away, and that says nothing of how many it can take
-            self._has_answered, self._well = False, self._limit
+        if self._has_answered:  # else the server is down, which shows nothing about its capacity
+            self._has_answered, self._good = False, self._limit

@@ -1,4 +1,4 @@
-"""The input: read once from end to end before anything else, then line by line as lines are asked."""
+"""The input: read once from end to end before anything else, then line by line as requests are sent."""
 
 import hashlib
 import itertools
@@ -30,7 +30,7 @@ class UnusableLines(ConfigError):
 
 
 class InputFile:
-    """The requests of one input, by position from 0. Owns its descriptor; holds 20 bytes a request."""
+    """The requests of one input, by position from 0. Owns its descriptor; keeps 20 bytes of memory per request."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -44,7 +44,7 @@ class InputFile:
 
     @classmethod
     def open(cls, path: Path, limits: InputLimits) -> Self:
-        """Read all of it. Raises ConfigError, and UnusableLines, which names the lines that cannot be used."""
+        """Read all of it. Raises ConfigError, and UnusableLines, which lists the unusable lines."""
         source = cls(path, _open(path))
         try:
             with os.fdopen(os.dup(source._descriptor), "rb") as file:
@@ -66,17 +66,17 @@ class InputFile:
         return self._numbers[position]
 
     def line(self, position: int) -> bytes:
-        """Return a request's line as it was read first. Raises BatchStopped where the file is another one now."""
+        """Return a request's line. Raises BatchStopped where it changed since the first read."""
         try:
             content = os.pread(self._descriptor, self._lengths[position], self._offsets[position])
         except OSError as error:
-            raise BatchStopped(f"{self.path} cannot be read any more: {error.strerror}") from error
+            raise BatchStopped(f"{self.path} can no longer be read: {error.strerror}") from error
         if zlib.crc32(content) != self._checksums[position]:
             raise BatchStopped(f"{self.path}: line {self.number(position)} was changed while the run read it")
         return content
 
     def is_at(self, path: Path) -> bool:
-        """Whether the file at `path` is this very one."""
+        """Return whether `path` is this file."""
         try:
             return os.path.samestat(path.stat(), os.fstat(self._descriptor))
         except OSError:
@@ -109,7 +109,7 @@ class InputFile:
                 problems.add(line.number, str(problem))
             self._add(offset, line.number, line.content)
         if end != size:
-            raise ConfigError(f"{self.path} says that it has {size} bytes and gives {end}: it is being written")
+            raise ConfigError(f"{self.path} should have {size} bytes, but {end} were read: it is being written")
         problems.check(self.path)
         self.digest = digest.hexdigest()
 
@@ -127,7 +127,7 @@ class _CustomIds:
         self._numbers: dict[bytes, int] = {}
 
     def add(self, custom_id: str, number: int) -> None:
-        """Add the one of line `number`. Raises BadLine where an earlier line has it."""
+        """Add the one of line `number`. Raises BadLine if an earlier line has it."""
         digest = hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
         first = self._numbers.setdefault(digest, number)
         if first != number:
@@ -135,30 +135,30 @@ class _CustomIds:
 
 
 class _Problems:
-    """Lines that cannot be used: all are counted, the first ones told."""
+    """Lines that cannot be used: all are counted, the first ones are shown."""
 
     def __init__(self) -> None:
         self._count = 0
-        self._told: list[str] = []
+        self._shown: list[str] = []
 
-    def add(self, number: int, words: str) -> None:
+    def add(self, number: int, problem: str) -> None:
         """Add a line."""
         self._count += 1
-        if len(self._told) < _MAX_SHOWN:
-            self._told.append(f"line {number} {words}")
+        if len(self._shown) < _MAX_SHOWN:
+            self._shown.append(f"line {number} {problem}")
 
     def check(self, path: Path) -> None:
         """Raise UnusableLines if there are any."""
         if not self._count:
             return
-        more = [f"and {self._count - len(self._told)} more"] if self._count > len(self._told) else []
+        more = [f"and {self._count - len(self._shown)} more"] if self._count > len(self._shown) else []
         lines = "1 line" if self._count == 1 else f"{self._count} lines"
-        raise UnusableLines("\n  ".join((f"{path}: nothing was run, for {lines} cannot be used:", *self._told, *more)))
+        raise UnusableLines("\n  ".join((f"{path}: nothing was run, for {lines} cannot be used:", *self._shown, *more)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line as it stands: `num_bytes` are its content's, `length` has its end too. Of a long one not all is kept."""
+    """A line: `num_bytes` are its content's, `length` includes its end. The content of a long line is truncated."""
 
     number: int
     content: bytes
@@ -167,7 +167,7 @@ class _Line:
 
 
 def _lines(file: BinaryIO, limit: int, update: Callable[[bytes], None]) -> Iterator[_Line]:
-    """Yield the lines; of one past `limit` bytes only the beginning is kept."""
+    """Yield the lines; one longer than `limit` bytes is truncated."""
     for number in itertools.count(1):
         tail = begin = file.readline(limit + 2)
         if not begin:
@@ -184,12 +184,12 @@ def _lines(file: BinaryIO, limit: int, update: Callable[[bytes], None]) -> Itera
 
 def _open(path: Path) -> int:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would be waited for
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # else opening a pipe would block
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ConfigError(f"{path} is no file: lines are read more than once, so write them into one")
+        raise ConfigError(f"{path} is not a regular file: lines are read more than once, so write them into one")
     return descriptor
 
 

@@ -1,4 +1,4 @@
-"""What a run of a file of requests is told, and how it ends early."""
+"""The options of a batch run, and the error of a run that ends early."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,12 +9,12 @@ from wire.errors import ConfigError, PdserveError
 
 
 class BatchStopped(PdserveError):
-    """The run ended before its output stood; what was answered is kept, and the same job goes on from there."""
+    """The run ended before its output was written; its answers are kept, and the same job resumes from there."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputLimits:
-    """What an input may be: its bytes, its requests (blank lines are none) and the bytes of one line."""
+    """Limits of an input: its bytes, its requests (not counting blank lines) and the bytes of one line."""
 
     max_bytes: int = 200 * 2**20
     max_lines: int = 50_000
@@ -23,11 +23,11 @@ class InputLimits:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often a line is asked again before what came last becomes its error.
+    """How often a line is retried before the last failure becomes its error.
 
     The wait doubles from `first_delay_s` to `max_delay_s`; a Retry-After lengthens it to at most `max_retry_after_s`.
-    A server that is full (429) is asked `busy_attempts` times, one that fails or is gone `attempts` times. A try
-    without a whole answer after `timeout_s` is the line's last: what hangs once hangs again.
+    A busy server (429) is tried `busy_attempts` times, one that fails or is down `attempts` times. A try without a
+    complete answer after `timeout_s` is the line's last: a line that hangs once would hang again.
     """
 
     attempts: int = 10
@@ -38,18 +38,18 @@ class RetryPolicy:
     timeout_s: float = 3600.0
 
     def delay_s(self, failures: int, retry_after_s: float, spread: float) -> float:
-        """Return the wait after the `failures`-th failed try in a row; `spread` in [0, 1) parts those that wait."""
+        """Return the wait after the `failures`-th failed try in a row; `spread` in [0, 1) is the jitter."""
         backoff = min(self.max_delay_s, self.first_delay_s * 2.0 ** min(failures - 1, 30)) * (0.5 + spread / 2)
         return max(backoff, min(retry_after_s, self.max_retry_after_s) * (1 + spread / 10))
 
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
-    """Local files and how they are run. Every line has its answer in the output, in the order of the input.
+    """Local files and the options of their run. Every line has its answer in the output, in the order of the input.
 
-    `error_path` gets the lines that failed once more. `binding` is what answers depend on beside the input, as the
-    model and the dtype: a run that was stopped is taken up only where it is the same. `retry_failed` keeps the good
-    answers of the output that is there, and of a run that was stopped, and asks the other lines again.
+    `error_path` gets a copy of the failed lines. `binding` are the settings besides the input on which answers depend,
+    such as model and dtype: a stopped run resumes only if they are the same. `retry_failed` keeps the good answers
+    of the existing output, and of a stopped run, and sends the other lines again.
     """
 
     input_path: Path
@@ -71,10 +71,10 @@ class BatchJob:
 
     @property
     def journal_path(self) -> Path:
-        """Where answers are kept until the output stands."""
+        """Where answers are kept until the output is written."""
         return self.output_path.with_name(self.output_path.name + ".journal")
 
     @property
     def note_path(self) -> Path:
-        """Where `binding` is kept while lines of the output failed, for who asks them again."""
+        """Where `binding` is kept for a retry while the output has failed lines."""
         return note_of(self.output_path)

@@ -1,4 +1,4 @@
-"""The journal beside the output: every answer that came, kept until the output stands."""
+"""The journal beside the output: every received answer, kept until the output is written."""
 
 import contextlib
 import fcntl
@@ -20,9 +20,9 @@ _NOTHING = 2**64 - 1  # no record begins there
 
 
 class Journal:
-    """Answers by position, on disk. Owns the file and its lock: one run at a time has it.
+    """Answers by position, on disk. Owns the file and its lock: only one run at a time has it.
 
-    In memory it keeps 12 bytes a request, and the positions of those that failed.
+    In memory it keeps 12 bytes per request, and the positions of failed requests.
     """
 
     def __init__(self, path: Path, descriptor: int, num_requests: int) -> None:
@@ -33,14 +33,14 @@ class Journal:
         self._is_open = True
         self._end = 0
         self._is_synced = True
-        self.is_empty = True  # no answer stands in the file, not even a forgotten one
+        self.is_empty = True  # the file has no answer, not even a forgotten one
         self._failed: set[int] = set()  # positions
         self._offsets = array("Q", [_NOTHING]) * num_requests
         self._lengths = array("I", [0]) * num_requests
 
     @classmethod
     def open(cls, path: Path, binding: Mapping[str, Any], num_requests: int) -> Self:
-        """Take up the journal of an earlier run with the same `binding`, or begin one.
+        """Resume the journal of an earlier run with the same `binding`, or start one.
 
         Raises ConfigError where it cannot be written, another run has it, or it is of another input or binding.
         """
@@ -61,9 +61,9 @@ class Journal:
         return self._offsets[position] != _NOTHING
 
     def append(self, record: JournalRecord) -> None:
-        """Keep an answer; after a crash of this process it is there, after one of the machine once `sync` returned.
+        """Write an answer; it survives a crash of this process, and one of the machine once `sync` returned.
 
-        Raises OSError, and then the journal is as it was before.
+        Raises OSError, which leaves the journal unchanged.
         """
         failpoint("batch.before_write")
         content = encode(record)
@@ -72,10 +72,10 @@ class Journal:
         failpoint("batch.after_write")
 
     def sync(self) -> None:
-        """Have the disk keep all that was appended, from any thread. Raises OSError."""
+        """Flush all appended answers to disk, from any thread. Raises OSError."""
         with self._closing:
             if self._is_open and not self._is_synced:
-                self._is_synced = True  # what is appended meanwhile says otherwise again
+                self._is_synced = True  # an append during the flush resets it
                 try:
                     os.fsync(self._descriptor)
                 except OSError:
@@ -83,7 +83,7 @@ class Journal:
                     raise
 
     def forget_failed(self) -> None:
-        """Have no answer to the lines that failed: they are to be asked again, and what comes then counts."""
+        """Drop the answers of failed lines, which are sent again; their new answers count."""
         for position in self._failed:
             self._offsets[position] = _NOTHING
         self.num_done -= len(self._failed)
@@ -96,29 +96,29 @@ class Journal:
             content = os.pread(self._descriptor, self._lengths[position], self._offsets[position])
         record = decode(content)
         if record is None or record.position != position:
-            raise OSError(0, f"the record at byte {self._offsets[position]} is not what was written")
+            raise OSError(0, f"the record at byte {self._offsets[position]} is not the one that was written")
         return record.outcome.line, record.outcome.failed
 
     def remove(self) -> None:
-        """Remove the file, unless it is another run's by now: the output stands, or nothing was answered."""
+        """Remove the file, unless another run has replaced it: the output is written, or nothing was answered."""
         if _is_at(self.path, self._descriptor):
             self.path.unlink()
 
     def close(self) -> None:
-        """Close the file and leave the lock."""
+        """Close the file and release the lock."""
         with self._closing:
             if self._is_open:
                 self._is_open = False
                 os.close(self._descriptor)
 
     def _take_up(self, binding: Mapping[str, Any]) -> bool:
-        """Read an earlier run's records and cut what it had not written whole; False where there is nothing to keep."""
+        """Read an earlier run's records and truncate an incomplete one; return False if there is nothing to keep."""
         with os.fdopen(os.dup(self._descriptor), "rb") as file:
             header = file.readline()
-            told = decode_header(header)
-            if told is None and header and not is_cut_header(header):
-                raise ConfigError(f"{self.path} is no journal of ours, or is damaged: remove it to begin anew")
-            if told is None:
+            recorded = decode_header(header)
+            if recorded is None and header and not is_cut_header(header):
+                raise ConfigError(f"{self.path} is not a pdserve journal, or is damaged: remove it to start again")
+            if recorded is None:
                 return False
             self._end = len(header)
             for line in file:
@@ -128,12 +128,12 @@ class Journal:
                 record = decode(line)
                 if record is not None:
                     self._take(record, len(line))
-        parted = difference(told, binding)
-        if not self.is_empty and parted is not None:
-            words = "finish that run as it was begun, or remove the file to begin anew"
-            raise ConfigError(f"{self.path} has the answers of another run: {parted}; {words}")
+        changed = difference(recorded, binding)
+        if not self.is_empty and changed is not None:
+            remedy = "finish that run with its own settings, or remove the file to start again"
+            raise ConfigError(f"{self.path} has the answers of another run: {changed}; {remedy}")
         os.ftruncate(self._descriptor, self._end)
-        return parted is None
+        return changed is None
 
     def _begin(self, binding: Mapping[str, Any]) -> None:
         self._end = 0
@@ -153,16 +153,16 @@ class Journal:
             while left:
                 left = left[os.pwrite(self._descriptor, left, self._end + len(content) - len(left)) :]
         except OSError:
-            with contextlib.suppress(OSError):  # what stays is cut by who takes it up
+            with contextlib.suppress(OSError):  # the next run truncates what remains
                 os.ftruncate(self._descriptor, self._end)
             raise
         self._end += len(content)
         self._is_synced = False
 
     def _take(self, record: JournalRecord, length: int) -> None:
-        """Count a record of an earlier run, once for a position: the first, but a good answer instead of a failure.
+        """Count a record of an earlier run, once per position: the first, but a good answer replaces a failure.
 
-        One past the end of the input is of a longer input: it is an answer all the same, and `_take_up` refuses it.
+        One past the end of the input is from a longer input: it counts as an answer, and `_take_up` refuses it.
         """
         self.is_empty = False
         if record.position >= len(self._offsets):
@@ -189,7 +189,7 @@ class Journal:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the disk keep the names in `folder`. Raises OSError."""
+    """Flush the entries of `folder` to disk. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -198,7 +198,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _locked(path: Path) -> int:
-    """Open the file, which is made where there is none, and take its lock. Raises ConfigError."""
+    """Open the file, creating it if missing, and take its lock. Raises ConfigError."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags, _MODE)
@@ -206,13 +206,13 @@ def _locked(path: Path) -> int:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ConfigError(f"{path} is no file: remove it")
+            raise ConfigError(f"{path} is not a regular file: remove it")
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not _is_at(path, descriptor):
             raise BlockingIOError
     except BlockingIOError:
         os.close(descriptor)
-        raise ConfigError(f"{path} is another run's, which writes the same output now") from None
+        raise ConfigError(f"{path} belongs to another run, which is writing the same output") from None
     except OSError as error:
         os.close(descriptor)
         raise ConfigError(f"{path} cannot be locked: {error.strerror}") from error
@@ -223,7 +223,7 @@ def _locked(path: Path) -> int:
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """Whether the file is still there: a run that ended a moment ago has removed it."""
+    """Return whether the file is still at `path`: a run that has just ended removes it."""
     try:
         return os.path.samestat(path.lstat(), os.fstat(descriptor))
     except OSError:

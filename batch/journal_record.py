@@ -3,8 +3,8 @@
     header   CRC SP {"pdserve_batch_journal": 1, ...} LF
     record   CRC SP POSITION SP FAILED SP PROMPT_TOKENS SP COMPLETION_TOKENS SP {the output's line} LF
 
-CRC is the CRC-32 of what stands between it and LF, as 8 hex digits. So each line proves itself: one that was cut or
-never reached the disk is known, wherever it stands, and the others count.
+CRC is the CRC-32 of the text between it and LF, as 8 hex digits. So each line is checked by itself: one that was cut or
+never reached the disk is detected anywhere in the file, and the others count.
 """
 
 import zlib
@@ -29,14 +29,14 @@ class JournalRecord:
 
 
 def encode(record: JournalRecord) -> bytes:
-    """Return a record as it is written."""
+    """Return the line of a record."""
     outcome = record.outcome
     counts = b"%d %d %d %d " % (record.position, outcome.failed, outcome.prompt_tokens, outcome.completion_tokens)
     return _sealed(counts + outcome.line)
 
 
 def decode(line: bytes) -> JournalRecord | None:
-    """Return the record of a line with its LF; None where it is none, or not whole."""
+    """Return the record of a line with its LF; None where it is not a complete record."""
     content = _opened(line)
     if content is None:
         return None
@@ -48,25 +48,25 @@ def decode(line: bytes) -> JournalRecord | None:
         return None
 
 
-def encode_header(told: Mapping[str, Any]) -> bytes:
+def encode_header(binding: Mapping[str, Any]) -> bytes:
     """Return the first line of a journal."""
-    return _sealed(orjson.dumps({_FORMAT: 1, **told}))
+    return _sealed(orjson.dumps({_FORMAT: 1, **binding}))
 
 
 def decode_header(line: bytes) -> dict[str, Any] | None:
-    """Return what the first line tells; None where it is none, or not whole."""
+    """Return the binding in the first line; None where it is not a complete header."""
     content = _opened(line)
     try:
-        told = None if content is None else orjson.loads(content)
+        binding = None if content is None else orjson.loads(content)
     except orjson.JSONDecodeError:
         return None
-    if not isinstance(told, dict) or told.pop(_FORMAT, None) != 1:
+    if not isinstance(binding, dict) or binding.pop(_FORMAT, None) != 1:
         return None
-    return told
+    return binding
 
 
 def is_cut_header(line: bytes) -> bool:
-    """Whether a first line without its end can be the beginning of a header: its writer was killed in the middle."""
+    """Return whether a first line without LF may be the start of a header, whose writer was killed in the middle."""
     begin = b' {"%b":1' % _FORMAT.encode()
     rest = line[_CRC_CHARS:]
     is_ours = rest.startswith(begin) or begin.startswith(rest)

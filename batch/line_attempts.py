@@ -1,4 +1,4 @@
-"""Ask one line until it has its answer, or its error."""
+"""Send one line until it has its answer, or its error."""
 
 import asyncio
 import random
@@ -18,29 +18,29 @@ from wire.errors import DeadlineExceeded, PdserveError, Unavailable
 
 _BUSY = 429
 _PASSING = frozenset({_BUSY, 408, 502, 503, 504})
-"""Answers that say nothing of the line: it is asked again."""
+"""Statuses that do not depend on the line: it is retried."""
 _PROBES = ("/health", "/ready")
 _PROBE_S = 30.0
 
 
 class LineAttempts:
-    """Asks lines by one policy of retries, as many at once as `inflight` lets out; one that waits to be asked again is
-    none of these. `rng` spreads the waits, `log` hears of what is asked again.
+    """Sends lines with one retry policy, as many at once as `inflight` allows; lines that wait for a retry do not
+    count. `rng` adds jitter to the waits, `log` reports retries.
     """
 
     def __init__(
-        self, answerer: BatchBackend, retries: RetryPolicy, inflight: Inflight, rng: random.Random, log: CappedLog
+        self, backend: BatchBackend, retries: RetryPolicy, inflight: Inflight, rng: random.Random, log: CappedLog
     ) -> None:  # fmt: skip
-        self._answerer = answerer
+        self._backend = backend
         self._inflight = inflight
         self._retries = retries
         self._rng = rng
         self._log = log
 
     async def ask(self, content: bytes) -> LineOutcome:
-        """Return what becomes of one line of the input.
+        """Return the outcome of one line of the input.
 
-        Raises BatchStopped where it is not the line that is at fault: the server is gone, or refuses the key.
+        Raises BatchStopped where the server is at fault, not the line: it is down, or refuses the key.
         """
         request = parse_line(content)
         custom_id, request_id = request["custom_id"], new_request_id()
@@ -49,15 +49,15 @@ class LineAttempts:
         except LineRefused as refusal:
             return failed(custom_id, request_id, 400, str(refusal), refusal.param)
         try:
-            answer = await self._insist(question, {"x-request-id": request_id})
+            answer = await self._retry(question, {"x-request-id": request_id})
             return replace(answered(custom_id, request_id, question.path, answer), warnings=warnings_of(answer))
         except Unavailable as error:
             return failed(custom_id, request_id, 503, str(error))
         except DeadlineExceeded as hung:
             return failed(custom_id, request_id, 504, str(hung))
 
-    async def _insist(self, question: Question, headers: Mapping[str, str]) -> Answer:
-        """Ask until the answer is of the line's own making, or the tries are used up.
+    async def _retry(self, question: Question, headers: Mapping[str, str]) -> Answer:
+        """Send until the answer depends on the line, or the tries are used up.
 
         Raises Unavailable, and DeadlineExceeded for a line that hangs.
         """
@@ -88,26 +88,26 @@ class LineAttempts:
         limit_s = self._retries.timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                return await self._answerer.ask("POST", question.path, question.body, headers)
+                return await self._backend.ask("POST", question.path, question.body, headers)
         except TimeoutError:
-            raise DeadlineExceeded(f"no whole answer within {limit_s:g} s (--request-timeout)") from None
+            raise DeadlineExceeded(f"no complete answer within {limit_s:g} s (--request-timeout)") from None
 
     async def _give_up(self, answer: Answer | None, lost: PdserveError | None) -> Answer:
-        """Return what came last, or raise it, as the line's error; raise BatchStopped where nobody could answer."""
-        words = str(lost) if answer is None else f"the server answers {answer.status}, {words_of(answer)}"
-        if (ill := await self._illness()) is not None:
-            raise BatchStopped(f"{words}, and {ill}")
+        """Return the last answer, or raise the last error, as the line's; raise BatchStopped if the server is down."""
+        last = str(lost) if answer is None else f"the server answers {answer.status}, {words_of(answer)}"
+        if (problem := await self._health_problem()) is not None:
+            raise BatchStopped(f"{last}, and {problem}")
         if answer is None:
             assert lost is not None
             raise lost
         return answer
 
-    async def _illness(self) -> str | None:
-        """Say how the answerer is not well, None if it is; one without such paths has at least answered."""
+    async def _health_problem(self) -> str | None:
+        """Return why the server is not healthy, None if it is; one without these paths counts as healthy."""
         for path in _PROBES:
             try:
                 async with asyncio.timeout(_PROBE_S):
-                    status = (await self._answerer.ask("GET", path)).status
+                    status = (await self._backend.ask("GET", path)).status
             except (Unavailable, TimeoutError):
                 return f"nobody answers {path}"
             if status >= 500:

@@ -1,4 +1,4 @@
-"""One line of the input: its JSON object and its custom_id, or in words why it has none."""
+"""One line of the input: its JSON object and its custom_id, or the problem with them."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ _SHOWN_ID = 64  # characters of a custom_id that an error repeats
 
 
 class BadLine(ValueError):
-    """A line that fails the run; the message goes on from `line N `, and repeats nothing but the custom_id."""
+    """A line that fails the run; the message continues `line N `, and quotes nothing but the custom_id."""
 
 
 def parse_line(content: bytes) -> dict[str, Any]:
@@ -27,12 +27,12 @@ def parse_line(content: bytes) -> dict[str, Any]:
 
 
 def shown_id(custom_id: str) -> str:
-    """Return a custom_id as errors show it."""
+    """Return a custom_id as shown in errors."""
     return repr(custom_id if len(custom_id) <= _SHOWN_ID else custom_id[:_SHOWN_ID] + "…")
 
 
 def json_name(value: Any) -> str:
-    """Return what JSON calls a value of this type."""
+    """Return JSON's name for the type of this value."""
     names = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
     return names.get(type(value), "number")
 
@@ -45,7 +45,7 @@ def _why(content: bytes, error: orjson.JSONDecodeError) -> str:
     except UnicodeDecodeError as wrong:
         return f"is not UTF-8: byte 0x{content[wrong.start]:02x} at column {wrong.start + 1}"
     if content.strip() in (b"{", b"["):
-        return "is the beginning of JSON over several lines: each request stands on one line"
+        return "is the start of JSON over several lines: each request must be on one line"
     if "depth limit" in error.msg:
         return "is nested too deeply: 1024 levels are the limit"
     return f"is not JSON: {error.msg} at column {error.colno}"

@@ -1,11 +1,11 @@
-"""What the system says of an error of the network, without what a library wraps around it."""
+"""The system's message for a network error, without the library's wrapping."""
 
 import os
 import socket
 
 
 def system_words(error: BaseException) -> str:
-    """Return the words for a name that is not known or for an error number, else the kind of the error."""
+    """Return the message for an unknown name or an error number, else the type of the error."""
     if isinstance(error, socket.gaierror):
         return error.strerror or "the name is not known"
     number = getattr(error, "errno", None)

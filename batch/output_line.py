@@ -24,9 +24,9 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class LineOutcome:
-    """A line of the output, without its end, and what is counted of it.
+    """A line of the output, without its end, and its token counts.
 
-    `words` say what failed, `warnings` which fields of the request are misspelt, both fit for a screen.
+    `words` describe a failure, `warnings` misspelt fields of the request, both safe to print.
     """
 
     line: bytes
@@ -38,17 +38,17 @@ class LineOutcome:
 
 
 def new_request_id() -> str:
-    """Return the id under which a line is asked."""
+    """Return a new request id for a line."""
     return f"pdserve-batch-{secrets.token_hex(16)}"
 
 
 def warnings_of(answer: Answer) -> tuple[str, ...]:
-    """Return what an answer's Warning header says of each field that is misspelt."""
+    """Return the warning for each misspelt field from an answer's Warning header."""
     return tuple(_MISSPELT.findall(answer.headers.get("warning", "")))
 
 
 def answered(custom_id: str, request_id: str, path: str, answer: Answer) -> LineOutcome:
-    """Return what an answer of any status, asked at `path`, makes of a line."""
+    """Return the outcome of a line for an answer of any status from `path`."""
     is_good = 200 <= answer.status < 300
     try:
         body = orjson.loads(answer.body)
@@ -58,18 +58,18 @@ def answered(custom_id: str, request_id: str, path: str, answer: Answer) -> Line
             return failed(custom_id, request_id, 502, message)
         body = None
     if not is_good:
-        return _failed(custom_id, request_id, answer.status, _told_error(path, answer, body))
+        return _failed(custom_id, request_id, answer.status, _error_of(path, answer, body))
     try:
         line = _line(custom_id, request_id, answer.status, body, None)
-    except orjson.JSONEncodeError:  # depth alone: all else of it was read from JSON
+    except orjson.JSONEncodeError:  # only its depth can fail: it was parsed from JSON
         return failed(custom_id, request_id, 502, "the answer is nested deeper than 250 levels")
     return LineOutcome(line, False, *_tokens(body))
 
 
-def good_outcome(told: Mapping[str, Any], line: bytes) -> LineOutcome | None:
-    """Return what an output's `line`, read as `told`, says where it is a good answer; None where it failed."""
-    response = told.get("response")
-    if told.get("error") is not None or not isinstance(response, dict):
+def good_outcome(parsed: Mapping[str, Any], line: bytes) -> LineOutcome | None:
+    """Return the outcome of an output's `line`, given as `parsed` too, if it is a good answer; None if it failed."""
+    response = parsed.get("response")
+    if parsed.get("error") is not None or not isinstance(response, dict):
         return None
     status = response.get("status_code")
     if not isinstance(status, int) or not 200 <= status < 300:
@@ -78,31 +78,31 @@ def good_outcome(told: Mapping[str, Any], line: bytes) -> LineOutcome | None:
 
 
 def failed(custom_id: str, request_id: str, status: int, message: str, param: str | None = None) -> LineOutcome:
-    """Return the line of a request that was not asked, or not answered: `status` is what HTTP would have said."""
+    """Return the line of a request that was not sent, or not answered: `status` is the matching HTTP status."""
     return _failed(custom_id, request_id, status, _error(status, message, param))
 
 
 def words_of(answer: Answer) -> str:
-    """Return the message of an answer that is an error, fit for a terminal."""
+    """Return the message of an error answer, safe for a terminal."""
     try:
         body = orjson.loads(answer.body)
     except orjson.JSONDecodeError:
         body = None
-    return _printable(_told_error("", answer, body)["message"])
+    return _printable(_error_of("", answer, body)["message"])
 
 
-def _told_error(path: str, answer: Answer, body: Any) -> dict[str, Any]:
-    """Return the error that a body tells, in our form; of another body, its text."""
-    status, told = answer.status, body.get("error", body) if isinstance(body, dict) else None
-    if isinstance(told, dict) and isinstance(told.get("message"), str):
-        error = _error(status, told["message"], None)
-        error |= {name: told[name] for name in ("type", "param") if isinstance(told.get(name), str)}
-        error |= {"code": told["code"]} if isinstance(told.get("code"), str | int) else {}
-        lacking = status == 501 or (error["param"] == "model" and f"{path} needs one that" in told["message"])
+def _error_of(path: str, answer: Answer, body: Any) -> dict[str, Any]:
+    """Return the error in a body, in our form; for any other body, its text."""
+    status, given = answer.status, body.get("error", body) if isinstance(body, dict) else None
+    if isinstance(given, dict) and isinstance(given.get("message"), str):
+        error = _error(status, given["message"], None)
+        error |= {name: given[name] for name in ("type", "param") if isinstance(given.get(name), str)}
+        error |= {"code": given["code"]} if isinstance(given.get("code"), str | int) else {}
+        lacking = status == 501 or (error["param"] == "model" and f"{path} needs one that" in given["message"])
     else:
         text = " ".join(answer.body[: 4 * _SHOWN_CHARS].decode(errors="replace").split())[:_SHOWN_CHARS]
         error = _error(status, text or f"the server answers {status}", None)
-        lacking = status in (404, 405)  # no route of that name
+        lacking = status in (404, 405)  # no such route
     if lacking:
         error["message"] = f"Model does not support endpoint {path}: {error['message']}"
     return error
@@ -129,7 +129,7 @@ def _line(custom_id: str, request_id: str, status: int, body: Any, error: dict[s
 
 
 def _tokens(body: Any) -> tuple[int, int]:
-    """Return the prompt and completion tokens of an answer's body, as its usage says."""
+    """Return the prompt and completion tokens from the usage in an answer's body."""
     usage = body.get("usage") if isinstance(body, dict) else None
     counts = usage if isinstance(usage, dict) else {}
     return _count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens"))

@@ -1,4 +1,4 @@
-"""A job whose input is read, whose journal is open and whose output can be written: all that fails before a model."""
+"""Prepare a job before any model is loaded: read the input, open the journal, check that the output can be written."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ class PreparedJob:
         self.job = job
         self.source = source
         self.journal = journal
-        self.earlier = Earlier(job.output_path)  # answers of a run before: with `retry_failed`
+        self.earlier = Earlier(job.output_path)  # answers of an earlier run, with `retry_failed`
 
     @property
     def total(self) -> int:
@@ -33,13 +33,13 @@ class PreparedJob:
 
     @property
     def left(self) -> int:
-        """How many of them have no answer yet; with none left, no answerer is asked."""
+        """How many of them have no answer yet; with none left, no backend is used."""
         return self.total - self.journal.num_done - len(self.earlier.wanted)
 
     def take_over(self) -> None:
-        """Put the answers of the earlier output into the journal: once nothing more can be said against them.
+        """Copy the answers of the earlier output into the journal, after all checks have passed.
 
-        Raises OSError where the disk does not keep them, ConfigError where that output is another one by now.
+        Raises OSError where they cannot be written, ConfigError where that output has changed.
         """
         for record in self.earlier.records():
             self.journal.append(record)
@@ -50,11 +50,11 @@ class PreparedJob:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Close the files and leave the lock."""
+        """Close the files and release the lock."""
         self.close()
 
     def close(self) -> None:
-        """Close the files and leave the lock; a journal without an answer goes."""
+        """Close the files and release the lock; remove a journal without answers."""
         if self.journal.is_empty:
             with contextlib.suppress(OSError):
                 self.journal.remove()
@@ -63,11 +63,11 @@ class PreparedJob:
 
 
 def prepare(job: BatchJob) -> PreparedJob:
-    """Read the whole input and open the journal, which may have answers of a run that was stopped.
+    """Read the whole input and open the journal, which may have answers of a stopped run.
 
-    Raises ConfigError for all that can be known before a line is asked: lines that cannot be used, an output that
-    cannot be written or that another run writes, a journal with answers to another input or of another model, and,
-    where failed lines are to be asked again, an output that is not there, answers another input or was asked otherwise.
+    Raises ConfigError for all that can be checked before a line is sent: unusable lines, an output that cannot be
+    written or that another run is writing, a journal with answers to another input or of another model, and, for a
+    retry of failed lines, an output that is missing, of another input or of other settings.
     """
     _check_places(job)
     source = InputFile.open(job.input_path, job.limits)
@@ -91,10 +91,10 @@ def prepare(job: BatchJob) -> PreparedJob:
 
 
 def _earlier(job: BatchJob, source: InputFile, journal: Journal) -> Earlier:
-    """Return the answers that are kept. An output without a note, of which nothing failed, is not mixed with a journal.
+    """Return the answers to keep. An output without a note, which has no failed lines, is not mixed with a journal.
 
-    That journal is of a run which began after it, and may depend on something else. Of a retry that was stopped it has
-    what an output without a note gave it.
+    That journal is from a later run, which may have other settings. If it is from a stopped retry, it already has the
+    answers that an output without a note gave it.
     """
     if not journal.is_empty and not job.note_path.exists():
         return of_journal(source, journal)
@@ -116,6 +116,6 @@ def _check_places(job: BatchJob) -> None:
 
 
 def _written(job: BatchJob) -> list[tuple[Path, str]]:
-    """Return the places that a run writes, with their names."""
+    """Return the paths that a run writes, with their names."""
     named = [(job.output_path, "the output"), (job.journal_path, "the journal"), (job.note_path, "the note")]
     return named if job.error_path is None else [*named, (job.error_path, "the error file")]

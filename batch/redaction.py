@@ -1,4 +1,4 @@
-"""URLs as they may be printed: without the query, which may be a credential, and without user and password."""
+"""Redact URLs for printing: without the query, which may be a credential, and without user and password."""
 
 import html
 import re
@@ -17,9 +17,9 @@ _MAX_WORDS = 300
 
 
 def redacted(url: str) -> str:
-    """Return `url` with its query, its fragment and what stands before an @ hidden; a local path comes back as it is.
+    """Return `url` with its query, its fragment and the text before an @ hidden; a local path is unchanged.
 
-    Total: what is no proper URL loses everything behind its scheme.
+    Never fails: an invalid URL loses everything after its scheme.
     """
     parts = _URL.fullmatch(url)
     if parts is None:
@@ -32,9 +32,9 @@ def redacted(url: str) -> str:
 
 
 def redacted_words(text: str, url: str) -> str:
-    """Return a server's `text` for people: one line of at most 300 characters without the secrets of `url`.
+    """Return a server's `text` for printing: one line of at most 300 characters without the secrets of `url`.
 
-    A server may repeat the query it was asked with, whole, in parts, decoded or as XML.
+    A server may repeat the query of its request, whole, in parts, decoded or as XML.
     """
     for secret in sorted(set(_secrets(url)), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
@@ -45,7 +45,7 @@ def redacted_words(text: str, url: str) -> str:
 
 
 def _secrets(url: str) -> Iterator[str]:
-    """Yield the values of the query and what stands before an @, in each form in which a server may repeat them."""
+    """Yield the values of the query and the text before an @, in each form in which a server may repeat them."""
     before, _, query = url.partition("?")
     found = [query, before.partition("://")[2].rpartition("@")[0]]
     for pair in query.split("&"):

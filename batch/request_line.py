@@ -1,4 +1,4 @@
-"""What one line asks for, or in words why it cannot be asked: then the words are that line's own error."""
+"""The HTTP request of one line, or the reason why it is refused, which becomes that line's error."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ import orjson
 from batch.lines import json_name
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/score", "/score")
-"""The paths that a line may name, as its `url`."""
+"""The paths that a line may have as its `url`."""
 
 _SHOWN_CHARS = 128
 
 
 class LineRefused(Exception):
-    """A line that is not asked; `param` names the field."""
+    """A line that is not sent; `param` is the field at fault."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
@@ -24,14 +24,14 @@ class LineRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request of HTTP: POST `body` to `path`."""
+    """An HTTP request: POST `body` to `path`."""
 
     path: str
     body: bytes
 
 
 def question_of(request: Mapping[str, Any]) -> Question:
-    """Return what a line's object asks for. Raises Refused; what the body says is for the answerer to judge."""
+    """Return the request of a line's object. Raises LineRefused; the server checks the content of the body."""
     url, method, body = request.get("url"), request.get("method"), request.get("body")
     if url not in ENDPOINTS:
         supported = ", ".join(ENDPOINTS)
@@ -45,7 +45,7 @@ def question_of(request: Mapping[str, Any]) -> Question:
         raise LineRefused("Request must not be sent in stream mode", "stream")
     try:
         return Question(url, orjson.dumps(body))
-    except orjson.JSONEncodeError:  # depth alone: all else of it was read from JSON
+    except orjson.JSONEncodeError:  # only its depth can fail: it was parsed from JSON
         raise LineRefused("the line's body is nested deeper than 250 levels", "body") from None
 
 

@@ -1,4 +1,4 @@
-"""Make the output, and the file of errors, from a journal that has every answer."""
+"""Write the output, and the error file, from a journal with all answers."""
 
 import threading
 from contextlib import ExitStack
@@ -10,11 +10,11 @@ from wire.failpoints import failpoint
 
 
 def write_results(prepared: PreparedJob, gives_up: threading.Event) -> bool:
-    """Write both files whole, in the order of the input, and remove the journal; False if it gave up before.
+    """Write both files whole, in the order of the input, and remove the journal; return False if `gives_up` was set.
 
-    Where lines failed, a note beside them says what the answers depend on.
+    Where lines failed, a note beside the output has the binding of the answers.
 
-    Killed at any moment, it is done again from the journal, which goes last. Raises OSError.
+    If killed, it can be repeated from the journal, which is removed last. Raises OSError.
     """
     job = prepared.job
     with ExitStack() as stack:

@@ -1,8 +1,8 @@
-"""What a server asks for by Retry-After."""
+"""Parse Retry-After headers."""
 
 _MOST_DIGITS = 9
 
 
-def retry_after_s(told: str) -> float:
-    """Return the seconds it says; its other form, a date, counts as none, as does one of ten digits."""
-    return float(told) if told.isascii() and told.isdigit() and len(told) <= _MOST_DIGITS else 0.0
+def retry_after_s(value: str) -> float:
+    """Return the header's seconds; a date, its other form, counts as 0, as do ten digits and more."""
+    return float(value) if value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS else 0.0

@@ -1,4 +1,4 @@
-"""Run a prepared job: ask what has no answer yet, keep each answer, then write the output."""
+"""Run a prepared job: send the lines without an answer, keep each answer, then write the output."""
 
 import asyncio
 import contextlib
@@ -27,11 +27,11 @@ _log = EventLogger("batch")
 
 @dataclass(frozen=True, slots=True)
 class BatchProgress:
-    """How far a run is. `done` counts errors and what an earlier run answered; the tokens are of all of these.
+    """The progress of a run. `done` includes errors and an earlier run's answers; the tokens are those of all.
 
-    `first_error` is the custom_id and the words of the first line that failed in this run, empty where none did.
-    `warnings` has how many lines each of the first 20 different warnings is of, in this run.
-    `at_once` is how many lines a busy server lets out at once, None where that is all of `max_inflight`.
+    `first_error` is the custom_id and the error of the first line that failed in this run, empty where none did.
+    `warnings` counts the lines of each of the first 20 different warnings in this run.
+    `at_once` is the number of lines in flight that a busy server allows, None where it is `max_inflight`.
     """
 
     total: int
@@ -46,23 +46,23 @@ class BatchProgress:
 
 
 async def run_batch(
-    prepared: PreparedJob, answerer: BatchBackend, *, on_progress: Callable[[BatchProgress], None]
+    prepared: PreparedJob, backend: BatchBackend, *, on_progress: Callable[[BatchProgress], None]
 ) -> BatchProgress:  # fmt: skip
-    """Answer every line and write the output; return how it ended, with `done` equal to `total`.
+    """Answer every line and write the output; return the final progress, with `done` equal to `total`.
 
     `on_progress` is called at the start and after each line. Raises BatchStopped, or CancelledError where the caller
-    cancels: then no line is being asked any more, what was answered is kept, and the same job goes on from there.
+    cancels: then no line is in flight any more, all answers are kept, and the same job resumes from there.
     """
-    with _in_words(prepared), _kept(prepared.journal):
+    with _with_progress(prepared), _kept(prepared.journal):
         prepared.take_over()
-    run = _Run(prepared, answerer, on_progress)
+    run = _Run(prepared, backend, on_progress)
     try:
-        with _in_words(prepared):
+        with _with_progress(prepared):
             await run.answer_all()
     finally:
-        with contextlib.suppress(OSError):  # it is on the disk as far as the disk takes it
+        with contextlib.suppress(OSError):  # best effort
             prepared.journal.sync()
-    with _in_words(prepared):
+    with _with_progress(prepared):
         try:
             await _write(prepared)
         except OSError as error:
@@ -71,14 +71,14 @@ async def run_batch(
 
 
 class _Run:
-    """One run's lines in flight and what is counted of them."""
+    """One run's lines in flight and their counts."""
 
     def __init__(
-        self, prepared: PreparedJob, answerer: BatchBackend, on_progress: Callable[[BatchProgress], None]
+        self, prepared: PreparedJob, backend: BatchBackend, on_progress: Callable[[BatchProgress], None]
     ) -> None:
-        rng = random.Random(secrets.randbits(64))  # noqa: S311 - spreads retries, guards nothing
+        rng = random.Random(secrets.randbits(64))  # noqa: S311 - jitter, not a secret
         self._inflight = Inflight(prepared.job.max_inflight)
-        self._asker = LineAttempts(answerer, prepared.job.retries, self._inflight, rng, CappedLog(_log))
+        self._attempts = LineAttempts(backend, prepared.job.retries, self._inflight, rng, CappedLog(_log))
         self._prepared = prepared
         self._on_progress = on_progress
         self._resumed = prepared.journal.num_done
@@ -86,7 +86,7 @@ class _Run:
         self._warnings: Counter[str] = Counter()
 
     def progress(self) -> BatchProgress:
-        """Return how far it is."""
+        """Return the current progress."""
         journal, total = self._prepared.journal, self._prepared.total
         counts = journal.num_failed, self._resumed, journal.prompt_tokens, journal.completion_tokens
         limit = self._inflight.limit
@@ -96,7 +96,7 @@ class _Run:
         )
 
     async def answer_all(self) -> None:
-        """Ask every line that has no answer, `max_inflight` at once. Raises BatchStopped, or `on_progress`'s error."""
+        """Send every line that has no answer, `max_inflight` at once. Raises BatchStopped, or `on_progress`'s error."""
         self._on_progress(self.progress())
         positions = (i for i in range(self._prepared.total) if not self._prepared.journal.has(i))
         try:
@@ -110,9 +110,9 @@ class _Run:
             raise _first(group) from None
 
     async def _ask(self, positions: Iterator[int]) -> None:
-        """Ask one line after the other; all tasks take from the same positions."""
+        """Send one line after another; all tasks share `positions`."""
         for position in positions:
-            outcome = await self._asker.ask(self._prepared.source.line(position))
+            outcome = await self._attempts.ask(self._prepared.source.line(position))
             with _kept(self._prepared.journal):
                 self._prepared.journal.append(JournalRecord(position, outcome))
             self._first_error = self._first_error or outcome.words
@@ -129,7 +129,7 @@ class _Run:
 
 
 async def _write(prepared: PreparedJob) -> None:
-    """Write the output in a thread, so that the loop goes on; once the output stands it is too late to cancel."""
+    """Write the output in a thread, so that the loop is not blocked; once it is written, a cancellation is ignored."""
     gives_up = threading.Event()
     writing = asyncio.ensure_future(asyncio.to_thread(write_results, prepared, gives_up))
     try:
@@ -144,8 +144,8 @@ async def _write(prepared: PreparedJob) -> None:
 
 
 @contextlib.contextmanager
-def _in_words(prepared: PreparedJob) -> Iterator[None]:
-    """Say of what ends the run early how far it came and how it goes on."""
+def _with_progress(prepared: PreparedJob) -> Iterator[None]:
+    """Add to an error that ends the run early how many lines are done and how to resume."""
     try:
         yield
     except BatchStopped as error:
@@ -155,7 +155,7 @@ def _in_words(prepared: PreparedJob) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kept(journal: Journal) -> Iterator[None]:
-    """Let the run stop where the disk does not keep an answer."""
+    """Stop the run if an answer cannot be written to disk."""
     try:
         yield
     except OSError as error:
@@ -167,6 +167,6 @@ def _stop_of(journal: Journal, error: OSError) -> BatchStopped:
 
 
 def _first(group: ExceptionGroup[Exception]) -> Exception:
-    """Return what ended the run first."""
+    """Return the first error of the group."""
     error = group.exceptions[0]
     return _first(error) if isinstance(error, ExceptionGroup) else error

@@ -1,4 +1,4 @@
-"""Ask a live server over HTTP, on a bounded number of connections."""
+"""Send requests to a live server over HTTP, on a bounded number of connections."""
 
 import asyncio
 import io
@@ -19,15 +19,15 @@ _PIECE_BYTES = 2**18
 class UrlBackend:
     """A BatchBackend over `base_url`; open it with `async with`. Proxy variables are ignored, redirects not followed.
 
-    The key goes into a header and nowhere else: errors and repr have host and port alone. A `/v1` at the end of the
-    URL is dropped, for lines name their whole path.
+    The key is sent in a header and shown nowhere: errors and repr have only host and port. A `/v1` at the end of the
+    URL is dropped, since lines have the whole path.
     """
 
     def __init__(
         self, base_url: str, api_key: str | None = None, *, connections: int = 256, timeout_s: float = 3600.0,
         connect_timeout_s: float = 10.0, max_answer_bytes: int = 2**28,
     ) -> None:  # fmt: skip
-        """`timeout_s`: for one answer, from asking to its last byte. Raises ConfigError."""
+        """`timeout_s`: for one answer, from the request to its last byte. Raises ConfigError."""
         self._base, self.shown = _parse(base_url)
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {_checked_key(api_key)}"}
         self._connections = connections
@@ -40,7 +40,7 @@ class UrlBackend:
         return f"UrlBackend({self.shown})"
 
     async def __aenter__(self) -> Self:
-        """Open the pool of connections, which are made as they are needed."""
+        """Open the connection pool, which connects as needed."""
         trusted = ssl.create_default_context() if self.shown.startswith("https:") else True
         connector = aiohttp.TCPConnector(limit=self._connections, limit_per_host=self._connections, ssl=trusted)
         self._session = aiohttp.ClientSession(
@@ -58,7 +58,7 @@ class UrlBackend:
     async def ask(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> Answer:  # fmt: skip
-        """Return the server's answer. Raises Unavailable where no whole one came in time or within the limit."""
+        """Return the server's answer. Raises Unavailable without a complete one in time and within the limit."""
         assert self._session is not None, "not opened"
         own = {"Content-Type": "application/json"} if body else {}
         try:
@@ -70,9 +70,9 @@ class UrlBackend:
         except aiohttp.ConnectionTimeoutError:
             raise Unavailable(f"{self.shown}: no connection within {self._timeout.sock_connect:g} s") from None
         except TimeoutError:
-            raise Unavailable(f"{self.shown} gave no whole answer within {self._timeout.total:g} s") from None
+            raise Unavailable(f"{self.shown} gave no complete answer within {self._timeout.total:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise Unavailable(f"{self.shown}: {_reason(error)}") from None  # its text may have the whole URL
+            raise Unavailable(f"{self.shown}: {_reason(error)}") from None  # its text may contain the whole URL
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         content = bytearray()
@@ -84,15 +84,15 @@ class UrlBackend:
 
 
 def _payload(body: bytes) -> bytes | io.BytesIO | None:
-    """A large one goes out in pieces, so that the others have their turn in between."""
+    """Return a large body as a stream, so that other requests can be sent between its pieces."""
     return io.BytesIO(body) if len(body) > _PIECE_BYTES else body or None
 
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return "its certificate is not one that this machine trusts"
+        return "its certificate is not trusted by this machine"
     if isinstance(error, aiohttp.ClientConnectorSSLError):
-        return "no connection by TLS: is it https:// that is served there?"
+        return "no TLS connection: does the server use https://?"
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"no connection: {system_words(error.os_error)}"
     if isinstance(error, aiohttp.ServerDisconnectedError | asyncio.IncompleteReadError | aiohttp.ClientPayloadError):
@@ -103,18 +103,18 @@ def _reason(error: BaseException) -> str:
 
 
 def _parse(base_url: str) -> tuple[str, str]:
-    """Return what paths are put behind, and what is shown of it. Raises ConfigError, which repeats no URL."""
+    """Return the prefix of all paths, and the form for messages. Raises ConfigError, which never quotes the URL."""
     try:
         parts = urlsplit(base_url)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise ConfigError("the base URL has no host and port that can be read: use http://HOST:PORT") from None
+        raise ConfigError("the base URL has an invalid host or port: use http://HOST:PORT") from None
     if parts.scheme not in ("http", "https"):
         raise ConfigError("the base URL does not begin with http:// or https://: use http://HOST:PORT")
     if not host:
-        raise ConfigError("the base URL names no host: use http://HOST:PORT")
+        raise ConfigError("the base URL has no host: use http://HOST:PORT")
     if "@" in parts.netloc or parts.query or parts.fragment:
-        raise ConfigError("the base URL has a user, a query or a fragment: leave them out; a key goes by --api-key")
+        raise ConfigError("the base URL has a user, a query or a fragment: leave them out; give a key by --api-key")
     named = f"[{host}]" if ":" in host else host
     shown = f"{parts.scheme}://{named}" + (f":{port}" if port is not None else "")
     return shown + parts.path.rstrip("/").removesuffix("/v1").rstrip("/"), shown
@@ -122,5 +122,5 @@ def _parse(base_url: str) -> tuple[str, str]:
 
 def _checked_key(api_key: str) -> str:
     if not api_key or not api_key.isascii() or not api_key.isprintable() or " " in api_key:
-        raise ConfigError("the API key is empty or has characters that no header takes")
+        raise ConfigError("the API key is empty or has characters that are invalid in a header")
     return api_key

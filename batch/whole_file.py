@@ -1,4 +1,4 @@
-"""A file that appears whole or not at all: written beside its place, kept by the disk, then renamed."""
+"""Write a file atomically: to a temporary name beside it, flushed to disk, then renamed."""
 
 import contextlib
 import errno
@@ -17,9 +17,9 @@ _MODE = 0o666  # less the umask
 
 
 class WholeFile:
-    """Writes what becomes the file at `path`; `with` removes it again unless `appear` was called.
+    """Writes the future file at `path`; `with` removes the temporary one unless `appear` was called.
 
-    Whoever writes holds a lock on the place: the name beside it is fixed, so that a killed writer leaves one at most.
+    The caller holds a lock on `path`: the temporary name is fixed, so that killed writers leave at most one file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,24 +35,24 @@ class WholeFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Remove what did not appear."""
-        with contextlib.suppress(OSError):  # what is to appear is settled: nothing of it is left to write
+        """Remove the temporary file if it was not renamed."""
+        with contextlib.suppress(OSError):  # a file that appears was settled before, so no data is lost
             self._file.close()
         self._beside.unlink(missing_ok=True)
 
     def write(self, content: bytes) -> None:
-        """Write on. Raises OSError."""
+        """Append. Raises OSError."""
         with _named(self._path):
             self._file.write(content)
 
     def settle(self) -> None:
-        """Have the disk keep all of it. Raises OSError."""
+        """Flush all of it to disk. Raises OSError."""
         with _named(self._path):
             self._file.flush()
             os.fsync(self._file.fileno())
 
     def appear(self) -> None:
-        """Put the settled file into its place, instead of the one there. Raises OSError."""
+        """Rename the settled file to its path, replacing an existing one. Raises OSError."""
         if not os.path.samestat(self._beside.lstat(), os.fstat(self._file.fileno())):
             raise OSError(errno.EBUSY, "another run writes it too", str(self._path))
         os.rename(self._beside, self._path)
@@ -60,7 +60,7 @@ class WholeFile:
 
 
 def beside(path: Path) -> Path:
-    """Return where what becomes the file at `path` is written."""
+    """Return the temporary name for the file at `path`."""
     return path.with_name(path.name + ".journal-part")
 
 
@@ -75,13 +75,13 @@ def check_place(path: Path, what: str) -> None:
     if stat.S_ISLNK(mode):
         raise ConfigError(f"{what} {path} is a symbolic link: name the file itself")
     if not stat.S_ISREG(mode):
-        raise ConfigError(f"{what} {path} is {'a folder' if stat.S_ISDIR(mode) else 'no file'}: name a file")
+        raise ConfigError(f"{what} {path} is {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}: name a file")
     if not os.access(path, os.W_OK):
         raise ConfigError(f"{what} {path} is read-only")
 
 
 def check_folder(path: Path, what: str) -> None:
-    """Raise ConfigError where no file can be made beside `path`."""
+    """Raise ConfigError where no file can be created beside `path`."""
     folder = path.parent
     if not folder.is_dir():
         raise ConfigError(f"{what} {path}: there is no folder {folder}")
@@ -91,7 +91,7 @@ def check_folder(path: Path, what: str) -> None:
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Name the file in an error of its descriptor."""
+    """Add the file's name to an error of its descriptor."""
     try:
         yield
     except OSError as error:
@@ -100,7 +100,7 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def _mode_of(path: Path) -> int:
-    """Return the mode of the file that is replaced, so that nobody reads more than before."""
+    """Return the mode of the replaced file, so that the new one is not readable by more users."""
     try:
         return stat.S_IMODE(path.stat().st_mode) & _MODE
     except OSError:

@@ -1,4 +1,4 @@
-"""Which IP addresses a file may be fetched from or sent to. Pure: nothing is looked up."""
+"""Rules for the IP addresses that files may be fetched from or sent to. Pure: nothing is resolved."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from wire.errors import ConfigError
 Network = IPv4Network | IPv6Network
 Address = IPv4Address | IPv6Address
 
-# Whoever may ask these for a file may ask them for the machine's credentials, or is no server at all.
+# A request to these could fetch the machine's credentials, or reaches no server at all.
 _NEVER: tuple[tuple[Network, str], ...] = tuple(
     (ip_network(network), kind)
     for network, kind in (
@@ -29,21 +29,21 @@ _NEVER: tuple[tuple[Network, str], ...] = tuple(
     )
 )
 _GLOBAL_V6 = IPv6Network("2000::/3")
-_PROTOCOLS_V4 = IPv4Network("192.0.0.0/24")  # of the IETF; ipaddress of older Pythons knows a part of it alone
-# The IPv4 address that is meant stands in the last 32 bits; of 6to4, behind the first 16.
+_PROTOCOLS_V4 = IPv4Network("192.0.0.0/24")  # of the IETF; older Pythons' ipaddress knows only a part of it
+# The embedded IPv4 address is in the last 32 bits; with 6to4, after the first 16.
 _EMBEDDING = tuple(map(IPv6Network, ("::ffff:0:0/96", "::/96", "64:ff9b::/96", "64:ff9b:1::/48", "::ffff:0:0:0/96")))
 _SIX_TO_FOUR = IPv6Network("2002::/16")
 
 
 @dataclass(frozen=True, slots=True)
 class AddressRules:
-    """Public addresses are allowed, of the others those in `allow_private`; link-local and metadata ones never."""
+    """Public addresses are allowed, others only if in `allow_private`; link-local and metadata addresses never."""
 
     allow_private: tuple[Network, ...] = ()
 
     @classmethod
     def of(cls, networks: Iterable[str]) -> "AddressRules":
-        """Read networks as a flag gives them (10.0.0.0/8, fd12::/16, 127.0.0.1); raise ConfigError on another text."""
+        """Parse networks in a flag's form (10.0.0.0/8, fd12::/16, 127.0.0.1). Raises ConfigError for any other text."""
         return cls(tuple(_network(text) for text in networks))
 
     def refusal(self, address: str) -> str | None:
@@ -64,7 +64,7 @@ def _network(text: str) -> Network:
     try:
         network = ip_network(text)
     except ValueError as error:
-        raise ConfigError(f"{text!r} is no network: {error}; write it as 10.0.0.0/8") from error
+        raise ConfigError(f"{text!r} is not a network: {error}; write it as 10.0.0.0/8") from error
     for never, kind in _NEVER:
         if network.version == never.version and network.subnet_of(never):  # type: ignore[arg-type]
             raise ConfigError(f"{text} cannot be allowed: it is never connected to ({kind})")
@@ -72,7 +72,7 @@ def _network(text: str) -> Network:
 
 
 def _meant(address: Address) -> Address:
-    """Return what a connection to `address` reaches: the IPv4 address inside, where one is, else itself."""
+    """Return the address that a connection reaches: the embedded IPv4 address, if any, else `address`."""
     if isinstance(address, IPv4Address):
         return address
     if address in _SIX_TO_FOUR:

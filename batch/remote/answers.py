@@ -1,4 +1,4 @@
-"""What a server's answer means for a transfer, and what of its words is passed on."""
+"""Map a server's answer to a transfer's error, with the safe part of its message."""
 
 import re
 
@@ -20,25 +20,25 @@ _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 
 
 async def failure(response: aiohttp.ClientResponse, url: RemoteUrl, patience: ExchangeDeadline) -> Exception:
-    """Return what to raise for an answer that is no success: Transient, or ConfigError where the next is the same."""
-    said = await _words(response, url, patience)
+    """Return the error for an unsuccessful answer: Transient, or ConfigError where a retry would fail too."""
+    detail = await _detail(response, url, patience)
     status = f"{response.status} {redacted_words(response.reason or '', str(url.url))}".strip()
-    message = f"the server answered {status}{': ' if said else ''}{said}"
+    message = f"the server answered {status}{': ' if detail else ''}{detail}"
     if response.status in _TRANSIENT or (response.status >= 500 and response.status not in _PERMANENT):
         return Transient(message, retry_after_s(response.headers.get("Retry-After", "")))
     end = url.expires_at
-    until = f" (this presigned URL is good until {end:%Y-%m-%d %H:%M:%S} UTC)" if end else ""
+    until = f" (this presigned URL is valid until {end:%Y-%m-%d %H:%M:%S} UTC)" if end else ""
     return ConfigError(f"{url}: {message}{until}")
 
 
-async def _words(response: aiohttp.ClientResponse, url: RemoteUrl, patience: ExchangeDeadline) -> str:
-    """Return the first of the body as one line without secrets; of an S3 error its code and message."""
+async def _detail(response: aiohttp.ClientResponse, url: RemoteUrl, patience: ExchangeDeadline) -> str:
+    """Return the start of the body as one line without secrets; for an S3 error, its code and message."""
     body = bytearray()
     try:
         while len(body) < _MAX_BYTES and (piece := await response.content.readany()):
             body += piece
     except aiohttp.ClientError:
-        pass  # What came is enough.
+        pass  # The received part is enough.
     text = bytes(body[:_MAX_BYTES]).decode(errors="replace")
     if "Content-Encoding" in response.headers:
         return ""

@@ -1,4 +1,4 @@
-"""The checksums that a server sends with a file, that are sent with one, and that a store tells of what it took."""
+"""The checksums that a server sends with a file, that an upload sends, and that a store returns for an upload."""
 
 import base64
 import binascii
@@ -14,13 +14,13 @@ _DIGEST = re.compile(r"\bsha-256=:([A-Za-z0-9+/=]+):")
 _GOOGLE = re.compile(r"\bmd5=([A-Za-z0-9+/=]+)")
 _MD5_ETAG = re.compile(r'"?([0-9a-fA-F]{32})"?')
 _STORES = ("x-amz-request-id", "x-obs-request-id", "x-oss-request-id", "x-cos-request-id")
-"""Headers of stores whose ETag is the MD5 of a file that came by one PUT, unless they encrypt it by a key service."""
+"""Headers of stores whose ETag is the MD5 of a file uploaded by one PUT, unless they encrypt it by a key service."""
 
 
 class Digests:
-    """Checks one file against the checksums of its answer's headers, where they tell a whole file's md5 or sha-256.
+    """Checks one file against the checksums in its answer's headers, if they have the whole file's md5 or sha-256.
 
-    An ETag is none: what it holds is the server's own affair.
+    An ETag is not used: its content is up to the server.
     """
 
     def __init__(self, headers: Mapping[str, str]) -> None:
@@ -36,19 +36,19 @@ class Digests:
         self._expected = [(hasher, value) for hasher, value in self._expected if len(value) == hasher.digest_size]
 
     def update(self, piece: bytes) -> None:
-        """Take the next bytes of the file."""
+        """Add the next bytes of the file."""
         for hasher, _ in self._expected:
             hasher.update(piece)
 
     def check(self) -> None:
-        """Raise Transient unless the file is the one the server spoke of."""
+        """Raise Transient unless the file matches the server's checksums."""
         for hasher, value in self._expected:
             if hasher.digest() != value:
-                raise Transient(f"the file came with {hasher.name} {value.hex()} and is {hasher.hexdigest()}")
+                raise Transient(f"the file should have {hasher.name} {value.hex()}, but has {hasher.hexdigest()}")
 
 
 def stored_md5(headers: Mapping[str, str]) -> bytes | None:
-    """Return the MD5 that the answer to a PUT tells of the file that was stored, None where it tells none."""
+    """Return the MD5 of the stored file from the answer to a PUT, None where it has none."""
     value = _first(_GOOGLE, _all(headers, "x-goog-hash"))
     if value is None and "x-ms-request-id" in headers:
         value = headers.get("Content-MD5")
@@ -75,13 +75,13 @@ def in_header(md5: bytes) -> str:
 
 
 def _is_encrypted(headers: Mapping[str, str]) -> bool:
-    """Whether the store says that it encrypts in a way that makes its ETag another; S3's own AES256 does not."""
+    """Return whether the store's encryption changes its ETag; S3's own AES256 does not."""
     told = {name.lower(): value for name, value in headers.items() if "server-side-encryption" in name.lower()}
     return bool(told) and told != {"x-amz-server-side-encryption": "AES256"}
 
 
 def _all(headers: Mapping[str, str], name: str) -> str:
-    """Return the values of a header that may come several times, as one."""
+    """Return the joined values of a header that may be repeated."""
     return ",".join(value for told, value in headers.items() if told.lower() == name)
 
 

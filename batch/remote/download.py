@@ -19,9 +19,9 @@ from batch.remote.url import RemoteUrl
 from wire.errors import ConfigError
 
 Progress = Callable[[int, int | None], None]
-"""Told the bytes that went over and, where it is known, how many there are; a try from the beginning counts from 0."""
+"""Called with the bytes transferred and the total, if known; a try from the start counts from 0 again."""
 _DEFAULT_LIMITS = DownloadLimits()
-# Some stores keep the last one of an upload, whose framing they took off.
+# Some stores keep aws-chunked from the upload, although they removed its framing.
 _PLAIN = ("", "identity", "aws-chunked")
 
 
@@ -34,10 +34,10 @@ async def download(
     on_bytes: Progress | None = None,
     resolver: AbstractResolver | None = None,
 ) -> int:
-    """Write the file behind `url` to `to`, which appears when it is whole; return its bytes.
+    """Write the file at `url` to `to`, which appears when it is complete; return its bytes.
 
-    Raises ConfigError for a URL or an address that is not allowed, a file that is not there (4xx) or above the
-    limits, and a disk that refuses; Unavailable when all tries failed; DeadlineExceeded after `limits.whole_s`.
+    Raises ConfigError for a URL or an address that is not allowed, a file that is missing (4xx) or above the
+    limits, and a write error; Unavailable when all tries failed; DeadlineExceeded after `limits.whole_s`.
     """
     source = RemoteUrl.parse(url)
     with ReceivedFile(to) as file:
@@ -48,7 +48,7 @@ async def download(
 
 
 class _Fetch:
-    """One download's tries; one that is cut off is taken up by the next where the server can."""
+    """One download's tries; the next try resumes an interrupted one if the server supports that."""
 
     def __init__(self, peers: Peers, file: ReceivedFile, limits: DownloadLimits, on_bytes: Progress | None) -> None:
         self._peers = peers
@@ -58,7 +58,7 @@ class _Fetch:
         self._part: FilePart | None = None
 
     async def attempt(self, source: RemoteUrl) -> int:
-        """Follow redirects to the file and receive it; each hop is a new connection to an address checked anew."""
+        """Follow redirects to the file and receive it; each hop is a new connection to a newly checked address."""
         url = source
         headers = {} if self._part is None else self._part.headers
         for _ in range(self._limits.max_redirects + 1):
@@ -87,14 +87,14 @@ class _Fetch:
             if self._on_bytes is not None:
                 self._on_bytes(part.num_bytes, part.length)
         if part.length is not None and part.num_bytes != part.length:
-            raise Transient(f"{part.num_bytes} of {part.length} bytes came")
-        self._part = None  # what does not pass the check is worth nothing
+            raise Transient(f"only {part.num_bytes} of {part.length} bytes were received")
+        self._part = None  # a file that fails the check is not resumed
         part.digests.check()
         self._file.keep()
         return part.num_bytes
 
     async def _answered(self, response: aiohttp.ClientResponse, url: RemoteUrl, patience: ExchangeDeadline) -> FilePart:
-        """Return what the bytes of this answer are put behind. Raises what the answer means where it has none."""
+        """Return the part that this answer's bytes continue. Raises the answer's error if it has no file."""
         begun, self._part = self._part, None
         if response.status == 206 and begun is not None and begun.headers:
             if _acceptable_length(response, url, self._limits.max_bytes) is None or not begun.is_continued(
@@ -107,7 +107,7 @@ class _Fetch:
             self._file.restart()
             self._part = FilePart.begun(response.headers, length)
         elif response.status == 416 and begun is not None:
-            raise Transient("the file is another one by now")
+            raise Transient("the file has changed since the last try")
         else:
             self._part = begun
             raise await failure(response, url, patience)
@@ -124,7 +124,7 @@ def _redirected(response: aiohttp.ClientResponse, url: RemoteUrl) -> RemoteUrl:
 
 
 def _acceptable_length(response: aiohttp.ClientResponse, url: RemoteUrl, max_bytes: int) -> int | None:
-    """Return the length that is told, if one is; raise ConfigError where the body is not the file as it is."""
+    """Return the answer's length, if it has one. Raises ConfigError where the body is encoded or too long."""
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in _PLAIN:
         raise ConfigError(f"{url}: the file is stored with Content-Encoding {encoding!r:.40}; store it as plain text")

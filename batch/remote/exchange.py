@@ -1,4 +1,4 @@
-"""One HTTP exchange with a checked address: no proxy, no cookie, no credential of ours, no secret in an error."""
+"""One HTTP exchange with a checked address: no proxy, no cookie, no added credential, no secret in an error."""
 
 import contextlib
 import errno
@@ -21,9 +21,9 @@ AddressInfo = tuple[int, int, int, str, tuple[object, ...]]
 
 
 class CheckedSockets:
-    """Opens sockets for addresses that the rules allow. It sees the very address that is connected to.
+    """Opens sockets for addresses that the rules allow. It checks the very address that is connected to.
 
-    So neither a name that is looked up twice, nor a redirect, nor another reader of the URL gets past it.
+    So neither DNS rebinding, nor a redirect, nor another parser of the URL can bypass it.
     """
 
     def __init__(self, rules: AddressRules) -> None:
@@ -31,7 +31,7 @@ class CheckedSockets:
         self.refusals: list[str] = []
 
     def __call__(self, info: AddressInfo) -> socket.socket:
-        """Return a socket for this address; raise OSError, and keep the reason, where it is not allowed."""
+        """Return a socket for this address; raise OSError, and keep the reason, if it is not allowed."""
         family, kind, protocol, _, address = info
         refusal = self._rules.refusal(str(address[0]))
         if refusal is not None:
@@ -41,7 +41,7 @@ class CheckedSockets:
 
 
 class Peers:
-    """Whom one transfer may speak with: the rules, and who looks names up (the system where it is None)."""
+    """The servers that one transfer may connect to: the rules, and the resolver of names (None: the system's)."""
 
     def __init__(self, rules: AddressRules, resolver: AbstractResolver | None = None) -> None:
         self.rules = rules
@@ -67,11 +67,11 @@ class Peers:
         sockets = CheckedSockets(self.rules)
 
         async def once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-            # The library would ask a second time by itself after its own errors: with ours it does not.
-            with _in_words(url, sockets, patience):
+            # The library itself would retry after its own errors, but not after this one.
+            with _translated(url, sockets, patience):
                 return await handler(request)
 
-        with _in_words(url, sockets, patience):
+        with _translated(url, sockets, patience):
             async with (
                 patience,
                 self._session(sockets, on_connected, once) as session,
@@ -95,12 +95,12 @@ class Peers:
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
             middlewares=(once,),
-            trace_configs=[_told_when_connected(on_connected)],
+            trace_configs=[_trace_of(on_connected)],
             timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None),
         )
 
 
-def _told_when_connected(on_connected: Callable[[], None]) -> aiohttp.TraceConfig:
+def _trace_of(on_connected: Callable[[], None]) -> aiohttp.TraceConfig:
     async def connected(*_: object) -> None:
         on_connected()
 
@@ -110,8 +110,8 @@ def _told_when_connected(on_connected: Callable[[], None]) -> aiohttp.TraceConfi
 
 
 @contextlib.contextmanager
-def _in_words(url: RemoteUrl, sockets: CheckedSockets, patience: ExchangeDeadline) -> Iterator[None]:
-    """Translate the library's errors. Its own texts may hold the whole URL: they go no further, nor their chain."""
+def _translated(url: RemoteUrl, sockets: CheckedSockets, patience: ExchangeDeadline) -> Iterator[None]:
+    """Translate the library's errors. Their texts may contain the whole URL, so neither text nor chain is kept."""
     try:
         yield
     except aiohttp.ClientConnectorCertificateError as error:
@@ -126,7 +126,7 @@ def _in_words(url: RemoteUrl, sockets: CheckedSockets, patience: ExchangeDeadlin
     except aiohttp.ClientPayloadError:
         raise Transient("the answer was cut off") from None
     except aiohttp.ClientResponseError:
-        raise Transient("the answer is no HTTP") from None
+        raise Transient("the answer is not HTTP") from None
     except TimeoutError:
         raise Transient(str(patience)) from None
     except (aiohttp.ClientError, OSError) as error:

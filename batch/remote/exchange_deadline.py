@@ -1,4 +1,4 @@
-"""The deadline of one exchange: each sign of life moves it on."""
+"""The deadline of one exchange, extended by each sign of progress."""
 
 import asyncio
 from types import TracebackType
@@ -6,7 +6,7 @@ from typing import Self
 
 
 class ExchangeDeadline:
-    """Ends its `async with` block with TimeoutError when what is expected does not come; one exchange owns it."""
+    """Ends its `async with` block with TimeoutError if the expected event does not occur; owned by one exchange."""
 
     def __init__(self, what: str, seconds: float) -> None:
         self._timeout = asyncio.timeout(None)
@@ -24,7 +24,7 @@ class ExchangeDeadline:
         await self._timeout.__aexit__(kind, error, trace)
 
     def expect(self, what: str, seconds: float) -> None:
-        """Wait from now on, and this long, for what `what` names."""
+        """Expect `what` within `seconds` from now."""
         self.expected = what
         self._seconds = seconds
         self._timeout.reschedule(asyncio.get_running_loop().time() + seconds)

@@ -1,7 +1,7 @@
-"""What has come of a file so far, and how the rest of that very file is asked for.
+"""The part of a file received so far, and the headers that request the rest of the same file.
 
-It is asked for where the server names the file by a strong ETag: `Range` with `If-Range`, which a server answers by
-206 and the rest, or by 200 and the whole where the file is another one by now.
+The rest is requested if the server identifies the file by a strong ETag: `Range` with `If-Range`, which a server
+answers by 206 and the rest, or by 200 and the whole file if it has changed.
 """
 
 import re
@@ -16,7 +16,7 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 @dataclass(slots=True)
 class FilePart:
-    """The first `num_bytes` bytes of a file of `length` bytes, None where that is not told. Owned by one download."""
+    """The first `num_bytes` bytes of a file of `length` bytes, None where that is unknown. Owned by one download."""
 
     etag: str | None
     length: int | None
@@ -25,21 +25,21 @@ class FilePart:
 
     @classmethod
     def begun(cls, headers: Mapping[str, str], length: int | None) -> "FilePart":
-        """Return the beginning of the file that an answer with these headers brings."""
+        """Return the empty start of the file in an answer with these headers."""
         etag = headers.get("ETag", "")
         return cls(etag if _STRONG.fullmatch(etag) else None, length, Digests(headers))
 
     @property
     def headers(self) -> dict[str, str]:
-        """What asks for the rest; nothing where the whole has to come again."""
+        """The headers that request the rest; empty where the whole file is needed again."""
         if self.etag is None or not self.num_bytes or self.num_bytes == self.length:
             return {}
         return {"Range": f"bytes={self.num_bytes}-", "If-Range": self.etag}
 
     def is_continued(self, headers: Mapping[str, str]) -> bool:
-        """Whether a 206 with these headers brings the rest, to the file's end."""
-        told = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))
-        if told is None or told[3] == "*" or headers.get("ETag", self.etag) != self.etag:
+        """Return whether a 206 with these headers has the rest, up to the file's end."""
+        found = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))
+        if found is None or found[3] == "*" or headers.get("ETag", self.etag) != self.etag:
             return False
-        begin, last, length = int(told[1]), int(told[2]), int(told[3])
+        begin, last, length = int(found[1]), int(found[2]), int(found[3])
         return begin == self.num_bytes and last == length - 1 and self.length in (None, length)

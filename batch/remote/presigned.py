@@ -1,4 +1,4 @@
-"""What the query of a presigned URL says: that it is signed, and until when it is good."""
+"""Read the query of a presigned URL: whether it is signed, and when it expires."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -10,12 +10,12 @@ _SENT = frozenset({"host", "content-length", "content-md5"})
 
 
 def is_presigned(query: str) -> bool:
-    """Say whether this raw query is a credential: one signed for AWS (both versions), OBS, OSS, GCS, COS or Azure."""
+    """Return whether this raw query is a credential: signed for AWS (both versions), OBS, OSS, GCS, COS or Azure."""
     return any(name in _SIGNATURES or name.startswith(_PREFIXES) for name, _ in _pairs(query))
 
 
 def is_bound_to_headers(query: str) -> bool:
-    """Say whether this signature counts on absent headers about the content, as version 2 does: then none is sent."""
+    """Return whether this signature requires that no content headers are sent, as version 2 does."""
     names = {name for name, _ in _pairs(query)}
     return bool(names & _SIGNATURES) and not names & {"x-amz-signature", "x-goog-signature"}
 
@@ -28,7 +28,7 @@ def missing_headers(query: str) -> list[str]:
 
 
 def expires_at(query: str) -> datetime | None:
-    """Return when the signature ends, or None where the query does not say it in a form known here."""
+    """Return when the signature expires, or None where the query does not have it in a known form."""
     values = dict(_pairs(query))
     try:
         if "expires" in values and "signature" in values:

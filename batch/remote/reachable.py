@@ -1,4 +1,4 @@
-"""Whether a URL leads to an address that may be connected to: known before any work is done for it."""
+"""Check, before any work is done for a URL, that it resolves to an allowed address."""
 
 import asyncio
 import socket
@@ -11,10 +11,10 @@ _WAIT_S = 10.0
 
 
 async def check_reach(url: RemoteUrl, rules: AddressRules, *, wait_s: float = _WAIT_S) -> None:
-    """Look the host up; raise ConfigError, with the reasons, where the rules allow none of its addresses.
+    """Resolve the host; raise ConfigError, with the reasons, where the rules allow none of its addresses.
 
-    Nothing is connected to, and a transfer checks again the address it connects to. Raises Unavailable where the name
-    is not known or nobody says so within `wait_s`.
+    Does not connect; a transfer checks the address again when it connects. Raises Unavailable where the name is
+    unknown or does not resolve within `wait_s`.
     """
     loop = asyncio.get_running_loop()
     try:

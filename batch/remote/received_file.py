@@ -1,4 +1,4 @@
-"""A file that comes from afar: it stands at its path only when it is whole."""
+"""A downloaded file, which appears at its path only when it is complete."""
 
 import contextlib
 import os
@@ -13,9 +13,9 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class ReceivedFile:
-    """Writes PATH.part, for its owner alone, and moves it to PATH by `keep`; without that nothing is left.
+    """Writes PATH.part, readable only by its owner, and moves it to PATH by `keep`; else removes it.
 
-    Raises ConfigError with the path and the system's words where the disk refuses.
+    Raises ConfigError, with the path and the system's message, for a write error.
     """
 
     def __init__(self, path: Path) -> None:
@@ -24,7 +24,7 @@ class ReceivedFile:
         self._fd = -1
 
     def __enter__(self) -> Self:
-        with self._in_words():
+        with self._translated():
             self._fd = os.open(self._part, _FLAGS, 0o600)
         return self
 
@@ -36,32 +36,32 @@ class ReceivedFile:
             self._part.unlink(missing_ok=True)
 
     def restart(self) -> None:
-        """Forget what was written."""
-        with self._in_words():
+        """Truncate the file."""
+        with self._translated():
             os.ftruncate(self._fd, 0)
             os.lseek(self._fd, 0, os.SEEK_SET)
 
     def write(self, piece: bytes) -> None:
-        """Add these bytes."""
-        with self._in_words():
+        """Append these bytes."""
+        with self._translated():
             view = memoryview(piece)
             while view:
                 view = view[os.write(self._fd, view) :]
 
     def keep(self) -> None:
-        """Put the file at its path, in the place of what is there."""
+        """Move the file to its path, replacing an existing one."""
         self._close()
-        with self._in_words():
+        with self._translated():
             self._part.replace(self._path)
 
     def _close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            with self._in_words():
+            with self._translated():
                 os.close(fd)
 
     @contextlib.contextmanager
-    def _in_words(self) -> Iterator[None]:
+    def _translated(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:

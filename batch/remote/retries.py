@@ -1,4 +1,4 @@
-"""Try an exchange again where the next may go better."""
+"""Retry an exchange after errors that may be temporary."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Transient(Exception):
-    """An exchange failed and another may not; `wait_s` is what the server asked for."""
+    """An exchange failed, but a retry may succeed; `wait_s` is the delay that the server requested."""
 
     def __init__(self, message: str, wait_s: float = 0.0) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ async def _try(attempt: Callable[[], Awaitable[T]], what: str, retries: Retries)
             failures += 1
             if failures >= retries.tries:
                 raise Unavailable(f"{what}: {error} (tried {failures} times)") from error
-            jittered = retries.delay_s(failures, random.random())  # noqa: S311 - spreads tries, guards nothing
+            jittered = retries.delay_s(failures, random.random())  # noqa: S311 - jitter, not a secret
             delay_s = max(jittered, min(error.wait_s, retries.max_delay_s))
             _log.info("transfer_tried_again", url=what, why=str(error), failures=failures, delay_s=round(delay_s, 1))
         await asyncio.sleep(delay_s)

@@ -1,4 +1,4 @@
-"""Send a file to a URL: one PUT of the whole file, the same bytes again where its fate is not known."""
+"""Send a file to a URL: one PUT of the whole file, repeated with the same bytes if its result is unknown."""
 
 import asyncio
 import os
@@ -36,9 +36,9 @@ async def upload(
 ) -> int:
     """PUT the file at `path` to `url` with its length, and its Content-MD5 where the URL allows one; return its bytes.
 
-    Where the URL allows none, the MD5 that the store tells afterwards is compared. The file is the caller's to keep.
-    Raises ConfigError for a URL or an address that is not allowed, for an answer that would be the same next time (with
-    the server's words), and for a file that cannot be read or changes; Unavailable when all tries failed;
+    Where the URL allows none, the MD5 in the store's answer is compared. The file is not removed.
+    Raises ConfigError for a URL or an address that is not allowed, for an answer that a retry would not change (with
+    the server's message), and for a file that cannot be read or changes; Unavailable when all tries failed;
     DeadlineExceeded after `limits.whole_s`.
     """
     target = RemoteUrl.parse(url)
@@ -69,7 +69,7 @@ class _Sending:
         self._sent = 0
 
     async def attempt(self, target: RemoteUrl) -> int:
-        """Send the whole file once; a server that does not say whether it wants the body gets it unasked."""
+        """Send the whole file once; if the server does not answer the Expect header, the body is sent anyway."""
         patience = ExchangeDeadline(f"connection to {target.host}:{target.port}", self._limits.waits.connect_s)
         try:
             return await self._put(target, patience)
@@ -81,14 +81,14 @@ class _Sending:
 
     async def _put(self, target: RemoteUrl, patience: ExchangeDeadline) -> int:
         if self._state() != (self._size, self._changed_at):
-            raise ConfigError(f"{self._file.name}: the file changed while it was sent; its {self._size} bytes are gone")
+            raise ConfigError(f"{self._file.name}: the file changed while it was sent: it had {self._size} bytes")
         self._sent = 0
         async with self._peers.exchange(
             "PUT", target, patience, partial(self._connected, patience),
             headers=self._headers(target), body=self._pieces(patience), expect100=self._asks_first,
         ) as response:  # fmt: skip
             if self._asks_first and response.status == 417:
-                raise Transient("the server knows no expectation")
+                raise Transient("the server does not support Expect: 100-continue")
             patience.expect("rest of the answer", self._limits.waits.idle_s)
             if response.status in REDIRECTS:
                 raise ConfigError(f"{target}: the server answered {response.status}, and a PUT is not sent elsewhere")
@@ -104,10 +104,10 @@ class _Sending:
         return {**md5, "Content-Length": str(self._size)}
 
     def _check_stored(self, headers: Mapping[str, str], target: RemoteUrl) -> None:
-        """Raise Transient where the store has other bytes; one that was told the MD5 has compared it itself."""
+        """Raise Transient where the store has other bytes; a store that got the MD5 has compared it itself."""
         stored = None if target.takes_headers else stored_md5(headers)
         if stored not in (None, self._md5):
-            raise Transient(f"the store took a file of MD5 {stored.hex()}, and this one's is {self._md5.hex()}")
+            raise Transient(f"the stored file has MD5 {stored.hex()}, but this one has {self._md5.hex()}")
 
     def _connected(self, patience: ExchangeDeadline) -> None:
         if self._asks_first:
@@ -120,10 +120,10 @@ class _Sending:
         return found.st_size, found.st_mtime_ns
 
     async def _pieces(self, patience: ExchangeDeadline) -> AsyncIterator[bytes]:
-        """Yield the file; the next piece is asked for when the connection has taken the last."""
+        """Yield the file; the connection takes the next piece after it has sent the last."""
         while piece := os.pread(self._file.fileno(), min(_PIECE_BYTES, self._size - self._sent), self._sent):
-            patience.expect(f"taking of the next {len(piece)} bytes", self._limits.waits.idle_s)
-            self._sent += len(piece)  # now: an answer may come before this is asked for more
+            patience.expect(f"acceptance of the next {len(piece)} bytes", self._limits.waits.idle_s)
+            self._sent += len(piece)  # before the yield: an answer may arrive before the next piece is taken
             yield piece
             if self._on_bytes is not None:
                 self._on_bytes(self._sent, self._size)

@@ -1,4 +1,4 @@
-"""The URL of a remote file: read once, strictly, and printed without its secrets."""
+"""The URL of a remote file: parsed once, strictly, and printed without its secrets."""
 
 import re
 from dataclasses import dataclass, field
@@ -20,20 +20,20 @@ _MAX_CHARS = 16_384
 
 
 def is_remote(name: str) -> bool:
-    """Say whether `name` is a URL (of whatever scheme) and not a path of this machine."""
+    """Return whether `name` is a URL (of any scheme) and not a path of this machine."""
     return _REMOTE.match(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteUrl:
-    """A URL of http or https whose text goes out as it came in; its str and repr hide what may be a credential."""
+    """An http or https URL whose text is sent unchanged; its str and repr hide possible credentials."""
 
     url: URL = field(repr=False)
     shown: str
 
     @classmethod
     def parse(cls, text: str) -> "RemoteUrl":
-        """Read `text`; raise ConfigError, without its secrets, where another reader might see another host in it."""
+        """Parse `text`. Raises ConfigError, without its secrets, where another parser might find another host in it."""
         if len(text) > _MAX_CHARS:
             raise ConfigError(f"{redacted(text)[:300]}: {len(text)} characters are above the limit of {_MAX_CHARS}")
         shown = redacted(text)
@@ -61,26 +61,26 @@ class RemoteUrl:
 
     @property
     def port(self) -> int:
-        """The port, the scheme's own where the text has none."""
+        """The port, by default the scheme's."""
         return self.url.port or 0
 
     @property
     def is_presigned(self) -> bool:
-        """Whether whoever has the text may read or write the file."""
+        """Whether the URL itself is a credential for the file."""
         return is_presigned(self.url.raw_query_string)
 
     @property
     def takes_headers(self) -> bool:
-        """Whether headers about the content may be sent; a signature of version 2 forbids them."""
+        """Whether content headers may be sent; a signature of version 2 forbids them."""
         return not is_bound_to_headers(self.url.raw_query_string)
 
     @property
     def expires_at(self) -> datetime | None:
-        """When a presigned URL ends, where it says so."""
+        """When a presigned URL expires, None where unknown."""
         return expires_at(self.url.raw_query_string)
 
     def target(self, location: str) -> "RemoteUrl":
-        """Return where a redirect leads; raise ConfigError where it may not be followed."""
+        """Return the target of a redirect. Raises ConfigError where it may not be followed."""
         if not location or _unreadable(location):
             raise ConfigError(f"{self} leads to {redacted(location)!r}: {_unreadable(location) or 'nowhere'}")
         try:
@@ -93,14 +93,14 @@ class RemoteUrl:
 
 
 def _unreadable(text: str) -> str | None:
-    """Return what is wrong with the characters of `text`: only what all readers of URLs read alike passes."""
+    """Return the problem with the characters of `text`: only those that all URL parsers treat alike are allowed."""
     if not all("!" <= char <= "~" for char in text):
-        return "a URL has visible ASCII characters alone: write others as %XX, and a host in its xn-- form"
+        return "a URL has only visible ASCII characters: write others as %XX, and a host in its xn-- form"
     return "a URL of a file has no backslash and no fragment (#)" if "\\" in text or "#" in text else None
 
 
 def _defect(text: str) -> str | None:
-    """Return what is wrong with the form of `text`, if anything is."""
+    """Return the problem with the form of `text`, if any."""
     if found := _unreadable(text):
         return found
     parts = _WHOLE.fullmatch(text)
@@ -119,5 +119,5 @@ def _host_defect(host: str) -> str | None:
         elif _NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2]):
             IPv4Address(host)
     except ValueError:
-        return "an IP address counts in its full form alone, as 192.0.2.1 or [2001:db8::1]"
+        return "an IP address must be in its full form, as 192.0.2.1 or [2001:db8::1]"
     return None if host.strip(".") and ".." not in host else "the host cannot be read"

@@ -1,4 +1,4 @@
-"""Attention on CPU: our own kernel where it is there and takes the layer, else torch."""
+"""Attention on CPU: our own kernel where it is built and supports the layer, else torch."""
 
 import torch
 
@@ -13,18 +13,18 @@ class CpuAttention:
     """The CPU backend. One thread calls it."""
 
     def __init__(self, threads: Threads | None = None) -> None:
-        """`threads` run the kernel and stay open while this is used; without them, or on plain C, torch attends."""
+        """`threads` run the kernel and must outlive this object; without them, or on plain C, torch computes."""
         self._native = NativeAttention(threads) if threads is not None and threads.isa != "plain" else None
         self._torch = TorchCpuAttention()
 
     def plan(self, metadata: StepMetadata) -> "CpuStep":
-        """Plan for both: a model may have layers for either."""
+        """Plan for the kernel and for torch: one model may need both."""
         native = None if self._native is None else self._native.plan(metadata)
         return CpuStep(native, self._torch.plan(metadata))
 
 
 class CpuStep:
-    """One step; each layer goes to the kernel that takes it."""
+    """One step: each layer runs on our kernel where it supports the layer, else on torch."""
 
     def __init__(self, native: NativeStep | None, torch_step: TorchCpuStep) -> None:
         self._native = native

@@ -1,7 +1,7 @@
-"""Attention on GPUs: FlashInfer's paged kernels where they import and take the layer, torch's own for all else.
+"""Attention on GPUs: FlashInfer's paged kernels where they import and support the layer, else torch's own.
 
-choose_library --FlashInfer, else torch's flash kernel, and why--> CudaAttention
-CudaAttention  --each layer--> the library where it takes it, else torch_paged.py
+choose_library --FlashInfer, else torch's flash kernel, and the reason--> CudaAttention
+CudaAttention  --each layer--> the library where it supports the layer, else torch_paged.py
 """
 
 import importlib
@@ -23,16 +23,16 @@ _log = EventLogger("engine")
 
 
 class PagedLibrary(AttentionBackend, Protocol):
-    """Kernels for the layers that they take."""
+    """A library whose kernels compute the layers that it supports."""
 
     def takes(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
     ) -> bool:  # fmt: skip
-        """Whether it attends such a layer."""
+        """Return whether the library can compute this layer."""
         ...
 
     def plan_decode(self, inputs: DecodeInputs) -> DecodeAttention | None:
-        """See GraphBackend; None where such steps are not its own."""
+        """See GraphBackend; None where the library has no kernels for decode steps."""
         ...
 
     def fixed_bytes(self, rows: int, width: int) -> int:
@@ -41,13 +41,13 @@ class PagedLibrary(AttentionBackend, Protocol):
 
 
 def make_cuda_attention(device: Device) -> "CudaAttention":
-    """Return the backend with the library that this machine has; why stands in `note`."""
+    """Return the backend with the library that this machine has; its `note` gives the reason."""
     library, note = choose_library(device)
     return CudaAttention(library, note)
 
 
 def choose_library(device: Device) -> tuple[PagedLibrary | None, str]:
-    """Return the library, None where plain operations do it all, and a line for people."""
+    """Return the library, None to compute all layers by torch's plain operations, and a line for the log."""
     module, said = find_flashinfer()
     if module is None:
         return _of_torch(said)
@@ -71,11 +71,11 @@ class CudaAttention:
     """The CUDA backend. One thread calls it."""
 
     def __init__(self, library: PagedLibrary | None = None, note: str = "attention by torch") -> None:
-        """Layers that `library` does not take are torch's plain operations'."""
+        """Layers that `library` does not support run on torch's plain operations."""
         self.library, self.note = library, note
         self.torch = TorchPagedAttention()
         self.needs_narrow = not isinstance(library, FlashInferAttention)
-        """Whether keys are gathered by tables, at least of some layer: then these are to be no wider than needed."""
+        """Whether some layer gathers its keys by block tables, which should then be no wider than needed."""
 
     def plan(self, metadata: StepMetadata) -> "CudaStep":
         """See AttentionBackend."""
@@ -92,25 +92,25 @@ class CudaAttention:
         return self.torch.table_width(needed, most) if self.needs_narrow else most
 
     def fixed_bytes(self, rows: int, width: int) -> int:
-        """See GraphBackend: those of the library."""
+        """See GraphBackend; only the library has any."""
         return 0 if self.library is None else self.library.fixed_bytes(rows, width)
 
     def give_up(self, error: Exception) -> None:
-        """Leave the library for good, for what torch has: it failed."""
+        """Switch for good to torch's kernels after the library failed."""
         _log.warning("attention_fallback", op=type(self.library).__name__, backend="torch", error=str(error))
-        words, was_torchs = f"{type(self.library).__name__} failed: {error}", isinstance(self.library, VarlenAttention)
-        self.library, self.note = (None, f"attention by torch: {words}") if was_torchs else _of_torch(words)
+        why, is_torch = f"{type(self.library).__name__} failed: {error}", isinstance(self.library, VarlenAttention)
+        self.library, self.note = (None, f"attention by torch: {why}") if is_torch else _of_torch(why)
         self.needs_narrow = True
 
 
 class CudaStep:
-    """One step; each layer goes to who takes it."""
+    """One step: each layer runs on the library where it supports the layer, else on torch."""
 
     def __init__(
         self, backend: CudaAttention, by_torch: StepAttention, by_library: StepAttention | None,
         library: PagedLibrary | None, decode: "CudaDecode | None" = None,
     ) -> None:  # fmt: skip
-        """`library` planned `by_library`; the backend may have left it since. `decode` hears who reads its tables."""
+        """`library` planned `by_library`; the backend may have given it up since. `decode.reads_tables` is set here."""
         self._backend, self._torch, self._library = backend, by_torch, by_library
         self._planned_by, self._decode = library, decode
 
@@ -129,7 +129,7 @@ class CudaStep:
                     return self._library.attend(query, keys, values, options)
                 except torch.OutOfMemoryError:
                     raise
-                except Exception as error:  # noqa: BLE001 - another project's kernels: what they raise is not known
+                except Exception as error:  # noqa: BLE001 - third-party kernels may raise anything
                     backend.give_up(error)
             backend.needs_narrow = True
         if self._decode is not None:
@@ -148,7 +148,7 @@ class CudaDecode:
         self.reads_tables = False
 
     def prepare(self, host: HostTables) -> None:
-        """See DecodeAttention. Raises what the library does: what was captured needs its plan."""
+        """See DecodeAttention. Errors of the library pass through: the captured graph needs its plan."""
         if self._library is not None:
             self._library.prepare(host)
 

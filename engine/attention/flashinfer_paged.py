@@ -1,10 +1,10 @@
-"""Attention by FlashInfer's paged wrappers: blocks are read where they lie, the work is planned on the host.
+"""Attention by FlashInfer's paged wrappers: blocks are read in place, the work is planned on the host.
 
 plan       | indptr [n + 1], indices, last_page_len [n], int32 on the CPU; a query's end is its sequence's end
 run        | q [num_tokens, num_heads, dim]; (keys, values), each [num_blocks, block_size, num_kv_heads, dim] (NHD)
 
-Steps in which every sequence has one token go to the decode wrapper, all others to the prefill wrapper. A wrapper's
-plan is of one kind of layer; it stages its numbers in pinned memory of its own, which is read before the next plan.
+Steps in which every sequence has one token use the decode wrapper, all others the prefill wrapper. A wrapper is planned
+for one kind of layer; it stages the plan in its own pinned memory, which must be read before the next plan.
 Names and rules are those of flashinfer-python 0.7.2; nothing here has run on a GPU yet.
 """
 
@@ -24,17 +24,17 @@ from engine.transfers import upload
 
 WORKSPACE_BYTES = 128 << 20
 FIXED_WORKSPACE_BYTES = 8 << 20
-"""Of plans, which every wrapper takes for itself on the device, and again in pinned memory of the host."""
+"""Plan buffer of each wrapper: allocated on the device, and again in the host's pinned memory."""
 _INT32 = 4
 DIMS = (64, 128, 256)
 DTYPES = (torch.float16, torch.bfloat16)
 _FEW = 2
-"""Query heads of one KV head up to which its kernel without tensor cores is the faster one."""
+"""Up to this many query heads per KV head, FlashInfer's kernel without tensor cores is faster."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanKey:
-    """What a plan depends on beside the step."""
+    """What a plan depends on besides the step."""
 
     num_heads: int
     num_kv_heads: int
@@ -45,7 +45,7 @@ class PlanKey:
 
     @property
     def uses_tensor_cores(self) -> bool:
-        """Whether decoding is by the kernel that computes a KV head's group as one matrix."""
+        """Whether to decode with the kernel that computes a KV head's group as one matrix."""
         return self.num_heads // self.num_kv_heads > _FEW
 
     def keywords(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class PlanKey:
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """A step as FlashInfer's plans take it: int32 on the CPU, `indices` on the device."""
+    """A step in the form that FlashInfer's plan functions take: int32 on the CPU, `indices` on the device."""
 
     query_ends: torch.Tensor  # [num_sequences + 1], from 0
     indptr: torch.Tensor  # [num_sequences + 1], from 0
@@ -73,7 +73,7 @@ class Pages:
 
 @dataclass(slots=True)
 class _Planned:
-    """A wrapper, and the event behind which its staged numbers have been read."""
+    """A wrapper, and the event after which its staged plan has been read."""
 
     wrapper: Any
     staged: Event
@@ -87,10 +87,10 @@ class _Planned:
 
 
 class FlashInferAttention:
-    """Implements PagedLibrary. Owner of the workspace that all wrappers share: they run one after the other."""
+    """Implements PagedLibrary. Owns the workspace that all wrappers share: they run one after the other."""
 
     def __init__(self, flashinfer: Any, device: Device) -> None:
-        """`flashinfer` is the module. Raises AttributeError for one without the wrappers."""
+        """`flashinfer` is the module. Raises AttributeError if it lacks the wrappers."""
         self.device = device
         self._decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper
         self._prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper
@@ -100,7 +100,7 @@ class FlashInferAttention:
     def takes(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
     ) -> bool:  # fmt: skip
-        """16 bits, one dim for keys and values, no sinks: for the rest its kernels would have to be compiled anew."""
+        """16 bits, one dim for keys and values, no sinks: anything else would need newly compiled kernels."""
         return (
             query.dtype in DTYPES
             and query.dtype == keys.dtype == values.dtype
@@ -118,17 +118,17 @@ class FlashInferAttention:
         return FlashInferDecode(self, inputs)
 
     def table_width(self, needed: int, most: int) -> int:
-        """Return `most`: its kernels read no tables, and each row's pages from where a plan has put them."""
+        """Return `most`: the kernels read no tables, but each row's pages from the plan's buffers."""
         return most
 
     def fixed_bytes(self, rows: int, width: int) -> int:
-        """See GraphBackend: a wrapper for each kind of layer, with a workspace and int32 buffers of its own."""
+        """See GraphBackend: one wrapper for each kind of layer, each with its own workspace and int32 buffers."""
         ends_and_lengths = 2 * (rows + 1) + rows  # of pages and, with tensor cores, of queries
         own = FIXED_WORKSPACE_BYTES + _INT32 * (rows * width + ends_and_lengths)
         return own * len({kind for kind, _ in self._wrappers})
 
     def wrapper_for(self, kind: PlanKey, *, is_decode: bool) -> _Planned:
-        """Return the wrapper of such steps and layers; it is planned anew for each step."""
+        """Return the wrapper for such steps and layers; it is planned again for each step."""
         planned = self._wrappers.get((kind, is_decode))
         if planned is None:
             if is_decode:
@@ -141,7 +141,7 @@ class FlashInferAttention:
         return planned
 
     def fixed_wrapper(self, kind: PlanKey, inputs: DecodeInputs) -> _Planned:
-        """Return a decode wrapper of its own for these inputs: its plans are copied to fixed places."""
+        """Return a decode wrapper for these inputs alone: its plans are copied to fixed addresses."""
         rows, device = inputs.tables.shape[0], inputs.tables.device
         wrapper = self._decode(
             self.workspace(), "NHD", use_cuda_graph=True, use_tensor_cores=kind.uses_tensor_cores,
@@ -152,11 +152,11 @@ class FlashInferAttention:
         return self.planned_decode(wrapper, kind)
 
     def planned_decode(self, wrapper: Any, kind: PlanKey) -> _Planned:
-        """Return a decode wrapper with its way of planning."""
+        """Return a decode wrapper together with its plan function."""
         return _Planned(wrapper, self.device.event(), lambda pages: _plan_decode(wrapper, kind, pages))
 
     def workspace(self) -> torch.Tensor:
-        """Return what split computations meet in; zeros at first, as its kernels ask for."""
+        """Return the buffer in which split computations are combined; the kernels require zeros at first."""
         if self._workspace is None:
             self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self.device.torch_device)
         return self._workspace
@@ -185,9 +185,9 @@ class FlashInferStep(SlotWriter):
 
 
 class FlashInferDecode:
-    """Implements DecodeAttention. Wrappers are made in the first run, which is no capture.
+    """Implements DecodeAttention. Wrappers are made in the first run, which is not captured.
 
-    The pages of a plan go to a wrapper's own buffers, so the host's work is that of the blocks in use.
+    A plan copies its pages to the wrapper's buffers, so the host's work is proportional to the blocks in use.
     """
 
     reads_tables = False
@@ -198,7 +198,7 @@ class FlashInferDecode:
         self._planned: dict[PlanKey, _Planned] = {}
 
     def prepare(self, host: HostTables) -> None:
-        """Plan again for every kind of layer: a replay reads the plans where they were."""
+        """Plan again for every kind of layer: a replay reads the plans at the same addresses."""
         self._pages = _pages(host, self.inputs.block_size, self.inputs.tables.device, None)
         for planned in self._planned.values():
             planned.replan(self._pages)
@@ -208,7 +208,7 @@ class FlashInferDecode:
         return FlashInferFixedStep(self)
 
     def wrapper_for(self, kind: PlanKey) -> Any:
-        """Return the kind's wrapper, planned."""
+        """Return the wrapper for this kind of layer, planned."""
         if kind not in self._planned:
             assert self._pages is not None, "prepare comes before a run"
             planned = self._planned[kind] = self._backend.fixed_wrapper(kind, self.inputs)
@@ -240,7 +240,7 @@ def _kind_of(query: torch.Tensor, keys: torch.Tensor, options: AttentionOptions,
 
 
 def _step_pages(metadata: StepMetadata, device: torch.device) -> Pages:
-    """Return the pages of a step of any sequences."""
+    """Return the pages of a step with any mix of sequences."""
     packed = metadata.packed
     query_ends = None if bool((counts(packed) == 1).all()) else np.frombuffer(packed.query_ends, np.int32)
     return _pages(read_tables(packed, metadata.block_size), metadata.block_size, device, query_ends)

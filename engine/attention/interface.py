@@ -1,4 +1,4 @@
-"""What an attention backend is. All pass the same contract tests; `reference` is the truth.
+"""The interface of an attention backend. All pass the same contract tests; `reference` is the oracle.
 
 PagedAttention (paged.py) --plan once a step--> StepAttention --write, attend once a layer--> [num_tokens, heads, dim]
 """
@@ -17,7 +17,7 @@ class AttentionOptions:
     """How one layer attends.
 
     A query at position p sees keys in (p - sliding_window, p]. `softcap` bounds scores to softcap * tanh(s / softcap).
-    `sinks` is one logit a head that takes part in the softmax and has no value.
+    `sinks` is one logit per head that takes part in the softmax and has no value.
     """
 
     scaling: float
@@ -27,7 +27,7 @@ class AttentionOptions:
 
 
 class StepAttention(Protocol):
-    """One step's attention; what layers share is computed once."""
+    """One step's attention; what its layers share is computed once."""
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
         """Put the step's own tokens, [num_kv_heads, num_tokens, dim], into one layer's pool at the step's slots."""
@@ -53,22 +53,22 @@ class AttentionBackend(Protocol):
 
 
 class DecodeAttention(Protocol):
-    """Attention of steps that decode over one set of DecodeInputs; what a step launches, a graph may replay."""
+    """Attention of steps that decode over one set of DecodeInputs; a graph may replay what a step launches."""
 
     @property
     def reads_tables(self) -> bool:
-        """Whether a replay of what the last run launched reads the inputs' tables; the run itself may in any case."""
+        """Whether a replay of the last run reads the inputs' block tables; the run itself may in any case."""
         ...
 
     def prepare(self, host: HostTables) -> dict[str, list[int]] | None:
-        """Hear, before each run and each replay, what the inputs hold from now on.
+        """Update the host's side of the inputs before each run and each replay.
 
-        Return what Graph.replay needs: new values of the lists that ops took from the host, by keyword.
+        Return the argument of Graph.replay: new values, by keyword, of the lists that ops took from the host.
         """
         ...
 
     def step(self) -> StepAttention:
-        """Start one run: what its layers share belongs to it alone."""
+        """Start one run; the state that its layers share is not used by another run."""
         ...
 
 
@@ -77,19 +77,19 @@ class GraphBackend(AttentionBackend, Protocol):
     """A backend whose decode steps graphs can replay."""
 
     def plan_decode(self, inputs: DecodeInputs) -> DecodeAttention:
-        """Attend over these inputs, whose tensors are written anew before each step."""
+        """Return the attention over these inputs, whose tensors are overwritten before each step."""
         ...
 
     def table_width(self, needed: int, most: int) -> int:
-        """Return how many blocks wide the tables of a step should be that needs `needed`, `most` at most.
+        """Return how many blocks wide the tables of a step that needs `needed` should be, at most `most`.
 
         There is a graph for each width.
         """
         ...
 
     def fixed_bytes(self, rows: int, width: int) -> int:
-        """Return the bytes of the device that one plan_decode keeps beside its inputs, after its first run.
+        """Return the device bytes that one plan_decode keeps besides its inputs, after its first run.
 
-        It is for tables of [rows, width] and for the kinds of layer that have run: call it after a step.
+        Counts tables of [rows, width] and the kinds of layer that have run so far: call it after a step.
         """
         ...

@@ -1,4 +1,4 @@
-"""Attention on CPU by our own kernel (native/attention.h): blocks are read where they lie, nothing is gathered."""
+"""Attention on CPU by our own kernel (native/attention.h): blocks are read in place, nothing is gathered."""
 
 import ctypes
 
@@ -28,7 +28,7 @@ class NativeAttention:
     """The native backend. Owns scratch memory for one team of threads; one thread calls it."""
 
     def __init__(self, threads: Threads) -> None:
-        """`threads` stays open while this is used; it may run other work between two layers."""
+        """`threads` must outlive this object; it may run other work between two layers."""
         self.memory = AttentionMemory(threads)
 
     def plan(self, metadata: StepMetadata) -> "NativeStep":
@@ -37,7 +37,7 @@ class NativeAttention:
 
 
 def supports(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> bool:
-    """Whether the kernel takes these dtypes and dims; the pools must be contiguous."""
+    """Return whether the kernel supports these dtypes and dims; the pools must be contiguous."""
     dims = (keys.shape[-1], values.shape[-1])
     return (
         query.dtype in _DTYPES
@@ -48,7 +48,7 @@ def supports(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> b
 
 
 class NativeStep:
-    """One step: its int32 arrays are handed to each layer as they are."""
+    """One step: its int32 arrays are passed to each layer without a copy."""
 
     def __init__(self, metadata: StepMetadata, memory: AttentionMemory) -> None:
         self._metadata = metadata
@@ -106,13 +106,13 @@ class NativeStep:
                 packed.query_ends, packed.kv_lengths, packed.table_ends, packed.blocks, packed.slots,
                 block_size=metadata.block_size, num_blocks=num_slots // metadata.block_size,
             )  # fmt: skip
-        self._step.num_blocks = num_slots // self._metadata.block_size  # the pool of each layer may be another
+        self._step.num_blocks = num_slots // self._metadata.block_size  # layers may have pools of different sizes
         return self._step
 
 
 def _check_pools(keys: torch.Tensor, values: torch.Tensor) -> None:
     if keys.dim() != 3 or values.dim() != 3 or keys.shape[:2] != values.shape[:2]:
-        raise ValueError(f"a pool of keys {list(keys.shape)} and values {list(values.shape)}: slots and heads differ")
+        raise ValueError(f"a pool of keys {list(keys.shape)} and values {list(values.shape)}: slots or heads differ")
     if keys.dtype != values.dtype or keys.dtype not in _DTYPES:
         raise ValueError(f"a pool of {keys.dtype} and {values.dtype}: both must be one of {sorted(map(str, _DTYPES))}")
 
@@ -125,10 +125,10 @@ def _check_shape(what: str, tensor: torch.Tensor, wanted: tuple[int, ...]) -> No
 
 
 def _dense(rows: torch.Tensor) -> torch.Tensor:
-    """Return rows whose numbers of one head and token follow each other."""
+    """Return rows in which the numbers of one head and token are contiguous."""
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
 def _rows(rows: torch.Tensor) -> Rows:
-    """Return where [heads, num_tokens, dim] lies."""
+    """Return the address and strides of [heads, num_tokens, dim]."""
     return Rows(rows.data_ptr(), rows.stride(1), rows.stride(0), _DTYPES[rows.dtype])

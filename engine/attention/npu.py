@@ -1,10 +1,10 @@
-"""Attention on NPUs: torch_npu's fused kernel reads blocks where they lie; layers that it does not take are torch's.
+"""Attention on NPUs: torch_npu's fused kernel reads blocks in place; torch computes unsupported layers.
 
 step, layer                      | calls of npu_fused_infer_attention_score (engine/npu/fused_attention.py)
 plain                            | one: all rows, TND
-sliding window                   | chunks together, TND; single rows together, BSH, with a mask of their own
+sliding window                   | chunks together, TND; single rows together, BSH, with their own mask
 head dim over 128, or float16    | each chunk alone, BSH; single rows together, BSH
-sinks                            | the same, TND by v2 of the op; under BSH sinks come in afterwards
+sinks                            | the same, TND by v2 of the op; with BSH, sinks are applied to its output
 """
 
 from collections.abc import Iterator
@@ -23,18 +23,18 @@ from telemetry.logs import EventLogger
 _log = EventLogger("engine")
 _OP = "npu_fused_infer_attention_score"
 _LENGTHS = ("actual_seq_lengths_kv", "actual_seq_kvlen")
-"""What the op and its v2 call the lists of the host that change from step to step."""
+"""The names, in the op and in its v2, of the host lists that change from step to step."""
 
 
 class NpuAttention:
     """The NPU backend. One thread calls it."""
 
     def __init__(self, *, uses_tnd: bool = True) -> None:
-        """Without `uses_tnd` every call is BSH, which is slower for prompts and has fewer ifs in the op's document."""
+        """Without `uses_tnd` every call is BSH, which is slower for prompts and has fewer documented restrictions."""
         self.uses_tnd = uses_tnd
-        self.note = f"attention by {_OP}" + ("" if uses_tnd else ", layout BSH alone")
+        self.note = f"attention by {_OP}" + ("" if uses_tnd else ", layout BSH only")
         self.alternatives = (NpuAttention(uses_tnd=False),) if uses_tnd else ()
-        """What a load tries where this one does not prove itself (trusted.py)."""
+        """Backends to try where this one fails its check at load (trusted.py)."""
         self.torch = TorchPagedAttention()
         self._refused: set[str] = set()
         self._triangles: dict[torch.device, torch.Tensor] = {}
@@ -52,11 +52,11 @@ class NpuAttention:
         return self.torch.table_width(needed, most) if self._refused else most
 
     def fixed_bytes(self, rows: int, width: int) -> int:
-        """Nothing: what a run makes is the graph's own, and the mask of chunks is not made for it."""
+        """Return 0: tensors of a run are in the graph's memory, and decode steps need no chunk mask."""
         return 0
 
     def takes(self, layer: LayerRows) -> bool:
-        """Whether the op attends this layer; why not is told once."""
+        """Return whether the op supports this layer; each reason against it is logged once."""
         why = why_not(layer)
         if why is not None and why not in self._refused:
             self._refused.add(why)
@@ -64,14 +64,14 @@ class NpuAttention:
         return why is None
 
     def triangle(self, device: torch.device) -> torch.Tensor:
-        """Return the mask of chunks, kept for the next step."""
+        """Return the causal mask of chunks, cached for later steps."""
         if device not in self._triangles:
             self._triangles[device] = triangle(device)
         return self._triangles[device]
 
 
 class NpuStep:
-    """One step, or one run over fixed inputs; each layer goes to who takes it."""
+    """One step, or one run over fixed inputs: each layer runs on the op where it supports the layer, else on torch."""
 
     def __init__(
         self, backend: NpuAttention, rows: PlannedRows | FixedRows, slots: torch.Tensor, by_torch: StepAttention
@@ -80,7 +80,7 @@ class NpuStep:
         self._masks: dict[int, torch.Tensor] = {}
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor) -> None:
-        """See StepAttention.write. "Norm" is the pool's layout: the op's own default is another."""
+        """See StepAttention.write. "Norm" is the pool's layout, not the op's default."""
         torch.ops.npu.npu_scatter_pa_kv_cache(
             _by_token(new_keys, keys.dtype), _by_token(new_values, values.dtype), self._blocks(keys),
             self._blocks(values), self._slots, cache_mode="Norm",
@@ -98,15 +98,15 @@ class NpuStep:
             return parts[0][1]
         output = torch.empty_like(layer.query)  # [num_tokens, num_heads, dim]
         for rows, made in parts:
-            assert rows.places is not None, "one of several parts of a step"
+            assert rows.places is not None, "a part of a step has the rows' places"
             output.index_copy_(0, rows.places, made)
         return output
 
     def _parts(self, layer: LayerRows) -> Iterator[tuple[StepRows, torch.Tensor]]:
-        """Yield the rows of each call and what it made of them."""
+        """Yield the rows of each call and their outputs."""
         rows, window = self._rows, layer.options.sliding_window
         if window is not None and window >= rows.longest:
-            window = None  # it hides nothing
+            window = None  # every key is inside the window
         together = self._backend.uses_tnd and takes_tnd(layer, rows.num_sequences)
         if together and window is None:
             yield rows.everything, attend_together(layer, rows.everything, self._triangle, None)
@@ -134,7 +134,7 @@ class NpuStep:
 
 
 class NpuDecode:
-    """Implements DecodeAttention. Owner of the lengths that the next run has on the host."""
+    """Implements DecodeAttention. Owns the KV lengths on the host that the next run reads."""
 
     reads_tables = True
 
@@ -156,5 +156,5 @@ class NpuDecode:
 
 
 def _by_token(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return [num_tokens, heads, dim] of [heads, num_tokens, dim], in one piece."""
+    """Return [heads, num_tokens, dim] as contiguous [num_tokens, heads, dim]."""
     return rows.transpose(0, 1).to(dtype).contiguous()

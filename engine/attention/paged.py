@@ -1,4 +1,4 @@
-"""One model's paged attention: writes each layer's new KV into the pool, tells who waits for it, and attends."""
+"""One model's paged attention: writes each layer's new KV into the pool, reports the layer, and attends."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,19 +32,19 @@ class PagedAttention:
         self._step: _Step | None = None
 
     def begin(self, metadata: StepMetadata, layer_done: Callable[[int], None] | None) -> None:
-        """Start a step: the layers that run until `end` belong to it."""
+        """Start a step; layers that run until `end` use its metadata."""
         self._step = _Step(self._backend.plan(metadata), layer_done)
 
     def begin_fixed(self, attention: StepAttention) -> None:
-        """Start a run of a step whose attention is there already, as a graph is captured of it."""
+        """Start a run with an attention that is already planned, as when a graph is captured."""
         self._step = _Step(attention, None)
 
     def end(self) -> None:
-        """Forget the step."""
+        """End the step and drop its metadata."""
         self._step = None
 
     def close(self) -> None:
-        """Let go of the pool, which no layer may reach any more; the network's layers keep this object."""
+        """Drop the pool, so that its memory can be freed: the network's layers keep a reference to this object."""
         self._pools = ()
 
     def run_layer(

@@ -1,9 +1,9 @@
-"""Does an attention backend compute here what the reference does? One small step, compared in the model's own shapes.
+"""Compare an attention backend with the reference on this machine: one small step in the model's own shapes.
 
     kind of layer --make_step--> a pool with a past, new rows --backend--> on the device
                                                               --reference--> on the CPU, in float32
 
-The reference runs on the CPU, so that a device whose plain operations are wrong is found too.
+The reference runs on the CPU, so that a device whose plain torch operations are wrong is detected too.
 """
 
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ from engine.step import BatchSequence, StepBatch
 from engine.step_metadata import StepMetadata, build
 
 Part = tuple[int, int]
-"""(start, count): a sequence's tokens of the step, behind those that earlier ones wrote."""
+"""(start, count): a sequence's tokens of the step, after the tokens that earlier steps wrote."""
 _HOST = torch.device("cpu")
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
-"""Of a number's absolute difference: values are about 1, and kernels in 16 bits round the softmax's weights too."""
+"""Largest absolute difference of a number: values are about 1, and 16-bit kernels round the softmax's weights too."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """What one layer asks of its attention: heads, dims and AttentionOptions without the sinks' own numbers."""
+    """One layer's attention parameters: heads, dims and AttentionOptions without the values of the sinks."""
 
     num_heads: int
     num_kv_heads: int
@@ -37,7 +37,7 @@ class LayerKind:
     has_sinks: bool = False
 
     def __str__(self) -> str:
-        """Say what it is, as in "8 heads over 2 of 64, window 128, sinks"."""
+        """Return a description such as "8 heads over 2 of 64, window 128, sinks"."""
         dims = f"{self.key_dim}" if self.key_dim == self.value_dim else f"{self.key_dim}/{self.value_dim}"
         extras = [
             "" if self.sliding_window is None else f"window {self.sliding_window}",
@@ -59,7 +59,7 @@ class _Step:
     options: AttentionOptions
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "_Step":
-        """Return it elsewhere, a copy in any case. Rows lie as a projection leaves them, token by token."""
+        """Return a copy on `device` in `dtype`. Rows have a projection's layout, token by token."""
 
         def moved(rows: torch.Tensor) -> torch.Tensor:
             return rows.to(device, dtype, copy=True).transpose(0, 1).contiguous().transpose(0, 1)
@@ -76,7 +76,7 @@ class _Step:
 
 
 def usual_parts(block_size: int) -> tuple[Part, ...]:
-    """Return a step with a whole prompt, a chunk in the middle of one, and decodes at and around a block's border."""
+    """Return a step with a whole prompt, a chunk in the middle of one, and decodes at and around a block boundary."""
     size = block_size
     return ((2 * size + 3, 1), (0, size + 5), (size, 1), (size - 3, 7), (size - 1, 1), (0, 1))
 
@@ -85,7 +85,7 @@ def differs(
     backend: AttentionBackend, kind: LayerKind, parts: Sequence[Part], *,
     block_size: int, dtype: torch.dtype, device: torch.device, seed: int = 0,
 ) -> str | None:  # fmt: skip
-    """Return how `backend` differs from the reference on `device`, in words, or None. Raises what `backend` does."""
+    """Describe how `backend` differs from the reference on `device`; None if it does not. Its errors pass through."""
     step = _make_step(kind, parts, block_size, dtype, seed)
     batch = _batch(parts, block_size)
     expected_step = step.to(_HOST, torch.float32)
@@ -96,11 +96,11 @@ def differs(
         ("keys", theirs.keys, expected_step.keys), ("values", theirs.values, expected_step.values)
     ):  # fmt: skip
         if not torch.equal(pool.cpu().float().nan_to_num(7e7), wanted.to(dtype).float().nan_to_num(7e7)):
-            return f"{kind}: the {what} that it wrote are not the ones it was given, or lie elsewhere"
+            return f"{kind}: the {what} in the pool are not those passed to write, or are in other slots"
     if tuple(got.shape) != tuple(expected.shape):
-        return f"{kind}: {list(got.shape)} came back, not {list(expected.shape)}"
+        return f"{kind}: the output has shape {list(got.shape)}, not {list(expected.shape)}"
     worst, allowed = float((got.cpu().float() - expected).abs().max()), _TOLERANCE[dtype]
-    return None if worst <= allowed else f"{kind}: off by {worst:.3g}, {allowed:g} is allowed"
+    return None if worst <= allowed else f"{kind}: largest difference {worst:.3g}, at most {allowed:g} is allowed"
 
 
 @torch.inference_mode()
@@ -111,7 +111,7 @@ def _run(backend: AttentionBackend, metadata: StepMetadata, step: _Step) -> torc
 
 
 def _make_step(kind: LayerKind, parts: Sequence[Part], block_size: int, dtype: torch.dtype, seed: int) -> _Step:
-    """Return random inputs, rounded to `dtype`; slots that nobody owns hold NaN, so that reading one shows."""
+    """Return random inputs, rounded to `dtype`; unowned slots contain NaN, so that reading one is noticed."""
     numbers = torch.Generator().manual_seed(seed)
 
     def some(*shape: int) -> torch.Tensor:
@@ -148,10 +148,10 @@ def _batch(parts: Sequence[Part], block_size: int) -> StepBatch:
 
 
 def _tables(parts: Sequence[Part], block_size: int) -> tuple[list[list[int]], int]:
-    """Deal blocks to the sequences in turn, from the last on: no table is in order. Return them and the pool's size."""
+    """Assign blocks round robin, the last block first, so that no table is in order. Return tables and pool size."""
     needs = [-(-(start + count) // block_size) for start, count in parts]
     tables: list[list[int]] = [[] for _ in parts]
-    free = 2 + sum(needs)  # two more than are needed: nobody's
+    free = 2 + sum(needs)  # two more than needed, owned by no sequence
     num_blocks = free
     while any(len(table) < need for table, need in zip(tables, needs, strict=True)):
         for table, need in zip(tables, needs, strict=True):

@@ -1,4 +1,4 @@
-"""Attention in plain torch, sequence by sequence, on any device: the truth that other backends are tested against."""
+"""Attention in plain torch, sequence by sequence, on any device: the oracle of the other backends' tests."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -16,12 +16,12 @@ class ReferenceAttention:
     """The reference backend. Scores and softmax are float32 whatever the pool's dtype."""
 
     def plan(self, metadata: StepMetadata) -> "ReferenceStep":
-        """What layers share is made by the first that attends."""
+        """Return the step; its first layer computes what all layers share."""
         return ReferenceStep(metadata)
 
 
 class SlotWriter:
-    """A step that writes its KV as every torch backend does: a row to a slot."""
+    """Implements StepAttention.write for the torch backends: one row to one slot."""
 
     def __init__(self, metadata: StepMetadata) -> None:
         self.metadata = metadata
@@ -35,7 +35,7 @@ class SlotWriter:
 class ReferenceStep(SlotWriter):
     """One step: each sequence's keys are gathered through its block table and attended alone.
 
-    All block tables go to the device in one piece, once; no layer waits for the device, or sends it anything.
+    All block tables are uploaded once, in one tensor; no layer waits for the device or uploads anything.
     """
 
     def attend(
@@ -51,14 +51,14 @@ class ReferenceStep(SlotWriter):
 
     @cached_property
     def _slots(self) -> list[torch.Tensor]:
-        """Of each sequence, the pool slots of all its tokens in order: [kv_length] int64."""
+        """For each sequence, the pool slots of all its tokens in order: [kv_length] int64."""
         device, size = self.metadata.slots.device, self.metadata.block_size
         blocks = upload(torch.from_numpy(np.array(self.metadata.packed.blocks, np.int64)), device)  # of all sequences
         slots = (blocks[:, None] * size + torch.arange(size, device=device)).flatten()
         return [slots[start : start + length] for start, length in self._places(size)]
 
     def _places(self, block_size: int) -> Iterator[tuple[int, int]]:
-        """Yield where each sequence's slots begin among those of all blocks, and how many there are."""
+        """Yield (first, count) of each sequence's slots within the slots of all blocks."""
         packed, first = self.metadata.packed, 0
         for end, length in zip(packed.table_ends, packed.kv_lengths, strict=True):
             yield first * block_size, length
@@ -78,7 +78,7 @@ def slots_of(sequence: BatchSequence, block_size: int, device: torch.device) -> 
 
 
 def visible(sequence: BatchSequence, first_key: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """Return [count, kv_length - first_key] bool: which keys from `first_key` on each of the step's queries sees."""
+    """Return [count, kv_length - first_key] bool: which keys from `first_key` on each query of the step sees."""
     queries = torch.arange(sequence.start, sequence.kv_length, device=device)[:, None]
     keys = torch.arange(first_key, sequence.kv_length, device=device)[None, :]
     causal = keys <= queries
@@ -91,7 +91,7 @@ def _attend(
 ) -> torch.Tensor:  # fmt: skip
     """Return [count, num_heads, value_dim]. query: [num_heads, count, dim]; keys, values: [length, kv_heads, dim].
 
-    The heads of a group are more queries of their one KV head. `length` counts from `first_key`.
+    The heads of a group are treated as more queries of their KV head. `length` counts from `first_key`.
     """
     num_heads, count, _ = query.shape
     length, kv_heads, _ = keys.shape
@@ -99,7 +99,7 @@ def _attend(
     scores = (grouped @ keys.float().permute(1, 2, 0) * options.scaling).view(num_heads, count, length)
     if options.softcap is not None:
         scores = torch.tanh(scores / options.softcap) * options.softcap
-    if count > 1:  # a single query sees all keys that its window leaves
+    if count > 1:  # a single query sees all keys inside its window
         mask = visible(sequence, first_key, options.sliding_window, query.device)
         scores = scores.masked_fill(~mask, float("-inf"))
     weights = _softmax(scores, options.sinks).view(kv_heads, -1, length)
@@ -108,7 +108,7 @@ def _attend(
 
 
 def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
-    """Return the weights of keys, [num_heads, count, length]; a head's sink takes its part of them."""
+    """Return the weights of keys, [num_heads, count, length]; a sink takes part of the sum."""
     if sinks is None:
         return scores.softmax(dim=-1)
     column = sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)

@@ -1,8 +1,8 @@
-"""Our attention functions as transformers calls them, and what a layer may ask of them.
+"""Our attention functions with the signature that transformers calls, and the options that a layer may pass.
 
 name          | masks                                   | for
-NAME          | none: the step's metadata says who sees | every step
-PROBE         | one that says what it would be          | one token of engine/kv_probe.py, which compares it
+NAME          | none: the step's metadata replaces them | every step
+PROBE         | a description of the mask (Mask)        | one token of engine/kv_probe.py, which checks it
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ _NEUTRAL = frozenset(
 
 
 class LayerHandler(Protocol):
-    """Who does the work of a layer: the pool's PagedAttention, or the probe of engine/kv_probe.py."""
+    """Computes a layer's attention: the pool's PagedAttention, or the probe of engine/kv_probe.py."""
 
     def run_layer(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
@@ -40,16 +40,16 @@ class LayerHandler(Protocol):
 
 
 class LayerObserver(LayerHandler, Protocol):
-    """A handler that is told of the masks too."""
+    """A handler that also receives the masks."""
 
     def see_mask(self, layer: int, mask: "Mask | None", asked_window: int | None) -> None:
-        """Take note of the layer's mask, None where it has none, and of the window it asks its attention for."""
+        """Record the layer's mask, None where it has none, and the sliding window that it passes to its attention."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """What transformers would mask: all but keys in (p - window, p] for a query at p, or something else (`known`)."""
+    """The mask of transformers: all but keys in (p - window, p] for a query at p, or another if not `known`."""
 
     window: int | None
     known: bool = True
@@ -58,7 +58,7 @@ class Mask:
 def register() -> None:
     """Make NAME and PROBE valid values of `attn_implementation`.
 
-    No mask function goes with NAME, so transformers builds no masks.
+    No mask function is registered for NAME, so transformers builds no masks.
     """
     AttentionInterface.register(NAME, _attention)
     AttentionInterface.register(PROBE, _probed_attention)
@@ -66,7 +66,7 @@ def register() -> None:
 
 
 def attach(network: torch.nn.Module, handler: LayerHandler) -> None:
-    """Let every attention module of `network` reach `handler`."""
+    """Set `handler` on every attention module of `network`."""
     for module in network.modules():
         if getattr(module, "layer_idx", None) is not None:
             object.__setattr__(module, _HANDLER, handler)
@@ -99,7 +99,7 @@ def _probed_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend as `_attention` does, and tell the handler of the mask."""
+    """Attend as `_attention` does, and pass the mask to the handler."""
     asked_window = kwargs.get("sliding_window")
     output = _attention(module, query, key, value, None, scaling, **kwargs)
     mask = None if attention_mask is None else getattr(attention_mask, _MASK, Mask(None, known=False))
@@ -110,14 +110,14 @@ def _probed_attention(
 def _described_mask(
     *, mask_function: Callable[..., Any], device: torch.device, local_size: int | None = None, **_: Any
 ) -> torch.Tensor:
-    """Return a mask of one element that carries its `Mask`; a model that changes it makes one that carries none."""
+    """Return a mask of one element that carries its `Mask`; a mask that the model derives from it carries none."""
     mask = torch.zeros(1, 1, 1, 1, device=device)
     setattr(mask, _MASK, Mask(local_size, known=_is_causal_window(mask_function, local_size)))
     return mask
 
 
 def _is_causal_window(mask_function: Callable[..., Any], window: int | None) -> bool:
-    """Whether the function lets the same keys through as causal attention in `window`, at and around its border."""
+    """Return whether the function admits the same keys as causal attention in `window`, at and around the limit."""
     border = window or 8
     places = sorted({0, 1, border - 1, border, border + 1, 2 * border, 2 * border + 1})
     try:
@@ -126,12 +126,12 @@ def _is_causal_window(mask_function: Callable[..., Any], window: int | None) -> 
             == (key <= query and (window is None or key > query - window))
             for query, key in product(places, places)
         )
-    except (RuntimeError, IndexError, TypeError):  # it reads tensors of the step, whose length is one
+    except (RuntimeError, IndexError, TypeError):  # the function indexes the step's tensors, whose length is one
         return False
 
 
 def _options(module: torch.nn.Module, scaling: float, kwargs: dict[str, Any]) -> AttentionOptions:
-    """Read what the layer asks for. Raises ConfigError for what no backend does, so nothing is silently left out."""
+    """Return the layer's options. Raises ConfigError for one that no backend supports, so that none is ignored."""
     kwargs.pop("dropout", None)
     is_causal = kwargs.pop("is_causal", None)
     if (getattr(module, "is_causal", True) if is_causal is None else is_causal) is False:
@@ -141,5 +141,5 @@ def _options(module: torch.nn.Module, scaling: float, kwargs: dict[str, Any]) ->
     )
     unknown = sorted(name for name, value in kwargs.items() if value is not None and name not in _NEUTRAL)
     if unknown:
-        raise ConfigError(f"{type(module).__name__} asks its attention for {', '.join(unknown)}: not supported")
+        raise ConfigError(f"{type(module).__name__} passes {', '.join(unknown)} to its attention: not supported")
     return options

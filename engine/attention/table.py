@@ -37,10 +37,10 @@ def _npu(device: Device, threads: Threads | None) -> AttentionBackend:
 MAKERS: dict[str, Maker] = {REFERENCE: _reference, "cpu": _cpu, "cuda": _cuda, "npu": _npu}
 
 
-def make_backend(asked: str, device: Device, threads: Threads | None = None) -> AttentionBackend:
-    """Return the backend that was asked for; `auto` is the device's own. Raises ConfigError for one it cannot run."""
+def make_backend(name: str, device: Device, threads: Threads | None = None) -> AttentionBackend:
+    """Return the backend called `name`; `auto` is the device's own. Raises ConfigError where it cannot run here."""
     own = device.traits.attention
-    name = own if asked == AUTO else asked
+    name = own if name == AUTO else name
     if name not in (own, REFERENCE):
-        raise ConfigError(f"attention backend {asked!r} is not one of {AUTO}, {own}, {REFERENCE} on {device.name}")
+        raise ConfigError(f"attention backend {name!r} is not one of {AUTO}, {own}, {REFERENCE} on {device.name}")
     return MAKERS.get(name, _reference)(device, threads)

@@ -1,6 +1,6 @@
-"""Block tables of a step: one behind the other on the host, for libraries that plan there, or as rectangles.
+"""Block tables of a step: concatenated on the host, for libraries that plan there, or as rectangles.
 
-A row is one sequence. In a rectangle, rows that are shorter than the widest repeat their last block, which is theirs.
+A row is one sequence. In a rectangle, rows shorter than the widest repeat their own last block.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class HostTables:
-    """Blocks that hold KV after the step, row after row, how many are each row's, and the tokens in them."""
+    """The blocks in use after the step, row after row, with each row's number of blocks and of tokens."""
 
     blocks: Ints  # [used.sum()]
     used: Ints  # [num_rows]
@@ -36,7 +36,7 @@ class HostTables:
         return np.asarray(self.blocks[places], np.int64)
 
     def padded(self, num_rows: int, block: int) -> "HostTables":
-        """Return `num_rows` of them, those that are not there with one token in `block` each."""
+        """Return `num_rows` rows; each added row has one token in `block`."""
         more = num_rows - len(self.used)
         return HostTables(
             np.concatenate([self.blocks, np.full(more, block, np.int64)]),
@@ -47,7 +47,7 @@ class HostTables:
 
 @dataclass(frozen=True, slots=True)
 class DecodeInputs:
-    """What a step of one token a sequence reads, on the device: all int64, with one row a sequence."""
+    """Device inputs of a step with one token per sequence: all int64, one row per sequence."""
 
     block_size: int
     token_ids: torch.Tensor  # [num_rows]
@@ -58,14 +58,14 @@ class DecodeInputs:
 
 
 def read_tables(packed: PackedStep, block_size: int, chosen: Ints | None = None) -> HostTables:
-    """Return the tables of the `chosen` sequences, of all by default."""
+    """Return the tables of the `chosen` sequences, or of all."""
     ends = _ints(packed.table_ends, np.int32)
     starts, kv_lengths = np.concatenate(([0], ends[:-1])), _ints(packed.kv_lengths, np.int32)
     if chosen is not None:
         starts, kv_lengths = starts[chosen], kv_lengths[chosen]
     used = -(-kv_lengths // block_size)
     blocks = _ints(packed.blocks, np.int32)
-    if chosen is not None or len(blocks) > used.sum():  # blocks that hold nothing yet, rows that were not chosen
+    if chosen is not None or len(blocks) > used.sum():  # drop blocks without KV yet and rows not chosen
         blocks = blocks[np.repeat(starts - (np.cumsum(used) - used), used) + np.arange(used.sum())]
     return HostTables(blocks, used, kv_lengths)
 

@@ -1,9 +1,9 @@
-"""Attention on CPU by torch's fused kernel: views of the pool where blocks follow each other, else one gather a group.
+"""Attention on CPU by torch's fused kernel: views of the pool where blocks are contiguous, else one gather per group.
 
 piece          | keys                       | one kernel call for
 chunk          | view or gather             | one sequence's prompt tokens
-single decode  | view                       | one sequence whose keys lie in one piece of the pool
-decode group   | gather, padded, masked     | sequences of like length whose blocks are scattered
+single decode  | view                       | one sequence whose keys are contiguous in the pool
+decode group   | gather, padded, masked     | sequences of similar length whose blocks are scattered
 """
 
 from collections import defaultdict
@@ -22,7 +22,7 @@ from engine.step_metadata import StepMetadata
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """One kernel call: the rows it answers and where its keys lie, in slots.
+    """One kernel call: the query rows that it computes and the slots of its keys.
 
     `rows` is a slice for one sequence and an index tensor for a group. `slots` is a slice where no copy is needed.
     """
@@ -36,7 +36,7 @@ class _Piece:
 
 
 class TorchCpuAttention:
-    """The backend of torch alone. Owns scratch memory for gathered keys and values: no step allocates it anew."""
+    """The backend with torch only. Owns scratch memory for gathered keys and values, reused by all steps."""
 
     def __init__(self) -> None:
         self._scratch = (_Scratch(), _Scratch())
@@ -48,7 +48,7 @@ class TorchCpuAttention:
 
 
 class TorchCpuStep(SlotWriter):
-    """One step; keeps its pieces from layer to layer."""
+    """One step; its layers share the pieces."""
 
     def __init__(
         self, metadata: StepMetadata, scratch: tuple["_Scratch", "_Scratch"], reference: ReferenceAttention
@@ -61,7 +61,7 @@ class TorchCpuStep(SlotWriter):
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
-        """See StepAttention.attend. What the fused kernel lacks (caps, sinks, mixed dtypes) goes to the reference."""
+        """See StepAttention.attend. The reference computes what the fused kernel lacks (caps, sinks, mixed dtypes)."""
         if options.softcap is not None or options.sinks is not None or query.dtype != keys.dtype:
             return self._reference.plan(self.metadata).attend(query, keys, values, options)
         pieces = self._pieces_for(options.sliding_window)
@@ -99,7 +99,7 @@ class TorchCpuStep(SlotWriter):
 
 
 class _Scratch:
-    """A buffer that grows and is used again."""
+    """A reusable buffer that grows as needed."""
 
     def __init__(self) -> None:
         self._buffer: torch.Tensor | None = None
@@ -138,7 +138,7 @@ def _plan_pieces(metadata: StepMetadata, window: int | None) -> Iterator[_Piece]
 
 
 def _key_slots(sequence: BatchSequence, first_key: int, block_size: int, device: torch.device) -> slice | torch.Tensor:
-    """Return the slots of keys [first_key, kv_length): a slice where their blocks follow each other in the pool."""
+    """Return the slots of keys [first_key, kv_length): a slice where their blocks are contiguous in the pool."""
     used = sequence.block_ids[first_key // block_size : -(-sequence.kv_length // block_size)]
     if all(b == a + 1 for a, b in pairwise(used)):
         start = used[0] * block_size + first_key % block_size
@@ -156,9 +156,9 @@ def _chunk(
 
 
 def _together(group: Sequence[tuple[int, torch.Tensor]]) -> _Piece:
-    """Make one of rows and their slots.
+    """Return one piece for a group of (row, slots).
 
-    Pads each sequence's slots with its own first one: what is masked is never another request's memory.
+    Pads each sequence's slots with its own first slot: masked keys are never another request's memory.
     """
     device = group[0][1].device
     lengths = torch.tensor([slots.shape[0] for _, slots in group], device=device)

@@ -1,10 +1,10 @@
-"""Attention in torch alone, on any device: rows that decode in few calls, each chunk of a prompt in one.
+"""Attention with torch only, on any device: few calls for all decoding rows, one call for each prompt chunk.
 
 rows   | keys                                              | one call for
-decode | gathered by block tables, padded, masked          | sequences of like length, at most MOST_KEYS keys
+decode | gathered by block tables, padded, masked          | sequences of similar length, at most MOST_KEYS keys
 chunk  | gathered as they are                              | one sequence's prompt tokens
 
-A decode step over fixed tensors (DecodeInputs) is computed from these alone, so that a graph can replay it.
+A decode step over fixed tensors (DecodeInputs) reads nothing else, so that a graph can replay it.
 """
 
 from collections.abc import Iterator
@@ -21,33 +21,33 @@ from engine.step_metadata import StepMetadata
 from engine.transfers import upload
 
 MOST_KEYS = 1 << 16
-"""Gathered at once: 128 MiB each of keys and values with 8 heads of 128 in 16 bits."""
+"""Tokens gathered at once: 128 MiB each of keys and values with 8 heads of 128 in 16 bits."""
 _MOST_SCORES = 1 << 26
-"""Held at once where the fused kernel cannot be used: 256 MiB in float32."""
+"""Scores in memory at once where the fused kernel cannot be used: 256 MiB in float32."""
 
 
 class TorchPagedAttention:
     """The backend. It has no state."""
 
     def plan(self, metadata: StepMetadata) -> "TorchPagedStep":
-        """Each sequence's place is found on first use."""
+        """Return the step; its first layer computes what all layers share."""
         return TorchPagedStep(metadata)
 
     def plan_decode(self, inputs: DecodeInputs) -> "FixedDecode":
-        """All keys that the tables have room for are gathered, so they are to be no wider than needed."""
+        """See GraphBackend. Gathers the full width of the tables, so they should be no wider than needed."""
         return FixedDecode(inputs)
 
     def table_width(self, needed: int, most: int) -> int:
-        """Return the next power of two: a graph for each, and at most half of what is gathered is for nothing."""
+        """Return the next power of two, to limit the number of graphs; at most half of the gathered keys are unused."""
         return min(most, 1 << (needed - 1).bit_length())
 
     def fixed_bytes(self, rows: int, width: int) -> int:
-        """Nothing: what a run makes is the graph's own."""
+        """Return 0: tensors of a run are in the graph's memory."""
         return 0
 
 
 class TorchPagedStep(SlotWriter):
-    """One step; keeps what its layers share."""
+    """One step; owns what its layers share."""
 
     def __init__(self, metadata: StepMetadata) -> None:
         super().__init__(metadata)
@@ -69,7 +69,7 @@ class TorchPagedStep(SlotWriter):
 
 
 class FixedDecode:
-    """Implements DecodeAttention: nothing is read but the inputs."""
+    """Implements DecodeAttention; reads only the inputs."""
 
     def __init__(self, inputs: DecodeInputs) -> None:
         self._inputs = inputs
@@ -80,7 +80,7 @@ class FixedDecode:
         """Nothing is planned on the host."""
 
     def step(self) -> "FixedStep":
-        """What layers share is computed within the run, for it alone."""
+        """Start a run; what its layers share is computed within the run, so that a graph captures it."""
         return FixedStep(self._inputs)
 
 
@@ -104,17 +104,17 @@ class FixedStep:
 
 
 class _Table:
-    """Rows of one query each, and where their keys lie by their block tables.
+    """Rows of one query each, and the slots of their keys from the block tables.
 
-    What a row does not see is read from its own token's slot, which is always its own and written: masked keys must
-    not be another request's, nor NaN.
+    Masked keys are read from the slot of the row's own token, which is always written: they must be neither another
+    request's nor NaN.
     """
 
     def __init__(
         self, tables: torch.Tensor, kv_lengths: torch.Tensor, own_slots: torch.Tensor, block_size: int,
         most_keys: int | None = None, *, is_whole: bool = False,
     ) -> None:  # fmt: skip
-        """`most_keys` is the longest row's; `is_whole`: all rows are as long as that."""
+        """`most_keys` is the length of the longest row; `is_whole`: all rows have that length."""
         self._tables, self._lengths, self._own, self._block_size = tables, kv_lengths, own_slots, block_size
         self._most_keys = tables.shape[1] * block_size if most_keys is None else most_keys
         self._is_whole = is_whole
@@ -133,7 +133,7 @@ class _Table:
         return out.flatten(1, 2)
 
     def _places_in(self, window: int | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the slots of the keys, [num_rows, num_keys], and which are seen; None where all are."""
+        """Return the slots of the keys, [num_rows, num_keys], and which are visible; None where all are."""
         hides = window is not None and window < self._most_keys
         key = window if hides else None
         if key not in self._places:
@@ -160,7 +160,7 @@ class _Table:
 
 @dataclass(frozen=True, slots=True)
 class _DecodeGroup:
-    """Some of the step's rows that decode; `is_in_order`: all of them, in the step's order."""
+    """Some of the step's decoding rows; `is_in_order`: these are all rows of the step, in its order."""
 
     rows: torch.Tensor
     table: _Table
@@ -193,7 +193,7 @@ class _Chunk:
         )  # fmt: skip
         rows = query.reshape(keys.shape[1], group, query.shape[1], -1)  # [num_kv_heads, group, count, head_dim]
         sinks = None if options.sinks is None else options.sinks.view(-1, group, 1)
-        if self.start == 0 and (window is None or window >= self.end) and not _is_plain(options):
+        if self.start == 0 and (window is None or window >= self.end) and not _is_unfused(options):
             out = _weigh(rows, own_keys, own_values, None, options, None, is_causal=True)
         else:
             parts = [
@@ -206,9 +206,9 @@ class _Chunk:
         return out.flatten(0, 1).transpose(0, 1)
 
     def _parts(self, num_heads: int, options: AttentionOptions) -> Iterator[slice]:
-        """Yield the queries of one call each: all, unless their scores would have to be held."""
+        """Yield the queries of each call: all at once, unless the scores have to be in memory."""
         count = self.end - self.start
-        size = max(1, _MOST_SCORES // (num_heads * self.end)) if _is_plain(options) else count
+        size = max(1, _MOST_SCORES // (num_heads * self.end)) if _is_unfused(options) else count
         for begin in range(0, count, size):
             yield slice(begin, min(begin + size, count))
 
@@ -222,7 +222,7 @@ class _Chunk:
 
 
 def _decode_groups(metadata: StepMetadata) -> Iterator[_DecodeGroup]:
-    """Yield the sequences of one row: longest first, so that those together are of like length."""
+    """Yield the sequences of one row: longest first, so that each group is of similar length."""
     packed, size = metadata.packed, metadata.block_size
     alone = np.flatnonzero(counts(packed) == 1)
     if not len(alone):
@@ -248,7 +248,7 @@ def _decode_groups(metadata: StepMetadata) -> Iterator[_DecodeGroup]:
 
 
 def _chunks(metadata: StepMetadata) -> Iterator[_Chunk]:
-    """Yield the sequences of several rows; the slots of all go to the device at once."""
+    """Yield the sequences of several rows; the slots of all are uploaded at once."""
     size, parts = metadata.block_size, [part for part in metadata.rows() if part[1].count > 1]
     if not parts:
         return
@@ -266,12 +266,12 @@ def _on(device: torch.device, values: Ints) -> torch.Tensor:
 
 
 def _gather(pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Return [rows, heads, keys, dim] of slots [rows, keys]."""
+    """Return the pool's rows at `slots` [rows, keys] as [rows, heads, keys, dim]."""
     return pool.index_select(0, slots.flatten()).view(*slots.shape, *pool.shape[1:]).transpose(1, 2)
 
 
-def _is_plain(options: AttentionOptions) -> bool:
-    """Whether the fused kernel lacks something that the layer asks for."""
+def _is_unfused(options: AttentionOptions) -> bool:
+    """Return whether the layer's options need plain operations in place of the fused kernel."""
     return options.softcap is not None or options.sinks is not None
 
 
@@ -281,12 +281,12 @@ def _weigh(
 ) -> torch.Tensor:  # fmt: skip
     """Return [batch, heads, queries, value_dim] in the query's dtype.
 
-    `visible` broadcasts to [batch, heads, queries, keys]; `sinks` to the scores but for the keys.
+    `visible` broadcasts to [batch, heads, queries, keys]; `sinks` to the scores without the keys dimension.
     """
     dtype = query.dtype
-    if dtype != keys.dtype or _is_plain(options):
+    if dtype != keys.dtype or _is_unfused(options):
         query, keys, values = query.float(), keys.float(), values.float()
-    if not _is_plain(options):
+    if not _is_unfused(options):
         out = scaled_dot_product_attention(query, keys, values, visible, is_causal=is_causal, scale=options.scaling)
         return out.to(dtype)
     scores = query @ keys.transpose(-1, -2) * options.scaling

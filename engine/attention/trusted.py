@@ -1,8 +1,8 @@
-"""The backend that a load goes on with: the device's own where it proves itself, else the reference.
+"""Choose the attention backend at load: the device's own where it passes a check, else the reference.
 
-A backend may have `alternatives`: backends that are tried before the reference, in their order.
+A backend may have `alternatives`: backends to try, in their order, before the reference.
 
-On the CPU nothing is proved at each start: its kernels pass the contract tests on machines like the user's.
+On the CPU nothing is checked at start: its kernels pass the contract tests on machines like the user's.
 """
 
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ _log = EventLogger("engine")
 def trusted(
     backend: AttentionBackend, network: Any, device: Device, *, block_size: int, dtype: torch.dtype
 ) -> tuple[AttentionBackend, str | None]:
-    """Return `backend`, or what is next with a note, and a warning in the log, where it is wrong or fails here.
+    """Return `backend`, or the next one that computes correctly here, a note on why and a warning in the log.
 
-    `network` runs one token for it, on `device`, and has another handler of its attention on return.
+    Runs one token of `network` on `device` and replaces its attention handler.
     """
     if device.traits.pools_on_host or isinstance(backend, ReferenceAttention):
         return backend, None
@@ -49,7 +49,7 @@ def _why_not(
             why = differs(
                 backend, kind, usual_parts(block_size), block_size=block_size, dtype=dtype, device=device.torch_device
             )
-        except Exception as error:  # noqa: BLE001 - of a driver's library; whatever it is, the next one goes on
+        except Exception as error:  # noqa: BLE001 - a driver's library may raise anything; the next backend is tried
             why = f"{kind}: {type(error).__name__}: {' '.join(str(error).split())}"
         if why is not None:
             return why
@@ -57,7 +57,7 @@ def _why_not(
 
 
 def layer_kinds(network: Any) -> tuple[LayerKind, ...]:
-    """Return what the layers of a loaded network ask of their attention, each kind once, in their order."""
+    """Return the attention parameters of a loaded network's layers, each kind once, in layer order."""
     seen = _Seen()
     attach(network, seen)
     with torch.inference_mode():
@@ -67,7 +67,7 @@ def layer_kinds(network: Any) -> tuple[LayerKind, ...]:
 
 
 class _Seen:
-    """Implements LayerHandler: notes what is asked; one token attends to itself alone, so its value is the output."""
+    """Implements LayerHandler: records each kind; one token attends only to itself, so its value is the output."""
 
     def __init__(self) -> None:
         self.kinds: dict[LayerKind, None] = {}
@@ -88,4 +88,4 @@ def _warn(backend: AttentionBackend, following: AttentionBackend, device: Device
     name = device.traits.attention
     _log.warning("attention_fallback", op=name, backend=type(backend).__name__, device=device.name, error=why)
     taken = getattr(following, "note", "attention by the reference")
-    return f"{taken}, because {name!r} does not compute what it should on {device.name}: {why}"
+    return f"{taken}, because {name!r} computes wrong results on {device.name}: {why}"

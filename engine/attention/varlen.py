@@ -1,9 +1,9 @@
 """Attention by torch's flash kernel for sequences of any length: one call for a whole step, over gathered blocks.
 
-    query [num_tokens, heads, dim], keys and values [their tokens, kv_heads, dim], both cut at int32 ends from 0 on
+    query [num_tokens, heads, dim], keys and values [their tokens, kv_heads, dim], with int32 cumulative lengths from 0
 
-A query's end is its sequence's end. The kernel is torch's own (torch.nn.attention.varlen), there where torch is built
-for GPUs; nothing here has run on one yet. Fixed decode steps are left to torch_paged.py.
+A query's end is its sequence's end. The kernel is torch's own (torch.nn.attention.varlen), in builds of torch for GPUs;
+nothing here has run on a GPU yet. torch_paged.py computes fixed decode steps.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ MOST_DIM, DIM_STEP = 256, 8
 
 
 class VarlenAttention:
-    """Implements PagedLibrary for steps that are launched."""
+    """Implements PagedLibrary for steps without a graph."""
 
     def __init__(self, kernel: VarlenKernel) -> None:
         """`kernel` is torch.nn.attention.varlen.varlen_attn."""
@@ -52,19 +52,19 @@ class VarlenAttention:
         return VarlenStep(self.kernel, metadata)
 
     def plan_decode(self, inputs: DecodeInputs) -> None:
-        """None: the gather would be as wide as the tables, and torch_paged.py does that."""
+        """Return None: the gather would be as wide as the tables, which torch_paged.py does already."""
 
     def fixed_bytes(self, rows: int, width: int) -> int:
-        """Nothing, as it has no fixed steps."""
+        """Return 0: there are no fixed steps."""
         return 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Neighbouring sequences of one call."""
+    """Consecutive sequences that one call computes."""
 
     rows: slice
-    slots: torch.Tensor  # [keys of all]: of each sequence's tokens, in order
+    slots: torch.Tensor  # [keys of all]: each sequence's slots, in order
     query_ends: torch.Tensor  # [num_sequences + 1] int32, from 0, as are the next
     key_ends: torch.Tensor
     most_queries: int
@@ -72,7 +72,7 @@ class _Group:
 
 
 class VarlenStep(SlotWriter):
-    """One step; its layers share where keys lie."""
+    """One step; its layers share the slots of the keys."""
 
     def __init__(self, kernel: VarlenKernel, metadata: StepMetadata) -> None:
         super().__init__(metadata)

@@ -1,6 +1,6 @@
-"""pytorch_model.bin -> safetensors: the one place that reads a pickle, with weights_only, in a process of its own.
+"""pytorch_model.bin -> safetensors: the only place that reads a pickle, with weights_only, in a separate process.
 
-torch's weights_only reader makes tensors and plain containers; what else a file names is refused, and never called.
+torch's weights_only reader makes tensors and plain containers; any other name in a file is refused and never called.
 """
 
 import json
@@ -21,10 +21,10 @@ _REASON = re.compile(r"WeightsUnpickler error: (.+)")
 
 
 def convert_bin(bins: BinFiles, target: Path, *, tied: bool) -> None:
-    """Write the tensors of `bins` into folder `target`, a safetensors file for each file.
+    """Write the tensors of `bins` into folder `target`, one safetensors file for each .bin file.
 
-    `tied`: the config lets the output layer share the embeddings, so a head that is the embeddings is left out.
-    Raises ConfigError, naming the file, for anything but plain tensors in it.
+    `tied`: the config lets the output layer share the embeddings, so a head equal to the embeddings is left out.
+    Raises ConfigError, naming the file, if it contains anything but plain tensors.
     """
     weight_map: dict[str, str] = {}
     total, count = 0, len(bins.files)
@@ -33,7 +33,7 @@ def convert_bin(bins: BinFiles, target: Path, *, tied: bool) -> None:
         tensors = _tensors(file, tied=tied)
         _check_names(file, tensors, weight_map, bins.names_by_file.get(file.name, frozenset()) - _left_out(tied))
         save_file(tensors, target / name, metadata={"format": "pt"})
-        (target / name).chmod(0o644)  # the library makes it private, unlike the other files
+        (target / name).chmod(0o644)  # safetensors makes it readable by the owner only
         weight_map |= dict.fromkeys(tensors, name)
         total += sum(tensor.nbytes for tensor in tensors.values())
     if count > 1:
@@ -42,11 +42,11 @@ def convert_bin(bins: BinFiles, target: Path, *, tied: bool) -> None:
 
 
 def _tensors(file: Path, *, tied: bool) -> dict[str, torch.Tensor]:
-    """Return what `file` holds, each tensor with memory of its own, as safetensors need it."""
+    """Return the tensors of `file`, each with its own memory, as safetensors requires."""
     check_archive(file)
     state = _load(file)
     if not isinstance(state, Mapping) or not state:
-        raise ConfigError(f"{file} holds {type(state).__name__}, not named tensors")
+        raise ConfigError(f"{file} contains {type(state).__name__}, not named tensors")
     strange = next((name for name, value in state.items() if not _is_plain(name, value)), None)
     if strange is not None:
         raise ConfigError(f"{file}: {strange!r} is {_what(strange, state[strange])}, not a plain tensor")
@@ -63,12 +63,12 @@ def _load(file: Path) -> Any:
         found = _GLOBAL.search(text)
         if found:
             raise ConfigError(
-                f"{file} names {found[1] or found[2]}, which is no tensor: a pickle can run code, so it is refused "
-                "(nothing of it was run); get the model as safetensors"
+                f"{file} names {found[1] or found[2]}, which is not a tensor: a pickle can run code, so it is refused "
+                "(no code was run); get the model as safetensors"
             ) from error
         reason = _REASON.search(text)
         words = (reason[1] if reason else text.splitlines()[0] if text else type(error).__name__)[:300]
-        raise ConfigError(f"{file} cannot be read as tensors alone: {words}") from error
+        raise ConfigError(f"{file} cannot be read as plain tensors: {words}") from error
 
 
 def _is_plain(name: object, value: object) -> bool:
@@ -84,7 +84,7 @@ def _what(name: object, value: object) -> str:
 
 
 def _is_embeddings(name: str, state: Mapping[str, torch.Tensor]) -> bool:
-    """Tell whether the tensor is an output layer, stored a second time under a name of its own."""
+    """Return whether the tensor is an output layer that repeats the embeddings under another name."""
     if name not in _HEADS:
         return False
     head = state[name]
@@ -97,7 +97,7 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _own(tensor: torch.Tensor, seen: set[int]) -> torch.Tensor:
-    """Return the tensor in one piece; a copy where it is a part of other memory, or shares it with one in `seen`."""
+    """Return the tensor contiguous; a copy where it is a view of a larger storage, or shares one in `seen`."""
     storage = tensor.untyped_storage()
     is_whole = tensor.is_contiguous() and storage.nbytes() == tensor.nbytes and storage.data_ptr() not in seen
     seen.add(storage.data_ptr())
@@ -111,7 +111,7 @@ def _left_out(tied: bool) -> frozenset[str]:
 def _check_names(file: Path, names: Collection[str], before: Mapping[str, str], wanted: Collection[str]) -> None:
     missing = sorted(set(wanted) - set(names))
     if missing:
-        raise ConfigError(f"{file} has no tensor {missing[0]}, which the index says is in it")
+        raise ConfigError(f"{file} has no tensor {missing[0]}, which the index lists for it")
     twice = sorted(set(names) & before.keys())
     if twice:
-        raise ConfigError(f"{file} has the tensor {twice[0]}, and an earlier file has it too")
+        raise ConfigError(f"{file} has the tensor {twice[0]}, which an earlier file has too")

@@ -1,6 +1,6 @@
-"""Weights as torch.save wrote them (pytorch_model.bin, whole or in shards): found by name, and looked at as archives.
+"""Find weights written by torch.save (pytorch_model.bin, whole or in shards) and check them as archives.
 
-Such a file is a zip of one pickle, which names the tensors, and of their bytes. Nothing here reads the pickle.
+Such a file is a zip of one pickle, which describes the tensors, and of their bytes. Nothing here reads the pickle.
 """
 
 import zipfile
@@ -19,7 +19,7 @@ _OTHER_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 
 @dataclass(frozen=True, slots=True)
 class BinFiles:
-    """The files of a checkpoint and, where an index says so, the names of the tensors in each."""
+    """The files of a checkpoint and, where there is an index, the names of the tensors in each."""
 
     files: tuple[Path, ...]
     names_by_file: dict[str, frozenset[str]]
@@ -28,7 +28,7 @@ class BinFiles:
 def find_bin_files(folder: Path) -> BinFiles | None:
     """Return the .bin checkpoint of a folder that has no safetensors, None for any other folder.
 
-    Raises ConfigError for an index that names what is not there, and for a folder with pickles of other names alone.
+    Raises ConfigError for an index that lists missing files, and for a folder with only pickles of other names.
     """
     if not (folder / "config.json").is_file() or any((folder / name).is_file() for name in _SAFETENSORS):
         return None
@@ -39,45 +39,45 @@ def find_bin_files(folder: Path) -> BinFiles | None:
     others = sorted(file.name for pattern in _OTHER_PICKLES for file in folder.glob(pattern))
     if others and not any(folder.glob("*.safetensors")):
         raise ConfigError(
-            f"{folder} has no safetensors, only {', '.join(others[:3])}: of pickles only {BIN_NAME}, or the files of "
-            f"{BIN_INDEX}, are converted"
+            f"{folder} has no safetensors, only {', '.join(others[:3])}: of pickles, only {BIN_NAME} or the files in "
+            f"{BIN_INDEX} are converted"
         )
     return None
 
 
 def check_archive(file: Path) -> None:
-    """Raise ConfigError, in words, for what torch.save has not written as it is since torch 1.6."""
+    """Raise ConfigError unless the file is an archive in the format of torch.save since torch 1.6."""
     size = file.stat().st_size
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise ConfigError(
-            f"{file} is no archive as torch.save writes them since 1.6 ({error}): other pickles are refused; save it "
-            "again with a torch of today, as safetensors"
+            f"{file} is not an archive of torch.save since 1.6 ({error}): other pickles are refused; save it "
+            "again with a current torch, as safetensors"
         ) from error
     packed = next((one.filename for one in members if one.compress_type != zipfile.ZIP_STORED), None)
     if packed is not None:
         raise ConfigError(f"{file}: {packed} in it is compressed, which torch.save does not do: refused")
     if sum(one.file_size for one in members) > size:
-        raise ConfigError(f"{file}: what is said to be in it is more than its {size} bytes: refused")
+        raise ConfigError(f"{file}: its entries claim more than its {size} bytes: refused")
     pickles = [one for one in members if one.filename.endswith(".pkl")]
     if len(pickles) != 1 or pickles[0].file_size > _MAX_PICKLE_BYTES:
         sizes = ", ".join(f"{one.filename} of {one.file_size} bytes" for one in pickles) or "none"
-        raise ConfigError(f"{file}: not one pickle of at most {_MAX_PICKLE_BYTES} bytes ({sizes}): refused")
+        raise ConfigError(f"{file}: must have one pickle of at most {_MAX_PICKLE_BYTES} bytes, has {sizes}: refused")
 
 
 def _indexed(folder: Path) -> BinFiles:
     index = folder / BIN_INDEX
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
-        raise ConfigError(f"{index}: its weight_map is not tensors' names and their files")
+        raise ConfigError(f"{index}: its weight_map must map tensor names to files")
     names = sorted(set(weight_map.values()))
     strange = next((name for name in names if Path(name).name != name or not name.endswith(".bin")), None)
     if strange is not None:
-        raise ConfigError(f"{index} names {strange!r}, which is no .bin file of the folder")
+        raise ConfigError(f"{index} names {strange!r}, which is not a .bin file of the folder")
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
-        raise ConfigError(f"{index} names files that are not there: {', '.join(missing)}")
+        raise ConfigError(f"{index} lists missing files: {', '.join(missing)}")
     by_file = {name: frozenset(key for key, file in weight_map.items() if file == name) for name in names}
     return BinFiles(tuple(folder / name for name in names), by_file)

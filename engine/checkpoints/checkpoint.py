@@ -1,4 +1,4 @@
-"""A checkpoint folder as transformers reads it: its config, what of it we refuse. Its weights: engine/network.py."""
+"""Open and check a checkpoint folder's config with transformers. engine/network.py loads the weights."""
 
 import inspect
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A supported model whose weights are not loaded yet. `config` is transformers' own."""
+    """A supported model whose weights are not loaded yet. `config` is transformers' object."""
 
     path: Path
     config: Any
@@ -32,12 +32,12 @@ class Checkpoint:
 
     @property
     def keeps_logits(self) -> bool:
-        """Whether its forward pass can compute the logits of chosen rows only."""
+        """Whether its forward pass can compute the logits of selected rows only."""
         return "logits_to_keep" in inspect.signature(self.network_class.forward).parameters
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Read and check everything but the weights. Raises ConfigError in words for what cannot be served."""
+    """Read and check everything but the weights. Raises ConfigError for a model that cannot be served."""
     check_folder(path)
     config = _read_config(path)
     network_class = _network_class(path, config)
@@ -45,15 +45,15 @@ def open_checkpoint(path: Path) -> Checkpoint:
     tensors = stored_tensors(path)
     stored = next((_STORED_DTYPES[t.dtype] for t in tensors if t.dtype in _STORED_DTYPES), None)
     if stored is None:
-        raise ConfigError(f"{path}: its tensors are {tensors[0].dtype if tensors else 'none'}, not floats")
+        raise ConfigError(f"{path}: its tensors have dtype {tensors[0].dtype if tensors else 'none'}, not floats")
     return Checkpoint(path, config, network_class, stored)
 
 
 def model_length(checkpoint: Checkpoint, asked: int | None) -> int:
-    """Return the longest sequence: as asked, else the model's own. Raises ConfigError with both numbers."""
+    """Return the longest sequence: `asked`, else the model's limit. Raises ConfigError with both numbers."""
     own = longest_sequence(checkpoint.text_config)
     if own is None and asked is None:
-        raise ConfigError(f"{checkpoint.path} does not say its length: set --max-model-len")
+        raise ConfigError(f"{checkpoint.path} has no maximum length in its config: set --max-model-len")
     if asked is not None and (asked < 1 or (own is not None and asked > own)):
         raise ConfigError(f"--max-model-len {asked}: must be from 1 to the model's {own}")
     return asked if asked is not None else own or 0
@@ -71,13 +71,13 @@ def _read_config(path: Path) -> Any:
     kind = read_json(path / "config.json").get("model_type")
     if isinstance(kind, str) and kind not in CONFIG_MAPPING:
         raise ConfigError(
-            f"{path}: model type {kind} is not one that transformers {transformers.__version__} knows; "
-            "code that comes with a checkpoint is never run"
+            f"{path}: model type {kind} is not supported by transformers {transformers.__version__}; "
+            "code in a checkpoint is never run"
         )
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}/config.json is not a model transformers knows: {error}") from error
+        raise ConfigError(f"{path}/config.json is not a config that transformers supports: {error}") from error
 
 
 def _network_class(path: Path, config: Any) -> type[Any]:

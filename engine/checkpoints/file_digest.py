@@ -1,4 +1,4 @@
-"""A short digest of a large file: of its size and of pieces spread over it, so that no gigabytes are read."""
+"""A short digest of a large file: of its size and of pieces spread over it, so that it need not be read whole."""
 
 import hashlib
 from pathlib import Path

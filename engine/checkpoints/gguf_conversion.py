@@ -1,9 +1,9 @@
 """A GGUF file of a dense decoder and a byte-level BPE tokenizer -> a checkpoint folder.
 
 architecture | model type | differs by
-llama        | llama      | rotary rows in GGUF's own order (Mistral's files say llama too)
+llama        | llama      | rotary rows in GGUF's order (also used by Mistral's files)
 qwen2        | qwen2      | biases of q, k and v
-qwen3        | qwen3      | norms of q and k, its own head size
+qwen3        | qwen3      | norms of q and k, a separate head size
 """
 
 import json
@@ -41,7 +41,7 @@ _SPECIAL_IDS = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_to
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """One architecture: transformers' class, what its layers have beside the common, and the order of rotary rows."""
+    """One architecture: transformers' class, the extra tensors of its layers, and the order of rotary rows."""
 
     network_class: str
     pairs_neighbours: bool = False
@@ -72,14 +72,14 @@ def convert(gguf_file: Path, target: Path, dtype: torch.dtype = torch.bfloat16) 
     target.mkdir()
     weights = {names[tensor.name]: _dequantised(tensor, fields, dtype) for tensor in stored}
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
-    (target / "model.safetensors").chmod(0o644)  # the library makes it private, unlike the other files
+    (target / "model.safetensors").chmod(0o644)  # safetensors makes it readable by the owner only
     _write_json(target / "config.json", config | {"tie_word_embeddings": "lm_head.weight" not in weights})
     _write_json(target / "generation_config.json", _special_ids(fields))
     write_tokenizer(fields, target)
 
 
 def stored_dtype(gguf_file: Path) -> torch.dtype:
-    """Return the dtype that loses nothing of plain matrices; bfloat16 where they are quantised."""
+    """Return the dtype that keeps plain matrices exact; bfloat16 where they are quantised."""
     kinds = {tensor.tensor_type for tensor in gguf.GGUFReader(gguf_file).tensors if len(tensor.shape) > 1}
     if kinds == {gguf.GGMLQuantizationType.F16}:
         return torch.float16
@@ -95,7 +95,7 @@ def _check(fields: dict[str, Any]) -> None:
 
 
 def _stored_name(name: str, fields: dict[str, Any]) -> str:
-    """Return the checkpoint's name of a tensor. Raises ConfigError for one that its architecture does not have."""
+    """Return the checkpoint's name of a tensor. Raises ConfigError for a tensor unknown in its architecture."""
     architecture = fields["general.architecture"]
     family, (block, *place) = _FAMILIES[architecture], name.split(".")
     if name in _TOP_NAMES:
@@ -105,7 +105,7 @@ def _stored_name(name: str, fields: dict[str, Any]) -> str:
         known = _LAYER_NAMES | {norm: f"self_attn.{norm.removeprefix('attn_')}" for norm in family.norms}
         if part in known and (kind == "weight" or (kind == "bias" and part in family.biases)):
             return f"model.layers.{layer}.{known[part]}.{kind}"
-    raise ConfigError(f"this GGUF has the tensor {name}, which is not known of {architecture}")
+    raise ConfigError(f"this GGUF has the tensor {name}, which {architecture} does not have")
 
 
 def _dequantised(tensor: Any, fields: dict[str, Any], dtype: torch.dtype) -> torch.Tensor:
@@ -123,7 +123,7 @@ def _dequantised(tensor: Any, fields: dict[str, Any], dtype: torch.dtype) -> tor
 
 
 def _halves_apart(values: Any, num_heads: int) -> Any:
-    """Undo GGUF's order of rotary rows: it pairs neighbours (0, 1), (2, 3), ...; checkpoints pair the two halves."""
+    """Undo GGUF's order of rotary rows: GGUF pairs neighbours (0, 1), (2, 3), ...; checkpoints pair the two halves."""
     rows, columns = values.shape
     return values.reshape(num_heads, rows // num_heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 

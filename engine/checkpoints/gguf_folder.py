@@ -1,8 +1,8 @@
-"""A model that is one GGUF file: found, and turned once into a checkpoint folder of the cache, by a process of its own.
+"""Find a model that is one GGUF file and convert it once, in a separate process, into a checkpoint folder of the cache.
 
 folder with one .gguf --digest--> <cache>/gguf/<file's name>-<digest>/  config.json, *.safetensors, tokenizer.json
 
-The digest is of the file's size and of pieces spread over it, so the same file has the same folder name on every host.
+The digest covers the file's size and pieces spread over it, so the folder name is the same on every host.
 """
 
 import sys
@@ -16,9 +16,9 @@ from wire.errors import ConfigError
 
 
 def find_gguf(path: Path) -> Path | None:
-    """Return the GGUF file that `path` is or holds, None where it is anything else or has safetensors too.
+    """Return the GGUF file at or in `path`, None where there is none or where safetensors exist too.
 
-    Raises ConfigError for a folder with several and nothing else.
+    Raises ConfigError for a folder with several GGUF files and no safetensors.
     """
     if path.is_file() and path.suffix == ".gguf":
         return path
@@ -26,19 +26,19 @@ def find_gguf(path: Path) -> Path | None:
     if not files or (path / "config.json").is_file() or any(path.glob("*.safetensors")):
         return None
     if len(files) > 1:
-        raise ConfigError(f"{path} holds {len(files)} GGUF files ({files[0].name}, ...): name one of them by --model")
+        raise ConfigError(f"{path} has {len(files)} GGUF files ({files[0].name}, ...): name one of them by --model")
     return files[0]
 
 
 def converted_path(file: Path, cache_dir: Path) -> Path:
-    """Return the folder where the model of `file` lies once it is made."""
+    """Return the folder of the converted `file`, which may not exist yet."""
     return cache_dir / "gguf" / f"{file.stem}-{file_digest(file)}"
 
 
 def ensure_converted(file: Path, cache_dir: Path, progress: Callable[[str], None]) -> Path:
-    """Return the checkpoint folder of the GGUF `file`, making it if need be.
+    """Return the checkpoint folder of the GGUF `file`, converting it if needed.
 
-    Raises ConfigError for an architecture or a tokenizer that is not supported, by name.
+    Raises ConfigError with the name of an unsupported architecture or tokenizer.
     """
     target = converted_path(file, cache_dir)
 

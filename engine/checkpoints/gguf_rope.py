@@ -1,7 +1,7 @@
-"""How a GGUF file stretches its rotary positions -> transformers' rope_parameters.
+"""Convert a GGUF file's RoPE scaling to transformers' rope_parameters.
 
-Llama 3.1 and later store a divisor of each frequency (`rope_freqs.weight` [head_dim / 2]) in place of the rule that
-made it: rope type llama3 with 1 and 4 as factors of low and high frequencies over 8,192 positions. It is found again
+Llama 3.1 and later store a divisor for each frequency (`rope_freqs.weight` [head_dim / 2]), not the rule that produced
+it: rope type llama3 with 1 and 4 as factors of low and high frequencies over 8,192 positions. The rule is recovered
 from the largest divisor, and every divisor is checked.
 """
 
@@ -18,7 +18,7 @@ _TOLERANCE = 1e-4
 
 
 def rope_parameters(fields: dict[str, Any], divisors: Any | None) -> dict[str, Any]:
-    """Return transformers' parameters. Raises ConfigError for another way of stretching, by name or first divisor."""
+    """Return transformers' parameters. Raises ConfigError, with its name or first divisor, for other scaling."""
     rope = f"{fields['general.architecture']}.rope"
     theta, scaling = fields.get(f"{rope}.freq_base", 10000.0), fields.get(f"{rope}.scaling.type", "none")
     if scaling != "none":
@@ -43,7 +43,7 @@ def rope_parameters(fields: dict[str, Any], divisors: Any | None) -> dict[str, A
 
 
 def _llama3_divisors(theta: float, count: int, factor: float) -> list[float]:
-    """Return 1 for short waves, `factor` for long ones, and between them what goes from one to the other smoothly."""
+    """Return 1 for short waves, `factor` for long ones, and a smooth interpolation between them."""
     divisors = []
     for index in range(count):
         turns = _ORIGINAL_LENGTH / (2 * math.pi * theta ** (index / count))  # of this wave over the original length

@@ -1,7 +1,7 @@
-"""A SentencePiece vocabulary inside a GGUF file (tokens with scores, bytes as a way out) as a BPE of `tokenizers`.
+"""Convert a SentencePiece vocabulary in a GGUF file (tokens with scores, byte fallback) to a BPE of `tokenizers`.
 
-SentencePiece joins the neighbours whose joint token has the highest score. Here each way to split a token into two
-others is a merge, in the order of the token's score.
+SentencePiece joins the neighbours whose joint token has the highest score. So each split of a token into two others
+becomes a merge, ordered by the token's score.
 """
 
 from typing import Any
@@ -10,11 +10,11 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 
 _SPACE = "▁"
 _NORMAL, _UNKNOWN = 1, 2  # gguf.TokenType
-_DEFAULT_SPACE = True  # llama.cpp's, where a file does not say
+_DEFAULT_SPACE = True  # llama.cpp's default
 
 
 def sentencepiece_bpe(fields: dict[str, Any]) -> Tokenizer:
-    """Return the tokenizer, without the tokens that stand apart from text."""
+    """Return the tokenizer, without the tokens that never occur in text."""
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     kinds: list[int] = fields["tokenizer.ggml.token_type"]
     unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == _UNKNOWN), None)
@@ -36,7 +36,7 @@ def sentencepiece_bpe(fields: dict[str, Any]) -> Tokenizer:
 
 
 def _merges(tokens: list[str], scores: list[float], kinds: list[int]) -> list[tuple[str, str]]:
-    """Return all pairs of normal tokens that make one, highest score first; of one token's, the lowest ids first."""
+    """Return all pairs of normal tokens that form a token, highest score first; for one token, lowest ids first."""
     ids = {token: index for index, token in enumerate(tokens) if kinds[index] == _NORMAL}
     found = []
     for token, index in ids.items():

@@ -1,7 +1,7 @@
-"""The tokenizer inside a GGUF file -> tokenizer.json and its settings.
+"""Convert the tokenizer in a GGUF file to tokenizer.json and its settings.
 
-`tokenizer.ggml.model` is `llama` for SentencePiece's BPE, `gpt2` for a byte-level one, of which
-`tokenizer.ggml.pre` names how text is split before merges: by GPT-2's pattern, or by a later one that cuts numbers.
+`tokenizer.ggml.model` is `llama` for SentencePiece's BPE, `gpt2` for a byte-level one. For the latter,
+`tokenizer.ggml.pre` is the split of text before merges: GPT-2's pattern, or a later one that splits numbers.
 """
 
 import json
@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from engine.checkpoints.gguf_sentencepiece import sentencepiece_bpe
 from wire.errors import ConfigError
 
-_CONTROL, _USER_DEFINED = 3, 4  # gguf.TokenType: never produced from text; found in it as they are
+_CONTROL, _USER_DEFINED = 3, 4  # gguf.TokenType: never produced from text; matched in it literally
 _SENTENCEPIECE = "llama"
 _DIGITS_AT_ONCE = {"llama-bpe": "{1,3}", "qwen2": ""}
 _WORDS = (
@@ -25,7 +25,7 @@ _SETTINGS = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token", "un
 
 
 def check_tokenizer(fields: dict[str, Any]) -> None:
-    """Raise ConfigError for a tokenizer that is not supported, by name."""
+    """Raise ConfigError, with its name, for an unsupported tokenizer."""
     model, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "default")
     if model != _SENTENCEPIECE and (model != "gpt2" or pre not in _SUPPORTED):
         known = ", ".join(_SUPPORTED)
@@ -63,7 +63,7 @@ def _byte_level_bpe(fields: dict[str, Any], tokens: list[str]) -> Tokenizer:
 def _split(pre: str) -> Any:
     if pre == "gpt-2":
         return pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if pre == "smollm":  # digits stand alone, then GPT-2's pattern over bytes
+    if pre == "smollm":  # single digits, then GPT-2's pattern over bytes
         return pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )

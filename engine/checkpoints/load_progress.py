@@ -1,4 +1,4 @@
-"""Shows how far loading is, in bytes: a bar on a terminal, else a log line now and then."""
+"""Shows the progress of loading, in bytes: a bar on a terminal, else periodic log lines."""
 
 import sys
 import time
@@ -16,27 +16,27 @@ _LINE_S = 2.0
 
 
 class LoadProgress:
-    """Owns the bar of one loading; `with` ends it."""
+    """Owns the progress bar of one load; leaving `with` closes it."""
 
     def __init__(
         self, total_bytes: int, *, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`stream` is stderr as it is now: what it was at import may be closed."""
+        """`stream` is by default the current stderr: the one at import may be closed."""
         self._total, self._done, self._clock = total_bytes, 0, clock
         stream = sys.stderr if stream is None else stream
-        self._began = self._said = clock()
+        self._began = self._logged = clock()
         self._bar: Any = None
         if stream.isatty():
             self._bar = tqdm(total=total_bytes, unit="B", unit_scale=True, desc="weights", file=stream, leave=False)
 
     def advance(self, num_bytes: int) -> None:
-        """Count bytes more as loaded."""
+        """Count `num_bytes` more as loaded."""
         self._done += num_bytes
         if self._bar is not None:
             self._bar.update(num_bytes)
-        elif self._clock() - self._said >= _LINE_S:
-            self._said = self._clock()
-            self._say()
+        elif self._clock() - self._logged >= _LINE_S:
+            self._logged = self._clock()
+            self._log()
 
     def __enter__(self) -> Self:
         return self
@@ -47,7 +47,7 @@ class LoadProgress:
         if self._bar is not None:
             self._bar.close()
         if error is None:
-            self._say()
+            self._log()
 
-    def _say(self) -> None:
+    def _log(self) -> None:
         log.info("weights_loaded", bytes=self._done, of=self._total, seconds=round(self._clock() - self._began, 3))

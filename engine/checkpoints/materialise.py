@@ -1,4 +1,4 @@
-"""Tensors of a network made from stored ones: only the parts a rank owns, in the dtype they are used in."""
+"""Fill a network's tensors from stored ones: only the parts that a rank owns, in the dtype that it uses."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ _SCRATCH_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class DimensionRanges:
-    """Ranges [start, end) of dimension `dim` of a whole tensor, which are put one after another.
+    """Ranges [start, end) of dimension `dim` of a whole tensor, concatenated.
 
-    `is_zero`: zeros of the whole shape in place of the tensor, of which nothing is read.
+    `is_zero`: zeros of the whole shape in place of the tensor, which is not read.
     """
 
     dim: int
@@ -23,7 +23,7 @@ class DimensionRanges:
     is_zero: bool = False
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of what is left of a tensor."""
+        """Return the shape of the cut of a tensor with shape `whole`."""
         if self.is_zero:
             return whole
         return (*whole[: self.dim], sum(end - start for start, end in self.ranges), *whole[self.dim + 1 :])
@@ -31,7 +31,7 @@ class DimensionRanges:
 
 @dataclass(frozen=True, slots=True)
 class _Placement:
-    """One stored tensor, or a part of it, and where in the new tensor it goes."""
+    """One stored tensor, or a part of it, and its destination in the new tensor."""
 
     name: str
     part: TensorSlice | None
@@ -39,7 +39,7 @@ class _Placement:
 
 
 def cut_shape(source: TensorSource, weights: Weights, cut: DimensionRanges | None) -> tuple[int, ...]:
-    """Return the shape that `materialise` gives."""
+    """Return the shape of the tensor that `materialise` returns."""
     whole = source.shape(weights)
     return whole if cut is None else cut.shape(whole)
 
@@ -51,7 +51,7 @@ def materialise(
     dtype: torch.dtype,
     advance: Callable[[int], None],
 ) -> torch.Tensor:
-    """Return the tensor; `advance(num_bytes)` is told of each piece, in bytes as `weights` gives them."""
+    """Return the tensor; `advance(num_bytes)` is called for each piece, with its size in the dtype of `weights`."""
     if cut is None and not source.stacked and len(source.columns) == 1 and weights.dtype(source.columns[0][0]) == dtype:
         whole = weights.read(source.columns[0][0])
         advance(whole.nbytes)
@@ -67,7 +67,7 @@ def materialise(
 def _placements(
     source: TensorSource, weights: Weights, cut: DimensionRanges | None, made: torch.Tensor
 ) -> Iterator[_Placement]:
-    """Walk the columns: the part of each that is wanted goes to the next free place along the dimension."""
+    """Yield the requested part of each column, placed one after another along the dimension."""
     dim = source.dim if cut is None else cut.dim
     if len(source.columns) > 1 and dim != source.dim:
         yield from _across(source, weights, cut, made)
@@ -89,7 +89,7 @@ def _placements(
 def _across(
     source: TensorSource, weights: Weights, cut: DimensionRanges | None, made: torch.Tensor
 ) -> Iterator[_Placement]:
-    """Columns that follow each other along one dimension, cut along another."""
+    """Yield columns that are concatenated along one dimension and cut along another."""
     assert cut is not None
     first = 0
     for column, names in enumerate(source.columns):
@@ -116,7 +116,7 @@ def _into(
 
 
 def _fill(placement: _Placement, weights: Weights, advance: Callable[[int], None]) -> None:
-    """Copy piece by piece, so that what is read beside the target stays small."""
+    """Copy piece by piece, so that the buffer besides the target stays small."""
     name, part, target = placement.name, placement.part, placement.target
     row_bytes = target[:1].numel() * weights.dtype(name).itemsize if target.dim() else 1
     rows = max(1, _SCRATCH_BYTES // max(1, row_bytes))

@@ -1,8 +1,8 @@
-"""Folders of models that are made once on this machine: by whoever holds the lock; others wait, then find it there.
+"""Model folders created once per machine, by the process that holds the lock; others wait and then use the folder.
 
 make(staging folder) -> folder in it --renamed--> final path
 
-A killed maker leaves a staging folder, which the next one removes; the system drops its lock.
+A killed process leaves a staging folder, which the next one removes; the kernel releases its lock.
 """
 
 import fcntl
@@ -22,9 +22,9 @@ _POLL_S = 0.2
 def make_once(
     path: Path, make: Callable[[Path], Path], progress: Callable[[str], None], *, timeout_s: float = _LOCK_TIMEOUT_S
 ) -> Path:
-    """Return `path`, made by `make` where it is missing: in a staging folder it is given, whose child it returns.
+    """Return `path`, created by `make` if missing; `make` gets a staging folder and returns a child of it.
 
-    Raises ConfigError when another process holds the lock for `timeout_s`, and what `make` raises.
+    Raises ConfigError when another process holds the lock for `timeout_s`. Errors of `make` pass through.
     """
     if path.is_dir():
         return path
@@ -40,7 +40,7 @@ def make_once(
 
 @contextmanager
 def _only_one(lock: Path, name: str, progress: Callable[[str], None], timeout_s: float) -> Iterator[None]:
-    """Hold `lock` for the block; the system drops it with the process, so a dead holder leaves nothing behind."""
+    """Hold `lock` for the block; the kernel releases it when the process ends, so no stale lock remains."""
     deadline = time.monotonic() + timeout_s
     with lock.open("w") as handle:
         told = False
@@ -48,7 +48,7 @@ def _only_one(lock: Path, name: str, progress: Callable[[str], None], timeout_s:
             if time.monotonic() > deadline:
                 raise ConfigError(f"another process has held {lock} for {timeout_s:.0f} s")
             if not told:
-                progress(f"waiting for another process that is making {name}")
+                progress(f"waiting for another process that is creating {name}")
                 told = True
             time.sleep(_POLL_S)
         yield
@@ -63,7 +63,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _remove_leftovers(folder: Path, prefix: str) -> None:
-    """Remove what a killed run left. Called under the lock: no living run has a staging folder."""
+    """Remove staging folders of killed processes. Called under the lock, so no running process has one."""
     for leftover in folder.iterdir():
         if leftover.name.startswith(prefix) and leftover.is_dir():
             shutil.rmtree(leftover)

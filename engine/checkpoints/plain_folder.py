@@ -1,10 +1,10 @@
-"""A model folder without safetensors or tokenizer.json: turned once into one that has them, in the cache.
+"""Convert a model folder without safetensors or tokenizer.json, once, into one in the cache that has them.
 
 pytorch_model*.bin     --bin_conversion-->  *.safetensors
 vocab.json, merges.txt --vocab_tokenizer--> tokenizer.json
-config.json and its like are copied; safetensors that are there are linked to; code is left behind.
+config.json and similar files are copied; existing safetensors are linked; code is not copied.
 
-A process of its own does it, so that what it reads and imports stays out of ours.
+A separate process converts, so that this one neither imports torch nor reads pickles.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from engine.checkpoints.model_cache import make_once
 from wire.errors import ConfigError
 from wire.model_identity import read_json
 
-_FORMAT = "1"  # of what is made: another one is made anew
+_FORMAT = "1"  # version of the result; a new one converts again
 _COPIED = (".json", ".jinja", ".txt", ".model")
 _GPT2 = ("GPT2Tokenizer", "GPT2TokenizerFast")
 _GPT2_MODELS = ("gpt2", "opt")
@@ -31,9 +31,9 @@ _WEIGHTS, _TOKENIZER = "weights", "tokenizer"
 def ensure_plain(
     folder: Path, cache_dir: Path, progress: Callable[[str], None], *, name: str, weights: bool = True
 ) -> Path:
-    """Return `folder`, or where it lacks something the folder `<cache>/checkpoints/<name>-<digest>` made of it.
+    """Return `folder`, or if it lacks something its conversion `<cache>/checkpoints/<name>-<digest>`.
 
-    `weights`: whether they are needed; a scheduler reads none. Raises ConfigError for pickles that are refused.
+    `weights`: whether they are needed; a scheduler reads none. Raises ConfigError for refused pickles.
     """
     parts = lacking(folder, weights=weights)
     if not parts:
@@ -41,7 +41,7 @@ def ensure_plain(
     target = cache_dir / "checkpoints" / f"{name}-{_digest(folder, parts)}"
 
     def make(staging: Path) -> Path:
-        progress(f"{_told(folder, parts)} (once, into {target})")
+        progress(f"{_description(folder, parts)} (once, into {target})")
         convert_apart("engine.checkpoints.plain_folder", folder, staging / target.name, parts)
         return staging / target.name
 
@@ -52,7 +52,7 @@ def ensure_plain(
 
 
 def lacking(folder: Path, *, weights: bool) -> tuple[str, ...]:
-    """Return what is to be made for `folder`. Raises ConfigError."""
+    """Return the parts that `folder` lacks. Raises ConfigError."""
     if not folder.is_dir():
         return ()
     bins = find_bin_files(folder) if weights else None
@@ -61,7 +61,7 @@ def lacking(folder: Path, *, weights: bool) -> tuple[str, ...]:
 
 
 def _has_vocab_alone(folder: Path) -> bool:
-    """Tell whether the tokenizer is GPT-2's and has no tokenizer.json."""
+    """Return whether the tokenizer is GPT-2's and has no tokenizer.json."""
     if (folder / "tokenizer.json").is_file():
         return False
     if not all((folder / name).is_file() for name in ("vocab.json", "merges.txt", "config.json")):
@@ -71,17 +71,17 @@ def _has_vocab_alone(folder: Path) -> bool:
     return named in _GPT2 if named else read_json(folder / "config.json").get("model_type") in _GPT2_MODELS
 
 
-def _told(folder: Path, parts: Sequence[str]) -> str:
+def _description(folder: Path, parts: Sequence[str]) -> str:
     if _WEIGHTS not in parts:
         return f"making tokenizer.json for {folder}"
     bins = find_bin_files(folder)
-    assert bins is not None, "its weights are what is lacking"
+    assert bins is not None, "a folder that lacks no tokenizer lacks weights"
     size = sum(file.stat().st_size for file in bins.files)
     return f"converting {folder} to safetensors: {len(bins.files)} .bin, {size / 1e6:,.0f} MB"
 
 
 def _digest(folder: Path, parts: Sequence[str]) -> str:
-    """Of all that goes into the made folder, and of what is made: the same on every host."""
+    """Return a digest of all inputs of the conversion and of its parts: the same on every host."""
     digest = hashlib.sha256(json.dumps([_FORMAT, *parts]).encode())
     for file in _copied(folder):
         content = file.read_bytes()
@@ -93,7 +93,7 @@ def _digest(folder: Path, parts: Sequence[str]) -> str:
 
 
 def _copied(folder: Path) -> list[Path]:
-    """Return the small files, also those of a vector model's stages (1_Pooling/config.json); no index of weights."""
+    """Return the small files, and an embedding model's stages (1_Pooling/config.json); no weight index."""
     found = [file for file in folder.iterdir() if file.suffix in _COPIED and file.name != BIN_INDEX]
     return sorted(file for file in (*found, *folder.glob("[0-9]_*/config.json")) if file.is_file())
 
@@ -103,7 +103,7 @@ def _linked(folder: Path) -> list[Path]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Make TARGET of FOLDER with PARTS; a refusal is the last line of stderr."""
+    """Convert FOLDER into TARGET with PARTS; a refusal is the last line of stderr."""
     folder, target, parts = Path(argv[0]), Path(argv[1]), argv[2:]
     return answer_caller(folder, lambda: _make(folder, target, parts))
 
@@ -111,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
 def _make(folder: Path, target: Path, parts: Sequence[str]) -> None:
     bins = find_bin_files(folder) if _WEIGHTS in parts else None
     for file in bins.files if bins else ():
-        check_archive(file)  # before anything that takes time
+        check_archive(file)  # before the slow work
     target.mkdir()
     for file in _copied(folder):
         copy = target / file.relative_to(folder)
@@ -137,7 +137,7 @@ def _write_weights(folder: Path, bins: BinFiles, target: Path) -> None:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         tied = bool(getattr(config.get_text_config(decoder=True), "tie_word_embeddings", False))
     except (OSError, ValueError, KeyError, TypeError):
-        tied = False  # whatever is wrong with it is told at the start; a head stored twice is right in any case
+        tied = False  # the engine's start reports a broken config; a head stored twice is correct in any case
     convert_bin(bins, target, tied=tied)
 
 

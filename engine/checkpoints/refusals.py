@@ -1,4 +1,4 @@
-"""Which models are refused by their config alone, in which words. What a config does not tell: engine/kv_probe.py."""
+"""Refuse unsupported models by their config. engine/kv_probe.py checks what a config does not show."""
 
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ _OTHER_LAYER_TYPES = {
     "mamba": "keep a recurrent state instead of keys and values",
     "hybrid": "keep a recurrent state beside keys and values",
     "conv": "keep the last inputs of a convolution",
-    "chunked_attention": "attend within chunks of fixed borders",
-    "indexed_attention": "choose their keys by an index of their own",
+    "chunked_attention": "attend within fixed chunks",
+    "indexed_attention": "choose their keys by a separate index",
 }
 _OWN_ATTENTION = {
     "bloom": "ALiBi, a bias by distance, in attention code of its own",
@@ -24,10 +24,10 @@ _SPEECH = frozenset({"moshi", "musicgen", "musicgen_melody", "whisper"})
 
 
 def refuse_unsupported(path: Path, config: Any, network_class: type[Any]) -> None:
-    """Raise ConfigError, with the model's type, what it is and what runs instead, for what no backend can serve."""
+    """Raise ConfigError, with the model's type, the reason and what is supported, if no backend can serve it."""
     kind, text = config.model_type, config.get_text_config(decoder=True)
     if config.is_encoder_decoder:
-        raise ConfigError(f"{path}: {kind} is an encoder-decoder model; only decoders run")
+        raise ConfigError(f"{path}: {kind} is an encoder-decoder model; only decoder-only models run")
     _refuse_layers(path, kind, text, network_class)
     _refuse_other_input(path, kind, config, text)
     if not network_class._supports_attention_backend:
@@ -39,7 +39,7 @@ def _refuse_layers(path: Path, kind: str, text: Any, network_class: type[Any]) -
     layer_types = set(getattr(text, "layer_types", None) or ())
     other = sorted(layer_types - _LAYER_TYPES)
     if other:
-        why = _OTHER_LAYER_TYPES.get(other[0], "are no attention over all keys or a sliding window")
+        why = _OTHER_LAYER_TYPES.get(other[0], "do not attend over all keys or a sliding window")
         raise ConfigError(
             f"{path}: {kind} has layers of type {', '.join(other)}, which {why}; "
             f"only {' and '.join(sorted(_LAYER_TYPES))} run"
@@ -52,10 +52,10 @@ def _refuse_layers(path: Path, kind: str, text: Any, network_class: type[Any]) -
 
 
 def _refuse_other_input(path: Path, kind: str, config: Any, text: Any) -> None:
-    """A model of text and more has its text config inside, or one for images or sound beside it."""
+    """Refuse multimodal models: their config contains a text config, or one for images or sound besides it."""
     if kind in _SPEECH:
-        raise ConfigError(f"{path}: {kind} is a model of sound; only text models run")
+        raise ConfigError(f"{path}: {kind} is an audio model; only text models run")
     others = sorted(name for name in config.sub_configs if getattr(config, name, None) is not text)
     if config is not text or any(word in name for name in others for word in ("vision", "audio", "image")):
         has = f" (it has {', '.join(others)})" if others else ""
-        raise ConfigError(f"{path}: {kind} is a model of more than text{has}; only text models run")
+        raise ConfigError(f"{path}: {kind} is a multimodal model{has}; only text models run")

@@ -1,8 +1,8 @@
-"""A checkpoint's tensors straight from its safetensors files: only the bytes of what is asked for are read.
+"""Read a checkpoint's tensors directly from its safetensors files: only the bytes of the requested range are read.
 
 part of dimension d  | on disk
 d = 0                | one run of bytes
-d > 0                | a run in each row above it, at equal distances
+d > 0                | one run per index of the outer dimensions, at equal distances
 """
 
 import math
@@ -18,7 +18,7 @@ from engine.checkpoints.weights import TensorSlice
 from wire.errors import ConfigError
 from wire.model_identity import StoredTensor, stored_tensors
 
-_PIECE_BYTES = 1 << 30  # of one read: the kernel takes no more than 2 GiB
+_PIECE_BYTES = 1 << 30  # of one read: Linux reads at most 2 GiB at once
 _DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
     "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
@@ -27,7 +27,7 @@ _DTYPES = {
 
 
 class StoredWeights:
-    """Implements Weights over a folder. Owns the files it opened; one thread reads. `bytes_read` counts it."""
+    """Implements Weights over a folder. Owns its open files; one thread reads. `bytes_read` counts bytes read."""
 
     def __init__(self, path: Path) -> None:
         """Read the headers. Raises ConfigError."""
@@ -41,11 +41,11 @@ class StoredWeights:
         return tuple(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's whole shape. Raises KeyError for a name that is not there."""
+        """Return a tensor's whole shape. Raises KeyError for an unknown name."""
         return self._tensors[name].shape
 
     def dtype(self, name: str) -> torch.dtype:
-        """Return the dtype it is stored in. Raises ConfigError for one that torch does not have."""
+        """Return its stored dtype. Raises ConfigError for one that torch does not have."""
         stored = self._tensors[name]
         if stored.dtype not in _DTYPES:
             raise ConfigError(
@@ -54,7 +54,7 @@ class StoredWeights:
         return _DTYPES[stored.dtype]
 
     def read(self, name: str, part: TensorSlice | None = None) -> torch.Tensor:
-        """Return a tensor of its own memory: the whole one, or one range of one dimension of it."""
+        """Return the whole tensor, or a range of one dimension, in newly allocated memory."""
         stored, dtype = self._tensors[name], self.dtype(name)
         if stored.length != math.prod(stored.shape) * dtype.itemsize:
             raise ConfigError(f"{stored.file}: tensor {name} of shape {stored.shape} has {stored.length} bytes")
@@ -84,7 +84,7 @@ class StoredWeights:
         self.close()
 
     def _read_runs(self, stored: StoredTensor, view: memoryview, rows: int, stride: int, skip: int) -> None:
-        """Fill `view` with `rows` equal runs: the i-th begins `skip` bytes past i * `stride`."""
+        """Fill `view` with `rows` equal runs: the i-th starts at byte i * `stride` + `skip`."""
         file, length = self._open(stored.file), len(view) // rows
         for row in range(rows):
             offset = stored.offset + row * stride + skip

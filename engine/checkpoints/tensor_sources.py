@@ -1,9 +1,9 @@
-"""Which stored tensors each tensor of a network is made of, by transformers' own names and conversions.
+"""Map each tensor of a network to the stored tensors that form it, by transformers' names and conversions.
 
 most tensors       | one stored tensor, under the same name or a renamed one
 fused experts      | gate_up [experts, 2 x inner, hidden]: each expert's gate stacked, then each expert's up
 
-What other conversions make (interleaving, transposing, splitting) has no source here: transformers loads such a model.
+Other conversions (interleaving, transposing, splitting) have no source here: transformers loads such a model.
 """
 
 import re
@@ -27,9 +27,9 @@ from engine.checkpoints.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
-    """Stored tensors that make one: `columns` follow each other along dimension `dim`.
+    """Stored tensors that form one: `columns` are concatenated along dimension `dim`.
 
-    `stacked`: a column is a stack of its stored tensors along a new first dimension, else it is its only one.
+    `stacked`: a column is a stack of its stored tensors along a new first dimension, else its only tensor.
     """
 
     columns: tuple[tuple[str, ...], ...]
@@ -37,7 +37,7 @@ class TensorSource:
     stacked: bool = False
 
     def shape(self, weights: Weights) -> tuple[int, ...]:
-        """Return the shape of what they make. Raises ValueError where they do not fit each other."""
+        """Return the shape of the result. Raises ValueError where the columns do not fit each other."""
         shapes = [self.column_shape(weights, column) for column in range(len(self.columns))]
         first, dim = shapes[0], self.dim
         if any(one[:dim] + one[dim + 1 :] != first[:dim] + first[dim + 1 :] for one in shapes):
@@ -47,7 +47,7 @@ class TensorSource:
         return (*first[:dim], sum(one[dim] for one in shapes), *first[dim + 1 :])
 
     def column_shape(self, weights: Weights, column: int) -> tuple[int, ...]:
-        """Return the shape of one column. Raises ValueError where its tensors are not alike."""
+        """Return the shape of one column. Raises ValueError where its tensors' shapes differ."""
         names = self.columns[column]
         shapes = {weights.shape(name) for name in names}
         if len(shapes) != 1:
@@ -58,14 +58,14 @@ class TensorSource:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """`by_name` covers what the checkpoint has of the network's tensors; `converted` need transformers' conversion."""
+    """`by_name` covers the network's tensors that the checkpoint has; `converted` need transformers' conversion."""
 
     by_name: dict[str, TensorSource]
     converted: tuple[str, ...]
 
 
 def find_sources(network: Any, weights: Weights) -> Sources:
-    """Return the sources of the network's parameters and persistent buffers; stored tensors of no use are left out."""
+    """Return the sources of the network's parameters and persistent buffers; unused stored tensors are left out."""
     mapping = get_model_conversion_mapping(network)
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
@@ -85,7 +85,7 @@ def find_sources(network: Any, weights: Weights) -> Sources:
 
 
 def ignored_missing(network: Any, names: Sequence[str]) -> list[str]:
-    """Return those of `names` that the model's class says may be missing."""
+    """Return those of `names` that the model's class allows to be missing."""
     patterns = network._keys_to_ignore_on_load_missing or ()
     return [name for name in names if any(re.search(pattern, name) for pattern in patterns)]
 

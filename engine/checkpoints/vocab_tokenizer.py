@@ -1,4 +1,4 @@
-"""GPT-2's tokenizer as vocab.json and merges.txt, which older checkpoints (OPT, GPT-2) have alone -> tokenizer.json.
+"""Convert GPT-2's vocab.json and merges.txt, the only tokenizer files of older checkpoints (OPT, GPT-2).
 
 Byte-level BPE: text -> pieces by GPT-2's pattern -> bytes as printable characters -> merges in their order.
 """
@@ -16,7 +16,7 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_
 
 
 def write_tokenizer(folder: Path, target: Path) -> None:
-    """Write tokenizer.json into `target` from the files of `folder`. Raises ConfigError for files that are broken."""
+    """Write tokenizer.json into `target` from the files of `folder`. Raises ConfigError for invalid files."""
     settings = _optional(folder / "tokenizer_config.json")
     named = {**_optional(folder / "special_tokens_map.json"), **settings}
     try:
@@ -29,12 +29,12 @@ def write_tokenizer(folder: Path, target: Path) -> None:
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"{folder}: vocab.json and merges.txt are no tokenizer of GPT-2's kind: {error}") from error
+        raise ConfigError(f"{folder}: vocab.json and merges.txt are not a tokenizer like GPT-2's: {error}") from error
     tokenizer.save(str(target / "tokenizer.json"))
 
 
 def _merges(file: Path) -> Iterator[tuple[str, str]]:
-    """Yield the pairs, one a line; the first line may say the version."""
+    """Yield the pairs, one per line; the first line may be the version."""
     for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), start=1):
         pair = line.rstrip("\r").split(" ")
         if pair == [""] or (number == 1 and line.startswith("#version")):
@@ -45,7 +45,7 @@ def _merges(file: Path) -> Iterator[tuple[str, str]]:
 
 
 def _added(folder: Path) -> Iterator[AddedToken]:
-    """Yield the tokens beside the vocabulary in the order of their ids."""
+    """Yield the added tokens in the order of their ids."""
     tokens = _optional(folder / "added_tokens.json")
     for text in sorted(tokens, key=tokens.__getitem__):
         yield AddedToken(text, normalized=False)

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors as the loader asks for them: by name, and only the part a rank owns.
+"""The loader's interface to a checkpoint's tensors: by name, and only the part that a rank owns.
 
 safetensors files --StoredWeights--> [dequantising reader, where the checkpoint is quantised] --> loader
 """
@@ -20,7 +20,7 @@ class TensorSlice:
 
 
 class Weights(Protocol):
-    """Named tensors, read part by part. Nothing is read before it is asked for."""
+    """Named tensors, read part by part, when `read` is called."""
 
     @property
     def names(self) -> Sequence[str]:
@@ -28,13 +28,13 @@ class Weights(Protocol):
         ...
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's whole shape. Raises KeyError for a name that is not there."""
+        """Return a tensor's whole shape. Raises KeyError for an unknown name."""
         ...
 
     def dtype(self, name: str) -> torch.dtype:
-        """Return the dtype that `read` gives."""
+        """Return the dtype of the tensors that `read` returns."""
         ...
 
     def read(self, name: str, part: TensorSlice | None = None) -> torch.Tensor:
-        """Return a tensor of its own memory: the whole one, or one range of one dimension of it."""
+        """Return the whole tensor, or a range of one dimension, in newly allocated memory."""
         ...

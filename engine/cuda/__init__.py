@@ -1,1 +1,1 @@
-"""What the engine does by libraries for NVIDIA GPUs, beside attention."""
+"""The engine's use of libraries for NVIDIA GPUs, apart from attention."""

@@ -1,4 +1,4 @@
-"""What was made of a step's angles, for all layers that turn by the same ones."""
+"""Cache of values derived from a step's rotary angles, for all layers with the same angles."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -7,18 +7,18 @@ import torch
 
 Made = TypeVar("Made")
 _KINDS = 2
-"""Of angles that the layers of one network take in turn: of a window's layers, and of the others."""
+"""Kinds of angles in one network: for sliding-window layers, and for the others."""
 
 
 class AngleCache(Generic[Made]):
-    """Owner of what was made last. A step's angles are one tensor, which no later step writes to."""
+    """Owns the last derived values. A step's angles are one tensor, which no later step writes to."""
 
     def __init__(self, make: Callable[[torch.Tensor, torch.Tensor], Made]) -> None:
         self._make = make
         self._known: list[tuple[torch.Tensor, Made]] = []
 
     def __call__(self, cos: torch.Tensor, sin: torch.Tensor) -> Made:
-        """Return what is made of these, made once while they are among the last."""
+        """Return the values derived from these angles, from the cache if they are recent."""
         for known, made in self._known:
             if known is cos:
                 return made

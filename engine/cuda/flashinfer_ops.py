@@ -1,10 +1,10 @@
 """Norms, gates and rotations by FlashInfer, for the parts of a network (engine/modules).
 
 op                                                           | takes
-rmsnorm, gemma_rmsnorm(input, weight, eps)                   | [rows, width]; the first [rows, heads, width] too
-fused_add_rmsnorm, gemma_...(input, residual, weight, eps)   | [rows, width] both: they are the norm and the sum then
+rmsnorm, gemma_rmsnorm(input, weight, eps)                   | [rows, width]; rmsnorm also [rows, heads, width]
+fused_add_rmsnorm, gemma_...(input, residual, weight, eps)   | [rows, width] both: replaced by the norm and the sum
 silu_and_mul, gelu_tanh_and_mul, gelu_and_mul(input)         | [rows, 2 * width]
-apply_rope_with_cos_sin_cache(positions, query, key, ...)    | [rows, heads * head_dim], whose rows may lie apart;
+apply_rope_with_cos_sin_cache(positions, query, key, ...)    | [rows, heads * head_dim], rows may be strided;
                                                              | angles [rows, head_dim], cosines then sines, float32
 
 Rows are of 16 bits. Names and rules are those of flashinfer-python 0.7.2; nothing here has run on a GPU yet.
@@ -18,18 +18,18 @@ from engine.cuda.angle_cache import AngleCache
 from engine.modules.interface import AddNormOp, GateOp, NormOp, NormWeight, RotateOp
 
 DTYPES: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
-"""Of rows and weights."""
+"""Supported dtypes of rows and weights."""
 _BY_HEADS = 4
 
 
 class FlashInferOps:
-    """Implements ModuleOps. An op that the installed release lacks is none."""
+    """Implements ModuleOps. An op that the installed release lacks is None."""
 
     overwrites = True
     joins_heads = True
 
     def __init__(self, flashinfer: Any, name: str) -> None:
-        """`flashinfer` is the module, `name` what people are told."""
+        """`flashinfer` is the module, `name` its name in logs."""
         self.name, self._flashinfer = name, flashinfer
         self._angles: AngleCache[tuple[torch.Tensor, torch.Tensor]] = AngleCache(_table)
 
@@ -94,7 +94,7 @@ class FlashInferOps:
 
 
 def _table(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return positions [num_tokens] int32 in a table of angles, and the table: each token has a row of its own."""
+    """Return positions [num_tokens] int32 in a table of angles, and the table, with one row per token."""
     half = cos.shape[-1] // 2
     table = torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=-1).float()  # [num_tokens, head_dim]
     return torch.arange(len(table), dtype=torch.int32, device=table.device), table

@@ -10,7 +10,7 @@ NAME = "flashinfer"
 
 
 def find_flashinfer() -> tuple[Any, str]:
-    """Return the module and its name with its version, or None and why there is none, in words."""
+    """Return the module and its name with its version, or None and the reason."""
     if importlib.util.find_spec(NAME) is None:
         return None, f"{NAME} is not installed"
     try:

@@ -1,4 +1,4 @@
-"""Which libraries run the parts of a network on a GPU: FlashInfer where it imports, torch for what it does not take."""
+"""Choose the libraries that run a network's modules on a GPU: FlashInfer where it supports them, else torch."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""Norms, gates and rotations by torch's own ops, for the parts of a network that no library takes (engine/modules).
+"""Norms, gates and rotations by torch's own ops, for modules that no library supports (engine/modules).
 
-A norm is one op (rms_norm); a gate is two, behind one product for both halves; a rotation is three for each of query
-and key, where transformers writes five.
+A norm is one op (rms_norm); a gate is two, after one product for both halves; a rotation is three for each of query
+and key, compared with five in transformers.
 """
 
 import torch
@@ -23,7 +23,7 @@ class TorchOps:
         self._angles: AngleCache[tuple[torch.Tensor, torch.Tensor]] = AngleCache(_signed)
 
     def norm(self, weight: NormWeight) -> NormOp | None:
-        """See ModuleOps. Where one is added to a weight, that is in float32, as are the rows."""
+        """See ModuleOps. Where 1 is added to the weight, weight and rows are in float32."""
         shape, epsilon = weight.weight.shape, weight.epsilon
         if not weight.adds_one:
             return lambda rows: functional.rms_norm(rows, shape, weight.weight, epsilon)
@@ -67,6 +67,6 @@ class TorchOps:
 
 
 def _signed(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what a number, and its partner half a head away, are multiplied by: [1, num_tokens, 1, head_dim] each."""
+    """Return the factors of a number and of its partner half a head away: [1, num_tokens, 1, head_dim] each."""
     first, second = sin.chunk(2, dim=-1)
     return cos.unsqueeze(2), torch.cat((-first, second), dim=-1).unsqueeze(2)

@@ -1,4 +1,4 @@
-"""Make a backend by its name. What a backend imports, only its own name imports."""
+"""Make a backend by its name. A backend's library is imported only when that backend is made."""
 
 from engine.grammar.interface import Backend
 from engine.grammar.limits import GrammarLimits, StepLimits
@@ -20,5 +20,5 @@ def make_backend(name: str, tokenizer: TokenizerFile, limits: GrammarLimits) -> 
         return XgrammarBackend(tokenizer, limits, first.token_bytes())
     except ModuleNotFoundError as error:
         raise NotInstalled(
-            f"this server lacks the structured output backend {name}, which this output needs: no module {error.name}"
+            f"this server lacks the structured output backend {name}, which this request needs: no module {error.name}"
         ) from error

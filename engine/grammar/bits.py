@@ -6,7 +6,7 @@ from engine.grammar.interface import Bits
 
 
 def set_bit(row: Bits, token_id: int, *, allowed: bool) -> None:
-    """Say in `row` [ceil(vocab_size / 32)] int32 whether `token_id` is allowed."""
+    """Set in `row` [ceil(vocab_size / 32)] int32 whether `token_id` is allowed."""
     words = row.view(np.uint32)  # the top bit of an int32 is its sign
     bit = np.uint32(1 << (token_id % 32))
     if allowed:

@@ -1,4 +1,4 @@
-"""What has been compiled or refused, least recently used out first, bounded by bytes. Pure; its owner locks."""
+"""Cache of compile results and refusals: evicts the least recently used, bounded by bytes. Pure; its owner locks."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from engine.grammar.matcher import CompiledGrammar
 
 Outcome = CompiledGrammar | str
-"""A grammar, or the words of its refusal (an error object would grow with every time it is raised)."""
+"""A grammar, or the message of its refusal (an error object's traceback would grow each time it is raised)."""
 _ENTRY_BYTES = 64 * 1024
-"""What an entry costs at least: above what a small grammar was measured to take (docs/structured-output.md)."""
+"""Least cost of an entry: above the measured size of a small grammar (docs/structured-output.md)."""
 _REFUSAL_BYTES = 2 * 1024
 
 
@@ -31,7 +31,7 @@ class OutcomeCache:
         return len(self._entries)
 
     def find(self, key: bytes) -> Outcome | None:
-        """Return the outcome, which is then the most recently used."""
+        """Return the outcome and mark it as most recently used."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -39,7 +39,7 @@ class OutcomeCache:
         return entry.outcome
 
     def keep(self, key: bytes, outcome: Outcome) -> None:
-        """Keep an outcome; older ones go until all fit."""
+        """Keep an outcome; evict the least recently used until all fit."""
         self._drop(key)
         entry = _Entry(outcome, _cost(outcome))
         self._entries[key] = entry

@@ -1,10 +1,10 @@
-"""The process that compiles first: `python -P -m engine.grammar.child FD PARENT_PID`. What kills it, kills no instance.
+"""The compiling process, `python -P -m engine.grammar.child FD PARENT_PID`: its crash does not end the instance.
 
-    parent {"backend", "tokenizer", "limits"} --> {"ready": true} | {"refused": words}
-    parent {"kind", "text", "backend", "whitespace"} --> {"form", "cost_bytes"} | {"refused": words}   ... until EOF
+    parent {"backend", "tokenizer", "limits"} --> {"ready": true} | {"refused": message}
+    parent {"kind", "text", "backend", "whitespace"} --> {"form", "cost_bytes"} | {"refused": message}   ... until EOF
 
-The system ends it: SIGPROF past the CPU time of one compile, a failed allocation past the memory, a kill by the parent
-past its wait, SIGKILL when the parent's thread ends.
+It is ended by SIGPROF past the CPU time of one compile, by a failed allocation past the memory limit, by the parent
+past its timeout, and by SIGKILL when the parent's thread ends.
 """
 
 import ctypes
@@ -25,13 +25,13 @@ from engine.grammar.tokenizer_file import TokenizerFile
 from wire.errors import InvalidGrammar, NotInstalled
 
 _PR_SET_PDEATHSIG = 1
-_STACK_BYTES = MIB  # so that what does not overflow here does not in a thread of the parent
+_STACK_BYTES = MIB  # a text that does not overflow it fits the stack of a parent's thread too
 
 
 def main(descriptor: int) -> None:
     """Serve the connection on `descriptor` until the parent closes it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the parent's to answer
-    sys.modules["torch"] = None  # type: ignore[assignment]  # xgrammar's binding would load it, for nothing
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles a terminal's Ctrl-C
+    sys.modules["torch"] = None  # type: ignore[assignment]  # xgrammar's binding would load it needlessly
     with socket.socket(fileno=descriptor) as connection:
         hello = receive(connection)
         if hello is None:
@@ -71,7 +71,7 @@ def _answer(backend: Backend, request: Message, limits: GrammarLimits) -> Messag
 
 
 def _measured(backend: Backend, source: GrammarSource) -> tuple[str, int]:
-    """Compile and build; return the form, and how much memory what was built holds."""
+    """Compile and build; return the form, and the memory that the built grammar takes."""
     _give_back_memory()
     before = _status_bytes("RssAnon")
     form = backend.compile(source)
@@ -84,7 +84,7 @@ def _measured(backend: Backend, source: GrammarSource) -> tuple[str, int]:
 
 def _give_back_memory() -> None:
     gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only; elsewhere the cost is a little off
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only; elsewhere the cost is less exact
     if trim is not None:
         trim(0)
 
@@ -104,7 +104,7 @@ def _status_bytes(name: str) -> int:
 
 
 def _die_with(parent: int) -> None:
-    """Ask for SIGKILL when the thread that started us ends; it may have ended before we asked."""
+    """Have the kernel send SIGKILL when the thread that started us ends; it may have ended already."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""The serving process's end of the compiling child: start it, ask it, kill it, and have the next one warm at once."""
+"""The serving process's side of the compiling child: start it, send it sources, kill it, and warm up its successor."""
 
 import os
 import signal
@@ -22,14 +22,14 @@ _OUT_OF_MEMORY = (b"memory allocation", b"bad_alloc", b"MemoryError")
 
 @dataclass(frozen=True, slots=True)
 class GrammarForm:
-    """What the child made: the form to build from, and about how much memory what is built from it holds."""
+    """The child's result: the form to build from, and the approximate memory of the built grammar."""
 
     form: str
     cost_bytes: int
 
 
 class _Died(Exception):
-    """The child ended without an answer."""
+    """The child exited without an answer."""
 
     def __init__(self, by_signal: int, stderr: bytes) -> None:
         super().__init__(by_signal)
@@ -44,7 +44,7 @@ class _Process:
 
 
 class CompilingChild:
-    """Owns one child process at a time, of one backend. One thread uses it, and outlives each child (see child.py)."""
+    """Owns one backend's child process. One thread uses it, and must outlive each child (see child.py)."""
 
     def __init__(self, backend: str, tokenizer: TokenizerFile, limits: GrammarLimits) -> None:
         self._backend, self._tokenizer, self._limits = backend, tokenizer, limits
@@ -53,33 +53,33 @@ class CompilingChild:
 
     @property
     def pid(self) -> int | None:
-        """The child that is warm or warming up, None where there is none."""
+        """The process id of the child that is warm or warming up, None where there is none."""
         return None if self._process is None else self._process.popen.pid
 
     def start(self) -> None:
-        """Start a child where there is none; it warms up while we go on."""
+        """Start a child where there is none; it warms up in the background."""
         if self._process is None:
             self._process = self._spawn()
             self._ready = False
             hello = {"backend": self._backend, "tokenizer": self._tokenizer.to_json(), "limits": asdict(self._limits)}
-            self._say(hello)
+            self._send(hello)
 
     def compile(self, source: GrammarSource) -> GrammarForm:
-        """Return what the child makes of `source`.
+        """Compile `source` in the child.
 
-        Raises InvalidGrammar where it refuses or does not survive, Unavailable where no child comes up, and
-        DeadlineExceeded where it does not answer in time. A child killed from outside is asked once more.
+        Raises InvalidGrammar where it refuses or crashes, Unavailable where no child starts, and
+        DeadlineExceeded where it does not answer in time. Retries once if the child was killed from outside.
         """
         try:
-            return self._ask(source)
+            return self._compile_once(source)
         except _Died as death:
             if death.by_signal != signal.SIGKILL:
-                raise InvalidGrammar(self._words(death)) from death
+                raise InvalidGrammar(self._explain(death)) from death
             log.warning("grammar_child_killed", backend=self._backend)
         try:
-            return self._ask(source)
+            return self._compile_once(source)
         except _Died as death:
-            raise InvalidGrammar(self._words(death)) from death
+            raise InvalidGrammar(self._explain(death)) from death
 
     def close(self) -> None:
         """End the child. Idempotent."""
@@ -90,26 +90,26 @@ class CompilingChild:
             process.popen.wait(_KILL_WAIT_S)
             process.stderr.close()
 
-    def _ask(self, source: GrammarSource) -> GrammarForm:
+    def _compile_once(self, source: GrammarSource) -> GrammarForm:
         self.start()
         if not self._ready:
             self._await_ready()
         request = {"kind": source.kind, "text": source.text, "backend": source.backend, "whitespace": source.whitespace}
-        self._say(request)
-        answer = self._hear(self._limits.compile_s, "compiling the grammar")
+        self._send(request)
+        answer = self._receive(self._limits.compile_s, "compiling the grammar")
         if "refused" in answer:
             raise InvalidGrammar(str(answer["refused"]))
         return GrammarForm(str(answer["form"]), int(answer["cost_bytes"]))
 
     def _await_ready(self) -> None:
-        answer = self._hear(self._limits.start_s, "starting the grammar compiler")
+        answer = self._receive(self._limits.start_s, "starting the grammar compiler")
         if "refused" in answer:
             self.close()
             raise InvalidGrammar(str(answer["refused"]))
         self._ready = True
 
-    def _say(self, message: Message) -> None:
-        """A child that has died is noticed where its answer is awaited."""
+    def _send(self, message: Message) -> None:
+        """Send `message`; if the child has died, `_receive` raises."""
         assert self._process is not None
         self._process.connection.settimeout(self._limits.compile_s)
         try:
@@ -119,9 +119,9 @@ class CompilingChild:
         except TimeoutError as error:
             self._replace()
             limit_s = self._limits.compile_s
-            raise DeadlineExceeded(f"the grammar compiler reads nothing for {limit_s:g} s, the limit") from error
+            raise DeadlineExceeded(f"the grammar compiler has read nothing for {limit_s:g} s, the limit") from error
 
-    def _hear(self, timeout_s: float, what: str) -> Message:
+    def _receive(self, timeout_s: float, what: str) -> Message:
         assert self._process is not None
         self._process.connection.settimeout(timeout_s)
         try:
@@ -133,37 +133,37 @@ class CompilingChild:
             answer = None
         except ValueError as error:
             self._replace()
-            raise InternalError(f"the grammar compiler answers with what is no message: {error}") from error
+            raise InternalError(f"the grammar compiler sent an invalid message: {error}") from error
         if answer is None:
-            raise self._buried()
+            raise self._exit_error()
         return answer
 
-    def _buried(self) -> Exception:
-        """Take leave of a child that has closed its end, and start the next."""
+    def _exit_error(self) -> Exception:
+        """Reap a child that has closed its connection, start the next, and return the error to raise."""
         assert self._process is not None
         process = self._process
         try:
             code = process.popen.wait(_KILL_WAIT_S)
         except subprocess.TimeoutExpired:
-            return Unavailable("the grammar compiler closed its connection and does not end")
+            return Unavailable("the grammar compiler closed its connection but does not exit")
         finally:
             process.stderr.seek(0)
             stderr = process.stderr.read()[-2000:]
             was_ready = self._ready
             self._replace()
         if not was_ready:
-            return Unavailable(f"the grammar compiler does not start: {stderr.decode(errors='replace').strip()}")
+            return Unavailable(f"the grammar compiler failed to start: {stderr.decode(errors='replace').strip()}")
         return _Died(-code, stderr)
 
     def _replace(self) -> None:
-        """End the child and start the next at once, so that it is warm before it is asked."""
+        """End the child and start the next at once, so that it is warm before the next source."""
         self.close()
         self.start()
 
-    def _words(self, death: _Died) -> str:
+    def _explain(self, death: _Died) -> str:
         if death.by_signal == signal.SIGPROF:
             return f"compiling it takes more than {self._limits.cpu_s:g} s of CPU time, the limit"
-        if any(words in death.stderr for words in _OUT_OF_MEMORY):
+        if any(sign in death.stderr for sign in _OUT_OF_MEMORY):
             return f"compiling it takes more than {self._limits.memory_bytes // MIB} MB of memory, the limit"
         try:
             name = signal.Signals(death.by_signal).name

@@ -1,11 +1,10 @@
 """Turn EBNF (rules `name ::= ...` from `root`, as GBNF and xgrammar write it) into Lark for llguidance. Pure.
 
-Sequence, `|`, `( )`, `* + ? {n} {n,} {n,m}`, "texts", [classes], `.` and # comments. A rule goes on over line ends
+Sequence, `|`, `( )`, `* + ? {n} {n,} {n,m}`, "texts", [classes], `.` and # comments. A rule may span several lines,
 until the next `name ::=`.
 
-llguidance reads text in lexemes, each as long as it can be. So a rule that never comes back to itself becomes one
-terminal, whole: those are exact. Only in rules that do, a text or class that could go on into what follows is cut
-where it is longest.
+llguidance splits text into lexemes, each as long as possible. So a rule that is not recursive becomes a single
+terminal, which is exact. In recursive rules, a text or class that could extend into what follows matches greedily.
 """
 
 import json
@@ -40,19 +39,19 @@ class _Token:
 
 
 def looks_like_ebnf(text: str) -> bool:
-    """Whether the text defines rules by `::=`."""
+    """Return whether the text defines rules by `::=`."""
     return "::=" in text
 
 
 def ebnf_to_lark(text: str, limits: GrammarLimits) -> str:
-    """Return the same grammar in Lark, its start rule `start`. Raises InvalidGrammar with the line."""
+    """Return the same grammar in Lark, with the start rule `start`. Raises InvalidGrammar with the line."""
     depth = nesting(text, "(", ")")
     if depth > limits.nesting:
         raise InvalidGrammar(f"groups are nested {depth} deep, the limit is {limits.nesting}")
     tokens = list(_tokens(text))
     defined = {_defined_name(token) for token in tokens if token.kind == "define"}
     if "root" not in defined:
-        raise InvalidGrammar(f"no rule is named root; there are {', '.join(sorted(defined)[:10]) or 'none'}")
+        raise InvalidGrammar(f"no rule is named root; the rules are {', '.join(sorted(defined)[:10]) or 'none'}")
     bodies = _bodies(tokens, text)
     names = _lark_names(bodies)
     lines = [f"start: {names['root']}"]
@@ -78,7 +77,7 @@ def _bodies(tokens: list[_Token], text: str) -> dict[str, list[_Token]]:
 
 
 def _looped(name: str, body: list[_Token]) -> list[_Token]:
-    """Return `(a)*` for `(a name)?`, as GBNF writes spaces: as a recursion each character is a level of the parser."""
+    """Return `(a)*` for `(a name)?`, common for spaces in GBNF: a recursion would add a parser level per character."""
     texts = [token.text for token in body]
     inner = texts[1:-3]
     is_tail = texts[:1] == ["("] and texts[-3:] == [name, ")", "?"]
@@ -88,7 +87,7 @@ def _looped(name: str, body: list[_Token]) -> list[_Token]:
 
 
 def _lark_names(bodies: dict[str, list[_Token]]) -> dict[str, str]:
-    """Return each rule's name in Lark: upper case, a terminal, where nothing it uses comes back to itself."""
+    """Return each rule's name in Lark: upper case, a terminal, where it uses no recursive rule."""
     uses = {name: {token.text for token in body if token.kind == "name"} for name, body in bodies.items()}
     terminals: set[str] = set()
     while found := {name for name in uses.keys() - terminals if uses[name] <= terminals}:
@@ -165,11 +164,11 @@ def _characters(escaped: str, token: _Token, text: str) -> Iterator[str]:
 def _unescaped(code: str, token: _Token, text: str) -> str:
     if len(code) == 1:
         if code.isalnum() and code not in _PLAIN:
-            raise _wrong(token.position, text, f"\\{code} is no escape")
+            raise _wrong(token.position, text, f"\\{code} is not an escape")
         return _PLAIN.get(code, code)
     number = int(code[1:], 16)
     if number > 0x10FFFF or 0xD800 <= number < 0xE000:
-        raise _wrong(token.position, text, f"\\{code} is no character")
+        raise _wrong(token.position, text, f"\\{code} is not a character")
     return chr(number)
 
 
@@ -177,5 +176,5 @@ def _defined_name(token: _Token) -> str:
     return token.text.removesuffix("::=").rstrip()
 
 
-def _wrong(position: int, text: str, words: str) -> InvalidGrammar:
-    return InvalidGrammar(f"line {text.count(chr(10), 0, position) + 1}: {words}")
+def _wrong(position: int, text: str, message: str) -> InvalidGrammar:
+    return InvalidGrammar(f"line {text.count(chr(10), 0, position) + 1}: {message}")

@@ -1,4 +1,4 @@
-"""Messages between the serving process and its compiling child: JSON objects behind their length (4 bytes, big)."""
+"""Messages between server and compiling child: JSON objects, each after its length (4 bytes, big-endian)."""
 
 import json
 import socket
@@ -6,17 +6,17 @@ from typing import Any
 
 Message = dict[str, Any]
 _LENGTH_BYTES = 4
-_MOST_BYTES = 256 * 1024 * 1024  # a form's limit, escaped as JSON
+_MOST_BYTES = 256 * 1024 * 1024  # the limit of a form after JSON escaping
 
 
 def send(connection: socket.socket, message: Message) -> None:
-    """Send one message. Raises OSError, TimeoutError among them."""
+    """Send one message. Raises OSError, including TimeoutError."""
     body = json.dumps(message).encode()
     connection.sendall(len(body).to_bytes(_LENGTH_BYTES, "big") + body)
 
 
 def receive(connection: socket.socket) -> Message | None:
-    """Return the next message, None at the end of the connection. Raises OSError; ValueError for what is none."""
+    """Return the next message, None at the end. Raises OSError, and ValueError for an invalid message."""
     head = _exactly(connection, _LENGTH_BYTES)
     if head is None:
         return None

@@ -1,9 +1,9 @@
-"""What a compiled grammar is to the engine, and what a backend is to this package. Torch-free.
+"""The interfaces of a compiled grammar for the engine, and of a backend for this package. Torch-free.
 
-    Grammar --matcher()--> Matcher     one a sequence: which tokens may follow, `advance` by the one that was chosen
-    Backend --compile--> form (text, crosses between processes) --build--> TextGrammar --start--> TextMatcher
+    Grammar --matcher()--> Matcher     one per sequence: which tokens may follow, `advance` by the chosen one
+    Backend --compile--> form (text, sent between processes) --build--> TextGrammar --start--> TextMatcher
 
-A backend knows only text; endings (which ids, when) are the Matcher's (matcher.py).
+A backend handles only text; the Matcher (matcher.py) decides when end-of-sequence ids are allowed.
 """
 
 from collections.abc import Sequence
@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from engine.grammar.source import GrammarSource
 
-if TYPE_CHECKING:  # an instance of the fake engine needs no numpy
+if TYPE_CHECKING:  # an instance with the fake engine needs no numpy
     import numpy as np
     from numpy.typing import NDArray
 
 Bits: TypeAlias = "NDArray[np.int32]"
-"""One bit a token id, lowest bit first: [ceil(vocab_size / 32)] int32."""
+"""One bit per token id, lowest bit first: [ceil(vocab_size / 32)] int32."""
 
 
 class TextMatcher(Protocol):
-    """Where one sequence stands in a grammar. Ids that end a sequence never come here."""
+    """The state of one sequence in a grammar. It never receives ids that end a sequence."""
 
     @property
     def accepting(self) -> bool:
-        """Whether the text so far is whole."""
+        """Whether the text so far is complete."""
         ...
 
     def advance(self, token_id: int) -> bool:
-        """Take the text of `token_id`; False, unchanged, if it may not follow. Raises InvalidGrammar at a limit."""
+        """Advance by `token_id`; return False, unchanged, if it may not follow. Raises InvalidGrammar at a limit."""
         ...
 
     def allowed(self) -> Bits:
@@ -41,11 +41,11 @@ class TextGrammar(Protocol):
 
     @property
     def worn(self) -> bool:
-        """Whether what its matchers share is used up: who asks for it next should have it compiled anew."""
+        """Whether the lexer that its matchers share is used up: it should be recompiled for the next request."""
         ...
 
     def start(self) -> TextMatcher:
-        """Return a matcher at the beginning. Any thread."""
+        """Return a matcher at the start of the text. Any thread."""
         ...
 
 
@@ -53,28 +53,28 @@ class Backend(Protocol):
     """Compiles for one tokenizer."""
 
     def compile(self, source: GrammarSource) -> str:
-        """Return the form that `build` takes. Raises InvalidGrammar. May crash, hang or eat memory: see child.py."""
+        """Return the form that `build` takes. Raises InvalidGrammar. May crash, hang or fill memory: see child.py."""
         ...
 
     def build(self, form: str) -> TextGrammar:
-        """Build what `compile` made, also in another process. Raises InvalidGrammar."""
+        """Build from the form of `compile`, also in another process. Raises InvalidGrammar."""
         ...
 
 
 class Matcher(Protocol):
-    """What the engine uses for one sequence; one thread at a time."""
+    """The engine's interface for one sequence; one thread at a time."""
 
     @property
     def finished(self) -> bool:
-        """Whether the text is whole and only ids that end the sequence may follow."""
+        """Whether the text is complete and only ids that end the sequence may follow."""
         ...
 
     def advance(self, token_id: int) -> bool:
-        """Take the chosen token; False, unchanged, if it is not allowed. Raises InvalidGrammar at a limit."""
+        """Advance by the chosen token; return False, unchanged, if not allowed. Raises InvalidGrammar at a limit."""
         ...
 
     def replay(self, token_ids: Sequence[int]) -> None:
-        """Take the outputs of a resumed sequence. Raises InvalidGrammar where one is not allowed."""
+        """Advance by the outputs of a resumed sequence. Raises InvalidGrammar where one is not allowed."""
         ...
 
     def fill(self, row: Bits) -> None:
@@ -83,8 +83,8 @@ class Matcher(Protocol):
 
 
 class Grammar(Protocol):
-    """A compiled grammar of one tokenizer and model; shared by all sequences that ask for it."""
+    """A compiled grammar of one tokenizer and model; shared by all sequences that use it."""
 
     def matcher(self, stop_token_ids: Sequence[int] = ()) -> Matcher:
-        """Return a matcher at the beginning for a request with these stop ids. Any thread."""
+        """Return a matcher at the start of the text for a request with these stop ids. Any thread."""
         ...

@@ -1,4 +1,4 @@
-"""Every limit of structured output, in one place: what a request may ask, a compile may use, a step may cost."""
+"""Every limit of structured output, in one place: of a request's text, of a compile, and of a step."""
 
 from dataclasses import dataclass
 
@@ -10,15 +10,15 @@ MIB = 1024 * KIB
 
 @dataclass(frozen=True, slots=True)
 class GrammarLimits:
-    """Bounds of a request's text, of one compile, and of what is kept.
+    """Bounds of a request's text, of one compile, and of the cache.
 
-    `optional_properties` are those of one object of a schema, what allOf and $ref add to it included: the time to
+    `optional_properties` limits those of one object of a schema, including those from allOf and $ref: the time to
     compile them grows with their square. `merged_parts` bounds the work of counting them.
 
     `cpu_s` and `memory_bytes` (above its idle size) end the compiling process; `compile_s` is the longest wait for its
-    answer, `wait_s` the longest in the queue of `queue_length`. A busy machine may give it a thirtieth of a core.
-    `cache_bytes` bounds what is kept for later, and so also one grammar; `fill_s` is what one step of a backend without
-    limits of its own may take.
+    answer, `wait_s` the longest in the queue of `queue_length`. On a busy machine it may get 1/30 of a core.
+    `cache_bytes` bounds the cache, and so also one grammar; `fill_s` bounds one step of a backend without its own step
+    limits.
     """
 
     source_bytes: int = MAX_GRAMMAR_BYTES
@@ -40,10 +40,10 @@ class GrammarLimits:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """What llguidance may spend on one step: set so that no fill takes more than about 50 ms (docs say how measured).
+    """llguidance's limits for one step, set so that no fill takes more than about 50 ms (measured as in the docs).
 
     Time grows with the square of the items of one row, and the rows of an ambiguous grammar can be long: so a grammar
-    has `grammar_items` in a step, all else `items`. It grows linearly with `lexer_fuel` and with `lexer_states`.
+    may use `grammar_items` in a step, other kinds `items`. It grows linearly with `lexer_fuel` and `lexer_states`.
     """
 
     items: int = 20_000

@@ -1,4 +1,4 @@
-"""The first backend: llguidance, whose steps are bounded by limits of its own."""
+"""The first backend: llguidance, which has its own limits for a step."""
 
 import json
 import re
@@ -21,7 +21,7 @@ from wire.errors import InvalidGrammar
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-_WHITESPACE = r"[\x20\x0A\x0D\x09]{0,32}"  # the usual, yet a model that only writes blanks comes to an end
+_WHITESPACE = r"[\x20\x0A\x0D\x09]{0,32}"  # the usual, bounded so that a model cannot write blanks forever
 _META = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~/]")
 
 
@@ -43,7 +43,7 @@ class LlguidanceBackend:
         ]
 
     def compile(self, source: GrammarSource) -> str:
-        """Return the kind and llguidance's own text for `source`, tried by a random walk. Raises InvalidGrammar."""
+        """Return the kind and llguidance's text for `source`, tested by a random walk. Raises InvalidGrammar."""
         if source.kind is not GrammarKind.GRAMMAR:
             return self._tried(source.kind, self._text(source))
         lark, ebnf = self._try_lark, self._try_ebnf
@@ -57,7 +57,7 @@ class LlguidanceBackend:
                 raise InvalidGrammar(f"the grammar is neither: {error}; {other}") from other
 
     def build(self, form: str) -> "LlguidanceGrammar":
-        """Build what `compile` made. Raises InvalidGrammar."""
+        """Build from the form of `compile`. Raises InvalidGrammar."""
         kind, _, text = form.partition(" ")
 
         def make() -> LLMatcher:
@@ -126,12 +126,12 @@ def _load(tokenizer: TokenizerFile) -> LLTokenizer:
 
 
 def _made(text: str, eos: list[int]) -> LLTokenizer:
-    """Make it once where that works: it takes the GIL for a quarter of a second, and more for a large vocabulary."""
+    """Make it only once if possible: that takes the GIL for 0.25 s, and longer for a large vocabulary."""
     if not eos:
         return LLTokenizer(text)
     try:
         return LLTokenizer(text, eos_token=eos)
-    except ValueError:  # models name ids that their tokenizers lack
+    except ValueError:  # some models list ids that their tokenizers lack
         found = LLTokenizer(text)
         known = [token_id for token_id in eos if token_id < found.vocab_size]
         return LLTokenizer(text, eos_token=known) if known else found

@@ -1,8 +1,8 @@
-"""llguidance's matchers. All copies of one share a lexer, which grows with what any of them meets, up to a limit.
+"""llguidance's matchers. All copies of one share a lexer, which grows with each copy's text, up to a limit.
 
-So where one sequence has used the lexer up, all that share it move to a fresh one, which the first to notice makes.
-A sequence that fails at once in one that it made, or has made too many, fails. A lexer that takes too long to make on
-the engine's thread is not made there: the grammar is then worn, and whoever prepares it next has it compiled anew.
+When the lexer is used up, the first sequence to notice makes a fresh one, and all others move to it. A sequence fails
+if a lexer that it made is used up at once, or if it has made too many. A lexer that would take too long to make on
+the engine's thread is not made: the grammar is then worn, and is recompiled for the next request.
 """
 
 import re
@@ -18,22 +18,22 @@ from engine.grammar.interface import Bits
 from engine.grammar.walk import check_time
 from wire.errors import InvalidGrammar
 
-_WORDS = 500
-_EXCERPT = re.compile(r" |~|\d+: ")  # how a line of it, a caret below, or a frame around begins
+_MOST_CHARS = 500
+_EXCERPT = re.compile(r" |~|\d+: ")  # the start of a quoted line, of a caret line below it, or of a frame
 _MOST_MADE = 3
 
 
 class LlguidanceGrammar:
-    """A built grammar: the matcher that all others are copied from, and how to make it anew."""
+    """A built grammar: the matcher that all others are copied from, and a function that makes a fresh one."""
 
     def __init__(self, make: Callable[[], LLMatcher], tokenizer: LLTokenizer, *, longest_s: float) -> None:
-        """`make` returns a fresh matcher. `longest_s` bounds the CPU time of a step, and of `make` in one.
+        """`make` returns a fresh matcher. `longest_s` bounds the CPU time of a step, including `make`.
 
-        Raises InvalidGrammar where it comes in error.
+        Raises InvalidGrammar where the new matcher is in error.
         """
         self._make = make
         self.tokenizer, self.longest_s = tokenizer, longest_s
-        self._lock = threading.Lock()  # a matcher may be used by one thread only, to be copied too
+        self._lock = threading.Lock()  # only one thread at a time may use a matcher, also for copying
         self._generation = 0
         self.worn = False
         began = time.thread_time()
@@ -42,16 +42,16 @@ class LlguidanceGrammar:
         check(self._first)
 
     def start(self) -> "LlguidanceMatcher":
-        """Return a matcher at the beginning. Any thread."""
+        """Return a matcher at the start of the text. Any thread."""
         return LlguidanceMatcher(self)
 
     def copy(self) -> tuple[LLMatcher, int]:
-        """Return a matcher at the beginning, and the generation of its lexer."""
+        """Return a matcher at the start of the text, and the generation of its lexer."""
         with self._lock:
             return self._first.deep_copy(), self._generation
 
     def renew(self, used_up: int) -> bool:
-        """Have a fresh lexer in place of generation `used_up`; return whether it was made now, or was there already.
+        """Replace the lexer of generation `used_up`; return whether this call made the fresh one.
 
         Does nothing where making it would take too long.
         """
@@ -66,7 +66,7 @@ class LlguidanceGrammar:
 
 
 class LlguidanceMatcher:
-    """One sequence's place in the text."""
+    """One sequence's state in the text."""
 
     def __init__(self, grammar: LlguidanceGrammar) -> None:
         self._grammar, self._tokenizer = grammar, grammar.tokenizer
@@ -76,11 +76,11 @@ class LlguidanceMatcher:
 
     @property
     def accepting(self) -> bool:
-        """Whether the text so far is whole."""
+        """Whether the text so far is complete."""
         return self._matcher.is_accepting()
 
     def advance(self, token_id: int) -> bool:
-        """Take the text of `token_id`; False, unchanged, if it may not follow. Raises InvalidGrammar at a limit."""
+        """Advance by `token_id`; return False, unchanged, if it may not follow. Raises InvalidGrammar at a limit."""
         if token_id >= self._tokenizer.vocab_size or token_id in self._tokenizer.eos_tokens:
             return False
         taken = self._matcher.try_consume_tokens([token_id])
@@ -92,7 +92,7 @@ class LlguidanceMatcher:
         return taken == 1
 
     def allowed(self) -> Bits:
-        """Return which text tokens may follow. Raises InvalidGrammar at a limit, the step's CPU time among them."""
+        """Return which text tokens may follow. Raises InvalidGrammar at a limit, such as the step's CPU time."""
         began = time.thread_time()
         mask = self._matcher.compute_bitmask()
         check_time(time.thread_time() - began, self._grammar.longest_s)
@@ -105,7 +105,7 @@ class LlguidanceMatcher:
         return bits
 
     def _moved(self) -> bool:
-        """Where the shared lexer is used up, go to a fresh one. Returns whether we did."""
+        """Move to a fresh lexer if the shared one is used up. Return whether it moved."""
         if not self._matcher.is_error() or not self._matcher.get_error().startswith("lexer error"):
             return False
         may_make = len(self._made_at) < _MOST_MADE and len(self._taken) not in self._made_at
@@ -120,16 +120,16 @@ class LlguidanceMatcher:
 
 
 def check(matcher: LLMatcher) -> None:
-    """Raise InvalidGrammar, in its words, where a matcher is in error."""
+    """Raise InvalidGrammar, with the matcher's message, where it is in error."""
     if matcher.is_error():
         raise InvalidGrammar(in_one_line(matcher.get_error().split("\n<", 1)[0].strip()))
 
 
-def in_one_line(words: str) -> str:
-    """Return what a parser says is wrong, and where, without the excerpts of what it was given."""
-    if words.startswith("NoExtension"):
+def in_one_line(message: str) -> str:
+    """Return a parser's error and its position on one line, without excerpts of its input."""
+    if message.startswith("NoExtension"):
         return "no text satisfies it"
-    said = re.search(r"^error: .*", words, re.MULTILINE)
-    if said is not None and len(words) > _WORDS:
-        return said.group()[:_WORDS]
-    return " ".join(line for line in words.splitlines() if not _EXCERPT.match(line))[:_WORDS]
+    found = re.search(r"^error: .*", message, re.MULTILINE)
+    if found is not None and len(message) > _MOST_CHARS:
+        return found.group()[:_MOST_CHARS]
+    return " ".join(line for line in message.splitlines() if not _EXCERPT.match(line))[:_MOST_CHARS]

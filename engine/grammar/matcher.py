@@ -1,4 +1,4 @@
-"""A sequence's place in a grammar, endings included: which ids may follow, in the model's own width."""
+"""A sequence's state in a grammar: which ids may follow, including those that end it, as wide as the model's logits."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from wire.errors import InvalidGrammar
 
 
 class CompiledGrammar:
-    """The Grammar over any backend's text grammar. `cost_bytes` is about what it keeps in memory."""
+    """The Grammar over any backend's text grammar. `cost_bytes` is its approximate memory."""
 
     def __init__(self, text: TextGrammar, tokenizer: TokenizerFile, cost_bytes: int) -> None:
         self._text, self._tokenizer = text, tokenizer
@@ -19,19 +19,19 @@ class CompiledGrammar:
 
     @property
     def worn(self) -> bool:
-        """Whether who asks for it next should have it compiled anew."""
+        """Whether it should be recompiled for the next request."""
         return self._text.worn
 
     def matcher(self, stop_token_ids: Sequence[int] = ()) -> "SequenceMatcher":
-        """Return a matcher at the beginning for a request with these stop ids. Any thread."""
+        """Return a matcher at the start of the text for a request with these stop ids. Any thread."""
         return SequenceMatcher(self._text.start(), self._tokenizer, stop_token_ids)
 
 
 class SequenceMatcher:
-    """The Matcher over any backend's. Mutable, of one sequence, one thread at a time.
+    """The Matcher over any backend's matcher. Mutable, for one sequence, one thread at a time.
 
-    The model's end-of-sequence ids are allowed exactly where the text is whole, a request's other stop ids there and
-    where their text may follow. After an ending only endings follow, so that a request that ignores them runs on.
+    The model's end-of-sequence ids are allowed exactly where the text is complete, a request's other stop ids there and
+    where their text may follow. After such an id only such ids follow, so that a request with ignore_eos can continue.
     """
 
     def __init__(self, text: TextMatcher, tokenizer: TokenizerFile, stop_token_ids: Sequence[int]) -> None:
@@ -43,23 +43,23 @@ class SequenceMatcher:
 
     @property
     def finished(self) -> bool:
-        """Whether the text is whole and only ids that end the sequence may follow."""
+        """Whether the text is complete and only ids that end the sequence may follow."""
         return self._ended or (self._text.accepting and not self._text_row().any())
 
     def advance(self, token_id: int) -> bool:
-        """Take the chosen token; False, unchanged, if it is not allowed. Raises InvalidGrammar at a limit."""
+        """Advance by the chosen token; return False, unchanged, if not allowed. Raises InvalidGrammar at a limit."""
         taken = self._take(token_id)
         self._length += taken
         return taken
 
     def replay(self, token_ids: Sequence[int]) -> None:
-        """Take the outputs of a resumed sequence. Raises InvalidGrammar where one is not allowed."""
+        """Advance by the outputs of a resumed sequence. Raises InvalidGrammar where one is not allowed."""
         for token_id in token_ids:
             if not self.advance(token_id):
                 raise InvalidGrammar(f"output token {self._length} is {token_id}, which its grammar does not allow")
 
     def fill(self, row: Bits) -> None:
-        """Write the allowed ids into `row` [ceil(vocab_size / 32)] int32; at least one is, or InvalidGrammar."""
+        """Write the allowed ids into `row` [ceil(vocab_size / 32)] int32; raises InvalidGrammar where none is."""
         row[:] = 0 if self._ended else self._text_row()
         if self._ended or self._text.accepting:
             for token_id in self._enders:
@@ -79,7 +79,7 @@ class SequenceMatcher:
         return self._ended and token_id in self._enders
 
     def _text_row(self) -> Bits:
-        """Return the text tokens that may follow, as wide as the model's logits: ids on either side only are out."""
+        """Return the text tokens that may follow, as wide as the model's logits: only ids that both have."""
         row = np.zeros((self._vocab_size + 31) // 32, dtype=np.int32)
         try:
             allowed = self._text.allowed()[: len(row)]
@@ -94,8 +94,8 @@ class SequenceMatcher:
 
     def _at_limit(self, error: InvalidGrammar) -> InvalidGrammar:
         return InvalidGrammar(
-            f"the grammar cannot go on after {self._length} output tokens: {error}; write it so that a text can be "
-            "read in one way alone, or ask for fewer tokens"
+            f"the grammar cannot go on after {self._length} output tokens: {error}; make it unambiguous, or request "
+            "fewer tokens"
         )
 
 

@@ -1,7 +1,7 @@
-"""Bring a regex as Python writes it into the form of Rust's regex library, which llguidance reads. Pure.
+"""Convert a regex in Python's syntax to that of Rust's regex library, which llguidance uses. Pure.
 
-The classes mean the same to both afterwards, or less: what matches here, `re.fullmatch` matches too. `\\d \\w \\s` are
-ASCII; their negations leave out what either library counts to the class.
+The classes then match the same or less: what matches here, `re.fullmatch` matches too. `\\d \\w \\s` are
+ASCII; their negations exclude what either library counts to the class.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Bound the counts in `{n,m}`, which cost more than their few characters say. Pure."""
+"""Bound the counts in `{n,m}`, whose cost is not bounded by the length of the text. Pure."""
 
 import re
 
@@ -9,7 +9,7 @@ _BRACES = re.compile(r"(?<!\\)\{\s*(\d*)\s*,?\s*(\d*)\s*\}")
 
 
 def check_repetitions(text: str, limits: GrammarLimits) -> None:
-    """Raise InvalidGrammar where a regex or grammar repeats something oftener than the limit."""
+    """Raise InvalidGrammar where a regex or grammar repeats something more often than the limit."""
     for found in _BRACES.finditer(text):
         for bound in found.groups():
             if len(bound) > 9 or int(bound or 0) > limits.repetitions:

@@ -12,7 +12,7 @@ def check_properties(schema: object, limits: GrammarLimits) -> None:
     left = limits.merged_parts
     for part in parts_of(schema):
         if not part.keys() & {"properties", "allOf"}:
-            continue  # what a $ref alone leads to is a part itself
+            continue  # the target of a $ref alone is a part itself
         optional, seen = _optional_properties(part, schema, left)
         left -= seen
         if left < 0:
@@ -38,9 +38,9 @@ def parts_of(value: object) -> Iterator[dict[str, Any]]:
 
 
 def _optional_properties(part: dict[str, Any], schema: object, most: int) -> tuple[int, int]:
-    """Return how many optional properties the object has, and how many parts, properties and names were looked at.
+    """Return how many optional properties the object has, and how many parts, properties and names were visited.
 
-    Ends once `most` are passed.
+    Stops after `most` visits.
     """
     names, needed, seen = set[str](), set[str](), set[int]()
     left: list[Any] = [part]
@@ -65,7 +65,7 @@ def _optional_properties(part: dict[str, Any], schema: object, most: int) -> tup
 
 
 def _target(reference: object, schema: object) -> object:
-    """Return what a JSON pointer names within the schema, None where there is no such part."""
+    """Return the part of the schema at a JSON pointer, None where there is no such part."""
     if not isinstance(reference, str):
         return None
     found = schema

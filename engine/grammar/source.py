@@ -1,4 +1,4 @@
-"""Check what a request asks its output to be, and bring it into one form. Pure: nothing is compiled here."""
+"""Check a request's structured output option and normalise it. Pure: nothing is compiled here."""
 
 import json
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _JSON_KINDS = ("json", "choice", "structural_tag")
 
 
 class GrammarKind(StrEnum):
-    """What the text of a Source is."""
+    """The type of a source's text."""
 
     JSON = "json"
     REGEX = "regex"
@@ -26,9 +26,9 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """A checked wish: `text` is a JSON schema, a regex, a JSON list of texts, EBNF or Lark, or a structural tag.
+    """A checked option: `text` is a JSON schema, a regex, a JSON list of texts, EBNF or Lark, or a structural tag.
 
-    `whitespace` is the regex of what may stand between JSON's parts, None the usual.
+    `whitespace` is the regex allowed between JSON's tokens, None for the backend's default.
     """
 
     kind: GrammarKind
@@ -38,12 +38,12 @@ class GrammarSource:
 
     @property
     def key(self) -> bytes:
-        """Digest of all of it: equal sources compile to the same."""
+        """Digest of all fields: equal sources compile to the same grammar."""
         return sha256(json.dumps([self.kind, self.text, self.backend, self.whitespace]).encode()).digest()
 
 
 def read_source(wish: StructuredOutput, limits: GrammarLimits) -> GrammarSource:
-    """Return `wish` checked. Raises InvalidGrammar, saying the value and the limit."""
+    """Return the checked option. Raises InvalidGrammar with the value and the limit."""
     text = wish.value
     _check_size(wish.kind, text, limits)
     _check_size("whitespace_pattern", wish.whitespace_pattern or "", limits)
@@ -58,7 +58,7 @@ def read_source(wish: StructuredOutput, limits: GrammarLimits) -> GrammarSource:
 
 
 def is_old_name(backend: str) -> bool:
-    """Whether another engine once served this name; llguidance does now."""
+    """Return whether `backend` is a legacy name, now served by llguidance."""
     return backend in OLD_BACKENDS
 
 
@@ -69,7 +69,7 @@ def _kind(name: str) -> GrammarKind:
         return GrammarKind(name)
     except ValueError as error:
         known = ", ".join([*GrammarKind, "json_object"])
-        raise InvalidGrammar(f"{name!r} is no kind of structured output; there are {known}") from error
+        raise InvalidGrammar(f"{name!r} is not a kind of structured output; the kinds are {known}") from error
 
 
 def _backend(name: str, kind: GrammarKind, text: str) -> str:
@@ -84,7 +84,7 @@ def _check_size(name: str, text: str, limits: GrammarLimits) -> None:
     try:
         size = len(text.encode())
     except UnicodeEncodeError as error:
-        raise InvalidGrammar(f"{name} is no text: {error}") from error
+        raise InvalidGrammar(f"{name} is not valid text: {error}") from error
     if size > limits.source_bytes:
         raise InvalidGrammar(f"{name} has {size} bytes, the limit is {limits.source_bytes}")
 
@@ -96,7 +96,7 @@ def _read_json(kind: GrammarKind, text: str, limits: GrammarLimits) -> str:
     try:
         value = json.loads(text)
         clean = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-        clean.encode()  # an escaped half of a surrogate pair is no text
+        clean.encode()  # half of a surrogate pair cannot be encoded
     except ValueError as error:
         raise InvalidGrammar(f"{kind} is not JSON: {error}") from error
     if kind is GrammarKind.CHOICE:
@@ -104,14 +104,14 @@ def _read_json(kind: GrammarKind, text: str, limits: GrammarLimits) -> str:
     elif not isinstance(value, dict):
         raise InvalidGrammar(f"{kind} is {clean[:40]}, must be an object")
     elif not value:
-        raise InvalidGrammar(f"{kind} is {{}}, which says nothing; json_object asks for any object")
+        raise InvalidGrammar(f"{kind} is {{}}, which allows anything; use json_object for any object")
     _check_references(value)
     check_properties(value, limits)
     return clean
 
 
 def _check_references(value: object) -> None:
-    """Nothing is ever fetched; one backend would take what it cannot fetch for anything at all."""
+    """Refuse external references: nothing is fetched, and one backend would then allow any value."""
     for part in parts_of(value):
         reference = part.get("$ref")
         if isinstance(reference, str) and not reference.startswith("#"):
@@ -126,7 +126,7 @@ def _check_choices(value: object, limits: GrammarLimits) -> None:
 
 
 def nesting(text: str, opening: str, closing: str, quotes: str = '"') -> int:
-    """Return how deep brackets are nested in `text`, those between quotes left out."""
+    """Return how deep brackets are nested in `text`, not counting those between quotes."""
     depth = deepest = 0
     quote, skip = "", False
     for char in text:

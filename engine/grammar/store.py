@@ -1,7 +1,7 @@
-"""The instance's grammars: compiled in the child first, built here, kept, and told to all who wait for the same.
+"""The instance's grammars: compiled in the child, then built here, cached, and shared by all requests for the same.
 
 prepare --> known: a done future
-        --> in the making: the same future
+        --> being compiled: the same future
         --> new: queue --> compiler thread: child compiles --> backend builds --> cache --> future
 """
 
@@ -31,7 +31,7 @@ _CLOSE_WAIT_S = 30.0
 
 @dataclass(slots=True)
 class _Job:
-    """A source that is to be compiled; nobody can cancel its future, which many may share."""
+    """A source to compile; its future cannot be cancelled, since several requests may share it."""
 
     source: GrammarSource
     expires_at: float
@@ -42,9 +42,9 @@ class _Job:
 
 
 class GrammarStore:
-    """Compiles what requests ask for. `prepare` may be called from any thread; one thread of its own works.
+    """Compiles the grammars of requests on its own thread. `prepare` may be called from any thread.
 
-    Use it as a context or call `close`. Starting costs the caller nothing: tokenizer and child come up on that thread.
+    Use it as a context or call `close`. The constructor does not block: its thread loads the tokenizer and the child.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class GrammarStore:
         self._jobs: dict[bytes, _Job] = {}
         self._queue: queue.Queue[_Job | None] = queue.Queue()
         self._closed = False
-        self._told_old_name = False
+        self._logged_old_name = False
         self._warmed = threading.Event()
         self._backends: dict[str, Backend] = {}
         self._children: dict[str, CompilingChild] = {}
@@ -67,7 +67,7 @@ class GrammarStore:
         self._thread.start()
 
     def prepare(self, wish: StructuredOutput) -> "Future[Grammar]":
-        """Return the future of the compiled grammar. Its error is InvalidGrammar, or tells that it cannot be had now:
+        """Return the future of the compiled grammar. Its error is InvalidGrammar, or a temporary one:
 
         Overloaded where too many wait, DeadlineExceeded, Unavailable, Draining after `close`.
         """
@@ -75,7 +75,7 @@ class GrammarStore:
             source = read_source(wish, self._limits)
         except InvalidGrammar as error:
             return _done(error)
-        self._tell_of_old_name(wish.backend)
+        self._log_old_name(wish.backend)
         with self._lock:
             known = self._cache.find(source.key)
             if known is not None and not (isinstance(known, CompiledGrammar) and known.worn):
@@ -84,9 +84,9 @@ class GrammarStore:
             return self._queued(source) if job is None else job.future
 
     def wait_warm(self, timeout_s: float) -> bool:
-        """Wait until the tokenizer is made, or known not to be one for grammars; return whether that came in time.
+        """Wait until the tokenizer is loaded, or found unsuitable for grammars; return False at the timeout.
 
-        Making it holds up every thread of the process, so whoever serves waits for it before.
+        Loading it blocks every thread of the process, so a server waits for it before it starts serving.
         """
         return self._warmed.wait(timeout_s)
 
@@ -96,7 +96,7 @@ class GrammarStore:
         return None if child is None else child.pid
 
     def close(self) -> None:
-        """End the child and the thread; what waits is refused. Idempotent."""
+        """End the child and the thread; waiting sources are refused. Idempotent."""
         with self._lock:
             self._closed = True
         self._queue.put(None)
@@ -119,13 +119,13 @@ class GrammarStore:
         self._queue.put(job)
         return job.future
 
-    def _tell_of_old_name(self, backend: str) -> None:
-        if is_old_name(backend) and not self._told_old_name:
-            self._told_old_name = True
+    def _log_old_name(self, backend: str) -> None:
+        if is_old_name(backend) and not self._logged_old_name:
+            self._logged_old_name = True
             log.warning("guided_decoding_backend_served_by_llguidance", asked=backend)
 
     def _run(self) -> None:
-        """The compiler thread. Children die with it, so it lives as long as the store."""
+        """Run the compiler thread. Its children die with it, so it runs until the store is closed."""
         try:
             self._warm()
             while (job := self._queue.get()) is not None and not self._closed:
@@ -153,7 +153,7 @@ class GrammarStore:
         if self._clock() > job.expires_at:
             return Overloaded(f"the grammar waited {self._limits.wait_s:g} s to be compiled, the limit")
         try:
-            backend = self._backend(job.source.backend)  # one that is not installed is told before a child tries
+            backend = self._backend(job.source.backend)  # one that is not installed is refused before a child starts
             compiled = self._child(job.source.backend).compile(job.source)
             text = backend.build(compiled.form)
             return CompiledGrammar(text, self._tokenizer, compiled.cost_bytes)

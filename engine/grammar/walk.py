@@ -1,4 +1,4 @@
-"""Try a compiled grammar on a random text, in the compiling child: is there any, and does it stay within the limits?"""
+"""Test a compiled grammar in the compiling child: generate a random text and check that it stays within the limits."""
 
 import random
 import time
@@ -11,12 +11,12 @@ from engine.grammar.source import GrammarKind
 from wire.errors import InvalidGrammar
 
 _STEPS = 64
-_GRAMMAR_STEPS = 256  # the work of an ambiguous one grows with the text
+_GRAMMAR_STEPS = 256  # an ambiguous grammar's work grows with the text
 
 
 def walk(matcher: TextMatcher, limits: GrammarLimits, kind: GrammarKind) -> None:
-    """Generate a text at random. Raises InvalidGrammar where there is none, a limit is met, or a step is slow."""
-    chooser = random.Random(0)  # noqa: S311 - no secret
+    """Generate a random text. Raises InvalidGrammar where there is none, a limit is reached, or a step is slow."""
+    chooser = random.Random(0)  # noqa: S311 - not a secret
     for step in range(_GRAMMAR_STEPS if kind is GrammarKind.GRAMMAR else _STEPS):
         began = time.thread_time()
         goes_on = _step(matcher, chooser, is_first=step == 0)

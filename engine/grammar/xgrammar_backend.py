@@ -1,7 +1,7 @@
-"""The second backend: xgrammar. It compiles to masks, takes structural tags, and has no limits of its own at a step.
+"""The second backend: xgrammar. It compiles to masks, supports structural tags, and has no step limits of its own.
 
-So each grammar is walked for a while in the child, and refused where a step takes too long; one that becomes slow
-only later ends the sequence that met its first slow step.
+So the child runs a random walk on each grammar and refuses it where a step takes too long; if a grammar becomes slow
+later, the sequence with the first slow step fails.
 """
 
 import json
@@ -25,9 +25,9 @@ from wire.errors import InvalidGrammar
 
 _RAW = 0  # the vocabulary is bytes already
 _NO_LIMIT = -1
-_MOST_BLANKS = 8  # each more makes the compiled form larger
-_CONTROLS = frozenset(range(0x20)) - {0x0A, 0x0D}  # allowed by mistake in JSON strings that have a maxLength
-_WORDS = 500
+_MOST_BLANKS = 8  # the compiled form grows with each
+_CONTROLS = frozenset(range(0x20)) - {0x0A, 0x0D}  # allowed, wrongly, in JSON strings with a maxLength
+_MOST_CHARS = 500
 
 
 class XgrammarBackend:
@@ -57,25 +57,25 @@ class XgrammarBackend:
         try:
             compiled = self._compiled(source)
         except RuntimeError as error:
-            raise InvalidGrammar(_words(error)) from error
+            raise InvalidGrammar(_message(error)) from error
         walk(self._grammar_of(compiled).start(), self._limits, source.kind)
         return source.kind + " " + str(compiled.serialize_json())
 
     def build(self, form: str) -> "XgrammarGrammar":
-        """Build what `compile` made. Raises InvalidGrammar."""
+        """Build from the form of `compile`. Raises InvalidGrammar."""
         kind, _, compiled = form.partition(" ")
         info = self._json_info if kind == GrammarKind.JSON else self._info
         try:
             return self._grammar_of(self._library.compiled_grammar.deserialize_json(compiled, info))
         except RuntimeError as error:
-            raise InvalidGrammar(_words(error)) from error
+            raise InvalidGrammar(_message(error)) from error
 
     def new_matcher(self, compiled: Any) -> Any:
-        """Return the library's matcher of `compiled`; endings are ours, so it never sees one."""
+        """Return the library's matcher of `compiled`; SequenceMatcher handles the ids that end a sequence."""
         return self._library.grammar_matcher(compiled, None, False, _NO_LIMIT, None)
 
     def stop_token_ids(self) -> list[int]:
-        """Ids that the library takes for endings, as it is told or finds in the vocabulary."""
+        """Ids that the library treats as end of sequence, from its options or from the vocabulary."""
         return [int(token_id) for token_id in self._info.stop_token_ids()]
 
     def _grammar_of(self, compiled: Any) -> "XgrammarGrammar":
@@ -115,8 +115,8 @@ class XgrammarBackend:
             try:
                 return second()
             except RuntimeError as other:
-                words = f"as {first.__name__}: {_words(error)}; as {second.__name__}: {_words(other)}"
-                raise InvalidGrammar(f"the grammar is neither: {words}") from other
+                both = f"as {first.__name__}: {_message(error)}; as {second.__name__}: {_message(other)}"
+                raise InvalidGrammar(f"the grammar is neither: {both}") from other
 
 
 class XgrammarGrammar:
@@ -124,17 +124,17 @@ class XgrammarGrammar:
 
     def __init__(self, backend: XgrammarBackend, compiled: Any, *, longest_s: float) -> None:
         self._backend, self.compiled, self._longest_s = backend, compiled, longest_s
-        self.worn = False  # its matchers share nothing that grows
+        self.worn = False  # its matchers share no growing state
 
     def start(self) -> "XgrammarMatcher":
-        """Return a matcher at the beginning. Any thread."""
+        """Return a matcher at the start of the text. Any thread."""
         matcher = self._backend.new_matcher(self.compiled)
         stops = self._backend.stop_token_ids()
         return XgrammarMatcher(matcher, self._backend.num_tokens, stops, longest_s=self._longest_s)
 
 
 class XgrammarMatcher:
-    """One sequence's place in the text."""
+    """One sequence's state in the text."""
 
     def __init__(self, matcher: Any, num_tokens: int, stop_token_ids: list[int], *, longest_s: float) -> None:
         self._matcher, self._stops, self._num_tokens = matcher, stop_token_ids, num_tokens
@@ -142,11 +142,11 @@ class XgrammarMatcher:
 
     @property
     def accepting(self) -> bool:
-        """Whether the text so far is whole."""
+        """Whether the text so far is complete."""
         return bool(self._matcher.is_completed())
 
     def advance(self, token_id: int) -> bool:
-        """Take the text of `token_id`; False, unchanged, if it may not follow. Raises InvalidGrammar: it took long."""
+        """Advance by `token_id`; return False, unchanged, if it may not follow. Raises InvalidGrammar if too slow."""
         if token_id in self._stops or token_id >= self._num_tokens:
             return False
         began = time.thread_time()
@@ -186,7 +186,7 @@ def _with_format(tag: dict[str, Any]) -> str:
     return json.dumps({"type": "structural_tag", "format": formatted})
 
 
-def _words(error: Exception) -> str:
-    """What it says comes first, behind its time and source line where it names one."""
+def _message(error: Exception) -> str:
+    """Return the first line of the error, without xgrammar's time and source line."""
     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return re.sub(r"^\[[\d:]+\] \S+\.cc:\d+: ", "", first)[:_WORDS]
+    return re.sub(r"^\[[\d:]+\] \S+\.cc:\d+: ", "", first)[:_MOST_CHARS]

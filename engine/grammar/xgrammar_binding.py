@@ -1,4 +1,4 @@
-"""xgrammar's C++ library by its own binding (tvm_ffi), without its Python package: that one imports torch and triton.
+"""Load xgrammar's C++ library through its tvm_ffi binding, without its Python package, which imports torch and triton.
 
 The names and argument orders are those of release 0.2.8, which constraints.txt pins.
 """
@@ -22,7 +22,7 @@ class Binding:
 
 
 def load_binding() -> Binding:
-    """Load the library; a second call finds it loaded. Raises ModuleNotFoundError where a part is not installed."""
+    """Load the library; a second call reuses it. Raises ModuleNotFoundError where a part is not installed."""
     spec = find_spec("xgrammar")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("No module named 'xgrammar'", name="xgrammar")

@@ -1,4 +1,4 @@
-"""Find what xgrammar would leave out of a JSON schema without a word (seen with 0.2.8), so that it is refused. Pure."""
+"""Find the parts of a JSON schema that xgrammar silently ignores (seen with 0.2.8), so that they are refused. Pure."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,22 +14,22 @@ _WORDS = frozenset((
     "$defs", "definitions", "discriminator",
 ))  # fmt: skip
 _ALONE = {"$ref": (), "anyOf": (), "oneOf": (), "allOf": (), "const": ("type",), "enum": ("type",)}
-"""Keywords beside which others are left out, but for these."""
+"""Keywords next to which xgrammar ignores all others except these."""
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _ONES = ("items", "additionalProperties")
 
 
 def check_kept(schema: dict[str, Any]) -> None:
-    """Raise InvalidGrammar naming the first keyword that the text would not keep to."""
+    """Raise InvalidGrammar with the first keyword that xgrammar would ignore."""
     for part in _parts(schema):
         what = next(_left_out(part), None)
         if what is not None:
-            raise InvalidGrammar(f"xgrammar leaves out {what}; llguidance keeps it or says why not")
+            raise InvalidGrammar(f"xgrammar ignores {what}; use llguidance, which supports or refuses it")
 
 
 def _parts(schema: object) -> Iterator[dict[str, Any]]:
-    """Yield a schema and all within it; what stands in const, enum or default is no schema."""
+    """Yield a schema and all its subschemas; values of const, enum or default are not schemas."""
     left = [schema]
     while left:
         part = left.pop()
@@ -47,7 +47,7 @@ def _left_out(part: dict[str, Any]) -> Iterator[str]:
     yield from (name for name in _LEFT_OUT if name in part)
     reference = part.get("$ref")
     if isinstance(reference, str) and reference != "#" and not reference.startswith("#/"):
-        yield f"$ref {reference[:40]!r}, which is no path"
+        yield f"$ref {reference[:40]!r}, which is not a path"
     if part.get("uniqueItems") is True:
         yield "uniqueItems"
     for name, allowed in _ALONE.items():
@@ -61,7 +61,7 @@ def _left_out(part: dict[str, Any]) -> Iterator[str]:
     yield from _left_out_of_text(part)
     properties, required = part.get("properties", {}), part.get("required", ())
     if isinstance(properties, dict) and isinstance(required, list):
-        yield from (f"required {name!r}, which is no property" for name in required if name not in properties)
+        yield from (f"required {name!r}, which is not a property" for name in required if name not in properties)
 
 
 def _left_out_of_text(part: dict[str, Any]) -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""Parts of a loaded network by ops of the device that it lies on, whichever device that is."""
+"""Replace modules of a loaded network by ops of its device, for any kind of device."""

@@ -1,4 +1,4 @@
-"""Which activation is it? Its class has many names; what it makes of some numbers tells."""
+"""Identify an activation by its output for some numbers, since its class has many names."""
 
 from collections.abc import Callable
 
@@ -13,12 +13,12 @@ KNOWN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     GELU: functional.gelu,
 }
 _TOLERANCE = 1e-6
-"""Between gelu and its approximation lies 5e-4."""
+"""gelu and its approximation differ by 5e-4."""
 
 
 @torch.inference_mode()
 def activation_of(function: object) -> str | None:
-    """Return the name of an activation without weights, None for one that is not known."""
+    """Return the name of an activation without weights, None for an unknown one."""
     if not callable(function) or list(getattr(function, "parameters", list)()):
         return None
     numbers = torch.linspace(-6, 6, 193)

@@ -1,4 +1,4 @@
-"""Is a part by a device's ops the original? Both run on the same random rows; attention answers with a sum."""
+"""Compare a part that uses a device's ops with the original on the same random rows; a sum replaces attention."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ _log = EventLogger("engine")
 Angles = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines, [1, num_rows, rotary_dim] each."""
 Form = tuple[bool, ...] | None
-"""Which values of a tuple there are, None for a result that is no tuple."""
+"""Which values of a result tuple are not None; None for a result that is not a tuple."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleDifference:
-    """How a part differs from the original, in words; "" where the original is of another kind: it takes other inputs.
+    """How a part differs from the original; "" where the original is of another kind, with other inputs.
 
     `is_failure`: the part raised, and would do so again.
     """
@@ -33,10 +33,10 @@ class ModuleDifference:
 
 
 class PartCheck:
-    """Runs modules of `network` on random rows, with an attention of its own while it lives.
+    """Runs modules of `network` on random rows, with its own attention handler.
 
-    `shared` has the ids of parameters with several names. The network runs once, so that its layers are tried with
-    what it gives them, as the angles of its attentions; and norms by heads too, where they are given such rows.
+    `shared` has the ids of parameters with several names. The network runs once to record the inputs of its layers,
+    such as the angles of its attentions, and whether norms receive rows by heads.
     """
 
     def __init__(self, network: Any) -> None:
@@ -47,11 +47,11 @@ class PartCheck:
         self._given: dict[nn.Module, dict[str, Any]] = {}
         self._normed: dict[nn.Module, torch.Size] = {}
         self.before = self._watch()
-        """What the network made of a few tokens, [1, ROWS, vocab_size]; None where it cannot tell a change."""
+        """The network's logits for a few tokens, [1, ROWS, vocab_size]; None where they cannot show a change."""
 
     @torch.inference_mode()
     def differs(self, module: nn.Module, part: Callable[..., Any]) -> ModuleDifference | None:
-        """Return how `part` differs from `module`, None where it is the same."""
+        """Return how `part` differs from `module`, None where it does not."""
         inputs = self._inputs(module)
         if inputs is None:
             return ModuleDifference("")
@@ -62,7 +62,7 @@ class PartCheck:
         is_of_rows = rows.shape[-1] == self._network.config.get_text_config().hidden_size
         for heads in rows_by_heads(rows, self._normed.get(module, rows.shape if is_of_rows else None)):
             found = self._difference(module, part, {"hidden_states": heads})
-            if found is not None and found.words:  # no failure of the library: its other norms may be right
+            if found is not None and found.words:  # not a failure of the library: its other norms may be correct
                 return ModuleDifference(f"by heads, {found.words}")
         return None
 
@@ -76,13 +76,13 @@ class PartCheck:
             return ModuleDifference("")
         try:
             got, our_form, ours = self._run(part, inputs)
-        except Exception as error:  # noqa: BLE001 - another project's kernels: what they raise is not known
+        except Exception as error:  # noqa: BLE001 - third-party kernels may raise anything
             return ModuleDifference(f"it cannot be tried: {' '.join(str(error).split())}", is_failure=True)
         if asked != ours:
-            return ModuleDifference(f"it asks its attention for {ours}, the original for {asked}")
+            return ModuleDifference(f"it passes {ours} to its attention, the original {asked}")
         if form != our_form:
-            return ModuleDifference(f"it returns {_said(our_form)}, the original {_said(form)}")
-        made = expected - rows if hasattr(module, "self_attn") else expected  # a layer hands its rows through
+            return ModuleDifference(f"it returns {_described(our_form)}, the original {_described(form)}")
+        made = expected - rows if hasattr(module, "self_attn") else expected  # a layer adds to its input rows
         difference, limit = float((got - expected).norm() / made.norm()), TOLERANCE[rows.dtype]
         if difference <= limit:  # false for NaN too
             return None
@@ -90,46 +90,46 @@ class PartCheck:
 
     @torch.inference_mode()
     def options_of(self, module: nn.Module) -> AttentionOptions | None:
-        """Return what a module of attention asks for; None where it cannot be tried."""
+        """Return the options that an attention module passes; None where it cannot be run."""
         inputs = self._inputs(module)
         if inputs is None:
             return None
         try:
             _, _, asked = self._run(module, inputs)
-        except (RuntimeError, TypeError):  # of another kind: it wants other inputs
+        except (RuntimeError, TypeError):  # of another kind, with other inputs
             return None
         return asked[0] if len(asked) == 1 else None
 
     def angles_of(self, module: nn.Module) -> Angles | None:
-        """Return the angles that a module of attention turns by; None where it is given none, or in another form."""
+        """Return the rotary angles that an attention module receives; None where it gets none, or another form."""
         given = self._given.get(module, {}).get("position_embeddings")
         is_pair = isinstance(given, tuple) and len(given) == 2 and all(torch.is_tensor(one) for one in given)
         return given if is_pair else None
 
     def same_logits(self, change: Callable[[], None]) -> bool:
-        """Whether the whole network makes the same of a few tokens before and after `change`."""
+        """Return whether the network's logits for a few tokens are the same before and after `change`."""
         before = self._logits()
         change()
         return float((self._logits() - before).norm() / before.norm()) <= TOLERANCE[self.dtype]
 
     def drift_from(self, before: torch.Tensor) -> float:
-        """Return how far a token's logits are from those `before`, over their norm; NaN where one of them has it.
+        """Return how far a token's logits are from those `before`, relative to their norm; NaN where one is NaN.
 
-        It is the median of the tokens, each of which goes its way alone: a rounding may give a few another expert.
+        It is the median over the tokens, each independent: rounding may route a few to other experts.
         """
         sizes = before.norm(dim=-1).clamp_min(torch.finfo(before.dtype).tiny)  # a padding token may have none
         return float(((self._logits() - before).norm(dim=-1) / sizes).median())
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the rows that go from layer to layer."""
+        """The dtype of the rows between layers."""
         dtype: torch.dtype = self._network.get_input_embeddings().weight.dtype
         return dtype
 
     def _watch(self) -> torch.Tensor | None:
-        """Run the network, note what its layers, attentions and norms are given, and return finite logits.
+        """Run the network, record the inputs of its layers, attentions and norms, and return its logits if finite.
 
-        None, and nothing noted, where it cannot run.
+        Returns None, and records nothing, where it cannot run.
         """
 
         def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -145,7 +145,7 @@ class PartCheck:
         hooks += [module.register_forward_pre_hook(note_rows) for module in norms]
         try:
             made = self._logits() if modules else None
-        except Exception as error:  # noqa: BLE001 - of any model's own code; who serves it says so
+        except Exception as error:  # noqa: BLE001 - any model's code; serving it reports the error
             _log.warning("layers_unknown", network=type(self._network).__name__, error=str(error))
             return None
         finally:
@@ -175,7 +175,7 @@ class PartCheck:
         return output.float(), form, self._attention.asked
 
     def _inputs(self, module: nn.Module) -> dict[str, Any] | None:
-        """Return what `module` takes: rows, and what else the network gave it; None where that is not known."""
+        """Return the inputs of `module`: rows, and the other recorded ones; None where these are unknown."""
         numbers, weight = torch.Generator().manual_seed(0), self._network.get_input_embeddings().weight
         if _attends(module) and module not in self._given:
             return None
@@ -185,9 +185,9 @@ class PartCheck:
 
 
 class SumAttention:
-    """Implements LayerHandler: mixes query, key and value of each token alone; notes what was asked.
+    """Implements LayerHandler: mixes query, key and value of each token; records the options.
 
-    Each number of a query and a key counts in its own way: their product would be the same for any angle of both.
+    Elements of query and key are summed with different weights: their product would hide a rotation of both.
     """
 
     def __init__(self) -> None:
@@ -207,7 +207,7 @@ class SumAttention:
 
 
 def _attends(module: nn.Module) -> bool:
-    """Whether it is an attention, or a layer with one."""
+    """Return whether it is an attention, or a layer with one."""
     return any(isinstance(getattr(module, name, None), nn.Module) for name in ("self_attn", "o_proj"))
 
 
@@ -215,12 +215,12 @@ def _is_norm(module: nn.Module) -> bool:
     return type(module).__name__.endswith("RMSNorm")
 
 
-def _said(form: Form) -> str:
-    return "its rows alone" if form is None else f"a tuple of {len(form)}, {sum(form)} of them there"
+def _described(form: Form) -> str:
+    return "only its rows" if form is None else f"a tuple of {len(form)}, {sum(form)} of them not None"
 
 
 def _width(module: Any) -> int:
-    """Return how wide the rows are that a module takes."""
+    """Return the width of a module's input rows."""
     if hasattr(module, "gate_proj"):
         return int(module.gate_proj.in_features)
     if hasattr(module, "in_features"):  # quantised layers have no weight

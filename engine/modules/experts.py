@@ -1,8 +1,8 @@
-"""Mixtures of experts in groups: all experts of a layer by two calls of one op that multiplies rows in groups.
+"""Grouped mixtures of experts: all experts of a layer by two calls of an op that multiplies rows in groups.
 
-transformers asks its experts interface how a layer's experts run; we register one way more for a library's op. Rows
-are sorted by expert, multiplied in groups, and put back. Each layer is compared with one expert after the other;
-where one differs, all run like that.
+transformers selects how experts run from its experts interface; we register an implementation for a library's op. Rows
+are sorted by expert, multiplied in groups, and put back. Each layer is compared with running one expert at a time;
+if any differs, all layers run one expert at a time.
 """
 
 import functools
@@ -18,28 +18,28 @@ from telemetry.logs import EventLogger
 
 _log = EventLogger("engine")
 _PLAIN = "eager"
-"""One expert after the other: runs everywhere."""
+"""One expert at a time: runs on every device."""
 
 
 class GroupedOps(Protocol):
-    """A library's product in groups."""
+    """A library's grouped matrix product."""
 
     @property
     def name(self) -> str:
-        """What people are told."""
+        """The library's name in logs."""
         ...
 
     @property
     def implementation(self) -> str:
-        """What the experts interface knows it by."""
+        """Its name in the experts interface."""
         ...
 
     def beyond(self, layer: Any) -> str | None:
-        """Return why it does not take such experts, in words, or None."""
+        """Return why it does not support such experts, or None if it does."""
         ...
 
     def multiply(self, rows: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-        """Return [rows, outputs] of rows [rows, inputs], sorted by expert, times each its expert's weight.
+        """Return [rows, outputs] of rows [rows, inputs], sorted by expert, each times its expert's weight.
 
         weight: [num_experts, inputs, outputs], which may be a transposed view; ends: [num_experts] int64, where each
         expert's rows end.
@@ -48,7 +48,7 @@ class GroupedOps(Protocol):
 
 
 def use_grouped_experts(network: Any, ops: GroupedOps) -> tuple[str, ...]:
-    """Let the experts of `network` run in groups; return a line on it for people, none where it has no experts."""
+    """Let the experts of `network` run in groups; return a line for the log, none without experts."""
     layers = [*_layers(network)]
     if not layers:
         return ()
@@ -97,14 +97,14 @@ def run_experts(
 
 
 def _layers(network: Any) -> Iterator[nn.Module]:
-    """Yield the experts of each layer that asks the interface how to run them."""
+    """Yield the experts of each layer that uses the experts interface."""
     marks = ("_apply_gate", "has_gate", "is_transposed", "num_experts", "down_proj")
     return (module for module in network.modules() if all(hasattr(module, mark) for mark in marks))
 
 
 @torch.inference_mode()
 def _tried(layer: Any) -> torch.Tensor:
-    """Return what the layer makes of random rows, of which each goes to two experts, or to the only one."""
+    """Return the layer's output for random rows, each routed to two experts, or to the only one."""
     numbers = torch.Generator().manual_seed(0)
     weight, top_k = layer.down_proj, min(2, layer.num_experts)
     width = weight.shape[2] if layer.is_transposed else weight.shape[1]
@@ -118,17 +118,17 @@ def _tried(layer: Any) -> torch.Tensor:
 def _runs(layer: Any) -> bool:
     try:
         _tried(layer)
-    except RuntimeError:  # the way that transformers chose is for other devices
+    except RuntimeError:  # transformers chose an implementation for other devices
         return False
     return True
 
 
 def _differs(layer: Any, expected: torch.Tensor) -> str | None:
-    """Return how the layer differs from what was expected of it, in words, or None."""
+    """Describe how the layer differs from the expected output; None if it does not."""
     try:
         got = _tried(layer)
     except RuntimeError as error:
-        return f"they cannot be tried in groups: {' '.join(str(error).split())}"
+        return f"they failed in groups: {' '.join(str(error).split())}"
     difference, limit = float((got - expected).norm() / expected.norm()), TOLERANCE[layer.down_proj.dtype]
     if difference <= limit:  # false for NaN too
         return None

@@ -1,11 +1,11 @@
-"""What a library of ops has for the parts of a network; a device names its libraries, the best first.
+"""The interface of a library of ops for a network's modules; a device lists its libraries, the best first.
 
-op       | takes                                                        | makes
+op       | takes                                                        | returns
 norm     | rows [..., width]                                            | the same shape
 add_norm | two of [1, num_tokens, width]; may write into both           | the norm of their sum, and the sum
-gate     | [..., 2 * width]: what is activated, then what it multiplies | [..., width]
-rotate   | query and key [1, num_tokens, heads, head_dim], whose tokens | query and key turned
-         | may lie apart; cos and sin [1, num_tokens, head_dim]         |
+gate     | [..., 2 * width]: the half to activate, then its factor      | [..., width]
+rotate   | query and key [1, num_tokens, heads, head_dim], tokens may   | query and key, rotated
+         | be strided; cos and sin [1, num_tokens, head_dim]            |
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 SILU, GELU_TANH, GELU = "silu", "gelu_tanh", "gelu"
-"""Activations that gates are known by."""
+"""The activations of known gates."""
 
 NormOp = Callable[[torch.Tensor], torch.Tensor]
 AddNormOp = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -27,7 +27,7 @@ RotateOp = Callable[
 
 @dataclass(frozen=True, slots=True)
 class NormWeight:
-    """What a norm multiplies by: `weight` [width], and one more of it where `adds_one`."""
+    """The factor of a norm: `weight` [width], plus 1 where `adds_one`."""
 
     weight: torch.Tensor
     epsilon: float
@@ -35,25 +35,25 @@ class NormWeight:
 
 
 class ModuleOps(Protocol):
-    """A library's ops; each is None where it has none for what is asked."""
+    """A library's ops; each method returns None for an unsupported case."""
 
     @property
     def name(self) -> str:
-        """What people are told."""
+        """The library's name in logs."""
         ...
 
     @property
     def overwrites(self) -> bool:
-        """Whether add_norm writes into what it takes."""
+        """Whether add_norm writes into its inputs."""
         ...
 
     @property
     def joins_heads(self) -> bool:
-        """Whether rotate takes tokens that lie apart, as in one product for queries, keys and values."""
+        """Whether rotate takes strided tokens, as from a joint product for queries, keys and values."""
         ...
 
     def norm(self, weight: NormWeight) -> NormOp | None:
-        """Return the norm by a weight."""
+        """Return the norm with this weight."""
         ...
 
     def add_norm(self, weight: NormWeight) -> AddNormOp | None:
@@ -61,9 +61,9 @@ class ModuleOps(Protocol):
         ...
 
     def gate(self, activation: str, dtype: torch.dtype) -> GateOp | None:
-        """Return what makes one of two halves."""
+        """Return the gate op, which combines two halves into one."""
         ...
 
     def rotate(self, head_dim: int, dtype: torch.dtype) -> RotateOp | None:
-        """Return what turns queries and keys by half their width."""
+        """Return the rotary op, which pairs the halves of a head."""
         ...

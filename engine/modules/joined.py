@@ -1,4 +1,4 @@
-"""Linear layers of one input as one product, which reads their weights in one go."""
+"""Linear layers with the same input as one product, which reads their weights at once."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from torch import nn
 
 
 class JoinedLinear:
-    """Owner of the joined weight; once `settle` was called the layers it is made of are views of it, by their names."""
+    """Owns the joined weight; after `settle` the weights of the original layers are views of it."""
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         self._linears = tuple(linears)
@@ -20,9 +20,9 @@ class JoinedLinear:
 
     @classmethod
     def of(cls, modules: Sequence[object], shared: frozenset[int] = frozenset()) -> "JoinedLinear | None":
-        """Return the product of `modules`, None where one is not plain, or they do not go together.
+        """Return the product of `modules`, None where one is not plain, or they cannot be joined.
 
-        `shared` has the ids of tensors with several names: these stay as they are.
+        `shared` has the ids of tensors with several names: these are not joined.
         """
         if not modules or not all(is_plain(module) and not _ids(module) & shared for module in modules):
             return None
@@ -38,7 +38,7 @@ class JoinedLinear:
         return nn.functional.linear(rows, self.weight, self.bias)
 
     def settle(self) -> None:
-        """Free the layers' own weights."""
+        """Free the original layers' weights."""
         for place, weight in enumerate(torch.split(self.weight, self.sizes)):
             self._linears[place].weight = nn.Parameter(weight, requires_grad=False)
         for place, bias in enumerate(() if self.bias is None else torch.split(self.bias, self.sizes)):
@@ -46,7 +46,7 @@ class JoinedLinear:
 
 
 def is_plain(module: object) -> bool:
-    """Whether it is a linear layer that nothing else has changed: no subclass, no hook, no forward of its own."""
+    """Return whether it is an unmodified linear layer: no subclass, no hook, no replaced forward."""
     if type(module) is not nn.Linear or "forward" in module.__dict__:
         return False
     return not (module._forward_hooks or module._forward_pre_hooks)

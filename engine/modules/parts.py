@@ -1,13 +1,13 @@
-"""The parts of a network that are known, made of a library's ops.
+"""The known parts of a network, computed by a library's ops.
 
-part            | known by                                     | what it gains
+part            | recognised by                                | gain
 norm            | class *RMSNorm, a weight, an epsilon         | one op
 gated MLP       | gate_proj, up_proj, down_proj, an activation | one product for gate and up, one op for both halves
 attention       | q_proj to o_proj, angles among its inputs    | one product for q, k and v, one op for the angles
-decoder layer   | its norms are such parts                     | one op for a sum and its norm
+decoder layer   | its norms are replaced                       | one op for a sum and its norm
 
-`of` yields what a module may be, likeliest first; only a comparison (check.py) tells which it is. `settle` is called
-once a part is kept.
+`of` yields the parts that a module may be, likeliest first; a comparison (check.py) decides. `settle` is called once a
+part is kept.
 """
 
 from collections.abc import Iterator
@@ -28,14 +28,14 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
 class RmsNorm:
-    """A norm by one op, which rounds once where transformers rounds twice."""
+    """A norm by one op, which rounds once, while transformers rounds twice."""
 
     def __init__(self, weight: NormWeight, run: NormOp) -> None:
         self.weight, self._run = weight, run
 
     @classmethod
     def of(cls, module: nn.Module, ops: ModuleOps, check: PartCheck) -> Iterator["RmsNorm"]:
-        """Yield it with its weight as it stands, and with one added."""
+        """Yield the norm with its weight, and with 1 added to it."""
         weight = getattr(module, "weight", None)
         epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
         if not type(module).__name__.endswith("RMSNorm") or not isinstance(epsilon, float):
@@ -63,7 +63,7 @@ class GatedMlp:
 
     @classmethod
     def of(cls, module: nn.Module, ops: ModuleOps, check: PartCheck) -> Iterator["GatedMlp"]:
-        """Yield it where it is a gated MLP of plain linear layers."""
+        """Yield the part if `module` is a gated MLP of plain linear layers."""
         gate, up, down = (getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj"))
         activation = activation_of(getattr(module, "act_fn", None))
         if activation is None or not isinstance(down, nn.Module) or not isinstance(gate, nn.Linear):
@@ -78,20 +78,20 @@ class GatedMlp:
         return made
 
     def settle(self) -> None:
-        """The two are one now."""
+        """Free the weights of the two joined layers."""
         self._both.settle()
 
 
 class RotaryAttention:
-    """An attention module whose queries, keys and values are one product, and are turned by one op."""
+    """An attention module whose queries, keys and values are one product, and are rotated by one op."""
 
     def __init__(self, module: Any, options: AttentionOptions, rotate: RotateOp, joined: JoinedLinear | None) -> None:
-        """`options` are what the original asks its attention for."""
+        """`options` are those that the original passes to its attention."""
         self._module, self._options, self._rotate, self._joined = module, options, rotate, joined
 
     @classmethod
     def of(cls, module: nn.Module, ops: ModuleOps, check: PartCheck) -> Iterator["RotaryAttention"]:
-        """Yield it where it is an attention whose heads are turned whole."""
+        """Yield the part if `module` is an attention that rotates whole heads."""
         named = [getattr(module, name, None) for name in (*_PROJECTIONS, "o_proj")]
         head_dim, angles = getattr(module, "head_dim", None), check.angles_of(module)
         if not all(isinstance(one, nn.Module) for one in named) or not isinstance(head_dim, int) or angles is None:
@@ -123,15 +123,15 @@ class RotaryAttention:
         return tuple(getattr(self._module, name)(rows) for name in _PROJECTIONS)
 
     def settle(self) -> None:
-        """The three are one now, where they are joined."""
+        """Free the weights of the three layers if they were joined."""
         if self._joined is not None:
             self._joined.settle()
 
 
 class AddedLayer:
-    """A decoder layer that adds what attention made and norms the sum in one op.
+    """A decoder layer that adds the attention's output and norms the sum in one op.
 
-    Where that op overwrites what it takes, the layer's input is lost, unless `keeps_input`.
+    Where that op overwrites its inputs, the layer's input is lost, unless `keeps_input`.
     """
 
     keeps_input = False
@@ -142,7 +142,7 @@ class AddedLayer:
 
     @classmethod
     def of(cls, module: nn.Module, ops: ModuleOps, check: PartCheck) -> Iterator["AddedLayer"]:
-        """Yield it where its norms are ours: around attention and MLP, or before them."""
+        """Yield the part if its norms are replaced: around attention and MLP, or before them."""
         if not all(isinstance(getattr(module, name, None), nn.Module) for name in ("self_attn", "mlp")):
             return
         for kind in (SandwichLayer, AddedLayer):
@@ -159,7 +159,7 @@ class AddedLayer:
         return made
 
     def attend(self, hidden_states: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
-        """Return what attention makes of the normed input."""
+        """Return the attention's output for the normed input."""
         module = self.module
         attended: torch.Tensor = module.self_attn(hidden_states=module.input_layernorm(hidden_states), **inputs)[0]
         return attended
@@ -174,7 +174,7 @@ class AddedLayer:
 
 
 class SandwichLayer(AddedLayer):
-    """A decoder layer that norms what attention and MLP make too, before it is added."""
+    """A decoder layer that also norms the outputs of attention and MLP before adding them."""
 
     names = (
         "input_layernorm", "post_attention_layernorm", "post_feedforward_layernorm", "pre_feedforward_layernorm",

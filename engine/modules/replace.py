@@ -1,9 +1,9 @@
-"""Parts of a loaded network that run by a device's ops from now on. What is not known, or not the same, stays.
+"""Replace parts of a loaded network by a device's ops. A part that is unknown or differs is not replaced.
 
-Inner parts come first. Each is compared with the original on random rows (check.py) before it is kept, by the first
-library whose part is the same: a part's `forward` is set on the module itself, which keeps its name, its attributes
-and its place. A library that raises for one kind of part is not asked for that kind again. At the end the logits of
-the whole network are held to those that it had: where they differ, kinds are put back, outer ones first.
+Inner parts are replaced first. Each is compared with the original on random rows (check.py); the first library whose
+part is equal is used: the part becomes the `forward` of the module, which keeps its name, its attributes and its
+parent. A library that raises for a kind of part is not tried for that kind again. At the end the logits of the whole
+network are compared with the original ones: while they differ, kinds are put back, outer ones first.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from telemetry.logs import EventLogger
 
 _log = EventLogger("engine")
 STAYED = "as they were, because they differ"
-"""Stands in the line for people where an op computes something else than the original."""
+"""Part of the log line where an op differs from the original."""
 
 Maker = Callable[[nn.Module, ModuleOps, PartCheck], Iterator[Any]]
 PARTS: dict[str, Maker] = {
@@ -30,15 +30,15 @@ PARTS: dict[str, Maker] = {
 
 
 def replace_modules(network: Any, libraries: Sequence[ModuleOps]) -> tuple[str, ...]:
-    """Replace what is known in `network`, which runs our attention; return a line on what was, for people.
+    """Replace the known parts of `network`, which runs our attention; return a line for the log.
 
-    It has another handler of its attention on return.
+    Replaces the attention handler of `network`.
     """
     return (_Replacing(network, libraries).run(),)
 
 
 class _Replacing:
-    """Owner of what became of each kind of part."""
+    """Owns the results for each kind of part."""
 
     def __init__(self, network: Any, libraries: Sequence[ModuleOps]) -> None:
         self._network, self._libraries, self._check = network, tuple(libraries), PartCheck(network)
@@ -82,12 +82,12 @@ class _Replacing:
             self._stayed[kind] += 1
 
     def _try(self, kind: str, make: Maker, ops: ModuleOps, module: nn.Module) -> ModuleDifference | None:
-        """Return None where the module runs by a part of `ops` now, else how the likeliest one differs."""
+        """Return None if the module now runs a part of `ops`, else how the likeliest part differs."""
         found = ModuleDifference("")
         try:
             for part in make(module, ops, self._check):
                 if (ops.name, kind) in self._left:
-                    return ModuleDifference("its library was left")
+                    return ModuleDifference("its library failed before")
                 difference = self._check.differs(module, part)
                 if difference is None:
                     module.forward = part
@@ -96,11 +96,11 @@ class _Replacing:
                     return None
                 found = difference if not found.words else found
         except torch.OutOfMemoryError as error:
-            return ModuleDifference(f"there is no room to join its weights: {' '.join(str(error).split())}")
+            return ModuleDifference(f"out of memory while joining its weights: {' '.join(str(error).split())}")
         return found
 
     def _put_back(self, before: torch.Tensor) -> None:
-        """Let kinds be the original's again, outer ones first, until the network makes what it did."""
+        """Restore the original parts kind by kind, outer ones first, until the network's logits match."""
         limit = network_tolerance(self._check.dtype, self._network.config.get_text_config().num_hidden_layers)
         for kind, kept in reversed(self._kept.items()):
             if not kept:
@@ -115,7 +115,7 @@ class _Replacing:
             _log.warning("parts_put_back", parts=kind, drift=f"{drift:.2g}", limit=f"{limit:.2g}")
 
     def _keep_inputs(self) -> None:
-        """Let layers keep their inputs where others read them after the layer has overwritten them."""
+        """Let layers keep their inputs if another module reads these after the layer has overwritten them."""
         layers = [layer for layer in self._layers if layer.overwrites]
 
         def overwrite() -> None:
@@ -131,5 +131,5 @@ class _Replacing:
 
 
 def _is_free(module: nn.Module) -> bool:
-    """Whether nothing else has changed what the module does."""
+    """Return whether the module has no hooks and no replaced forward."""
     return not any((module._forward_hooks, module._forward_pre_hooks, "forward" in module.__dict__))

@@ -1,4 +1,4 @@
-"""How a module is tried that runs by a device's ops: on which random rows, and with how much difference allowed."""
+"""The random rows and the tolerances of a module's comparison with the original."""
 
 from collections.abc import Iterator
 
@@ -6,20 +6,20 @@ import torch
 
 ROWS = 19
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
-"""Of the difference's norm over that of what the module makes of its rows."""
+"""Largest norm of the difference, relative to the norm of the module's output."""
 _UNSEEN_HEADS = 3
 
 
 def network_tolerance(dtype: torch.dtype, num_layers: int) -> float:
-    """Return how far logits may be off, over their norm: roundings of layers add up as their root does."""
+    """Return the tolerance of logits, relative to their norm: rounding errors grow with the root of the layers."""
     return float(TOLERANCE[dtype] * (2 * max(1, num_layers)) ** 0.5)
 
 
 def rows_by_heads(rows: torch.Tensor, seen: torch.Size | None) -> Iterator[torch.Tensor]:
-    """Yield rows of heads for a norm, as wide, of the dtype and on the device of its flat `rows`.
+    """Yield rows by heads for a norm, with the width, dtype and device of its flat `rows`.
 
-    They are [1, ROWS, heads, width], in one piece and as part of a wider product, and turned to
-    [1, heads, ROWS, width] where the norm was `seen` to take that. None where it was seen to take flat rows alone.
+    They are [1, ROWS, heads, width], contiguous and as a slice of a wider product, and transposed to
+    [1, heads, ROWS, width] where the norm was `seen` with that shape. Nothing where it was seen with flat rows.
     """
     if seen is not None and len(seen) != 4:
         return

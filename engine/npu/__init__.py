@@ -1,1 +1,1 @@
-"""What the engine does by ops of torch_npu alone; nothing here imports it: the open device has (torch.ops.npu)."""
+"""The engine's use of torch_npu's ops, apart from attention; torch.ops.npu exists once the device is open."""

@@ -24,7 +24,7 @@ class NpuGrouped:
     def beyond(self, layer: Any) -> str | None:
         """See GroupedOps."""
         if layer.num_experts > _MAX_EXPERTS:
-            return f"{layer.num_experts} experts: npu_grouped_matmul takes {_MAX_EXPERTS} at most"
+            return f"{layer.num_experts} experts: npu_grouped_matmul takes at most {_MAX_EXPERTS}"
         width = max(layer.down_proj.shape[1:])
         if width >= _INNER_LIMIT:
             return f"experts of {width} columns: npu_grouped_matmul takes fewer than {_INNER_LIMIT}"

@@ -1,11 +1,11 @@
-"""Calls of npu_fused_infer_attention_score over a paged pool, and what it takes.
+"""Calls of npu_fused_infer_attention_score over a paged pool, and its limits.
 
-layout | rows of the step                          | what it takes                      | who says so
-TND    | any sequences, one behind the other       | bfloat16, head dim up to 128       | used so by others on A2 and A3
+layout | rows of the step                          | limits                             | source
+TND    | any sequences, concatenated               | bfloat16, head dim up to 128       | other projects, on A2 and A3
 BSH    | single rows together, or one chunk alone  | float16 too, head dim up to 512    | the op's document
 
-Lengths are lists on the host, those of keys one a sequence, those of TND's queries cumulative. Masks: for a chunk the
-2048 x 2048 triangle that stands for any size, counted from the last key (sparse_mode 3, or 4 with a band); none for
+Lengths are lists on the host, one per sequence for keys, cumulative for TND's queries. Masks: for a chunk the
+2048 x 2048 triangle, used for any size and aligned to the last key (sparse_mode 3, or 4 with a band); none for
 single rows, to which the op does not apply bands. The document is _op_plugin_docs.py of torch_npu's wheel.
 """
 
@@ -17,7 +17,7 @@ from engine.attention.interface import AttentionOptions
 from engine.npu.step_rows import StepRows
 
 DTYPES: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
-"""Of query and pool."""
+"""Supported dtypes of query and pool."""
 TND_DTYPES: tuple[torch.dtype, ...] = (torch.bfloat16,)
 _TND_DIM, _TND_ROWS, _TND_SEQUENCES = 128, 65_536, 4_096
 _MAX_HEADS, _MAX_GROUP, _MAX_DIM, _DIM_STEP, _MAX_COLUMNS = 256, 64, 512, 16, 65_535
@@ -28,7 +28,7 @@ _CAUSAL, _BAND = 3, 4
 
 @dataclass(frozen=True, slots=True)
 class LayerRows:
-    """One layer of a step: its rows, and its part of the pool with their keys and values in it."""
+    """One layer of a step: its query rows, and its part of the pool, which already has their keys and values."""
 
     query: torch.Tensor  # [num_tokens, num_heads, dim]
     keys: torch.Tensor  # [num_slots, num_kv_heads, dim], as is the next
@@ -37,7 +37,7 @@ class LayerRows:
     block_size: int
 
     def cache(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the pool as the op reads it: [num_blocks, block_size, num_kv_heads * dim] each."""
+        """Return the pool in the op's layout: [num_blocks, block_size, num_kv_heads * dim] each."""
         keys, values = (
             pool.view(-1, self.block_size, pool.shape[1] * pool.shape[2]) for pool in (self.keys, self.values)
         )
@@ -45,7 +45,7 @@ class LayerRows:
 
 
 def why_not(layer: LayerRows) -> str | None:
-    """Return why the op does not attend such a layer, in words, or None."""
+    """Return why the op does not support this layer, or None if it does."""
     query, keys, values = layer.query, layer.keys, layer.values
     heads, kv_heads, dim = query.shape[1], keys.shape[1], keys.shape[2]
     if layer.options.softcap is not None:
@@ -68,14 +68,14 @@ def why_not(layer: LayerRows) -> str | None:
 
 
 def takes_tnd(layer: LayerRows, num_sequences: int) -> bool:
-    """Whether a layer that the op attends may go to it in one piece."""
+    """Return whether one TND call may compute a layer that the op supports."""
     num_tokens, _, dim = layer.query.shape
     small = num_tokens <= _TND_ROWS and num_sequences <= _TND_SEQUENCES
     return small and dim <= _TND_DIM and layer.query.dtype in TND_DTYPES
 
 
 def triangle(device: torch.device) -> torch.Tensor:
-    """Return the mask for chunks of any size: [2048, 2048] bool, true where nothing is seen."""
+    """Return the mask for chunks of any size: [2048, 2048] bool, true where a key is hidden."""
     return torch.ones(_TRIANGLE, _TRIANGLE, dtype=torch.bool, device=device).triu(1)
 
 
@@ -96,7 +96,7 @@ def attend_together(layer: LayerRows, rows: StepRows, mask: torch.Tensor, window
 def attend_alone(layer: LayerRows, rows: StepRows, mask: torch.Tensor | None, window: int | None) -> torch.Tensor:
     """Return [rows, num_heads, dim] by BSH, of single rows or of one chunk.
 
-    `mask` is the triangle for a chunk; for single rows [rows, 1, 1, keys] bool, true where a key lies behind the
+    `mask` is the triangle for a chunk; for single rows [rows, 1, 1, keys] bool, true where a key is outside the
     window, or None.
     """
     keys, values = layer.cache()
@@ -115,7 +115,7 @@ def attend_alone(layer: LayerRows, rows: StepRows, mask: torch.Tensor | None, wi
 
 
 def _attend_with_sinks(layer: LayerRows, rows: StepRows, mask: torch.Tensor, window: int | None) -> torch.Tensor:
-    """Attend by v2 of the op, which takes sinks in bfloat16 and has other names for its arguments."""
+    """Attend by v2 of the op, which takes sinks in bfloat16 and has other argument names."""
     assert layer.options.sinks is not None
     keys, values = layer.cache()
     made: tuple[torch.Tensor, torch.Tensor] = torch.ops.npu.npu_fused_infer_attention_score_v2(
@@ -128,16 +128,16 @@ def _attend_with_sinks(layer: LayerRows, rows: StepRows, mask: torch.Tensor, win
 
 
 def _band(window: int | None) -> dict[str, int]:
-    """Return how the triangle is read. The band's tokens before a query do not count the query itself."""
+    """Return the options for the triangle. The band's tokens before a query do not count the query itself."""
     if window is None:
         return {"sparse_mode": _CAUSAL}
     return {"sparse_mode": _BAND, "pre_tokens": window - 1, "next_tokens": 0}
 
 
 def _with_sinks(output: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """Let sinks take their part of the softmax afterwards: weights of sum 1 become exp(lse) / (exp(lse) + exp(sink)).
+    """Apply sinks after the softmax: weights with sum 1 get the sum exp(lse) / (exp(lse) + exp(sink)).
 
-    output: [rows, num_heads, dim]; lse: [batch, num_heads, rows of one, 1] float32, of which one of the two is 1.
+    output: [rows, num_heads, dim]; lse: [batch, num_heads, rows per sequence, 1] float32; batch or rows is 1.
     """
     by_row = lse.squeeze(-1).transpose(1, 2).flatten(0, 1)  # [rows, num_heads]
     return (output.float() * torch.sigmoid(by_row - sinks.float())[..., None]).to(output.dtype)

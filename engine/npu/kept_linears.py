@@ -1,11 +1,11 @@
-"""Linear layers that stay quantised on an NPU: W8A8, and weights of 4 or 8 bits beside inputs in floats.
+"""Linear layers that stay quantised on an NPU: W8A8, and weights of 4 or 8 bits with float inputs.
 
 op                                      | weight                                     | scales
 npu_dynamic_quant, npu_quant_matmul     | int8 [inputs, outputs]                     | float32 [outputs]
-npu_weight_quant_batchmatmul            | int8 likewise, or eight int4 to an int32   | [groups, outputs] in the
-                                        | [inputs, outputs / 8]                      | rows' dtype, offsets alike
+npu_weight_quant_batchmatmul            | int8 as above, or eight int4 per int32     | [groups, outputs] in the
+                                        | [inputs, outputs / 8]                      | rows' dtype, offsets too
 
-The second computes with (weight + offset) * scale; one group is a group size of 0. The document is _op_plugin_docs.py
+The second computes with (weight + offset) * scale; group size 0 means one group. The document is _op_plugin_docs.py
 of torch_npu's wheel.
 """
 
@@ -18,7 +18,7 @@ from engine.quantization.kept import KeptWeight, Kernel
 from engine.quantization.kept_int8 import Int8Op
 
 DTYPES: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
-"""Of rows."""
+"""Supported dtypes of rows."""
 _MOST = 65_535
 _GROUP_STEP, _PER_WORD = 32, 8
 _MIDDLE_OF_4, _MIDDLE_OF_8 = 8, 128
@@ -26,7 +26,7 @@ _MIDDLE_OF_4, _MIDDLE_OF_8 = 8, 128
 
 @dataclass(frozen=True, slots=True)
 class AntiquantKernel:
-    """Implements Kernel. `group_size` 0 is one group."""
+    """Implements Kernel. `group_size` 0 means one group."""
 
     packed: torch.Tensor
     scales: torch.Tensor
@@ -82,7 +82,7 @@ class AntiquantFormat:
 
 
 def _middle(weight: KeptWeight) -> int:
-    """Return what makes codes signed: they are unsigned, but for int8."""
+    """Return the offset to subtract from unsigned codes to make them signed: 0 for int8."""
     if weight.codes.dtype == torch.int8:
         return 0
     return _MIDDLE_OF_4 if weight.num_bits == 4 else _MIDDLE_OF_8
@@ -108,4 +108,4 @@ def _multiply(rows: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> 
 W8A8 = Int8Op(
     _multiply, lambda codes: codes.t().contiguous(), lambda weight, dtype: _beyond("npu_quant_matmul", weight, dtype)
 )
-"""What engine/quantization/kept_int8.py multiplies with here."""
+"""The int8 multiplication of engine/quantization/kept_int8.py on an NPU."""

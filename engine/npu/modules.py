@@ -1,4 +1,4 @@
-"""Norms, gates and rotations by ops of torch_npu, for the parts of a network (engine/modules).
+"""Norms, gates and rotations by ops of torch_npu, for a network's modules (engine/modules).
 
 part            | op
 norm            | npu_rms_norm
@@ -69,9 +69,9 @@ def _swiglu(both: torch.Tensor) -> torch.Tensor:
 def rotate(
     query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return query and key, [1, num_tokens, heads, head_dim], turned by angles [1, num_tokens, head_dim].
+    """Return query and key, [1, num_tokens, heads, head_dim], rotated by angles [1, num_tokens, head_dim].
 
-    The fused op writes into its inputs and takes two sizes of heads; the other takes one tensor of any even size.
+    The fused op writes into its inputs and supports two head sizes; the other takes one tensor of any even size.
     """
     cos, sin = (table.to(query.dtype).unsqueeze(2) for table in (cos, sin))
     if query.shape[-1] in _FUSED_ROTARY_DIMS:

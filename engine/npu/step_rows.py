@@ -1,4 +1,4 @@
-"""Which rows of a step one call attends, as the op wants them named: lists on the host, block tables on the device."""
+"""The rows of a step that one call computes, in the op's form: lists on the host, block tables on the device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,31 +14,31 @@ from engine.transfers import upload
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """Some sequences of a step. `places` are their rows, None where these are all of the step's, in its order."""
+    """Some sequences of a step. `places` are their rows, None for all rows of the step, in its order."""
 
     places: torch.Tensor | None  # [num_rows] int64
-    query_ends: list[int]  # cumulative, one a sequence
+    query_ends: list[int]  # cumulative, one per sequence
     kv_lengths: list[int]
     table: torch.Tensor  # [num_sequences, width] int32
     lengths: torch.Tensor  # kv_lengths on the device, [num_sequences] int64
 
     @property
     def is_one_chunk(self) -> bool:
-        """Whether it is one sequence of several rows."""
+        """Whether it is one sequence with several rows."""
         return len(self.query_ends) == 1 and self.query_ends[0] > 1
 
     def of(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return these of the step's rows."""
+        """Select these sequences' rows from the step's."""
         return rows if self.places is None else rows.index_select(0, self.places)
 
     def hidden(self, window: int, block_size: int) -> torch.Tensor:
-        """Return which keys lie behind the window of single rows: [num_sequences, 1, 1, width * block_size] bool."""
+        """Return which keys are outside the window of single rows: [num_sequences, 1, 1, width * block_size] bool."""
         positions = torch.arange(self.table.shape[1] * block_size, device=self.table.device)
         return (positions < (self.lengths - window)[:, None])[:, None, None]
 
 
 class PlannedRows:
-    """The rows of one step, grouped as layers need them; a group is made when it is first asked for."""
+    """The rows of one step, grouped for the op's calls; a group is made on first use."""
 
     def __init__(self, metadata: StepMetadata) -> None:
         self._metadata = metadata
@@ -58,17 +58,17 @@ class PlannedRows:
 
     @cached_property
     def singles(self) -> StepRows | None:
-        """The sequences of one row; None where there is none."""
+        """The sequences with one row; None where there is none."""
         return self._some(np.flatnonzero(self._counts == 1))
 
     @cached_property
     def chunks(self) -> StepRows | None:
-        """The others, together."""
+        """The sequences with several rows, together."""
         return self._some(np.flatnonzero(self._counts > 1))
 
     @cached_property
     def each_chunk(self) -> Sequence[StepRows]:
-        """The others, one by one."""
+        """The sequences with several rows, one by one."""
         return [self._group(np.array([index])) for index in np.flatnonzero(self._counts > 1)]
 
     def _some(self, chosen: Ints) -> StepRows | None:
@@ -88,13 +88,13 @@ class PlannedRows:
 
 
 class FixedRows:
-    """The rows of a decode step over fixed inputs: one a sequence. Offers what PlannedRows does."""
+    """The rows of a decode step over fixed inputs: one per sequence. Has the interface of PlannedRows."""
 
     chunks: StepRows | None = None
     each_chunk: Sequence[StepRows] = ()
 
     def __init__(self, inputs: DecodeInputs, kv_lengths: list[int]) -> None:
-        """`kv_lengths` are those of this run; at a replay the graph takes others from the host."""
+        """`kv_lengths` are those of this run; a replay takes new ones from the host."""
         self.block_size, self.num_sequences = inputs.block_size, len(kv_lengths)
         self.longest = inputs.tables.shape[1] * inputs.block_size  # of any replay
         self._inputs, self._kv_lengths = inputs, kv_lengths

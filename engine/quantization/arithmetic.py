@@ -1,4 +1,4 @@
-"""From codes and scales to plain weights: one subtraction and one product in float32, then one rounding."""
+"""Dequantise codes and scales to plain weights: one subtraction and one product in float32, then one rounding."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ _STRIP_ELEMENTS = 1 << 18  # 1 MiB of float32, which stays in a core's cache
 
 
 def dequantise(grouped: Grouped, dtype: torch.dtype) -> torch.Tensor:
-    """Return the weight [num_rows, num_columns] in `dtype`, where its codes lie.
+    """Return the weight [num_rows, num_columns] in `dtype`, on the device of its codes.
 
     Codes of at most 8 bits times a scale of float16 or bfloat16 are exact in float32, so `dtype` rounds once.
     """
@@ -40,7 +40,7 @@ class Matrix:
         return self.module.shape
 
     def dequantise(self, part: TensorSlice | None, dtype: torch.dtype) -> torch.Tensor:
-        """Return the weight, or rows or columns of it."""
+        """Return the weight, or a range of its rows or columns."""
         spans = [range(length) for length in self.module.shape]
         if part is not None:
             spans[part.dim] = range(part.start, part.end)

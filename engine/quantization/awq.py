@@ -1,8 +1,8 @@
-"""AWQ in its GEMM layout: 4 bits, packed along outputs, eight to a word in an order of their own.
+"""AWQ in its GEMM layout: 4 bits, packed along outputs, eight per word in AWQ's interleaved order.
 
     qweight [inputs, outputs / 8] int32   qzeros [groups, outputs / 8] int32   scales [groups, outputs] float
 
-Nibble i of word c is output 8 c + (0, 2, 4, 6, 1, 3, 5, 7)[i]; zeros are stored as they are.
+Nibble i of word c is output 8 c + (0, 2, 4, 6, 1, 3, 5, 7)[i]; zeros are stored without an offset.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ _NIBBLE_OF_OUTPUT = (0, 4, 1, 5, 2, 6, 3, 7)
 
 @dataclass(frozen=True, slots=True)
 class AwqLayout:
-    """What config.json says of an AWQ checkpoint; a group size of -1 is one group."""
+    """The AWQ settings of config.json; a group size of -1 is one group."""
 
     group_size: int
     name: str = "AWQ 4-bit"
@@ -34,7 +34,7 @@ class AwqLayout:
     dropped: frozenset[str] = frozenset()
 
     def tensors(self, stored: Weights) -> Iterator[tuple[str, QuantisedTensor]]:
-        """Yield the weight of each module that has a qweight. Raises ConfigError for scales of activations too."""
+        """Yield the weight of each module that has a qweight. Raises ConfigError if activations have scales."""
         names = frozenset(stored.names)
         for name in stored.names:
             module, _, tensor = name.rpartition(".")
@@ -66,7 +66,7 @@ class AwqModule:
     group_size: int
 
     def read(self, rows: range, columns: range) -> Grouped:
-        """Read the words that hold those outputs, and the groups that the inputs are in."""
+        """Read the words of those outputs, and the groups of the inputs."""
         span = range(columns.start // self.group_size, -(-columns.stop // self.group_size))
         groups = EvenGroups(self.group_size, columns.start % self.group_size)
         scales = read_region(self.stored, f"{self.name}.scales", span, rows).t()

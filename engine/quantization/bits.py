@@ -13,12 +13,12 @@ _BYTE_BITS = 8
 
 
 def fields_per_period(bits: int) -> int:
-    """Return how many fields end together with a word for the first time."""
+    """Return the smallest number of fields that fill whole words."""
     return WORD_BITS // gcd(WORD_BITS, bits)
 
 
 def covering(fields: range, bits: int) -> tuple[range, range]:
-    """Return the words that hold `fields`, whole periods of them, and where `fields` lie in what they unpack to."""
+    """Return the words that contain `fields`, in whole periods, and the range of `fields` in the unpacked words."""
     period = fields_per_period(bits)
     first, last = fields.start // period, -(-fields.stop // period)
     words_per_period = period * bits // WORD_BITS
@@ -28,7 +28,7 @@ def covering(fields: range, bits: int) -> tuple[range, range]:
 
 def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     """Return the fields of the last dimension: int32 [..., num_words] -> uint8 [..., num_words * 32 / bits]."""
-    if _BYTE_BITS % bits == 0:  # fields do not cross bytes, and bytes are four times fewer numbers to touch than words
+    if _BYTE_BITS % bits == 0:  # fields do not cross bytes, and bytes touch four times fewer numbers than words
         octets = words.reshape(-1).view(torch.uint8).reshape(*words.shape[:-1], -1)
         mask = (1 << bits) - 1
         return torch.stack([(octets >> shift) & mask for shift in range(0, _BYTE_BITS, bits)], dim=-1).flatten(-2)

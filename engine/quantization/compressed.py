@@ -1,11 +1,11 @@
-"""The compressed-tensors layout: int8, float8 and packed 4- and 8-bit weights, each module by what it stores.
+"""The compressed-tensors layout: int8, float8 and packed 4- and 8-bit weights, detected module by module.
 
     unpacked  weight int8 or float8_e4m3 [outputs, inputs]; weight_scale; weight_zero_point of the scale's shape
     packed    weight_packed int32 [outputs, inputs * b / 32], codes + 2^(b-1); weight_shape [2]; weight_scale
               [outputs, groups]; weight_zero_point int32 [outputs * b / 32, groups], zeros + 2^(b-1);
               weight_g_idx [inputs], the group of each input
 
-Scales of inputs, outputs and of the KV cache are dropped: inputs stay in floats, or are rounded token by token where a
+Scales of inputs, outputs and of the KV cache are dropped: inputs stay floats, or are rounded token by token where a
 device computes with the codes (docs/quantization.md).
 """
 
@@ -33,9 +33,9 @@ PACKED_BITS = (4, 8)
 
 @dataclass(frozen=True, slots=True)
 class CompressedLayout:
-    """What config.json says of a compressed-tensors checkpoint; `block` is the rectangle of one scale, if any.
+    """The compressed-tensors settings of config.json; `block` is the rectangle of one scale, if any.
 
-    `group_sizes` are the inputs of one scale where weights are quantised by groups, one for each config group of them.
+    `group_sizes` are the inputs per scale of those config groups that quantise weights by groups.
     """
 
     name: str
@@ -52,7 +52,7 @@ class CompressedLayout:
     dropped: frozenset[str] = frozenset({"q_scale", "k_scale", "v_scale", "k_zero_point", "v_zero_point"})
 
     def tensors(self, stored: Weights) -> Iterator[tuple[str, QuantisedTensor]]:
-        """Yield the weight of each module that has a scale of it."""
+        """Yield the weight of each module that has a weight_scale."""
         names = frozenset(stored.names)
         for name in stored.names:
             module, _, tensor = name.rpartition(".")
@@ -76,7 +76,7 @@ class CompressedLayout:
         bits = next((bits for bits in PACKED_BITS if -(-inputs * bits // WORD_BITS) == num_words), None)
         if shape[:1] != (outputs,) or inputs < 1 or bits is None:
             raise ConfigError(
-                f"{module}.weight_packed {(outputs, num_words)} does not hold a weight {shape} of "
+                f"{module}.weight_packed {(outputs, num_words)} does not fit a weight {shape} of "
                 f"{' or '.join(map(str, PACKED_BITS))} bits"
             )
         grid = find_grid(stored, f"{module}.weight_scale", (outputs, inputs), None, self.group_sizes)
@@ -86,13 +86,13 @@ class CompressedLayout:
             found = stored.shape(f"{module}.weight_zero_point")
             raise ConfigError(f"{module}.weight_zero_point has shape {found}, not {needed}")
         if order and part_shape(stored, f"{module}.weight_g_idx") != (inputs,):
-            raise ConfigError(f"{module}.weight_g_idx has not one group for each of {inputs} inputs")
+            raise ConfigError(f"{module}.weight_g_idx must have one group for each of {inputs} inputs")
         return PackedModule(stored, module, (outputs, inputs), bits, grid, has_zeros=zeros, ordered=order)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedModule:
-    """One layer of packed codes; `ordered` where weight_g_idx says each input's group."""
+    """One layer of packed codes; `ordered` where weight_g_idx gives each input's group."""
 
     stored: Weights
     name: str
@@ -103,7 +103,7 @@ class PackedModule:
     ordered: bool
 
     def read(self, rows: range, columns: range) -> Grouped:
-        """Read the words that hold the range, and the scales of its groups: of all groups where they are mixed."""
+        """Read the words of the range, and the scales of its groups: of all groups where they are mixed."""
         words, inside = covering(columns, self.bits)
         codes = unpack(read_region(self.stored, f"{self.name}.weight_packed", rows, words), self.bits)
         grouped = range(self.shape[1]) if self.ordered else columns
@@ -118,7 +118,7 @@ class PackedModule:
         return read_groups(self.stored, f"{self.name}.weight_g_idx", columns, num_groups)
 
     def _zeros(self, rows: range, groups: range, scales: torch.Tensor) -> torch.Tensor:
-        """Return zeros on the codes' own scale, where the middle 2^(b-1) stands for 0."""
+        """Return zeros in units of the codes, where the middle 2^(b-1) represents 0."""
         if not self.has_zeros:
             return torch.full(scales.shape, 1 << (self.bits - 1), dtype=torch.uint8)
         words, inside = covering(rows, self.bits)

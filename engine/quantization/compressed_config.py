@@ -1,4 +1,4 @@
-"""The quantization_config of compressed-tensors: which of its schemes are read here; the rest is refused by name."""
+"""The quantization_config of compressed-tensors: supported schemes become a layout; others are refused by name."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from wire.errors import ConfigError
 
 _UNPACKED = {"int-quantized": "int", "float-quantized": "float", "naive-quantized": None}
 _PACKED = "pack-quantized"
-_MIXED = "mixed-precision"  # each group says its own format
+_MIXED = "mixed-precision"  # each group has its own format
 _STATUSES = ("compressed", None)
 
 
@@ -33,7 +33,7 @@ def read_compressed(config: QuantizationConfig) -> CompressedLayout:
 
 
 def _rounds_as_they_come(inputs: Any) -> bool:
-    """Whether inputs are int8 around 0 with a scale found at run time: one a token is at least as fine as it asks."""
+    """Return whether inputs are symmetric int8 with dynamic scales: one per token is at least as fine as required."""
     if not isinstance(inputs, dict) or inputs.get("dynamic") is not True:
         return False
     return (inputs.get("type", "int"), inputs.get("num_bits", 8), inputs.get("symmetric", True)) == ("int", 8, True)
@@ -45,7 +45,7 @@ def _section(values: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _check_group(config: QuantizationConfig, group: dict[str, Any]) -> str:
-    """Return what the group's weights are, in words."""
+    """Check a config group and return the type of its weights, such as `int8`."""
     weights = group.get("weights")
     if not isinstance(weights, dict):
         raise ConfigError(f"{config.source}: a config group without quantised weights is not supported")
@@ -68,11 +68,11 @@ def _check_group(config: QuantizationConfig, group: dict[str, Any]) -> str:
 
 
 def _group_sizes(config: QuantizationConfig, groups: list[dict[str, Any]]) -> frozenset[int]:
-    """Return the inputs of one scale of each config group that has several in a row."""
+    """Return the inputs per scale of each config group with several scales per row."""
     sizes = [group["weights"].get("group_size") for group in groups if group["weights"].get("strategy") == "group"]
     for size in sizes:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ConfigError(f"{config.source}: group_size {size!r} of weights in groups is no whole number above 0")
+            raise ConfigError(f"{config.source}: group_size {size!r} of weights must be a whole number above 0")
     return frozenset(sizes)
 
 
@@ -85,5 +85,5 @@ def _block(config: QuantizationConfig, groups: list[dict[str, Any]]) -> tuple[in
         return None
     first = blocks[0]
     if len(blocks) < len(groups) or any(block != first for block in blocks):
-        raise ConfigError(f"{config.source}: quantised by blocks {blocks} beside other ways, which is not supported")
+        raise ConfigError(f"{config.source}: blocks {blocks} together with other strategies are not supported")
     return read_block(config, first)

@@ -1,4 +1,4 @@
-"""The part of a model folder that says how its weights are quantised, wherever the tool that made it put that."""
+"""Read the quantisation config of a model folder from any of the files in which tools store it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +11,13 @@ _KEYS = ("quantization_config", "compression_config")
 _SIDE_FILES = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
-}  # of AutoGPTQ and AutoAWQ, older than the key
+}  # AutoGPTQ and AutoAWQ wrote these before the key existed
 _FOREIGN_FILES = ("quant_model_description*.json", "quant_model_weight*.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizationConfig:
-    """What a file of the folder says: the method, its values, and the file, for messages."""
+    """The quantisation method, its settings, and the file that they came from, for messages."""
 
     method: str
     values: dict[str, Any]
@@ -25,7 +25,7 @@ class QuantizationConfig:
 
 
 def read_quantization_config(path: Path) -> QuantizationConfig | None:
-    """Return what the folder says of its quantisation, None where it says nothing. Raises ConfigError."""
+    """Return the quantisation config of the folder, None where it has none. Raises ConfigError."""
     for pattern in _FOREIGN_FILES:
         for file in sorted(path.glob(pattern)):
             raise ConfigError(f"{file} is of Ascend's ModelSlim layout, which is not supported: use compressed-tensors")
@@ -42,11 +42,11 @@ def read_quantization_config(path: Path) -> QuantizationConfig | None:
 
 
 def read_block(config: QuantizationConfig, value: Any) -> tuple[int, int] | None:
-    """Return the rows and columns of a block that has one scale, None for None. Raises ConfigError."""
+    """Return the rows and columns of a block with one scale, None for None. Raises ConfigError."""
     if value is None:
         return None
     if not isinstance(value, list) or len(value) != 2 or not all(isinstance(n, int) and n > 0 for n in value):
-        raise ConfigError(f"{config.source}: blocks of {value} are not two positive numbers")
+        raise ConfigError(f"{config.source}: block size {value} must be two positive numbers")
     return value[0], value[1]
 
 
@@ -60,7 +60,7 @@ def compressed_groups(config: QuantizationConfig) -> list[dict[str, Any]]:
 
 def _checked(values: Any, method: str | None, source: Path) -> QuantizationConfig:
     if not isinstance(values, dict):
-        raise ConfigError(f"{source}: its quantization config is {type(values).__name__}, not an object")
+        raise ConfigError(f"{source}: its quantization config must be an object, not {type(values).__name__}")
     named = values.get("quant_method", method)
     if not isinstance(named, str):
         raise ConfigError(f"{source}: its quantization config has no quant_method")

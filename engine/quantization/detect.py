@@ -1,4 +1,4 @@
-"""Which quantisation a checkpoint has, against what --quantization says; everything refused before weights load."""
+"""Detect a checkpoint's quantisation and check it against --quantization, before any weights are loaded."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,14 +16,14 @@ from engine.quantization.mxfp4 import Mxfp4Layout
 from engine.quantization.requested import check_asked
 from wire.errors import ConfigError
 
-_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # what GPTQ's formats add to a stored zero
+_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # added to a stored zero, by GPTQ format
 
 
 def find_quantization(path: Path, asked: str | None) -> Layout | None:
-    """Return the layout of the checkpoint in folder `path`, None where its weights are plain.
+    """Return the quantised layout of the checkpoint in folder `path`, None where its weights are plain.
 
-    `asked` is --quantization. Raises ConfigError where flag and checkpoint differ, naming both, and for layouts that
-    are not supported, by name.
+    `asked` is --quantization. Raises ConfigError, with both values, where flag and checkpoint differ, and for
+    unsupported layouts.
     """
     config = read_quantization_config(path)
     if asked is not None:
@@ -72,7 +72,7 @@ def _read_gptq(config: QuantizationConfig) -> Layout:
 
 
 def _changes_groups(dynamic: Any) -> bool:
-    """Whether GPTQ's rules for single modules change the size of groups; other widths show in the tensors."""
+    """Return whether GPTQ's per-module rules change the group size; their widths are read from the tensors."""
     rules = dynamic.values() if isinstance(dynamic, dict) else ()
     return any(isinstance(rule, dict) and "group_size" in rule for rule in rules)
 

@@ -1,6 +1,6 @@
-"""float8 weights as transformers' `fp8` method stores them, DeepSeek's among them: a factor for each block of a weight.
+"""float8 weights as transformers' `fp8` method stores them, also for DeepSeek: one factor per block of a weight.
 
-weight [outputs, inputs] float8_e4m3    weight_scale_inv [row blocks, column blocks], which multiplies, or one number
+weight [outputs, inputs] float8_e4m3    weight_scale_inv [row blocks, column blocks], a multiplier, or one number
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _MARK = "weight_scale_inv"
 
 @dataclass(frozen=True, slots=True)
 class Fp8Layout:
-    """What config.json says of an fp8 checkpoint; a block is (outputs, inputs), None is the whole weight."""
+    """The fp8 settings of config.json; a block is (outputs, inputs), None is the whole weight."""
 
     block: tuple[int, int] | None
     name: str = "fp8"
@@ -26,7 +26,7 @@ class Fp8Layout:
     dropped: frozenset[str] = frozenset()
 
     def tensors(self, stored: Weights) -> Iterator[tuple[str, QuantisedTensor]]:
-        """Yield the weight of each module that has a factor."""
+        """Yield the weight of each module that has a weight_scale_inv."""
         for name in stored.names:
             module, _, tensor = name.rpartition(".")
             if tensor == _MARK:

@@ -3,7 +3,7 @@
     qweight [inputs * b / 32, outputs] int32     qzeros [groups, outputs * b / 32] int32
     scales  [groups, outputs] float              g_idx  [inputs] int32, the group of each input (act order)
 
-Format `gptq` stores each zero minus 1, modulo 2^b; `gptq_v2` stores it as it is. A group size of -1 is one group.
+Format `gptq` stores each zero minus 1, modulo 2^b; `gptq_v2` stores it unchanged. A group size of -1 is one group.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ _MARK = ".qweight"
 
 @dataclass(frozen=True, slots=True)
 class GptqLayout:
-    """What config.json says of a GPTQ checkpoint; `bits` None lets each module have its own."""
+    """The GPTQ settings of config.json; with `bits` None each module may have another width."""
 
     bits: int | None
     group_size: int
@@ -83,7 +83,7 @@ class GptqModule:
     ordered: bool
 
     def read(self, rows: range, columns: range) -> Grouped:
-        """Read the words that hold the range, and the groups that its inputs are in."""
+        """Read the words of the range, and the groups of its inputs."""
         words, inside = covering(columns, self.bits)
         packed = read_region(self.stored, f"{self.name}.qweight", words, rows).t().contiguous()
         codes = unpack(packed, self.bits)[:, inside.start : inside.stop]
@@ -92,7 +92,7 @@ class GptqModule:
         return Grouped(codes, scales, self._zeros(rows, span), groups)
 
     def _groups(self, columns: range) -> tuple[EvenGroups | torch.Tensor, range]:
-        """Return the groups of the columns, counted from the first that they touch, and those that they touch."""
+        """Return each column's group, relative to the first group touched, and the range of groups touched."""
         even = EvenGroups(self.group_size, columns.start % self.group_size)
         plain = torch.arange(columns.start, columns.stop) // self.group_size
         groups = plain

@@ -1,4 +1,4 @@
-"""What a layout of quantised weights must say: its modules, their shapes, and any range of their codes and scales."""
+"""The interface of a quantised layout: its modules, their shapes, and any range of their codes and scales."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from engine.checkpoints.weights import TensorSlice, Weights
 
 @dataclass(frozen=True, slots=True)
 class EvenGroups:
-    """Groups of `size` neighbours each; `skipped` columns of the first one lie before the range."""
+    """Groups of `size` consecutive columns; the range starts `skipped` columns into the first group."""
 
     size: int
     skipped: int = 0
 
     def runs(self, num_columns: int) -> Iterator[tuple[slice, slice]]:
-        """Yield columns and their groups: a first group that is cut, then all whole ones at once, then the rest."""
+        """Yield columns and their groups: a partial first group, then all whole groups at once, then the rest."""
         start, group = 0, 0
         while start < num_columns:
             whole = 0 if start == 0 and self.skipped else (num_columns - start) // self.size
@@ -29,12 +29,12 @@ class EvenGroups:
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """A range of a quantised weight, not yet multiplied out.
+    """A range of a quantised weight, before dequantisation.
 
         weight[r, c] = (codes[r, c] - zeros[r, group of c]) * scales[r, group of c]
 
     `codes` are small integers or float8 [num_rows, num_columns]; `scales` and `zeros` [num_rows, num_groups], zeros
-    None where all are 0; `groups` says each column's group, int64 [num_columns] where they are mixed. Rows are outputs,
+    None where all are 0; `groups` maps columns to groups, int64 [num_columns] where they are mixed. Rows are outputs,
     columns inputs.
     """
 
@@ -53,20 +53,20 @@ class QuantisedModule(Protocol):
         ...
 
     def read(self, rows: range, columns: range) -> Grouped:
-        """Read what those outputs and inputs need; one of the two ranges is whole."""
+        """Read the range of those outputs and inputs; at most one of the two is partial."""
         ...
 
 
 class QuantisedTensor(Protocol):
-    """One plain tensor, made of quantised ones."""
+    """One plain tensor, computed from quantised ones."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return its shape as the network has it."""
+        """Return its shape in the network."""
         ...
 
     def dequantise(self, part: TensorSlice | None, dtype: torch.dtype) -> torch.Tensor:
-        """Return the whole, or a part that is not empty, in `dtype`; reads what that needs."""
+        """Return the tensor, or a non-empty part of it, in `dtype`; reads no more than needed."""
         ...
 
 
@@ -75,7 +75,7 @@ class Layout(Protocol):
 
     @property
     def name(self) -> str:
-        """Return the method and its width in words, as `AWQ 4-bit`."""
+        """Return the method and its width, such as `AWQ 4-bit`."""
         ...
 
     @property
@@ -85,11 +85,11 @@ class Layout(Protocol):
 
     @property
     def int8_inputs(self) -> bool:
-        """Whether those inputs are int8, symmetric, with a scale found as they come."""
+        """Whether those inputs are symmetric int8 with dynamic scales."""
         ...
 
     def tensors(self, stored: Weights) -> Iterator[tuple[str, QuantisedTensor]]:
-        """Yield plain tensors by name, found by what they are made of. Raises ConfigError for shapes that disagree."""
+        """Yield plain tensors by name, detected by their stored parts. Raises ConfigError for shapes that disagree."""
         ...
 
     @property
@@ -99,12 +99,12 @@ class Layout(Protocol):
 
     @property
     def dropped(self) -> frozenset[str]:
-        """Names of tensors of any module that plain arithmetic has no use for."""
+        """Names of tensors, in any module, that dequantised weights do not need."""
         ...
 
 
 def read_region(stored: Weights, name: str, rows: range, columns: range) -> torch.Tensor:
-    """Return [rows, columns] of the stored matrix `name`, in its own order; of two partial ranges one is cut here."""
+    """Return [rows, columns] of the stored matrix `name`; if both are partial, the columns are cut after the read."""
     shape = stored.shape(name)
     if len(rows) < shape[0]:
         return stored.read(name, TensorSlice(0, rows.start, rows.stop))[:, columns.start : columns.stop]

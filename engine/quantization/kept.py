@@ -1,9 +1,9 @@
-"""Linear layers that stay quantised on a device: their weight as codes and scales, and what computes with it.
+"""Linear layers that stay quantised on a device: the weight as codes and scales, and its kernel.
 
 Grouped --kept_weight--> KeptWeight --KeptFormat.pack--> Kernel, in a KeptLinear in place of nn.Linear
 
 A format is chosen by the device's traits (kept_table.py) and compared with the dequantised weight on random rows before
-it is kept (kept_check.py).
+use (kept_check.py).
 """
 
 from dataclasses import dataclass, replace
@@ -22,8 +22,8 @@ class KeptWeight:
         weight[r, c] = (codes[r, c] - zeros[r, c // group_size]) * scales[r, c // group_size]
 
     `codes` are uint8, int8 or float8 [outputs, inputs]; `scales` [outputs, groups], as stored; `zeros` of their shape,
-    on the codes' own scale, None where all are 0. Where groups are mixed (act order) columns are sorted by group, and
-    `order` [inputs] says which input each column takes. `num_bits` is the width of codes that are integers.
+    in units of the codes, None where all are 0. Where groups are mixed (act order) columns are sorted by group, and
+    `order` [inputs] is the input of each column. `num_bits` is the width of integer codes.
     `int8_inputs`: the checkpoint was made for inputs that are rounded to int8 token by token.
     """
 
@@ -41,7 +41,7 @@ class KeptWeight:
         return self.codes.shape[0], self.codes.shape[1]
 
     def to(self, device: torch.device) -> "KeptWeight":
-        """Return it on the device that computes with it."""
+        """Return a copy on `device`."""
         zeros, order = (None if tensor is None else tensor.to(device) for tensor in (self.zeros, self.order))
         return replace(
             self, codes=self.codes.to(device), scales=self.scales.to(device), zeros=zeros, order=order
@@ -49,7 +49,7 @@ class KeptWeight:
 
     @property
     def sort(self) -> str:
-        """What its codes are, in words."""
+        """Description of its codes, such as "4-bit codes"."""
         if self.num_bits is None:
             return f"{str(self.codes.dtype).removeprefix('torch.')} codes"
         return f"{self.num_bits}-bit codes" + " of W8A8" * (self.codes.dtype == torch.int8 and self.int8_inputs)
@@ -69,14 +69,14 @@ class Kernel(Protocol):
 
 
 class KeptFormat(Protocol):
-    """One way of a device to compute with quantised weights."""
+    """A method by which a device computes with quantised weights."""
 
     def takes(self, weight: KeptWeight) -> bool:
-        """Whether it is for codes of this sort at all."""
+        """Return whether it is meant for this type of codes."""
         ...
 
     def lacking(self, weight: KeptWeight, dtype: torch.dtype) -> str | None:
-        """Return why it cannot compute with a weight that it takes and rows of `dtype`, in words, or None."""
+        """Return why it cannot compute with this weight and rows of `dtype`, or None if it can."""
         ...
 
     def pack(self, weight: KeptWeight, dtype: torch.dtype) -> Kernel:
@@ -84,10 +84,10 @@ class KeptFormat(Protocol):
         ...
 
     def deviation(self, weight: KeptWeight, rows: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
-        """Return [outputs]: by how much its roundings of weights and inputs may move an output of normal rows.
+        """Return [outputs]: the error that rounding weights and inputs may cause in an output of normal rows.
 
-        `rows` are standard normal, in the dtype; `norms` [outputs] are the Euclidean norms of the weight's rows. An
-        output of such rows has its row's norm for a standard deviation; this is the deviation of its error, at most.
+        `rows` are standard normal, in the dtype; `norms` [outputs] are the Euclidean norms of the weight's rows. The
+        standard deviation of an output is its row's norm; this is an upper bound of its error's deviation.
         """
         ...
 
@@ -95,7 +95,7 @@ class KeptFormat(Protocol):
 class KeptLinear(nn.Module):
     """A linear layer whose weight stays quantised; inference only. `order` sorts inputs where the kernel's are sorted.
 
-    The kernel's tensors are no parameters or buffers: nothing moves, casts or initialises them.
+    The kernel's tensors are not parameters or buffers, so nothing moves, casts or initialises them.
     """
 
     def __init__(self, linear: nn.Linear, kernel: Kernel, order: torch.Tensor | None) -> None:
@@ -121,7 +121,7 @@ class KeptLinear(nn.Module):
 
 
 def kept_weight(grouped: Grouped, *, int8_inputs: bool) -> KeptWeight | str:
-    """Return a whole weight as formats take it, or why none of them can, in words."""
+    """Return a whole weight in the form that formats take, or the reason why no format can."""
     codes, groups, order = grouped.codes, grouped.groups, None
     inputs = codes.shape[1]
     if isinstance(groups, EvenGroups):
@@ -133,13 +133,13 @@ def kept_weight(grouped: Grouped, *, int8_inputs: bool) -> KeptWeight | str:
             return "its groups are of different sizes"
         codes = codes[:, order]
     if inputs % size:
-        return f"its {inputs} inputs are no whole groups of {size}"
+        return f"its {inputs} inputs are not whole groups of {size}"
     zeros = None if grouped.zeros is None or not grouped.zeros.any() else grouped.zeros
     return KeptWeight(codes.contiguous(), grouped.scales, zeros, size, order, _num_bits(codes), int8_inputs)
 
 
 def _num_bits(codes: torch.Tensor) -> int | None:
-    """Return the width of integers, as their values need it: 2 and 3 bits are 4."""
+    """Return the width that integer codes need, at least 4: 2 and 3 bits count as 4."""
     if codes.is_floating_point():
         return None
     return 4 if codes.dtype == torch.uint8 and int(codes.max()) < 16 else 8

@@ -1,7 +1,7 @@
-"""Does a kept layer compute what its dequantised weight would? Both run on the same random rows.
+"""Compare a kept layer with its dequantised weight on the same random rows.
 
-Rows are standard normal, so an output of a weight row w has the deviation |w|, and its error the deviation of what the
-format rounds: the mean square over the rows shows it, and twice the deviation is never reached by chance (32 rows).
+Rows are standard normal, so an output of a weight row w has the deviation |w|, and its error the deviation of the
+format's rounding. The mean square over the rows estimates it; with 32 rows, twice that is never reached by chance.
 """
 
 import torch
@@ -17,25 +17,25 @@ _SLACK = 2.0
 def disagreement(
     kept: KeptLinear, grouped: Grouped, weight: KeptWeight, form: KeptFormat, dtype: torch.dtype
 ) -> str | None:  # fmt: skip
-    """Return how far the kept layer is from the dequantised one, in words, where that is beyond its arithmetic.
+    """Describe how far the kept layer is from the dequantised one; None where its rounding explains the difference.
 
-    `grouped` is the whole weight in the order of the layer's inputs. The bias has no part in it: it is not there yet.
+    `grouped` is the whole weight in the order of the layer's inputs. The bias is not compared: it is not loaded yet.
     """
     numbers = torch.Generator().manual_seed(0)
     rows = torch.randn(_TOGETHER + _ALONE, kept.in_features, generator=numbers).to(grouped.codes.device, dtype)
     matrix = dequantise(grouped, torch.float32)
     expected, norms = rows.float() @ matrix.t(), matrix.norm(dim=1)
     few = torch.cat([kept.product(rows[:_TOGETHER]), *(kept.product(row[None]) for row in rows[_TOGETHER:])])
-    many = kept.product(rows.repeat(_AGAIN, 1))[-len(rows) :]  # kernels may go another way where rows are many
+    many = kept.product(rows.repeat(_AGAIN, 1))[-len(rows) :]  # kernels may use another method for many rows
     both = torch.stack((few, many)).float() - expected
     error = both.square().mean(1).sqrt().amax(0)  # [outputs]
     allowed = _SLACK * (form.deviation(weight, rows, norms) + _of_sums(kept.in_features, dtype) * norms)
     if bool((error <= allowed).all()):
         return None
     worst = int((error / allowed.clamp(min=torch.finfo(torch.float32).tiny)).nan_to_num(nan=torch.inf).argmax())
-    return f"output {worst} is off by {float(error[worst]):.3g}, its arithmetic explains {float(allowed[worst]):.3g}"
+    return f"output {worst} is off by {float(error[worst]):.3g}, its rounding explains {float(allowed[worst]):.3g}"
 
 
 def _of_sums(inputs: int, dtype: torch.dtype) -> float:
-    """Return the error of an output that is summed in float32 and rounded to `dtype`, over the output's deviation."""
+    """Return the relative error of an output that is summed in float32 and rounded to `dtype`."""
     return (inputs * torch.finfo(torch.float32).eps + torch.finfo(dtype).eps) / 2

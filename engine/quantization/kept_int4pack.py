@@ -1,6 +1,6 @@
-"""4-bit weights in groups by torch's int4pack kernel, which widens codes to the dtype as it multiplies.
+"""4-bit weights in groups by torch's int4pack kernel, which converts codes to the dtype as it multiplies.
 
-codes [outputs, inputs] -> packed in the kernel's own order    scales_and_zeros [groups, outputs, 2], of the dtype
+codes [outputs, inputs] -> packed in the kernel's order    scales_and_zeros [groups, outputs, 2], in the dtype
 weight = (code - 8) * scale + zero, so that zero = (8 - the layout's zero) * scale
 """
 
@@ -15,19 +15,19 @@ GROUP_SIZES = (32, 64, 128, 256)
 _MIDDLE = 8
 _TILE = 16
 _INNER_TILES = (8, 4, 2)
-_STRIP = 1024  # outputs that are unpacked together: a multiple of 8
+_STRIP = 1024  # outputs unpacked at a time: a multiple of 8
 MANY_ROWS = 256
-"""From here on a card widens the weight first: the kernel reads it again for every 16 rows. Where that pays best has
-never been measured."""
+"""From this many rows on, a GPU dequantises the weight first: the kernel rereads it for every 16 rows. The best value
+has never been measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Int4Ops:
-    """The kernel as one sort of device has it.
+    """The kernel's ops on one type of device.
 
-    `arrange` turns codes (uint8, below 16) into what `pack` takes beside the number of inner tiles; `unpack` turns what
-    it gives for some outputs back into their codes, [outputs, inputs], where its order is known. `dtypes` says in which
-    dtype rows of another are multiplied; outputs come in multiples of `outputs`, inputs of `inputs`.
+    `arrange` converts codes (uint8, below 16) to the input of `pack`, which also takes the number of inner tiles;
+    `unpack` converts packed outputs back to codes [outputs, inputs], where the order is known. `dtypes` maps the dtype
+    of rows to that of the product; outputs must be multiples of `outputs`, inputs of `inputs`.
     """
 
     arrange: Callable[[torch.Tensor], torch.Tensor]
@@ -40,15 +40,15 @@ class Int4Ops:
 
 
 def _two_to_a_byte(codes: torch.Tensor) -> torch.Tensor:
-    """Return [outputs, inputs / 2] uint8: of two neighbours the first lies in the high half."""
+    """Return [outputs, inputs / 2] uint8: of two neighbours the first is in the high half."""
     return (codes[:, ::2] << 4 | codes[:, 1::2]).contiguous()
 
 
 def _from_tiles(packed: torch.Tensor) -> torch.Tensor:
-    """Return codes int32 [outputs, inputs] of a card's [outputs / 8, tiles of inputs, 32 lanes, words] int32.
+    """Return codes int32 [outputs, inputs] of a GPU's [outputs / 8, tiles of inputs, 32 lanes, words] int32.
 
-    A word is two neighbouring tiles of 8 outputs x 16 inputs. Lane 4 o + q has, of output o and each tile, the inputs
-    2 q + 8 p + h for p and h of 0 and 1; its fields from the lowest on are (h, tile, p) = 000, 001, 010, ...
+    A word is two neighbouring tiles of 8 outputs x 16 inputs. Lane 4 o + q contains, for output o and each tile, the
+    inputs 2 q + 8 p + h with p and h 0 or 1; its fields, lowest first, are (h, tile, p) = 000, 001, 010, ...
     """
     num_blocks, num_tiles, _, num_words = packed.shape
     shifts = torch.arange(0, 32, 4, device=packed.device, dtype=torch.int32)
@@ -66,7 +66,7 @@ ON_HOST = Int4Ops(
     torch.ops.aten._weight_int4pack_mm_for_cpu,
     dtypes={dtype: dtype for dtype in (torch.bfloat16, torch.float16, torch.float32)}, outputs=16, inputs=32,
 )  # fmt: skip
-"""Of the CPU: the same arithmetic in another order of packing, on which tests stand."""
+"""On the CPU: the same arithmetic in another packing order, for tests without a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Int4Kernel:
         return self.ops.multiply(inner, self.packed, self.group_size, self.scales_and_zeros).to(rows.dtype)
 
     def _floats(self, unpack: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Return the weight [outputs, inputs] for one product, rounded once."""
+        """Return the dequantised weight [outputs, inputs] for one product, rounded once."""
         num_groups, outputs, _ = self.scales_and_zeros.shape
         made = torch.empty(
             outputs, num_groups * self.group_size, dtype=self.scales_and_zeros.dtype, device=self.packed.device
@@ -136,7 +136,7 @@ class Int4Format:
         """See KeptFormat.
 
         Scale, zero and their sum are rounded, each by at most u of its size: u (|code - 8| + |8 - zero|) scale, which
-        is at most 16 u scale, and u |weight|. Another dtype of the rows is rounded to the kernel's: u |weight| again.
+        is at most 16 u scale, and u |weight|. Rows of another dtype are rounded to the kernel's: u |weight| again.
         """
         inner = self.ops.dtypes[rows.dtype]
         unit = torch.finfo(inner).eps / 2

@@ -1,4 +1,4 @@
-"""int8 weights with one scale an output, times inputs rounded to int8 token by token (W8A8), by an op of the device.
+"""int8 weights with one scale per output, times inputs rounded to int8 token by token (W8A8), by the device's op.
 
 output[t, n] = (inputs[t] . codes[n]) * step[t] * scale[n], the sum exact in int32; step[t] = max |input[t]| / 127
 """
@@ -11,16 +11,16 @@ import torch
 from engine.quantization.kept import KeptWeight, Kernel
 
 LARGEST = 127
-_LEAST_ROWS = 32  # CUDA's multiplication takes more than 16
-_MULTIPLE = 8  # of inputs and of outputs, likewise
+_LEAST_ROWS = 32  # CUDA's op needs more than 16
+_MULTIPLE = 8  # of inputs and of outputs, for the same op
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Op:
-    """How a device multiplies.
+    """A device's int8 multiplication.
 
     `multiply` returns [num_rows, outputs] of rows [num_rows, inputs], codes and scales, in the rows' dtype. `lay_out`
-    makes such codes of int8 [outputs, inputs]. `beyond` says what of a shape or the rows' dtype it does not take.
+    arranges int8 codes [outputs, inputs] for it. `beyond` describes an unsupported shape or dtype, None if supported.
     """
 
     multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -30,7 +30,7 @@ class Int8Op:
 
 @dataclass(frozen=True, slots=True)
 class Int8Kernel:
-    """Implements Kernel. `codes` int8 as the op takes them, `scales` float32 [outputs]."""
+    """Implements Kernel. `codes` int8 in the op's layout, `scales` float32 [outputs]."""
 
     codes: torch.Tensor
     scales: torch.Tensor
@@ -53,14 +53,14 @@ class Int8Format:
     op: Int8Op
 
     def takes(self, weight: KeptWeight) -> bool:
-        """See KeptFormat. Codes of int8, made for inputs that are rounded too."""
+        """See KeptFormat: int8 codes of a checkpoint whose inputs are rounded too."""
         return weight.codes.dtype == torch.int8 and weight.int8_inputs
 
     def lacking(self, weight: KeptWeight, dtype: torch.dtype) -> str | None:
         """See KeptFormat."""
         beyond = self.op.beyond(weight, dtype)
         if beyond is None and (weight.zeros is not None or weight.scales.shape[1] != 1):
-            return "int8 multiplication takes one scale an output and no zeros"
+            return "int8 multiplication takes one scale per output and no zeros"
         return beyond
 
     def pack(self, weight: KeptWeight, dtype: torch.dtype) -> Kernel:
@@ -68,7 +68,7 @@ class Int8Format:
         return Int8Kernel(self.op.lay_out(weight.codes), weight.scales.float().flatten(), self.op)
 
     def deviation(self, weight: KeptWeight, rows: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
-        """See KeptFormat. Weights are exact; an input moves by at most half a step of its token."""
+        """See KeptFormat. Weights are exact; an input changes by at most half a step of its token."""
         return norms * rows.float().abs().max() / (2 * LARGEST)
 
 

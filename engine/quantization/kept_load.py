@@ -1,4 +1,4 @@
-"""Puts quantised layers in the place of a network's linear ones while it is loaded, and counts what became of them."""
+"""Replaces a network's linear layers by quantised ones while it is loaded, and counts the results."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,16 +17,16 @@ from engine.quantization.weights import DequantisingWeights
 
 
 class Keeper:
-    """Keeps what the device has a format for, once, in one network.
+    """Keeps the layers quantised for which the device has a format; called once, for one network.
 
-    `kept` layers of `weights.num_quantised` stay quantised and take `kept_bytes`, in floats they would take
-    `float_bytes`; `reasons` counts why others do not.
+    `kept` of `weights.num_quantised` layers stay quantised and take `kept_bytes`, in floats they would take
+    `float_bytes`; `reasons` counts why the others were dequantised.
     """
 
     def __init__(
         self, weights: DequantisingWeights, formats: Sequence[KeptFormat], *, int8_inputs: bool, prefix: str = ""
     ) -> None:
-        """`prefix` stands before the stored names where the network is loaded from others."""
+        """`prefix` is prepended to the stored names where the network's names differ from them."""
         self._weights, self._formats = weights, tuple(formats)
         self._int8_inputs, self._prefix = int8_inputs, prefix
         self.kept = self.kept_bytes = self.float_bytes = 0
@@ -35,7 +35,7 @@ class Keeper:
 
     @torch.no_grad()
     def __call__(self, network: Any, sources: Mapping[str, TensorSource], device: torch.device) -> None:
-        """Replace linear layers of a network of shapes; its other tensors are filled afterwards."""
+        """Replace linear layers of a network on the meta device; its other tensors are filled afterwards."""
         self.was_asked = True
         found = [*self._linears(network, sources)]
         with LoadProgress(sum(linear.weight.nbytes for _, linear, _ in found)) as progress:
@@ -53,7 +53,7 @@ class Keeper:
     def _linears(
         self, network: Any, sources: Mapping[str, TensorSource]
     ) -> Iterator[tuple[str, nn.Linear, QuantisedModule]]:  # fmt: skip
-        """Yield the linear layers whose weight is one stored quantised tensor, and nobody else's."""
+        """Yield the linear layers whose weight is one stored quantised tensor, not shared with another layer."""
         users = Counter(id(tensor) for tensor in network.state_dict(keep_vars=True).values())
         for name, linear in [*network.named_modules()]:
             source = sources.get(f"{name}.weight")
@@ -64,7 +64,7 @@ class Keeper:
                 yield name, linear, module
 
     def _keep(self, linear: nn.Linear, module: QuantisedModule, device: torch.device) -> KeptLinear | str:
-        """Return the layer that takes the linear one's place, or why there is none."""
+        """Return the quantised layer that replaces `linear`, or the reason why there is none."""
         outputs, inputs = module.shape
         dtype = linear.weight.dtype
         stored = module.read(range(outputs), range(inputs))
@@ -79,7 +79,7 @@ class Keeper:
                 try:
                     made = KeptLinear(linear, form.pack(weight, dtype), weight.order)
                     lacking = disagreement(made, grouped, weight, form, dtype)
-                except RuntimeError as error:  # the device's own refusal
+                except RuntimeError as error:  # the device's op refused it
                     lacking = str(error).partition("\n")[0]
                 if lacking is None:
                     return made

@@ -1,8 +1,8 @@
-"""The ways in which linear layers stay quantised, by the names that a device's traits give them.
+"""The formats of linear layers that stay quantised, by the names in a device's traits.
 
-int4pack, int4pack-host   4-bit weights in groups, by torch's kernel for cards and by its twin for the CPU
+int4pack, int4pack-host   4-bit weights in groups, by torch's kernel for GPUs and by its CPU counterpart
 int8                      W8A8: int8 weights, inputs rounded token by token
-npu-int8, npu-antiquant   W8A8, and 4- or 8-bit weights beside inputs in floats, by torch_npu's ops
+npu-int8, npu-antiquant   W8A8, and 4- or 8-bit weights with float inputs, by torch_npu's ops
 """
 
 from collections.abc import Sequence
@@ -22,5 +22,5 @@ FORMATS: dict[str, KeptFormat] = {
 
 
 def formats_named(names: Sequence[str]) -> tuple[KeptFormat, ...]:
-    """Return those of a device's `kept_linears`, in its order; a name that is not there raises KeyError."""
+    """Return the formats of a device's `kept_linears`, in its order. Raises KeyError for an unknown name."""
     return tuple(FORMATS[name] for name in names)

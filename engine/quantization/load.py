@@ -1,4 +1,4 @@
-"""The weights a loader reads: those stored, or dequantised ones with a word of what that costs."""
+"""The weights that a loader reads: those stored, or dequantised ones with a note on the memory cost."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _NO_KERNEL = "there is no kernel for them here"
 
 @dataclass(frozen=True, slots=True)
 class PlainWeights:
-    """Weights without quantisation; `note` warns of the memory, None where they were plain all along."""
+    """Weights without quantisation; `note` warns of the memory cost, None where they were stored plain."""
 
     weights: Weights
     note: str | None = None
@@ -33,9 +33,9 @@ def plain_weights(stored: Weights, layout: Layout | None, dtype: str) -> PlainWe
 
 
 def make_keeper(plain: PlainWeights, layout: Layout | None, formats: Sequence[str], prefix: str = "") -> Keeper | None:
-    """Return what keeps layers in `formats` (a device's `kept_linears`), None where there is nothing to keep.
+    """Return the Keeper for `formats` (a device's `kept_linears`), None where there is nothing to keep.
 
-    `prefix` stands before the stored names where the network is loaded from others.
+    `prefix`: see Keeper.
     """
     if layout is None or not formats or not isinstance(plain.weights, DequantisingWeights):
         return None
@@ -43,14 +43,14 @@ def make_keeper(plain: PlainWeights, layout: Layout | None, formats: Sequence[st
 
 
 def kept_note(plain: PlainWeights, layout: Layout | None, dtype: str, keeper: Keeper | None) -> str | None:
-    """Return what became of the layers that are quantised and what that costs, None where none is."""
+    """Return a note on which quantised layers were kept and their memory; None where none is quantised."""
     if keeper is None or layout is None or not isinstance(plain.weights, DequantisingWeights):
         return plain.note
     weights = plain.weights
     if not keeper.was_asked:
         return _warning(layout, weights, dtype, "transformers loads them")
     reasons = keeper.reasons.copy()
-    reasons["they are no linear layers of the network"] = weights.num_quantised - keeper.kept - reasons.total()
+    reasons["they are not linear layers of the network"] = weights.num_quantised - keeper.kept - reasons.total()
     counted = [(why, count) for why, count in reasons.most_common() if count]
     if not keeper.kept:
         return _warning(layout, weights, dtype, counted[0][0] if counted else _NO_KERNEL)

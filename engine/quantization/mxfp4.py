@@ -1,10 +1,10 @@
-"""MXFP4 experts as gpt-oss stores them: 4-bit floats, two to a byte, with a power of two for each 32 inputs.
+"""MXFP4 experts as gpt-oss stores them: 4-bit floats, two per byte, with one power of two per 32 inputs.
 
     gate_up_proj_blocks [experts, outputs, groups, 16] uint8   gate_up_proj_scales [experts, outputs, groups] uint8
     down_proj_blocks, down_proj_scales                         likewise
 
 A byte's low nibble comes first: sign, two bits of exponent, one of mantissa; a scale s is 2^(s - 127). The network's
-own tensors are transposed: gate_up_proj and down_proj [experts, inputs, outputs].
+tensors are transposed: gate_up_proj and down_proj [experts, inputs, outputs].
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ _BIAS = 127 + 1
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Layout:
-    """An mxfp4 checkpoint; its config says no more than that."""
+    """The layout of an mxfp4 checkpoint; its config has no settings."""
 
     name: str = "mxfp4"
     rounds_inputs: bool = False
@@ -36,7 +36,7 @@ class Mxfp4Layout:
     dropped: frozenset[str] = frozenset()
 
     def tensors(self, stored: Weights) -> Iterator[tuple[str, QuantisedTensor]]:
-        """Yield each expert tensor that has blocks."""
+        """Yield each expert tensor that is stored in blocks."""
         for name in stored.names:
             if name.endswith(_BLOCKS):
                 plain = name.removesuffix(_BLOCKS)
@@ -45,7 +45,7 @@ class Mxfp4Layout:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """One tensor of all experts of a layer."""
+    """One tensor for all experts of a layer."""
 
     stored: Weights
     name: str
@@ -66,7 +66,7 @@ class Experts:
         return made
 
     def _read(self, part: TensorSlice | None) -> tuple[torch.Tensor, torch.Tensor, range]:
-        """Return blocks, scales, and where the inputs wanted lie in them."""
+        """Return blocks, scales, and the range of the requested inputs in them."""
         inside = range(self.shape[1])
         if part is not None and part.dim == 1:
             groups = range(part.start // _GROUP, -(-part.end // _GROUP))

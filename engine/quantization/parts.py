@@ -10,7 +10,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def matrix_shape(stored: Weights, name: str, dtypes: tuple[torch.dtype, ...]) -> tuple[int, int]:
-    """Return the shape of a stored matrix. Raises ConfigError where it is missing, empty or no matrix of `dtypes`."""
+    """Return the shape of a stored matrix. Raises ConfigError if missing, empty or not a matrix of `dtypes`."""
     shape, dtype = part_shape(stored, name), stored.dtype(name)
     if len(shape) != 2 or 0 in shape:
         raise ConfigError(f"{name} has shape {shape}: only matrices are dequantised")
@@ -28,15 +28,15 @@ def part_shape(stored: Weights, name: str) -> tuple[int, ...]:
 
 
 def read_groups(stored: Weights, name: str, inputs: range, num_groups: int) -> torch.Tensor:
-    """Return the group of each input [len(inputs)] int64. Raises ConfigError for one that is not there."""
+    """Return the group of each input [len(inputs)] int64. Raises ConfigError for a group out of range."""
     groups = stored.read(name, TensorSlice(0, inputs.start, inputs.stop)).to(torch.int64)
     low, high = int(groups.min()), int(groups.max())
     if not 0 <= low <= high < num_groups:
-        raise ConfigError(f"{name} names groups {low} to {high} of {num_groups}")
+        raise ConfigError(f"{name} has group indices {low} to {high}, but there are {num_groups} groups")
     return groups
 
 
 def packed_shapes(stored: Weights, module: str) -> dict[str, tuple[int, int]]:
-    """Return the shapes of qweight, qzeros and scales, which GPTQ and AWQ have alike. Raises ConfigError."""
+    """Return the shapes of qweight, qzeros and scales, which GPTQ and AWQ share. Raises ConfigError."""
     dtypes = {"qweight": WORDS, "qzeros": WORDS, "scales": FLOATS}
     return {part: matrix_shape(stored, f"{module}.{part}", allowed) for part, allowed in dtypes.items()}

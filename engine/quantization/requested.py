@@ -1,4 +1,4 @@
-"""--quantization against what a checkpoint says of itself. Without torch, so that every process checks it at once."""
+"""Check --quantization against a checkpoint's config. Without torch, so that every process can check it at start."""
 
 from pathlib import Path
 
@@ -7,9 +7,9 @@ from wire.errors import ConfigError
 
 
 def check_asked(path: Path, asked: str, config: QuantizationConfig | None) -> None:
-    """Raise ConfigError where they differ, naming both. `config` is what `path` says of itself, None for nothing."""
+    """Raise ConfigError, with both values, where they differ. `config` is that of `path`, None where it has none."""
     if config is None:
-        raise ConfigError(f"--quantization {asked}, but {path} is not quantised: its config.json says nothing of it")
+        raise ConfigError(f"--quantization {asked}, but {path} is not quantised: no quantization_config in config.json")
     method = "compressed-tensors" if asked == "smoothquant" else asked
     if config.method != method:
         raise ConfigError(f"--quantization {asked}, but {config.source} says {config.method}")
@@ -21,7 +21,7 @@ def check_asked(path: Path, asked: str, config: QuantizationConfig | None) -> No
 
 
 def _is_int8_with_inputs(config: QuantizationConfig) -> bool:
-    """Whether all weights and inputs are int8: W8A8, which the guide calls smoothquant."""
+    """Whether all weights and inputs are int8: W8A8, called smoothquant in the guide."""
     parts = [group.get(key) for group in compressed_groups(config) for key in ("weights", "input_activations")]
     return bool(parts) and all(
         part and (part.get("type", "int"), part.get("num_bits", 8)) == ("int", 8) for part in parts

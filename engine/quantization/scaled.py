@@ -1,4 +1,4 @@
-"""Weights stored as one int8 or float8 number an element, with scales for the whole, a row, a group or a block.
+"""Weights stored as one int8 or float8 number per element, with scales per tensor, row, group or block.
 
 weight [outputs, inputs]    scale [], [1], [outputs], [outputs, 1], [outputs, groups] or [row blocks, column blocks]
 """
@@ -17,7 +17,7 @@ CODE_DTYPES = (torch.int8, torch.float8_e4m3fn)
 
 @dataclass(frozen=True, slots=True)
 class ScaleGrid:
-    """How a weight is cut into rectangles of one scale each."""
+    """The division of a weight into rectangles with one scale each."""
 
     rows: int
     columns: int
@@ -73,9 +73,9 @@ def find_grid(
     block: tuple[int, int] | None,
     group_sizes: frozenset[int] = frozenset(),
 ) -> ScaleGrid:
-    """Return the grid that a scale's own shape says; `block` is the config's. Raises ConfigError where none fits.
+    """Return the grid for the shape of the scale; `block` is the config's. Raises ConfigError where none fits.
 
-    `group_sizes` are the config's: a last group that is shorter would let the shape alone say another size.
+    `group_sizes` are the config's: with a shorter last group, the shape alone would imply another group size.
     """
     outputs, inputs = shape
     found = stored.shape(scale)
@@ -91,11 +91,11 @@ def find_grid(
                 f"{scale} has {columns} groups of {inputs} inputs, but config.json says group_size {sizes}"
             )
         return ScaleGrid(1, inputs // columns)
-    raise ConfigError(f"{scale} has shape {found}: no scale by tensor, row or group of a weight {shape}")
+    raise ConfigError(f"{scale} has shape {found}: not one scale per tensor, row or group of a weight {shape}")
 
 
 def read_scales(stored: Weights, name: str, grid: ScaleGrid, rows: range, columns: range) -> torch.Tensor:
-    """Return the scales of a range: one row for each of `rows`, one column for each group that `columns` touch."""
+    """Return the scales of a range: one row for each of `rows`, one column for each group in `columns`."""
     row_span, column_span = grid.span(rows, columns)
     if len(stored.shape(name)) == 2:
         scales = read_region(stored, name, row_span, column_span)
@@ -105,5 +105,5 @@ def read_scales(stored: Weights, name: str, grid: ScaleGrid, rows: range, column
 
 
 def groups_of(grid: ScaleGrid, columns: range) -> EvenGroups:
-    """Return which of the columns that `read_scales` gives each input takes."""
+    """Return the mapping from inputs to the columns that `read_scales` returns."""
     return EvenGroups(grid.columns, columns.start % grid.columns)

@@ -1,4 +1,4 @@
-"""A quantised checkpoint read as if it were a plain one: each part is dequantised as it is asked for."""
+"""Read a quantised checkpoint as if it were a plain one: each part is dequantised when it is read."""
 
 from collections.abc import Container, Sequence
 
@@ -13,8 +13,8 @@ from wire.errors import ConfigError
 class DequantisingWeights:
     """Weights over `stored` with `<module>.weight` in `dtype` in place of codes, scales and zeros.
 
-    A part reads what its outputs (dimension 0) or inputs (dimension 1) need, and no more than whole words and groups.
-    Raises ConfigError when it is made for tensors that do not fit `layout`.
+    Reading a part of the outputs (dimension 0) or inputs (dimension 1) reads only the words and groups that it touches.
+    The constructor raises ConfigError for tensors that do not fit `layout`.
     """
 
     def __init__(self, stored: Weights, layout: Layout, dtype: torch.dtype) -> None:
@@ -22,7 +22,7 @@ class DequantisingWeights:
         self._dtype = dtype
         self._tensors = dict(layout.tensors(stored))
         if not self._tensors:
-            raise ConfigError(f"the config says {layout.name}, but no tensor of the checkpoint is stored like that")
+            raise ConfigError(f"the config says {layout.name}, but no tensor of the checkpoint has that layout")
         modules = frozenset(name.rpartition(".")[0] for name in self._tensors)
         plain = (name for name in stored.names if not _is_hidden(name, layout, modules))
         self._names = sorted({*plain, *self._tensors})
@@ -34,17 +34,17 @@ class DequantisingWeights:
         return self._names
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's whole shape, as the network has it."""
+        """Return the shape of the whole tensor in the network."""
         if name in self._tensors:
             return self._tensors[name].shape
         return self._plain(name).shape(name)
 
     def dtype(self, name: str) -> torch.dtype:
-        """Return the dtype that `read` gives: the one chosen for dequantised weights, else the stored one."""
+        """Return the dtype of `read`: the chosen one for dequantised weights, else the stored one."""
         return self._dtype if name in self._tensors else self._plain(name).dtype(name)
 
     def read(self, name: str, part: TensorSlice | None = None) -> torch.Tensor:
-        """Return a plain tensor, or a range of one dimension of it, equal to that range of the whole."""
+        """Return a plain tensor, or a range of one dimension of it."""
         if name not in self._tensors:
             return self._plain(name).read(name, part)
         tensor = self._tensors[name]
@@ -54,7 +54,7 @@ class DequantisingWeights:
         return tensor.dequantise(part, self._dtype)
 
     def module(self, name: str) -> QuantisedModule | None:
-        """Return the linear layer that a tensor is the weight of, None where it is no such weight."""
+        """Return the quantised linear layer whose weight is `name`, None where it is not such a weight."""
         tensor = self._tensors.get(name)
         return tensor.module if isinstance(tensor, Matrix) else None
 
@@ -65,13 +65,13 @@ class DequantisingWeights:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of all tensors as they lie in the files."""
+        """Bytes of all tensors in the files."""
         stored = self._stored
         return sum(_num_elements(stored.shape(name)) * stored.dtype(name).itemsize for name in stored.names)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all tensors once they are in the dtype that was chosen."""
+        """Bytes of all tensors in the chosen dtype."""
         return sum(_num_elements(self.shape(name)) for name in self._names) * self._dtype.itemsize
 
     def _plain(self, name: str) -> Weights:
@@ -81,7 +81,7 @@ class DequantisingWeights:
 
 
 def _cut(name: str, shape: tuple[int, ...], part: TensorSlice) -> tuple[int, ...]:
-    """Return the shape of a part. Raises ValueError for one that is not there."""
+    """Return the shape of a part. Raises ValueError for one out of range."""
     if not 0 <= part.dim < len(shape) or not 0 <= part.start <= part.end <= shape[part.dim]:
         raise ValueError(f"{name} has shape {shape}: no [{part.start}, {part.end}) of dimension {part.dim}")
     return (*shape[: part.dim], part.end - part.start, *shape[part.dim + 1 :])

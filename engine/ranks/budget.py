@@ -1,4 +1,4 @@
-"""What a rank's own device has for its pool: what is free beside its weights, less what its largest step takes."""
+"""Measure a rank's memory for its pool: its device's free memory after the weights, less that of its largest step."""
 
 import dataclasses
 
@@ -9,9 +9,9 @@ from wire.kv_layout import PoolLayout
 
 
 def with_budget(part: RankPart) -> RankPart:
-    """Return the part, which says how many bytes there are for its pool; as it is where rank 0 makes all pools.
+    """Return the part with its pool's budget in bytes; unchanged where rank 0 makes all pools.
 
-    Call it before the ranks are connected: what is run for it is run by this rank alone. Raises ConfigError.
+    Call it before the ranks are connected: the measured step runs on this rank alone. Raises ConfigError.
     """
     setup, device = part.setup, part.device
     if device.traits.pools_on_host:
@@ -29,7 +29,7 @@ def with_budget(part: RankPart) -> RankPart:
 
 
 def _measured(part: RankPart, largest: LargestStep) -> Headroom:
-    """Run this rank's part of the largest step on the smallest pool that it fits, which is given back."""
+    """Run this rank's part of the largest step on the smallest pool that fits it, then free that pool."""
     info = part_info(part, _layout(part, 1))
     layout = _layout(part, num_blocks(info, largest, 0))
     return measure_headroom(

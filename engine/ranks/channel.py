@@ -1,10 +1,10 @@
-"""What rank 0 and another rank say to each other over their channel (wire/rank_channel.py), by kind."""
+"""The kinds of messages between rank 0 and another rank on their channel (wire/rank_channel.py)."""
 
 from enum import IntEnum
 
 
 class RankMessageKind(IntEnum):
-    """What a message says. The first row goes to a rank, the second comes from it."""
+    """Kind of message. Rank 0 sends those of the first row, the other rank those of the second."""
 
     SETUP, POOL, CONNECT, STEP, COPY, SAVE, LOAD, HAND_OFF = range(1, 9)
     LOADED, MAPPED, READY, FAILED = range(11, 15)

@@ -1,4 +1,4 @@
-"""What a rank other than 0 does: its part of each step, on its own pool, and no sampling."""
+"""A rank other than 0: it computes its part of each step on its own pool, without sampling."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from wire.kv_layout import KvTensor, PoolLayout
 
 
 class Follower:
-    """Owner of one rank's part, pool and group; one thread calls it."""
+    """Owns one rank's part, pool and group; one thread calls it."""
 
     def __init__(self, setup: RankSetup, clock: Callable[[], float] = run_time) -> None:
         """Load. Raises ConfigError."""
@@ -27,16 +27,16 @@ class Follower:
         self.part: RankPart = with_budget(load_part(setup, self._reduce))
         self._model: TorchModel | None = None
         self._clock = clock
-        self._came_on: float | None = None  # when the step that is being computed did so last
+        self._progress_at: float | None = None  # when the running step last finished a layer
 
     @property
     def pool(self) -> Memory:
-        """This rank's pool, once it took it."""
+        """This rank's pool, after `take_pool`."""
         assert self._model is not None
         return self._model.memory
 
     def take_pool(self, payload: bytes, fds: tuple[int, ...]) -> None:
-        """Map the pool that rank 0 made, or make our own on our device. Raises ConfigError."""
+        """Map the pool that rank 0 made, or make one on this rank's device. Raises ConfigError."""
         tensors, num_blocks = unpack_pool(payload)
         self.part.check_held(tensors)
         setup, device = self.part.setup, self.part.device
@@ -45,22 +45,22 @@ class Follower:
         self._model = self.part.make_model(part_info(self.part, layout), pool)
 
     def connect(self, way: str, store_fd: int, marks_fd: int) -> None:
-        """Meet the other ranks. Raises ReduceFailed."""
+        """Connect to the other ranks. Raises ReduceFailed."""
         self.part.connect(way, store_fd, Marks(marks_fd, self.part.setup.of))
         os.close(marks_fd)
 
     def step(self, payload: bytes) -> None:
-        """Compute this rank's part of a step; a pool on a device has a mark behind each layer. Raises ReduceFailed."""
+        """Compute this rank's part of a step; on a device, record an event after each layer. Raises ReduceFailed."""
         assert self._model is not None
-        self._came_on = self._clock()
+        self._progress_at = self._clock()
         self._reduce.begin()
         on_host = self.part.device.traits.pools_on_host
         self._model.logits(unpack_step(payload), None if on_host else self._layer_done)
-        self._came_on = None
+        self._progress_at = None
 
     def step_age(self) -> float:
-        """Return the run time since the step under way began its present layer, 0 between two steps. Any thread."""
-        came_on = self._came_on
+        """Return the run time since the running step began its current layer, 0 between steps. Any thread."""
+        came_on = self._progress_at
         return 0.0 if came_on is None else self._clock() - came_on
 
     def copy(self, kind: RankMessageKind, payload: bytes) -> None:
@@ -76,17 +76,17 @@ class Follower:
                 self._model.copy_block(source, target)
 
     def _layer_done(self, layer: int) -> None:
-        """Rank 0 reports layers: what it reports is written on all ranks (model.py)."""
-        self._came_on = self._clock()
+        """Record the progress; only rank 0 reports layers, once they are written on all ranks (model.py)."""
+        self._progress_at = self._clock()
 
 
 def pack_pool(tensors: tuple[KvTensor, ...], num_blocks: int) -> bytes:
-    """Return what a rank has to know of the pools: the whole model's KV tensors and how many blocks there are."""
+    """Return a rank's description of the pools: the whole model's KV tensors and the number of blocks."""
     listed = [(one.layer, one.name, one.heads, one.head_dim, one.dtype) for one in tensors]
     return json.dumps({"tensors": listed, "num_blocks": num_blocks}).encode()
 
 
 def unpack_pool(payload: bytes) -> tuple[tuple[KvTensor, ...], int]:
-    """Return what `pack_pool` was given."""
+    """Return the arguments of `pack_pool`."""
     values = json.loads(payload)
     return tuple(KvTensor(*tensor) for tensor in values["tensors"]), int(values["num_blocks"])

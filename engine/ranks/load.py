@@ -1,4 +1,4 @@
-"""From a model folder to a ShardedModel: every rank loads its slices at the same time, and then there are pools.
+"""Load a model folder into a ShardedModel: all ranks load their slices at the same time, then the pools are made.
 
 rank 0: check -> start the others -> load own part -> LOADED -> pools, MAPPED -> CONNECT, READY -> serve
 """
@@ -42,11 +42,11 @@ _CONNECT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class RanksOptions:
-    """How many ranks, where they run, and how long they wait: `step_s` within a step, `load_s` for the weights.
+    """The number of ranks, their devices, and their timeouts: `step_s` within a step, `load_s` for the weights.
 
-    `cores` has the cores of each rank's device (empty: all of this process's), `device` is the kind of all of them and
-    `visible` which one each is shown by the kind's variable (empty: as it is). `gpu_memory_utilization`: the share of a
-    device that its rank takes, with what its `largest_step` needs. The other ranks' processes run the module `program`.
+    `cores` has the cores of each rank's device (empty: all of this process's), `device` is their kind and `visible` the
+    value of the kind's variable for each rank (empty: unchanged). `gpu_memory_utilization`: the share of a device that
+    its rank takes, including its `largest_step`. The other ranks' processes run the module `program`.
     """
 
     cores: tuple[tuple[int, ...], ...]
@@ -69,7 +69,7 @@ class RanksOptions:
 
 @dataclass(frozen=True, slots=True)
 class LoadedRanks:
-    """A model ready to step, and what the user should know of how it was loaded, one line each."""
+    """A model ready to step, and notes for the user on how it was loaded, one line each."""
 
     model: ShardedModel
     notes: tuple[str, ...]
@@ -80,9 +80,9 @@ def load_ranks(
     attention_backend: str = AUTO, max_model_len: int | None = None, name: str | None = None,
     quantization: str | None = None,
 ) -> LoadedRanks:  # fmt: skip
-    """Load the checkpoint for several ranks; see load_model. `on_lost` is told once when one of them is lost.
+    """Load the checkpoint for several ranks; see load_model. `on_lost` is called once when one of them is lost.
 
-    Raises ConfigError, before weights are read, for what cannot be cut, and InstanceLost when a rank ends meanwhile.
+    Raises ConfigError, before weights are read, if the model cannot be cut, and InstanceLost if a rank ends meanwhile.
     """
     collective = collective_for_ranks(ranks.device)
     on_host = traits_of(ranks.device).pools_on_host
@@ -115,9 +115,9 @@ def load_ranks(
         team = Team(setups[1:], on_lost, ranks.program)
         undo.callback(team.close)
         reduce = Reduce()
-        with _on_cores(setups[0].cores):  # what threads the native kernels start stay there
+        with _on_cores(setups[0].cores):  # threads of the native kernels inherit the cores
             part = with_budget(load_part(setups[0], reduce))
-        loaded = [part.loaded, *(_hear_loaded(team, rank, ranks.load_s) for rank in range(1, ranks.num_ranks))]
+        loaded = [part.loaded, *(_receive_loaded(team, rank, ranks.load_s) for rank in range(1, ranks.num_ranks))]
         part.check_held(tensors)
         _check_alike(loaded)
         if on_host:
@@ -128,7 +128,7 @@ def load_ranks(
             devices = [one.device for one in loaded]
             plan = plan_devices(tensors, free, kv_cache_memory, block_size, length, devices)
             pools = make_device_pools(team, part.device, tensors, plan, ranks.num_ranks, undo)
-            reduce.explain_by(team.explain)  # before anyone waits for the device, which waits for the others
+            reduce.explain_by(team.explain)  # before a wait for the device, which waits for the other ranks
         way = SHARED if all(one.shares_memory for one in loaded) else collective.name
         _connect(team, part, way, collective.meet_s(os.environ))
         layout = PoolLayout(tensors, num_blocks=plan.num_blocks, block_size=block_size)
@@ -150,7 +150,7 @@ def _whole_tensors(checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ...]:
     tensors = rehearse(checkpoint, dtype)
     if tensors is None:
         raise ConfigError(
-            f"{checkpoint.path}: the KV heads of a {checkpoint.config.model_type} show only once it is loaded, and so "
+            f"{checkpoint.path}: the KV heads of a {checkpoint.config.model_type} are known only once it is loaded, so "
             "it cannot be cut for several ranks: use --tensor-parallel-size 1"
         )
     return tensors
@@ -158,7 +158,7 @@ def _whole_tensors(checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ...]:
 
 @contextlib.contextmanager
 def _on_cores(cores: Sequence[int]) -> Iterator[None]:
-    """Keep this thread on these cores meanwhile (none: where it is)."""
+    """Keep this thread on these cores for the block (empty: no change)."""
     before = os.sched_getaffinity(0)
     if cores:
         os.sched_setaffinity(0, cores)
@@ -169,13 +169,13 @@ def _on_cores(cores: Sequence[int]) -> Iterator[None]:
 
 
 def _check_alike(loaded: Sequence[RankLoaded]) -> None:
-    """What is summed has to be the same on all ranks. Raises ConfigError."""
+    """Check that all ranks sum alike: either all or none use native kernels. Raises ConfigError."""
     native = [rank for rank, one in enumerate(loaded) if one.is_native]
     if native and len(native) < len(loaded):
         raise ConfigError(f"only ranks {native} of {len(loaded)} run on native kernels: set PDSERVE_NATIVE=off")
 
 
-def _hear_loaded(team: Team, rank: int, timeout_s: float) -> RankLoaded:
+def _receive_loaded(team: Team, rank: int, timeout_s: float) -> RankLoaded:
     return RankLoaded.from_json(team.receive(rank, RankMessageKind.LOADED, timeout_s).payload)
 
 

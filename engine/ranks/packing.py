@@ -1,8 +1,8 @@
-"""A step, or a copy of blocks, as it crosses to the other ranks: 32-bit integers, nothing that could be executed.
+"""The message format of a step, or of a copy of blocks, to the other ranks: 32-bit integers, nothing executable.
 
-num_tokens, num_sequences | token ids | of each sequence: start, count, blocks, prompt length | all tables' block ids
+num_tokens, num_sequences | token ids | per sequence: start, count, blocks, prompt length | all tables' block ids
 
-Which rows are sampled stays with rank 0, which alone samples. A copy is all sources, then as many targets.
+Sampling data is not sent: only rank 0 samples. A copy is all sources, then as many targets.
 """
 
 import sys
@@ -15,7 +15,7 @@ _PER_SEQUENCE = 4
 
 
 def pack_step(batch: StepBatch) -> bytes:
-    """Return the step's inputs, little-endian. Raises ValueError before any rank hears of a step that is none."""
+    """Return the step's inputs, little-endian. Raises ValueError for an invalid step, before it is sent."""
     num_rows = sum(part.count for part in batch.sequences)
     if num_rows != len(batch.token_ids):
         raise ValueError(f"the step has {len(batch.token_ids)} token ids for {num_rows} rows")
@@ -29,9 +29,9 @@ def pack_step(batch: StepBatch) -> bytes:
 
 
 def unpack_step(payload: bytes) -> StepBatch:
-    """Return the step without samples. Raises ValueError for bytes that `pack_step` did not make."""
+    """Return the step without samples. Raises ValueError for bytes not from `pack_step`."""
     values = array("i")
-    values.frombytes(payload)  # ValueError for a length that is no multiple of 4
+    values.frombytes(payload)  # ValueError for a length that is not a multiple of 4
     values = _little_endian(values)
     if len(values) < 2:
         raise ValueError(f"a step has at least 8 bytes, not {len(payload)}")
@@ -40,7 +40,7 @@ def unpack_step(payload: bytes) -> StepBatch:
     tables = heads + _PER_SEQUENCE * num_sequences
     counts = values[heads + 2 : tables : _PER_SEQUENCE]
     if min(num_tokens, num_sequences, *counts, 0) < 0 or tables + sum(counts) != len(values):
-        raise ValueError(f"{len(values)} integers are no step of {num_tokens} tokens in {num_sequences} sequences")
+        raise ValueError(f"{len(values)} integers are not a step of {num_tokens} tokens in {num_sequences} sequences")
     parts, first = [], tables
     for head in range(heads, tables, _PER_SEQUENCE):
         start, count, blocks, prompt_length = values[head : head + _PER_SEQUENCE]
@@ -50,18 +50,18 @@ def unpack_step(payload: bytes) -> StepBatch:
 
 
 def pack_copies(sources: Sequence[int], targets: Sequence[int]) -> bytes:
-    """Return blocks or slots and as many of where they go. Raises ValueError for unlike numbers of them."""
+    """Return source and target blocks or slots as bytes. Raises ValueError where their numbers differ."""
     if len(sources) != len(targets):
         raise ValueError(f"{len(sources)} blocks cannot be copied to {len(targets)}")
     return _little_endian(array("i", (*sources, *targets))).tobytes()
 
 
 def unpack_copies(payload: bytes) -> tuple[list[int], list[int]]:
-    """Return sources and targets. Raises ValueError for bytes that `pack_copies` did not make."""
+    """Return sources and targets. Raises ValueError for bytes not from `pack_copies`."""
     values = array("i")
     values.frombytes(payload)
     if len(values) % 2:
-        raise ValueError(f"{len(values)} integers are no pairs of blocks")
+        raise ValueError(f"{len(values)} integers are not pairs of blocks")
     listed = _little_endian(values).tolist()
     return listed[: len(listed) // 2], listed[len(listed) // 2 :]
 

@@ -1,7 +1,7 @@
-"""The pools of all ranks: how many blocks they have, and who makes them.
+"""Plan and make the pools of all ranks.
 
 host memory: rank 0 makes all of them, each other rank maps its own before it is sealed (docs/adr/0008)
-a device:    each rank makes its own, of the number of blocks that fits on the fullest of the devices (docs/adr/0015)
+a device:    each rank makes its own, with as many blocks as fit on the fullest of the devices (docs/adr/0015)
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _MAP_S = 60.0
 def plan_host(
     tensors: tuple[KvTensor, ...], num_ranks: int, asked: int | None, block_size: int, length: int
 ) -> MemoryPlan:  # fmt: skip
-    """Return the plan of all pools together: heads that are repeated count as often as they are held."""
+    """Return the plan of all pools together: repeated heads count once for each rank that stores them."""
     return _plan_all(tensors, num_ranks, cpu_budget(asked, available_bytes()), block_size, length)
 
 
@@ -33,17 +33,17 @@ def plan_devices(
     tensors: tuple[KvTensor, ...], free: Sequence[int], asked: int | None, block_size: int, length: int,
     devices: Sequence[str] = (),
 ) -> MemoryPlan:  # fmt: skip
-    """Return the plan of all pools together, where rank i has `free[i]` bytes; all have as many blocks as the least.
+    """Return the plan of all pools together, where rank i has `free[i]` bytes; all get as many blocks as the smallest.
 
-    `asked` bytes are of all pools together, as on the host; `devices` say, for people, what each rank's is and leaves
-    to steps. Raises ConfigError where they do not fit.
+    `asked` bytes are for all pools together, as on the host; `devices` describe, for messages, each rank's device and
+    the memory left for steps. Raises ConfigError where the pools do not fit.
     """
     if asked is not None:
         plan = _plan_all(tensors, len(free), asked, block_size, length)
         for layout, bytes_free in zip(_layouts(tensors, plan, len(free)), free, strict=True):
             if layout.total_bytes > bytes_free:
                 raise ConfigError(
-                    f"--kv-cache-memory {asked} bytes: {layout.total_bytes} of them are those of {layout.rank}, whose "
+                    f"--kv-cache-memory {asked} bytes: {layout.total_bytes} of them are for {layout.rank}, whose "
                     f"device has {bytes_free} free"
                 )
         return plan
@@ -56,8 +56,8 @@ def plan_devices(
             raise ConfigError(
                 f"{rank} has {budget} bytes for its KV pool, and a sequence takes {least_blocks(block_size, length)} "
                 f"blocks of {block_size} tokens, {least} bytes with their alignment: raise --gpu-memory-utilization or "
-                f"lower --max-num-seqs or --prefill-chunk-size, which leaves less to steps; --kv-cache-memory "
-                f"{least_of_all} or more is that of all {len(free)} ranks together"
+                f"lower --max-num-seqs or --prefill-chunk-size, which reduces the memory of steps; --kv-cache-memory "
+                f"{least_of_all} or more would be for all {len(free)} ranks together"
             )
         plans.append(plan_pool(held, budget_bytes=budget, block_size=block_size, max_model_len=length))
     num_blocks = min(plan.num_blocks for plan in plans)
@@ -68,16 +68,16 @@ def plan_devices(
 def make_host_pools(
     team: Team, tensors: tuple[KvTensor, ...], plan: MemoryPlan, num_ranks: int, undo: contextlib.ExitStack
 ) -> list[Memory]:  # fmt: skip
-    """Make the pool of each rank here; each of the others maps its own before it is sealed. `undo` closes them."""
+    """Make the pools of all ranks here; each other rank maps its pool before it is sealed. `undo` closes them."""
     message = pack_pool(tensors, plan.num_blocks)
 
-    def give(rank: int, fd: int) -> None:
-        team.tell(rank, RankMessageKind.POOL, message, (fd,))
+    def share_with(rank: int, fd: int) -> None:
+        team.send(rank, RankMessageKind.POOL, message, (fd,))
         team.receive(rank, RankMessageKind.MAPPED, _MAP_S)
 
     pools: list[Memory] = []
     for number, layout in enumerate(_layouts(tensors, plan, num_ranks)):
-        share = None if number == 0 else (lambda fd, rank=number: give(rank, fd))
+        share = None if number == 0 else (lambda fd, rank=number: share_with(rank, fd))
         pools.append(HostPool(layout, share))
         undo.callback(pools[-1].close)
     return pools
@@ -87,8 +87,8 @@ def make_device_pools(
     team: Team, device: Device, tensors: tuple[KvTensor, ...], plan: MemoryPlan, num_ranks: int,
     undo: contextlib.ExitStack,
 ) -> list[Memory]:  # fmt: skip
-    """Make rank 0's pool on `device` while each other rank makes its own on its. `undo` closes ours."""
-    team.tell_all(RankMessageKind.POOL, pack_pool(tensors, plan.num_blocks))
+    """Make rank 0's pool on `device` while each other rank makes its own on its device. `undo` closes rank 0's."""
+    team.send_all(RankMessageKind.POOL, pack_pool(tensors, plan.num_blocks))
     first, *others = _layouts(tensors, plan, num_ranks)
     own = device.make_pool(first)
     undo.callback(own.close)

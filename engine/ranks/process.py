@@ -1,9 +1,9 @@
-"""A rank other than 0, as a process: it loads its slices, and then steps whenever rank 0 says so.
+"""The process of a rank other than 0: it loads its slices, then runs the steps that rank 0 sends.
 
 python -P -m engine.ranks.process CHANNEL_FD PARENT_PID     (ranks on devices: instance.rank_process)
 
-It lives as long as rank 0's process: the kernel kills it when that ends, and its socket closes. Signals of the terminal
-and of a process group are rank 0's to answer.
+It lives as long as rank 0's process: when that ends, the kernel kills this one and its socket closes. It ignores
+signals of the terminal and of the process group, which rank 0 handles.
 """
 
 import contextlib
@@ -28,13 +28,13 @@ from wire.rank_payloads import pack_error
 log = EventLogger("engine")
 
 _SETUP_S = 60.0
-_SAY_S = 10.0
+_SEND_S = 10.0
 _PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h
 
 
 HandOff = Callable[[Memory, bytes, int, Callable[[], float]], AbstractContextManager[object]]
-"""Makes what sends and receives a rank's KV until it is left: of its pool, the settings and the socket that rank 0
-gives, and how long the step under way takes."""
+"""Makes the context that sends and receives a rank's KV: from its pool, the settings and the socket from rank 0, and a
+function that returns the age of the running step."""
 
 
 def main(argv: Sequence[str], hand_off: HandOff | None = None) -> int:
@@ -43,23 +43,23 @@ def main(argv: Sequence[str], hand_off: HandOff | None = None) -> int:
     _end_with(int(argv[1]))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    with contextlib.ExitStack() as till_told:  # rank 0 hears why before it hears that the hand-off is closed
+    with contextlib.ExitStack() as on_exit:  # rank 0 gets the error before it sees the hand-off close
         try:
             setup = RankSetup.from_json(_expect(channel, RankMessageKind.SETUP, _SETUP_S).payload)
             configure(setup.log_level, log_format=setup.log_format)
-            _run(channel, setup, hand_off, till_told)
+            _run(channel, setup, hand_off, on_exit)
         except ChannelClosed:
             return 0
-        except Exception as error:  # noqa: BLE001 - the process's outermost frame: rank 0 says it in its own words
+        except Exception as error:  # noqa: BLE001 - the process's outermost frame: rank 0 reports the error
             with contextlib.suppress(OSError):
-                channel.send(RankMessageKind.FAILED, pack_error(error), timeout_s=_SAY_S)
+                channel.send(RankMessageKind.FAILED, pack_error(error), timeout_s=_SEND_S)
             return 1
 
 
 def _run(
-    channel: Channel[RankMessageKind], setup: RankSetup, hand_off: HandOff | None, till_told: contextlib.ExitStack
+    channel: Channel[RankMessageKind], setup: RankSetup, hand_off: HandOff | None, on_exit: contextlib.ExitStack
 ) -> NoReturn:  # fmt: skip
-    """Serve until the channel closes. Raises ChannelClosed then, and whatever fails."""
+    """Serve until the channel closes, which raises ChannelClosed. All other errors pass through."""
     if setup.cores:
         os.sched_setaffinity(0, setup.cores)  # before torch starts threads: they inherit it
     prepare_torch(setup.num_threads)
@@ -68,17 +68,17 @@ def _run(
         from engine.ranks.follower import Follower
 
         follower = Follower(setup)
-        channel.send(RankMessageKind.LOADED, follower.part.loaded.to_json(), timeout_s=_SAY_S)
+        channel.send(RankMessageKind.LOADED, follower.part.loaded.to_json(), timeout_s=_SEND_S)
     pool = channel.receive(None)
     follower.take_pool(pool.payload, pool.fds)
-    channel.send(RankMessageKind.MAPPED, timeout_s=_SAY_S)
+    channel.send(RankMessageKind.MAPPED, timeout_s=_SEND_S)
     connect = channel.receive(None)
     follower.connect(connect.payload.decode(), *connect.fds)
-    channel.send(RankMessageKind.READY, timeout_s=_SAY_S)
+    channel.send(RankMessageKind.READY, timeout_s=_SEND_S)
     while True:
         message = channel.receive(None)
         if message.kind == RankMessageKind.HAND_OFF and hand_off is not None:
-            till_told.enter_context(hand_off(follower.pool, message.payload, message.fds[0], follower.step_age))
+            on_exit.enter_context(hand_off(follower.pool, message.payload, message.fds[0], follower.step_age))
         else:
             _obey(follower, message)
 
@@ -89,25 +89,25 @@ def _obey(follower: Any, message: Message[RankMessageKind]) -> None:
     elif message.kind in (RankMessageKind.COPY, RankMessageKind.SAVE, RankMessageKind.LOAD):
         follower.copy(message.kind, message.payload)
     else:
-        raise ValueError(f"a rank that serves is not told {message.kind.name}")
+        raise ValueError(f"unexpected message {message.kind.name} to a serving rank")
 
 
 def _expect(channel: Channel[RankMessageKind], kind: RankMessageKind, timeout_s: float) -> Message[RankMessageKind]:
     message = channel.receive(timeout_s)
     if message.kind != kind:
-        raise ValueError(f"{message.kind.name} came where {kind.name} was due")
+        raise ValueError(f"{message.kind.name} was received where {kind.name} was expected")
     return message
 
 
 def _end_with(parent: int) -> None:
-    """Let the kernel kill this process with the thread of rank 0 that started it, which lives as long as it."""
+    """Have the kernel kill this process when the thread that started it ends; that thread outlives it."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before we could ask
+    if os.getppid() != parent:  # it ended before the call above
         sys.exit(0)
 
 
 def leave(status: int) -> NoReturn:
-    """End this process at once: torch's own end takes seconds on a busy machine, and rank 0 waits for two."""
+    """Exit at once: torch's cleanup takes seconds on a busy machine, and rank 0 waits two seconds."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -1,4 +1,4 @@
-"""One rank's part of a model: its slices of the weights, and the model over them and over its pool."""
+"""One rank's part of a model: its slices of the weights, and the model with these weights and its pool."""
 
 import functools
 import time
@@ -37,14 +37,14 @@ from wire.kv_layout import KvTensor, PoolLayout, head_range
 from wire.types import ModelIdentity
 
 SHARED = "shared"
-"""How ranks add up in memory they share; any other way is the name of a process group: engine/ranks/sums.py."""
+"""The way of summing in shared memory; any other way is the name of a process group: engine/ranks/sums.py."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankPart:
-    """A rank's network with its weights. `num_sums`: how often a step of it sums over the ranks.
+    """A rank's network with its weights. `num_sums`: how often a step sums over the ranks.
 
-    `fused` is what became of the weights where native kernels run it. All of it lies on `device`.
+    `fused` are the weights in the form of the native kernels, where these run it. All tensors are on `device`.
     """
 
     setup: RankSetup
@@ -60,17 +60,17 @@ class RankPart:
     notes: tuple[str, ...]
 
     def check_held(self, whole: tuple[KvTensor, ...]) -> None:
-        """Raise ConfigError unless this rank's layers make the KV heads that it holds of `whole` by the rule."""
+        """Raise ConfigError unless this rank's layers make the KV heads of `whole` that are assigned to it."""
         for held, tensor in zip(self.loaded.tensors, whole, strict=True):
             start, end = head_range(tensor.heads, self.setup.rank)
             if held.heads != end - start:
                 raise ConfigError(
                     f"{self.folder.path}: {self.setup.rank} makes {held.heads} heads of KV tensor {tensor.name} of "
-                    f"layer {tensor.layer}, and holds {end - start} of {tensor.heads}: use --tensor-parallel-size 1"
+                    f"layer {tensor.layer}, but must hold {end - start} of {tensor.heads}: use --tensor-parallel-size 1"
                 )
 
     def connect(self, way: str, store_fd: int, marks: Marks) -> None:
-        """Meet the other ranks, which all go the same way. Raises ReduceFailed."""
+        """Connect to the other ranks, all of which use the same way. Raises ReduceFailed."""
         rank, step_s = self.setup.rank, self.setup.step_s
         if way == SHARED and self.library is not None:
             self.reduce.connect(SharedSum(self.library, rank, marks, step_s))
@@ -79,7 +79,7 @@ class RankPart:
             self.reduce.connect(GroupSum(collective_named(way), store_fd, rank, marks, step_s, where))
 
     def make_model(self, info: EngineInfo, pool: Memory) -> TorchModel:
-        """Return the model of this rank over its pool."""
+        """Return the model of this rank with its pool."""
         return TorchModel(
             self.network, info=info, memory=pool, backend=self.backend,
             keeps_logits=self.folder.checkpoint.keeps_logits, rope=rotate_by_sequence(self.network),
@@ -124,7 +124,7 @@ def load_part(setup: RankSetup, reduce: Reduce) -> RankPart:
 
 
 def part_info(part: RankPart, layout: PoolLayout) -> EngineInfo:
-    """Return the info of a rank that only computes: no one asks it who it is."""
+    """Return the info of a rank that only computes; it is not served to clients."""
     setup, text = part.setup, part.folder.checkpoint.text_config
     return EngineInfo(
         model=ModelIdentity(setup.path, "", ""), max_model_len=setup.max_model_len, vocab_size=text.vocab_size,

@@ -1,4 +1,4 @@
-"""The pool of a rank that holds it on its own device: rank 0's process knows its layout and reaches it by messages."""
+"""The pool of a rank on its own device: rank 0's process knows its layout and accesses it by messages."""
 
 from typing import NoReturn
 
@@ -9,29 +9,29 @@ from wire.kv_layout import PoolLayout
 
 
 class RankPool:
-    """Implements devices.interface.Memory as far as rank 0's process can: its KV is moved in the rank's own process."""
+    """Implements devices.interface.Memory as far as rank 0's process can: the rank's own process moves its KV."""
 
     fd = None
 
     def __init__(self, team: Team, layout: PoolLayout) -> None:
-        """`layout` is the rank's part, which it has made its pool by."""
+        """`layout` is that of the rank's part, with which it made its pool."""
         self._team, self.layout = team, layout
 
     @property
     def buffer(self) -> NoReturn:
-        """Raises TypeError: it lies in another process, on a device."""
-        raise TypeError(f"the KV pool of {self.layout.rank} lies on a device of its own process")
+        """Raises TypeError: it is in another process, on a device."""
+        raise TypeError(f"the KV pool of {self.layout.rank} is on a device of another process")
 
     def hand_over(self, settings: bytes, fd: int) -> None:
-        """Let the rank send and receive its own KV, told by messages on the socket `fd`; before the first step.
+        """Let the rank send and receive its own KV, as requested on the socket `fd`; call it before the first step.
 
-        What the settings say is between who calls and the rank's program. Raises InstanceLost.
+        Only the caller and the rank's program interpret `settings`. Raises InstanceLost.
         """
-        self._team.tell(self.layout.rank.number, RankMessageKind.HAND_OFF, settings, (fd,))
+        self._team.send(self.layout.rank.number, RankMessageKind.HAND_OFF, settings, (fd,))
 
     def explain(self, what: str) -> PdserveError:
-        """Return why the rank does not answer any more; it is lost in any case: see Team.explain."""
+        """Return why the rank no longer answers; it is lost in any case: see Team.explain."""
         return self._team.explain(what)
 
     def close(self) -> None:
-        """The memory goes with the rank's process."""
+        """Do nothing: the memory is freed when the rank's process ends."""

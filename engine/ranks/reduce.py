@@ -1,4 +1,4 @@
-"""The sum over all ranks as a network's layers call it, and what is to be done after each within a step."""
+"""The sum over all ranks that a network's layers call, and the callback after each sum of a step."""
 
 from collections.abc import Callable
 
@@ -11,9 +11,9 @@ Sum = Callable[[torch.Tensor], None]
 
 
 class Reduce:
-    """One rank's end; owner of the count of this step's sums. One thread calls it.
+    """One rank's side; owns the count of this step's sums. One thread calls it.
 
-    Before `connect` nothing is summed: the probe that looks at shapes runs on each rank alone.
+    Before `connect` nothing is summed: the probe of shapes runs on each rank alone.
     """
 
     def __init__(self) -> None:
@@ -23,11 +23,11 @@ class Reduce:
         self.num_sums = 0
 
     def connect(self, add_up: Sum) -> None:
-        """Sum with this from now on."""
+        """Use `add_up` for all later sums."""
         self._sum = add_up
 
     def explain_by(self, explain: Callable[[str], Exception]) -> None:
-        """Raise what this makes of the reason where a sum does not come about, within the step that wanted it."""
+        """When a sum fails, raise the error that `explain` returns for the reason, within the same step."""
         self._explain = explain
 
     def begin(self, after: Callable[[], None] | None = None) -> None:
@@ -35,7 +35,7 @@ class Reduce:
         self.num_sums, self._after = 0, after
 
     def __call__(self, tensor: torch.Tensor) -> None:
-        """Add up `tensor` over all ranks, in place. Raises ReduceFailed or its explanation when that takes too long."""
+        """Add up `tensor` over all ranks, in place. Raises ReduceFailed, or the error of `explain`, on failure."""
         if self._sum is None:
             return
         flat = tensor.contiguous()
@@ -52,5 +52,5 @@ class Reduce:
             self._after()
 
     def close(self) -> None:
-        """Leave the others. Idempotent."""
+        """Disconnect from the other ranks. Idempotent."""
         self._sum = None

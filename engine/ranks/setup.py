@@ -1,4 +1,4 @@
-"""What one rank is told before it loads, and what it says once it has: frozen, as JSON on the wire."""
+"""The setup of a rank before it loads and its report afterwards: frozen, JSON on the wire."""
 
 import dataclasses
 import json
@@ -12,12 +12,12 @@ from wire.rank_payloads import read_object
 class RankSetup:
     """One rank of a tensor-parallel instance.
 
-    `dtype` is settled: float32, bfloat16 or float16. `cores` are its own device's (empty: all). `step_s` bounds how
-    long it waits for the others within a step. `is_native`: it uses native kernels, as rank 0 found them there.
-    `device` is the kind of device that it opens the first of, of those shown to its process: `visible` is the value of
-    the kind's variable there (None: as it is). `gpu_memory_utilization` is the share of it that the engine may take;
-    `has_budget`: it was said how large the pools are, else memory is left for the `largest_step`: prompt tokens of
-    sequences of `max_model_len` at most, and sequences.
+    `dtype` is resolved: float32, bfloat16 or float16. `cores` are those of its device (empty: all). `step_s` bounds the
+    wait for the other ranks within a step. `is_native`: use native kernels, which rank 0 found to be available.
+    `device` is a kind: the rank opens the first device of it that is visible to its process, where `visible` is the
+    value of the kind's variable (None: unchanged). `gpu_memory_utilization` is the share of it that the engine may
+    take; `has_budget`: the size of the pools was configured, else memory is reserved for the `largest_step`: (prompt
+    tokens, of sequences of at most `max_model_len`; sequences).
     """
 
     path: str
@@ -42,16 +42,16 @@ class RankSetup:
 
     @property
     def rank(self) -> Rank:
-        """Which rank of how many."""
+        """The rank's number and the number of ranks."""
         return Rank(self.number, self.of)
 
     def to_json(self) -> bytes:
-        """Return what `from_json` reads."""
+        """Return this as JSON for `from_json`."""
         return json.dumps(dataclasses.asdict(self)).encode()
 
     @classmethod
     def from_json(cls, payload: bytes) -> "RankSetup":
-        """Raises ValueError for what `to_json` did not make."""
+        """Parse the JSON of `to_json`. Raises ValueError for any other bytes."""
         values = read_object(payload, cls)
         largest = values["largest_step"]
         step = None if largest is None else (int(largest[0]), int(largest[1]))
@@ -60,10 +60,10 @@ class RankSetup:
 
 @dataclass(frozen=True, slots=True)
 class RankLoaded:
-    """What a rank has loaded: the KV tensors its layers make, and what that took.
+    """A rank's report of its load: the KV tensors that its layers make, and the cost of loading.
 
-    `is_native`: native kernels run its layers. `shares_memory`: it can sum in memory that ranks share. `pool_bytes` are
-    there for its pool on its `device`, which is described in a line; both say nothing where rank 0 makes all pools.
+    `is_native`: native kernels run its layers. `shares_memory`: it can sum in shared memory. `pool_bytes` are available
+    for its pool on its `device`, described in one line; both are unset where rank 0 makes all pools.
     """
 
     tensors: tuple[KvTensor, ...]
@@ -76,11 +76,11 @@ class RankLoaded:
     device: str = ""
 
     def to_json(self) -> bytes:
-        """Return what `from_json` reads."""
+        """Return this as JSON for `from_json`."""
         return json.dumps(dataclasses.asdict(self)).encode()
 
     @classmethod
     def from_json(cls, payload: bytes) -> "RankLoaded":
-        """Raises ValueError for what `to_json` did not make."""
+        """Parse the JSON of `to_json`. Raises ValueError for any other bytes."""
         values = read_object(payload, cls)
         return cls(**{**values, "tensors": tuple(KvTensor(**tensor) for tensor in values["tensors"])})

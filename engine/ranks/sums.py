@@ -1,7 +1,7 @@
-"""How a tensor is added up over the ranks, which are processes of one host: in memory they share, or by a group.
+"""Sum a tensor over the ranks, which are processes of one host: in shared memory, or by a process group.
 
 shared | the native sum (native/ranks.c), where every rank has it and runs on the CPU
-group  | a process group of torch, that of the ranks' device (devices/collectives.py), on loopback
+group  | torch's process group for the ranks' device (devices/collectives.py), on loopback
 """
 
 import contextlib
@@ -26,28 +26,28 @@ _FIRST_POLL_S, _LAST_POLL_S = 0.00005, 0.002
 
 
 class ReduceFailed(Exception):
-    """A sum over the ranks did not come about: one of them is gone or stuck."""
+    """A sum over the ranks failed: one of them has ended or is stuck."""
 
 
 def collective_for_ranks(device: str) -> Collective:
-    """Return what adds up over ranks on `device`, such as "cpu" or "npu:0". Raises ConfigError where it is not here."""
+    """Return the collective for ranks on `device`, such as "cpu" or "npu:0". Raises ConfigError if unavailable."""
     collective = collective_of(device)
     if collective is None:
-        raise ConfigError(f"ranks cannot run on {device}: nothing makes process groups there")
+        raise ConfigError(f"ranks cannot run on {device}: it has no process groups")
     lacking = collective.lacking()
     if lacking is not None:
-        raise ConfigError(f"ranks on {device} add up by {collective.name}, and {lacking}: use --tensor-parallel-size 1")
+        raise ConfigError(f"ranks on {device} sum by {collective.name}, but {lacking}: use --tensor-parallel-size 1")
     return collective
 
 
 class SharedSum:
-    """One rank's end of the sums in shared memory."""
+    """One rank's side of the sums in shared memory."""
 
     def __init__(self, library: RanksLibrary, rank: Rank, marks: Marks, step_s: float) -> None:
         self._library, self._rank, self._marks, self._step_s = library, rank, marks, step_s
 
     def __call__(self, tensor: torch.Tensor) -> None:
-        """Add up a tensor that is contiguous, in place: in float32, the same bits on all ranks. Raises ReduceFailed."""
+        """Sum a contiguous tensor in place, in float32, with the same bits on all ranks. Raises ReduceFailed."""
         wide = tensor if tensor.dtype == torch.float32 else tensor.float()
         outcome = self._library.sum(
             self._marks.address, self._rank.number, self._rank.of, SLOT_BYTES, wide.data_ptr(), wide.numel(),
@@ -62,15 +62,15 @@ class SharedSum:
 
 
 class GroupSum:
-    """One rank's end of a process group."""
+    """One rank's side of a process group."""
 
     def __init__(
         self, collective: Collective, store_fd: int, rank: Rank, marks: Marks, step_s: float, device: str = "cpu"
     ) -> None:
-        """Meet the other ranks, all of which do the same, each on its `device`. Raises ReduceFailed."""
+        """Connect to the other ranks, which all do the same, each on its `device`. Raises ReduceFailed."""
         self._collective, self._rank, self._marks, self._step_s = collective, rank, marks, step_s
-        # The store opens the file by this name once more when it goes, whenever that is, and ends the process if it
-        # finds another one there: so this descriptor is never closed. There is one group in a rank's life.
+        # The store's destructor, at an unknown time, opens the file by this name again and ends the process if it is
+        # another file: so this descriptor is never closed. A rank has only one group.
         kept_fd, meet_s = os.dup(store_fd), collective.meet_s(os.environ)
         try:
             store = FileStore(f"/proc/self/fd/{kept_fd}", rank.of)
@@ -79,10 +79,10 @@ class GroupSum:
             if collective.lazy:
                 self._add_up(torch.zeros(1, device=device), meet_s)
         except RuntimeError as error:
-            raise ReduceFailed(f"{rank} did not meet the others by {collective.name}: {_in_one_line(error)}") from error
+            raise ReduceFailed(f"{rank} found no other ranks by {collective.name}: {_in_one_line(error)}") from error
 
     def __call__(self, tensor: torch.Tensor) -> None:
-        """Add up a tensor that is contiguous, in place. Raises ReduceFailed."""
+        """Sum a contiguous tensor in place. Raises ReduceFailed."""
         self._marks.advance(self._rank.number)
         try:
             self._add_up(tensor, self._step_s)
@@ -101,16 +101,16 @@ class GroupSum:
             work.wait()
             return
         self._poll(work, timeout_s)
-        work.wait(options.timeout)  # without a time, NCCL's says of no failure
+        work.wait(options.timeout)  # without a timeout, NCCL's wait reports no failure
 
     def _give_up(self) -> None:
-        """End what the device would wait for: else whoever waits for the device has no end either."""
+        """Abort the collective on the device: else a wait for the device would never end."""
         if self._collective.polls and self._collective.abort is not None:
             with contextlib.suppress(RuntimeError):
                 self._collective.abort(self._group, 0)
 
     def _poll(self, work: Any, timeout_s: float) -> None:
-        """Wait until the device is done: what it waits for may never come."""
+        """Wait, with a timeout, until the device is done: another rank may never join the sum."""
         deadline, pause = time.monotonic() + timeout_s, _FIRST_POLL_S
         while not work.is_completed():
             if self._marks.is_aborted:
@@ -122,6 +122,6 @@ class GroupSum:
 
 
 def _in_one_line(error: Exception) -> str:
-    """Return what gloo says, without the places in its sources."""
+    """Return gloo's message, without its source locations."""
     text = (str(error) or type(error).__name__).splitlines()[0]
     return re.sub(r"\[[^]]*\.(cc|cpp|h):\d+\] ?", "", text)[:_MAX_REASON]

@@ -1,8 +1,8 @@
-"""Rank 0's hold on the processes of the other ranks: it starts them, hears when one ends, and leaves none behind.
+"""The other ranks' processes, owned by rank 0: it starts them, watches for their end, and leaves none behind.
 
-STARTED -> SERVING -> closed          each rank ended because we closed its channel
+STARTED -> SERVING -> closed          each rank ends because its channel is closed
     |         |
-    +---------+----> LOST             one ended by itself or is stuck: all are killed, and the reason is kept and told
+    +---------+----> LOST             one ended by itself or is stuck: all are killed, and the reason is reported
 """
 
 import contextlib
@@ -31,14 +31,14 @@ from wire.rank_payloads import unpack_error
 log = EventLogger("engine")
 
 OnLost = Callable[[PdserveError], None]
-"""Told once, from any thread, when a rank that served is lost: the instance has to end."""
+"""Called once, from any thread, when a serving rank is lost: the instance has to end."""
 
 PROGRAM = "engine.ranks.process"
-"""The module of a rank that computes alone, whose KV rank 0 moves."""
+"""The module of a rank that only computes; rank 0 moves its KV."""
 
-_SAY_S = 10.0
+_SEND_S = 10.0
 _START_S = 30.0
-_VERDICT_S = 1.0  # between a broken connection and the news that its process ended
+_VERDICT_S = 1.0  # from a broken connection to the report that its process ended
 _LEAVE_S = 2.0
 _KILLED_S = 5.0
 _LOOK_S = 0.5
@@ -57,26 +57,26 @@ class _Child:
 
 
 class Team:
-    """Owner of the child processes, their channels, and the thread that starts and watches them."""
+    """Owns the child processes, their channels, and the thread that starts and watches them."""
 
     def __init__(self, setups: Sequence[RankSetup], on_lost: OnLost, program: str = PROGRAM) -> None:
-        """Start a process for each setup, which runs the module `program`; ranks count from 1 here.
+        """Start a process with the module `program` for each setup; the first is rank 1.
 
-        Raises InternalError where none can be started.
+        Raises InternalError where they cannot be started.
         """
         self._on_lost, self._num_ranks, self._program = on_lost, len(setups) + 1, program
         self._children: list[_Child] = []
         self._started = threading.Event()
         self._serving = self._closing = False
         self._error: PdserveError | None = None
-        self._told = threading.Event()
+        self._lost = threading.Event()
         self._lock, self._reading = threading.Lock(), threading.Lock()
-        self._words: dict[int, str] = {}  # the last ones of each rank that said some
+        self._reasons: dict[int, str] = {}  # by rank, why it failed
         self._fault: Exception | None = None
         marks = make_marks(self._num_ranks)
         self.marks, self._marks_fd = Marks(marks, self._num_ranks), marks
         self._store_fd = os.memfd_create("pdserve-store", os.MFD_CLOEXEC)
-        # The kernel kills a child when the thread that started it ends, so this one has to outlive them.
+        # The kernel kills a child when the thread that started it ends, so that thread has to outlive them.
         self._thread = threading.Thread(target=self._watch, args=(tuple(setups),), name="ranks", daemon=True)
         self._thread.start()
         if not self._started.wait(_START_S) or self._fault is not None:
@@ -89,70 +89,70 @@ class Team:
         return tuple(child.process.pid for child in self._children)
 
     def receive(self, rank: int, kind: RankMessageKind, timeout_s: float) -> Message[RankMessageKind]:
-        """Return a rank's next message, of this kind. Raises its error, or InstanceLost where it ended or is late."""
+        """Return a rank's next message, of this kind. Raises its error, or InstanceLost if it ended or is late."""
         child = self._children[rank - 1]
         self._wait(child, kind, timeout_s)
         try:
-            message = child.channel.receive(_SAY_S)
+            message = child.channel.receive(_SEND_S)
         except TimeoutError as error:
-            raise self._fail(f"{child} stopped in the middle of a message, {kind.name} was due") from error
+            raise self._fail(f"{child} stopped in the middle of a message, {kind.name} was expected") from error
         except (ChannelClosed, ValueError) as error:
             raise self.explain(str(error)) from error
         if message.kind == RankMessageKind.FAILED:
             raise _failure(message, f"{child}: ")
         if message.kind != kind:
-            raise self._fail(f"{child} said {message.kind.name} where {kind.name} was due")
+            raise self._fail(f"{child} sent {message.kind.name} where {kind.name} was expected")
         return message
 
     def _wait(self, child: _Child, kind: RankMessageKind, timeout_s: float) -> None:
-        """Wait until a rank says something or ends. Raises InstanceLost when it is late, or stopped for a step's time.
+        """Wait until a rank sends a message or ends. Raises InstanceLost if it is late, or stopped for `step_s`.
 
-        Weights may take half an hour to load; a process that a signal stopped does not load any.
+        Weights may take half an hour to load, but a process that a signal stopped loads none.
         """
         began = going = time.monotonic()
         while not child.channel.has_more(min(_LOOK_S, timeout_s)):
             now = time.monotonic()
             if now - began >= timeout_s:
-                raise self._fail(f"{child} said nothing for {timeout_s:g} s, {kind.name} was due")
+                raise self._fail(f"{child} sent nothing for {timeout_s:g} s, {kind.name} was expected")
             if _state(child) != _STOPPED:
                 going = now
             elif now - going >= child.setup.step_s:
-                raise self._fail(f"{child} {_STOPPED} for {child.setup.step_s:g} s, {kind.name} was due")
+                raise self._fail(f"{child} {_STOPPED} for {child.setup.step_s:g} s, {kind.name} was expected")
 
-    def tell(self, rank: int, kind: RankMessageKind, payload: bytes = b"", fds: tuple[int, ...] = ()) -> None:
+    def send(self, rank: int, kind: RankMessageKind, payload: bytes = b"", fds: tuple[int, ...] = ()) -> None:
         """Send one rank a message. Raises InstanceLost."""
         child = self._children[rank - 1]
         try:
-            child.channel.send(kind, payload, timeout_s=_SAY_S, fds=fds)
+            child.channel.send(kind, payload, timeout_s=_SEND_S, fds=fds)
         except (ChannelClosed, TimeoutError) as error:
             raise self.explain(f"{child}: {error}") from error
 
-    def tell_all(self, kind: RankMessageKind, payload: bytes = b"") -> None:
+    def send_all(self, kind: RankMessageKind, payload: bytes = b"") -> None:
         """Send all ranks the same message. Raises InstanceLost."""
         for rank in range(1, self._num_ranks):
-            self.tell(rank, kind, payload)
+            self.send(rank, kind, payload)
 
     def connect(self, way: str) -> int:
-        """Tell all ranks to meet, and how; return the descriptor of the store where rank 0 does so too."""
+        """Send all ranks the way to connect to each other; return the descriptor of the store for rank 0."""
         for rank in range(1, self._num_ranks):
-            self.tell(rank, RankMessageKind.CONNECT, way.encode(), (self._store_fd, self._marks_fd))
+            self.send(rank, RankMessageKind.CONNECT, way.encode(), (self._store_fd, self._marks_fd))
         return self._store_fd
 
     def serve(self) -> None:
-        """From now on the loss of a rank is told to `on_lost`. Raises InstanceLost if one is lost already."""
+        """Report the loss of a rank to `on_lost` from now on. Raises InstanceLost if one is lost already."""
         with self._lock:
             self._serving = True
             if self._error is not None:
                 raise self._error
 
     def explain(self, what: str) -> PdserveError:
-        """Return why the ranks do not answer any more: one ended, or else is stuck. They are lost in any case."""
-        self._told.wait(_VERDICT_S)
+        """Return why the ranks no longer answer: one has ended or is stuck. All are lost in any case."""
+        self._lost.wait(_VERDICT_S)
         if self._error is not None:
             return self._error
         for child in self._children:
-            if words := self._last_words(child, 0.0):  # its process takes its time to end
-                return self._fail(f"{child} failed{words}")
+            if reason := self._failure_reason(child, 0.0):  # its process may take a while to end
+                return self._fail(f"{child} failed{reason}")
         behind = self.marks.behind()
         if behind == (0,):
             return self._fail(f"{self._rank_0()}: {what}")
@@ -160,8 +160,8 @@ class Team:
         return self._fail(f"{', '.join(f'{child} {_state(child)}' for child in late)}: {what}")
 
     def explain_own(self, what: str) -> PdserveError:
-        """Return why rank 0 cannot go on, of which this is said, unless another one ended. All are lost in any case."""
-        self._told.wait(_VERDICT_S)
+        """Return why rank 0 cannot continue: `what`, unless another rank ended. All are lost in any case."""
+        self._lost.wait(_VERDICT_S)
         return self._fail(f"{self._rank_0()} {what}")
 
     def close(self) -> None:
@@ -200,30 +200,30 @@ class Team:
                 self._reap(running.pop(fd))
 
     def _reap(self, child: _Child) -> None:
-        how = _how_it_ended(child.process.wait())
-        reason = self._last_words(child, _VERDICT_S)
+        how = _exit_reason(child.process.wait())
+        reason = self._failure_reason(child, _VERDICT_S)
         if not self._closing:
             self._fail(f"{child} {how}{reason}")
         child.ended.set()
 
-    def _last_words(self, child: _Child, timeout_s: float) -> str:
-        """Return what a rank that served said of its end. While they load, `receive` is who reads."""
+    def _failure_reason(self, child: _Child, timeout_s: float) -> str:
+        """Return the error that a serving rank sent before its end. During loading, `receive` reads it."""
         if not self._serving or self._closing:
             return ""
         number = child.setup.number
         with self._reading, contextlib.suppress(ChannelClosed, TimeoutError, ValueError):
-            if number not in self._words:
+            if number not in self._reasons:
                 message = child.channel.receive(timeout_s)
-                self._words[number] = f": {_failure(message)}" if message.kind == RankMessageKind.FAILED else ""
-        return self._words.get(number, "")
+                self._reasons[number] = f": {_failure(message)}" if message.kind == RankMessageKind.FAILED else ""
+        return self._reasons.get(number, "")
 
     def _fail(self, what: str) -> PdserveError:
-        """Keep the first reason, kill all ranks, tell the owner."""
+        """Keep the first reason, kill all ranks, report the loss to the owner."""
         with self._lock:
             if self._error is not None:
                 return self._error
-            if self._closing:  # they end because we end them
-                return InstanceLost(f"{what}; this instance is ending")
+            if self._closing:  # close() ends them
+                return InstanceLost(f"{what}; this instance is shutting down")
             self._error = InstanceLost(f"{what}; without it this instance cannot go on")
             serving = self._serving
         log.error("rank_lost", error=self._error)
@@ -231,7 +231,7 @@ class Team:
             with contextlib.suppress(ProcessLookupError):
                 child.process.kill()
         self.marks.abort()
-        self._told.set()
+        self._lost.set()
         if serving:
             self._on_lost(self._error)
         return self._error
@@ -247,20 +247,20 @@ def _start(setup: RankSetup, program: str) -> _Child:
             command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env=_environ(setup)
         )  # fmt: skip
     channel = Channel(ours, RankMessageKind)
-    with contextlib.suppress(ChannelClosed):  # it ended already: whoever waits for it hears how
-        channel.send(RankMessageKind.SETUP, setup.to_json(), timeout_s=_SAY_S)
+    with contextlib.suppress(ChannelClosed):  # it ended already: _reap reports how
+        channel.send(RankMessageKind.SETUP, setup.to_json(), timeout_s=_SEND_S)
     return _Child(setup, process, channel, threading.Event())
 
 
 def _environ(setup: RankSetup) -> dict[str, str]:
-    """Return what a rank's process has for its environment: ours, but for the one card that it is shown."""
+    """Return the environment of a rank's process: this one's, with only its own device visible."""
     variable = traits_of(setup.device).visible_variable
     if variable is None or setup.visible is None:
         return dict(os.environ)
     return {**os.environ, variable: setup.visible}
 
 
-def _how_it_ended(status: int) -> str:
+def _exit_reason(status: int) -> str:
     if status >= 0:
         return f"ended with status {status}"
     with contextlib.suppress(ValueError):
@@ -269,7 +269,7 @@ def _how_it_ended(status: int) -> str:
 
 
 def _state(child: _Child) -> str:
-    """Say of a process that lives what the kernel says of it."""
+    """Return the state of a running process, from the kernel."""
     with contextlib.suppress(OSError, IndexError):
         stat = Path(f"/proc/{child.process.pid}/stat").read_text(encoding="utf-8", errors="replace")
         if stat.rpartition(")")[2].split()[0] in "Tt":

@@ -1,1 +1,1 @@
-"""How a network is cut for the ranks of an instance, and what each rank then does otherwise."""
+"""Cut a network for the ranks of an instance, and change the forward pass of each rank accordingly."""

@@ -1,16 +1,16 @@
-"""How a network is cut for the ranks of an instance: roles from its plan, whole KV groups, even inner sizes.
+"""Cut a network for the ranks of an instance: by the roles of its plan, whole KV groups, even inner sizes.
 
 role        | weight [out, in]           | bias     | output
 column      | rows of this rank          | cut      | this rank's part
 row         | columns of this rank       | rank 0's | summed over the ranks
 fused       | query, key and value, or gate and up, in one weight: this rank's rows of each
-heads       | rows of this rank's heads, each of which has its query, key and value; or one number a head
-experts     | gate_up [experts, 2 x inner, hidden] and down [experts, hidden, inner]: the inner part; output summed
-interleaved | gate_up [experts, hidden, inner x 2], down [experts, inner, hidden] and biases: likewise
-norm        | over all heads: the weights of this rank's; squares are summed
-(none)      | whole on every rank; of the output layer all but rank 0, which samples, have a few rows or the embedding
+heads       | rows of this rank's heads, query, key and value of each; or one number per head
+experts     | gate_up [experts, 2 x inner, hidden] and down [experts, hidden, inner]: its inner range; output summed
+interleaved | gate_up [experts, hidden, inner x 2], down [experts, inner, hidden] and biases: the same
+norm        | over all heads: the weights of this rank's heads; squares are summed
+(none)      | whole on every rank; of the output layer, only rank 0, which samples, has more than a few rows
 
-Heads follow wire/kv_layout.head_range. More ranks than KV heads repeat these and deal out their query heads.
+Heads follow wire/kv_layout.head_range. If ranks outnumber KV heads, these are repeated and their query heads divided.
 """
 
 from collections.abc import Iterator
@@ -42,13 +42,13 @@ _OF_QUERIES, _OF_KEYS = ("q_proj", "q_b_proj", "q_norm"), ("k_proj", "v_proj", "
 
 
 def check_shards(network: Any, config: Any, num_ranks: int) -> None:
-    """Raise ConfigError, naming what cannot be cut, before any rank changes or loads anything."""
+    """Raise ConfigError for a module that cannot be cut, before any rank changes or loads anything."""
     for number in range(num_ranks):
         _Sharding(network, config, Rank(number, num_ranks)).find_cuts()
 
 
 def shard_network(network: Any, config: Any, rank: Rank, all_reduce: AllReduce) -> dict[str, DimensionRanges]:
-    """Change a network of shapes (meta device) to one rank's; return the cuts of its tensors by their names there.
+    """Change a network on the meta device to one rank's; return the cuts of its tensors by name.
 
     `config` is the text model's. `all_reduce` is called in each forward pass, in the same order on every rank.
     """
@@ -66,13 +66,13 @@ class _Sharding:
         self._roles = find_roles(network, config.model_type)
         self._heads: int = config.num_attention_heads
         self._kv_heads: int = getattr(config, "num_key_value_heads", None) or self._heads
-        if any(map(_is_latent, network.modules())):  # its latents expand to keys and values of all heads
+        if any(map(_is_latent, network.modules())):  # its latents expand to keys and values for all heads
             self._kv_heads = self._heads
         self._share = share_heads(self._heads, self._kv_heads, rank)
         self._num_layers: int = config.num_hidden_layers
 
     def find_cuts(self) -> dict[str, DimensionRanges]:
-        """Return the cuts of all tensors. Raises ConfigError, changes nothing."""
+        """Return the cuts of all tensors. Changes nothing. Raises ConfigError."""
         cuts: dict[str, DimensionRanges] = {}
         attentions = 0
         for path, module in self._network.named_modules():
@@ -94,7 +94,7 @@ class _Sharding:
 
     @torch.no_grad()
     def apply(self, cuts: dict[str, DimensionRanges], all_reduce: AllReduce) -> None:
-        """Change the network as `cuts` say."""
+        """Change the network according to `cuts`."""
         self._put_norms(all_reduce)
         for name, cut in cuts.items():
             path, _, last = name.rpartition(".")
@@ -112,7 +112,7 @@ class _Sharding:
                 module.register_forward_hook(SumOverRanks(all_reduce))
         for _, module in self._network.named_modules():
             if _is_attention(module):
-                self._tell_heads(module)
+                self._set_head_counts(module)
         head = self._network.get_output_embeddings()
         if isinstance(head, nn.Linear):
             head.out_features = len(head.weight)
@@ -148,7 +148,7 @@ class _Sharding:
             yield (name if isinstance(module, nn.Parameter) else f"{name}.weight"), DimensionRanges(0, (taken,))
 
     def _size(self, name: str, module: Any) -> int:
-        """Return the size of what heads divide. Raises ConfigError for what is not of the kind its role says."""
+        """Return the size that the heads divide. Raises ConfigError for a module that does not match its role."""
         role = self._roles[name]
         if isinstance(module, nn.Linear) and role in (COLUMN, ROW, HEADS):
             return module.in_features if role == ROW else module.out_features
@@ -194,11 +194,11 @@ class _Sharding:
             return
         yield f"{path}.gate_up_proj", DimensionRanges(2, ((2 * start, 2 * end),))
         yield f"{path}.gate_up_proj_bias", DimensionRanges(1, ((2 * start, 2 * end),))
-        if self._rank.number > 0:  # it is added once
+        if self._rank.number > 0:  # only rank 0 adds it
             yield f"{path}.down_proj_bias", DimensionRanges(0, (), is_zero=True)
 
     def _cut_head(self) -> Iterator[tuple[str, DimensionRanges]]:
-        """Leave the first rows of an output layer that is not the embedding too: no one reads what they make."""
+        """Cut an output layer that does not share the embedding to its first rows: its output is not read."""
         head, embeddings = self._network.get_output_embeddings(), self._network.get_input_embeddings()
         if not isinstance(head, nn.Linear) or head.weight is embeddings.weight:
             return
@@ -208,8 +208,8 @@ class _Sharding:
         if head.bias is not None:
             yield f"{name}.bias", DimensionRanges(0, (rows,))
 
-    def _tell_heads(self, module: Any) -> None:
-        """Some modules shape their heads by counts they keep."""
+    def _set_head_counts(self, module: Any) -> None:
+        """Set the head counts that some modules store and use to shape their heads."""
         query, kv = (held.end - held.start for held in (self._share.query, self._share.kv))
         for name, value in (
             ("num_heads", query), ("num_attention_heads", query), ("num_key_value_heads", kv),
@@ -217,11 +217,11 @@ class _Sharding:
         ):  # fmt: skip
             if hasattr(module, name):
                 setattr(module, name, value)
-        if hasattr(module, "qkv_proj"):  # it finds its query by the config's number of heads
+        if hasattr(module, "qkv_proj"):  # it slices its query by the config's number of heads
             module.config = LocalConfig(module.config, {"num_attention_heads": query, "num_key_value_heads": kv})
 
     def _put_norms(self, all_reduce: AllReduce) -> None:
-        """Let norms over all heads sum over the ranks; keys that several ranks hold count once."""
+        """Replace norms over all heads by norms that sum over the ranks; keys repeated on several ranks count once."""
         for name, role in self._roles.items():
             if role == NORM_OVER_HEADS:
                 path, _, last = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""What a rank's network does otherwise than the whole one in a forward pass: it sums over the ranks."""
+"""The sums over the ranks in the forward pass of a rank's network."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,17 +28,17 @@ class SumOverRanks:
 
 
 class NormOverRanks(nn.Module):
-    """A root-mean-square norm over all heads, some of which are this rank's: squares are summed over the ranks."""
+    """A root-mean-square norm over the heads of all ranks: their squares are summed over the ranks."""
 
     def __init__(self, norm: Any, *, holders: int, all_reduce: AllReduce) -> None:
-        """`norm` is over the whole width; as many as `holders` ranks have the same heads as this one."""
+        """`norm` is over the whole width; `holders` ranks, including this one, have the same heads."""
         super().__init__()
         self.weight: nn.Parameter = norm.weight
         self._width, self._eps, self._holders = len(norm.weight), float(norm.variance_epsilon), holders
         self._all_reduce = all_reduce
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return [..., this rank's heads x dim], normed by all of it, in the dtype of what comes in."""
+        """Return [..., this rank's heads x dim], normed over the whole width, in the dtype of the input."""
         wide = hidden.float()
         squares = wide.pow(2).sum(-1, keepdim=True) / self._holders  # [..., 1]
         self._all_reduce(squares)
@@ -46,7 +46,7 @@ class NormOverRanks(nn.Module):
 
 
 class LocalConfig:
-    """A config as one rank's attention reads it: its own numbers of heads, all else as it is now."""
+    """A config for one rank's attention: its own head counts, all other values from the original."""
 
     def __init__(self, config: Any, own: dict[str, int]) -> None:
         self._config, self._own = config, own

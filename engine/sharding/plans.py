@@ -1,6 +1,6 @@
-"""What each module and parameter of a network is to its ranks: by the plan of transformers, and ours where it has none.
+"""The roles of a network's modules and parameters: from transformers' tensor-parallel plan, or ours where it has none.
 
-Ours are written as what follows the layer's number in a name, and stand for the model types that tests find exact.
+Ours map the part of a name after the layer's number, for the model types that tests prove exact.
 """
 
 import re
@@ -14,11 +14,11 @@ from wire.errors import ConfigError
 COLUMN, ROW = "colwise", "rowwise"
 FUSED_QKV, FUSED_GATE_UP = "fused_qkv", "fused_gate_up"
 HEADS = "heads"
-"""A fused projection whose rows are those of one head after another, or a vector with one number a head."""
+"""A fused projection whose rows are ordered by head, or a vector with one number per head."""
 NORM_OVER_HEADS = "norm_over_heads"
 EXPERTS = "moe_tp_experts"
 INTERLEAVED_EXPERTS = "interleaved_experts"
-"""Experts with gate and up in turn, weights as [experts, inputs, outputs], and biases."""
+"""Experts with interleaved gate and up, weights as [experts, inputs, outputs], and biases."""
 WHOLE = ("replicated_with_grad_allreduce", "replicate", "embedding_rowwise", "embedding_colwise")
 _KNOWN = (
     *WHOLE, COLUMN, ROW, "packed_colwise", EXPERTS, INTERLEAVED_EXPERTS, FUSED_QKV, FUSED_GATE_UP, HEADS,
@@ -49,7 +49,7 @@ _LAYER = r"(?:.*\.)?layers\.\d+\."
 
 
 def find_roles(network: Any, kind: str) -> dict[str, str]:
-    """Return the roles of modules and parameters by their paths. Raises ConfigError for those we do not know."""
+    """Return the roles of modules and parameters by their paths. Raises ConfigError for unknown roles."""
     names = [name for name, _ in network.named_modules()] + [name for name, _ in network.named_parameters()]
     theirs: dict[str, str] = getattr(network, "tp_plan", None) or {}
     roles = _match(names, {re.escape(key).replace(r"\*", r"[^.]+"): role for key, role in theirs.items()})
@@ -72,7 +72,7 @@ def _match(names: list[str], plan: Mapping[str, str]) -> dict[str, str]:
 
 
 def _fused(path: str, module: Any, roles: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the roles of projections that the plan leaves whole because they are fused."""
+    """Yield the roles of fused projections, which the plan does not cut."""
     for fused, last, role in (("qkv_proj", "o_proj", FUSED_QKV), ("gate_up_proj", "down_proj", FUSED_GATE_UP)):
         names = f"{path}.{fused}", f"{path}.{last}"
         linears = all(isinstance(getattr(module, name, None), nn.Linear) for name in (fused, last))

@@ -1,4 +1,4 @@
-"""Which heads and which range of an inner size one rank of an instance has. Pure."""
+"""The heads and the range of an inner size that one rank of an instance has. Pure."""
 
 from dataclasses import dataclass
 
@@ -6,19 +6,19 @@ from wire.errors import ConfigError
 from wire.kv_layout import Heads, Rank, head_range, ranks_holding
 
 _MOST_UNIT, _FINE = 6, 8
-"""Inner sizes are dealt in pieces of 64 or a smaller power of two: alike for all ranks, else from 8 pieces a rank."""
+"""Inner sizes are divided into pieces of 64 or a smaller power of two: evenly, or else at least 8 pieces per rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadShare:
-    """The heads of one rank, counted over the whole model."""
+    """The heads of one rank, numbered over the whole model."""
 
     query: Heads
     kv: Heads
 
 
 def share_heads(query_heads: int, kv_heads: int, rank: Rank) -> HeadShare:
-    """Return a rank's heads. Raises ConfigError, with the numbers, where it would have none."""
+    """Return a rank's heads. Raises ConfigError, with the numbers, if it would have none."""
     if query_heads % kv_heads:
         raise ConfigError(f"{query_heads} query heads do not divide into {kv_heads} KV heads: no ranks can share them")
     held, group = head_range(kv_heads, rank), query_heads // kv_heads
@@ -36,7 +36,7 @@ def share_heads(query_heads: int, kv_heads: int, rank: Rank) -> HeadShare:
 
 
 def share_inner(name: str, size: int, rank: Rank) -> tuple[int, int]:
-    """Return a rank's range of an inner size. Raises ConfigError where there are more ranks than pieces."""
+    """Return a rank's range of an inner size. Raises ConfigError if there are more ranks than pieces."""
     if size < rank.of:
         raise ConfigError(f"{name}: an inner size of {size} cannot be cut for {rank.of} ranks")
     units = [1 << power for power in range(_MOST_UNIT, -1, -1) if size % (1 << power) == 0]

@@ -26,7 +26,8 @@ def test_a_file_that_is_none_of_ours_is_refused_before_anything_is_asked(
         prepare(replace(job, retry_failed=retry_failed))
 
     assert str(refused.value) == (
-        f"{job.note_path} is no note of ours, or is damaged: remove it, or name another output than {job.output_path}"
+        f"{job.note_path} is not a pdserve note, or is damaged: remove it, or name another output than "
+        f"{job.output_path}"
     )
     assert job.note_path.read_bytes() == content
     assert not job.journal_path.exists()
@@ -41,7 +42,7 @@ async def test_a_file_that_came_while_it_ran_stays_too(job: BatchJob, status: in
     if status == 200:
         await run_job(job, Scripted(script))
     else:
-        with pytest.raises(BatchStopped, match=r"out\.jsonl\.asked: it is no note of ours; 30 of 30 lines"):
+        with pytest.raises(BatchStopped, match=r"out\.jsonl\.asked: it is not a pdserve note; 30 of 30 lines"):
             await run_job(job, Scripted(script))
 
     assert job.note_path.read_bytes() == MINE

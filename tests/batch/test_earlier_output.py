@@ -242,5 +242,5 @@ async def test_a_retry_that_goes_no_further_than_its_preparation_leaves_no_journ
 async def test_an_output_that_lost_answers_since_it_was_read_is_refused(ended: BatchJob) -> None:
     with prepare(ended) as prepared:
         ended.output_path.write_bytes(b"")
-        with pytest.raises(ConfigError, match=r"out\.jsonl has changed since it was read, 27 answers less"):
+        with pytest.raises(ConfigError, match=r"out\.jsonl has changed since it was read, 27 answers are missing"):
             await run_batch(prepared, Scripted(), on_progress=ignore)

@@ -93,7 +93,7 @@ def test_all_bad_lines_are_named_at_once(path: Path) -> None:
 
     assert told == [
         f"{path}: nothing was run, for 4 lines cannot be used:",
-        "  line 2 is the beginning of JSON over several lines: each request stands on one line",
+        "  line 2 is the start of JSON over several lines: each request must be on one line",
         "  line 4 has no custom_id",
         "  line 6 repeats the custom_id 'a' of line 1",
         "  line 7 has a custom_id that is a JSON number, not a string",
@@ -184,7 +184,7 @@ def test_a_folder_and_a_pipe_are_refused_and_a_pipe_is_not_waited_for(tmp_path: 
     os.mkfifo(tmp_path / "pipe")
 
     for path in (tmp_path, tmp_path / "pipe", Path("/dev/null")):
-        with pytest.raises(ConfigError, match="is no file"):
+        with pytest.raises(ConfigError, match="is not a regular file"):
             InputFile.open(path, LIMITS)
 
 

@@ -216,14 +216,14 @@ def test_a_journal_of_another_run_that_answered_nothing_is_begun_anew(path: Path
 def test_a_file_that_is_no_journal_is_refused_and_left_as_it_is(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
-    with pytest.raises(ConfigError, match="is no journal of ours, or is damaged"):
+    with pytest.raises(ConfigError, match="is not a pdserve journal, or is damaged"):
         _open(path)
     assert path.read_bytes() == content
 
 
 def test_a_second_run_is_refused_while_the_first_has_the_journal(path: Path) -> None:
     first = _open(path)
-    with pytest.raises(ConfigError, match="is another run's, which writes the same output now"):
+    with pytest.raises(ConfigError, match="belongs to another run, which is writing the same output"):
         _open(path)
     first.close()
 
@@ -310,6 +310,6 @@ def test_a_record_that_is_not_what_was_written_is_noticed(path: Path) -> None:
     journal = _open(path)
     path.write_bytes(content[:-5] + b"xxxx\n")
 
-    with pytest.raises(OSError, match="is not what was written"):
+    with pytest.raises(OSError, match="is not the one that was written"):
         journal.line(RECORDS[-1].position)
     journal.close()

@@ -76,7 +76,7 @@ async def test_a_line_that_hangs_fails_after_its_one_try() -> None:
     assert outcome.failed
     response = json.loads(outcome.line)["response"]
     assert response["status_code"] == 504
-    assert response["body"]["error"]["message"] == "no whole answer within 7 s (--request-timeout)"
+    assert response["body"]["error"]["message"] == "no complete answer within 7 s (--request-timeout)"
     assert (answerer.asked[0], answerer.cancelled) == (1, 1)
 
 
@@ -106,5 +106,5 @@ async def test_a_hang_of_a_server_that_is_gone_stops_the_run() -> None:
         _hanging(Unavailable("no")), policy, Inflight(1), random.Random(0), CappedLog(EventLogger("test"))
     )
 
-    with pytest.raises(BatchStopped, match=r"no whole answer within 7 s .*, and nobody answers /health"):
+    with pytest.raises(BatchStopped, match=r"no complete answer within 7 s .*, and nobody answers /health"):
         await asker.ask(json.dumps(line(0)).encode())

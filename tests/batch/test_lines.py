@@ -11,8 +11,8 @@ from batch.lines import BadLine, parse_line, shown_id
     ("content", "words"),
     [
         (b'{"custom_id"', "is not JSON: unexpected end of data at column 13"),
-        (b"{", "is the beginning of JSON over several lines: each request stands on one line"),
-        (b" [ ", "is the beginning of JSON over several lines: each request stands on one line"),
+        (b"{", "is the start of JSON over several lines: each request must be on one line"),
+        (b" [ ", "is the start of JSON over several lines: each request must be on one line"),
         (b'{"custom_id": "a",}', "is not JSON: "),
         (b'{"custom_id": "a"} x', "is not JSON: "),
         (b"{'custom_id': 'a'}", "is not JSON: "),

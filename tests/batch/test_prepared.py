@@ -43,7 +43,7 @@ def test_a_job_that_answers_nothing_leaves_nothing(job: BatchJob) -> None:
 def test_bad_lines_are_refused(job: BatchJob) -> None:
     job.input_path.write_text("{\n")
 
-    assert "line 1 is the beginning of JSON over several lines" in _refused(job)
+    assert "line 1 is the start of JSON over several lines" in _refused(job)
 
 
 def test_limits_are_the_jobs(job: BatchJob) -> None:
@@ -91,7 +91,7 @@ def test_an_output_that_is_a_link_is_refused(job: BatchJob) -> None:
 
 def test_a_second_run_of_one_output_is_refused(job: BatchJob) -> None:
     with prepare(job):
-        assert "another run's" in _refused(job)
+        assert "belongs to another run" in _refused(job)
     prepare(job).close()
 
 

@@ -104,8 +104,8 @@ def test_places_where_none_can_are_refused_in_words(tmp_path: Path) -> None:
     for place, words in (
         (tmp_path / "link", "is a symbolic link: name the file itself"),
         (tmp_path, "is a folder: name a file"),
-        (tmp_path / "pipe", "is no file: name a file"),
-        (Path("/dev/full"), "is no file: name a file"),
+        (tmp_path / "pipe", "is not a regular file: name a file"),
+        (Path("/dev/full"), "is not a regular file: name a file"),
         (tmp_path / "pipe" / "below", "Not a directory"),
     ):
         with pytest.raises(ConfigError, match=words):

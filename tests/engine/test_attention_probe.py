@@ -105,9 +105,9 @@ def test_a_backend_that_is_right_does_not_differ(kind: str, dtype: torch.dtype, 
         (Spoilt(without("sliding_window")), "window", "window 7: off by "),
         (Spoilt(without("softcap")), "softcap", "softcap 2: off by "),
         (Spoilt(without("sinks")), "sinks", "window 20, sinks: off by "),
-        (Spoilt(without_a_row), "dims", "4 heads over 1 of 24/40: [143, 4, 40] came back, not [144, 4, 40]"),
-        (Spoilt(as_it_is, swaps=True), "heads", "the keys that it wrote are not the ones it was given"),
-        (Spoilt(as_it_is, keeps_first=False), "heads", "or lie elsewhere"),
+        (Spoilt(without_a_row), "dims", "4 heads over 1 of 24/40: the output has shape [143, 4, 40], not [144, 4, 40]"),
+        (Spoilt(as_it_is, swaps=True), "heads", "the keys in the pool are not those passed to write"),
+        (Spoilt(as_it_is, keeps_first=False), "heads", "or are in other slots"),
     ],
 )
 def test_what_is_wrong_is_found_and_said(backend: Spoilt, kind: str, said: str) -> None:

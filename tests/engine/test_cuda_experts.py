@@ -134,5 +134,5 @@ def test_where_the_way_before_does_not_run_either_it_is_one_expert_after_the_oth
 
     (line,) = experts.use_grouped_experts(network)
 
-    assert line.startswith("experts as they were: they cannot be tried in groups: grouped_mm is not compiled")
+    assert line.startswith("experts as they were: they failed in groups: grouped_mm is not compiled")
     assert network.get_experts_implementation()[""] == "eager"

@@ -151,7 +151,7 @@ def test_divisors_of_rotary_frequencies_reach_the_config(tmp_path: Path) -> None
     ("old", "new", "words"),
     [
         (b"qwen2", b"mamba", "is mamba, which is not supported: only llama, qwen2, qwen3"),
-        (b"qwen2", b"llama", r"tensor blk\.\d\.attn_.\.bias, which is not known of llama"),
+        (b"qwen2", b"llama", r"tensor blk\.\d\.attn_.\.bias, which llama does not have"),
         (b"blk.0.attn_norm", b"blk.0.attn_mild", r"tensor blk\.0\.attn_mild\.weight"),
         (
             b"smollm",
@@ -224,7 +224,7 @@ def test_who_finds_another_converting_waits_as_long_as_that_may_take(
 
         assert ensure_converted(file, tmp_path / "cache", said.append) == path
 
-    assert said == [f"waiting for another process that is making {path.name}"]
+    assert said == [f"waiting for another process that is creating {path.name}"]
 
 
 def test_a_refusal_of_the_converting_process_is_told(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_an_ambiguity_behind_the_walk_ends_its_sequence_with_the_limit(folder: P
 
     with pytest.raises(
         InvalidGrammar,
-        match=r"cannot go on after [345]\d\d output tokens: .*limit 500.*; write it so that",
+        match=r"cannot go on after [345]\d\d output tokens: .*limit 500.*; make it unambiguous",
     ):
         _write(matcher, [*_ids(folder, "w") * 300, *_ids(folder, "7") * 500])
 

@@ -67,7 +67,7 @@ _MANY_LEAD_TO_MANY = json.dumps(
         ("choice", json.dumps([str(i) for i in range(4097)]), "4097 texts"),
         ("grammar", "", "grammar is empty"),
         ("structural_tag", "[]", "must be an object"),
-        ("nope", "x", "'nope' is no kind of structured output; there are json"),
+        ("nope", "x", "'nope' is not a kind of structured output; the kinds are json"),
     ],
 )
 def test_what_is_wrong_is_said_with_value_and_limit(kind: str, value: str, words: str) -> None:

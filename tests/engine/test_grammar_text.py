@@ -66,15 +66,15 @@ def test_spaces_written_as_a_recursion_become_a_terminal() -> None:
 @pytest.mark.parametrize(
     ("grammar", "words"),
     [
-        ('x ::= "a"', "no rule is named root; there are x"),
+        ('x ::= "a"', "no rule is named root; the rules are x"),
         ('root ::= "a"\n  y', "line 2: rule 'y' is not defined"),
         ('"b"\nroot ::= "a"', "line 1: a rule must begin with"),
         ('root ::= "a"\n\n%', "line 3: '%' cannot be read"),
         ('root ::= "a"{2,1}', "repeats from 2 to 1"),
         ('root ::= "a"{0,2147483647}', "2147483647 repetitions, the limit is 100000"),
         ("root ::= " + "(" * 10_000, "nested 10000 deep, the limit is 64"),
-        (r'root ::= "\q"', r"\\q is no escape"),
-        (r'root ::= "\ud800"', r"\\ud800 is no character"),
+        (r'root ::= "\q"', r"\\q is not an escape"),
+        (r'root ::= "\ud800"', r"\\ud800 is not a character"),
     ],
 )
 def test_wrong_ebnf_is_refused_with_its_line(grammar: str, words: str) -> None:

@@ -85,7 +85,7 @@ def test_eos_ids_come_from_the_generation_config(llama: Path) -> None:
     [
         ({"model_type": "bloom", "architectures": ["BloomForCausalLM"]}, "bloom has ALiBi"),
         ({"model_type": "t5"}, "t5"),
-        ({"model_type": "no-such-model"}, "model type no-such-model is not one that transformers"),
+        ({"model_type": "no-such-model"}, "model type no-such-model is not supported by transformers"),
         ({"layer_types": ["linear_attention", "full_attention"]}, "layers of type linear_attention"),
         ({"quantization_config": {"quant_method": "gptq"}}, "says GPTQ 4-bit, but no tensor"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantised by bitsandbytes"),

@@ -47,7 +47,7 @@ def test_a_model_of_code_of_its_own_is_refused_by_its_type(tmp_path: Path) -> No
     config = {"model_type": "rwkv5", "auto_map": {"AutoModelForCausalLM": "modeling_rwkv5.Rwkv5ForCausalLM"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
 
-    with pytest.raises(ConfigError, match=r"model type rwkv5 is not one that transformers [\d.]+ knows; code"):
+    with pytest.raises(ConfigError, match=r"model type rwkv5 is not supported by transformers [\d.]+; code"):
         _load(tmp_path)
 
 

@@ -183,7 +183,7 @@ def test_a_terminal_sees_a_bar() -> None:
 def test_a_log_gets_lines_with_bytes_now_and_then(capfd: pytest.CaptureFixture[str]) -> None:
     now, lines = [0.0], []
     with LoadProgress(100, stream=io.StringIO(), clock=lambda: now[0]) as progress:
-        progress._say = lambda: lines.append(progress._done)  # type: ignore[method-assign]
+        progress._log = lambda: lines.append(progress._done)  # type: ignore[method-assign]
         for seconds in range(1, 6):
             now[0] = seconds
             progress.advance(10)

@@ -208,7 +208,7 @@ def test_a_refusal_of_the_process_apart_is_told_in_its_words(opt: Path, tmp_path
     (folder / "config.json").write_text('{"model_type": "opt"}')
     (folder / BIN_NAME).write_bytes(b"no archive")
 
-    with pytest.raises(ConfigError, match=rf"^{folder}/{BIN_NAME} is no archive as torch.save writes them"):
+    with pytest.raises(ConfigError, match=rf"^{folder}/{BIN_NAME} is not an archive of torch.save"):
         ensure_plain(folder, tmp_path / "cache", silent, name="bad")
     assert [file.suffix for file in (tmp_path / "cache" / "checkpoints").iterdir()] != []
     assert not any(file.is_dir() for file in (tmp_path / "cache" / "checkpoints").iterdir())

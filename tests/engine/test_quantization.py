@@ -217,9 +217,9 @@ def test_tensors_of_the_quantisation_are_not_seen(llama: Path) -> None:
         (w8a8("channel"), "weight_scale", torch.ones(64, 1, 1), r"weight_scale has shape \(64, 1, 1\)"),
         (w8a8("channel"), "weight_zero_point", torch.ones(63, 1, dtype=torch.int8), r"zero_point has shape \(63, 1\)"),
         (packed(4, 16), "weight_zero_point", torch.ones(7, 6, dtype=torch.int32), r"\(7, 6\), not \(8, 6\)"),
-        (packed(4, 16), "weight_g_idx", torch.ones(95, dtype=torch.int32), r"not one group for each of 96 inputs"),
+        (packed(4, 16), "weight_g_idx", torch.ones(95, dtype=torch.int32), "must have one group for each of 96"),
         (packed(4, 16), "weight_shape", None, "weight_packed without weight_shape"),
-        (packed(4, 16), "weight_shape", torch.tensor([64, 64]), r"\(64, 12\) does not hold a weight \(64, 64\)"),
+        (packed(4, 16), "weight_shape", torch.tensor([64, 64]), r"\(64, 12\) does not fit a weight \(64, 64\)"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused_with_their_shapes(
@@ -248,7 +248,7 @@ def test_a_group_that_is_not_there_is_refused(scheme: Scheme, tensor: str, llama
     quantise_checkpoint(scheme, llama)
     _change(llama, f"model.layers.0.mlp.down_proj.{tensor}", torch.full((96,), 3, dtype=torch.int32))
 
-    with pytest.raises(ConfigError, match="g_idx names groups 3 to 3 of 3"):
+    with pytest.raises(ConfigError, match="g_idx has group indices 3 to 3, but there are 3 groups"):
         _open(llama).read(_DOWN)
 
 

@@ -129,7 +129,7 @@ def test_groups_of_different_sizes_are_none_of_ours() -> None:
 
     assert kept_weight(grouped, int8_inputs=False) == "its groups are of different sizes"
     assert kept_weight(replace(grouped, groups=EvenGroups(48)), int8_inputs=False) == (
-        "its 64 inputs are no whole groups of 48"
+        "its 64 inputs are not whole groups of 48"
     )
 
 
@@ -148,8 +148,8 @@ def test_what_the_card_has_no_kernel_for_is_said(grouped: Grouped, dtype: torch.
 @pytest.mark.parametrize(
     ("change", "lacking"),
     [
-        ({"zeros": torch.ones(24, 1, dtype=torch.int8)}, "one scale an output and no zeros"),
-        ({"groups": EvenGroups(32), "scales": torch.ones(24, 3)}, "one scale an output and no zeros"),
+        ({"zeros": torch.ones(24, 1, dtype=torch.int8)}, "one scale per output and no zeros"),
+        ({"groups": EvenGroups(32), "scales": torch.ones(24, 3)}, "one scale per output and no zeros"),
         ({"codes": torch.ones(24, 84, dtype=torch.int8)}, "multiples of 8 x 8, not 24 x 84"),
     ],
 )
@@ -186,7 +186,7 @@ def test_a_kernel_that_computes_something_else_is_not_kept(spoil: object, inputs
     said = [_compared(grouped, weight, form, packed) for packed in (weight, spoil(weight))]
 
     assert said[0] is None
-    assert "its arithmetic explains" in str(said[1])
+    assert "its rounding explains" in str(said[1])
 
 
 def test_a_kernel_without_its_inputs_order_is_not_kept() -> None:
@@ -195,7 +195,7 @@ def test_a_kernel_without_its_inputs_order_is_not_kept() -> None:
     weight, form = whole(grouped), Int4Format(ON_HOST)
 
     assert _compared(grouped, weight, form, weight) is None
-    assert "its arithmetic explains" in str(_compared(grouped, weight, form, replace(weight, order=None)))
+    assert "its rounding explains" in str(_compared(grouped, weight, form, replace(weight, order=None)))
 
 
 def test_an_int8_kernel_with_another_scale_is_not_kept() -> None:
@@ -270,7 +270,7 @@ def test_a_wrong_order_shows_where_rows_are_many() -> None:
     wrong = replace(ON_CARD, pack=card.pack, multiply=card.multiply, unpack=lambda p: ON_CARD.unpack(p).roll(1, 1))  # type: ignore[misc]
     weight, form = whole(grouped), Int4Format(wrong)
 
-    assert "its arithmetic explains" in str(_compared(grouped, weight, form, weight))
+    assert "its rounding explains" in str(_compared(grouped, weight, form, weight))
 
 
 def test_the_cards_shapes_are_those_of_torchs_own_shape_functions() -> None:

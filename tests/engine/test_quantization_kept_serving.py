@@ -208,8 +208,8 @@ def test_the_note_says_what_both_ways_take(tmp_path: Path) -> None:
         (gptq(4, 16), "bfloat16", "int4pack takes groups of 32, 64, 128, 256 inputs, not 16"),
         (gptq(8, 32), "bfloat16", "there is no kernel for 8-bit codes here"),
         (fp8(None), "bfloat16", "there is no kernel for float8_e4m3fn codes here"),
-        (w8a8("group"), "bfloat16", "int8 multiplication takes one scale an output and no zeros"),
-        (w8a8("channel", symmetric=False), "bfloat16", "int8 multiplication takes one scale an output and no zeros"),
+        (w8a8("group"), "bfloat16", "int8 multiplication takes one scale per output and no zeros"),
+        (w8a8("channel", symmetric=False), "bfloat16", "int8 multiplication takes one scale per output and no zeros"),
     ],
     ids=lambda value: getattr(value, "name", None),
 )
@@ -233,7 +233,7 @@ def test_layers_that_do_not_fit_are_counted_beside_those_that_are_kept(tmp_path:
     loaded = _load(path)
 
     assert ", kept: 12 of 14 quantised layers; " in _note(loaded)
-    assert _note(loaded).endswith("; 2 dequantised to float32: its 96 inputs are no whole groups of 64")
+    assert _note(loaded).endswith("; 2 dequantised to float32: its 96 inputs are not whole groups of 64")
     got = generate(loaded.model, _PROMPTS, 12, chunk=16)
     assert got == Oracle(path, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
 
@@ -245,7 +245,7 @@ def test_experts_are_dequantised_beside_kept_attention(tmp_path: Path) -> None:
     loaded = _load(path)
 
     assert ", kept: 16 of 64 " in _note(loaded)
-    assert _note(loaded).endswith("; 48 dequantised to float32: they are no linear layers of the network")
+    assert _note(loaded).endswith("; 48 dequantised to float32: they are not linear layers of the network")
     got = generate(loaded.model, _PROMPTS, 12, chunk=16)
     assert got == Oracle(path, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
 
@@ -257,7 +257,7 @@ def test_a_kernel_that_is_wrong_on_this_device_is_not_used(tmp_path: Path, monke
 
     loaded = _load(path)
 
-    assert "its arithmetic explains" in _note(loaded)
+    assert "its rounding explains" in _note(loaded)
     got = generate(loaded.model, _PROMPTS, 12, chunk=16)
     assert got == Oracle(path, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
 

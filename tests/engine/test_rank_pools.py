@@ -31,7 +31,7 @@ def test_a_rank_whose_device_has_no_room_is_named_with_its_bytes_and_what_it_lea
 
 def test_the_sum_over_all_ranks_that_is_named_is_a_size_that_does() -> None:
     said = refused([1000, 2000], ["card 0", "card 1"])
-    least = int(re.findall(r"--kv-cache-memory (\d+) or more is that of all 2 ranks together", said)[0])
+    least = int(re.findall(r"--kv-cache-memory (\d+) or more would be for all 2 ranks together", said)[0])
 
     assert "rank 0 of 2 (card 0) has 1000 bytes" in said, "the first that lacks room"
     assert plan_devices(TENSORS, [ENOUGH] * 2, least, BLOCK, LENGTH).num_blocks == 1

@@ -153,7 +153,7 @@ def test_what_fails_on_rank_0_is_said_of_rank_0_and_a_rank_that_ends_with_the_mo
     lost = Lost()
     model = _load(llama, lost).model
     model.close()
-    assert "this instance is ending" in str(model._team.explain("its socket is closed"))
+    assert "this instance is shutting down" in str(model._team.explain("its socket is closed"))
     assert not lost.errors
 
 

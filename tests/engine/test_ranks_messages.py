@@ -47,7 +47,7 @@ def test_copies_come_out_as_pairs() -> None:
     assert unpack_copies(pack_copies([1, 2, 3], [7, 8, 9])) == ([1, 2, 3], [7, 8, 9])
     with pytest.raises(ValueError, match="1 blocks cannot be copied to 2"):
         pack_copies([1], [2, 3])
-    with pytest.raises(ValueError, match="3 integers are no pairs"):
+    with pytest.raises(ValueError, match="3 integers are not pairs"):
         unpack_copies(bytes(12))
 
 
@@ -55,7 +55,7 @@ def test_copies_come_out_as_pairs() -> None:
     "values", [(), (1,), (1, 0), (0, 1), (-1, 0), (2, -1), (0, 1, 5, 1, 2, 9, 7), (0, 1, 5, 1, -1, 9), (0, 0, 1)]
 )
 def test_what_is_no_step_is_refused(values: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"integers are no step|at least 8 bytes"):
+    with pytest.raises(ValueError, match=r"integers are not a step|at least 8 bytes"):
         unpack_step(struct.pack(f"<{len(values)}i", *values))
 
 

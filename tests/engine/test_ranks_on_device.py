@@ -165,7 +165,7 @@ def test_the_fullest_device_says_how_many_blocks_all_pools_have() -> None:
 
 def test_pools_that_were_asked_for_and_do_not_fit_a_device_are_refused_with_both_numbers() -> None:
     with pytest.raises(
-        ConfigError, match=r"--kv-cache-memory 1000000 bytes: \d+ of them are those of rank 0 of 2, .* 70000 free"
+        ConfigError, match=r"--kv-cache-memory 1000000 bytes: \d+ of them are for rank 0 of 2, .* 70000 free"
     ):
         plan_devices(TENSORS, [70_000, 1 << 20], 1_000_000, BLOCK, 4096)
     assert plan_devices(TENSORS, [1 << 20] * 2, 1_000_000, BLOCK, 4096).num_blocks == 40
@@ -174,7 +174,7 @@ def test_pools_that_were_asked_for_and_do_not_fit_a_device_are_refused_with_both
 def test_more_ranks_than_the_device_kind_can_add_up_over_are_refused() -> None:
     options = dataclasses.replace(RanksOptions(cores=((), ()), num_threads=1), device="tpu")
 
-    with pytest.raises(ConfigError, match="ranks cannot run on tpu: nothing makes process groups there"):
+    with pytest.raises(ConfigError, match="ranks cannot run on tpu: it has no process groups"):
         load_ranks(
             Path("/no/model"), dtype="float32", block_size=BLOCK, kv_cache_memory=None, ranks=options,
             on_lost=lambda error: None,

@@ -243,7 +243,7 @@ def test_a_rank_that_meets_no_one_says_so(make_ways: Callable[[str, int], Ways])
     ways = make_ways("gloo", 2)
     hasty = dataclasses.replace(COLLECTIVES["gloo"], meet_s=lambda _: 0.2)
 
-    with pytest.raises(ReduceFailed, match="rank 0 of 2 did not meet the others by gloo: "):
+    with pytest.raises(ReduceFailed, match="rank 0 of 2 found no other ranks by gloo: "):
         GroupSum(hasty, ways.store_fd, Rank(0, 2), ways.marks, _WAIT_S)
 
 
@@ -261,9 +261,9 @@ def test_a_device_without_process_groups_is_refused_in_words(monkeypatch: pytest
     lacking = dataclasses.replace(COLLECTIVES["hccl"], lacking=lambda: "torch_npu is not installed")
     monkeypatch.setitem(COLLECTIVES, "hccl", lacking)
 
-    with pytest.raises(ConfigError, match="ranks on npu:1 add up by hccl, and torch_npu is not installed: use --tens"):
+    with pytest.raises(ConfigError, match="ranks on npu:1 sum by hccl, but torch_npu is not installed: use --tens"):
         collective_for_ranks("npu:1")
-    with pytest.raises(ConfigError, match="ranks cannot run on tpu: nothing makes process groups there"):
+    with pytest.raises(ConfigError, match="ranks cannot run on tpu: it has no process groups"):
         collective_for_ranks("tpu")
     with pytest.raises(ConfigError, match="'mpi' is not one of gloo, nccl, hccl"):
         collective_named("mpi")
@@ -274,7 +274,7 @@ def test_a_device_without_process_groups_is_refused_in_words(monkeypatch: pytest
 def test_ranks_on_a_device_that_cannot_add_up_are_refused_before_the_model_is_opened(device: str, name: str) -> None:
     options = RanksOptions(cores=((), ()), num_threads=1, device=device)
 
-    with pytest.raises(ConfigError, match=f"ranks on {device} .*add up by {name}, "):
+    with pytest.raises(ConfigError, match=f"ranks on {device} .*sum by {name}, "):
         load_ranks(
             Path("/no/model"), dtype="float32", block_size=16, kv_cache_memory=None, ranks=options,
             on_lost=lambda error: None,

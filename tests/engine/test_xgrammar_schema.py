@@ -18,14 +18,14 @@ _INT = {"type": "integer"}
         ({"type": "array", "items": {"type": "array", "contains": _INT}}, "contains"),
         ({"type": "object", "properties": {"a": {"anyOf": [_INT, {"if": {}}]}}}, "leaves out if"),
         ({"$defs": {"i": _INT}, "$ref": "#/$defs/i", "maximum": 3}, r"maximum beside \$ref"),
-        ({"$defs": {"i": {"$anchor": "x", "type": "integer"}}, "$ref": "#x"}, r"\$ref '#x', which is no path"),
+        ({"$defs": {"i": {"$anchor": "x", "type": "integer"}}, "$ref": "#x"}, r"\$ref '#x', which is not a path"),
         ({"type": "object", "anyOf": [{"required": ["a"]}]}, "type beside anyOf"),
         ({"const": 1, "minimum": 0}, "minimum beside const"),
         ({"allOf": [_INT, {"minimum": 3}]}, "allOf of several schemas"),
         ({"type": "number", "multipleOf": 0.25}, "multipleOf of type number"),
         ({"type": "string", "pattern": "^a+$", "maxLength": 3}, "maxLength beside pattern"),
         ({"type": "string", "pattern": "(?=a)"}, "look-around in pattern"),
-        ({"type": "object", "required": ["x"], "properties": {"y": _INT}}, "required 'x', which is no property"),
+        ({"type": "object", "required": ["x"], "properties": {"y": _INT}}, "required 'x', which is not a property"),
     ],
 )
 def test_it_is_refused_by_its_name(schema: dict[str, Any], words: str) -> None:

@@ -102,7 +102,7 @@ def test_where_the_first_layout_fails_the_other_is_taken(
     layouts = {call.kwargs["input_layout"] for call in npu_ops.calls if call.name == _FIA}
     assert layouts == {"BSH"}
     (note,) = [note for note in loaded.notes if "because" in note]
-    assert note.startswith(f"attention by {_FIA}, layout BSH alone, because 'npu' does not compute")
+    assert note.startswith(f"attention by {_FIA}, layout BSH only, because 'npu' computes wrong results")
     assert note.endswith("RuntimeError: call aclnnFusedInferAttentionScoreV3 failed")
     loaded.model.close()
 

@@ -63,7 +63,7 @@ def test_a_call_that_is_refused_leaves_experts_as_they_were(tmp_path: Path, monk
     loaded = _load(make_family("mixtral", tmp_path / "mixtral"))
 
     (note,) = (note for note in loaded.notes if "experts" in note)
-    assert note.startswith("experts as they were: they cannot be tried in groups: ")
+    assert note.startswith("experts as they were: they failed in groups: ")
 
 
 @pytest.mark.parametrize(

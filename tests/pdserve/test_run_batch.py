@@ -176,7 +176,7 @@ def test_a_file_of_somebody_else_where_the_note_would_be_ends_the_run_before_the
     ended = run(tmp_path, *COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", *NO_MODEL)
 
     assert ended.status == 2
-    assert "out.jsonl.asked is no note of ours, or is damaged: remove it, or name another output than" in ended.err
+    assert "out.jsonl.asked is not a pdserve note, or is damaged: remove it, or name another output than" in ended.err
     assert "/no/such/model" not in ended.err
     assert strange.read_text() == "what I asked\n"
 
@@ -474,5 +474,5 @@ def test_a_line_that_hangs_is_an_error_and_the_others_are_answered(tmp_path: Pat
     assert "4 lines answered (1 error)" in ended.out
     failed = [line for line in read(tmp_path / "out.jsonl") if line["error"] is not None]
     assert [line["error"]["code"] for line in failed] == [504]
-    assert failed[0]["error"]["message"] == "no whole answer within 5 s (--request-timeout)"
+    assert failed[0]["error"]["message"] == "no complete answer within 5 s (--request-timeout)"
     assert set(model.asked.values()) == {1}, "it is not asked again"

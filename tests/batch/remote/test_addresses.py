@@ -72,5 +72,5 @@ def test_a_flag_cannot_name_a_network_that_is_never_allowed(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["10.0.0.1/8", "ten", "", "10.0.0.0/33", "*"])
 def test_a_flag_that_is_no_network_is_refused_with_its_text(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"is no network: .*; write it as 10\.0\.0\.0/8"):
+    with pytest.raises(ConfigError, match=r"is not a network: .*; write it as 10\.0\.0\.0/8"):
         AddressRules.of([text])

@@ -87,7 +87,7 @@ async def test_an_expired_url_fails_at_once_and_says_until_when_it_was_good(tmp_
 
     assert words.endswith(
         "/bucket/in.jsonl?(hidden): the server answered 403 Forbidden: AccessDenied: Request has expired "
-        "(this presigned URL is good until 2024-05-15 19:08:11 UTC)"
+        "(this presigned URL is valid until 2024-05-15 19:08:11 UTC)"
     )
     assert tries == 1
 

@@ -115,7 +115,7 @@ async def test_a1_14_a_permanent_403_fails_at_once_in_the_servers_words(small: P
     assert words.startswith("ConfigError: http://127.0.0.1:")
     assert words.endswith(
         "/bucket/out.jsonl?(hidden): the server answered 403 Forbidden: AccessDenied: Request has expired "
-        "(this presigned URL is good until 2024-05-15 19:08:11 UTC)"
+        "(this presigned URL is valid until 2024-05-15 19:08:11 UTC)"
     )
     assert len(asked) == 1
 
@@ -248,7 +248,7 @@ async def test_a_file_that_changes_between_two_tries_is_not_sent(small: Path, co
         small.write_bytes(content)  # noqa: ASYNC240 - a test may wait
 
     async with raw_server(change) as server:
-        with pytest.raises(ConfigError, match=f"the file changed while it was sent; its {len(BODY)} bytes are gone"):
+        with pytest.raises(ConfigError, match=f"the file changed while it was sent: it had {len(BODY)} bytes"):
             await upload(small, server.url(), rules=LOOPBACK, limits=LIMITS)
 
         assert len(server.asked) == 1
@@ -302,7 +302,7 @@ async def test_what_a_store_took_otherwise_is_sent_again(small: Path, torn: tupl
 async def test_a_store_that_always_takes_something_else_is_said_with_both_sums(small: Path) -> None:
     words, asked = await _refusal(in_turn(_stored(*TORN["S3"])), small)
 
-    assert f": the store took a file of MD5 {OTHER.hex()}, and this one's is {MD5.hex()} (tried 3 times)" in words
+    assert f": the stored file has MD5 {OTHER.hex()}, but this one has {MD5.hex()} (tried 3 times)" in words
     assert len(asked) == 3
 
 

@@ -62,7 +62,7 @@ def test_what_two_readers_may_read_differently_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("host", SHORT_FORMS)
 def test_an_address_in_another_form_than_the_full_one_is_refused(host: str) -> None:
-    with pytest.raises(ConfigError, match="counts in its full form alone"):
+    with pytest.raises(ConfigError, match="must be in its full form"):
         RemoteUrl.parse(f"http://{host}/x")
 
 

@@ -172,7 +172,7 @@ def test_a_deadline_is_a_failure_with_its_limit() -> None:
                 url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
                 return await Endpoint(http, url, Completions("m"), SteppedClock()).send(LoadRequest("a", 1))
 
-    assert str(asyncio.run(run()).failure) == "deadline: no whole answer within 0.05 s"
+    assert str(asyncio.run(run()).failure) == "deadline: no complete answer within 0.05 s"
 
 
 def test_a_key_of_the_environment_is_shown_and_a_header_wins() -> None:
