@@ -1,4 +1,4 @@
-"""What a step has made for one piece goes to its prompt: tokens, candidates, a vector, or the end of its prefill."""
+"""Apply a step's output to the prompts: tokens, beam candidates, pooled vectors, and the end of a prefill."""
 
 from collections.abc import Callable
 
@@ -16,13 +16,13 @@ from wire.types import TokenLogprobs, TokenOutput
 
 
 class Advance:
-    """The last verb of a step, over the core's own roster and blocks; what it makes is noted in an Outcome."""
+    """The last verb of a step. Changes the core's batch state and blocks, and records results in a StepOutcome."""
 
-    def __init__(self, info: EngineInfo, roster: BatchState, blocks: BlockPool, clock: Callable[[], float]) -> None:
-        self._info, self._roster, self._blocks, self._clock = info, roster, blocks, clock
+    def __init__(self, info: EngineInfo, state: BatchState, blocks: BlockPool, clock: Callable[[], float]) -> None:
+        self._info, self._batch, self._blocks, self._clock = info, state, blocks, clock
 
     def __call__(self, piece: ScheduledTokens, part: PieceOutput, output: StepOutput, outcome: StepOutcome) -> None:
-        """Take what the step made for one piece. Raises what this prompt has to end with."""
+        """Apply the output for one piece. Raises the error with which this prompt must fail."""
         prompt = piece.prompt
         if part.failure is not None:
             raise part.failure
@@ -32,12 +32,12 @@ class Advance:
         elif piece.reaches_end:
             self._take_rows(piece, part, output, outcome)
             if (piece.sequence.finish is not None or prompt.beams is not None) and prompt.ended:
-                self._roster.remove(prompt)
+                self._batch.remove(prompt)
 
     def _advance_stem(
         self, piece: ScheduledTokens, part: PieceOutput, output: StepOutput, outcome: StepOutcome
     ) -> None:
-        """Take what the step made of the prompt's own tokens; the last of them end its prefill."""
+        """Apply the output for the prompt's own tokens; its last chunk ends the prefill."""
         prompt = piece.prompt
         if prompt.collected is not None:
             self._pool(prompt, prompt.collected, part, outcome, ends=piece.reaches_end)
@@ -52,16 +52,16 @@ class Advance:
         if prompt.hold:
             self._end_prefill(prompt, outcome)
             return
-        if prompt.started_at is not None and not prompt.num_interruptions:  # else it is computed again, and was told
+        if prompt.started_at is not None and not prompt.num_interruptions:  # else it is recomputed: reported before
             seconds = self._clock() - prompt.started_at
             outcome.computed.append((prompt.state.prompt_id, seconds, prompt.num_cached))
         if prompt.ended:
-            self._roster.remove(prompt)
+            self._batch.remove(prompt)
         else:
             prompt.fork(self._blocks)
 
     def _take_rows(self, piece: ScheduledTokens, part: PieceOutput, output: StepOutput, outcome: StepOutcome) -> None:
-        """Give each sequence that is sampled what its row of the output says."""
+        """Append to each sampled sequence the token, or the beam candidates, of its output row."""
         prompt = piece.prompt
         for row, index in enumerate(piece.sampled, part.row):
             if not prompt.hold:
@@ -71,14 +71,14 @@ class Advance:
             else:
                 logprobs = output.logprobs[row] if output.logprobs else None
                 self._append(prompt, index, output.token_ids[row], logprobs, outcome)
-            if prompt.admitted_at is not None:  # how long the first step of an admitted prompt took is told once
+            if prompt.admitted_at is not None:  # the first step of an admitted prompt is reported once
                 outcome.first_steps.append((prompt.state.prompt_id, self._clock() - prompt.admitted_at))
                 prompt.admitted_at = None
 
     def _pool(
         self, prompt: Prompt, collected: Collected, part: PieceOutput, outcome: StepOutcome, *, ends: bool
     ) -> None:
-        """Take what a chunk gave to the prompt's vector; the last one ends it."""
+        """Add a chunk's part of the prompt's vector; the last chunk finishes the prompt."""
         if part.pooled:
             collected.take(part.pooled)
         if not ends:
@@ -88,7 +88,7 @@ class Advance:
         values = collected.finish(len(prompt.state.token_ids), self._info.pooling)
         seconds = self._clock() - prompt.started_at
         outcome.pooled.append(PooledPrompt(prompt.state.prompt_id, values, seconds, prompt.num_cached))
-        self._roster.remove(prompt)
+        self._batch.remove(prompt)
 
     def _append(
         self, prompt: Prompt, index: int, token_id: int, logprobs: TokenLogprobs | None, outcome: StepOutcome
@@ -110,23 +110,23 @@ class Advance:
             sequence.drop(self._blocks)
 
     def _search(self, prompt: Prompt, index: int, candidates: Candidates | None, outcome: StepOutcome) -> None:
-        """Give a beam its candidates; the hypotheses are told when the search is over."""
+        """Pass candidates to a beam; the hypotheses are emitted when the search is over."""
         beams = prompt.beams
         assert beams is not None
-        assert candidates is not None, "a row that asks for candidates gets them"
+        assert candidates is not None, "a beam's row has candidates"
         if prompt.stem is not None:
             beams.begin(candidates, prompt.stem)
         else:
             beams.offer(index, candidates, self._blocks)
         outcome.progressed.append(prompt.state.prompt_id)
         if beams.over:
-            outcome.tokens.extend(prompt.tell_hypotheses())
+            outcome.tokens.extend(prompt.finish_hypotheses())
 
     def _end_prefill(self, prompt: Prompt, outcome: StepOutcome) -> None:
         assert prompt.started_at is not None
         seconds = self._clock() - prompt.started_at
         outcome.prefilled.append(Prefilled(prompt.described, prompt.ended, seconds, prompt.num_cached))
         if prompt.ended:
-            self._roster.remove(prompt)
+            self._batch.remove(prompt)
         else:
-            self._roster.hold(prompt)
+            self._batch.hold(prompt)

@@ -1,10 +1,10 @@
-"""What may be launched behind a step that is not collected yet. Pure.
+"""Decide what may be launched behind a step that is not collected yet. Pure.
 
 step k    launch ------------- collect, advance
 step k+1          launch ------------------------ collect     its decoding rows begin with tokens that step k samples
 
-A sequence that awaits its token goes on as if that were no stop id; if it is one, the row is dropped when it is there.
-A prompt whose own tokens end with step k sits out step k+1: it forks when that is collected.
+A sequence whose token is pending is assumed not to stop; if that token is a stop id, the row of step k+1 is discarded.
+A prompt whose prefill ends with step k is not in step k+1: it forks when step k is collected.
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from engine.token_counts import has_penalty
 
 
 def lets_follow(pieces: Sequence[ScheduledTokens]) -> bool:
-    """Whether another step may be launched before the one of these pieces is collected.
+    """Return whether another step may be launched before the step with these pieces is collected.
 
-    Not where the host has to know a token of it to say what may come next: one such sequence would either hold up the
-    others by what the host does between two steps, or take two steps for each of its tokens, whatever their number.
+    False where the host needs a sampled token to decide what may follow it: one such sequence would either delay the
+    others by the host's work between two steps, or take two steps per token.
     """
     return not any(piece.reaches_end and needs_history(piece) for piece in pieces)
 
 
 def needs_history(piece: ScheduledTokens) -> bool:
-    """Whether what its sequence may choose next depends on the token that is sampled now, by the host's reckoning."""
+    """Return whether the host needs the token sampled now to decide what this sequence may choose next."""
     prompt = piece.prompt
     if piece.sequence is prompt.stem:
         return False
@@ -33,7 +33,7 @@ def needs_history(piece: ScheduledTokens) -> bool:
 
 
 def goes_on(piece: ScheduledTokens, max_model_len: int) -> bool:
-    """Whether the piece's sequence goes on after the token that it awaits, if it awaits one, by lengths alone."""
+    """Return whether the length limits let the piece's sequence continue after its pending token, if it has one."""
     sequence = piece.sequence
     if not sequence.num_awaited:
         return True

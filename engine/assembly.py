@@ -1,4 +1,4 @@
-"""Turn the pieces of one step into what the model computes and what the senders of held prompts are told."""
+"""Turn the pieces of one step into the model's batch and into layer notifications for the KV senders."""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -11,13 +11,13 @@ from engine.step import PoolRows, SampleRow, ScoreRow, StepBatch
 from engine.token_counts import has_penalty
 
 UNKNOWN = 0
-"""Stands for a token that the step before chooses: the model puts it in (StepBatch.carried)."""
+"""Placeholder for a token that the previous step samples: the model fills it in (StepBatch.carried)."""
 
 
 def batch_of(pieces: list[ScheduledTokens], awaited: Mapping[Sequence, int] = MappingProxyType({})) -> StepBatch:
-    """Return the flattened step: all tokens, each piece's part, and the rows that are sampled and scored.
+    """Return the flattened step: all tokens, each piece's token range, and the rows to sample, score and pool.
 
-    `awaited` are the sequences whose last token the step before samples, with the numbers of these samples there.
+    `awaited` maps sequences whose last token the previous step samples to the index of that sample there.
     """
     token_ids: list[int] = []
     carried: list[tuple[int, int]] = []
@@ -42,7 +42,7 @@ def batch_of(pieces: list[ScheduledTokens], awaited: Mapping[Sequence, int] = Ma
 
 
 def samples_of(pieces: list[ScheduledTokens]) -> dict[Sequence, int]:
-    """Return the number of each sequence's sample in the step of these pieces; stems, which fork first, have none."""
+    """Return the index of each sequence's sample in the step of these pieces; stems fork first and have none."""
     samples, number = dict[Sequence, int](), 0
     for piece in pieces:
         if piece.reaches_end:
@@ -53,9 +53,9 @@ def samples_of(pieces: list[ScheduledTokens]) -> dict[Sequence, int]:
 
 
 def scored_positions(piece: ScheduledTokens) -> range:
-    """Return the prompt positions whose likelihood this piece tells: they follow its tokens.
+    """Return the prompt positions whose log probabilities this piece computes: the ones after each of its tokens.
 
-    Empty where nobody asked, and where an output token is there: whoever knows it has heard of the prompt.
+    Empty if none were requested, or if there is an output token: the prompt's were emitted before it.
     """
     prompt, sequence = piece.prompt, piece.sequence
     if prompt.state.params.prompt_logprobs is None or sequence is not prompt.stem:
@@ -67,7 +67,7 @@ def scored_positions(piece: ScheduledTokens) -> range:
 
 
 def pooled_tokens(piece: ScheduledTokens) -> range:
-    """Return the prompt's tokens among the piece's whose hidden states its vector is made of."""
+    """Return the positions of the piece's tokens whose hidden states are pooled into the prompt's vector."""
     collected, sequence = piece.prompt.collected, piece.sequence
     if collected is None:
         return range(0)
@@ -75,7 +75,7 @@ def pooled_tokens(piece: ScheduledTokens) -> range:
 
 
 class LayerAnnouncer:
-    """Tells `on_layer` about the held prompts' chunks of one step; an error there is theirs alone, so it is kept."""
+    """Calls `on_layer` with the held prompts' chunks of one step; stores its error, which fails only those prompts."""
 
     def __init__(self, pieces: list[ScheduledTokens], on_layer: OnLayer | None) -> None:
         self._chunks = tuple(_chunk_of(piece) for piece in pieces if piece.prompt.hold)
@@ -83,9 +83,9 @@ class LayerAnnouncer:
         self.error: Exception | None = None
 
     def is_wanted(self, *, runs_ahead: bool) -> bool:
-        """Whether there is anyone to tell. A layer without chunks is told too, as the mark of progress.
+        """Return whether `on_layer` has to be called. Layers without chunks are reported too, as a sign of progress.
 
-        Not where the model runs ahead: a layer that is launched is no progress yet.
+        Not where the model runs ahead: launching a layer is no progress yet.
         """
         return self._on_layer is not None and bool(self._chunks or not runs_ahead)
 
@@ -111,7 +111,7 @@ def _sample_row(piece: ScheduledTokens, index: int, sequence: Sequence, row: int
 
 
 def _pool_rows(piece: ScheduledTokens, row: int) -> Iterator[PoolRows]:
-    """Yield the rows that a piece, whose first token is flattened row `row`, gives to its prompt's vector."""
+    """Yield the rows to pool of a piece whose first token is flattened row `row`."""
     tokens = pooled_tokens(piece)
     if tokens:
         yield PoolRows(row + tokens.start - piece.start, len(tokens))
@@ -125,7 +125,7 @@ def _score_rows(piece: ScheduledTokens, row: int) -> Iterator[ScoreRow]:
 
 
 def _chunk_of(piece: ScheduledTokens) -> Chunk:
-    """Return what is announced: what was found here is so with the first chunk computed."""
+    """Return the chunk to report; the first one includes the tokens that were found in the prefix cache."""
     sequence = piece.sequence
     start = 0 if piece.start == sequence.num_cached else piece.start
     return Chunk(piece.prompt.state.prompt_id, start, piece.start + piece.count, tuple(sequence.block_ids))

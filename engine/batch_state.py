@@ -1,8 +1,8 @@
-"""Who waits, who runs and who is held, and who of them takes part in the next step.
+"""The waiting, running and held prompts of an engine, and the selection of the next step.
 
 waiting --start--> running --(hold)--> held --> gone
    ^                  |
-   +----preemption----+      the youngest goes first, the oldest always runs; held prompts never go (preemption.py)
+   +----preemption----+      youngest first; never the oldest, never a held prompt (preemption.py)
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from engine.ahead import goes_on
 from engine.batcher import BatchLimits, plan_step
 from engine.kv.blocks import BlockPool
 from engine.kv.swap import SwapArea
-from engine.preemption import bring_back, due, put_aside
+from engine.preemption import due, preempt, restore
 from engine.prefix import BlockName
 from engine.prompt import Prompt, ScheduledTokens
 from engine.requirements import blocks_needed
@@ -29,9 +29,9 @@ _TURN = attrgetter("turn")
 
 @dataclass(slots=True)
 class Selection:
-    """What the next step computes, whom it interrupts, and the prompts whose own handling failed meanwhile.
+    """The pieces of the next step, the prompts preempted for it, and the prompts that failed during selection.
 
-    One `is_behind` a step that is not collected yet interrupts nobody: it `is_short` where it would have to.
+    A selection that `is_behind` a step not collected yet preempts no prompt; where it would have to, it `is_short`.
     """
 
     pieces: list[ScheduledTokens] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Selection:
 
 
 class BatchState:
-    """Mutable, owned by the core: every prompt of the engine is in exactly one of its three places."""
+    """Mutable, owned by the core: every prompt of the engine is either waiting, running or held."""
 
     def __init__(self, model: Model, blocks: BlockPool, swap: SwapArea, limits: BatchLimits) -> None:
         self._model = model
@@ -57,31 +57,31 @@ class BatchState:
         self._preempt_after = process_failpoints().preempt_after
 
     def prompts(self) -> list[Prompt]:
-        """Return every prompt. Safe from any thread; one that moves meanwhile may be missed or seen twice."""
+        """Return every prompt. Any thread; a prompt that changes state meanwhile may be missing or appear twice."""
         return [*self.waiting.copy(), *self.running.copy().values(), *self.held.copy().values()]
 
     def find(self, prompt_id: str) -> Prompt | None:
-        """Return the prompt of that id, wherever it is."""
+        """Return the prompt with that id, in whichever state."""
         prompt = self.running.get(prompt_id) or self.held.get(prompt_id)
         return prompt or next((waits for waits in self.waiting if waits.state.prompt_id == prompt_id), None)
 
     def queue(self, prompt: Prompt) -> None:
-        """Let a new prompt wait: behind the others, a probe before them, so that a long prompt cannot hide us."""
+        """Queue a new prompt: last, but a probe first, so that a long prompt does not delay the health check."""
         if prompt.state.probe:
             self.waiting.appendleft(prompt)
         else:
             self.waiting.append(prompt)
 
     def runs(self, prompt: Prompt) -> bool:
-        """Whether the prompt is running: not waiting, held or gone."""
+        """Return whether the prompt is running: not waiting, held or removed."""
         return self.running.get(prompt.state.prompt_id) is prompt
 
     def hold(self, prompt: Prompt) -> None:
-        """Move a running prompt to those that only keep their blocks."""
+        """Move a running prompt to the held ones, which compute nothing and keep their blocks."""
         self.held[prompt.state.prompt_id] = self.running.pop(prompt.state.prompt_id)
 
     def remove(self, prompt: Prompt) -> None:
-        """Free what the prompt has and forget it. Idempotent."""
+        """Free the prompt's blocks and remove it. Idempotent."""
         prompt.free(self._blocks)
         self.running.pop(prompt.state.prompt_id, None)
         self.held.pop(prompt.state.prompt_id, None)
@@ -89,7 +89,7 @@ class BatchState:
             self.waiting.remove(prompt)
 
     def has_work(self) -> bool:
-        """Whether `select` would find something: a stalled engine must not spin."""
+        """Return whether `select` would return any pieces: an engine that cannot progress must not spin."""
         if self.waiting and self._may_start(self.waiting[0]):
             return True
         if sum(not prompt.hold for prompt in self.running.values()) > 1:
@@ -102,7 +102,7 @@ class BatchState:
         )
 
     def select(self, now: float) -> Selection:
-        """Start who can start, share the step out, and own the blocks it writes, by preemption if need be."""
+        """Start waiting prompts that fit, plan the step, and reserve the blocks it writes, preempting if needed."""
         selection = Selection()
         self._start_waiting(now, selection)
         if self._preempt_after is not None:
@@ -115,7 +115,7 @@ class BatchState:
         return selection
 
     def select_behind(self, now: float) -> Selection:
-        """Do the same while a step is not collected yet; where somebody has to be put aside, the next step waits."""
+        """Do the same while a step is not collected yet; return no pieces if a prompt would have to be preempted."""
         selection = Selection(is_behind=True)
         self._start_waiting(now, selection)
         if self._preempt_after is None or not due(self.running.values(), self._preempt_after):
@@ -126,12 +126,12 @@ class BatchState:
         return selection
 
     def _pieces(self) -> list[ScheduledTokens]:
-        """Return what all that run can compute next, in the order in which they are served."""
+        """Return the next tokens of all running prompts, in serving order."""
         in_order = sorted(self.running.values(), key=_TURN)
         return [piece for prompt in in_order for piece in prompt.pieces()]
 
     def _share_out(self, pieces: list[ScheduledTokens], selection: Selection) -> None:
-        """Deal the step out to those that have their blocks: what one that lacks them leaves goes to the others."""
+        """Plan the step over the pieces that get blocks; tokens that one piece cannot use go to the others."""
         unlaunched = wanted = [piece.sequence.unlaunched for piece in pieces]
         counts = plan_step(wanted, self.limits)
         while (got := self._rooms(pieces, counts, selection)) != counts:
@@ -139,20 +139,20 @@ class BatchState:
             counts = plan_step(wanted, self.limits)
         for piece, count, left in zip(pieces, counts, unlaunched, strict=True):
             sequence = piece.sequence
-            if count and sequence.has_room(count):  # else its prompt had to go after it had been asked
+            if count and sequence.has_room(count):  # else its prompt was preempted after its turn
                 piece.start = sequence.num_computed + sequence.num_pending
                 piece.count, piece.reaches_end = count, count == left
                 selection.pieces.append(piece)
 
     def _rooms(self, pieces: list[ScheduledTokens], counts: list[int], selection: Selection) -> list[int]:
-        """Return how many of each piece's tokens have their blocks now: most sequences' last block has room left."""
+        """Return how many of each piece's tokens have blocks now; most sequences have room in their last block."""
         return [
             count if piece.sequence.has_room(count) else self._room_for(piece.prompt, piece.sequence, count, selection)
             for piece, count in zip(pieces, counts, strict=True)
         ]
 
     def _room_for(self, prompt: Prompt, sequence: Sequence, count: int, selection: Selection) -> int:
-        """Return how many of `count` tokens have their blocks now; none where the prompt ends by that."""
+        """Return how many of `count` tokens have blocks now; 0 if the prompt was preempted or failed meanwhile."""
         if not count or not self.runs(prompt):
             return 0
         try:
@@ -163,7 +163,7 @@ class BatchState:
             return 0
 
     def _make_room(self, prompt: Prompt, sequence: Sequence, count: int, selection: Selection) -> int:
-        """Return how many of `count` tokens have their blocks: all, or one where only one fits, or none."""
+        """Return how many of `count` tokens have blocks: all, or one where only one fits, or none."""
         while count:
             try:
                 sequence.make_room(count, self._blocks, self._model, probe=prompt.state.probe)
@@ -179,7 +179,7 @@ class BatchState:
         return 0
 
     def _preempt_youngest(self, selection: Selection) -> bool:
-        """Put the youngest running prompt aside; False where it is the only one, or held ones are all there is."""
+        """Preempt the youngest running prompt; return False if fewer than two can be preempted."""
         droppable = [prompt for prompt in self.running.values() if not prompt.hold]
         if len(droppable) < 2:
             return False
@@ -188,7 +188,7 @@ class BatchState:
 
     def _preempt(self, prompt: Prompt, selection: Selection) -> None:
         known = prompt.num_interruptions
-        put_aside(prompt, self._blocks, self.swap, self._block_size)
+        preempt(prompt, self._blocks, self.swap, self._block_size)
         del self.running[prompt.state.prompt_id]
         self.waiting.appendleft(prompt)
         self.preemptions += 1
@@ -196,7 +196,7 @@ class BatchState:
             selection.interrupted.append(prompt)
 
     def _preempt_due(self, after: int, selection: Selection) -> None:
-        """Do to each that the failpoint means what a full pool does to the youngest."""
+        """Preempt each prompt that the failpoint selects, as a full pool would preempt the youngest."""
         for prompt in due(self.running.values(), after):
             ids = {"prompt_id": prompt.state.prompt_id, "request_id": prompt.state.request_id}
             _log.warning("failpoint", point=PREEMPT, after=after, **ids)
@@ -216,13 +216,13 @@ class BatchState:
             self.running[prompt.state.prompt_id] = self.waiting.popleft()
 
     def _start(self, prompt: Prompt, now: float) -> None:
-        if not (prompt.is_aside and bring_back(prompt, self._blocks, self.swap, self._block_size)):
+        if not (prompt.is_swapped_out and restore(prompt, self._blocks, self.swap, self._block_size)):
             prompt.start(self._blocks, self._block_size, now)
 
     def _may_start(self, prompt: Prompt) -> bool:
-        """Whether its sequences have seats, its tokens a place in the next chunk, and its blocks are free.
+        """Return whether the limits have room for its sequences, the next chunk for its tokens, the pool for its KV.
 
-        One free block is left for each running sequence, so that what starts is not preempted at once.
+        One free block is reserved for each running sequence, so that a new prompt is not preempted at once.
         """
         running = self.running.values()
         backlog = sum(other.unlaunched_tokens for other in running)
@@ -235,7 +235,7 @@ class BatchState:
         return missing <= 0 or missing <= self._blocks.num_shareable(found)
 
     def _blocks_to_start(self, prompt: Prompt) -> tuple[int, list[BlockName]]:
-        """Return how many blocks it needs, and the names of those that it may share with others for good."""
+        """Return how many blocks it needs, and the names of those it may share with other prompts until it ends."""
         length, rope = len(prompt.state.token_ids), self._model.info.rope
         counts = [sequence.num_outputs for sequence in prompt.live] or [0] * prompt.num_seats
         outputs = [] if prompt.hold else counts

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """What one step may hold: sequences, tokens in all, and tokens of prompt chunks among them."""
+    """Limits of one step: sequences, tokens in total, and tokens of prompt chunks among them."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -19,13 +19,13 @@ class BatchLimits:
 
 
 SLOW_STEP_S = 2.0
-"""A step that takes longer keeps others waiting: the next one has fewer tokens of prompts."""
+"""A longer step delays the other sequences, so the next one gets fewer prompt tokens."""
 _LEAST_CHUNK = 64
 
 
 def paced(limits: BatchLimits, largest: BatchLimits, step_s: float) -> BatchLimits:
-    """Return the limits of the next step after one that took `step_s`: half the chunk after a slow one, down to 64
-    tokens, and twice the chunk after a quick one, up to the `largest`.
+    """Return the limits after a step of `step_s` seconds: half the chunk size after a slow step, but at least 64
+    tokens; twice the size after a fast one, up to that of `largest`.
     """
     size, most = limits.prefill_chunk_size, largest.prefill_chunk_size
     if step_s > SLOW_STEP_S:
@@ -38,8 +38,8 @@ def paced(limits: BatchLimits, largest: BatchLimits, step_s: float) -> BatchLimi
 def plan_step(remaining: Sequence[int], limits: BatchLimits) -> list[int]:
     """Return how many tokens each sequence gets; `remaining` are their uncomputed tokens, oldest sequence first.
 
-    Those with one token left (decodes) come first, all before any chunk; chunks are served in order of age, each as
-    large as the limits allow.
+    Sequences with one token left (decodes) are served before any chunk; chunks are served oldest first, each as large
+    as the limits allow.
     """
     counts = [0] * len(remaining)
     seats, tokens, chunk_tokens = limits.max_num_seqs, limits.max_num_batched_tokens, limits.prefill_chunk_size

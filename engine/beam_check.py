@@ -1,4 +1,4 @@
-"""Decide whether the beams that a prompt comes with can be those of a search under way. Pure."""
+"""Check that the beams given with a prompt can be those of a running search. Pure."""
 
 import math
 
@@ -7,27 +7,27 @@ from wire.types import PromptState
 
 
 def check_beams(state: PromptState, *, max_model_len: int) -> None:
-    """Raise InvalidRequest, with the value and the limit, for beams that no search can go on from."""
+    """Raise InvalidRequest, with the value and the limit, for beams from which no search can continue."""
     params, beams = state.params, state.beams
     if not beams:
         return
     if params.beam_search is None:
-        raise InvalidRequest(f"{len(beams)} beams are given for a prompt that is not searched", "beams")
+        raise InvalidRequest(f"{len(beams)} beams are given for a prompt without beam search", "beams")
     live, done = ([beam for beam in beams if beam.done is ended] for ended in (False, True))
     width, limit = params.num_beams, min(params.max_tokens, max_model_len - len(state.token_ids))
     if not live:
-        raise InvalidRequest("every beam has ended already: nothing is left to generate", "beams")
+        raise InvalidRequest("every beam has finished already: there is nothing to generate", "beams")
     if len(live) > width or len(done) > width:
         raise InvalidRequest(
-            f"{len(live)} live beams and {len(done)} ended ones are given, the width is {width}", "beams"
+            f"{len(live)} live and {len(done)} finished beams are given, the width is {width}", "beams"
         )
     lengths = {len(beam.token_ids) for beam in live}
     if len(lengths) > 1 or not 1 <= max(lengths) < limit:
         raise InvalidRequest(
-            f"live beams of {sorted(lengths)} tokens: one length from 1 to {limit - 1} is possible", "beams"
+            f"live beams have {sorted(lengths)} tokens, but must share one length from 1 to {limit - 1}", "beams"
         )
     if not all(1 <= len(beam.token_ids) <= limit for beam in done):
-        raise InvalidRequest(f"an ended beam has from 1 to {limit} tokens", "beams")
+        raise InvalidRequest(f"a finished beam must have 1 to {limit} tokens", "beams")
     scores = sorted((beam.score for beam in live), reverse=True)
     if not all(math.isfinite(beam.score) for beam in beams) or scores != [beam.score for beam in live]:
-        raise InvalidRequest("the scores of beams are finite, and live ones come likeliest first", "beams")
+        raise InvalidRequest("scores of beams must be finite, and live beams sorted by score, highest first", "beams")

@@ -1,8 +1,8 @@
-"""Beam search over one prompt: which hypotheses live on, which are done, and when it is over. Pure.
+"""Beam search over one prompt: which hypotheses continue, which are done, and when the search is over. Pure.
 
-One step: every live beam gets candidates (the best next tokens); the best of all of them by summed log probability are
-looked at in order. A stop token or the length ends a hypothesis, and it counts if it is among the first `width`; the
-best `width` of the others live on. The rules are those of transformers' `generate(num_beams=...)`.
+One step: every live beam gets candidates (the best next tokens), and all candidates are ranked by summed log
+probability. A stop token or the length limit ends a hypothesis, which counts if it is among the first `width`; the best
+`width` of the others stay live. The rules are those of transformers' `generate(num_beams=...)`.
 """
 
 import heapq
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from wire.types import Beam, BeamSearch, SamplingParams
 
-_MOST_EXPONENT = 600.0  # exp of it is far from a float's ends on both sides
+_MOST_EXPONENT = 600.0  # exp(600) and exp(-600) are well inside a float's range
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Live beam `parent` goes on with `token_id`; `score` is the sum of all its log probabilities then."""
+    """Live beam `parent` extended by `token_id`; `score` is the sum of its log probabilities including that token."""
 
     parent: int
     token_id: int
@@ -26,9 +26,9 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """How far a search is. `live` are sorted, likeliest first; `done` too, by the score that ranks them.
+    """The state of a search. `live` is sorted by summed log probability, `done` by ranking score, both highest first.
 
-    `improvable`: a live beam may still become better than the worst of `done`; once it may not, nothing is added.
+    `improvable`: a live beam may still beat the worst of `done`; once none can, nothing is added to `done`.
     """
 
     live: tuple[Beam, ...] = (Beam((), 0.0),)
@@ -43,7 +43,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """The search after one step. `kept[i]` made live beam i; none are kept when the search is `over`."""
+    """The search after one step. Live beam i is `kept[i]`; `kept` is empty when the search is `over`."""
 
     search: Search
     kept: tuple[Continuation, ...]
@@ -51,16 +51,16 @@ class Advanced:
 
 
 def num_candidates(params: SamplingParams) -> int:
-    """Return how many tokens each live beam must offer: enough for `width` to go on whichever of them stop."""
+    """Return how many candidates each live beam needs so that `width` can continue, whichever are stop tokens."""
     return params.num_beams + len(params.stop_token_ids)
 
 
 def advance(
     search: Search, candidates: Sequence[Sequence[tuple[int, float]]], params: SamplingParams, *, limit: int
 ) -> Advanced:
-    """Take one step. `candidates[i]` are (token id, log probability) of live beam i; `limit` output tokens end one.
+    """Take one step. `candidates[i]`: (token id, log probability) of live beam i; `limit`: most output tokens.
 
-    Tokens that cannot be chosen (-inf) are never taken.
+    Tokens that cannot be chosen (-inf) are ignored.
     """
     ordered = _best(search.live, candidates, params.num_beams * (1 + len(params.stop_token_ids)))
     length, width = search.length + 1, params.num_beams
@@ -80,22 +80,22 @@ def advance(
 
 
 def ranking_score(beam: Beam, params: SamplingParams) -> float:
-    """Return the score hypotheses are compared by: the sum of log probabilities over length ** length_penalty."""
+    """Return the score that ranks hypotheses: the sum of log probabilities / length ** length_penalty."""
     return _per_length(beam.score, len(beam.token_ids), _search_of(params).length_penalty)
 
 
 def winners(search: Search, params: SamplingParams) -> tuple[Beam, ...]:
-    """Return the `n` best hypotheses of a search that is over, best first; fewer where fewer were possible."""
+    """Return the `n` best hypotheses of a search that is over, best first; fewer if there are fewer."""
     return search.done[: params.n]
 
 
 def describe(search: Search) -> tuple[Beam, ...]:
-    """Return the search as a PromptState carries it."""
+    """Return the search as the beams of a PromptState."""
     return (*search.live, *search.done)
 
 
 def resume(beams: Sequence[Beam], params: SamplingParams, *, limit: int) -> Search:
-    """Return the search that `describe` told of; of no beams, one that has not begun."""
+    """Return the search that `describe` turned into `beams`; a new search if there are none."""
     if not beams:
         return Search()
     live = tuple(beam for beam in beams if not beam.done)
@@ -127,7 +127,7 @@ def _may_add(search: Search, params: SamplingParams) -> bool:
 def _can_improve(
     live: Sequence[Beam], done: Sequence[Beam], params: SamplingParams, *, length: int, limit: int
 ) -> bool:
-    """Whether the likeliest live beam could beat the worst hypothesis that is done, at its best length."""
+    """Return whether the best live beam, at its best possible length, could beat the worst hypothesis done."""
     if len(done) < params.num_beams:
         return True
     if not live:
@@ -138,7 +138,7 @@ def _can_improve(
 
 
 def _per_length(score: float, length: int, penalty: float) -> float:
-    """Return score / length ** penalty, within what a float can hold."""
+    """Return score / length ** penalty, with the exponent limited to a float's range."""
     exponent = penalty * math.log(length)
     if abs(exponent) <= _MOST_EXPONENT:
         return score / math.pow(length, penalty)

@@ -1,7 +1,7 @@
 """The live hypotheses of one prompt's beam search as sequences that share their blocks, copy on write.
 
-every live beam computes its last token and is offered candidates --> advance (beam_search.py)
-    --> each continuation is a fork of its parent; parents that no one continues are dropped
+every live beam computes its last token and gets candidates --> advance (beam_search.py)
+    --> each continuation forks its parent; parents without a continuation are dropped
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from wire.types import Beam, PromptState, SamplingParams
 class Beams:
     """Mutable, owned by its prompt. `sequences[i]` is live beam i; before the first step there are none.
 
-    A search that is `over` has no live beams any more; its hypotheses are its `winners`.
+    A search that is `over` has no live beams; its hypotheses are its `winners`.
     """
 
     params: SamplingParams
@@ -30,7 +30,7 @@ class Beams:
 
     @classmethod
     def of(cls, state: PromptState, chain: PrefixChain, *, max_model_len: int) -> "Beams":
-        """Make the search as `state` tells of it; its live beams are their token ids."""
+        """Return the search that `state` describes, with a sequence per live beam, made from its token ids."""
         params = state.params
         limit = min(params.max_tokens, max_model_len - len(state.token_ids))
         search = resume(state.beams, params, limit=limit)
@@ -40,7 +40,7 @@ class Beams:
 
     @property
     def num_candidates(self) -> int:
-        """Tokens that each live beam must be offered."""
+        """Candidates that each live beam needs."""
         return num_candidates(self.params)
 
     @property
@@ -54,7 +54,7 @@ class Beams:
         return winners(self.search, self.params)
 
     def begin(self, candidates: Candidates, stem: Sequence) -> None:
-        """Take the candidates behind the prompt, which `stem` has computed; the beams get its blocks when it forks."""
+        """Take the candidates for the prompt's first token; the beams share the blocks of `stem` once it forks."""
         step = advance(self.search, [_pairs(candidates)], self.params, limit=self.limit)
         self.search, self.over = step.search, step.over
         self.sequences = [
@@ -62,7 +62,7 @@ class Beams:
         ]
 
     def offer(self, index: int, candidates: Candidates, blocks: BlockPool) -> None:
-        """Take the candidates of live beam `index`; once all have theirs, the search takes a step."""
+        """Take the candidates of live beam `index`; once all beams have some, advance the search."""
         self.offered[index] = candidates
         if len(self.offered) < len(self.sequences):
             return

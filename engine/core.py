@@ -1,7 +1,7 @@
-"""The engine: a continuous batch over one model and one pool of blocks. Integers only, no torch.
+"""The engine: continuous batching over one model and one pool of blocks. Integers only, no torch.
 
-One step is four verbs: select (batch_state.py), launch and collect (the model), advance (advance.py). A model that runs
-ahead is given step k+1 before step k is collected (ahead.py), so that it computes while the host advances.
+A step has four parts: select (batch_state.py), launch and collect (the model), advance (advance.py). With a model that
+runs ahead, step k+1 is launched before step k is collected (ahead.py): the device computes while the host advances.
 """
 
 import time
@@ -49,9 +49,9 @@ class EngineCore:
         swap_bytes: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`prefix_caching`: keep KV that may be wanted again, where blocks have names at all (prefix.py).
+        """`prefix_caching`: keep freed KV for reuse, where blocks have names at all (prefix.py).
 
-        `swap_bytes`: most memory for copies of preempted sequences' blocks.
+        `swap_bytes`: memory limit for copies of preempted sequences' blocks.
         """
         self._model = model
         self._limits = BatchLimits(max_num_seqs, max_num_batched_tokens, prefill_chunk_size)
@@ -61,19 +61,19 @@ class EngineCore:
         self._blocks = BlockPool(
             layout.num_blocks, cached_block_size=layout.block_size if caches else None, rope=model.info.rope
         )
-        self._roster = BatchState(model, self._blocks, SwapArea(model, swap_bytes), self._limits)
-        self._advance = Advance(model.info, self._roster, self._blocks, clock)
+        self._batch = BatchState(model, self._blocks, SwapArea(model, swap_bytes), self._limits)
+        self._advance = Advance(model.info, self._batch, self._blocks, clock)
         self._launched: deque[LaunchedStep] = deque()
         self._accepted = 0
 
     @property
     def info(self) -> EngineInfo:
-        """What the loaded model and its pool are."""
+        """Properties of the loaded model and its pool."""
         return self._model.info
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether steps are launched before the one before them is collected; never where KV is computed anew."""
+        """Whether a step is launched before the previous one is collected; never if RoPE may recompute KV."""
         return self._model.runs_ahead and self._model.info.rope is None
 
     @property
@@ -91,19 +91,19 @@ class EngineCore:
         check_runnable(state, self.info, max_num_seqs=self._limits.max_num_seqs, prompt_only=hold)
 
     def add(self, state: PromptState, *, hold: bool = False, grammar: Grammar | None = None) -> None:
-        """Queue a prompt whose KV is computed here. Raises what `check` raises; held, only its prompt has to fit.
+        """Queue a prompt whose KV is computed here. Raises as `check` does; with `hold`, only the prompt has to fit.
 
-        Raises InvalidGrammar for outputs so far that `grammar` does not allow.
+        Raises InvalidGrammar if `grammar` does not allow the outputs so far.
         """
         self.check(state, hold=hold)
-        self._roster.queue(self._accept(state, hold=hold, grammar=grammar))
+        self._batch.queue(self._accept(state, hold=hold, grammar=grammar))
 
     def admit(self, state: PromptState, block_ids: Many[int], grammar: Grammar | None = None) -> None:
-        """Start a prompt whose KV lies in `block_ids`. If it raises (as `check`), the references stay the caller's."""
+        """Start a prompt whose KV is in `block_ids`. If it raises (as `check`), the caller keeps the references."""
         layout = self.info.layout
         wanted = layout.num_blocks_for(len(state.token_ids))
         if len(block_ids) < wanted:
-            raise InvalidRequest(f"{len(block_ids)} blocks cannot hold {len(state.token_ids)} tokens: {wanted} do")
+            raise InvalidRequest(f"{len(block_ids)} blocks cannot hold {len(state.token_ids)} tokens: {wanted} needed")
         check_begun(state)
         prompt = self._accept(state, hold=False, grammar=grammar)
         if not prompt.ended:
@@ -112,77 +112,77 @@ class EngineCore:
         prompt.receive(block_ids[:wanted], self._blocks)
         self._blocks.release(block_ids[wanted:])
         if not prompt.ended:
-            self._roster.running[state.prompt_id] = prompt
+            self._batch.running[state.prompt_id] = prompt
 
     def cancel(self, prompt_id: str, sequence: int | None = None) -> tuple[TokenOutput, ...]:
-        """End a prompt or one of its sequences; return their endings. Idempotent.
+        """End a prompt or one of its sequences; return their final outputs. Idempotent.
 
-        The blocks are free on return; what a launched step writes is so once that is collected.
+        The blocks are free on return, except those a launched step writes: they are freed when it is collected.
         """
-        prompt = self._roster.find(prompt_id)
+        prompt = self._batch.find(prompt_id)
         if prompt is None:
             return ()
         chosen = range(len(prompt.sequences)) if sequence is None else (sequence,)
         live = [i for i in chosen if 0 <= i < len(prompt.sequences) and prompt.sequences[i].finish is None]
-        endings = tuple(prompt.cancel(i, self._blocks) for i in live)
+        outputs = tuple(prompt.cancel(i, self._blocks) for i in live)
         if prompt.ended:
-            self._roster.remove(prompt)
-        return endings
+            self._batch.remove(prompt)
+        return outputs
 
     def release(self, prompt_id: str) -> None:
-        """Free what a held prompt holds. Idempotent."""
-        prompt = self._roster.held.get(prompt_id)
+        """Free a held prompt's blocks. Idempotent."""
+        prompt = self._batch.held.get(prompt_id)
         if prompt is not None:
-            self._roster.remove(prompt)
+            self._batch.remove(prompt)
 
     def has_work(self) -> bool:
-        """Whether `step` would compute or collect. False while all that runs waits for blocks that others hold."""
-        return bool(self._launched) or self._roster.has_work()
+        """Return whether `step` would compute or collect. False while all running prompts wait for blocks in use."""
+        return bool(self._launched) or self._batch.has_work()
 
     def load(self) -> EngineLoad:
-        """Return the figures of now. Any thread."""
-        roster = self._roster
+        """Return the current figures. Any thread."""
+        state = self._batch
         return EngineLoad(
-            running=len(roster.running),
-            waiting=len(roster.waiting),
-            uncomputed_tokens=sum(prompt.uncomputed_tokens for prompt in roster.prompts()),
-            held_prompts=len(roster.held),
-            preemptions=roster.preemptions,
-            blocks_swapped=roster.swap.num_used,
+            running=len(state.running),
+            waiting=len(state.waiting),
+            uncomputed_tokens=sum(prompt.uncomputed_tokens for prompt in state.prompts()),
+            held_prompts=len(state.held),
+            preemptions=state.preemptions,
+            blocks_swapped=state.swap.num_used,
         )
 
     def close(self) -> None:
-        """Give the pool back; nothing may follow. Idempotent."""
-        while self._launched:  # what it writes must not be given back before
+        """Free the pool; no other call may follow. Idempotent."""
+        while self._launched:  # the blocks it writes must not be freed before it ends
             try:
                 self._launched.popleft().pending.collect()
-            except Exception as error:  # noqa: BLE001 - nobody is left to be told
+            except Exception as error:  # noqa: BLE001 - no caller is left: logged
                 _log.error("last_step_failed", error)
         self._model.close()
 
     def step(self, on_layer: OnLayer | None = None) -> StepResult:
-        """Compute one batch. Whatever fails ends the prompts it belongs to (`failed`); the others go on.
+        """Compute one batch. An error fails only the prompts it belongs to (`failed`); the others continue.
 
-        One step's result is returned. Where the model runs ahead, the next one is launched before that is collected.
+        Returns one step's result. Where the model runs ahead, the next step is launched before that one is collected.
         """
         started = self._clock()
         outcome = StepOutcome()
         if not self._launched:
-            self._launch(self._roster.select(started), started, on_layer, outcome)
+            self._launch(self._batch.select(started), started, on_layer, outcome)
         if self._launched:
             if self.runs_ahead and lets_follow(self._launched[0].pieces):
-                self._launch(self._roster.select_behind(started), started, on_layer, outcome)
+                self._launch(self._batch.select_behind(started), started, on_layer, outcome)
             started = self._launched[0].since
             self._collect(self._launched.popleft(), outcome)
         ended = self._clock()
         for behind in self._launched:
             behind.since = ended
         if outcome.num_tokens:
-            self._roster.limits = paced(self._roster.limits, self._limits, ended - started)
+            self._batch.limits = paced(self._batch.limits, self._limits, ended - started)
         return outcome.result(ended - started)
 
     def _launch(self, selection: Selection, now: float, on_layer: OnLayer | None, outcome: StepOutcome) -> None:
-        """Launch what was selected, if that is anything."""
+        """Launch the selected pieces, if any."""
         for prompt, error in selection.failed:
             self._fail(prompt, error, outcome)
         for prompt in selection.interrupted:
@@ -209,19 +209,19 @@ class EngineCore:
         self._launched.append(LaunchedStep(pieces, batch, pending, announcer, now, samples, block_ids))
 
     def _masked(self, pieces: list[ScheduledTokens], outcome: StepOutcome) -> list[ScheduledTokens]:
-        """Find out what each grammar allows next; a prompt whose grammar cannot go on ends alone."""
+        """Fill the token mask of each grammar; a prompt whose grammar fails is failed alone."""
         bound = [piece for piece in pieces if piece.prompt.is_bound]
         for piece in bound:
-            if not self._roster.runs(piece.prompt):
+            if not self._batch.runs(piece.prompt):
                 continue  # another of its sequences has ended it
             try:
                 fill_masks(piece, self.info.vocab_size)
             except Exception as error:  # noqa: BLE001 - this prompt's own grammar: answered in `failed`
                 self._fail(piece.prompt, error, outcome)
-        return [piece for piece in pieces if self._roster.runs(piece.prompt)] if bound else pieces
+        return [piece for piece in pieces if self._batch.runs(piece.prompt)] if bound else pieces
 
     def _collect(self, step: LaunchedStep, outcome: StepOutcome) -> None:
-        """Wait for a step and give each prompt its part; one that has ended since the launch gets nothing of it."""
+        """Wait for a step and apply its output to each prompt, except those that have ended since the launch."""
         outcome.num_tokens += len(step.batch.token_ids)
         try:
             try:
@@ -234,8 +234,8 @@ class EngineCore:
             return
         runs_ahead = self.runs_ahead
         for piece, part in zip(step.pieces, parts, strict=True):
-            if piece.sequence.finish is not None or not self._roster.runs(piece.prompt):
-                continue  # it has ended since
+            if piece.sequence.finish is not None or not self._batch.runs(piece.prompt):
+                continue  # it has ended since the launch
             if runs_ahead:
                 piece.sequence.collect(piece.count, awaits=piece.sequence in step.samples)
             if step.announcer.error is not None and piece.prompt.hold:
@@ -247,14 +247,14 @@ class EngineCore:
                 self._fail(piece.prompt, error, outcome)
 
     def _fail_all(self, pieces: list[ScheduledTokens], error: Exception, outcome: StepOutcome) -> None:
-        """End the prompts of a step that failed; what had ended before has nothing to do with it."""
-        live = [piece.prompt for piece in pieces if piece.sequence.finish is None and self._roster.runs(piece.prompt)]
+        """Fail the prompts of a step that failed, except those that have ended before."""
+        live = [piece.prompt for piece in pieces if piece.sequence.finish is None and self._batch.runs(piece.prompt)]
         for prompt in {id(prompt): prompt for prompt in live}.values():
             self._fail(prompt, error, outcome)
 
     def _accept(self, state: PromptState, *, hold: bool, grammar: Grammar | None) -> Prompt:
-        if self._roster.find(state.prompt_id) is not None:
-            raise InvalidRequest(f"prompt {state.prompt_id} is here already")
+        if self._batch.find(state.prompt_id) is not None:
+            raise InvalidRequest(f"prompt {state.prompt_id} is already in this engine")
         self._accepted += 1
         state = resolve(state, self.info.pooling)
         chain = self._blocks.chain(state)
@@ -264,5 +264,5 @@ class EngineCore:
         return prompt
 
     def _fail(self, prompt: Prompt, error: Exception, outcome: StepOutcome) -> None:
-        self._roster.remove(prompt)
+        self._batch.remove(prompt)
         outcome.fail(prompt.state, error)

@@ -1,13 +1,13 @@
-"""Decode steps replayed from graphs: what the host would launch op by op is launched at once.
+"""Decode steps replayed from graphs: one launch instead of one per op.
 
     step of n sequences, one token each
-      -> padded to one of SIZES rows, block tables to a width that the attention backend chooses
-      -> inputs copied to the fixed tensors of that (rows, width), tables where a graph reads them
+      -> padded to one of `graph_sizes` rows, block tables to a width that the attention backend chooses
+      -> inputs copied to the fixed tensors of that (rows, width); tables only if the graph reads them
       -> captured on first use, replayed from then on
       -> logits of the first n rows
 
-Padding rows write to a block of the pool that nobody owns. Steps with prompts in them are not for graphs; nor is
-anything more once one has failed, but for want of memory: then those captured so far go on, and no larger one is tried.
+Padding rows write to a spare block of the pool. Steps with prompt chunks never use graphs. After a failed graph, none
+are used; if it only ran out of memory, captured graphs stay in use and none of its size or larger is captured.
 """
 
 from collections.abc import Callable
@@ -30,18 +30,18 @@ _SMALL = (1, 2, 4)
 _EVERY = 8
 
 Forward = Callable[[DecodeInputs, StepAttention], torch.Tensor]
-"""Runs the network over inputs: the logits of every row, [num_rows, vocab_size]."""
+"""Runs the network on the inputs and returns the logits of every row, [num_rows, vocab_size]."""
 
 
 def graph_sizes(most: int) -> tuple[int, ...]:
-    """Return the batch sizes that steps are padded to, ascending, `most` (1 or more) the last."""
+    """Return the batch sizes that steps are padded to, ascending; the last is `most` (1 or more)."""
     return (*(size for size in _SMALL if size < most), *range(_EVERY, most, _EVERY), most)
 
 
 def graph_rows(most: int, device: Device, backend: AttentionBackend, rope: StepRope | None) -> int:
-    """Return the largest step that graphs are for, in sequences, `most` at most; 0 where they cannot be.
+    """Return the most sequences in a step that uses a graph, up to `most`; 0 where graphs cannot be used.
 
-    A rotation that looks at lengths is told them by the host, at each step.
+    No graphs with a RoPE that depends on lengths: the host passes those at each step.
     """
     can = device.captures_graphs and isinstance(backend, GraphBackend) and rope is None
     return most if can else 0
@@ -64,21 +64,21 @@ class DecodeGraphs:
         self, device: Device, backend: AttentionBackend, forward: Forward, *, block_size: int, spare_block: int,
         max_rows: int, max_blocks: int,
     ) -> None:  # fmt: skip
-        """`spare_block` of the pool is nobody's. Steps have `max_rows` sequences of `max_blocks` blocks at most."""
-        assert isinstance(backend, GraphBackend), "graph_rows says so"
+        """No sequence uses `spare_block`. Steps have `max_rows` sequences of `max_blocks` blocks at most."""
+        assert isinstance(backend, GraphBackend), "graph_rows is 0 otherwise"
         self._device, self._backend, self._forward = device, backend, forward
         self._block_size, self._spare_block, self._max_blocks = block_size, spare_block, max_blocks
         self._sizes = graph_sizes(max_rows)
         self._captured: dict[tuple[int, int], _Captured] = {}
-        self._logits: torch.Tensor | None = None  # [max_rows, vocab_size]: every graph's, of the last replay
+        self._logits: torch.Tensor | None = None  # [max_rows, vocab_size]: output of the last replay, shared
         self._failed = False
         self._most_rows = max_rows
         """The largest size that may still be captured."""
 
     def run(self, metadata: StepMetadata) -> torch.Tensor | None:
-        """Return the logits of the step's sampled rows, [num_samples, vocab_size], or None where it is not for graphs.
+        """Return the logits of the step's sampled rows, [num_samples, vocab_size], or None if no graph can run it.
 
-        They are a copy. `metadata.token_ids` is read on the device, so tokens may be there that the host does not know.
+        They are a copy. `metadata.token_ids` is read on the device: the host need not know these tokens yet.
         """
         packed = metadata.packed
         num_rows = len(packed.kv_lengths)
@@ -97,7 +97,7 @@ class DecodeGraphs:
             host_lengths = captured.attention.prepare(host)
             if captured.graph is None:
                 self._capture(captured)
-        except Exception as error:  # noqa: BLE001 - of the network or a driver; the step can be launched without
+        except Exception as error:  # noqa: BLE001 - from the network or a driver; the step runs without a graph
             self._go_without(size, width, error)
             return None
         assert captured.graph is not None
@@ -106,7 +106,7 @@ class DecodeGraphs:
         return self._logits.index_select(0, metadata.sample_rows)
 
     def _padded(self, metadata: StepMetadata) -> HostTables:
-        """Return the step's tables in a size that has a graph; rows of padding hold one token in the spare block."""
+        """Return the step's tables padded to a graph's size; padding rows have one token in the spare block."""
         host = read_tables(metadata.packed, self._block_size)
         return host.padded(next(size for size in self._sizes if size >= len(host.used)), self._spare_block)
 
@@ -118,7 +118,7 @@ class DecodeGraphs:
         return _Captured(inputs, packed, self._backend.plan_decode(inputs))
 
     def _fill(self, captured: _Captured, metadata: StepMetadata, host: HostTables) -> None:
-        """Copy what is read of the step to the fixed tensors, all at once; the token ids follow on the device."""
+        """Upload the step's inputs to the fixed tensors in one copy; token ids are copied on the device."""
         packed, size = metadata.packed, len(host.kv_lengths)
         num_rows = len(packed.slots)
         heads = np.zeros((4, size), np.int64)
@@ -134,7 +134,7 @@ class DecodeGraphs:
         captured.inputs.token_ids[:num_rows].copy_(metadata.token_ids[0])
 
     def _capture(self, captured: _Captured) -> None:
-        """Capture the step. Raises what the network or the device does."""
+        """Capture the step. Raises any error of the network or the device."""
         size, width = captured.inputs.tables.shape
 
         def run() -> None:
@@ -148,31 +148,31 @@ class DecodeGraphs:
         _log.info("graph_captured", rows=size, width=width, graphs=len(self._captured))
 
     def _go_without(self, size: int, width: int, error: Exception) -> None:
-        """Leave this step, and those that would fail as it did, to the host from now on; say so once."""
+        """Stop using graphs for steps that would fail as this one did, and log that once."""
         if is_out_of_memory(error):
             self._stay_below(size, width, error)
             return
         self._failed = True
         self._captured.clear()
-        _log.warning("graphs_off", rows=size, width=width, device=self._device.name, error=_words(error))
+        _log.warning("graphs_off", rows=size, width=width, device=self._device.name, error=_one_line(error))
 
     def _stay_below(self, size: int, width: int, error: Exception) -> None:
-        """Capture nothing more of this size or larger."""
-        say = _log.warning if self._most_rows == self._sizes[-1] else _log.info
+        """Capture no more graphs of this size or larger."""
+        log = _log.warning if self._most_rows == self._sizes[-1] else _log.info
         self._most_rows = size - 1
-        say(
+        log(
             "graphs_limited", rows=size, width=width, most_rows=self._most_captured, graphs=len(self._captured),
-            device=self._device.name, free_bytes=self._device.memory().free, error=_words(error),
+            device=self._device.name, free_bytes=self._device.memory().free, error=_one_line(error),
         )  # fmt: skip
 
     @property
     def _most_captured(self) -> int:
-        """Rows of the largest graph, 0 without any."""
+        """Rows of the largest captured graph, 0 if there is none."""
         return max((size for size, _ in self._captured), default=0)
 
 
-def _words(error: BaseException) -> str:
-    """Return the error in one line, with what it came of."""
-    said = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    before = error.__cause__ or error.__context__
-    return said if before is None else f"{said} (behind {_words(before)})"
+def _one_line(error: BaseException) -> str:
+    """Return the error and its causes as one line."""
+    line = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    cause = error.__cause__ or error.__context__
+    return line if cause is None else f"{line} (caused by {_one_line(cause)})"

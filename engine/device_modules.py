@@ -1,4 +1,4 @@
-"""Parts of a loaded network that a device has ops of its own for, by the name of its attention (Traits.attention)."""
+"""Replace parts of a loaded network by a device's own ops, chosen by its attention name (Traits.attention)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from engine.npu import experts as npu_experts
 from engine.npu import modules as npu_modules
 
 Replacer = Callable[[Any], tuple[str, ...]]
-"""Replaces parts of a network that runs our attention; says what it did, a line each."""
+"""Replaces parts of a network that runs our attention; returns one line per change."""
 
 REPLACERS: dict[str, tuple[Replacer, ...]] = {
     "cuda": (cuda_modules.replace_modules, cuda_experts.use_grouped_experts),
@@ -22,9 +22,9 @@ REPLACERS: dict[str, tuple[Replacer, ...]] = {
 
 
 def replace_modules(network: Any, device: Device) -> tuple[str, ...]:
-    """Let `network`, which lies on `device`, run by the device's ops; return lines for people.
+    """Replace parts of `network`, whose weights are on `device`, by the device's ops; return lines for the log.
 
-    Nothing happens where a device has none. The network may have another handler of its attention on return.
+    Does nothing if the device has none. May change the network's attention handler.
     """
     replacers = REPLACERS.get(device.traits.attention, ())
     lines = tuple(line for replace in replacers for line in replace(network))
@@ -34,7 +34,7 @@ def replace_modules(network: Any, device: Device) -> tuple[str, ...]:
 
 
 def _give_back(device: Device) -> None:
-    """Let the driver have the memory of weights that were joined: torch keeps it, and it would count as in use."""
+    """Free the memory of weights that were joined: torch's cache keeps it, so it would count as in use."""
     empty_cache: Callable[[], None] | None = getattr(
         torch.get_device_module(device.torch_device), "empty_cache", None
     )  # fmt: skip

@@ -1,9 +1,9 @@
-"""A step's output on a device: all of it is launched with the step, and read on the host when that is collected.
+"""A step's output on a device: computed and downloaded by work launched with the step, read by the host at collect.
 
-launch:   logits -> choice, likelihoods, candidates -> pinned host memory -> event         (nothing waits)
+launch:   logits -> choice, log probabilities, candidates -> pinned host memory -> event   (nothing waits)
 collect:  wait for the event -> StepOutput                                                 (nothing is launched)
 
-So what a later step launches meanwhile does not hold up the collecting of this one.
+So work that a later step has launched meanwhile does not delay collecting this one.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,29 +25,29 @@ _OFF = float("-inf")
 
 
 class DeviceStep:
-    """Implements Pending: a launched step whose results are on their way to the host."""
+    """Implements PendingStep: a launched step whose results are being copied to the host."""
 
     def __init__(
         self, logits: torch.Tensor, batch: StepBatch, scored: Iterable[torch.Tensor], pooled: Sequence[torch.Tensor],
         device: Device,
     ) -> None:  # fmt: skip
-        """Launch what is left of the step once its logits are; arguments as those of step_output.make_output."""
+        """Launch the rest of a step whose logits are launched; arguments as for step_output.make_output."""
         self._rows, self._download = batch.samples, Download(device)
         take = self._download.take
         choice = choose(logits, self._rows)
         searching = [i for i, row in enumerate(self._rows) if row.candidates]
         self._searches = _search(logits, self._rows, searching, self._download)
-        self._asked = [i for i, row in enumerate(self._rows) if row.params.logprobs is not None]
-        self._logprobs = self._likelihoods(logits, choice.token_ids)
-        self._scores, self._score_failure = self._reckon_scores(batch.scores, scored)
+        self._with_logprobs = [i for i, row in enumerate(self._rows) if row.params.logprobs is not None]
+        self._logprobs = self._queue_logprobs(logits, choice.token_ids)
+        self._scores, self._score_failure = self._queue_scores(batch.scores, scored)
         self._pooled = [take(values) for values in pooled]
         self._token_ids, self._best = take(choice.token_ids), take(choice.best)
         self.token_ids = choice.token_ids
-        """[num_samples] int64, on the device: what the next step may carry on."""
+        """[num_samples] int64, on the device: tokens that the next step may take as inputs."""
         self._download.end()
 
     def collect(self) -> StepOutput:
-        """Wait until all of it is there and return it."""
+        """Wait for the download and return the output."""
         self._download.wait()
         token_ids: list[int] = self._token_ids.tolist()
         failures = dict(failures_of(self._best.tolist(), self._rows))
@@ -59,10 +59,10 @@ class DeviceStep:
                 token_ids[search.row] = found.token_ids[0]
             else:
                 failures[search.row] = failure(float(search.scores[0]), self._rows[search.row])
-        told = dict(zip(self._asked, _read(self._logprobs), strict=True))
+        logprobs = dict(zip(self._with_logprobs, _read(self._logprobs), strict=True))
         return StepOutput(
             token_ids,
-            [told.get(i) for i in range(len(token_ids))] if told else (),
+            [logprobs.get(i) for i in range(len(token_ids))] if logprobs else (),
             candidates,
             [] if self._score_failure is not None else list(_read(self._scores)),
             tuple(failures.items()),
@@ -70,44 +70,44 @@ class DeviceStep:
             [values.tolist() for values in self._pooled],
         )
 
-    def _likelihoods(self, logits: torch.Tensor, token_ids: torch.Tensor) -> list[LogprobsToRead]:
-        """Reckon those of the chosen tokens where a row asked."""
-        if not self._asked:
+    def _queue_logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor) -> list[LogprobsToRead]:
+        """Compute the log probabilities of the sampled tokens, in the rows that requested them."""
+        if not self._with_logprobs:
             return []
-        places = upload_ints(self._asked, logits.device)
-        wanted = [self._rows[i].params.wanted_logprobs for i in self._asked]
+        places = upload_ints(self._with_logprobs, logits.device)
+        wanted = [self._rows[i].params.wanted_logprobs for i in self._with_logprobs]
         chosen = token_ids.index_select(0, places)
         return queue_logprobs(logits.index_select(0, places), chosen, wanted, self._download)
 
-    def _reckon_scores(
+    def _queue_scores(
         self, rows: Sequence[ScoreRow], scored: Iterable[torch.Tensor]
     ) -> tuple[list[LogprobsToRead], PdserveError | None]:
-        """Reckon those of the score rows, or say why that failed: who asked is told, the others have their tokens."""
-        told: list[LogprobsToRead] = []
+        """Compute those of the score rows, or return the error: it fails only the prompts that requested scores."""
+        queued: list[LogprobsToRead] = []
         done = 0
         try:
             for logits in scored:
                 part = rows[done : done + len(logits)]
                 token_ids = upload_ints([row.token_id for row in part], logits.device)
-                told += queue_logprobs(logits, token_ids, [row.top for row in part], self._download)
+                queued += queue_logprobs(logits, token_ids, [row.top for row in part], self._download)
                 done += len(part)
         except Exception as error:  # noqa: BLE001 - see above
             failure = InternalError(f"log probabilities of the prompt: {type(error).__name__}: {error}")
             failure.__cause__ = error
             return [], failure
-        return told, None
+        return queued, None
 
 
 @dataclass(frozen=True, slots=True)
 class _SearchToRead:
-    """The best tokens of a row that searches, on the host as soon as the download has ended."""
+    """The best tokens of a beam search's row, on the host once the download has ended."""
 
     row: int
     token_ids: torch.Tensor  # [count] int64
-    scores: torch.Tensor  # [count], the best first: NaN where there is one
+    scores: torch.Tensor  # [count], best first: NaN first where there is one
 
     def read(self) -> Candidates:
-        """Return those that may be chosen."""
+        """Return the candidates that may be chosen."""
         pairs = [(t, s) for t, s in zip(self.token_ids.tolist(), self.scores.tolist(), strict=True) if s > _OFF]
         return Candidates(tuple(token for token, _ in pairs), tuple(score for _, score in pairs))
 
@@ -115,7 +115,7 @@ class _SearchToRead:
 def _search(
     logits: torch.Tensor, rows: Sequence[SampleRow], searching: list[int], download: Download
 ) -> list[_SearchToRead]:
-    """Rank the candidates of the rows that search: their processors see log probabilities."""
+    """Rank the candidates of beam search rows, whose logits processors get log probabilities."""
     if not searching:
         return []
     picked = logits.index_select(0, upload_ints(searching, logits.device)).float().log_softmax(dim=-1)

@@ -1,9 +1,9 @@
 """An arithmetic model: real KV bytes in real pools, and tokens that depend on every one of them. No torch.
 
-Each computed token leaves in each head of each KV tensor bytes made of (token id, position, tensor, head, salt of the
-instance), and the next token is a checksum of the KV of all heads, read back through the block table. So an answer
-shows which instance computed which part, and that the bytes arrived whole and each at its place: `expected_tokens`
-says what it must be. With several ranks each has a pool of its heads; where heads repeat, the copies are read in turn.
+For each computed token, each head of each KV tensor gets bytes made of (token id, position, tensor, head, salt of the
+instance), and the next token is a checksum of the KV of all heads, read back through the block table. So the output
+shows which instance computed which part, and that all bytes arrived at the right place: `expected_tokens` returns what
+it must be. With several ranks each has a pool of its heads; where heads are replicated, the copies are read in turn.
 """
 
 import itertools
@@ -28,12 +28,12 @@ _HEAD_STEP = 0x9E3779B97F4A7C15  # odd, so heads differ in every byte's low bits
 
 @dataclass(frozen=True, slots=True)
 class FakeConfig:
-    """What a fake model looks like. `salt` is the instance's own; all else has to agree between instances.
+    """Parameters of a fake model. `salt` differs per instance; all others must be equal in all instances.
 
-    A step takes `step_seconds`, and `token_seconds` more for each token in it. `kv_tensors` are (layer, name, heads,
-    head_dim) of each, in place of k and v of `heads` x `head_dim` in each of the `num_layers`; a layer may have none.
-    `runs_ahead`: nothing of a step is computed before it is collected, as if a device were that slow. Layers are told
-    at launch, as on devices, and a pool on the host has no mark to wait for: no prompts can be handed over from it.
+    A step takes `step_seconds`, and `token_seconds` more for each token in it. `kv_tensors` lists (layer, name, heads,
+    head_dim) per tensor, instead of k and v of `heads` x `head_dim` in each of `num_layers`; a layer may have none.
+    `runs_ahead`: a step is computed only when it is collected, like on a slow device. Layers are reported at launch,
+    as on devices, but a host pool has no event to wait for: such an instance cannot hand off prompts.
     """
 
     salt: int = 0
@@ -55,7 +55,7 @@ class FakeConfig:
 
 
 def fake_info(config: FakeConfig) -> EngineInfo:
-    """Return what an engine over this fake says about itself."""
+    """Return the EngineInfo of an engine over this fake."""
     return EngineInfo(
         model=ModelIdentity(config.name, weights_digest=f"{0:016x}", tokenizer_digest=f"{0:016x}"),
         max_model_len=config.max_model_len,
@@ -70,7 +70,7 @@ def fake_info(config: FakeConfig) -> EngineInfo:
 
 
 def fake_tensors(config: FakeConfig) -> tuple[KvTensor, ...]:
-    """Return the KV tensors of a fake, of all its ranks together: k and v of every layer, or those it names."""
+    """Return the KV tensors of a fake, over all ranks: k and v of every layer, or the configured `kv_tensors`."""
     if config.kv_tensors:
         return tuple(KvTensor(*tensor, config.dtype) for tensor in config.kv_tensors)
     return tuple(
@@ -81,7 +81,7 @@ def fake_tensors(config: FakeConfig) -> tuple[KvTensor, ...]:
 
 
 def fake_layouts(config: FakeConfig) -> tuple[PoolLayout, ...]:
-    """Return how the pool of each rank lies."""
+    """Return the pool layout of each rank."""
     return tuple(
         PoolLayout(
             fake_tensors(config), num_blocks=config.num_blocks, block_size=config.block_size,
@@ -92,7 +92,7 @@ def fake_layouts(config: FakeConfig) -> tuple[PoolLayout, ...]:
 
 
 class FakeModel:
-    """The arithmetic `Model` of all ranks. Owns their pools: close it."""
+    """The arithmetic `Model` of all ranks. Owns their pools until `close`."""
 
     def __init__(self, config: FakeConfig, sleep: Callable[[float], None] = time.sleep) -> None:
         self._config = config
@@ -105,12 +105,12 @@ class FakeModel:
 
     @property
     def info(self) -> EngineInfo:
-        """What the model and its pool are."""
+        """Properties of the model and its pool."""
         return self._info
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether steps are computed at their collect."""
+        """Whether steps are computed when they are collected."""
         return self._config.runs_ahead
 
     @property
@@ -119,7 +119,7 @@ class FakeModel:
         return tuple(self._pools)
 
     def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> PendingStep:
-        """Write the KV of the batch, layer by layer, and choose the tokens; ahead, once that is asked for."""
+        """Write the batch's KV layer by layer and choose the tokens; if it runs ahead, not before `collect`."""
         if not self._config.runs_ahead:
             return Computed(self._compute(batch, layer_done))
         launched = self._queue.launch(batch, self._compute)
@@ -142,7 +142,7 @@ class FakeModel:
         return answer(batch, [self._checksum_at(batch, row) for row in rows_read(batch)], self._info.vocab_size)
 
     def copy_block(self, source: int, target: int) -> None:
-        """Copy one block of every tensor, behind the steps that are launched; it is done on return, as on a device."""
+        """Copy one block of every tensor, after all launched steps; it is done on return, as on a device."""
         self._queue.run()
         self._copy_block(source, target)
 
@@ -167,7 +167,7 @@ class FakeModel:
             store.load(slots, block_ids)
 
     def close(self) -> None:
-        """Give the pools' memory back. Idempotent."""
+        """Free the pools' memory. Idempotent."""
         for pool in self._pools:
             pool.close()
 
@@ -212,7 +212,7 @@ class FakeModel:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A step that is done already."""
+    """Implements PendingStep: a step that is already computed."""
 
     output: StepOutput
 
@@ -222,7 +222,7 @@ class Computed:
 
 
 def kv_bytes(token_id: int, position: int, tensor: int, salt: int, head_bytes: int, heads: Heads) -> bytes:
-    """Return what instance `salt` leaves for one token in these heads of one tensor, `head_bytes` in each."""
+    """Return the KV that instance `salt` writes for one token in these heads of one tensor, `head_bytes` per head."""
     word, parts = hash64(token_id << 40 ^ position << 16 ^ tensor, salt), []
     for head in range(heads.start, heads.end):
         own = (word + head * _HEAD_STEP) % (1 << 64)
@@ -231,7 +231,7 @@ def kv_bytes(token_id: int, position: int, tensor: int, salt: int, head_bytes: i
 
 
 def tensor_read_at(kv_length: int, num_tensors: int) -> int:
-    """Return which tensor the next token is a checksum of: all in turn, so a few tokens prove them all."""
+    """Return which tensor the next token is a checksum of: each in turn, so that a few tokens check them all."""
     return kv_length % num_tensors
 
 
@@ -244,10 +244,10 @@ def expected_tokens(
     salts: Sequence[int],
     sequence: int = 0,
 ) -> tuple[int, ...]:
-    """Return the first `count` output tokens of `prompt`, whatever would end them.
+    """Return the first `count` output tokens of `prompt`, ignoring stop conditions.
 
-    `salts[i]` is the salt of the instance that computed the KV of token i; past its end the last one goes on. So a
-    prompt of 9 tokens that crosses from salt 1 to salt 2 has salts [1] * 9 + [2].
+    `salts[i]` is the salt of the instance that computed the KV of token i; the last one applies to all later tokens.
+    So a prompt of 9 tokens that is handed off from salt 1 to salt 2 has salts [1] * 9 + [2].
     """
     tensors, token_ids = fake_tensors(config), list(prompt)
     for position in range(count):

@@ -1,7 +1,7 @@
-"""What the arithmetic model says once it has read its KV: tokens and likelihoods made of a checksum. No torch.
+"""The arithmetic model's output: tokens and log probabilities made from a checksum of its KV. No torch.
 
-The checksum names the likeliest token; the token d places after it (round the vocabulary) has the log probability
--(d + 1) / 64. A draw moves the choice elsewhere, as a temperature would; banned tokens are stepped over.
+The checksum selects the likeliest token; the token d places after it (modulo the vocabulary) has the log probability
+-(d + 1) / 64. A random draw changes the choice, as a temperature would; banned tokens are skipped.
 """
 
 import zlib
@@ -17,7 +17,7 @@ _UNIT = 64.0
 
 
 def rows_read(batch: StepBatch) -> list[int]:
-    """Return the flattened rows that `answer` wants checksums of: the sampled, the scored, then the pooled ones."""
+    """Return the flattened rows whose checksums `answer` needs: the sampled, the scored, then the pooled ones."""
     pooled = (row for rows in batch.pools for row in range(rows.row, rows.row + rows.count))
     return [*(sample.row for sample in batch.samples), *(score.row for score in batch.scores), *pooled]
 
@@ -41,7 +41,7 @@ def checksum_of(parts: Iterable[bytes | memoryview]) -> int:
 
 
 def answer(batch: StepBatch, checksums: Sequence[int], vocab_size: int) -> StepOutput:
-    """Return what the step made; `checksums` are those of the `rows_read`."""
+    """Return the step's output; `checksums` are those of the `rows_read`."""
     chosen = [choose_token(c, row, vocab_size) for row, c in zip(batch.samples, checksums, strict=False)]
     failures: list[tuple[int, PdserveError]] = [
         (i, InvalidRequest("no token is left to choose")) for i, token_id in enumerate(chosen) if token_id is None
@@ -49,12 +49,12 @@ def answer(batch: StepBatch, checksums: Sequence[int], vocab_size: int) -> StepO
     token_ids = [token_id or 0 for token_id in chosen]
     rows = list(zip(batch.samples, token_ids, checksums, strict=False))
     logprobs = [
-        None if row.params.logprobs is None else likelihood(c, token_id, row.params.wanted_logprobs, vocab_size)
+        None if row.params.logprobs is None else logprobs_of(c, token_id, row.params.wanted_logprobs, vocab_size)
         for row, token_id, c in rows
     ]
     candidates = [_candidates(c, row, vocab_size) if row.candidates else None for row, _, c in rows]
     scores = [
-        likelihood(c, score.token_id, score.top, vocab_size)
+        logprobs_of(c, score.token_id, score.top, vocab_size)
         for score, c in zip(batch.scores, checksums[len(token_ids) :], strict=False)
     ]
     rest = iter(checksums[len(token_ids) + len(scores) :])
@@ -63,14 +63,14 @@ def answer(batch: StepBatch, checksums: Sequence[int], vocab_size: int) -> StepO
 
 
 def choose_token(checksum: int, sample: SampleRow, vocab_size: int) -> int | None:
-    """Return the token: greedy by the checksum alone, else also by the draw; None if all are banned."""
+    """Return the token: the checksum alone selects it if greedy, else also the draw; None if all are banned."""
     params = sample.params
     draw = 0 if params.temperature == 0 else int(uniform(params.seed, sample.sequence, sample.position) * (1 << 24))
     return next(_choices(hash64(checksum, draw), sample, vocab_size), None)
 
 
-def likelihood(checksum: int, token_id: int, wanted: int | tuple[int, ...], vocab_size: int) -> TokenLogprobs:
-    """Return how likely `token_id` is, and so many likeliest tokens, or those `wanted`."""
+def logprobs_of(checksum: int, token_id: int, wanted: int | tuple[int, ...], vocab_size: int) -> TokenLogprobs:
+    """Return the log probability of `token_id`, and those of the `wanted` best tokens or of the `wanted` ids."""
     best = hash64(checksum, 0)
     distance = (token_id - best) % vocab_size
     tops = range(min(wanted, vocab_size)) if isinstance(wanted, int) else [(i - best) % vocab_size for i in wanted]
@@ -83,14 +83,14 @@ def likelihood(checksum: int, token_id: int, wanted: int | tuple[int, ...], voca
 
 
 def _vector(checksums: Iterable[int]) -> tuple[float, float]:
-    """Return the sum of these rows' states: each is its checksum, scaled, and 1."""
+    """Return the sum of these rows' states; a state is (scaled checksum, 1)."""
     states = [checksum / (1 << 32) for checksum in checksums]
     return sum(states), float(len(states))
 
 
 def _candidates(checksum: int, sample: SampleRow, vocab_size: int) -> Candidates:
     token_ids = tuple(islice(_choices(hash64(checksum, 0), sample, vocab_size), sample.candidates))
-    return Candidates(token_ids, tuple(likelihood(checksum, token_id, 0, vocab_size).logprob for token_id in token_ids))
+    return Candidates(token_ids, tuple(logprobs_of(checksum, one, 0, vocab_size).logprob for one in token_ids))
 
 
 def _choices(first: int, sample: SampleRow, vocab_size: int) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""What is launched on the arithmetic model that runs ahead: work in order, done when the first asks for a result."""
+"""Launched steps of the arithmetic model that runs ahead: computed in order when a result is collected."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -10,30 +10,30 @@ Compute = Callable[[StepBatch], StepOutput]
 
 
 class LaunchQueue:
-    """Owner of work that is launched and not done, as a device's stream is. One thread calls it."""
+    """Owner of work that is launched and not done, like a device's stream. One thread calls it."""
 
     def __init__(self) -> None:
         self._work: deque[Callable[[], None]] = deque()
         self._last: LaunchedFake | None = None
 
     def launch(self, batch: StepBatch, compute: Compute) -> "LaunchedFake":
-        """Let `compute` make the batch's output when somebody wants it, or what was launched later."""
+        """Queue `compute`; it makes the batch's output when this step or a later one is collected."""
         launched = LaunchedFake(self, batch, compute, self._last if batch.carried else None)
         self._work.append(launched.compute)
         self._last = launched
         return launched
 
     def run(self, until: "LaunchedFake | None" = None) -> None:
-        """Do what is launched, in order: all of it, or no more than `until` wants."""
+        """Run the launched work in order: all of it, or up to and including `until`."""
         while self._work and (until is None or not until.is_done):
             self._work.popleft()()
 
 
 class LaunchedFake:
-    """Implements Pending. Keeps a copy of the tables, which grow after the launch."""
+    """Implements PendingStep. Copies the block tables, which grow after the launch."""
 
     def __init__(self, queue: LaunchQueue, batch: StepBatch, compute: Compute, before: "LaunchedFake | None") -> None:
-        """`before` is the step that samples what `batch` carries."""
+        """`before` is the step that samples the tokens `batch.carried` refers to."""
         parts = [
             BatchSequence(one.start, one.count, tuple(one.block_ids), one.prompt_length) for one in batch.sequences
         ]
@@ -43,16 +43,16 @@ class LaunchedFake:
 
     @property
     def is_done(self) -> bool:
-        """Whether it is computed, or has failed."""
+        """Whether it has been computed or has failed."""
         return self._made is not None
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """What it sampled; none where it failed."""
+        """The sampled tokens; empty if the step failed."""
         return self._made.token_ids if isinstance(self._made, StepOutput) else ()
 
     def compute(self) -> None:
-        """Make the output; what that raises is for whoever collects it."""
+        """Compute the output; an error is raised by `collect`."""
         batch, before, self._before = self._batch, self._before, None
         try:
             self._made = self._compute(_filled(batch, before.token_ids if before is not None else ()))
@@ -60,16 +60,16 @@ class LaunchedFake:
             self._made = error
 
     def collect(self) -> StepOutput:
-        """Compute it and what was launched before it; return the tokens, or raise what it has failed with."""
+        """Compute it and everything launched before it; return the output or raise its error."""
         self._queue.run(self)
         if isinstance(self._made, Exception):
             raise self._made
-        assert self._made is not None, "what is launched is computed"
+        assert self._made is not None, "run() computes every launched step up to this one"
         return self._made
 
 
 def _filled(batch: StepBatch, before: Sequence[int]) -> StepBatch:
-    """Return the batch with the tokens that the step before has sampled."""
+    """Return the batch with the tokens that the previous step has sampled."""
     if not batch.carried:
         return batch
     token_ids = list(batch.token_ids)

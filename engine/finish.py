@@ -1,17 +1,17 @@
-"""Decide whether a sequence has ended by its tokens. Pure; P, D and resume all ask here."""
+"""Decide from its tokens whether a sequence has finished. Pure; used by prefill, decode and resume."""
 
 from collections.abc import Sequence
 
 from wire.types import FinishReason, RepetitionDetection, SamplingParams
 
 Ending = tuple[FinishReason, int | None]
-"""The reason, and the stop token id if one was the reason."""
+"""The finish reason, and the stop token id if one was the reason."""
 
 
 def finish_of(
     outputs: Sequence[int], params: SamplingParams, *, prompt_length: int, max_model_len: int
 ) -> Ending | None:
-    """Return how a sequence with these output token ids has ended, or None while it goes on."""
+    """Return why a sequence with these output token ids has finished, or None if it continues."""
     if not outputs:
         return None
     return ending_at(outputs, len(outputs), params, prompt_length=prompt_length, max_model_len=max_model_len)
@@ -20,10 +20,10 @@ def finish_of(
 def ending_at(
     tokens: Sequence[int], num_outputs: int, params: SamplingParams, *, prompt_length: int, max_model_len: int
 ) -> Ending | None:
-    """Return how a sequence has ended whose last `num_outputs` tokens, one or more, are its outputs.
+    """Return why a sequence has finished, or None. Its last `num_outputs` `tokens`, one or more, are its outputs.
 
-    A stop token counts once `min_tokens` outputs are there, and wins over a length that is reached with it; a
-    repetition, which counts from then on too, comes last.
+    From `min_tokens` outputs on, a stop token or a repetition finishes it. A stop token takes precedence over a length
+    limit reached by the same token, and that over a repetition.
     """
     last = tokens[-1]
     if last in params.stop_token_ids and num_outputs >= params.min_tokens:
@@ -36,13 +36,13 @@ def ending_at(
 
 
 def repeats(tokens: Sequence[int], num_outputs: int, rule: RepetitionDetection) -> bool:
-    """Whether the last `num_outputs` of `tokens` end with a pattern as often as `rule` counts.
+    """Return whether the last `num_outputs` of `tokens` end with a pattern repeated as often as `rule` requires.
 
-    From the end, a pattern of `size` tokens goes on as long as they equal those `size` further on. The Z algorithm
-    computes that length for all sizes in a time that is linear in `num_outputs`.
+    Going back from the end, a pattern of `size` tokens continues while each token equals the one `size` before it. The
+    Z algorithm computes that length for all sizes in time linear in `num_outputs`.
     """
     largest = min(rule.max_pattern_size, num_outputs // rule.min_count)
-    runs = [0] * (largest + 1)  # how many tokens equal those `size` further on
+    runs = [0] * (largest + 1)  # how many tokens equal those `size` before them
     left = right = 0  # from the end, tokens [left, right) equal [0, right - left)
     for size in range(1, largest + 1):
         run = min(runs[size - left], right - size) if size < right else 0
@@ -57,14 +57,14 @@ def repeats(tokens: Sequence[int], num_outputs: int, rule: RepetitionDetection) 
 
 
 def is_full(num_outputs: int, params: SamplingParams, *, prompt_length: int, max_model_len: int) -> bool:
-    """Whether a sequence has as many outputs as it may, whatever they are."""
+    """Return whether a sequence has as many outputs as the limits allow."""
     return num_outputs >= params.max_tokens or prompt_length + num_outputs >= max_model_len
 
 
 def banned_tokens(params: SamplingParams, position: int, history: Sequence[int] = ()) -> tuple[int, ...]:
-    """Return the token ids that may not be output `position`, which follows `history` (prompt and outputs).
+    """Return the token ids that output `position` must not be; `history` is the prompt and the outputs before it.
 
-    They are every stop id before `min_tokens` are reached, and each token that would complete a bad word.
+    These are all stop ids until `min_tokens` is reached, and each token that would complete a bad word.
     """
     stops = params.stop_token_ids if position < params.min_tokens else ()
     if not params.bad_words:

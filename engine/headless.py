@@ -1,7 +1,7 @@
-"""Decoders without an output layer (architecture MistralModel and its like, as embedding models are published).
+"""Decoders without an output layer, as embedding models are published (architecture MistralModel and similar).
 
-They are loaded as the causal model of their kind: the stored names get its prefix, and its output layer borrows the
-embeddings, so that nothing is added. No text is generated with them.
+They are loaded as the causal model of the same type: its prefix is added to the stored names, and its output layer
+shares the embeddings, so no weights are added. They generate no text.
 """
 
 from collections.abc import Sequence
@@ -13,22 +13,22 @@ from engine.checkpoints.weights import TensorSlice, Weights
 
 
 def is_headless(checkpoint: Checkpoint) -> bool:
-    """Whether the checkpoint is the decoder alone."""
+    """Return whether the checkpoint has a decoder without an output layer."""
     named = (checkpoint.config.architectures or [""])[0]
     return named.endswith("Model") and not named.endswith("LMHeadModel")
 
 
-def lend_head(checkpoint: Checkpoint) -> None:
-    """Let the output layer share the embeddings: the config says so from here on."""
+def tie_head(checkpoint: Checkpoint) -> None:
+    """Change the checkpoint's config so that the output layer shares the embeddings."""
     checkpoint.config.tie_word_embeddings = True
     checkpoint.text_config.tie_word_embeddings = True
 
 
 class HeadlessWeights:
-    """The stored tensors under the names of the causal model. Implements Weights."""
+    """The stored tensors by their names in the causal model. Implements Weights."""
 
     def __init__(self, stored: Weights, prefix: str) -> None:
-        """`prefix` is the decoder's name in the causal model, as `model`."""
+        """`prefix` is the decoder's name in the causal model, such as `model`."""
         self._stored, self._prefix = stored, f"{prefix}."
 
     @property

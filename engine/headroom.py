@@ -1,11 +1,11 @@
-"""What steps take of a device beside weights and pool: measured once, with dummy tokens, before the pool is made.
+"""Device memory that steps need beside weights and pool: measured once with dummy tokens, before the pool is made.
 
 largest step   a chunk at the end of the longest sequence, and all other sequences decoding; every row is sampled
-decode step    all sequences decode: what graphs keep for themselves, where there are any
+decode step    all sequences decode: the memory that graphs keep, where they are used
 
-They run on a pool that has no more than the blocks they write: all that lies before is block 0, for every sequence. So
-what they compute means nothing, and what they take is what steps of these sizes take. Likelihoods of a prompt's tokens
-are worked on in slices (engine/sampling/logprobs.py) and not in it.
+They run on a pool with only the blocks they write; all earlier blocks of every sequence are block 0. So their results
+are meaningless, but they use as much memory as real steps of these sizes. Log probabilities of prompt tokens are
+computed in slices (engine/sampling/logprobs.py) and not included.
 """
 
 from collections.abc import Callable
@@ -28,17 +28,17 @@ from wire.types import SamplingParams
 _log = EventLogger("engine")
 
 _DECODED_KEYS = max(torch_paged.MOST_KEYS, varlen.MOST_KEYS)
-"""Tokens of KV of all decoding sequences together: no attention gathers more at once, and some gather fewer."""
+"""Total KV tokens of the decoding sequences: no attention backend gathers more at once, and some gather fewer."""
 _STRIDE = 7919
-"""Neighbours in a dummy step differ, so that experts share its tokens as they do those of a text."""
+"""Makes neighbouring dummy tokens differ, so that they are routed to experts much like the tokens of a text."""
 _INT64 = 8
 _HISTORY = (0,)
-"""Tokens that a dummy's penalty counts."""
+"""History over which a dummy sequence's penalties are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class LargestStep:
-    """What bounds a step: tokens of prompts in it, and sequences."""
+    """Limits of a step: prompt tokens and sequences in it."""
 
     prompt_tokens: int
     sequences: int
@@ -46,18 +46,18 @@ class LargestStep:
 
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """Bytes that a pool leaves to steps, and to the graphs of steps that decode."""
+    """Bytes that the pool leaves free for steps and for the graphs of decode steps."""
 
     step_bytes: int = 0
     graph_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """The sum of both."""
         return self.step_bytes + self.graph_bytes
 
     def describe(self) -> str:
-        """Return it for people, empty where it is nothing."""
+        """Return it as text for a log or an error, empty if it is zero."""
         if not self.total_bytes:
             return ""
         graphs = f", {self.graph_bytes / 2**20:.0f} MiB of it to graphs" if self.graph_bytes else ""
@@ -68,23 +68,22 @@ def measure_headroom(
     make_model: Callable[[], TorchModel], device: Device, largest: LargestStep, *, graph_rows: int = 0,
     graphs: GraphBackend | None = None,
 ) -> Headroom:  # fmt: skip
-    """Run the largest steps, each on a model with a pool of `num_blocks` of its own, and return what they took at most.
+    """Run the largest steps, each on a model of its own with a pool of `num_blocks`, and return their peak memory.
 
     `graphs` is the attention backend where steps of up to `graph_rows` sequences are replayed. Raises ConfigError, with
-    the numbers, where a step does not fit beside the weights; whatever else fails is told in the log, and nothing is
-    kept free for it.
+    the numbers, if a step does not fit beside the weights; any other error is logged, and no memory is reserved.
     """
     try:
         step_bytes = _peak(make_model, device, lambda model: _run(model, largest_batch(model.info, largest)))
         graph_bytes = _graph_bytes(make_model, device, graph_rows, graphs) if graph_rows and graphs is not None else 0
     except Exception as error:
-        if not is_out_of_memory(error):  # a driver's or the network's: a prompt's own step will say it
+        if not is_out_of_memory(error):  # from a driver or the network: a real step will report it
             _log.warning("headroom_not_measured", device=device.name, error=in_a_line(error))
             return Headroom()
         raise ConfigError(
             f"a step of {largest.prompt_tokens} tokens of prompts and {largest.sequences} sequences does not fit "
-            f"beside the weights on {device.name}, of whose {device.memory().total} bytes {device.memory().free} are "
-            "free: lower --prefill-chunk-size or --max-num-seqs"
+            f"beside the weights on {device.name}: {device.memory().free} of {device.memory().total} bytes are "
+            "free; lower --prefill-chunk-size or --max-num-seqs"
         ) from error
     return Headroom(step_bytes, graph_bytes)
 
@@ -111,7 +110,7 @@ def decode_batch(info: EngineInfo, sequences: int) -> StepBatch:
 
 
 def _decoding(info: EngineInfo, sequences: int, first: int) -> list[BatchSequence]:
-    """Return sequences of one token each, which fill blocks from `first` on: no two write the same slot."""
+    """Return sequences of one new token each that fill the blocks from `first` on; no two write the same slot."""
     longest, size = info.max_model_len, info.layout.block_size
     before = (max(1, min(longest, _DECODED_KEYS // max(1, sequences))) - 1) // size
     room = min(size, longest - before * size)
@@ -121,9 +120,9 @@ def _decoding(info: EngineInfo, sequences: int, first: int) -> list[BatchSequenc
 
 
 def _batch(info: EngineInfo, parts: list[BatchSequence]) -> StepBatch:
-    """Return a step of these sequences; the last row of each is sampled, and its likelihood told.
+    """Return a step of these sequences that samples the last row of each, with log probabilities.
 
-    Each has a penalty, as that makes another copy of the logits, which is there until a token is chosen.
+    Each has a penalty, because that makes another copy of the logits, which exists until the tokens are chosen.
     """
     num_tokens = sum(part.count for part in parts)
     token_ids = tuple(place * _STRIDE % info.vocab_size for place in range(num_tokens))
@@ -137,9 +136,9 @@ def _run(model: TorchModel, batch: StepBatch) -> None:
 
 
 def _peak(make_model: Callable[[], TorchModel], device: Device, run_on: Callable[[TorchModel], None]) -> int:
-    """Return what a run takes at most beside weights and pool; the model and its pool are gone on return.
+    """Return the peak memory of a run beside weights and pool; the model and its pool are freed on return.
 
-    It is run once before: what libraries make at their first call, and keep, counts as in use from then on.
+    A first run is not measured: memory that libraries allocate in their first call and keep counts as in use later.
     """
     pool_bytes = 0
 
@@ -148,7 +147,7 @@ def _peak(make_model: Callable[[], TorchModel], device: Device, run_on: Callable
         model = make_model()
         pool_bytes = model.memory.layout.total_bytes
         try:
-            model.memory.tensor.zero_()  # type: ignore[attr-defined]  # a device's: no step may compute with NaN
+            model.memory.tensor.zero_()  # type: ignore[attr-defined]  # a device pool: avoids NaN in steps
             run_on(model)
         finally:
             model.close()
@@ -160,9 +159,9 @@ def _peak(make_model: Callable[[], TorchModel], device: Device, run_on: Callable
 def _graph_bytes(
     make_model: Callable[[], TorchModel], device: Device, rows: int, backend: GraphBackend
 ) -> int:  # fmt: skip
-    """Return what graphs of steps up to `rows` sequences keep.
+    """Return the memory that graphs of steps of up to `rows` sequences keep.
 
-    The largest's tensors and the logits are shared by all; inputs, and what attention keeps, are each graph's own.
+    All share the logits and the tensors of the largest graph; each has its own inputs and attention buffers.
     """
     kept = 0
 

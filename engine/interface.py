@@ -1,7 +1,7 @@
-"""What an engine is to the instance that hosts it. Torch-free; what a model is to the engine stands in step.py.
+"""The engine as its instance sees it. Torch-free; the interface between engine and model is in step.py.
 
     instance/engine_loop  --calls-->  Engine (engine/core.py: batcher + blocks + sequences, ints only)
-                                        |  launch(StepBatch) -> Pending.collect()
+                                        |  launch(StepBatch) -> PendingStep.collect()
                                         v
                                       Model (engine/torch_model.py: weights, pool, attention, sampler | engine/fake.py)
 
@@ -28,10 +28,10 @@ from wire.types import (
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What the loaded model and its pool are.
+    """Properties of the loaded model and its pool.
 
-    `pooling` is how its hidden states, of `hidden_size`, become a vector, None where they never do. One that does not
-    `generate` has no output layer and answers with vectors alone.
+    `pooling` is how hidden states (of `hidden_size`) become a vector, None if this model does not pool. A model
+    without `generates` has no output layer and returns only vectors.
     """
 
     model: ModelIdentity
@@ -49,9 +49,9 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens [start, end) of a held prompt whose KV is there after this step; `block_ids` is its table so far.
+    """Tokens [start, end) of a held prompt whose KV is ready after this step; `block_ids` is its table so far.
 
-    The step computes them, but for the first ones of a prompt where its KV was there already.
+    The step computes them, except a prompt's first tokens if the prefix cache had their KV.
     """
 
     prompt_id: str
@@ -66,10 +66,10 @@ OnLayer = Callable[[int, Sequence[Chunk]], None]
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """A held prompt has its first tokens. `state.outputs` has one token a sequence.
+    """A held prompt has its first tokens: `state.outputs` has one token per sequence.
 
-    `finished`: those tokens ended every sequence; the engine has freed the blocks and nothing is held. The KV of
-    `cached_tokens` of the prompt was there already and was not computed.
+    `finished`: these tokens finished every sequence; the engine has freed the blocks and nothing is held. The KV of
+    `cached_tokens` prompt tokens was in the prefix cache and was not computed.
     """
 
     state: PromptState
@@ -80,7 +80,7 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class PooledPrompt:
-    """A prompt with pooling is answered and gone: its vector, or its score alone. `seconds` since it was begun."""
+    """A finished pooling prompt: its vector, or only its score. `seconds` since its start."""
 
     prompt_id: str
     values: tuple[float, ...]
@@ -90,14 +90,13 @@ class PooledPrompt:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step made. `failed` holds (prompt_id, error): their blocks are free, nothing of them is left.
+    """What one step produced. `failed`: (prompt_id, error) of prompts that were removed and whose blocks are free.
 
-    `computed` tells of prompts that generate here, once they are computed, in how many seconds since they were begun,
-    and how many of their tokens needed no computing.
-    `progressed` are prompts that came further without a token that could be told (beam search). `interrupted` tells of
-    prompts put aside between two of their tokens how often they were by now: as copies, and as token ids alone.
-    `num_tokens` went through the model, of prompts and of outputs. `seconds` are those from the step's selection, or
-    from the end of the step before where it was launched behind that, to its own end: they never overlap.
+    `computed`: (prompt_id, seconds since its start, cached tokens) of each prompt that generates here and is computed.
+    `progressed`: prompts that advanced without a token to emit yet (beam search).
+    `interrupted`: (prompt_id, times swapped out, times dropped to token ids) of prompts preempted between two tokens.
+    `num_tokens`: prompt and output tokens that the model computed. `seconds`: from the step's selection, or the end of
+    the previous step if it was launched behind that one, to its own end; they never overlap.
     """
 
     tokens: tuple[TokenOutput, ...] = ()
@@ -132,7 +131,7 @@ class Blocks(Protocol):
 
     @property
     def num_used(self) -> int:
-        """Blocks held by a sequence or a ticket, those of probes included."""
+        """Blocks held by a sequence or a ticket, including those of probes."""
         ...
 
     @property
@@ -142,25 +141,25 @@ class Blocks(Protocol):
 
     @property
     def num_cached(self) -> int:
-        """Blocks kept only because they may be wanted again."""
+        """Blocks kept only for reuse."""
         ...
 
     @property
     def tokens_sought(self) -> int:
-        """Tokens that prompts looked for among the cached ones since the start."""
+        """Tokens that prompts have looked up in the prefix cache since the start."""
         ...
 
     @property
     def tokens_found(self) -> int:
-        """Those of them that were there."""
+        """Tokens of these that were found."""
         ...
 
     def chain(self, state: PromptState) -> PrefixChain:
-        """Return the names of a prompt's blocks; none where nothing is cached, or for a probe."""
+        """Return the names of a prompt's blocks; a chain without names for a probe, or where nothing is cached."""
         ...
 
     def take(self, num_blocks: int, prefix: Sequence[BlockName], *, probe: bool = False) -> tuple[tuple[int, ...], int]:
-        """As `allocate`, with those that hold a leading part of `prefix` first, not to be written; say how many."""
+        """Allocate, with cached blocks of a leading part of `prefix` first (read-only); also return their number."""
         ...
 
     def allocate(self, num_blocks: int, *, probe: bool = False) -> tuple[int, ...]:
@@ -168,12 +167,12 @@ class Blocks(Protocol):
         ...
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """Drop one reference of each."""
+        """Drop one reference to each."""
         ...
 
 
 class Engine(Protocol):
-    """A continuous batch over one model and one pool."""
+    """Continuous batching over one model and one pool."""
 
     @property
     def info(self) -> EngineInfo: ...
@@ -194,43 +193,43 @@ class Engine(Protocol):
         ...
 
     def add(self, state: PromptState, *, hold: bool = False, grammar: Grammar | None = None) -> None:
-        """Queue a prompt whose KV is computed here; with outputs so far it is resumed. `grammar` binds its outputs.
+        """Queue a prompt whose KV is computed here; one with outputs is resumed. `grammar` constrains its outputs.
 
         `hold`: stop after the first token of each sequence and keep the prompt's blocks until `release`.
         """
         ...
 
     def admit(self, state: PromptState, block_ids: Sequence[int], grammar: Grammar | None = None) -> None:
-        """Start a prompt whose KV of all its prompt tokens lies in `block_ids`; the engine takes their references.
+        """Start a prompt whose KV, of all prompt tokens, is in `block_ids`; the engine takes over the references.
 
-        `state.outputs` has at least one token for each sequence. The prompt's sequences share the blocks, copy on
-        write. Finished sequences (see engine/finish.py) are not started.
+        `state.outputs` has at least one token per sequence. The sequences share the blocks, copy on write. Finished
+        sequences (see engine/finish.py) are not started.
         """
         ...
 
     def cancel(self, prompt_id: str, sequence: int | None = None) -> tuple[TokenOutput, ...]:
-        """End a prompt or one of its sequences; return their endings (token_id None, finish CANCELLED). Idempotent.
+        """End a prompt or one of its sequences; return final outputs (token_id None, finish CANCELLED). Idempotent.
 
-        Its blocks are free on return, but for those that a launched step writes: they are with the end of that step.
+        Its blocks are free on return, except those a launched step writes: they are freed when that step ends.
         """
         ...
 
     def release(self, prompt_id: str) -> None:
-        """Free what a held prompt holds. Idempotent."""
+        """Free a held prompt's blocks. Idempotent."""
         ...
 
     def has_work(self) -> bool:
-        """Whether `step` would compute something, or take what is computed."""
+        """Return whether `step` would compute or collect anything."""
         ...
 
     def step(self, on_layer: OnLayer | None = None) -> StepResult:
-        """Compute one batch. An error of one prompt ends that prompt (`failed`); others raise."""
+        """Compute one batch. An error of one prompt fails only that prompt (`failed`); other errors are raised."""
         ...
 
     def load(self) -> EngineLoad:
-        """Return the figures of now. Any thread."""
+        """Return the current figures. Any thread."""
         ...
 
     def close(self) -> None:
-        """Give the pool back; nothing may follow. Idempotent."""
+        """Free the pool; no other call may follow. Idempotent."""
         ...

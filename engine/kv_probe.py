@@ -1,7 +1,6 @@
-"""Find a model's KV tensors, before its weights are read, by running one token with attention that only looks.
+"""Find a model's KV tensors, before its weights are read, by running one token with attention that only observes.
 
-What a layer does otherwise than paged attention would is refused here, so a model nobody has tried is served right or
-not at all.
+A layer that deviates from paged attention is refused here, so an untested model is served correctly or not at all.
 """
 
 from typing import Any
@@ -20,10 +19,10 @@ from wire.kv_layout import KvTensor
 
 
 class KvProbe:
-    """Stands in for paged attention during one forward pass and notes what each layer would write."""
+    """Replaces paged attention during one forward pass and records the KV each layer would write."""
 
     def __init__(self, dtype: str, *, max_length: int | None = None) -> None:
-        """`max_length`: the longest sequence; a window at least that long changes nothing."""
+        """`max_length`: the longest sequence; a sliding window at least that long has no effect."""
         self._dtype = dtype
         self._max_length = max_length
         self._seen: dict[int, tuple[KvTensor, KvTensor]] = {}
@@ -31,7 +30,7 @@ class KvProbe:
     def run_layer(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
-        """See LayerHandler.run_layer. One token attends to itself alone: the output is its value."""
+        """See LayerHandler.run_layer. A single token attends only to itself: the output is its value."""
         if layer in self._seen:
             raise ConfigError(f"layer {layer} attends twice in one pass: not supported")
         names = (("k", key), ("v", value))
@@ -40,19 +39,19 @@ class KvProbe:
         return value.repeat_interleave(query.shape[0] // value.shape[0], dim=0).transpose(0, 1)
 
     def see_mask(self, layer: int, mask: Mask | None, asked_window: int | None) -> None:
-        """See LayerObserver.see_mask. Paged attention has no masks: what it is not asked for, it does not do."""
+        """See LayerObserver.see_mask. Paged attention takes no masks: it applies only the window it is called with."""
         if mask is not None and not mask.known:
-            raise ConfigError(f"layer {layer} masks neither the future alone nor a sliding window: not supported")
+            raise ConfigError(f"layer {layer} uses a mask that is neither causal nor a sliding window: not supported")
         masked = self._effective(mask.window if mask is not None else None)
-        asked = self._effective(asked_window)
-        if masked != asked:
+        requested = self._effective(asked_window)
+        if masked != requested:
             raise ConfigError(
-                f"layer {layer} asks its attention for a window of {asked or 'any length'} and masks one of "
+                f"layer {layer} calls attention with a window of {requested or 'any length'}, but its mask has one of "
                 f"{masked or 'any length'}: not supported"
             )
 
     def tensors(self, num_layers: int) -> tuple[KvTensor, ...]:
-        """Return the KV tensors of all layers. Raises ConfigError if a layer keeps its state elsewhere."""
+        """Return the KV tensors of all layers. Raises ConfigError if a layer does not use the attention interface."""
         if sorted(self._seen) != list(range(num_layers)):
             seen = len(self._seen)
             raise ConfigError(f"{seen} of the model's {num_layers} layers use the attention interface: not supported")
@@ -63,14 +62,14 @@ class KvProbe:
 
 
 def rehearse(checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ...] | None:
-    """Return the KV tensors of the whole model from its shapes alone, or None where its layers look at their data.
+    """Return the KV tensors of the whole model from its shapes alone, or None if its layers read tensor values.
 
-    Raises ConfigError, by name, for what cannot be paged.
+    Raises ConfigError, naming the reason, for a model that cannot be paged.
     """
     register()
     network = build_network(checkpoint, dtype=dtype, attention=PROBE).eval()
-    network.set_experts_implementation("batched_mm")  # the one that does not look which experts are chosen
-    vars(network.config)["pad_token_id"] = None  # else some models look for it in the tokens; past a check of types
+    network.set_experts_implementation("batched_mm")  # the one that does not read which experts are chosen
+    vars(network.config)["pad_token_id"] = None  # else some models search the tokens for it; vars() avoids a type check
     try:
         check_rotaries(network)
     except ConfigError as error:
@@ -79,17 +78,17 @@ def rehearse(checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ...] | None:
     try:
         with torch.device("meta"):
             return _run(network, checkpoint, dtype)
-    except RuntimeError:  # tensors on meta have no data to look at: the loaded network is probed
+    except RuntimeError:  # meta tensors have no data to read: the loaded network is probed instead
         return None
 
 
 def find_kv_tensors(network: Any, checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ...]:
-    """Return what each layer of a loaded network, or of a rank's part of one, keeps of a token.
+    """Return the KV tensors of each layer of a loaded network, or of one rank's part of it.
 
-    Raises ConfigError for what cannot be paged. The network's attention is as before on return.
+    Raises ConfigError for a model that cannot be paged. Restores the network's attention on return.
     """
     attention, experts = network.config._attn_implementation, network.config._experts_implementation
-    network.set_experts_implementation("eager")  # the one that numbers no rows to sort them by expert
+    network.set_experts_implementation("eager")  # the one that does not sort rows by expert
     try:
         return _run(network, checkpoint, dtype)
     finally:
@@ -99,7 +98,7 @@ def find_kv_tensors(network: Any, checkpoint: Checkpoint, dtype: str) -> tuple[K
 
 @torch.inference_mode()
 def _run(network: Any, checkpoint: Checkpoint, dtype: str) -> tuple[KvTensor, ...]:
-    """Run one token, which shows the KV tensors, and then a step of several rows."""
+    """Run one token to find the KV tensors, and then a step of several rows."""
     text, kind = checkpoint.text_config, checkpoint.config.model_type
     network.set_attn_implementation(PROBE)
     probe = KvProbe(dtype, max_length=longest_sequence(text))

@@ -1,4 +1,4 @@
-"""A step that is launched and not collected yet, and what has to be known of it until then."""
+"""A step that is launched and not collected yet."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from engine.step import PendingStep, StepBatch
 
 @dataclass(slots=True, eq=False)
 class LaunchedStep:
-    """Owned by the core. Its prompts may end, and others begin, before it is collected.
+    """Owned by the core. Before it is collected, its prompts may end and others may start.
 
-    `samples` are the numbers of its sequences' samples. It writes `block_ids`, each named once. `since`: when it was
-    begun, or when the one before it was done; what lies between that and its own end is its time.
+    `samples`: the index of each sequence's sample. `block_ids`: the blocks it writes, each once. `since`: when it was
+    started, or when the previous step ended; its duration is measured from there.
     """
 
     pieces: list[ScheduledTokens]
@@ -27,7 +27,7 @@ class LaunchedStep:
 
 
 def written_blocks(pieces: list[ScheduledTokens], block_size: int) -> tuple[int, ...]:
-    """Return the blocks that a step of these pieces writes, each once: no two sequences write the same."""
+    """Return the blocks that a step of these pieces writes, each once: no two sequences write the same block."""
     blocks: list[int] = []
     for piece in pieces:
         first, end = piece.start // block_size, -(-(piece.start + piece.count) // block_size)

@@ -1,9 +1,9 @@
-"""Lay the weights of linear layers out as CPUs multiply them fastest. Results stay equal up to rounding.
+"""Store the weights of linear layers in the layout CPUs multiply fastest. Results are equal up to rounding.
 
-inner layers   float32, stored by column: the same module and bytes, read by a faster kernel at 4 to 64 rows
-output layer   float32, packed by oneDNN: a copy of its own; up to 2.7 times as fast at 8 rows
+inner layers   float32, column-major: the same module and values, read by a faster kernel at 4 to 64 rows
+output layer   float32, packed by oneDNN into a copy; up to 2.7 times as fast at 8 rows
 
-Other dtypes stay as they are.
+Other dtypes are not changed.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ _TOLERANCE = 1e-4
 
 
 class PackedLinear(nn.Module):
-    """A linear layer over weights that oneDNN has packed; inference only."""
+    """A linear layer with weights packed by oneDNN; inference only."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -25,14 +25,14 @@ class PackedLinear(nn.Module):
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _PACKED_FOR_ROWS)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return [..., out_features] of [..., in_features]."""
+        """Map [..., in_features] to [..., out_features]."""
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self.bias, "none", [], "")
         return product
 
 
 @torch.inference_mode()
 def lay_out(network: Any) -> None:
-    """Change the linear layers of a transformers network, once, in place."""
+    """Change the linear layers of a transformers network in place; call it once."""
     head = network.get_output_embeddings()
     embeddings = {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
     for module in network.modules():

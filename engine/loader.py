@@ -1,4 +1,4 @@
-"""From a model folder to a TorchModel that runs: checks, weights, KV layout, pool, attention backend."""
+"""Load a TorchModel from a model folder: checks, weights, KV layout, pool, attention backend."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ from wire.kv_layout import KvTensor, PoolLayout
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to step, and what the user should know of how it was loaded, one line each."""
+    """A model ready to run, and notes for the user about how it was loaded, one line each."""
 
     model: TorchModel
     notes: tuple[str, ...]
@@ -61,13 +61,13 @@ def load_model(
     on_read: Callable[[], None] = lambda: None,
     weights_fd: str = "",
 ) -> LoadedModel:
-    """Load the checkpoint in folder `path` on `device` (the CPU); `name` is the identity's, by default the folder's.
+    """Load the checkpoint in folder `path` on `device` (default: the CPU); `name` defaults to the folder's name.
 
-    `kv_cache_memory` is in bytes, None chooses; `quantization` must be what the checkpoint says, None takes that. Steps
-    of up to `max_graph_rows` sequences are replayed from graphs, where the device and the model allow it. A pool whose
-    size is ours to choose leaves memory of the device for `largest_step`. A step may take `step_s`. `on_read` is
-    called when the weights begin to be read; `weights_fd` names a memfd for packed weights. Sets torch's thread count
-    for the whole process. Raises ConfigError, before the weights are read where the config suffices.
+    `kv_cache_memory` is in bytes, None sizes the pool automatically and leaves device memory free for `largest_step`.
+    `quantization` must be the checkpoint's, None uses it. Steps of up to `max_graph_rows` sequences are replayed from
+    graphs, where the device and the model allow it. `step_s` is the time limit of a step. `on_read` is called when
+    reading the weights starts; `weights_fd` names a memfd for packed weights. Sets torch's thread count for the whole
+    process. Raises ConfigError, before the weights are read where the config suffices.
     """
     device = device or CpuDevice()
     device.activate()
@@ -107,7 +107,7 @@ def load_model(
 
 @dataclass(frozen=True, slots=True)
 class _ReadWeights:
-    """A network with its weights, what became of them where native kernels run it, and the KV of one token."""
+    """A network with its weights, the fused weights where native kernels run it, and its KV tensors."""
 
     network: Any
     fused: FusedWeights | None
@@ -117,7 +117,7 @@ class _ReadWeights:
 
 @dataclass(frozen=True, slots=True)
 class _PoollessModel:
-    """All of a model but the pool that it will run on; its info has the layout of a single block."""
+    """A model without its pool; its info has the layout of a single block."""
 
     weights: _ReadWeights
     info: EngineInfo
@@ -130,7 +130,7 @@ class _PoollessModel:
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes of the block that only a graph's rows of padding write to, beside the pool's own blocks."""
+        """Bytes of the extra block that only padding rows of graphs write to."""
         return self._spare_blocks * self.info.layout.block_size * self.info.layout.token_bytes
 
     @property
@@ -138,7 +138,7 @@ class _PoollessModel:
         return 1 if self.graph_rows else 0
 
     def headroom(self, largest: LargestStep) -> Headroom:
-        """Measure what steps take beside weights and pool. Raises ConfigError where one does not fit."""
+        """Measure the memory steps need beside weights and pool. Raises ConfigError if a step does not fit."""
         smallest = num_blocks(self.info, largest, self.graph_rows)
         graphs = self.backend if isinstance(self.backend, GraphBackend) else None
         return measure_headroom(
@@ -146,7 +146,7 @@ class _PoollessModel:
         )  # fmt: skip
 
     def on_pool(self, blocks: int) -> TorchModel:
-        """Make a pool of so many blocks, and the model that runs on it."""
+        """Make a pool of that many blocks, and the model that runs on it."""
         return self._on(blocks, self._spare_blocks, self.graph_rows)
 
     def _on(self, blocks: int, spare: int, graph_rows: int) -> TorchModel:
@@ -160,12 +160,12 @@ class _PoollessModel:
         return PoolLayout(self.weights.kv_tensors, num_blocks=blocks, block_size=self.info.layout.block_size)
 
 
-def _budget(device: Device, asked: int | None, utilization: float, headroom: Headroom) -> int:
-    """Return the pool's bytes; the weights are loaded and count as in use."""
+def _budget(device: Device, requested: int | None, utilization: float, headroom: Headroom) -> int:
+    """Return the pool's bytes; the weights are loaded and count as memory in use."""
     now = device.memory()
     if device.traits.pools_on_host:
-        return cpu_budget(asked, now.free)
-    return device_budget(asked, utilization, now.total, now.free, headroom.total_bytes)
+        return cpu_budget(requested, now.free)
+    return device_budget(requested, utilization, now.total, now.free, headroom.total_bytes)
 
 
 def _shared(path: Path, dtype: str, threads: Threads | None, weights_fd: str) -> SharedWeights | None:
@@ -178,12 +178,12 @@ def _read_weights(
     folder: ModelFolder, dtype: str, threads: Threads | None, device: Device, on_read: Callable[[], None],
     shared: SharedWeights | None,
 ) -> _ReadWeights:  # fmt: skip
-    """Read the weights; a model whose KV can be told without them is refused before, where it has to be."""
-    foreseen = rehearse(folder.checkpoint, dtype)
+    """Read the weights, after refusing an unsupported model if its KV tensors can be found without them."""
+    rehearsed = rehearse(folder.checkpoint, dtype)
     on_read()
     read = read_network(folder, dtype, device=device.torch_device, kept_linears=device.traits.kept_linears)
     network = read.loaded.network
-    known = None if read.has_kept else foreseen  # a layer that was replaced runs once before it serves
+    known = None if read.has_kept else rehearsed  # replaced (still quantised) layers are run once before serving
     tensors = known or find_kv_tensors(network, folder.checkpoint, dtype)
     fused = fuse(network, threads=threads, shared=shared) if device.traits.pools_on_host else None
     return _ReadWeights(network, fused, tensors, (*read.notes, *replace_modules(network, device)))

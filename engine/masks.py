@@ -1,4 +1,4 @@
-"""Which tokens the grammars of a step's sequences allow next, as the sampler takes it: one bit a token."""
+"""Bit masks for the sampler of the tokens that the grammars of a step's sequences allow next."""
 
 from engine.prompt import ScheduledTokens
 
@@ -6,16 +6,16 @@ _WORD_BITS = 32
 
 
 def fill_masks(piece: ScheduledTokens, vocab_size: int) -> None:
-    """Set the mask of each sequence that gets a token from this piece. Raises InvalidGrammar where none may follow.
+    """Set the mask of each sequence that gets a token from this piece. Raises InvalidGrammar if no token is allowed.
 
-    A held prompt's cancelled sequence gets one, too: who takes the prompt on reads it by the grammar.
+    A held prompt's cancelled sequence gets a mask too: the decode instance replays its token through the grammar.
     """
     if not piece.reaches_end:
         return
     for index in piece.sampled:
         sequence = piece.prompt.sampled(index)
         if sequence.matcher is not None and (sequence.finish is None or piece.prompt.hold):
-            import numpy as np  # only where a grammar is: the fake engine does without
+            import numpy as np  # only with a grammar: the fake engine needs no numpy
 
             row = np.zeros(-(-vocab_size // _WORD_BITS), dtype=np.int32)
             sequence.matcher.fill(row)

@@ -1,4 +1,4 @@
-"""How many KV blocks fit the memory given to the pool. Pure: the caller measures the machine."""
+"""Compute how many KV blocks fit the pool's memory. Pure: the caller measures the machine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _SHORT_MEMORY_SHARE = 4
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The pool's size and what it holds; `beside` says what was left to others."""
+    """The pool's size and capacity; `beside` describes memory that the budget leaves free."""
 
     num_blocks: int
     block_size: int
@@ -23,7 +23,7 @@ class MemoryPlan:
 
     @property
     def longest_sequence(self) -> int:
-        """Tokens of the longest sequence: the pool's or the model's limit, whichever is less."""
+        """Tokens of the longest sequence: the smaller of the pool's and the model's limit."""
         return min(self.num_blocks * self.block_size, self.max_model_len)
 
     def describe(self) -> str:
@@ -35,24 +35,24 @@ class MemoryPlan:
         )
 
 
-def cpu_budget(asked_bytes: int | None, available_bytes: int) -> int:
-    """Return the pool's bytes on a CPU: as asked, else 1 GiB or a quarter of what is free, whichever is less."""
-    if asked_bytes is None:
+def cpu_budget(requested_bytes: int | None, available_bytes: int) -> int:
+    """Return the pool's bytes on a CPU: as requested, else 1 GiB or a quarter of the free memory if that is less."""
+    if requested_bytes is None:
         return min(DEFAULT_CPU_BYTES, available_bytes // _SHORT_MEMORY_SHARE)
-    return _checked(asked_bytes, available_bytes)
+    return _checked(requested_bytes, available_bytes)
 
 
 def device_budget(
-    asked_bytes: int | None, utilization: float, total_bytes: int, free_bytes: int, headroom_bytes: int = 0
+    requested_bytes: int | None, utilization: float, total_bytes: int, free_bytes: int, headroom_bytes: int = 0
 ) -> int:  # fmt: skip
-    """Return the pool's bytes on a device: as asked, else its memory times `utilization` less what is in use.
+    """Return the pool's bytes on a device: as requested, else its memory times `utilization` minus memory in use.
 
-    Call it after the weights are loaded, so that they count as in use. `headroom_bytes` are left to steps.
+    Call it after the weights are loaded, so that they count as in use. `headroom_bytes` are left free for steps.
     """
     if not 0 < utilization <= 1:
         raise ConfigError(f"--gpu-memory-utilization {utilization}: must be above 0 and at most 1")
-    if asked_bytes is not None:
-        return _checked(asked_bytes, free_bytes)
+    if requested_bytes is not None:
+        return _checked(requested_bytes, free_bytes)
     return max(0, int(total_bytes * utilization) - (total_bytes - free_bytes) - headroom_bytes)
 
 
@@ -61,7 +61,7 @@ def plan_pool(
 ) -> MemoryPlan:  # fmt: skip
     """Return the largest pool within `budget_bytes`. Raises ConfigError if not even the shortest sequence fits.
 
-    `beside` says, for people, what the budget leaves to others.
+    `beside` describes, for messages, memory that the budget leaves free.
     """
     block_bytes = block_size * sum(tensor.token_bytes for tensor in tensors)
     num_blocks = (budget_bytes - len(tensors) * (ALIGNMENT - 1)) // block_bytes
@@ -77,17 +77,19 @@ def plan_pool(
 
 
 def least_blocks(block_size: int, max_model_len: int) -> int:
-    """Return the blocks of the shortest sequence that a pool has to hold."""
+    """Return the blocks of the shortest sequence that a pool must hold."""
     return -(-min(MIN_SEQUENCE_TOKENS, max_model_len) // block_size)
 
 
 def least_bytes(tensors: Sequence[KvTensor], block_size: int, max_model_len: int) -> int:
-    """Return the least budget that plan_pool takes for these tensors."""
+    """Return the smallest budget that plan_pool accepts for these tensors."""
     block_bytes = block_size * sum(tensor.token_bytes for tensor in tensors)
     return least_blocks(block_size, max_model_len) * block_bytes + len(tensors) * (ALIGNMENT - 1)
 
 
-def _checked(asked_bytes: int, free_bytes: int) -> int:
-    if not 0 < asked_bytes <= free_bytes:
-        raise ConfigError(f"--kv-cache-memory {asked_bytes} bytes: must be above 0 and at most the {free_bytes} free")
-    return asked_bytes
+def _checked(requested_bytes: int, free_bytes: int) -> int:
+    if not 0 < requested_bytes <= free_bytes:
+        raise ConfigError(
+            f"--kv-cache-memory {requested_bytes} bytes: must be above 0 and at most the {free_bytes} free"
+        )
+    return requested_bytes

@@ -1,4 +1,4 @@
-"""What a model folder gives an engine, whether one rank loads it or several: its checks, weights and description."""
+"""Open and check a model folder, read its weights and describe it, for one rank or several."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import torch
 from engine.attention.registered import NAME
 from engine.checkpoints.checkpoint import Checkpoint, eos_token_ids, model_length, open_checkpoint
 from engine.checkpoints.stored_weights import StoredWeights
-from engine.headless import HeadlessWeights, is_headless, lend_head
+from engine.headless import HeadlessWeights, is_headless, tie_head
 from engine.interface import EngineInfo
 from engine.network import LoadedNetwork, Shard, load_network
 from engine.pooling_settings import read_settings
@@ -24,7 +24,7 @@ from wire.model_identity import identify, name_of
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A checkpoint that can be served, its weights not read yet. `is_headless`: it makes vectors, no text."""
+    """A checkpoint that can be served, its weights not read yet. `is_headless`: it returns vectors, no text."""
 
     path: Path
     checkpoint: Checkpoint
@@ -34,9 +34,9 @@ class ModelFolder:
 
 @dataclass(frozen=True, slots=True)
 class ReadNetwork:
-    """A network with its weights, what is to be said of them, and what was read for it.
+    """A network with its weights, notes about them, and the bytes read.
 
-    `has_kept`: some of its linear layers stay quantised.
+    `has_kept`: some of its linear layers remain quantised.
     """
 
     loaded: LoadedNetwork
@@ -46,15 +46,15 @@ class ReadNetwork:
 
 
 def open_folder(path: Path, quantization: str | None = None) -> ModelFolder:
-    """Check all but the weights. Raises ConfigError.
+    """Check everything but the weights. Raises ConfigError.
 
-    `quantization` must be what the checkpoint says, None takes that.
+    `quantization` must be the checkpoint's method, None uses it.
     """
     checkpoint = open_checkpoint(path)
     layout = find_quantization(path, quantization)
     headless = is_headless(checkpoint)
     if headless:
-        lend_head(checkpoint)
+        tie_head(checkpoint)
     return ModelFolder(path, checkpoint, layout, headless)
 
 
@@ -64,7 +64,7 @@ def read_network(
 ) -> ReadNetwork:  # fmt: skip
     """Read the weights, or with `shard` one rank's, into a network that runs our attention. Raises ConfigError.
 
-    They lie on `device`, by default in host memory; `kept_linears`, of its traits, is for a whole network.
+    They are placed on `device`, by default in host memory; `kept_linears`, from its traits, needs a whole network.
     """
     with StoredWeights(folder.path) as stored:
         plain = plain_weights(stored, folder.quantization, dtype)
@@ -86,7 +86,7 @@ def describe(
     folder: ModelFolder, network: object, *, name: str | None, max_model_len: int | None, dtype: str,
     layout: PoolLayout, device: str = "cpu",
 ) -> EngineInfo:  # fmt: skip
-    """Return what an engine over this model and a pool of this layout says about itself."""
+    """Return the EngineInfo of an engine over this model and a pool of this layout."""
     text = folder.checkpoint.text_config
     return EngineInfo(
         model=identify(folder.path, name or name_of(folder.path)),

@@ -1,8 +1,8 @@
-"""A transformers network with its weights: built without memory, then filled tensor by tensor from Weights.
+"""Load a transformers network: build it without memory, then fill it tensor by tensor from Weights.
 
 meta device (shapes only) --shard--> shapes of one rank --materialise--> ready to run
 
-A checkpoint whose stored tensors need a conversion that we do not know is loaded by transformers, whole.
+A checkpoint whose stored tensors need a conversion not implemented here is loaded whole by transformers.
 """
 
 import copy
@@ -24,16 +24,16 @@ from engine.checkpoints.weights import Weights
 from wire.errors import ConfigError
 
 Shard = Callable[[Any], Mapping[str, DimensionRanges]]
-"""Changes a network of shapes to one rank's, and returns the cuts of its tensors, by their names there."""
+"""Changes a network on the meta device to one rank's part, and returns the cuts of its tensors by name."""
 
 
 Keep = Callable[[Any, Mapping[str, TensorSource], torch.device], None]
-"""Replaces layers of a network of shapes by others that hold their weights already, on the device."""
+"""Replaces layers of a network on the meta device by others that already have their weights, on the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedNetwork:
-    """A network ready to run; `note` says what is unusual about how it was loaded."""
+    """A network ready to run; `note` describes anything unusual about how it was loaded."""
 
     network: Any
     note: str | None = None
@@ -43,13 +43,13 @@ def load_network(
     checkpoint: Checkpoint, weights: Weights, *, dtype: str, attention: str | None, shard: Shard | None = None,
     device: torch.device | None = None, keep: Keep | None = None,
 ) -> LoadedNetwork:  # fmt: skip
-    """Return the network with its weights in `dtype`. Raises ConfigError, in words, for weights that are not there.
+    """Return the network with its weights in `dtype`. Raises ConfigError that names missing weights.
 
-    `attention` names the implementation, None is transformers' own choice; `shard` makes it one rank's. Each tensor
-    goes to `device` as it is made, so the host never holds them all. `keep` is for a whole network.
+    `attention` names the implementation, None uses transformers' default; `shard` cuts it to one rank's part. Each
+    tensor moves to `device` when it is made, so the host never holds them all. `keep` needs a whole network.
     """
     transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()  # its table of missing weights: we say it in one line
+    transformers_logging.set_verbosity_error()  # no table of missing weights: ours is one line
     device = device or torch.device("cpu")
     network = build_network(checkpoint, dtype=dtype, attention=attention)
     sources = find_sources(network, weights)
@@ -75,7 +75,7 @@ def load_network(
 
 
 def build_network(checkpoint: Checkpoint, *, dtype: str, attention: str | None) -> Any:
-    """Return the network on the meta device: shapes and dtypes alone. Raises ConfigError."""
+    """Return the network on the meta device: only shapes and dtypes. Raises ConfigError."""
     kwargs = {} if attention is None else {"attn_implementation": attention}
     try:
         with torch.device("meta"):
@@ -87,7 +87,7 @@ def build_network(checkpoint: Checkpoint, *, dtype: str, attention: str | None) 
 
 
 def _missing(network: Any, sources: Mapping[str, TensorSource]) -> list[str]:
-    """Return the tensors that the checkpoint has under none of their names."""
+    """Return the tensors that the checkpoint does not have under any of their names."""
     tensors = network.state_dict(keep_vars=True)
     found = {id(tensors[name]) for name in sources if name in tensors}
     return sorted(name for name, tensor in tensors.items() if id(tensor) not in found)
@@ -105,13 +105,13 @@ def _check_complete(
         except ValueError as error:
             raise ConfigError(f"{checkpoint.path}: {error}") from error
         if stored != tuple(tensor.shape):
-            wrong.append(f"{name}: {stored} stored, {tuple(tensor.shape)} by config.json")
+            wrong.append(f"{name}: {stored} stored, {tuple(tensor.shape)} in config.json")
     if wrong:
         raise ConfigError(f"{checkpoint.path}: {len(wrong)} mismatched keys, the first {min(wrong)}")
 
 
 def _widen(network: Any, dtype: str) -> None:
-    """Give tensors of shapes alone the dtype that the model's class keeps them in, as transformers does."""
+    """Set meta tensors to the wider dtype that the model's class requires for them, as transformers does."""
     plan: dict[str, torch.dtype] = network._get_dtype_plan(getattr(torch, dtype))
     patterns = [(re.compile(key.replace("*", ".*")), wide) for key, wide in plan.items()]
     for name, tensor in network.state_dict(keep_vars=True).items():
@@ -127,11 +127,11 @@ def _fill(
     network: Any, sources: Mapping[str, TensorSource], weights: Weights, cuts: Mapping[str, DimensionRanges],
     device: torch.device,
 ) -> None:  # fmt: skip
-    """Give every tensor memory: parameters and persistent buffers from `weights`, other buffers as computed anew."""
+    """Fill every tensor: parameters and persistent buffers from `weights`; other buffers are computed."""
     tensors = network.state_dict(keep_vars=True)
     names = [name for name in tensors if name in sources]
     total = sum(_stored_bytes(sources[name], weights, cuts.get(name)) for name in names)
-    made: dict[int, list[torch.Tensor]] = {}  # what was made for a tensor that has several names
+    made: dict[int, list[torch.Tensor]] = {}  # the new tensors for an old one that has several names
     with LoadProgress(total) as progress:
         for name in names:
             old = tensors[name]
@@ -144,8 +144,8 @@ def _fill(
     _tie(network, tensors, names)
     for name, buffer in [*network.named_non_persistent_buffers()]:
         _put(network, name, buffer, torch.empty_like(buffer, device="cpu"))
-    network.initialize_weights()  # leaves alone what _put has marked
-    network.to(device)  # the buffers that were computed: on the CPU, so that they are the same on every device
+    network.initialize_weights()  # skips tensors that _put has marked
+    network.to(device)  # moves the buffers; computed on the CPU, they are the same on every device
 
 
 def _stored_bytes(source: TensorSource, weights: Weights, cut: DimensionRanges | None) -> int:
@@ -163,7 +163,7 @@ def _put(network: Any, name: str, old: torch.Tensor, new: torch.Tensor) -> None:
 
 
 def _tie(network: Any, tensors: Mapping[str, torch.Tensor], stored: list[str]) -> None:
-    """Let names that shared a tensor, and that the checkpoint has not, share the one that was made for another name."""
+    """Point names that the checkpoint does not store at the new tensor of the stored name they are tied to."""
     made = {id(tensors[name]): name for name in reversed(stored)}
     for name, old in tensors.items():
         if name not in stored:
@@ -176,7 +176,7 @@ def _take_generation_config(network: Any, checkpoint: Checkpoint) -> None:
 
 
 class _Lazy:
-    """A tensor as transformers' loader takes one: read when it is sliced. It asks from several threads."""
+    """A tensor for transformers' loader, read when it is sliced; the loader does so from several threads."""
 
     def __init__(self, weights: Weights, name: str, lock: threading.Lock) -> None:
         self._weights, self._name, self._lock = weights, name, lock
@@ -187,10 +187,10 @@ class _Lazy:
 
 
 def load_with_transformers(checkpoint: Checkpoint, weights: Weights, dtype: str, attention: str | None) -> Any:
-    """Return the network as transformers makes it of `weights`, whole. Raises ConfigError."""
+    """Return the whole network as loaded by transformers from `weights`. Raises ConfigError."""
     config, lock = copy.deepcopy(checkpoint.config), threading.Lock()
     if hasattr(config, "quantization_config"):
-        del config.quantization_config  # `weights` gives plain ones
+        del config.quantization_config  # `weights` are dequantised
     try:
         network, report = checkpoint.network_class.from_pretrained(
             None, config=config, state_dict={name: _Lazy(weights, name, lock) for name in weights.names},

@@ -1,4 +1,4 @@
-"""The independent truth of tests and of `pdserve verify`: plain transformers, one prompt at a time, its own cache."""
+"""The reference for tests and `pdserve verify`: plain transformers, one prompt at a time, with its own cache."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from wire.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class LogitGap:
-    """What plain transformers thinks of one position: its own choice, ours, and how far apart their logits are."""
+    """One position compared with plain transformers: its best token, our token, and the gap between their logits."""
 
     best_token: int
     token: int
@@ -28,7 +28,7 @@ class LogitGap:
 
 
 class Oracle:
-    """One model in plain transformers. Owns its own copy of the weights."""
+    """One model in plain transformers. Owns a copy of the weights."""
 
     def __init__(self, model_dir: Path, dtype: str) -> None:
         self._network: Any = load_plain(model_dir, dtype)
@@ -38,7 +38,7 @@ class Oracle:
     def generate_greedy(
         self, prompts: Sequence[Sequence[int]], max_tokens: int, *, ignore_eos: bool = False
     ) -> list[list[int]]:
-        """Return the greedy continuation of each prompt, the end-of-sequence id included where it ends one."""
+        """Return the greedy continuation of each prompt, including the end-of-sequence id if one ends it."""
         config = GenerationConfig(
             max_new_tokens=max_tokens,
             do_sample=False,
@@ -56,7 +56,7 @@ class Oracle:
 
     @torch.inference_mode()
     def logit_gap(self, context: Sequence[int], token: int) -> LogitGap:
-        """Return the gap at the position after `context` (teacher-forced), 0 if `token` is the oracle's own choice."""
+        """Return the gap at the position after `context` (teacher-forced), 0 if `token` is the oracle's choice."""
         logits = self._network(input_ids=torch.tensor([list(context)]), use_cache=False).logits[0, -1].float()
         best = int(logits.argmax())
         return LogitGap(best, token, float(logits[best] - logits[token]))
@@ -65,20 +65,20 @@ class Oracle:
 def generate_greedy(
     model_dir: Path, prompts: Sequence[Sequence[int]], max_tokens: int, dtype: str = "float32", ignore_eos: bool = False
 ) -> list[list[int]]:
-    """Load the model in `model_dir`, continue each prompt greedily, and let it go."""
+    """Load the model in `model_dir`, continue each prompt greedily, and free the model."""
     return Oracle(model_dir, dtype).generate_greedy(prompts, max_tokens, ignore_eos=ignore_eos)
 
 
 def load_plain(model_dir: Path, dtype: str, attention: str | None = None) -> Any:
-    """Return the network as transformers itself loads it, from dequantised weights where they are quantised.
+    """Return the network as loaded by transformers; quantised weights are dequantised first.
 
-    Raises ConfigError for what cannot be loaded whole.
+    Raises ConfigError if it cannot be loaded completely.
     """
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     checkpoint = open_checkpoint(model_dir)
     layout = find_quantization(model_dir, None)
-    if layout is not None:  # transformers has no way of its own without a package for each method
+    if layout is not None:  # transformers needs an extra package for each method
         with StoredWeights(model_dir) as stored:
             plain = plain_weights(stored, layout, dtype).weights
             return load_with_transformers(checkpoint, plain, dtype, attention)

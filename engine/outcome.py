@@ -1,4 +1,4 @@
-"""What one step has made so far."""
+"""Collects the results of one step."""
 
 from dataclasses import dataclass, field
 
@@ -26,7 +26,7 @@ class StepOutcome:
     num_tokens: int = 0
 
     def fail(self, state: PromptState, error: Exception) -> None:
-        """Note, and log, what has ended a prompt: its own fault in its own words, all else as a failed step."""
+        """Record and log a failed prompt: InvalidRequest as it is, any other error as an InternalError."""
         ids = {"prompt_id": state.prompt_id, "request_id": state.request_id}
         if isinstance(error, InvalidRequest):
             _log.info("prompt_impossible", **ids, reason=error)
@@ -38,7 +38,7 @@ class StepOutcome:
         self.failed.append((state.prompt_id, failure))
 
     def result(self, seconds: float) -> StepResult:
-        """Return all of it as the step's result."""
+        """Return the step's result."""
         return StepResult(
             tokens=tuple(self.tokens),
             prefilled=tuple(self.prefilled),

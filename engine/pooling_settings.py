@@ -1,8 +1,8 @@
-"""How a model's hidden states become one vector: what its folder says, in the files of sentence-transformers.
+"""How a model's hidden states become one vector, read from the sentence-transformers files in its folder.
 
-modules.json names the stages; 1_Pooling/config.json the way of pooling; a Normalize stage means vectors of length 1;
-sentence_bert_config.json the longest text. Without them decoders take the last token and encoders the first, at
-length 1, as servers of such models do.
+modules.json lists the stages; 1_Pooling/config.json has the pooling mode; a Normalize stage scales vectors to length 1;
+sentence_bert_config.json has the longest text. Without these files decoders use the last token and encoders the first,
+normalised, as other servers of such models do.
 """
 
 import json
@@ -21,7 +21,7 @@ _MODES = {
 
 @dataclass(frozen=True, slots=True)
 class PoolingSettings:
-    """The model's own way: `how` is last, mean or cls; `max_length` in tokens, None as the network allows."""
+    """The model's defaults: `how` is last, mean or cls; `max_length` in tokens, None for the network's limit."""
 
     how: str
     normalize: bool
@@ -29,7 +29,7 @@ class PoolingSettings:
 
 
 def read_settings(path: Path, *, is_decoder: bool) -> PoolingSettings:
-    """Read the model folder `path`. Raises ConfigError for a way of pooling that is not supported."""
+    """Read the model folder `path`. Raises ConfigError for a pooling mode that is not supported."""
     max_length = _max_length(path)
     if not (path / "modules.json").is_file():
         return PoolingSettings("last" if is_decoder else "cls", normalize=True, max_length=max_length)

@@ -1,6 +1,6 @@
-"""Take a running prompt's blocks away and give them back: by copies in the swap area, else from its token ids.
+"""Preempt running prompts and restore them: from copies in the swap area, else by recomputing from token ids.
 
-running --put_aside--> copies, or token ids where the area is full --bring_back, or start--> running
+running --preempt--> copies, or only token ids if the area is full --restore, or start--> running
 """
 
 from array import array
@@ -16,8 +16,8 @@ from telemetry.logs import EventLogger
 _log = EventLogger("engine")
 
 
-def put_aside(prompt: Prompt, blocks: BlockPool, swap: SwapArea, block_size: int) -> None:
-    """Free the prompt's blocks, with copies of what is computed where there is room for all of them; count the way."""
+def preempt(prompt: Prompt, blocks: BlockPool, swap: SwapArea, block_size: int) -> None:
+    """Free the prompt's blocks, copying the computed ones if there is room for all; count a swap or a rebuild."""
     interrupts = prompt.has_outputs
     tables = {sequence: _computed_blocks(sequence, block_size) for sequence in prompt.holders}
     slots = None if prompt.state.probe else _save(prompt, tables, swap)
@@ -26,26 +26,27 @@ def put_aside(prompt: Prompt, blocks: BlockPool, swap: SwapArea, block_size: int
         prompt.num_rebuilds += interrupts
         return
     for sequence, table in tables.items():
-        sequence.leave(blocks, SavedBlocks(swap, [slots[block_id] for block_id in table]))
+        sequence.swap_out(blocks, SavedBlocks(swap, [slots[block_id] for block_id in table]))
     swap.release(list(slots.values()))
     prompt.num_swaps += interrupts
 
 
 def due(running: Iterable[Prompt], after: int) -> list[Prompt]:
-    """Return whom the failpoint puts aside now, the youngest first: those with `after` outputs, each once.
+    """Return the prompts that the failpoint preempts now, youngest first: those with `after` outputs, each once.
 
-    An output that is awaited counts: once it is there, they go.
+    A pending output counts: the prompt is preempted once it has been collected.
     """
     ready = [prompt for prompt in running if not prompt.hold and prompt.stem is None and not prompt.num_interruptions]
-    told = {prompt: min((one.num_outputs + one.num_awaited for one in prompt.live), default=0) for prompt in ready}
-    ready = [prompt for prompt in ready if told[prompt] >= after]
+    counts = {prompt: min((one.num_outputs + one.num_awaited for one in prompt.live), default=0) for prompt in ready}
+    ready = [prompt for prompt in ready if counts[prompt] >= after]
     return sorted(ready, key=lambda prompt: prompt.age, reverse=True)
 
 
-def bring_back(prompt: Prompt, blocks: BlockPool, swap: SwapArea, block_size: int) -> bool:
-    """Give a prompt that was put aside its blocks again, the KV in them. Raises NoCapacity, unchanged.
+def restore(prompt: Prompt, blocks: BlockPool, swap: SwapArea, block_size: int) -> bool:
+    """Allocate blocks for a swapped-out prompt and load its KV. Raises NoCapacity and changes nothing.
 
-    What the prefix cache still holds is taken from there. False where the copies cannot be read: it is dropped then.
+    Blocks still in the prefix cache are reused. Returns False if the copies cannot be read: the prompt is then dropped
+    to its token ids.
     """
     sequences = prompt.holders
     slots = list(dict.fromkeys(slot for sequence in sequences for slot in sequence.saved_slots))
@@ -54,7 +55,7 @@ def bring_back(prompt: Prompt, blocks: BlockPool, swap: SwapArea, block_size: in
     by_slot = dict(zip(slots, taken, strict=False))
     try:
         swap.load(slots[num_held:], [by_slot[slot] for slot in slots[num_held:]])
-    except Exception as error:  # noqa: BLE001 - whatever a copy raises, the token ids are still there
+    except Exception as error:  # noqa: BLE001 - any error of the copy: the prompt is rebuilt from its token ids
         _log.error("swap_in_failed", error, prompt_id=prompt.state.prompt_id, request_id=prompt.state.request_id)
         blocks.release(taken)
         prompt.drop(blocks)
@@ -64,7 +65,7 @@ def bring_back(prompt: Prompt, blocks: BlockPool, swap: SwapArea, block_size: in
         table = [by_slot[slot] for slot in sequence.saved_slots]
         blocks.retain([block_id for block_id in table if block_id in given])
         given.update(table)
-        sequence.come_back(table, blocks)
+        sequence.swap_in(table, blocks)
     if prompt.stem is not None:
         prompt.stem.block_ids.extend(taken[len(slots) :])
     return True
@@ -82,6 +83,6 @@ def _save(prompt: Prompt, tables: dict[Sequence, "array[int]"], swap: SwapArea) 
             names[block_id] = sequence.chain.name(index, sequence.token_ids) if named else names.get(block_id)
     try:
         return swap.save(names)
-    except Exception as error:  # noqa: BLE001 - whatever a copy raises, the prompt is rebuilt from its token ids
+    except Exception as error:  # noqa: BLE001 - any error of the copy: the prompt is rebuilt from its token ids
         _log.error("swap_out_failed", error, prompt_id=prompt.state.prompt_id, request_id=prompt.state.request_id)
         return None

@@ -1,11 +1,11 @@
-"""Names of KV blocks by what they hold, so that what is computed once is found again. Pure.
+"""Names of KV blocks derived from their tokens, so that computed KV can be found and reused. Pure.
 
     link  = sha256(parent link, the 16 token ids as little-endian int32, salt)
-    first = its parent is 32 zero bytes, or sha256(rotation) where the keys are rotated in a way of their own
-    block = a whole number of links, named by the link at its end
+    first = the link whose parent is 32 zero bytes, or sha256(rotation) where the keys have a special rotation
+    block = a whole number of links, named by its last link
 
-A name tells every token from the first one on, so it is the same on every instance and at every block size. Prompts of
-unlike salt or rotation have no name in common.
+A name depends on every token from the first one on, so it is the same on every instance and at every block size.
+Prompts with different salt or rotation have no name in common.
 """
 
 import hashlib
@@ -19,9 +19,9 @@ _IDS = struct.Struct(f"<{LINK_TOKENS}i")
 
 
 class BlockName(NamedTuple):
-    """The name of a full block: its last link, the link before its first token, and all that the two were made of.
+    """The name of a full block: its last link, the link before its first token, its tokens, salt and rotation.
 
-    Two names are equal where the tokens are too: a collision of digests is no hit.
+    Two names are equal only if the tokens are: a collision of digests is no cache hit.
     """
 
     link: bytes
@@ -32,19 +32,19 @@ class BlockName(NamedTuple):
 
 
 def why_no_names(block_size: int) -> str | None:
-    """Return in words why blocks of that size have no names, or None where they have."""
+    """Return why blocks of that size have no names, as text for people, or None if they have names."""
     if block_size % LINK_TOKENS == 0:
         return None
-    return f"blocks of {block_size} tokens are no multiple of {LINK_TOKENS}"
+    return f"blocks of {block_size} tokens are not a multiple of {LINK_TOKENS}"
 
 
 class PrefixChain:
-    """The names of one sequence's full blocks, made once each. Mutable; the tokens it has named never change."""
+    """The names of one sequence's full blocks, each computed once. Mutable; tokens already named never change."""
 
     __slots__ = ("_block_size", "_names", "_root", "_rotation", "_salt", "_salt_bytes")
 
     def __init__(self, salt: str, block_size: int | None, rotation: str = "") -> None:
-        """`block_size` None: nothing is named. `rotation`: how keys are rotated, where tokens do not tell."""
+        """`block_size` None: nothing is named. `rotation`: how keys are rotated, if not determined by the tokens."""
         assert block_size is None or why_no_names(block_size) is None
         self._salt, self._salt_bytes, self._block_size = salt, salt.encode(), block_size
         self._rotation = rotation
@@ -56,7 +56,7 @@ class PrefixChain:
         return 0 if self._block_size is None else num_tokens // self._block_size
 
     def num_tokens(self, num_blocks: int) -> int:
-        """Return how many tokens that many named blocks hold."""
+        """Return how many tokens `num_blocks` named blocks hold."""
         return 0 if self._block_size is None else num_blocks * self._block_size
 
     def names(self, token_ids: Sequence[int], num_tokens: int) -> list[BlockName]:
@@ -74,7 +74,7 @@ class PrefixChain:
         return self._names[index]
 
     def fork(self) -> "PrefixChain":
-        """Return a chain that goes on from the same names."""
+        """Return a chain that continues from the same names."""
         twin = PrefixChain(self._salt, self._block_size, self._rotation)
         twin._names = self._names.copy()
         return twin

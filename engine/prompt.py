@@ -1,9 +1,9 @@
-"""One prompt inside the engine: computed once by its stem, then forked into its sequences.
+"""One prompt in the engine: its stem computes it once, then it is forked into its sequences.
 
 waiting --start--> stem computes the prompt --fork--> live sequences generate, sharing the prompt's blocks
    ^                        |                               |
    |                        +--hold--> stem keeps the prompt's blocks until they are released
-   +---------------drop, or put aside (preemption.py: back to token ids, or to copies of its blocks)
+   +---------------drop to token ids, or swap out to copies of its blocks (preemption.py)
 """
 
 from array import array
@@ -23,10 +23,10 @@ from wire.types import Beam, FinishReason, PromptState, TokenOutput
 
 @dataclass(slots=True, eq=False)
 class ScheduledTokens:
-    """What a prompt can compute next: tokens of a sequence; at its end the sequences `sampled` get a token each.
+    """Tokens of one sequence that can be computed next; at the sequence's end, each of `sampled` gets a token.
 
-    The roster says from which token on (`start`) and how many in this step (`count`), and whether nothing of the
-    sequence is left then (`reaches_end`).
+    The batch state sets the first token (`start`), how many are in this step (`count`), and whether the sequence is
+    then fully computed (`reaches_end`).
     """
 
     prompt: "Prompt"
@@ -39,13 +39,13 @@ class ScheduledTokens:
 
 @dataclass(slots=True, eq=False)
 class Prompt:
-    """Mutable, owned by the core. `age` orders prompts: the lower, the older. Times are readings of one clock.
+    """Mutable, owned by the core. `age` orders prompts: the lower, the older. All times are of the core's clock.
 
     The lower its `turn`, the earlier it is served: probes first, then by age.
-    `chain` names the blocks of the prompt's tokens; the KV of the first `num_cached` was there at the first start.
-    With `beams` the sequences are the hypotheses that are told in the end, and the beams compute in their place.
-    `is_bound`: a grammar decides what its sequences may be. Between two of its tokens it was put aside as copies
-    `num_swaps` times, and `num_rebuilds` times as its token ids.
+    `chain` names the blocks of the prompt's tokens; the KV of the first `num_cached` was cached at the first start.
+    With `beams`, `sequences` are the hypotheses emitted at the end, and the beams compute in their place.
+    `is_bound`: a grammar constrains its sequences. Between two of its tokens it was swapped out `num_swaps` times, and
+    dropped to its token ids `num_rebuilds` times.
     """
 
     state: PromptState
@@ -69,14 +69,14 @@ class Prompt:
 
     @classmethod
     def of(cls, state: PromptState, *, age: int, hold: bool, max_model_len: int, chain: PrefixChain) -> "Prompt":
-        """Make the prompt as it waits; sequences that its outputs have finished are marked so."""
+        """Return the prompt ready to queue; sequences that are finished by their outputs have their `finish` set."""
         outputs = state.outputs + ((),) * (state.params.num_sequences - len(state.outputs))
         sequences = tuple(Sequence([*state.token_ids, *done], len(state.token_ids), chain) for done in outputs)
         for sequence in sequences:
-            ending = finish_of(
+            finished = finish_of(
                 sequence.outputs, state.params, prompt_length=sequence.prompt_length, max_model_len=max_model_len
             )
-            sequence.finish = ending[0] if ending else None
+            sequence.finish = finished[0] if finished else None
         prompt = cls(state, age, hold, sequences, _stem_of(state, chain), chain)
         if state.pooling is not None:
             prompt.collected = Collected(state.pooling)
@@ -85,7 +85,7 @@ class Prompt:
         return prompt
 
     def bind(self, grammar: Grammar) -> None:
-        """Let `grammar` decide what each sequence may be. Raises InvalidGrammar for outputs that it does not allow."""
+        """Constrain each live sequence by `grammar`. Raises InvalidGrammar if it does not allow the outputs so far."""
         self.is_bound = True
         for sequence in self.live:
             sequence.matcher = grammar.matcher(self.state.params.stop_token_ids)
@@ -93,19 +93,19 @@ class Prompt:
 
     @property
     def live(self) -> list[Sequence]:
-        """Sequences that compute, or will once the prompt is computed; beams have to be begun to be known."""
+        """Unfinished sequences; with beam search the live beams, none before its first step."""
         if self.beams is not None:
             return self.beams.sequences
         return [sequence for sequence in self.sequences if sequence.finish is None]
 
     @property
     def num_seats(self) -> int:
-        """Sequences that it may have in one step."""
+        """How many sequences it may have in one step."""
         waits = self.beams is not None and not self.beams.has_begun
         return self.state.params.width if waits else len(self.live)
 
     def sampled(self, index: int) -> Sequence:
-        """Return the sequence that a run's index means: a beam once they are begun."""
+        """Return the sequence for an index in `ScheduledTokens.sampled`: a beam once the search has begun."""
         begun = self.beams is not None and self.beams.has_begun
         return self.live[index] if begun else self.sequences[index]
 
@@ -116,7 +116,7 @@ class Prompt:
 
     @property
     def uncomputed_tokens(self) -> int:
-        """Prompt tokens whose KV is still to be computed. Safe from any thread."""
+        """Prompt tokens whose KV is not computed yet. Safe from any thread."""
         stem = self.stem
         return stem.remaining if stem is not None else 0
 
@@ -127,12 +127,12 @@ class Prompt:
 
     @property
     def has_outputs(self) -> bool:
-        """Whether a token of its answer is known."""
+        """Whether any sequence or beam has an output token."""
         return any(sequence.num_outputs for sequence in (*self.sequences, *self.live))
 
     @property
     def num_interruptions(self) -> int:
-        """How often it was put aside between two of its tokens."""
+        """How often it was preempted between two of its tokens."""
         return self.num_swaps + self.num_rebuilds
 
     @property
@@ -143,43 +143,43 @@ class Prompt:
         return replace(self.state, outputs=tuple(sequence.outputs for sequence in self.sequences))
 
     def pieces(self) -> list[ScheduledTokens]:
-        """Return what can be computed: of the stem while there is one, else of each live sequence."""
+        """Return what can be computed next: the stem's tokens while there is one, else each live sequence's."""
         if self.stem is not None:
             return [ScheduledTokens(self, self.stem, self._first_wanted())] if self.stem.unlaunched else []
-        if self.beams is not None:  # one without tokens waits for the others
+        if self.beams is not None:  # a beam with its candidates waits for the others
             return [ScheduledTokens(self, beam, (i,)) for i, beam in enumerate(self.beams.sequences) if beam.remaining]
         return [ScheduledTokens(self, one, (i,)) for i, one in enumerate(self.sequences) if one.finish is None]
 
     @property
     def uses_cache(self) -> bool:
-        """Whether KV that is there already may stand for the prompt's: not where more of its tokens is wanted."""
+        """Whether cached KV may be used: not if all prompt tokens must be computed (pooling, prompt logprobs)."""
         pools = self.collected is None or self.collected.uses_cache
         return pools and self.state.params.prompt_logprobs is None
 
     @property
     def prefix(self) -> list[BlockName]:
-        """The names of the blocks that may be found at the start, or instead of copies put aside."""
-        if self.is_aside:
+        """The names of the blocks to look up in the prefix cache, at the start or in place of swapped-out copies."""
+        if self.is_swapped_out:
             first = self.holders[0]
             return first.chain.names(first.token_ids, first.num_computed)
         return self.stem.prefix if self.stem is not None and self.uses_cache else []
 
     @property
     def holders(self) -> list[Sequence]:
-        """Those that hold blocks, or their copies, while it runs or is put aside: the stem while there is one."""
+        """The sequences that hold blocks, or copies if preempted: the stem while there is one, else the live ones."""
         return self.live if self.stem is None else [self.stem]
 
     @property
-    def is_aside(self) -> bool:
-        """Whether copies of its blocks wait to come back."""
+    def is_swapped_out(self) -> bool:
+        """Whether copies of its blocks are in the swap area."""
         return any(sequence.saved is not None for sequence in self.holders)
 
     def num_own_blocks(self, block_size: int) -> int:
-        """Return how many blocks it has at least while it runs: the stem takes all of the prompt at once."""
+        """Return how many blocks the stem takes at the start: all of the prompt's; 0 once it has forked."""
         return 0 if self.stem is None else -(-len(self.stem.token_ids) // block_size)
 
     def start(self, blocks: BlockPool, block_size: int, now: float) -> None:
-        """Take all blocks of the prompt, those that hold its prefix already first. Raises NoCapacity, unchanged."""
+        """Take all blocks of the prompt, starting with cached ones. Raises NoCapacity and changes nothing."""
         assert self.stem is not None, "a prompt starts with its stem"
         num_blocks = self.num_own_blocks(block_size)
         self.stem.take(num_blocks, blocks, uses_cache=self.uses_cache, probe=self.state.probe)
@@ -187,14 +187,14 @@ class Prompt:
             self.started_at, self.num_cached = now, self.stem.num_cached
 
     def receive(self, block_ids: Many[int], blocks: BlockPool) -> None:
-        """The prompt's KV, whole and verified, lies in these blocks, whose references come with it."""
+        """Take over references to blocks that hold the prompt's complete, verified KV, and fork."""
         assert self.stem is not None, "a prompt is received before it starts"
         self.stem.block_ids = array("i", block_ids)
         self.stem.advance(self.stem.remaining, blocks)
         self.fork(blocks)
 
     def fork(self, blocks: BlockPool) -> None:
-        """The prompt's KV is whole: every live sequence shares its blocks, the stem is done."""
+        """Let every live sequence share the blocks of the completed prompt; the stem is removed."""
         assert self.stem is not None, "a prompt forks once"
         for sequence in self.live:
             sequence.share(self.stem, blocks)
@@ -202,7 +202,7 @@ class Prompt:
         self.stem = None
 
     def drop(self, blocks: BlockPool) -> None:
-        """Release every block; what is left are token ids, and a fresh stem to compute them again."""
+        """Release every block; keep the token ids and a new stem that computes them again."""
         self.free(blocks)
         if self.beams is not None:
             self.beams.offered.clear()
@@ -215,10 +215,10 @@ class Prompt:
         for sequence in (*self.sequences, *self.live, *([self.stem] if self.stem else [])):
             sequence.drop(blocks)
 
-    def tell_hypotheses(self) -> list[TokenOutput]:
-        """End every sequence with the hypothesis it is, token by token; with none where there were fewer."""
+    def finish_hypotheses(self) -> list[TokenOutput]:
+        """Finish each sequence with one hypothesis and return its tokens; without tokens if there are fewer."""
         assert self.beams is not None, "only a search has hypotheses"
-        told: list[TokenOutput] = []
+        outputs: list[TokenOutput] = []
         winners, prompt_id = self.beams.winners, self.state.prompt_id
         for index, sequence in enumerate(self.sequences):
             if sequence.finish is not None:  # cancelled
@@ -227,9 +227,9 @@ class Prompt:
             stopped = beam.stop_token_id is not None
             sequence.finish = FinishReason.STOP if stopped else FinishReason.LENGTH
             *before, last = beam.token_ids or (None,)
-            told.extend(TokenOutput(prompt_id, index, i, token_id) for i, token_id in enumerate(before))
-            told.append(TokenOutput(prompt_id, index, len(before), last, sequence.finish, beam.stop_token_id))
-        return told
+            outputs.extend(TokenOutput(prompt_id, index, i, token_id) for i, token_id in enumerate(before))
+            outputs.append(TokenOutput(prompt_id, index, len(before), last, sequence.finish, beam.stop_token_id))
+        return outputs
 
     def cancel(self, index: int, blocks: BlockPool) -> TokenOutput:
         """End the live sequence `index` and release its blocks."""
@@ -239,9 +239,9 @@ class Prompt:
         return TokenOutput(self.state.prompt_id, index, sequence.num_outputs, None, FinishReason.CANCELLED)
 
     def _first_wanted(self) -> tuple[int, ...]:
-        """Return who gets a token when the prompt is computed; one candidate list begins all beams.
+        """Return the sequences that get a token when the prompt is computed; one row of candidates starts all beams.
 
-        A held prompt is described to its receiver whole, so even a cancelled sequence gets its first token.
+        A held prompt is sent to its receiver with all sequences, so even a cancelled one gets its first token.
         """
         if self.collected is not None:
             return ()

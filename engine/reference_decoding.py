@@ -1,8 +1,7 @@
-"""What every sampling feature must give, from plain transformers: its forward pass, its processors, its beam search.
+"""Reference results for every sampling feature, from plain transformers' forward pass, processors and beam search.
 
-One prompt at a time, in a row for each sequence wanted of it, one token at a time. Nothing is the engine's but the
-random numbers (sampling/counter_hash.py), by definition. Penalties that transformers lacks, presence and frequency, are
-counted.
+One prompt at a time, with a row per sequence, one token at a time. Only the random numbers are the engine's own
+(sampling/counter_hash.py). Presence and frequency penalties, which transformers lacks, are computed by counting.
 """
 
 import math
@@ -19,15 +18,15 @@ from engine.finish import finish_of
 from engine.sampling.counter_hash import uniform
 from wire.types import SamplingParams, TokenLogprobs
 
-_MOST_ROWS = 8  # which bounds the logits of a prompt's tokens: rows x length x vocabulary
+_MOST_ROWS = 8  # limits the logits of a prompt's tokens: rows x length x vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
     """One sequence: its output ids, and for each the log probabilities of the raw logits.
 
-    `margin` is how far the closest of its draws, in [0, 1), is from the border between two tokens: where that is
-    within the rounding of float32 logits, either token is right.
+    `margin` is the smallest distance of its draws, in [0, 1), from the boundary between two tokens: if it is within
+    the rounding of float32 logits, either token is right.
     """
 
     token_ids: tuple[int, ...]
@@ -36,13 +35,13 @@ class Decoded:
 
     @property
     def cumulative(self) -> float:
-        """Sum of the log probabilities of the tokens that are there."""
+        """Sum of the log probabilities of the output tokens."""
         return sum(token.logprob for token in self.logprobs)
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """One sequence that is wanted: its `number` is all that tells it from others of like parameters."""
+class _Request:
+    """One sequence to decode; `number` distinguishes it from others with the same prompt and parameters."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -51,69 +50,66 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Row:
-    """One sequence that is decoded."""
+    """One sequence being decoded."""
 
-    asked: _Asked
+    request: _Request
     outputs: list[int] = field(default_factory=list)
-    told: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     margin: float = math.inf
 
     def take(self, logits: torch.Tensor) -> None:
-        """Choose the next token by its logits [vocab_size]."""
-        prompt, params = self.asked.prompt, self.asked.params
-        draw = uniform(params.seed, self.asked.number, len(self.outputs))
+        """Choose the next token from `logits` [vocab_size]."""
+        prompt, params = self.request.prompt, self.request.params
+        draw = uniform(params.seed, self.request.number, len(self.outputs))
         token, distance = _choose(logits, prompt, self.outputs, params, draw)
         self.margin = min(self.margin, distance)
-        self.told.append(describe_token(logits.log_softmax(-1), token, params.wanted_logprobs))
+        self.logprobs.append(describe_token(logits.log_softmax(-1), token, params.wanted_logprobs))
         self.outputs.append(token)
 
 
 class ReferenceDecoder:
-    """Decodes with a network of plain transformers (oracle.load_plain), which stays the caller's.
-
-    Asked again for the same, it answers from memory.
-    """
+    """Decodes with a network of plain transformers (oracle.load_plain), owned by the caller. Caches its results."""
 
     def __init__(self, network: Any) -> None:
         self._network = network
-        self._known: dict[_Asked, Decoded] = {}
+        self._known: dict[_Request, Decoded] = {}
         self._found: dict[tuple[tuple[int, ...], SamplingParams], list[Decoded]] = {}
         self._longest = int(network.config.get_text_config(decoder=True).max_position_embeddings)
 
     def decode(self, prompt: Sequence[int], params: SamplingParams) -> list[Decoded]:
-        """Return what a client gets: `n` sequences, the likeliest of `best_of`, or the best of the beams."""
+        """Return the sequences for a client: `n` samples, the best of `best_of`, or the best beams."""
         if params.beam_search is not None:
             key = (tuple(prompt), params)
             if key not in self._found:
                 self._found[key] = self._search(prompt, params)
             return self._found[key]
         self.prepare([(prompt, params)])
-        every = [self._known[asked] for asked in _sequences_of(prompt, params)]
+        every = [self._known[request] for request in _sequences_of(prompt, params)]
         if params.num_sequences == params.n:
             return every
         return sorted(every, key=lambda one: -one.cumulative)[: params.n]
 
-    def prepare(self, asks: Iterable[tuple[Sequence[int], SamplingParams]]) -> None:
-        """Decode all these at once, but for beams: sequences of one prompt are rows of one batch, with no padding."""
-        wanted: dict[tuple[int, ...], dict[_Asked, None]] = {}
-        for prompt, params in asks:
+    def prepare(self, requests: Iterable[tuple[Sequence[int], SamplingParams]]) -> None:
+        """Decode all these except beam searches; sequences of one prompt are rows of one batch, without padding."""
+        wanted: dict[tuple[int, ...], dict[_Request, None]] = {}
+        for prompt, params in requests:
             if params.beam_search is None:
-                new = (asked for asked in _sequences_of(prompt, params) if asked not in self._known)
+                new = (request for request in _sequences_of(prompt, params) if request not in self._known)
                 wanted.setdefault(tuple(prompt), {}).update(dict.fromkeys(new))
         for every in map(list, wanted.values()):
             for first in range(0, len(every), _MOST_ROWS):
-                self._decode_rows([_Row(asked) for asked in every[first : first + _MOST_ROWS]])
+                self._decode_rows([_Row(request) for request in every[first : first + _MOST_ROWS]])
 
     @torch.inference_mode()
     def score_prompt(self, prompt: Sequence[int], top: int) -> list[TokenLogprobs | None]:
-        """Return the log probabilities of the prompt's own tokens; None for the first."""
+        """Return the log probabilities of the prompt's tokens; None for the first."""
         logits = self._network(input_ids=torch.tensor([list(prompt)]), use_cache=False).logits[0]
         scores = logits.float().log_softmax(-1)
         return [None, *(describe_token(scores[at - 1], prompt[at], top) for at in range(1, len(prompt)))]
 
     @torch.inference_mode()
     def hidden_states(self, prompt: Sequence[int]) -> torch.Tensor:
-        """Return the last layer's states after the final norm, [num_tokens, hidden_size] float64."""
+        """Return the last hidden states after the final norm, [num_tokens, hidden_size] float64."""
         states: torch.Tensor = self._network.base_model(
             input_ids=torch.tensor([list(prompt)]), use_cache=False
         ).last_hidden_state
@@ -121,21 +117,21 @@ class ReferenceDecoder:
 
     @torch.inference_mode()
     def _decode_rows(self, rows: Sequence[_Row]) -> None:
-        """Decode rows of one prompt. One that has ended is computed on, for nothing, until all have."""
-        cache, new = None, [list(row.asked.prompt) for row in rows]
+        """Decode rows of one prompt. Finished rows are still computed, and ignored, until all have finished."""
+        cache, new = None, [list(row.request.prompt) for row in rows]
         while any(going := [self._goes_on(row) for row in rows]):
             step = self._network(input_ids=torch.tensor(new), past_key_values=cache, use_cache=True)
             cache = step.past_key_values
             for row, goes_on, logits in zip(rows, going, step.logits[:, -1].float(), strict=True):
                 if goes_on:
                     row.take(logits)
-            new = [list((row.outputs or row.asked.prompt)[-1:]) for row in rows]
+            new = [list((row.outputs or row.request.prompt)[-1:]) for row in rows]
         for row in rows:
-            self._known[row.asked] = Decoded(tuple(row.outputs), tuple(row.told), row.margin)
+            self._known[row.request] = Decoded(tuple(row.outputs), tuple(row.logprobs), row.margin)
 
     def _goes_on(self, row: _Row) -> bool:
-        length = len(row.asked.prompt)
-        return finish_of(row.outputs, row.asked.params, prompt_length=length, max_model_len=self._longest) is None
+        length = len(row.request.prompt)
+        return finish_of(row.outputs, row.request.params, prompt_length=length, max_model_len=self._longest) is None
 
     @torch.inference_mode()
     def _search(self, prompt: Sequence[int], params: SamplingParams) -> list[Decoded]:
@@ -155,14 +151,14 @@ class ReferenceDecoder:
         return [Decoded(_until_stop(row[len(prompt) :].tolist(), params.stop_token_ids)) for row in rows]
 
 
-def _sequences_of(prompt: Sequence[int], params: SamplingParams) -> list[_Asked]:
-    """Return the sequences behind one ask, without what decides none of their tokens."""
+def _sequences_of(prompt: Sequence[int], params: SamplingParams) -> list[_Request]:
+    """Return the sequences of one prompt, with parameters that do not affect tokens reset."""
     bare = replace(params, n=1, best_of=None, prompt_logprobs=None, logprobs=params.logprobs or None)
-    return [_Asked(tuple(prompt), bare, number) for number in range(params.num_sequences)]
+    return [_Request(tuple(prompt), bare, number) for number in range(params.num_sequences)]
 
 
 def describe_token(scores: torch.Tensor, token: int, wanted: int | tuple[int, ...]) -> TokenLogprobs:
-    """Return what log probabilities `scores` [vocab_size] say of a token, and of the best or those `wanted`."""
+    """Return a token's log probability in `scores` [vocab_size], and those of the `wanted` best or listed tokens."""
     ids = scores.topk(wanted).indices.tolist() if isinstance(wanted, int) else wanted
     return TokenLogprobs(
         logprob=float(scores[token]),
@@ -175,9 +171,9 @@ def describe_token(scores: torch.Tensor, token: int, wanted: int | tuple[int, ..
 def _choose(
     logits: torch.Tensor, prompt: Sequence[int], outputs: Sequence[int], params: SamplingParams, draw: float
 ) -> tuple[int, float]:
-    """Return the next token: transformers' processors on the logits, then the best, or the draw's by inverse CDF.
+    """Return the next token and the distance of the draw from the token's boundaries.
 
-    With it, how far the draw is from the token's borders.
+    Transformers' processors change the logits; the token is then the best, or the draw's by inverse CDF.
     """
     ids = torch.tensor([[*prompt, *outputs]])
     scores = logits[None].clone()  # [1, vocab_size]
@@ -189,12 +185,12 @@ def _choose(
         scores = warper(ids, scores)
     cumulative = scores[0].double().softmax(-1).cumsum(-1)
     token = int(torch.searchsorted(cumulative, draw * float(cumulative[-1]), right=True))
-    below = float(cumulative[token - 1]) if token else -math.inf  # nothing is chosen below the first token
+    below = float(cumulative[token - 1]) if token else -math.inf  # the first token has no lower boundary
     return token, min(draw - below, float(cumulative[token]) - draw)
 
 
 def _shaping(params: SamplingParams, prompt_length: int) -> list[Any]:
-    """Return what changes scores and bans tokens, in transformers' order; behind its own penalties those it lacks."""
+    """Return the processors that change scores and ban tokens, in transformers' order, with the counted penalties."""
     shaping: list[Any] = []
     if params.logit_bias:
         shaping.append(processors.SequenceBiasLogitsProcessor([[[token], float(b)] for token, b in params.logit_bias]))
@@ -227,7 +223,7 @@ def _warpers(params: SamplingParams) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """Presence and frequency penalties, by plain counting of each row's outputs."""
+    """Presence and frequency penalties, computed by counting each row's outputs."""
 
     presence: float
     frequency: float
@@ -252,6 +248,6 @@ class _Allow:
 
 
 def _until_stop(row: Sequence[int], stops: Sequence[int]) -> tuple[int, ...]:
-    """Return the ids up to the stop token: transformers pads behind it."""
+    """Return the ids up to and including the stop token: transformers pads after it."""
     end = next((at + 1 for at, token in enumerate(row) if token in stops), len(row))
     return tuple(row[:end])

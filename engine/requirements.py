@@ -1,4 +1,4 @@
-"""Decide whether an engine can ever run a prompt, and how many blocks it takes. Pure."""
+"""Decide whether an engine can ever run a prompt, and how many blocks it needs. Pure."""
 
 from collections.abc import Iterable, Sequence
 
@@ -15,10 +15,10 @@ from wire.types import PromptState
 def blocks_needed(
     prompt_length: int, outputs_computed: Iterable[int], block_size: int, rope: RopeLengths | None = None
 ) -> int:
-    """Return the blocks of a prompt and its sequences, the i-th with KV of `outputs_computed[i]` output tokens.
+    """Return the blocks for a prompt and its sequences; the i-th has KV of `outputs_computed[i]` output tokens.
 
-    Full prompt blocks are shared; a sequence that writes has its own copy of a partial last one, and one that the model
-    computes anew (`rope`) has all of them alone.
+    Full prompt blocks are shared; a sequence that writes has its own copy of a partial last block. A sequence that the
+    model recomputes past a RoPE limit (`rope`) shares no blocks.
     """
     counts = list(outputs_computed)
     anew = [count for count in counts if rope is not None and rope.drops_prompt(prompt_length, prompt_length + count)]
@@ -43,7 +43,7 @@ def check_runnable(state: PromptState, info: EngineInfo, *, max_num_seqs: int, p
     check_token_params(state.params, info.vocab_size)
     check_decoder_pooling(state, info.pooling, info.hidden_size, info.model.name)
     if state.pooling is None and not info.generates:
-        raise InvalidRequest(f"{info.model.name} has no output layer: it makes vectors and generates no text", "model")
+        raise InvalidRequest(f"{info.model.name} has no output layer: it returns vectors, not text", "model")
     _check_sequences(state, max_num_seqs, info.max_model_len)
     _check_blocks(state, info, prompt_only)
 
@@ -52,9 +52,9 @@ def check_begun(state: PromptState) -> None:
     """Raise InvalidRequest if an admitted prompt lacks the first token of a sequence, or the beams of a search."""
     if state.params.beam_search is not None:
         if not state.beams:
-            raise InvalidRequest("an admitted prompt that is searched has its beams")
+            raise InvalidRequest("an admitted prompt with beam search needs its beams")
     elif len(state.outputs) != state.params.num_sequences or not all(state.outputs):
-        raise InvalidRequest(f"an admitted prompt has a token for each of its {state.params.num_sequences} sequences")
+        raise InvalidRequest(f"an admitted prompt needs a token for each of its {state.params.num_sequences} sequences")
 
 
 def _check_length(num_tokens: int, max_model_len: int) -> None:
@@ -84,11 +84,11 @@ def _check_sequences(state: PromptState, max_num_seqs: int, max_model_len: int) 
         raise InvalidRequest(f"max_tokens is {params.max_tokens}: it must be at least 1", "max_tokens")
     check_beams(state, max_model_len=max_model_len)
     if len(state.outputs) > count:
-        raise InvalidRequest(f"outputs of {len(state.outputs)} sequences are given, {name} is {count}", "outputs")
+        raise InvalidRequest(f"outputs of {len(state.outputs)} sequences are given, but {name} is {count}", "outputs")
     length = len(state.token_ids)
     ended = [finish_of(done, params, prompt_length=length, max_model_len=max_model_len) for done in state.outputs]
     if len(ended) == count and all(ended):
-        raise InvalidRequest("every sequence has ended already: nothing is left to generate", "outputs")
+        raise InvalidRequest("every sequence has finished already: there is nothing to generate", "outputs")
 
 
 def _check_blocks(state: PromptState, info: EngineInfo, prompt_only: bool) -> None:
@@ -99,7 +99,7 @@ def _check_blocks(state: PromptState, info: EngineInfo, prompt_only: bool) -> No
     needed = blocks_needed(length, [computed] * count, layout.block_size, info.rope)
     if needed > layout.num_blocks:
         anew = info.rope is not None and info.rope.drops_prompt(length, length + computed)
-        why = f", each computed anew past {info.rope.border} tokens," if info.rope is not None and anew else ""
+        why = f", each recomputed past {info.rope.border} tokens," if info.rope is not None and anew else ""
         raise NeverFits(
             f"{length} prompt tokens and {count} x {computed + 1} output tokens{why} need {needed} KV blocks of "
             f"{layout.block_size} tokens, the whole pool has {layout.num_blocks}",

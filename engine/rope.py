@@ -1,7 +1,7 @@
-"""Rotary embeddings whose frequencies depend on a sequence's length, computed for each row of the step by its own.
+"""Rotary embeddings whose frequencies depend on the sequence length, computed per row of the step.
 
-transformers looks at the longest position of the whole batch. Its rotary modules multiply positions by frequencies, so
-with frequencies for each row they do the same for each row; a module for which that is not so is refused.
+transformers uses the longest position of the whole batch. Its rotary modules multiply positions by frequencies, so with
+frequencies per row each row gets the result it would get alone; a module for which this does not hold is refused.
 """
 
 import inspect
@@ -25,13 +25,13 @@ class StepRope:
         self.device = torch.device("cpu")
 
     def begin(self, sequences: Sequence[BatchSequence], device: torch.device) -> None:
-        """Note the lengths of the rows that the next forward pass computes, and where it does."""
+        """Set the lengths of the rows of the next forward pass, and its device."""
         self.lengths = [n for one in sequences for n in token_lengths(one.start, one.count, one.prompt_length)]
         self.device = device
 
 
 class RowRotary(torch.nn.Module):
-    """Stands in for a rotary module of transformers; the same module computes, with frequencies for each row."""
+    """Wraps a rotary module of transformers so that it computes with its own frequencies for each row."""
 
     def __init__(self, rotary: Any, step: StepRope) -> None:
         super().__init__()
@@ -40,13 +40,13 @@ class RowRotary(torch.nn.Module):
         self._compute = _plain_forward(rotary)
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
-        """Return what the module returns. x: [1, num_tokens, hidden], position_ids: [1, num_tokens]."""
+        """Return the module's output. x: [1, num_tokens, hidden], position_ids: [1, num_tokens]."""
         self._rotary.inv_freq = upload(self._frequencies(self._step.lengths), self._step.device)
         return self._compute(self._rotary, x, position_ids)
 
 
 class Frequencies:
-    """Inverse frequencies by length, from transformers' own formulas; on the CPU, so the same for every device."""
+    """Inverse frequencies by length, from transformers' formulas; on the CPU, so they are the same on every device."""
 
     def __init__(self, rotary: Any) -> None:
         lengths = rope_lengths(rotary.config)
@@ -57,7 +57,7 @@ class Frequencies:
 
     def __call__(self, lengths: Sequence[int]) -> torch.Tensor:
         """Return [num_tokens, dim / 2] for the length of each token."""
-        distinct = sorted({max(length, self.border) for length in lengths})  # all up to the border are alike
+        distinct = sorted({max(length, self.border) for length in lengths})  # all lengths up to the border are equal
         places = {length: place for place, length in enumerate(distinct)}
         rows = torch.tensor([places[max(length, self.border)] for length in lengths])
         return torch.stack([self._of(length) for length in distinct]).index_select(0, rows)
@@ -68,29 +68,29 @@ class Frequencies:
         return self._past_border(length) if self._rope_type == DYNAMIC else self._long
 
     def _past_border(self, length: int) -> torch.Tensor:
-        """As transformers computes it: its length is a tensor, so the arithmetic is float32's, not Python's."""
+        """Compute them as transformers does: the length is a tensor, so the arithmetic is float32, not Python's."""
         compute = ROPE_INIT_FUNCTIONS[self._rope_type]
         frequencies: torch.Tensor = compute(self._config, self._short.device, seq_len=torch.tensor(length))[0]
         return frequencies
 
 
 def check_rotaries(network: Any) -> None:
-    """Raise ConfigError for a rotary module that cannot run row by row. The network may have no memory."""
+    """Raise ConfigError for a rotary module that cannot run row by row. The network may be on the meta device."""
     for _, _, rotary in _rotaries(network):
         twin = type(rotary)(rotary.config)
         if not _agrees(twin, Frequencies(twin), _plain_forward(twin)):
             rope_type = rotary.config.rope_parameters["rope_type"]
-            raise ConfigError(f"{type(rotary).__name__} has its own way of rope type {rope_type}: not supported")
+            raise ConfigError(f"{type(rotary).__name__} implements rope type {rope_type} differently: not supported")
 
 
 def ignore_lengths(network: Any) -> None:
-    """Let a network without memory run at all: no length can be looked at there, and no frequency matters."""
+    """Let a network on the meta device run: lengths cannot be read there, and frequencies do not matter."""
     for _, _, rotary in _rotaries(network):
         rotary.rope_type = "default"
 
 
 def rotate_by_sequence(network: Any) -> StepRope | None:
-    """Replace the rotary modules that look at lengths; return who is to be told them, None where there are none."""
+    """Replace the rotary modules that depend on lengths; return the StepRope they read, None if there are none."""
     found = list(_rotaries(network))
     step = StepRope()
     for parent, name, rotary in found:
@@ -99,7 +99,7 @@ def rotate_by_sequence(network: Any) -> StepRope | None:
 
 
 def forget_lengths(network: Any) -> None:
-    """Let plain transformers begin anew: its rope type dynamic keeps the frequencies of the longest sequence so far."""
+    """Reset plain transformers' rotary modules: rope type dynamic keeps the frequencies of the longest sequence."""
     for _, _, rotary in _rotaries(network):
         rotary.inv_freq = rotary.original_inv_freq.clone()
         rotary.max_seq_len_cached = rotary.original_max_seq_len
@@ -114,14 +114,14 @@ def _rotaries(network: Any) -> Iterator[tuple[Any, str, Any]]:
 
 
 def _plain_forward(rotary: Any) -> Callable[..., Any]:
-    """Return the module's forward without what changes its frequencies by the longest position."""
+    """Return the module's forward without the decorator that updates frequencies by the longest position."""
     forward: Callable[..., Any] = inspect.unwrap(type(rotary).forward)
     return forward
 
 
 @torch.inference_mode()
 def _agrees(rotary: Any, frequencies: Frequencies, forward: Callable[..., Any]) -> bool:
-    """Whether rows of unlike lengths in one pass are as in a pass of their own, and lengths make a difference."""
+    """Return whether rows of different lengths in one pass equal rows computed alone, and lengths have an effect."""
     border, positions = frequencies.border, torch.arange(3, 9)[None]
     mixed, alone = _rows(rotary, forward, frequencies([border, 2 * border] * 3), positions), []
     for length in (border, 2 * border):
@@ -131,7 +131,7 @@ def _agrees(rotary: Any, frequencies: Frequencies, forward: Callable[..., Any]) 
 
 
 def _rows(rotary: Any, forward: Callable[..., Any], inv_freq: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Return one row a position of all that the module returns."""
+    """Return all the module's outputs, joined, one row per position."""
     rotary.inv_freq = inv_freq
     made = forward(rotary, torch.zeros(1, positions.shape[1], 1), positions)
     tensors = made if isinstance(made, tuple) else (torch.view_as_real(made),)

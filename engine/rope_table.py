@@ -1,4 +1,4 @@
-"""Cosines and sines of every position so far, as a model's own rotary module gives them."""
+"""Cosine and sine tables by position, computed by a model's own rotary module."""
 
 from typing import Any
 
@@ -8,16 +8,16 @@ _FIRST = 1024
 
 
 class RopeTable:
-    """Owns two tables that grow to the largest position asked for. For rope types that look at positions alone."""
+    """Owns two tables that grow to the largest reserved position. For rope types that depend only on positions."""
 
     def __init__(self, rotary: Any, dtype: torch.dtype) -> None:
-        """`rotary` is called as transformers calls it; `dtype` is what the model rounds its values to."""
+        """`rotary` is called as transformers calls it; `dtype` is the dtype the model rounds its values to."""
         self._rotary, self._dtype = rotary, dtype
         self.cosine, self.sine = self._compute(0, _FIRST)
         self.num_positions = _FIRST
 
     def reserve(self, length: int) -> None:
-        """Make the tables hold positions [0, length): [positions, head_dim / 2] float32."""
+        """Extend the tables to positions [0, length): [positions, head_dim / 2] float32."""
         have = self.num_positions
         if length <= have:
             return

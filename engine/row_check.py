@@ -1,7 +1,7 @@
-"""Whether a network's rows meet nowhere but in attention, and go by the positions that each step gives them.
+"""Check that a network's rows interact only in attention, and use the positions that each step passes.
 
-check_uncounted   of every network, before its weights are read where that can be: does it number the step's rows?
-check_rows        of loaded networks whose type no test finds exact: do their logits depend on neighbours?
+check_uncounted   every network, before its weights are read where possible: does it number the step's rows?
+check_rows        loaded networks of a type that no test covers: do their logits depend on neighbouring rows?
 """
 
 from typing import Any
@@ -21,39 +21,39 @@ TRIED = frozenset(
         "qwen3", "qwen3_moe", "smollm3", "starcoder2",
     }
 )  # fmt: skip
-"""Model types that every test run finds exact (docs/models.md)."""
+"""Model types whose exactness the tests check (docs/models.md)."""
 
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.05}
 _PLACE = 3
 _NEIGHBOURS = (3, 11)
-_TOKENS = (7, 23, 42)  # the smallest gap counts: rounding may send one of them to other experts
+_TOKENS = (7, 23, 42)  # the smallest gap counts: rounding may route one of them to other experts
 _NUM_ROWS = 37  # a size that no other tensor of a network has
 _COUNTING = frozenset({torch.arange, torch.cumsum, torch.Tensor.cumsum, torch.Tensor.cumsum_})
 
 
 class _Alone:
-    """Attention in which each token sees itself alone: its output is its value. Keeps what the last one asked with."""
+    """Attention of each token only to itself: its output is its value. Keeps the last token's queries and keys."""
 
     def __init__(self) -> None:
-        self.asked: dict[int, torch.Tensor] = {}  # [heads, dim] of queries and keys, by layer
+        self.inputs: dict[int, torch.Tensor] = {}  # [heads, dim] of queries and keys, by layer
 
     def run_layer(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """See LayerHandler.run_layer."""
-        self.asked[layer] = torch.cat([query[:, -1], key[:, -1]]).float()
+        self.inputs[layer] = torch.cat([query[:, -1], key[:, -1]]).float()
         return value.repeat_interleave(query.shape[0] // value.shape[0], dim=0).transpose(0, 1).contiguous()
 
 
 class _Uncounted(TorchFunctionMode):
-    """Raises ConfigError within its block for a tensor of numbers, or of sums, along _NUM_ROWS rows."""
+    """Raises ConfigError in its block if torch numbers, or sums cumulatively, along a dimension of _NUM_ROWS."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call `func`, then look at what it made."""
-        given = kwargs or {}
-        made = func(*args, **given)
+        """Call `func`, then check its result."""
+        options = kwargs or {}
+        made = func(*args, **options)
         if func in _COUNTING:
-            along = 0 if func is torch.arange else given.get("dim", args[1] if len(args) > 1 else 0)
+            along = 0 if func is torch.arange else options.get("dim", args[1] if len(args) > 1 else 0)
             if made.shape[along] == _NUM_ROWS:
                 raise ConfigError(f"its layers count the rows of a step ({func.__name__}) as positions: not supported")
         return made
@@ -61,9 +61,9 @@ class _Uncounted(TorchFunctionMode):
 
 @torch.inference_mode()
 def check_uncounted(network: Any) -> None:
-    """Raise ConfigError if a network makes positions of its own for the rows of a step, whatever it is given.
+    """Raise ConfigError if a network numbers the rows of a step itself instead of using the positions passed.
 
-    `network` runs our attention, and may have no memory. RuntimeError: it has none and looks at its data.
+    `network` runs our attention, and may be on the meta device; RuntimeError if it is and reads its data.
     """
     attach(network, _Alone())
     place = next(iter(network.parameters())).device
@@ -79,11 +79,11 @@ def check_untried(network: Any, dtype: str) -> None:
 
 
 def check_rows(network: Any, dtype: str) -> None:
-    """Raise ConfigError if a row's logits depend on its neighbours, or on where in the step it stands.
+    """Raise ConfigError if a row's logits depend on its neighbours, or on its place in the step.
 
-    `network` runs our attention, in `dtype`. Attention is taken out, so a state beside it shows: of a convolution, a
-    recurrence, or positions counted from the start of the step. What it is asked with is compared too, at a low
-    position and at the last one, from which on some models scale or turn queries in another way.
+    `network` runs our attention, in `dtype`. Attention is disabled, so that any other state has an effect: that of a
+    convolution, a recurrence, or positions counted from the start of the step. Queries and keys are compared too, at a
+    low position and at the last one, because some models scale or rotate queries differently at high positions.
     """
     assert network.config._attn_implementation == NAME
     last = longest_sequence(network.config.get_text_config(decoder=True))
@@ -91,14 +91,14 @@ def check_rows(network: Any, dtype: str) -> None:
         gap = min(_gap(network, token_id, position) for token_id in _TOKENS)
         if not gap <= _TOLERANCE[dtype]:
             raise ConfigError(
-                f"{network.config.model_type}: logits differ by {gap:.2g} of their size with another sequence in the "
-                f"step, at position {position}, above {_TOLERANCE[dtype]}: its layers keep a state beside attention, "
+                f"{network.config.model_type}: logits differ by {gap:.2g} of their size at position {position} with "
+                f"another sequence in the step, above {_TOLERANCE[dtype]}: its layers keep a state beside attention, "
                 "which is not supported"
             )
 
 
 def _gap(network: Any, token_id: int, position: int) -> float:
-    """Return by how much of their size the token's logits, queries and keys differ with neighbours from those alone."""
+    """Return the relative difference of a token's logits, queries and keys with neighbours and alone."""
     alone = _seen(network, [token_id], position)
     beside = [_seen(network, [neighbour, token_id], position) for neighbour in _NEIGHBOURS]
     pairs = [pair for other in beside for pair in zip(alone, other, strict=True)]
@@ -107,10 +107,10 @@ def _gap(network: Any, token_id: int, position: int) -> float:
 
 @torch.inference_mode()
 def _seen(network: Any, token_ids: list[int], position: int) -> list[torch.Tensor]:
-    """Return the last token's logits, and what each layer asked with; it is at `position` of its own sequence."""
+    """Return the last token's logits, and each layer's queries and keys; it is at `position` of its own sequence."""
     attach(network, alone := _Alone())
     positions, place = [0] * (len(token_ids) - 1) + [position], next(iter(network.parameters())).device
     logits: torch.Tensor = network(
         input_ids=torch.tensor([token_ids]).to(place), position_ids=torch.tensor([positions]).to(place), use_cache=False
     ).logits
-    return [logits[0, -1].float(), *(alone.asked[layer] for layer in sorted(alone.asked))]
+    return [logits[0, -1].float(), *(alone.inputs[layer] for layer in sorted(alone.inputs))]

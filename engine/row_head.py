@@ -1,7 +1,7 @@
-"""A network's way from its last hidden states to logits, gone again for chosen rows, a slice at a time.
+"""Compute logits of chosen rows again from a network's last hidden states, a slice at a time.
 
-A long prompt's logits do not fit in memory at once, and what follows the output matrix (soft caps, scales) is each
-model's own. So the network's own forward runs on rows of the hidden states that its decoder has just returned.
+A long prompt's logits do not fit in memory at once, and the operations after the output matrix (soft caps, scales)
+differ between models. So the network's own forward runs on rows of the hidden states that its decoder just returned.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from wire.errors import InternalError
 
 
 class RowHead:
-    """Keeps the hidden states of one step and computes logits of their rows. `network`: of transformers."""
+    """Keeps the hidden states of one step and computes logits of their rows. `network` is a transformers model."""
 
     def __init__(self, network: Any) -> None:
         self._network = network
@@ -25,7 +25,7 @@ class RowHead:
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
-        """Keep what the decoder returns in this block. It is the last of the models in it to return."""
+        """Keep the decoder's output in this block. Of the network's inner models, the decoder returns last."""
         hooks = [part.register_forward_hook(self._keep) for part in self._parts]
         try:
             yield
@@ -42,7 +42,7 @@ class RowHead:
         return states
 
     def slices(self, rows: torch.Tensor, vocab_size: int) -> Iterator[torch.Tensor]:
-        """Yield the logits of `rows` (of the last step) in order, [rows of a slice, vocab_size]; then let it go."""
+        """Yield the logits of `rows` of the last step in order, [rows of a slice, vocab_size]; free its states."""
         kept, self._kept = self._kept, None
         if kept is None or not hasattr(kept[1], "last_hidden_state"):
             raise InternalError(f"{type(self._network).__name__} has no decoder whose hidden states could be kept")
@@ -54,7 +54,7 @@ class RowHead:
         self._kept = decoder, output
 
     def _run(self, decoder: Any, output: Any, rows: torch.Tensor) -> torch.Tensor:
-        """Run the network with a decoder that returns these rows of what it returned before."""
+        """Run the network with a decoder that returns these rows of its last output."""
         chosen = type(output)(last_hidden_state=output.last_hidden_state[:, rows])
         decoder.forward = lambda *_, **__: chosen
         try:

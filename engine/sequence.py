@@ -1,4 +1,4 @@
-"""One token sequence under computation: its tokens, how far its KV is, and where that lies."""
+"""One token sequence under computation: its tokens, its KV blocks, and how far they are computed."""
 
 from array import array
 from collections.abc import Sequence as Many
@@ -18,16 +18,16 @@ from wire.types import FinishReason
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Mutable, owned by the core. KV of tokens [0, num_computed) lies in `block_ids`.
+    """Mutable, owned by the core. The KV of tokens [0, num_computed) is in `block_ids`.
 
     While it runs, num_computed < len(token_ids): a step computes the next tokens, and when it reaches the end, one
-    token is sampled. Steps that are launched and not collected compute the `num_pending` tokens after these, and sample
-    `num_awaited` that are not in `token_ids` yet. Without blocks (not started, dropped, ended) it is only its token
-    ids. The first `num_named` of its blocks are full and found by their names in `chain`; the KV of its first
-    `num_cached` tokens was found so. Put aside, it has copies in `saved` instead of blocks. Its KV is rotated as if
-    `counted_prompt` tokens at least were its prompt's (rope_lengths.py). Its next tokens up to `num_writable` have
-    blocks that are its own, as far as it knows without asking the pool. Where a grammar binds it, `matcher` has taken
-    its outputs and `mask` says what may come next. `counts` are of its tokens, where penalties want them.
+    token is sampled. Steps launched and not collected compute the `num_pending` tokens after these, and sample
+    `num_awaited` tokens that are not in `token_ids` yet. Without blocks (not started, dropped, ended) it has only token
+    ids. The first `num_named` of its blocks are full and in the prefix cache by their names in `chain`; the KV of its
+    first `num_cached` tokens came from there. Swapped out, it has copies in `saved` instead of blocks. Its KV is
+    rotated as if its prompt had at least `counted_prompt` tokens (rope_lengths.py). Tokens up to `num_writable` have
+    blocks it may write without a check by the pool. With a grammar, `matcher` has consumed its outputs and `mask` has
+    the tokens allowed next. `counts` are its token counts, if penalties need them.
     """
 
     token_ids: list[int]
@@ -59,29 +59,29 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens whose KV is to be computed before the next one can be sampled."""
+        """Tokens whose KV must be computed before the next one can be sampled."""
         return len(self.token_ids) - self.num_computed
 
     @property
     def num_launched(self) -> int:
-        """Tokens whose KV is computed or pending: the next step starts behind them."""
+        """Tokens whose KV is computed or pending: the next step starts after them."""
         return self.num_computed + self.num_pending
 
     @property
     def unlaunched(self) -> int:
-        """Tokens that a next step can compute, one that is awaited among them; `remaining` while nothing is pending."""
+        """Tokens that the next step can compute, including an awaited one; `remaining` while nothing is pending."""
         return len(self.token_ids) + self.num_awaited - self.num_computed - self.num_pending
 
     def append(self, token_id: int) -> None:
-        """Take the token chosen next. Raises InternalError for one that its grammar does not allow."""
+        """Append the sampled token. Raises InternalError if the grammar does not allow it."""
         if self.matcher is not None and self.finish is None and not self.matcher.advance(token_id):
-            raise InternalError(f"token {token_id} was chosen, which the grammar does not allow")
+            raise InternalError(f"sampled token {token_id}, which the grammar does not allow")
         self.token_ids.append(token_id)
 
     def take(self, num_blocks: int, blocks: BlockPool, *, uses_cache: bool, probe: bool) -> None:
-        """Start with `num_blocks`, the prefix that is held already first. Raises NoCapacity, unchanged.
+        """Start with `num_blocks`, using cached prefix blocks first. Raises NoCapacity and changes nothing.
 
-        At least one token is left to compute: the next one needs its logits.
+        At least one token remains to compute: sampling the next one needs its logits.
         """
         prefix = self.prefix if uses_cache else ()
         block_ids, self.num_named = blocks.take(num_blocks, prefix, probe=probe)
@@ -90,28 +90,28 @@ class Sequence:
 
     @property
     def prefix(self) -> list[BlockName]:
-        """The names of the full blocks that may be found instead of computed."""
+        """The names of the full blocks that may come from the prefix cache."""
         return self.chain.names(self.token_ids, len(self.token_ids) - 1)
 
     def launch(self, count: int, *, awaits: bool) -> None:
-        """A launched step computes the next `count` tokens, and samples the one behind them where it `awaits` one."""
+        """Record a launched step that computes the next `count` tokens, and samples one after them if `awaits`."""
         self.num_pending += count
         self.num_awaited += awaits
 
     def collect(self, count: int, *, awaits: bool) -> None:
-        """The oldest of the launched steps, which `launch` told of in these words, is collected."""
+        """Record that the oldest launched step is collected; the arguments are those of its `launch`."""
         self.num_pending -= count
         self.num_awaited -= awaits
 
     def advance(self, count: int, blocks: BlockPool) -> None:
-        """The KV of the next `count` tokens is there: full blocks of it are found by name from now on."""
+        """Record that the KV of the next `count` tokens is computed, and name its full blocks in the prefix cache."""
         self.num_computed += count
         for index in range(self.num_named, self.chain.num_full(self.num_computed)):
             blocks.name(self.block_ids[index], self.chain.name(index, self.token_ids))
             self.num_named = index + 1
 
     def share(self, stem: "Sequence", blocks: BlockPool) -> None:
-        """Start with the KV of the prompt that `stem` has computed, and what is held of the outputs so far."""
+        """Start with the KV of the prompt that `stem` has computed, and any cached blocks of the outputs so far."""
         self.chain, self.counted_prompt = stem.chain.fork(), 0
         num_full = self.chain.num_full(self.prompt_length)
         found = blocks.find(self.prefix[num_full:])
@@ -122,7 +122,7 @@ class Sequence:
         self.num_computed = self.chain.num_tokens(self.num_named) if found else self.prompt_length
 
     def fork(self, token_id: int, blocks: BlockPool) -> "Sequence":
-        """Return a sequence that goes on with `token_id` and shares all blocks."""
+        """Return a sequence that continues with `token_id` and shares all blocks."""
         blocks.retain(self.block_ids)
         self.num_writable = 0
         return replace(
@@ -131,9 +131,9 @@ class Sequence:
         )  # fmt: skip
 
     def recount(self, rope: RopeLengths, blocks: BlockPool) -> None:
-        """Drop KV that was rotated for a shorter sequence than this has become, where the model computes it anew.
+        """Drop KV rotated for a shorter sequence, once this has grown past a border at which the model recomputes it.
 
-        What is computed then has no names: others start with their prompts rotated for their own lengths.
+        The new KV has no names: other prompts start rotated for their own lengths.
         """
         counted = rope.counted_prompt(self.prompt_length, len(self.token_ids))
         if counted > max(self.prompt_length, self.counted_prompt):
@@ -146,11 +146,11 @@ class Sequence:
         return max(grow, 0) + self._writes_into_shared(blocks, block_size)
 
     def has_room(self, count: int) -> bool:
-        """Whether `make_room` has seen to the next `count` tokens already."""
+        """Return whether `make_room` has already reserved blocks for the next `count` tokens."""
         return self.num_computed + self.num_pending + count <= self.num_writable
 
     def make_room(self, count: int, blocks: BlockPool, model: Model, *, probe: bool) -> None:
-        """Own the blocks of the next `count` tokens: a shared one is copied first. Raises NoCapacity, unchanged."""
+        """Reserve blocks for the next `count` tokens, copying a shared one. Raises NoCapacity and changes nothing."""
         block_size = model.info.layout.block_size
         missing = self.blocks_missing(count, blocks, block_size)
         if missing:
@@ -167,34 +167,34 @@ class Sequence:
         return BatchSequence(self.num_computed + self.num_pending, count, self.block_ids, counted)
 
     def next_tokens(self, count: int) -> list[int]:
-        """Return the next `count` tokens to compute; fewer where one of them is awaited."""
+        """Return the next `count` tokens to compute; one fewer if the last of them is awaited."""
         start = self.num_computed + self.num_pending
         return self.token_ids[start : start + count]
 
     def counted(self) -> TokenCounts:
-        """Return how often each token stands in it, brought up to date."""
+        """Return its token counts, updated."""
         self.counts = self.counts or TokenCounts()
         return self.counts.update(self.token_ids, self.prompt_length)
 
     @property
     def saved_slots(self) -> tuple[int, ...]:
-        """Where the copies of its blocks are while it is put aside."""
+        """The slots with the copies of its blocks while it is swapped out."""
         return self.saved.slots if self.saved is not None else ()
 
-    def leave(self, blocks: BlockPool, saved: SavedBlocks) -> None:
-        """Release the blocks: copies of all that is computed are in `saved`."""
+    def swap_out(self, blocks: BlockPool, saved: SavedBlocks) -> None:
+        """Release the blocks; copies of the computed ones are in `saved`."""
         blocks.release(self.block_ids)
         self.block_ids, self.num_named, self.num_writable, self.saved = array("i"), 0, 0, saved
 
-    def come_back(self, block_ids: Many[int], blocks: BlockPool) -> None:
-        """The copies are in these blocks, whose references come with them."""
-        assert self.saved is not None, "what comes back was put aside"
+    def swap_in(self, block_ids: Many[int], blocks: BlockPool) -> None:
+        """Take over references to these blocks, into which the copies have been loaded."""
+        assert self.saved is not None, "only a swapped-out sequence is swapped in"
         self.saved.release()
         self.block_ids, self.saved = array("i", block_ids), None
         self.advance(0, blocks)
 
     def drop(self, blocks: BlockPool) -> None:
-        """Release blocks and copies: the sequence is its token ids again."""
+        """Release blocks and copies; only the token ids remain."""
         if self.saved is not None:
             self.saved.release()
             self.saved = None

@@ -1,9 +1,9 @@
-"""What a model is to the engine: one step's rows and sequences in, tokens and likelihoods out. Torch-free.
+"""The interface between engine and model: rows and sequences in, tokens and log probabilities out. Torch-free.
 
-EngineCore --StepBatch--> Model.launch --> Pending.collect --StepOutput--> EngineCore
+EngineCore --StepBatch--> Model.launch --> PendingStep.collect --StepOutput--> EngineCore
 
-A step makes a SampleRow and a BatchSequence for every sequence, so these are not frozen: that takes four to seven times
-as long to make. Nobody changes them.
+A step makes a SampleRow and a BatchSequence for every sequence, so these are not frozen, which would take four to seven
+times as long to make. They are never changed.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +21,12 @@ from wire.types import SamplingParams, TokenLogprobs
 class SampleRow:
     """Sample one token from the logits of flattened row `row`.
 
-    The random number is a counter hash of (params.seed, sequence, position): no state, no neighbours. Tokens in
-    `banned` cannot be chosen (stop ids before min_tokens, ends of bad words). `history` are the tokens before the one
-    to choose, the first `prompt_length` of them the prompt's; it is the caller's list and must not be kept. `mask` has
-    one bit a token, little-endian 32-bit words, set for those that the grammar allows. `candidates`: so many of the
-    best tokens are wanted with their scores, as beam search ranks them. `counts` are those of `history`, where
-    penalties are asked for and somebody keeps them.
+    The random number is a counter hash of (params.seed, sequence, position), independent of state and other rows.
+    Tokens in `banned` cannot be chosen (stop ids before min_tokens, ends of bad words). `history` are the tokens before
+    the sampled one, the first `prompt_length` of them the prompt's; it is the caller's list and must not be kept.
+    `mask` has one bit per token, in little-endian 32-bit words, set if the grammar allows it. `candidates`: how many of
+    the best tokens to return with their scores, for beam search. `counts` are the token counts of `history`, if there
+    are penalties and the caller keeps counts.
     """
 
     row: int
@@ -43,7 +43,7 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True)
 class ScoreRow:
-    """Tell how likely `token_id`, a prompt's next token, is by the logits of row `row`, beside the `top` best."""
+    """Compute log probabilities of `token_id`, a prompt's next token, and of the `top` best from row `row`."""
 
     row: int
     token_id: int
@@ -52,10 +52,10 @@ class ScoreRow:
 
 @dataclass(slots=True)
 class BatchSequence:
-    """One sequence's part of a step: tokens [start, start + count) of it, KV length after the step, its blocks.
+    """One sequence's part of a step: its tokens [start, start + count), its blocks, its KV length after the step.
 
     `block_ids` is the caller's table, which grows after the step: it must not be kept.
-    `prompt_length`: how many of its tokens count as its prompt's; some rotations depend on that (rope_lengths.py).
+    `prompt_length`: how many of its tokens count as its prompt; some RoPE types depend on that (rope_lengths.py).
     """
 
     start: int
@@ -71,7 +71,7 @@ class BatchSequence:
 
 @dataclass(frozen=True, slots=True)
 class PoolRows:
-    """Add up the last hidden states (after the final norm) of flattened rows [row, row + count), one or more."""
+    """Sum the last hidden states (after the final norm) of flattened rows [row, row + count), one or more."""
 
     row: int
     count: int
@@ -81,8 +81,8 @@ class PoolRows:
 class StepBatch:
     """One flattened step: `token_ids` of all sequences one after another; which rows to sample, score and pool.
 
-    `carried` are (row, sample): the token of this flattened row is what that SampleRow of the step launched before
-    chooses, and is not in `token_ids`. Only a model that runs ahead is given any.
+    `carried` are (row, sample): the token of this flattened row is the one sampled for that SampleRow of the previous
+    step; `token_ids` has a placeholder. Only a model that runs ahead gets any.
     """
 
     token_ids: tuple[int, ...]
@@ -103,11 +103,12 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a step made: one entry for each SampleRow in the first three, one for each ScoreRow in `scores`.
+    """A step's output: one entry per SampleRow in the first three fields, one per ScoreRow in `scores`.
 
-    `logprobs` and `candidates` are empty when no row asked, else None where a row did not. `failures` are (SampleRow's
-    index, why) of rows for which no token could be chosen; their other entries mean nothing. `score_failure` is why
-    `scores` are missing, which concerns those alone who asked. `pooled` has a vector for each of the PoolRows.
+    `logprobs` and `candidates` are empty if no row requested them, else None for rows that did not. `failures` are
+    (SampleRow's index, error) of rows for which no token could be chosen; their other entries are meaningless.
+    `score_failure` is why `scores` are missing; it fails only prompts that requested them. `pooled` has a vector for
+    each of the PoolRows.
     """
 
     token_ids: Sequence[int]
@@ -123,21 +124,21 @@ class PendingStep(Protocol):
     """A launched step."""
 
     def collect(self) -> StepOutput:
-        """Wait and return what the step made."""
+        """Wait for the step and return its output."""
         ...
 
 
 class Model(Protocol):
-    """Weights, KV pools, attention and sampler of all ranks. `info.layout` is of the whole model, as if of one rank."""
+    """Weights, KV pools, attention and sampler of all ranks. `info.layout` is of the whole model, as on one rank."""
 
     @property
     def info(self) -> EngineInfo: ...
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether `launch` returns before the step is computed, so that the next may be launched before its collect.
+        """Whether `launch` returns before the step is computed, so that the next step may be launched before `collect`.
 
-        Steps are computed in the order of their launches, as are copies of blocks among them.
+        Steps and copies of blocks are computed in the order of their launches.
         """
         ...
 
@@ -147,15 +148,15 @@ class Model(Protocol):
         ...
 
     def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> PendingStep:
-        """Start one step; whoever raises leaves nothing of it running.
+        """Start one step; if it raises, no work of it is running any more.
 
-        `layer_done(layer)` is called as each layer's KV is written; ahead of that where the model runs ahead: the pool
-        then knows when it is (devices/device_pool.py).
+        `layer_done(layer)` is called when each layer's KV is written; where the model runs ahead, when that is
+        launched: the pool then has an event for its completion (devices/device_pool.py).
         """
         ...
 
     def copy_block(self, source: int, target: int) -> None:
-        """Copy one block of every tensor (copy on write). It is done on return: others may write either block then."""
+        """Copy one block of every tensor (copy on write). It is done on return: either block may then be written."""
         ...
 
     def save_blocks(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
@@ -163,9 +164,9 @@ class Model(Protocol):
         ...
 
     def load_blocks(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
-        """Copy each slot, saved before, into its block."""
+        """Copy each saved slot into its block."""
         ...
 
     def close(self) -> None:
-        """Give the pool back; no step may follow. Idempotent."""
+        """Free the pool; no step may follow. Idempotent."""
         ...

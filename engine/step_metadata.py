@@ -1,4 +1,4 @@
-"""What one step's tensors and attention need, built once on the host from a StepBatch."""
+"""Input tensors and attention metadata of one step, built once on the host from a StepBatch."""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from engine.transfers import upload
 
 @dataclass(slots=True)
 class PackedStep:
-    """The step for native kernels: arrays on the host.
+    """The step's inputs for native kernels, as arrays on the host.
 
     Sequence i has rows query_ends[i - 1] to query_ends[i] and blocks[table_ends[i - 1]] to blocks[table_ends[i]].
     """
@@ -32,8 +32,8 @@ class PackedStep:
 class StepMetadata:
     """One step's inputs. A slot is one token's place in the pool: block * block_size + offset.
 
-    The tensors are made when one of them is asked for, all at once: native kernels read the arrays of `packed`, and a
-    step of many sequences is held up by each call of torch. `packed` has no tokens that the step before samples.
+    The tensors are made together at the first use of one: native kernels read only the arrays of `packed`, and each
+    torch call delays a step of many sequences. `packed` has placeholders for tokens that the previous step samples.
     """
 
     def __init__(
@@ -43,34 +43,34 @@ class StepMetadata:
 
     @property
     def token_ids(self) -> torch.Tensor:
-        """Of each row: [1, num_tokens] int64."""
+        """Token id of each row: [1, num_tokens] int64."""
         return self._tensors[0][None]
 
     @property
     def positions(self) -> torch.Tensor:
-        """Of each row in its sequence: [1, num_tokens] int64."""
+        """Position of each row in its sequence: [1, num_tokens] int64."""
         return self._tensors[1][None]
 
     @property
     def slots(self) -> torch.Tensor:
-        """Of each row: [num_tokens] int64."""
+        """Slot of each row: [num_tokens] int64."""
         return self._tensors[2]
 
     @property
     def sample_rows(self) -> torch.Tensor:
-        """Rows whose logits are wanted: [num_samples] int64."""
+        """Rows to sample: [num_samples] int64."""
         return self._tensors[3]
 
     def carry(self, carried: Sequence[tuple[int, int]], token_ids: torch.Tensor) -> None:
-        """Put tokens of the step before into `token_ids`, on the device.
+        """Copy tokens sampled by the previous step into `token_ids`, on the device.
 
-        `carried` are (row, sample), as in StepBatch; `token_ids` [num_samples] int64 are what that step samples.
+        `carried` are (row, sample), as in StepBatch; `token_ids` [num_samples] int64 are that step's samples.
         """
         rows, samples = upload(torch.tensor(carried, dtype=torch.int64).T.contiguous(), self._device)
         self._tensors[0].index_copy_(0, rows, token_ids.index_select(0, samples))
 
     def rows(self) -> Iterator[tuple[slice, BatchSequence]]:
-        """Yield each sequence behind its rows of the flattened step."""
+        """Yield (rows of the flattened step, sequence) for each sequence."""
         for end, sequence in zip(self.packed.query_ends, self.sequences, strict=True):
             yield slice(end - sequence.count, end), sequence
 
@@ -87,7 +87,7 @@ class StepMetadata:
 
 
 def build(batch: StepBatch, *, block_size: int, device: torch.device) -> StepMetadata:
-    """Lay out `batch`. A block table too short for its sequence is a defect of the caller (ValueError)."""
+    """Return the metadata of `batch`. Raises ValueError for a block table too short for its sequence."""
     query_ends, kv_lengths, table_ends = array("i"), array("i"), array("i")
     blocks, slots, positions = array("i"), array("q"), array("q")
     for sequence in batch.sequences:
@@ -95,7 +95,7 @@ def build(batch: StepBatch, *, block_size: int, device: torch.device) -> StepMet
         if end > len(block_ids) * block_size:
             raise ValueError(f"{len(block_ids)} blocks of {block_size} cannot hold {end} tokens")
         blocks.extend(block_ids)
-        if sequence.count == 1:  # a step has many of these, and each call of numpy would hold it up
+        if sequence.count == 1:  # a step has many of these, and each numpy call would delay it
             slots.append(block_ids[start // block_size] * block_size + start % block_size)
             positions.append(start)
         else:

@@ -1,4 +1,4 @@
-"""Turn a step's logits into what the step made: tokens, how likely they are, and candidates for beam search."""
+"""Turn a step's logits into its output: tokens, log probabilities, and candidates for beam search."""
 
 from collections.abc import Iterable, Sequence
 
@@ -21,8 +21,8 @@ def make_output(
     """Return the step's output.
 
     `logits` [num_samples, vocab_size] are those of the sampled rows. `scored` yields those of the score rows in order,
-    [any number of rows, vocab_size] at a time, so that no more of them than one slice is there at once.
-    `pooled` is handed through. `chooser` chooses the tokens, with torch by default.
+    [any number of rows, vocab_size] at a time, so that only one slice is in memory at once.
+    `pooled` is passed through. `chooser` chooses the tokens, by default with torch.
     """
     rows, chooser = batch.samples, chooser or TorchChooser()
     searching = [i for i, row in enumerate(rows) if row.candidates]
@@ -34,7 +34,7 @@ def make_output(
     logprobs = _logprobs(logits, rows, sampled.token_ids)
     try:
         scores, failure = _scores(batch.scores, scored), None
-    except Exception as error:  # noqa: BLE001 - who asked for them is told; the others have their tokens
+    except Exception as error:  # noqa: BLE001 - fails only the prompts that requested scores
         scores, failure = [], InternalError(f"log probabilities of the prompt: {type(error).__name__}: {error}")
         failure.__cause__ = error
     return StepOutput(sampled.token_ids, logprobs, candidates, scores, sampled.failures, failure, pooled)
@@ -43,7 +43,7 @@ def make_output(
 def _search(
     logits: torch.Tensor, rows: Sequence[SampleRow], searching: list[int], chooser: Chooser
 ) -> tuple[Sampled, list[Candidates | None]]:
-    """Sample the rows that do not search and rank candidates of those that do: processors see log probabilities."""
+    """Sample the rows without beam search and rank candidates of the others; their processors get logprobs."""
     others = [i for i in range(len(rows)) if not rows[i].candidates]
     drawn = sample(logits[others], [rows[i] for i in others], chooser)
     token_ids = [0] * len(rows)
@@ -70,19 +70,19 @@ def _candidates(scores: torch.Tensor, count: int) -> Candidates:
 def _logprobs(
     logits: torch.Tensor, rows: Sequence[SampleRow], token_ids: Sequence[int]
 ) -> Sequence[TokenLogprobs | None]:
-    """Return how likely the chosen tokens are by the raw logits; empty where no row asked."""
-    asked = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
-    if not asked:
+    """Return the sampled tokens' log probabilities from the raw logits; empty if no row requested them."""
+    places = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
+    if not places:
         return ()
-    picked = logits if len(asked) == len(rows) else logits[asked]
-    wanted = [rows[i].params.wanted_logprobs for i in asked]
-    told = dict(zip(asked, token_logprobs(picked, [token_ids[i] for i in asked], wanted), strict=True))
-    return [told.get(i) for i in range(len(rows))]
+    picked = logits if len(places) == len(rows) else logits[places]
+    wanted = [rows[i].params.wanted_logprobs for i in places]
+    made = dict(zip(places, token_logprobs(picked, [token_ids[i] for i in places], wanted), strict=True))
+    return [made.get(i) for i in range(len(rows))]
 
 
 def _scores(rows: Sequence[ScoreRow], scored: Iterable[torch.Tensor]) -> list[TokenLogprobs]:
-    told: list[TokenLogprobs] = []
+    scores: list[TokenLogprobs] = []
     for logits in scored:
-        part = rows[len(told) : len(told) + len(logits)]
-        told += token_logprobs(logits, [row.token_id for row in part], [row.top for row in part])
-    return told
+        part = rows[len(scores) : len(scores) + len(logits)]
+        scores += token_logprobs(logits, [row.token_id for row in part], [row.top for row in part])
+    return scores

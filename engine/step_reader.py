@@ -1,4 +1,4 @@
-"""Deal out what a step made to the pieces that asked for it, in the order in which engine/assembly.py asked."""
+"""Split a step's output among its pieces, in the order in which engine/assembly.py built the batch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from wire.types import PromptLogprobs, TokenLogprobs
 
 @dataclass(slots=True)
 class PieceOutput:
-    """What a step made for one piece: rows from `row` on of its output, and how likely the prompt is.
+    """A step's output for one piece: its rows from `row` on, and log probabilities of prompt tokens.
 
-    `failure`: why not all of it was made; the prompt ends with it.
+    `failure`: an error of any of its rows; the prompt fails with it.
     """
 
     row: int
@@ -24,7 +24,7 @@ class PieceOutput:
 
 
 def read_output(output: StepOutput, batch: StepBatch, pieces: Sequence[ScheduledTokens]) -> list[PieceOutput]:
-    """Return each piece's part. Raises InternalError if the model returned more or less than it was asked."""
+    """Return each piece's part. Raises InternalError if the output does not have the entries the batch requires."""
     _check_counts(output, batch)
     failures, scores, pooled = dict(output.failures), iter(output.scores), iter(output.pooled)
     parts, row = [], 0
@@ -43,7 +43,7 @@ def _read_prompt(
     piece: ScheduledTokens, part: PieceOutput, score_failure: PdserveError | None, scores: Iterator[TokenLogprobs],
     pooled: Iterator[Sequence[float]],
 ) -> None:  # fmt: skip
-    """Take what the step made of a prompt's own tokens."""
+    """Read the output for a prompt's own tokens: its log probabilities and pooled vector."""
     scored = scored_positions(piece)
     if scored and score_failure is not None:
         part.failure = part.failure or score_failure
@@ -55,18 +55,18 @@ def _read_prompt(
 def _check_counts(output: StepOutput, batch: StepBatch) -> None:
     num_scores = 0 if output.score_failure is not None else len(batch.scores)
     if len(output.pooled) != len(batch.pools):
-        raise InternalError(f"the model returned {len(output.pooled)} vectors for {len(batch.pools)}")
+        raise InternalError(f"the model returned {len(output.pooled)} vectors instead of {len(batch.pools)}")
     if len(output.token_ids) != len(batch.samples) or len(output.scores) != num_scores:
         raise InternalError(
-            f"the model returned {len(output.token_ids)} tokens and {len(output.scores)} scores for "
-            f"{len(batch.samples)} rows and {num_scores} scores"
+            f"the model returned {len(output.token_ids)} tokens and {len(output.scores)} scores instead of "
+            f"{len(batch.samples)} tokens and {num_scores} scores"
         )
 
 
 def _prompt_logprobs(piece: ScheduledTokens, scores: tuple[TokenLogprobs, ...]) -> PromptLogprobs | None:
-    """Return what the piece tells of its prompt; nothing precedes token 0, so it comes with those after it."""
+    """Return the piece's prompt log probabilities; token 0 has none, and its None precedes those of the first piece."""
     prompt_id, start = piece.prompt.state.prompt_id, piece.start
-    asked = piece.prompt.state.params.prompt_logprobs is not None and piece.sequence is piece.prompt.stem
-    if asked and start == 0 and not any(sequence.num_outputs for sequence in piece.prompt.sequences):
+    requested = piece.prompt.state.params.prompt_logprobs is not None and piece.sequence is piece.prompt.stem
+    if requested and start == 0 and not any(sequence.num_outputs for sequence in piece.prompt.sequences):
         return PromptLogprobs(prompt_id, 0, (None, *scores))
     return PromptLogprobs(prompt_id, start + 1, scores) if scores else None

@@ -1,4 +1,4 @@
-"""How often each token stands in a sequence, kept as it grows, so that a penalty costs no look at all of it. Pure."""
+"""Token counts of a sequence, updated as it grows, so that penalties need not count it anew at each step. Pure."""
 
 from array import array
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from wire.types import SamplingParams
 
 
 def has_penalty(params: SamplingParams) -> bool:
-    """Whether counts are wanted: some penalty is not neutral."""
+    """Return whether token counts are needed: some penalty is not neutral."""
     return bool(params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty)
 
 
 class TokenCounts:
-    """Mutable, owned by whoever owns the sequence. `ids` are its tokens, each once, as 64-bit integers.
+    """Mutable, owned by the sequence's owner. `ids` are its distinct tokens, as 64-bit integers.
 
-    `outputs[i]` says how often `ids[i]` stands among the outputs. A view of either must not outlive the next `update`.
+    `outputs[i]` is how often `ids[i]` occurs in the outputs. A view of either must not outlive the next `update`.
     """
 
     def __init__(self) -> None:
@@ -24,14 +24,14 @@ class TokenCounts:
         self._num_counted = 0
 
     def update(self, token_ids: Sequence[int], prompt_length: int) -> "TokenCounts":
-        """Count the tokens that came since the last update; the first `prompt_length` of all are the prompt's."""
+        """Count the tokens added since the last update; the first `prompt_length` of `token_ids` are the prompt's."""
         for position in range(self._num_counted, len(token_ids)):
             self._count(token_ids[position], is_output=position >= prompt_length)
         self._num_counted = len(token_ids)
         return self
 
     def fork(self) -> "TokenCounts":
-        """Return counts that go on from the same."""
+        """Return an independent copy."""
         twin = TokenCounts()
         twin.ids, twin.outputs = self.ids[:], self.outputs[:]
         twin._places, twin._num_counted = self._places.copy(), self._num_counted

@@ -38,12 +38,12 @@ from wire.errors import InternalError
 
 @dataclass(frozen=True, slots=True)
 class DoneStep:
-    """A step computed at launch, as CPUs do."""
+    """Implements PendingStep: a step computed at launch, as on CPUs."""
 
     output: StepOutput
 
     def collect(self) -> StepOutput:
-        """Return what the step made."""
+        """Return the step's output."""
         return self.output
 
 
@@ -65,13 +65,13 @@ class TorchModel:
         graph_rows: int = 0,
         step_s: float = DEFAULT_STEP_S,
     ) -> None:
-        """`network` is the transformers model with our attention; `keeps_logits`: it takes `logits_to_keep`.
+        """`network` is the transformers model with our attention; `keeps_logits`: it accepts `logits_to_keep`.
 
-        `rope` is told the lengths of each step's rows, where the network's rotation depends on them.
-        `fused` is what became of the network's weights, where native kernels run it, and `reduce` then sums over the
-        ranks that have a part of them each. The network and the pool lie on `device`, by default the CPU.
-        Steps of up to `graph_rows` sequences that decode are replayed from graphs; the pool then has one block more
-        than `info.layout`, for rows of padding. A step may take `step_s`.
+        `rope` gets the lengths of each step's rows, if the network's RoPE depends on them. `fused` has the network's
+        weights if native kernels run it; `reduce` then sums over the ranks, each with a part of them.
+        The network and the pool are on `device`, by default the CPU. Decode steps of up to `graph_rows` sequences are
+        replayed from graphs; the pool then has one block more than `info.layout`, for padding rows. `step_s` is the
+        time limit of a step.
         """
         device = device or CpuDevice()
         self._network = network
@@ -82,7 +82,7 @@ class TorchModel:
         self._rope = rope
         self._opened, self._device = device, device.torch_device
         self._is_active, self._settle_s = False, queued_s(step_s)
-        self._last_choice: torch.Tensor | None = None  # [num_samples] int64: what the last step launched ahead samples
+        self._last_choice: torch.Tensor | None = None  # [num_samples] int64: samples of the last step launched
         self._pools = _layer_pools(memory)
         self._attention = PagedAttention(self._pools, backend)
         self._written: Callable[[], None] | None = getattr(memory, "written", None)
@@ -94,12 +94,12 @@ class TorchModel:
 
     @property
     def info(self) -> EngineInfo:
-        """What the loaded model and its pool are."""
+        """Properties of the loaded model and its pool."""
         return self._info
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether the device computes later what is launched on it."""
+        """Whether the device computes asynchronously."""
         return self._opened.traits.is_asynchronous
 
     @property
@@ -109,13 +109,13 @@ class TorchModel:
 
     @property
     def memories(self) -> tuple[Memory, ...]:
-        """The pools of all ranks: of one."""
+        """The pools of all ranks; here there is one."""
         return (self._memory,)
 
     def close(self) -> None:
-        """Give the pool back, and the copies of its blocks; no step may follow. Idempotent.
+        """Free the pool and the copies of its blocks; no step may follow. Idempotent.
 
-        It goes now, whoever still holds the model.
+        They are freed at once, even while references to the model remain.
         """
         self._attention.close()
         self._store.close()
@@ -125,13 +125,13 @@ class TorchModel:
         self._memory.close()
 
     def launch(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> PendingStep:
-        """Compute one step. `layer_done(layer)` is called as each layer's KV is written, before its attention.
+        """Compute one step. `layer_done(layer)` is called when each layer's KV is written, before its attention.
 
-        Where the model runs ahead all of this is launched: the pool's mark says when the layer is written.
+        Where the model runs ahead, both are only launched; an event of the pool shows when the layer is written.
         """
         if self._fused is not None and not batch.pools:
             return self._compute(batch, layer_done)
-        with torch.inference_mode():  # whose coming and going costs a step of decoding more than its embedding
+        with torch.inference_mode():  # not in the fused path: entering it costs a decode step more than its embedding
             return self._launch(batch, layer_done) if self.runs_ahead else self._compute(batch, layer_done)
 
     def _compute(self, batch: StepBatch, layer_done: Callable[[int], None] | None) -> DoneStep:
@@ -153,23 +153,22 @@ class TorchModel:
         return step
 
     def _settle(self, error: BaseException) -> None:
-        """Wait for what was launched of a step that failed: it may write blocks that are given away now.
+        """Wait for the launched work of a failed step: it may write blocks that are about to be freed.
 
-        Raises InternalError where that takes more than the steps in flight may: whoever watches the device finds out
-        why.
+        Raises InternalError if that exceeds the limit of the steps in flight; a liveness check then finds out why.
         """
         done = self._opened.event()
         done.record()
         if not wait_until(lambda: done.is_done, self._settle_s):
             raise InternalError(
-                f"what was launched of a step that failed is not done on {self._opened.name} after "
+                f"work launched by a failed step has not ended on {self._opened.name} within "
                 f"{self._settle_s:g} s ({in_a_line(error)})"
             ) from error
 
     def _run(
         self, batch: StepBatch, layer_done: Callable[[int], None] | None
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return the logits of the sampled rows, and the sums of hidden states that were asked for."""
+        """Return the logits of the sampled rows, and the sums of hidden states for `batch.pools`."""
         if batch.scores or batch.pools:
             with self._head.keeping():
                 logits = self._logits(batch, layer_done)
@@ -179,13 +178,13 @@ class TorchModel:
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch, layer_done: Callable[[int], None] | None = None) -> torch.Tensor:
-        """Compute one step and return the logits of its sampled rows, [num_samples, vocab_size], until the next."""
+        """Compute one step; return the logits of its sampled rows, [num_samples, vocab_size], valid until the next."""
         return self._logits(batch, layer_done)
 
     def _logits(self, batch: StepBatch, layer_done: Callable[[int], None] | None) -> torch.Tensor:
         metadata = build(batch, block_size=self._memory.layout.block_size, device=self._device)
         if batch.carried:
-            assert self._last_choice is not None, "what is carried was launched before"
+            assert self._last_choice is not None, "carried tokens are sampled by an earlier step"
             metadata.carry(batch.carried, self._last_choice)
         if self._fused is not None:
             logits = self._fused.run(metadata, layer_done)
@@ -199,7 +198,7 @@ class TorchModel:
 
     @torch.inference_mode()
     def copy_block(self, source: int, target: int) -> None:
-        """Copy one block of every tensor. It is done on return: who gives the source up may let others write it."""
+        """Copy one block of every tensor. It is done on return: the source may then be freed and written."""
         size = self._memory.layout.block_size
         for pool in self._pools:
             for tensor in (pool.keys, pool.values):
@@ -217,7 +216,7 @@ class TorchModel:
         return normed
 
     def _scored(self, batch: StepBatch) -> Iterable[torch.Tensor]:
-        """Return slices of the logits of the batch's score rows, computed as they are read."""
+        """Return slices of the logits of the batch's score rows, computed when they are read."""
         if not batch.scores:
             return ()
         rows = array("q", [score.row for score in batch.scores])
@@ -270,7 +269,7 @@ class TorchModel:
             self._attention.end()
 
     def _marking(self, layer_done: Callable[[int], None] | None) -> Callable[[int], None] | None:
-        """Let a device's pool know how far its KV is complete before a layer is reported."""
+        """Record an event in a device's pool before each layer is reported, so that readers can wait for its KV."""
         written = self._written
         if layer_done is None or written is None:
             return layer_done
@@ -283,7 +282,7 @@ class TorchModel:
 
 
 def _layer_pools(memory: Memory) -> list[LayerPool]:
-    """Return each layer's key and value tensors over the pool's bytes; no page is touched."""
+    """Return each layer's key and value tensors as views of the pool's bytes; touches no page."""
     layout = memory.layout
     pools = []
     for layer in range(layout.num_layers):
@@ -298,7 +297,7 @@ def _pool_tensor(memory: Memory, index: int) -> torch.Tensor:
     count = shape[0] * shape[1] * shape[2]
     dtype = getattr(torch, spec.dtype)
     start, tensor = layout.offsets[index], getattr(memory, "tensor", None)
-    if tensor is None:  # torch.frombuffer would not keep the memory: a step after its close would end the process
+    if tensor is None:  # torch.frombuffer would not keep the memory: a step after its close would crash
         tensor = torch.from_numpy(np.frombuffer(memory.buffer, np.uint8))
     pool: torch.Tensor = tensor
     return pool[start : start + count * dtype.itemsize].view(dtype).view(shape)

@@ -1,4 +1,4 @@
-"""What must stand before torch is imported: which backends it loads, how its threads wait, how little is collected."""
+"""Process settings made before torch is imported: backends to load, thread spinning, garbage collection."""
 
 import gc
 import os
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from devices.npu_package import hide_before_torch
 
-# Turns a libgomp thread spins for the others before it sleeps. Its default of 300,000 burns a core while another
-# process holds one of ours; none at all makes an undisturbed step of two threads twice as long (docs/performance.md).
+# Iterations a libgomp thread spins before it sleeps. Its default of 300,000 wastes a core while another process
+# occupies one of ours; 0 makes an undisturbed step of two threads twice as long (docs/performance.md).
 _SPIN_COUNT = "10000"
 _AUTOLOAD, _SPINS = "TORCH_DEVICE_BACKEND_AUTOLOAD", "GOMP_SPINCOUNT"
 _SET = (_AUTOLOAD, _SPINS)
@@ -20,30 +20,28 @@ _YOUNG, _NEVER = 20_000, 1_000_000
 
 @dataclass(slots=True)
 class _Kept:
-    """What an environment had when the first of those that are in `only_meanwhile` entered; `inside` counts them."""
+    """An environment's values before the first active `only_meanwhile`; `inside` counts the active ones."""
 
     before: dict[str, str | None]
     inside: int = 0
 
 
-_guard = (
-    threading.Lock()
-)  # an environment is the whole process's: what several threads do to it is counted in one place
-_kept: dict[int, _Kept] = {}  # by the environment's id, while somebody is inside
+_guard = threading.Lock()  # the environment belongs to the process: changes by several threads are counted in one place
+_kept: dict[int, _Kept] = {}  # by the environment's id, while an `only_meanwhile` is active
 
 
 def name_backends(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Keep torch from importing each installed device's package, unless the user wants it to. Before torch's import.
+    """Stop torch from importing every installed backend, unless the user wants that. Call before importing torch.
 
-    One whose driver is missing would end every process here, also those on the CPU (torch_npu without CANN). Ours is
-    imported by name when its device is asked for.
+    A backend whose driver is missing (torch_npu without CANN) would crash every process, even on the CPU. The backend
+    in use is imported by name when its device is opened.
     """
     if environ.setdefault(_AUTOLOAD, "0") == "0":
-        hide_before_torch()  # transformers would import it, too
+        hide_before_torch()  # transformers would import it too
 
 
 def prepare_torch(num_threads: int, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Choose how torch's threads wait, where there are several and the user has not chosen. Before torch's import."""
+    """Set how torch's threads wait, if there are several and the user has not set it. Call before importing torch."""
     name_backends(environ)
     if num_threads > 1 and not {_SPINS, "OMP_WAIT_POLICY"} & environ.keys():
         environ[_SPINS] = _SPIN_COUNT
@@ -51,9 +49,9 @@ def prepare_torch(num_threads: int, environ: MutableMapping[str, str] = os.envir
 
 @contextmanager
 def only_meanwhile(environ: MutableMapping[str, str] = os.environ) -> Iterator[None]:
-    """Take back at the end what the two above set: a process that is not ours keeps its environment.
+    """Undo on exit the settings of the two functions above: a process that only embeds us keeps its environment.
 
-    Of several at once, from whatever threads, the last to end takes it back, to what the first one found.
+    If several are active, in any threads, the last to exit restores the values before the first.
     """
     with _guard:
         kept = _kept.setdefault(id(environ), _Kept({name: environ.get(name) for name in _SET}))
@@ -70,13 +68,13 @@ def only_meanwhile(environ: MutableMapping[str, str] = os.environ) -> Iterator[N
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Collect only young garbage meanwhile: what imports and checkpoints make is nearly all kept.
+    """Collect only young garbage in this block: objects from imports and checkpoints nearly all stay alive.
 
-    In a process of ours it is then set apart, so that no later collection walks it in the middle of a step. Where
-    somebody is in `only_meanwhile` it is not: that process may drop the model, and what is set apart stays for good.
+    In our own processes they are then frozen (`gc.freeze`), so that no later collection walks them during a step. Not
+    while an `only_meanwhile` is active: that process may drop the model, and frozen objects are never collected.
     """
     if _kept and "torch" in sys.modules:
-        gc.collect()  # the last one's memory, before this one takes its own
+        gc.collect()  # frees a previous model before this one is loaded
     thresholds = gc.get_threshold()
     gc.set_threshold(_YOUNG, _NEVER, _NEVER)
     try:

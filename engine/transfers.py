@@ -1,7 +1,7 @@
-"""Values between the host and a device without waiting for what the device is doing.
+"""Copy values between host and device without waiting for the device's current work.
 
-Both ways by pinned host memory where torch has a device to pin it for: other copies wait for the device, or are made
-piece by piece. torch keeps pinned memory until the copies that use it have ended.
+Both directions use pinned host memory where torch has an accelerator: other copies wait for the device, or are split
+into pieces. torch keeps pinned memory until the copies that use it have ended.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from devices.interface import Device
 
 
 def upload(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return the host's `values` on `device`, there before what is launched from now on. The host's own is no copy."""
+    """Return host `values` on `device`, ready for work launched from now on; no copy if `device` is the host."""
     if values.device == device:
         return values
     return (values.pin_memory() if _pins() else values).to(device, non_blocking=True)
@@ -24,23 +24,23 @@ def upload_ints(values: Sequence[int], device: torch.device) -> torch.Tensor:
 
 
 class Download:
-    """What a step leaves for the host, copied behind the step's own work. One thread calls it."""
+    """A step's results for the host, copied after the step's own work. One thread calls it."""
 
     def __init__(self, device: Device) -> None:
         self._event = device.event()
         self._pins = _pins()
 
     def take(self, values: torch.Tensor) -> torch.Tensor:
-        """Return a tensor on the host that will have these values once `wait` returns, if `end` was called since."""
+        """Return a host tensor that has these values once `end` was called and `wait` has returned."""
         kept = torch.empty(values.shape, dtype=values.dtype, pin_memory=self._pins)
         return kept.copy_(values, non_blocking=True)
 
     def end(self) -> None:
-        """All is taken."""
+        """Mark the end of the copies; call it after the last `take`."""
         self._event.record()
 
     def wait(self) -> None:
-        """Block until all that was taken is there. Raises what the device failed with."""
+        """Wait until all copies are done. Raises the device's error if it failed."""
         self._event.synchronize()
 
 

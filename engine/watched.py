@@ -1,11 +1,11 @@
-"""A model on a device that may die: after a step that failed the device is tried, and its loss is told once, in words.
+"""A model on a device that may be lost: after a failed or late step the device is tested, and a loss is reported once.
 
-step fails, or is late --> tiny op on the device --done--> its own error, or it goes on
-                             |
-                             +--fails, or is late--> InstanceLost, here and to the owner; nothing more is asked of it
+step fails or is late --> tiny op on the device --done--> the step's own error, or it continues
+                            |
+                            +--fails or is late--> InstanceLost, raised here and reported; the device is not used again
 
-An instance that goes on without its device would answer each prompt with an error at once, and so look idle to whoever
-places prompts. Pools on the host are those of CPUs, which do not die alone: there a model is not watched.
+An instance that kept running without its device would answer every prompt with an error at once, and so look idle to
+placement. Models with pools on the host (CPUs) are not watched: a CPU is not lost alone.
 """
 
 import threading
@@ -24,35 +24,35 @@ from wire.errors import InstanceLost, PdserveError
 
 _log = EventLogger("engine")
 _LOOKS = 4
-"""In the time that a tiny op may take."""
+"""Checks within the time limit of a tiny op."""
 
 OnLost = Callable[[PdserveError], None]
-"""Told once when the device is lost: the instance has to end."""
+"""Called once when the device is lost: the instance must exit."""
 
 Guard = Callable[[], AbstractContextManager[object]]
-"""Makes what work on a device is done within."""
+"""Makes the context in which work on a device runs."""
 
 
 class DeviceWatch:
-    """Knows whether a device was lost. One thread asks things of the device, and another looks after it meanwhile.
+    """Detects the loss of a device. One thread uses the device, and another checks it meanwhile.
 
-    That one is the watch's own, and ends soon after the watch is let go.
+    The checking thread is owned by the watch, and ends soon after the watch is deleted.
     """
 
     def __init__(
         self, device: Device, on_lost: OnLost, touch_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:  # fmt: skip
-        """Takes a few bytes of the device. `touch_s` is what a tiny op may take, behind all that is queued."""
+        """Allocates a few bytes on the device. `touch_s` is the time limit of a tiny op after all queued work."""
         self._touch, self._on_lost, self._touch_s, self._clock = LivenessCheck(device), on_lost, touch_s, clock
         self._lock = threading.Lock()
         self._lost: str | None = None
-        self._since: float | None = None  # when what is asked of the device was begun; None while that is nothing
+        self._since: float | None = None  # when the device's current work started; None if it has none
         looking = (weakref.ref(self), touch_s / _LOOKS)
         threading.Thread(target=_look_after, args=looking, name="device-watch", daemon=True).start()
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Ask something of the device. Raises InstanceLost where it is lost, before or by this."""
+        """Run work on the device. Raises InstanceLost if the device is lost, before or during it."""
         if self._lost is not None:
             raise InstanceLost(self._lost)
         self._since = self._clock()
@@ -67,10 +67,10 @@ class DeviceWatch:
             self._since = None
 
     def look(self) -> bool:
-        """Try the device where what is asked of it takes too long; return whether it is there, as far as is known."""
+        """Test the device if its work takes too long; return False if it is known to be lost."""
         since = self._since
         if since is not None and self._clock() - since > self._touch_s:
-            self._judge(TimeoutError(f"what was asked of it is not done after {self._touch_s:g} s"))
+            self._judge(TimeoutError(f"its work has not ended within {self._touch_s:g} s"))
         return self._lost is None
 
     def _judge(self, error: Exception) -> InstanceLost | None:
@@ -88,7 +88,7 @@ class DeviceWatch:
 
 
 def _look_after(watch: "weakref.ref[DeviceWatch]", interval_s: float) -> None:
-    """Look now and then, until the device or the watch is gone: a wait for a device that hangs has no end."""
+    """Check periodically until the device is lost or the watch deleted: a wait for a hung device never ends."""
     while True:
         time.sleep(interval_s)
         found = watch()
@@ -98,7 +98,7 @@ def _look_after(watch: "weakref.ref[DeviceWatch]", interval_s: float) -> None:
 
 
 class WatchedModel:
-    """Implements Model over another one, all of whose work on the device is guarded."""
+    """Implements Model by delegating to another one, with all work on the device guarded."""
 
     def __init__(self, model: Model, watch: DeviceWatch) -> None:
         self._model, self._watch = model, watch
@@ -139,30 +139,30 @@ class WatchedModel:
             self._model.load_blocks(slots, block_ids)
 
     def close(self) -> None:
-        """See Model: what is on a lost device goes with the process."""
+        """See Model; unguarded: memory on a lost device is freed when the process exits."""
         self._model.close()
 
 
 class _WatchedStep:
-    """Implements Pending."""
+    """Implements PendingStep."""
 
     def __init__(self, pending: PendingStep, watch: DeviceWatch) -> None:
         self._pending, self._watch = pending, watch
 
     def collect(self) -> StepOutput:
-        """See Pending."""
+        """See PendingStep."""
         with self._watch.guard():
             return self._pending.collect()
 
 
 def guard_of(device: Device, on_lost: OnLost, step_s: float) -> Guard:
-    """Return what work on this device is done within; nothing where it cannot be lost alone.
+    """Return the guard for work on this device; it does nothing for a device that cannot be lost alone.
 
-    A step may take `step_s`: until those that are queued had their time the device is not lost.
+    `step_s` is the time limit of a step: the device is not lost before it has passed for all queued steps.
     """
     return nullcontext if device.traits.pools_on_host else DeviceWatch(device, on_lost, queued_s(step_s)).guard
 
 
 def watched(model: Model, device: Device, on_lost: OnLost, step_s: float) -> Model:
-    """Return the model, watched where its device is one that can be lost alone; `step_s` as in guard_of."""
+    """Return the model, watched if its device can be lost alone; `step_s` as in guard_of."""
     return model if device.traits.pools_on_host else WatchedModel(model, DeviceWatch(device, on_lost, queued_s(step_s)))

@@ -1,1 +1,1 @@
-"""Small native functions, built where a compiler is, called by ctypes without the GIL."""
+"""Small native functions, built if there is a C compiler, and called by ctypes without the GIL."""

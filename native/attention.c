@@ -3,8 +3,8 @@
 #include <stdlib.h>
 
 enum {
-    FEW_ROWS = 6,    /* up to here keys and values are used once: no need to lay them out first */
-    CLAIMED_LATE = 4 /* items a thread */
+    FEW_ROWS = 6,    /* up to this many rows, keys and values are used once: packing them does not pay */
+    CLAIMED_LATE = 4 /* items per thread */
 };
 
 const uint32_t attention_struct_sizes[] = {
@@ -24,21 +24,21 @@ void attention_close(struct attention *attention) {
     free(attention);
 }
 
-/* Where the keys and values of a tile lie, in bytes from the pools' start. */
+/* Offsets of a tile's keys and values, in bytes from the pools' start. */
 struct tile {
     int32_t start, head; /* head: the item's first */
     int64_t *keys, *values;
 };
 
-/* What is the same for every tile of an item. */
+/* Values shared by all tiles of an item. */
 struct walk {
     const struct attention *attention;
     const struct item *item;
     struct scratch scratch;
     int32_t rows; /* of one head */
     struct place place;
-    int32_t low, high;       /* the keys that any row sees */
-    const struct walk *next; /* the item that this thread does after this one, if it has one already */
+    int32_t low, high;       /* the range of keys visible to any row */
+    const struct walk *next; /* this thread's next item, if it has claimed one */
 };
 
 static int32_t between(int32_t value, int32_t least, int32_t most) {
@@ -47,7 +47,7 @@ static int32_t between(int32_t value, int32_t least, int32_t most) {
 
 static int32_t element_bytes(int dtype) { return dtype == ATTENTION_BF16 ? 2 : 4; }
 
-/* Return the tile at `start`; past the item's last key, it is that one again. `turn`: which memory to use. */
+/* Return the tile at `start`; positions past the item's last key repeat that key. `turn`: which buffer to use. */
 static struct tile tile_at(const struct walk *walk, int32_t start, int turn) {
     const struct tile tile = {start, walk->item->head, walk->scratch.key_offsets + turn * TILE,
                               walk->scratch.value_offsets + turn * TILE};
@@ -71,13 +71,13 @@ static struct tile tile_at(const struct walk *walk, int32_t start, int turn) {
     return tile;
 }
 
-/* Return where a partition's tiles begin; what is before them nobody sees. */
+/* Return where a partition's tiles begin; no row sees the keys before them. */
 static int32_t first_tile(const struct walk *walk, int32_t part) {
     const int32_t seen = walk->low / TILE * TILE;
     return seen > part * PART ? seen : part * PART;
 }
 
-/* Return the tile this thread takes after the one at `start`; no `keys` where it has none yet. */
+/* Return this thread's tile after the one at `start`; without `keys` if it has none yet. */
 static struct tile tile_after(const struct walk *walk, int32_t start, int turn) {
     if (start + TILE < walk->high && (walk->item->group < 0 || start + TILE < walk->item->end_part * PART))
         return tile_at(walk, start + TILE, turn);
@@ -104,7 +104,7 @@ static struct pool_rows rows_of(const struct walk *walk, const void *pool, int32
     return (struct pool_rows){(const char *)pool + (int64_t)head * bytes, offsets + first, bytes, count};
 }
 
-/* Return head `number` of the item's next tile, nothing where there is none. */
+/* Return head `number` of the item's next tile, empty if there is none. */
 static struct ahead ahead_of(const struct walk *walk, const struct tile *next, int32_t number) {
     const struct attention_layer *layer = walk->attention->layer;
     const int32_t wanted = next->keys == NULL ? 0 : TILE, head = next->head + number;
@@ -112,7 +112,7 @@ static struct ahead ahead_of(const struct walk *walk, const struct tile *next, i
                           rows_of(walk, layer->values, head, layer->value_dim, next->values, 0, wanted)};
 }
 
-/* Bring head `number` of the item past one tile; meanwhile memory is asked for the next one. */
+/* Process one tile for head `number` of the item, and prefetch the next tile meanwhile. */
 static void take_tile(const struct walk *walk, const struct tile *tile, const struct tile *next, int32_t number,
                       const struct softmax *all, struct sight sight, int first) {
     const struct attention *attention = walk->attention;
@@ -145,7 +145,7 @@ static void take_tile(const struct walk *walk, const struct tile *tile, const st
         kernel->product(state.output, padded, weights, TILE, scratch->values, padded, rows, padded, values.count,
                         !first, &ahead);
     }
-    while (fetch_row(&ahead)) continue; /* what a tile of few keys gave no time for */
+    while (fetch_row(&ahead)) continue; /* prefetch the rest, for which a tile of few keys left no time */
 }
 
 /* Fill `state` with the softmax of one partition, all heads of the item. */
@@ -199,7 +199,7 @@ static void attend_whole(const struct walk *walk) {
     store_output(walk, state);
 }
 
-/* Leave the item's partitions in memory; who brings the last of the group merges all, in order. */
+/* Store the item's partitions; the thread that stores the group's last ones merges all, in order. */
 static void attend_parts(const struct walk *walk) {
     const struct attention *attention = walk->attention;
     const struct item *item = walk->item;
@@ -220,7 +220,7 @@ static void attend_parts(const struct walk *walk) {
     store_output(walk, &state);
 }
 
-/* Claim an item; return 0 where none is left. */
+/* Claim an item; return 0 if none is left. */
 static int claim(struct attention *attention, struct walk *walk) {
     const struct attention_layer *layer = attention->layer;
     int index = atomic_fetch_add(&attention->next, 1);
@@ -239,7 +239,7 @@ void attention_work(struct attention *attention, int thread) {
     walks[1] = walks[0];
     struct walk *walk = &walks[0], *other = &walks[1];
     for (int claimed = claim(attention, walk); claimed;) {
-        /* Near the end nothing is claimed before it is begun: another thread may be free for it. */
+        /* Near the end items are not claimed in advance: another thread may be free to take them. */
         int ahead = atomic_load_explicit(&attention->next, memory_order_relaxed) < many && claim(attention, other);
         walk->next = ahead ? other : NULL;
         load_queries(walk);

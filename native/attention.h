@@ -1,8 +1,8 @@
-/* Paged attention on CPU: one layer of one step, from and into strided rows, over a pool of blocks.
+/* Paged attention on CPU: one layer of one step, with strided input and output rows, over a pool of blocks.
  *
  *     pool     [block][offset][kv head][dim]; a slot is block * block_size + offset
  *     step     sequence i has the rows query_ends[i-1] .. query_ends[i], its newest tokens, and kv_lengths[i] keys,
- *              those rows' included; a query sees the keys up to its own (window > 0: the last `window` of those)
+ *              including those rows'; a query sees the keys up to its own (window > 0: the last `window` of those)
  *
  *     one thread        attention_prepare
  *     every thread      attention_write (a share of the new tokens)
@@ -11,8 +11,8 @@
  *                       -- barrier before the output is read --
  *
  * Scores, softmax and sums are float32. Keys are taken in partitions that begin at fixed positions and are merged in
- * order, so a row's result depends on its own sequence alone: not on its neighbours, the threads, or on whether it
- * came alone or in a chunk.
+ * order, so a row's result depends only on its own sequence: not on other rows, the threads, or whether it is computed
+ * alone or in a chunk.
  */
 
 #ifndef NATIVE_ATTENTION_H
@@ -26,15 +26,15 @@ enum attention_dtype { ATTENTION_F32, ATTENTION_BF16 };
 
 enum { ATTENTION_MAX_DIM = 256, ATTENTION_DIM_STEP = 8 };
 
-/* What an entry point returns. */
+/* Return values of the entry points. */
 enum attention_error { ATTENTION_OK, ATTENTION_NO_MEMORY, ATTENTION_BAD_SHAPE, ATTENTION_BAD_BLOCK };
 
 /* A step's sequences. `blocks` has the tables one after another: sequence i's are table_ends[i-1] .. table_ends[i]. */
 struct attention_step {
-    int32_t num_sequences, num_tokens, block_size, num_blocks; /* num_blocks: of the pool */
+    int32_t num_sequences, num_tokens, block_size, num_blocks; /* num_blocks: size of the pool */
     const int32_t *query_ends, *kv_lengths;                    /* [num_sequences] */
     const int32_t *table_ends, *blocks;                        /* [num_sequences], [table_ends[last]] */
-    const int64_t *slots;                                      /* [num_tokens]: where the new tokens' KV goes */
+    const int64_t *slots;                                      /* [num_tokens]: slots of the new tokens' KV */
 };
 
 /* [num_tokens][heads][dim] in any order of the first two; strides count elements. */
@@ -58,24 +58,24 @@ struct attention_layer {
 /* Bytes of struct attention_step, attention_rows and attention_layer, which native/attention.py mirrors. */
 extern const uint32_t attention_struct_sizes[];
 
-/* Scratch memory for the threads of one team, and the plan of the layer in hand. */
+/* Scratch memory for the threads of one team, and the plan of the current layer. */
 struct attention;
 
-/* Returns NULL where memory is short. `threads` outlives it; both count and instructions are taken from there. */
+/* Returns NULL if out of memory. `threads` must outlive it, and determines thread count and instructions. */
 struct attention *attention_open(struct threads *threads);
 
 void attention_close(struct attention *attention);
 
-/* Check and plan a layer, before the threads begin. The layer's struct stays where it is until they are done. */
+/* Check and plan a layer, before the threads start. The layer's struct must stay valid until they are done. */
 int attention_prepare(struct attention *attention, const struct attention_layer *layer);
 
-/* Copy this thread's share of the new keys and values into the pool, all of it where count is 1. */
+/* Copy this thread's share of the new keys and values into the pool; all of them if count is 1. */
 void attention_write(const struct attention_layer *layer, int thread, int count);
 
-/* Attend until all pieces of the prepared layer are claimed. */
+/* Compute attention until all items of the prepared layer are claimed. */
 void attention_work(struct attention *attention, int thread);
 
-/* The same as whole calls, for those who are in no parallel region. Return enum attention_error. */
+/* The same as complete calls, for callers outside a parallel region. Return enum attention_error. */
 enum { ATTENTION_WRITE = 1, ATTENTION_ATTEND = 2 };
 int attention_run(struct attention *attention, const struct attention_layer *layer, int what);
 

@@ -13,13 +13,13 @@ F32, BF16 = 0, 1
 """enum attention_dtype."""
 MAX_DIM, DIM_STEP = 256, 8
 WRITE, ATTEND = 1, 2
-_ERRORS = ("", "there is no memory for it", "a shape or length is wrong", "a block or slot is outside the pool")
+_ERRORS = ("", "out of memory", "a shape or length is wrong", "a block or slot is outside the pool")
 _int32, _pointer = ctypes.c_int32, ctypes.c_void_p
-_Export = ctypes.c_char * 0  # of a buffer of any size: its length is not looked at
+_Export = ctypes.c_char * 0  # for a buffer of any size: its length is not checked
 
 
 class AttentionStep(ctypes.Structure):
-    """struct attention_step; `exports` holds the arrays that it points into."""
+    """struct attention_step; `exports` keeps alive the arrays that it points to."""
 
     exports: "list[ctypes.Array[ctypes.c_char]]"
 
@@ -51,7 +51,7 @@ class AttentionLayer(ctypes.Structure):
 
 
 def check_structs(library: EngineLibrary) -> None:
-    """Raise NoNative for a library whose structs are of other sizes than these."""
+    """Raise NoNative for a library whose struct sizes differ from these."""
     library.check_sizes("attention_struct_sizes", (AttentionStep, Rows, AttentionLayer))
 
 
@@ -59,9 +59,9 @@ def step_of(
     query_ends: "array[int]", kv_lengths: "array[int]", table_ends: "array[int]", blocks: "array[int]",
     slots: "array[int]", *, block_size: int, num_blocks: int,
 ) -> AttentionStep:  # fmt: skip
-    """Return a step over these arrays, of int32 but for the slots, of int64; they stay, at this size, while it does.
+    """Return a step over these arrays: int32, except `slots` (int64). They must not be resized while it is in use.
 
-    `num_blocks` is the pool's.
+    `num_blocks` is the pool's size.
     """
     exports = [_Export.from_buffer(column) for column in (query_ends, kv_lengths, table_ends, blocks, slots)]
     step = AttentionStep(len(query_ends), len(slots), block_size, num_blocks, *map(ctypes.addressof, exports))
@@ -73,7 +73,7 @@ class AttentionMemory:
     """The scratch memory and plan of one team of threads; `address` is the struct attention *. One caller at a time."""
 
     def __init__(self, threads: Threads) -> None:
-        """Raises MemoryError. `threads` stays open while this is used."""
+        """Raises MemoryError. `threads` must stay open while this is used."""
         self.threads = threads
         functions = threads.library.functions
         functions.attention_open.argtypes, functions.attention_open.restype = (_pointer,), _pointer
@@ -83,7 +83,7 @@ class AttentionMemory:
         self._close = functions.attention_close
         self._address: int | None = functions.attention_open(threads.address)
         if self._address is None:
-            raise MemoryError("there is no memory for attention")
+            raise MemoryError("no memory for attention's scratch buffers")
 
     @property
     def address(self) -> int:
@@ -93,9 +93,9 @@ class AttentionMemory:
         return self._address
 
     def run(self, layer: AttentionLayer, what: int) -> None:
-        """Write the layer's new KV, attend, or both (WRITE, ATTEND); without the GIL.
+        """Write the layer's new KV, compute attention, or both (WRITE, ATTEND); without the GIL.
 
-        Raises ValueError for a layer that attention_prepare refuses and after either was closed, MemoryError.
+        Raises ValueError for a layer that attention_prepare refuses or if this or the team is closed, and MemoryError.
         """
         assert self.threads.address, "the team is open"
         error = self._run(self.address, ctypes.addressof(layer), what)

@@ -1,4 +1,4 @@
-/* What one instruction set brings to attention: the loops over numbers. attention_kernel.c has them. */
+/* The numeric loops of attention for one instruction set; defined in attention_kernel.c. */
 
 #ifndef NATIVE_ATTENTION_KERNEL_H
 #define NATIVE_ATTENTION_KERNEL_H
@@ -8,18 +8,18 @@
 #include "attention.h"
 
 enum {
-    TILE = 64,        /* keys taken at once */
-    FETCHED_A_ROW = 6 /* rows of the next tile that are asked for beside the softmax of one row */
+    TILE = 64,        /* keys processed at once */
+    FETCHED_A_ROW = 6 /* rows of the next tile that are prefetched during the softmax of one row */
 };
 
-/* What the right factor of a product is: floats in rows one after another, or numbers of a dtype anywhere. */
+/* The right factor of a product: contiguous rows of floats, or scattered rows of some dtype. */
 enum right_kind { RIGHT_MATRIX, RIGHT_F32, RIGHT_BF16 };
 
-/* To the nearest, a tie to the even one. */
+/* Round to nearest, ties to even. */
 static inline uint16_t round_to_bf16(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
-    if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return 0x7FC0; /* not a number */
+    if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return 0x7FC0; /* NaN */
     return (uint16_t)((bits + 0x7FFFu + (bits >> 16 & 1)) >> 16);
 }
 
@@ -48,12 +48,12 @@ struct pool_rows {
     int32_t bytes, count;
 };
 
-/* What is wanted next: memory is asked for it little by little, beside the work at hand. */
+/* The next data: prefetched little by little during the current work. */
 struct ahead {
     struct pool_rows keys, values;
 };
 
-/* Ask for one more row; return 0 where none is left. */
+/* Prefetch one more row; return 0 if none is left. */
 static inline int fetch_row(struct ahead *ahead) {
     struct pool_rows *rows = ahead->keys.count > 0 ? &ahead->keys : &ahead->values;
     if (rows->count == 0) return 0;
@@ -63,8 +63,8 @@ static inline int fetch_row(struct ahead *ahead) {
 }
 
 struct attention_kernel {
-    int lanes, score_keys; /* `score` takes so many keys at once */
-    /* scores [rows][TILE] = query [rows][dim] x keys where they lie, up to six rows; the bits are those of pack_keys and
+    int lanes, score_keys; /* keys that `score` processes at once */
+    /* scores [rows][TILE] = query [rows][dim] x unpacked keys, up to six rows; the same bits as with pack_keys and
      * product */
     void (*score)(float *scores, const float *query, struct pool_rows keys, int dim, int dtype, int rows,
                   struct ahead *ahead);
@@ -72,18 +72,18 @@ struct attention_kernel {
     void (*pack_keys)(float *to, struct pool_rows rows, int dim, int dtype, struct ahead *ahead);
     /* to [count][padded] = the values in `rows`, 0 from `dim` on */
     void (*expand_values)(float *to, struct pool_rows rows, int dim, int padded, int dtype);
-    /* c [rows][columns] = a [rows][depth] x b [depth][columns], added to c where `add`; `columns` fills vectors */
+    /* c [rows][columns] = a [rows][depth] x b [depth][columns], added to c if `add`; `columns` fills vectors */
     void (*product)(float *c, int c_stride, const float *a, int a_stride, const float *b, int b_stride, int rows,
                     int columns, int depth, int add, struct ahead *ahead);
-    /* the same with b's rows where they lie; `dim` fills vectors */
+    /* the same with unpacked rows of b; `dim` fills vectors */
     void (*product_in_place)(float *c, int c_stride, const float *a, int a_stride, struct pool_rows b, int dtype,
                              int rows, int dim, int add, struct ahead *ahead);
-    /* scores [rows][TILE] -> exp(score - max), 0 where a row sees nothing; `state` is brought to the new max */
+    /* scores [rows][TILE] -> exp(score - max), 0 for keys a row does not see; `state` is rescaled to the new max */
     void (*soften)(float *scores, const struct softmax *state, struct sight sight, int rows, int padded, float softcap,
                    int first, struct ahead *ahead);
-    /* state = state and then part, row by row */
+    /* merge `part` into `state`, row by row */
     void (*merge)(const struct softmax *state, const struct softmax *part, int rows, int padded);
-    /* to [dim] of `dtype` = output / sum of row `row`; the sink, if there is one, is part of the sum */
+    /* to [dim] of `dtype` = output / sum of row `row`; the sum includes the sink, if there is one */
     void (*finish)(void *to, int dtype, const struct softmax *state, int row, int dim, int padded, const float *sink);
     /* to [dim] = from [dim] of `dtype`, times scale */
     void (*load_query)(float *to, const void *from, int dtype, int dim, float scale);

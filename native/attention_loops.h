@@ -2,7 +2,7 @@
  *
  *     ISA, TARGET             a suffix for names, the function attribute that allows the instructions
  *     vec, LANES              a vector of floats, how many it has
- *     SIDE                    how many vectors of keys `score` turns at once
+ *     SIDE                    how many vectors of keys `score` transposes at once
  *     WIDE                    how many vectors of columns `product` keeps in registers for each of six rows
  *     LOAD STORE SET FMA MAX SUM LARGEST
  *     WIDEN                   LANES bf16 numbers in memory as floats
@@ -12,10 +12,10 @@
  *     ZERO_BELOW(v, x, least) v, 0 where x < least
  */
 
-/* exp(x) for x <= 20; 0 below -86.6; exp(0) is 1. A relative error of 2e-7, and of 3e-8 times x more. NaN stays NaN:
- * MAX returns its second argument where one of both is none. */
+/* exp(x) for x <= 20; 0 below -86.6; exp(0) is 1. Relative error: 2e-7 + 3e-8 |x|. NaN stays NaN: MAX returns its
+ * second argument if either is NaN. */
 TARGET INLINE vec NAME(exp)(vec x) {
-    const vec magic = SET(12582912.0f), least = SET(-86.6f); /* 1.5 * 2^23: its low bits take a rounded integer */
+    const vec magic = SET(12582912.0f), least = SET(-86.6f); /* 1.5 * 2^23: rounds to an integer when added */
     const vec log2_e = SET(1.44269504f);
     vec bounded = MAX(least, x);
     vec shifted = FMA(bounded, log2_e, magic), n = shifted - magic;
@@ -65,7 +65,7 @@ TARGET static void NAME(pack_keys)(float *to, struct pool_rows rows, int dim, in
     }
 }
 
-/* `rows` and `halves` are constants where this is called: what is turned meets the queries while it is in registers. */
+/* Callers pass constant `rows` and `halves`, so that transposed keys are used while they are in registers. */
 TARGET INLINE void NAME(score_block)(float *scores, const float *query, const struct pool_rows keys, int dim,
                                      const int rows, const int halves, struct ahead *ahead) {
     for (int key = 0; key < keys.count; key += SIDE * LANES) {
@@ -132,7 +132,7 @@ struct NAME(right) {
     int64_t stride;
 };
 
-/* `rows`, `width` and `kind` are constants where this is called: everything stays in registers. */
+/* Callers pass constant `rows`, `width` and `kind`, so that all sums stay in registers. */
 TARGET INLINE void NAME(block)(float *c, int c_stride, const float *a, int a_stride, const struct NAME(right) b,
                                const int rows, const int width, const enum right_kind kind, int depth, int add,
                                struct ahead *ahead) {
@@ -198,8 +198,8 @@ TARGET INLINE void NAME(scale_row)(float *row, int length, float factor) {
     for (int i = 0; i < length; i += LANES) STORE(row + i, LOAD(row + i) * SET(factor));
 }
 
-/* The largest score of a row, minus infinity where it sees nothing; what it does not see becomes that too. Beside NaN
- * it may be any of the row's: what matters is that their weights are NaN, and so is their sum. */
+/* Set scores the row does not see to -inf; return the largest score, -inf if it sees none. In a row with NaN it may be
+ * any score: the weights and their sum are NaN in any case. */
 TARGET INLINE float NAME(largest_seen)(float *scores, int low, int high, float softcap) {
     if (softcap > 0.0f)
         for (int i = 0; i < TILE; i += LANES) STORE(scores + i, NAME(cap)(LOAD(scores + i), softcap));
@@ -235,7 +235,7 @@ TARGET static void NAME(soften)(float *scores, const struct softmax *state, stru
 TARGET static void NAME(merge)(const struct softmax *state, const struct softmax *part, int rows, int padded) {
     for (int r = 0; r < rows; r++) {
         float ours = state->max[r], theirs = part->max[r];
-        if (theirs == -INFINITY && part->sum[r] == 0.0f) continue; /* a sum of NaN is not left out */
+        if (theirs == -INFINITY && part->sum[r] == 0.0f) continue; /* a NaN sum must not be skipped */
         float largest = theirs > ours ? theirs : ours;
         float keep = NAME(exp_one)(ours - largest), take = NAME(exp_one)(theirs - largest);
         float *output = state->output + r * padded;

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 enum { ITEMS_A_THREAD = 4, PACK_ROWS = 8, FLOATS_A_LINE = 16 };
-static const int64_t PARTIALS_MAX = 4 << 20; /* floats; what is past it is not split */
+static const int64_t PARTIALS_MAX = 4 << 20; /* floats; larger partials are not split */
 
 /* The queries and KV heads of one sequence that are planned together. */
 struct unit {
@@ -27,7 +27,7 @@ struct place place_of(const struct attention_step *step, const struct item *item
 
 struct softmax softmax_at(float *at, int64_t rows) { return (struct softmax){at, at + rows, at + 2 * rows}; }
 
-/* Make room for `count` elements, which may move and lose what they held. */
+/* Reserve `count` elements; the array may move and lose its contents. */
 static int reserve(void **held, int64_t *count_held, int64_t count, size_t size) {
     if (count <= *count_held) return 1;
     free(*held);
@@ -73,7 +73,7 @@ static struct unit unit_of(const struct attention *attention, int32_t sequence, 
 
 typedef int unit_function(struct attention *attention, const struct unit *unit, void *context);
 
-/* Call `function` for every unit, a chunk's last queries first: they have the most keys. */
+/* Call `function` for every unit, the last queries of a chunk first, as they have the most keys. */
 static int for_units(struct attention *attention, unit_function *function, void *context) {
     const struct attention_step *step = attention->layer->step;
     int32_t tile = ROWS / attention->heads_a_group;
@@ -92,7 +92,7 @@ struct need {
     int64_t cost, items, groups, target;
 };
 
-/* How a unit is cut: heads in one item, partitions in one item. */
+/* How a unit is split: heads and partitions per item. */
 struct cut {
     int32_t heads, parts;
 };
@@ -116,7 +116,7 @@ static int add_cost(struct attention *attention, const struct unit *unit, void *
     return 1;
 }
 
-/* Cut one head's partitions into items of a new group. */
+/* Split one head's partitions into items of a new group. */
 static void add_group(struct attention *attention, struct item item, int32_t parts) {
     struct group *group = &attention->groups[attention->num_groups];
     int64_t rows = (int64_t)item.num_queries * attention->heads_a_group;
@@ -145,7 +145,7 @@ static int add_items(struct attention *attention, const struct unit *unit, void 
     return 1;
 }
 
-/* Floats that one thread needs, each piece at the start of a line. */
+/* Floats that one thread needs, each buffer starting at a cache line. */
 static int64_t scratch_floats(const struct attention *attention) {
     const struct attention_layer *layer = attention->layer;
     int64_t rows = attention->rows_max;

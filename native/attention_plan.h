@@ -1,4 +1,4 @@
-/* How a layer's attention is cut into items that threads claim, and the memory they need. */
+/* How a layer's attention is split into items that threads claim, and the memory they need. */
 
 #ifndef NATIVE_ATTENTION_PLAN_H
 #define NATIVE_ATTENTION_PLAN_H
@@ -8,16 +8,17 @@
 #include "attention_kernel.h"
 
 /* Keys [p * PART, (p + 1) * PART) are partition p of every sequence: a row's result is that of its partitions, merged
- * in order, whoever computes them. A chunk is cut into query tiles of about ROWS rows (queries x heads of a group). */
+ * in order, by whichever threads computed them. A chunk is split into query tiles of about ROWS rows (queries x heads
+ * of a group). */
 enum { PART = 2 * TILE, ROWS = 64 };
 
 /* Some queries of one sequence, some of its KV heads, some partitions. */
 struct item {
     int32_t sequence, head, num_heads, first_query, num_queries, first_part, end_part;
-    int32_t group; /* -1: these are all partitions; else the group that has the others */
+    int32_t group; /* -1: the item has all partitions; else the group with the other ones */
 };
 
-/* Items that share their rows: each leaves its partitions' softmax in memory, the last one merges them. */
+/* Items with the same rows: each stores its partitions' softmax, and the last one merges them. */
 struct group {
     _Atomic int left;
     int32_t first_part, num_parts;
@@ -38,7 +39,7 @@ struct attention {
     const struct attention_kernel *kernel;
     const struct attention_layer *layer;
     int32_t heads_a_group, padded, rows_max; /* padded: value_dim up to whole vectors */
-    _Atomic int next;                        /* the item to be claimed */
+    _Atomic int next;                        /* the next item to claim */
     struct item *items;
     struct group *groups;
     float *partials, *memory; /* memory: all threads' scratch */
@@ -54,7 +55,7 @@ struct place place_of(const struct attention_step *step, const struct item *item
 /* Floats that one partition of `rows` rows needs: max, sum, output. */
 static inline int64_t softmax_floats(int64_t rows, int64_t padded) { return rows * (padded + 2); }
 
-/* The softmax of `rows` rows that lies at `at`. */
+/* The softmax state of `rows` rows at address `at`. */
 struct softmax softmax_at(float *at, int64_t rows);
 
 /* The memory of thread `thread`. */

@@ -1,9 +1,9 @@
-"""A build in the background: a child whose compilers have low priority, and which ends when its parent does.
+"""A build in the background: a child process whose compilers have low priority, and which exits with its parent.
 
 parent                          child (native/build_child.py)
----- stdin: nothing but its end -->  that end stops the build: no compiler, no draft is left
-<--- stdout: why it failed --------  empty where it did not
----- the library's lock ---------->  held until it ends, so that of many processes one builds
+---- stdin: only its EOF --------->  stops the build: compilers are killed, drafts removed
+<--- stdout: why it failed --------  empty on success
+---- the library's lock ---------->  held until it exits, so that only one of many processes builds
 """
 
 import os
@@ -15,26 +15,26 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 BACKGROUND_TIMEOUT_S = 900.0
-"""Who stands back may be waiting long for a core."""
+"""Low-priority compilers may wait long for a core."""
 _ROOT = str(Path(__file__).parents[1])
 _GRACE_S = 10.0
-_SAID_MAX = 2000
+_OUTPUT_MAX = 2000
 
-Told = Callable[[str | None], None]
-"""Told the end of a build, from its own thread: None, or why it failed."""
+OnEnd = Callable[[str | None], None]
+"""Called when a build ends, from the build's thread: with None, or why it failed."""
 
 
 class Build:
     """Owner of the child process and of the thread that waits for it."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", told: Told) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", on_end: OnEnd) -> None:
         """Made by start_build."""
-        self._process, self._told = process, told
+        self._process, self._on_end = process, on_end
         self._thread = threading.Thread(target=self._watch, name="native-build", daemon=True)
         self._thread.start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Return whether the build has ended, well or not, and was told of, within the time."""
+        """Return whether the build has ended, successfully or not, and `on_end` has returned, within the time."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -45,19 +45,22 @@ class Build:
             poll.register(process.stdout, select.POLLIN)
             if not poll.poll((BACKGROUND_TIMEOUT_S + _GRACE_S) * 1000):
                 process.kill()
-            said = process.stdout.read(_SAID_MAX).decode(errors="replace").strip()
+            output = process.stdout.read(_OUTPUT_MAX).decode(errors="replace").strip()
         if process.returncode == 0:
-            self._told(None)
+            self._on_end(None)
         else:
-            self._told(said or f"its build ended with status {process.returncode}")
+            self._on_end(output or f"its build ended with status {process.returncode}")
 
 
-def start_build(name: str, lock_fd: int, environ: Mapping[str, str], told: Told) -> Build:
-    """Let a child build library `name`, whose lock is `lock_fd`; the caller closes its own. Raises OSError."""
+def start_build(name: str, lock_fd: int, environ: Mapping[str, str], on_end: OnEnd) -> Build:
+    """Start a child that builds library `name` and inherits its lock `lock_fd`, which the caller closes.
+
+    Raises OSError.
+    """
     command = [sys.executable, "-P", "-m", "native.build_child", name, str(lock_fd)]
-    ours = os.pathsep.join(filter(None, (_ROOT, environ.get("PYTHONPATH"))))  # it builds these sources, no others
+    ours = os.pathsep.join(filter(None, (_ROOT, environ.get("PYTHONPATH"))))  # so that it builds these sources
     process = subprocess.Popen(  # noqa: S603  our own interpreter and module
         command, env={**environ, "PYTHONPATH": ours}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, pass_fds=(lock_fd,), process_group=0, cwd=os.sep,
     )  # fmt: skip
-    return Build(process, told)
+    return Build(process, on_end)

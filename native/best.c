@@ -1,15 +1,15 @@
-/* A row is read twice, the second time from a cache: for the largest score, then for where it stands.
+/* A row is read twice, the second time from a cache: for the largest score, then for its column.
  *
- * Scores are compared as integers in the same order: compilers make vectors of that, where NaN and signed zeros forbid
- * it of floats.
+ * Scores are compared as integers in the same order: compilers vectorise that; for floats, NaN and signed zeros prevent
+ * it.
  */
 
 #include "best.h"
 
 #include <string.h>
 
-enum { BLOCK = 512 };     /* scores that are searched together */
-enum { ALONE = 1 << 16 }; /* scores that are no work for a team */
+enum { BLOCK = 512 };     /* scores searched together */
+enum { ALONE = 1 << 16 }; /* fewer scores are not worth a team */
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -21,7 +21,7 @@ struct work {
     enum isa isa;
 };
 
-/* An integer that is larger where the score is; equal for both zeros, and the largest of all for NaN. */
+/* An integer in the order of the scores; equal for both zeros, and the largest of all for NaN. */
 INLINE int32_t rank_of(float score) {
     int32_t bits;
     memcpy(&bits, &score, sizeof bits);

@@ -13,9 +13,9 @@ from native.termination import unwind_on_sigterm
 
 
 def main(limit_s: float = BUILD_TIMEOUT_S) -> int:
-    """Build what is missing, with a line on stderr for each library, in at most `limit_s`.
+    """Build missing libraries, with a line on stderr for each, in at most `limit_s`.
 
-    Returns 1 where there are no native functions, which is no disaster.
+    Returns 1 if the native functions cannot be built; Python then replaces them.
     """
     unwind_on_sigterm()
     try:
@@ -30,7 +30,7 @@ def main(limit_s: float = BUILD_TIMEOUT_S) -> int:
 
 
 def build_all(limit_s: float = BUILD_TIMEOUT_S) -> None:
-    """Build every library that is missing, in at most `limit_s` together. Raises NoNative."""
+    """Build every missing library, in at most `limit_s` in total. Raises NoNative."""
     deadline = time.monotonic() + limit_s
     for number, recipe in enumerate(RECIPES.values(), 1):
         if not is_built(recipe, os.environ):

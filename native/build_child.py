@@ -1,4 +1,4 @@
-"""`python -m native.build_child NAME LOCK`: the child of native/background.py, which says how it is spoken to."""
+"""`python -m native.build_child NAME LOCK`: the child process of native/background.py, which has the protocol."""
 
 import os
 import signal
@@ -13,13 +13,13 @@ from native.jobs import Limits
 from native.libraries import RECIPES
 from native.termination import unwind_on_sigterm
 
-_NICE = 15  # a 28th of what a busy instance gets: it is not held up, and the build still ends
+_NICE = 15  # a 28th of a busy instance's CPU share: does not delay it, and the build still finishes
 _STDIN = 0
 
 
 def main(argv: Sequence[str]) -> int:
-    """Build one library while stdin is open. Returns 1, having said why, where that fails."""
-    name, _lock = argv  # the descriptor is ours as long as we live
+    """Build one library while stdin is open. On failure prints the reason and returns 1."""
+    name, _lock = argv  # the lock is held until this process exits
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     unwind_on_sigterm()
     limits = Limits(time.monotonic() + BACKGROUND_TIMEOUT_S, stop_fd=_STDIN, nice=_NICE)

@@ -1,14 +1,14 @@
-"""Build a library once, keep it, open it.
+"""Build a library once, cache it, and open it.
 
     native/*.c, *.h --compiler--> <cache>/native/<name>-<key>-<compiler's stamp>.so --dlopen, self-check--> T
 
-    find_library     takes what is there, and has a child build what is not (native/background.py): it never waits
-    build_library    builds here and now
+    find_library     uses a cached library, or starts a child that builds it (native/background.py); never waits
+    build_library    builds in this process if needed
 
-Instructions beyond the platform's least are chosen when a function runs. Without a compiler a library that one built
-earlier from the same sources is taken. PDSERVE_NATIVE=off, no compiler, a failed build: there is no library, and
-callers do the work in Python. A library that was built meanwhile is taken at the next start: within one run the
-arithmetic stays what it was.
+Instructions beyond the platform's baseline are selected at run time. Without a compiler, a library built earlier from
+the same sources is used. With PDSERVE_NATIVE=off, no compiler or a failed build there is no library, and callers do the
+work in Python. A library built in the background is used from the next start: within one run the arithmetic does not
+change.
 """
 
 import json
@@ -27,7 +27,7 @@ from native.jobs import Limits
 from native.recipe import Recipe
 
 VARIABLE = "PDSERVE_NATIVE"
-BUILD_TIMEOUT_S = 600.0  # 18 s of CPU time on one core, and a busy machine gives a thirtieth of one
+BUILD_TIMEOUT_S = 600.0  # 18 s of CPU time on one core; a busy machine may give a thirtieth of one
 T = TypeVar("T")
 
 _log = logging.getLogger("pdserve.native")
@@ -35,9 +35,9 @@ _log = logging.getLogger("pdserve.native")
 
 @dataclass(frozen=True, slots=True)
 class Found(Generic[T]):
-    """A library, or why there is none for now.
+    """A library, or why there is none now.
 
-    `is_awaited`: it is being built, by this process's child (`build`) or another's, and the next start will have it.
+    `is_awaited`: it is being built, by this process's child (`build`) or another's, for the next start.
     """
 
     library: T | None
@@ -47,9 +47,9 @@ class Found(Generic[T]):
 
 
 def find_library(recipe: Recipe[T], environ: Mapping[str, str]) -> Found[T]:
-    """Return the library if it is there; otherwise let it be built in the background. One line in the log says so.
+    """Return the library if it is built; otherwise start building it in the background, and log that.
 
-    Nothing is said under PDSERVE_NATIVE=off. Raises ValueError for other values than on and off.
+    Nothing is logged with PDSERVE_NATIVE=off. Raises ValueError for values other than on and off.
     """
     wanted = environ.get(VARIABLE) or "on"
     if wanted not in ("on", "off"):
@@ -67,12 +67,12 @@ def find_library(recipe: Recipe[T], environ: Mapping[str, str]) -> Found[T]:
 
 
 def is_built(recipe: Recipe[T], environ: Mapping[str, str]) -> bool:
-    """Return whether the library is there and works. Raises NoNative where it is not and cannot be built."""
+    """Return whether the library is built and works. Raises NoNative if it is not and cannot be built."""
     return _Place.of(recipe, environ).open() is not None
 
 
 def build_library(recipe: Recipe[T], environ: Mapping[str, str], *, timeout_s: float = BUILD_TIMEOUT_S) -> T:
-    """Return the opened library, from the cache if it is there; a build that failed before is tried again.
+    """Return the opened library, built if it is not cached; a build that failed before is tried again.
 
     Raises NoNative.
     """
@@ -88,22 +88,22 @@ def build_library(recipe: Recipe[T], environ: Mapping[str, str], *, timeout_s: f
 
 
 def build_locked(recipe: Recipe[T], environ: Mapping[str, str], limits: Limits) -> T:
-    """Do what build_library does, for a caller that holds the lock. Raises NoNative, OSError."""
+    """Like build_library, for a caller that holds the lock. Raises NoNative, OSError."""
     return _Place.of(recipe, environ).build(environ, limits)
 
 
 @dataclass(frozen=True, slots=True)
 class _Place(Generic[T]):
-    """Where a recipe's library lies once it is built, and who builds it."""
+    """The path of a recipe's library, and the compiler that builds it."""
 
     recipe: Recipe[T]
     folder: Path
     compiler: Compiler | None
-    path: Path | None  # None: no compiler, and nothing built by one earlier
+    path: Path | None  # None: no compiler, and no library built earlier
 
     @classmethod
     def of(cls, recipe: Recipe[T], environ: Mapping[str, str]) -> "_Place[T]":
-        """Raises NoNative for a compiler that was named and is not there."""
+        """Raises NoNative for a $CC that does not exist."""
         folder, compiler = library_folder(environ), find_compiler(environ)
         stem = f"{recipe.name}-{recipe.key()}"
         if compiler is not None:
@@ -111,19 +111,19 @@ class _Place(Generic[T]):
         return cls(recipe, folder, None, next(iter(sorted(folder.glob(f"{stem}-*.so"))), None))
 
     def open(self) -> T | None:
-        """Return the library; None where it can be built. Raises NoNative where it cannot, nor be taken."""
+        """Return the library; None if it has to be built. Raises NoNative if it is unusable and cannot be built."""
         try:
             if self.path is not None and is_ours(self.folder) and is_ours(self.path):
                 return self.recipe.open(self.path)
         except NoNative:
             if self.compiler is None or not is_ours(self.folder):
-                raise  # else the file alone is bad: it is built anew
+                raise  # else only the file is bad: it is rebuilt
         if self.compiler is None:
             raise NoNative("there is no C compiler (CC, cc, gcc, clang)")
         return None
 
     def build(self, environ: Mapping[str, str], limits: Limits) -> T:
-        """Build and open it; the lock is ours. Raises NoNative, OSError."""
+        """Build and open it; the caller holds the lock. Raises NoNative, OSError."""
         assert self.compiler is not None
         assert self.path is not None
         try:
@@ -145,7 +145,7 @@ class _Place(Generic[T]):
         return self.recipe.open(self.path)
 
     def why_failed(self) -> str | None:
-        """Return why the last build failed, where one did with these sources and this compiler."""
+        """Return why the last build failed, None if none did with these sources and this compiler."""
         try:
             return self._failed.read_text(encoding="utf-8", errors="replace").strip()
         except FileNotFoundError:
@@ -172,23 +172,23 @@ def _find(place: _Place[T], environ: Mapping[str, str]) -> Found[T]:
         raise NoNative(f"the build failed before, `python -m native.build` tries again: {failed}")
     try:
         lock = try_lock(place.folder, place.recipe.name)
-        return _start(place, environ, lock) if lock is not None else Found(None, "another process builds it", True)
+        return _start(place, environ, lock) if lock is not None else Found(None, "another process is building it", True)
     except OSError as error:
         raise NoNative(f"{place.folder} cannot be written: {error}") from error
 
 
 def _start(place: _Place[T], environ: Mapping[str, str], lock: int) -> Found[T]:
     try:
-        library = place.open()  # whoever had the lock may have built it
+        library = place.open()  # the previous owner of the lock may have built it
         if library is not None:
             return Found(library)
-        build = start_build(place.recipe.name, lock, environ, lambda reason: _tell(place.recipe.name, reason))
+        build = start_build(place.recipe.name, lock, environ, lambda reason: _log_end(place.recipe.name, reason))
     finally:
-        os.close(lock)  # the child has its own
+        os.close(lock)  # the child has its own descriptor
     return Found(None, "it was not built yet", is_awaited=True, build=build)
 
 
-def _tell(name: str, reason: str | None) -> None:
+def _log_end(name: str, reason: str | None) -> None:
     if reason is None:
         _log.info("native_built library=%s used_from=next_start", name)
     else:

@@ -1,4 +1,4 @@
-"""The folder of built libraries: `native` in pdserve's cache folder, ours alone, since what lies in it is executed."""
+"""The folder of built libraries: `native` in pdserve's cache folder, writable only by us, as its files are executed."""
 
 import fcntl
 import os
@@ -18,21 +18,21 @@ class NoNative(Exception):
     """Why there are no native functions; Python does the work.
 
     NoNative
-      +- BuildFailed     the compiler refuses the sources, or what it made does not work: it would again
-      +- BuildStopped    whoever wanted the library is gone
+      +- BuildFailed     the compiler rejects the sources, or the library does not work: a retry would fail too
+      +- BuildStopped    the process that requested the build has exited
     """
 
 
 class BuildFailed(NoNative):
-    """The compiler refuses the sources, or what it made does not work."""
+    """The compiler rejects the sources, or the built library does not work."""
 
 
 class BuildStopped(NoNative):
-    """The build was called off."""
+    """The build was cancelled."""
 
 
 def library_folder(environ: Mapping[str, str]) -> Path:
-    """Return where built libraries lie: in $PDSERVE_CACHE_DIR, else in pdserve's folder of XDG's cache folder."""
+    """Return the folder of built libraries: in $PDSERVE_CACHE_DIR, else in pdserve's folder in XDG's cache folder."""
     if environ.get("PDSERVE_CACHE_DIR"):
         return Path(environ["PDSERVE_CACHE_DIR"]).absolute() / "native"
     if environ.get("XDG_CACHE_HOME"):
@@ -42,7 +42,7 @@ def library_folder(environ: Mapping[str, str]) -> Path:
 
 
 def is_ours(path: Path) -> bool:
-    """Tell whether `path` is there. Raises NoNative where others may write it, or own it."""
+    """Return whether `path` exists. Raises NoNative if another user owns it or may write it."""
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -52,20 +52,20 @@ def is_ours(path: Path) -> bool:
     if stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & _OTHERS_WRITE:
         raise NoNative(
             f"{path} belongs to user {found.st_uid}, mode {stat.filemode(found.st_mode)}: "
-            f"it must belong to user {os.geteuid()}, be no link, and nobody else may write it"
+            f"it must belong to user {os.geteuid()}, not be a link, and be writable only by its owner"
         )
     return True
 
 
 @contextmanager
 def building(folder: Path, name: str, deadline: float) -> Iterator[None]:
-    """Make the folder and hold the lock of library `name`, so that of many processes one builds it.
+    """Make the folder and hold the lock of library `name`, so that only one of many processes builds it.
 
-    Raises NoNative, and OSError where nothing can be written. `deadline` is of time.monotonic().
+    Raises NoNative, and OSError if the folder is not writable. `deadline` is of time.monotonic().
     """
     while (lock := try_lock(folder, name)) is None:
         if time.monotonic() > deadline:
-            raise NoNative(f"another process builds {name} in {folder} for too long")
+            raise NoNative(f"another process has been building {name} in {folder} for too long")
         time.sleep(_POLL_S)
     try:
         yield
@@ -74,9 +74,9 @@ def building(folder: Path, name: str, deadline: float) -> Iterator[None]:
 
 
 def try_lock(folder: Path, name: str) -> int | None:
-    """Make the folder and return a descriptor that holds the lock of library `name`; None while another has it.
+    """Make the folder and return a descriptor that holds the lock of library `name`; None if the lock is taken.
 
-    The lock is free once the descriptor and those a child inherited are closed. Raises NoNative, OSError.
+    The lock is released once the descriptor and all inherited copies are closed. Raises NoNative, OSError.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -92,8 +92,8 @@ def try_lock(folder: Path, name: str) -> int | None:
 
 @contextmanager
 def draft_folder(folder: Path, name: str) -> Iterator[Path]:
-    """Make a folder to build library `name` in, whose lock is the caller's, and take it away again with all in it."""
-    for left_over in folder.glob(f"draft-{name}-*"):  # of builds that were killed
+    """Make a temporary folder to build library `name` in, and remove it at the end. The caller holds the lock."""
+    for left_over in folder.glob(f"draft-{name}-*"):  # left over from killed builds
         shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
     path = Path(tempfile.mkdtemp(prefix=f"draft-{name}-", dir=folder))
     try:
@@ -103,7 +103,7 @@ def draft_folder(folder: Path, name: str) -> Iterator[Path]:
 
 
 def replace_whole(draft: Path, path: Path) -> None:
-    """Give a finished draft its name: whoever opens `path` finds all of it, also after a power cut."""
+    """Rename a finished draft atomically: `path` is never incomplete, even after a power failure."""
     with draft.open("rb") as file:
         os.fsync(file.fileno())
     draft.replace(path)

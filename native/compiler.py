@@ -1,4 +1,4 @@
-"""Find the C compiler, and have it compile a library's sources side by side."""
+"""Find the C compiler, and compile a library's sources in parallel."""
 
 import hashlib
 import os
@@ -12,11 +12,11 @@ from typing import Protocol
 from native.cache import BuildFailed, NoNative
 from native.jobs import Limits, run_jobs
 
-FLAGS = ("-std=c11", "-O3", "-fPIC")  # never -march=native: a cache may be shared by unlike machines
+FLAGS = ("-std=c11", "-O3", "-fPIC")  # never -march=native: different machines may share a cache
 
 
 class Parts(Protocol):
-    """What a library is compiled of; native.recipe.Recipe."""
+    """The inputs of a compilation; implemented by native.recipe.Recipe."""
 
     @property
     def flags(self) -> tuple[str, ...]: ...
@@ -37,9 +37,9 @@ class Compiler:
     stamp: str
 
     def build(self, parts: Parts, target: Path, *, environ: Mapping[str, str], limits: Limits) -> None:
-        """Compile the sources, one process a core, and link them into `target`; other files lie beside it.
+        """Compile the sources, one process per core, and link them into `target`; other files go into its folder.
 
-        Raises BuildFailed, with what the compiler said, NoNative and BuildStopped as run_jobs does.
+        Raises BuildFailed, with the compiler's output, NoNative and BuildStopped as run_jobs does.
         """
         folder = target.parent
         # Its temporary files go beside the target: /tmp may be read-only where the cache is not.
@@ -53,19 +53,19 @@ class Compiler:
             cores = len(os.sched_getaffinity(0))
             run_jobs(commands, child_environ, at_once=cores, limits=limits)
         if not target.exists():
-            raise BuildFailed(f"{shlex.join(self.command)} ended with 0 and made nothing")
+            raise BuildFailed(f"{shlex.join(self.command)} exited with 0 but made no library")
 
 
 def find_compiler(environ: Mapping[str, str]) -> Compiler | None:
     """Return the compiler of $CC, else the first of cc, gcc, clang on the path; None without one.
 
-    Raises NoNative for a $CC that is not there.
+    Raises NoNative for a $CC that does not exist.
     """
     wanted = environ.get("CC", "").strip()
     try:
         candidates: Sequence[Sequence[str]] = [shlex.split(wanted)] if wanted else [["cc"], ["gcc"], ["clang"]]
     except ValueError as error:
-        raise NoNative(f"CC={wanted!r} is no command: {error}") from error
+        raise NoNative(f"CC={wanted!r} is not a command: {error}") from error
     for name, *arguments in candidates:
         path = shutil.which(name, path=environ.get("PATH", os.defpath))
         if path is not None:
@@ -76,7 +76,7 @@ def find_compiler(environ: Mapping[str, str]) -> Compiler | None:
 
 
 def _stamp(path: str, arguments: Sequence[str]) -> str:
-    """Path, size and time stand for the version: asking for it would cost every start a process."""
+    """Return a digest of path, size and time instead of the version, which would take a process at every start."""
     real = os.path.realpath(path)
     found = os.stat(real)
     facts = repr((real, found.st_size, found.st_mtime_ns, *arguments))

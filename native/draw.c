@@ -1,5 +1,5 @@
-/* Sums are made of LANES partial ones in a fixed order and products are never fused, so vectors of any width give the
- * same bits. A limit's edge is found by counting scores by their bits, most significant ones first. */
+/* Sums are made of LANES partial sums in a fixed order and products are never fused, so vectors of any width give the
+ * same bits. A filter's lowest kept score is found by counting scores by their bits, most significant ones first. */
 
 #include "draw.h"
 
@@ -7,14 +7,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LANES = 16, BLOCK = 512 };          /* columns whose weights are added up together */
+enum { LANES = 16, BLOCK = 512 };          /* columns whose weights are summed together */
 enum { NUM_LEVELS = 3, MAX_BINS = 1 << 11 };
-enum { NOTHING = 0x7F800000 };             /* the size of -inf */
+enum { NOTHING = 0x7F800000 };             /* the magnitude of -inf */
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* Who works on one row: scaled scores as the bits of their sizes (all are 0 or below, so the smaller the better),
- * their weights, and those that are left of them while an edge is looked for. */
+/* Working memory for one row: scaled scores as the bits of their magnitudes (all are 0 or below, so the smaller the
+ * better), their weights, and the candidates left while the lowest kept score is searched. */
 struct bench {
     uint32_t *sizes, *left_sizes;
     float *weights, *left_weights;
@@ -45,7 +45,7 @@ enum { WIDTH = 8 };
 
 /* exp of each item, 0 or below, to about 1e-16, relative; 0 as a float where it is below -110. */
 INLINE void power(doubles *items) {
-    const double magic = 6755399441055744.0; /* 1.5 * 2^52: what is added to it is rounded to an integer */
+    const double magic = 6755399441055744.0; /* 1.5 * 2^52: adding it rounds to an integer */
     static const double factors[] = {
         1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720,
         1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0,
@@ -109,8 +109,8 @@ INLINE void drop(uint32_t edge, float least, size_t count, const uint32_t *sizes
     for (size_t i = 0; i < count; i++) weights[i] = sizes[i] > edge || weights[i] < least ? 0.0f : weights[i];
 }
 
-/* The size up to which, from the smallest on, the weights (or with `counts` the columns) add up to `needed`, rounded to
- * float as it is; the largest where they never do. */
+/* The magnitude up to which, from the smallest on, the weights (or with `counts` the columns) sum to `needed`, with the
+ * same rounding to float; the largest magnitude if they never do. */
 static uint32_t edge_of(struct bench *bench, size_t count, float needed, int counts) {
     static const unsigned shifts[NUM_LEVELS] = {20, 9, 0}, widths[NUM_LEVELS] = {11, 11, 9};
     const uint32_t *sizes = bench->sizes;
@@ -152,12 +152,12 @@ static float uniform_of(const struct draw *draw) {
     return (float)(hash >> 40) / (float)(1 << 24);
 }
 
-/* The first column up to which more weight lies than `uniform` of all of it. */
+/* The first column at which the running sum of weights exceeds `uniform` times their total. */
 INLINE size_t column_at(const float *weights, size_t count, float uniform) {
-    double reached = 0, all = 0; /* which are added up in the same order: in another one `all` may round to more */
+    double reached = 0, all = 0; /* summed in the same order: in another order `all` may round to more */
     for (size_t i = 0; i < count; i += BLOCK) all += total_of(weights + i, count - i < BLOCK ? count - i : BLOCK);
     float total = (float)all, below = nextafterf(total, 0.0f);
-    float target = uniform * total < below ? uniform * total : below; /* rounding must not lead past the last column */
+    float target = uniform * total < below ? uniform * total : below; /* rounding must not pass the last column */
     size_t place = 0, last = count - 1;
     for (; place < count; place += BLOCK) {
         size_t size = count - place < BLOCK ? count - place : BLOCK;
@@ -168,7 +168,7 @@ INLINE size_t column_at(const float *weights, size_t count, float uniform) {
                 if (weights[i] > 0.0f) last = i;
                 if ((float)reached > target) return i;
             }
-            return last; /* the same numbers in another order did not reach it: it is the last of them */
+            return last; /* not reached, as these sums have another order: it is the last kept column */
         }
         reached += sum;
     }

@@ -1,10 +1,10 @@
 /* Draw one column of each row by its scores: temperature, top_k, top_p and min_p, in this order, then one number.
  *
  *     scaled = (score - largest) / temperature      weight = exp(scaled), in double, rounded to float
- *     top_k, top_p and min_p say from which scaled score on weights count; the others weigh nothing
- *     the first column up to which more than uniform(seed, sequence, position) of all weight lies
+ *     top_k, top_p and min_p set the lowest scaled score kept; the other weights are 0
+ *     the result is the first column at which the running sum exceeds uniform(seed, sequence, position) * total
  *
- * What engine/sampling/sampler.py does with tensors; equal for every instruction set and number of threads.
+ * The same algorithm as engine/sampling/sampler.py; results are equal for every instruction set and thread count.
  */
 
 #ifndef NATIVE_DRAW_H
@@ -21,8 +21,8 @@ struct draw {
     uint32_t top_k, row, unused;
 };
 
-/* Write to columns[i] what draws[i] takes of its row; of a row that has NaN, inf or nothing but -inf, some column.
- * `rows` has `num_columns`, 1 or more, and `stride` floats from row to row. Returns 0; 1 where there is no memory. */
+/* Write the column drawn by draws[i] to columns[i]; an arbitrary column for a row with NaN, inf or only -inf.
+ * `rows` has `num_columns`, 1 or more, and `stride` floats from row to row. Returns 0, or 1 if out of memory. */
 int draw_from_rows(struct threads *threads, const float *rows, size_t num_columns, size_t stride,
                    const struct draw *draws, size_t num_draws, int64_t *columns);
 

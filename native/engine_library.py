@@ -1,4 +1,4 @@
-"""The engine's native kernels: one library of several C sources, and the teams of threads they run in."""
+"""The engine's native kernels: one library of several C sources, and the thread teams that run them."""
 
 import ctypes
 import os
@@ -22,7 +22,7 @@ class EngineLibrary:
     """The opened library. Thread-safe; `functions` are called without the GIL."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError, and AttributeError for a library that lacks something."""
+        """Raises OSError, and AttributeError for a library that lacks a function."""
         self.path = path
         self.functions = ctypes.CDLL(str(path))
         self.functions.native_isas.restype = ctypes.c_uint32
@@ -43,25 +43,25 @@ class EngineLibrary:
                 raise NoNative(f"{self.path}: struct {struct.__name__} has {size} bytes, here {ctypes.sizeof(struct)}")
 
     def threads(self, count: int, *, isa: str | None = None) -> "Threads":
-        """Start a team of `count` threads that uses the instructions `isa`, one of `isas`, the fastest by default.
+        """Start a team of `count` threads that uses the instructions `isa`, one of `isas`, by default the fastest.
 
-        Raises ValueError for a count or instructions that cannot be had, OSError where the system gives no threads.
+        Raises ValueError for an invalid count or unavailable instructions, OSError if threads cannot be created.
         """
         wanted = self.best_isa if isa is None else isa
         if wanted not in self.isas:
-            raise ValueError(f"instructions {wanted} are none of {', '.join(self.isas)}")
+            raise ValueError(f"instructions {wanted} are not among {', '.join(self.isas)}")
         if not 1 <= count <= MAX_THREADS:
-            raise ValueError(f"{count} threads: 1 to {MAX_THREADS} are possible")
+            raise ValueError(f"{count} threads: must be from 1 to {MAX_THREADS}")
         address = self.functions.threads_open(count, ISAS.index(wanted))
         if not address:
-            raise OSError(f"the system did not give {count} threads")
+            raise OSError(f"the system could not create {count} threads")
         return Threads(self, address, count, wanted)
 
 
 class Threads:
-    """A team of threads for parallel regions, the caller's among them; one region runs at a time, others wait.
+    """A team of threads, including the caller's, for parallel regions; one region runs at a time, others wait.
 
-    Closing ends the threads. A process that ends need not close; a forked child has a team of one.
+    `close` ends the threads; it is not needed when the process exits. A forked child has a team of one.
     """
 
     def __init__(self, library: EngineLibrary, address: int, count: int, isa: str) -> None:
@@ -77,7 +77,7 @@ class Threads:
         return self._address
 
     def close(self) -> None:
-        """End the threads, after a region that runs. Idempotent; nobody may use or wait for them any more."""
+        """End the threads, after the running region. Idempotent; no thread may use or wait for the team any more."""
         address, self._address = self._address, None
         if address is not None:
             self.library.functions.threads_close(address)
@@ -95,12 +95,12 @@ class Threads:
 
 
 def find_engine(environ: Mapping[str, str] = os.environ) -> Found[EngineLibrary]:
-    """Return the engine's kernels, or why there are none for now. See builder.find_library."""
+    """Return the engine's kernels, or why there are none now. See builder.find_library."""
     return find_library(ENGINE, environ)
 
 
 def build_engine(environ: Mapping[str, str] = os.environ, *, timeout_s: float = BUILD_TIMEOUT_S) -> EngineLibrary:
-    """Return the engine's kernels, from the cache if they are there. Raises NoNative."""
+    """Return the engine's kernels, built if they are not cached. Raises NoNative."""
     return build_library(ENGINE, environ, timeout_s=timeout_s)
 
 
@@ -131,4 +131,4 @@ ENGINE = Recipe(
     flags=(*FLAGS, "-fno-math-errno", "-ffp-contract=off", "-pthread"),
     libraries=("-lm",),
 )
-"""A kernel's source is added here; what it includes of ours is found."""
+"""Add a kernel's source here; the headers it includes are found automatically."""

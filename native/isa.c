@@ -3,7 +3,7 @@
 #if defined(HAS_AVX512_BF16)
 #include <cpuid.h>
 
-/* Asked of the CPU itself: not every compiler that has the instructions knows their name here. */
+/* Queried with CPUID: not every compiler that supports the instructions knows their name for __builtin_cpu_supports. */
 static int cpu_has_avx512_bf16(void) {
     unsigned a, b, c, d;
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);

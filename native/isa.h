@@ -1,6 +1,6 @@
-/* Which instructions a function may use beyond the platform's least; chosen when the program runs.
+/* Instruction sets beyond the platform's baseline, selected at run time.
  *
- * A function for one of them carries its target attribute, so one build serves unlike machines of one platform.
+ * A function for one of them has its target attribute, so one build works on all machines of one platform.
  */
 
 #ifndef NATIVE_ISA_H
@@ -10,7 +10,7 @@
 
 enum isa { ISA_PLAIN, ISA_AVX2, ISA_AVX512, ISA_AVX512_BF16, NUM_ISAS };
 
-/* Compilers before GCC 10 and clang 9 know no AVX512-BF16, let alone AMX; WITHOUT_AVX512_BF16 builds as they do. */
+/* Compilers before GCC 10 and clang 9 support neither AVX512-BF16 nor AMX; WITHOUT_AVX512_BF16 builds as they do. */
 #if defined(__x86_64__) && defined(__has_include) && !defined(WITHOUT_AVX512_BF16)
 #if __has_include(<avx512bf16intrin.h>)
 #define HAS_AVX512_BF16
@@ -25,7 +25,7 @@ enum isa { ISA_PLAIN, ISA_AVX2, ISA_AVX512, ISA_AVX512_BF16, NUM_ISAS };
 #define TARGET_AVX512_BF16 __attribute__((target("avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
 #endif
 
-/* Return whether this CPU and its system have the instructions of `isa`, and so had the compiler. */
+/* Return whether this CPU, its operating system and the compiler support the instructions of `isa`. */
 int isa_is_here(enum isa isa);
 
 #endif

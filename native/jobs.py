@@ -1,4 +1,4 @@
-"""Run commands side by side, with one deadline for all; when one fails, none runs on."""
+"""Run commands in parallel with one deadline for all; when one fails, the others are killed."""
 
 import contextlib
 import os
@@ -11,17 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from native.cache import BuildFailed, BuildStopped, NoNative
-from native.termination import ending_later
+from native.termination import defer_signals
 
 _READ_BYTES = 4096
-_SAID_MAX = 300
+_OUTPUT_MAX = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long commands may run, and at what cost to others.
+    """Deadline, cancellation and priority of commands.
 
-    `deadline` is of time.monotonic(). They end once `stop_fd` can be read or is at its end. `nice` is their niceness.
+    `deadline` is of time.monotonic(). They are killed once `stop_fd` is readable or at EOF. `nice` is their niceness.
     """
 
     deadline: float
@@ -30,15 +30,15 @@ class Limits:
 
     @property
     def left_s(self) -> float:
-        """Seconds to the deadline."""
+        """Seconds until the deadline."""
         return max(0.0, self.deadline - time.monotonic())
 
 
 def run_jobs(commands: Iterable[Sequence[str]], environ: Mapping[str, str], *, at_once: int, limits: Limits) -> None:
-    """Run the commands, `at_once` at a time; they read nothing.
+    """Run the commands, `at_once` at a time, without stdin.
 
-    Raises BuildFailed with what the first that failed had said, NoNative for one that is late or cannot be run, and
-    BuildStopped. Their processes are killed before.
+    Raises BuildFailed with the output of the first that failed, NoNative if one is late or cannot be run, and
+    BuildStopped. All processes are killed first.
     """
     waiting, running = list(reversed(list(commands))), set[_Job]()
     with selectors.DefaultSelector() as selector:
@@ -47,7 +47,7 @@ def run_jobs(commands: Iterable[Sequence[str]], environ: Mapping[str, str], *, a
         try:
             while waiting or running:
                 while waiting and len(running) < at_once:
-                    with ending_later():
+                    with defer_signals():
                         job = _Job(waiting.pop(), environ, limits.nice)
                         running.add(job)
                     selector.register(job.output, selectors.EVENT_READ, job)
@@ -61,7 +61,7 @@ def run_jobs(commands: Iterable[Sequence[str]], environ: Mapping[str, str], *, a
 
 
 def _ready(selector: selectors.BaseSelector, running: "set[_Job]", limits: Limits) -> "list[_Job]":
-    """Wait until something is said; return the jobs that will say no more."""
+    """Wait for output; return the jobs whose output has ended."""
     found = selector.select(limits.left_s)
     if not found:
         late = ", ".join(sorted({job.program for job in running}))
@@ -73,10 +73,10 @@ def _ready(selector: selectors.BaseSelector, running: "set[_Job]", limits: Limit
 
 
 class _Job:
-    """One process, in a group of its own: a compiler is several."""
+    """One command in its own process group: a compiler runs several processes."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], nice: int) -> None:
-        self.program, self._said = shlex.join(command[:1]), b""
+        self.program, self._output = shlex.join(command[:1]), b""
         try:
             self._process = subprocess.Popen(  # noqa: S603  the user's own compiler on our own source
                 command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -85,30 +85,30 @@ class _Job:
         except OSError as error:
             raise NoNative(f"{command[0]} cannot be run: {error}") from error
         if nice:
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # it has exited already
                 os.setpriority(os.PRIO_PGRP, self._process.pid, nice)
         assert self._process.stdout is not None
         self.output = self._process.stdout
 
     def read(self) -> bool:
-        """Take what it said; False once it can say no more."""
-        said = os.read(self.output.fileno(), _READ_BYTES)
-        self._said = (self._said + said)[:_READ_BYTES]
-        return bool(said)
+        """Read available output; return False at its end."""
+        data = os.read(self.output.fileno(), _READ_BYTES)
+        self._output = (self._output + data)[:_READ_BYTES]
+        return bool(data)
 
     def finish(self, limits: Limits) -> None:
-        """Wait for its end, which is near. Raises BuildFailed, NoNative."""
+        """Wait for its exit; its output has ended. Raises BuildFailed, NoNative."""
         try:
             code = self._process.wait(limits.left_s)
         except subprocess.TimeoutExpired as error:
             raise NoNative(f"{self.program} did not end within its time") from error
         self.output.close()
         if code != 0:
-            said = " ".join(self._said.decode(errors="replace").split())
-            raise BuildFailed(f"{self.program} ended with {code}: {said[:_SAID_MAX]}")
+            output = " ".join(self._output.decode(errors="replace").split())
+            raise BuildFailed(f"{self.program} ended with {code}: {output[:_OUTPUT_MAX]}")
 
     def kill(self) -> None:
-        """End it with all its processes."""
+        """Kill all its processes."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

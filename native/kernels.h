@@ -7,7 +7,7 @@
 
 enum store { STORE_NOWHERE, STORE_PLAIN, STORE_STREAM };
 
-/* The state of a digest of more than 240 bytes between two pieces. */
+/* The state of a digest of more than 240 bytes between two calls. */
 struct stream {
     _Alignas(64) uint64_t lanes[8];
     unsigned phase; /* stripes since the last scramble, 0..15 */
@@ -15,7 +15,7 @@ struct stream {
 
 typedef void stripes_function(struct stream *, uint8_t *to, const uint8_t *from, size_t stripes);
 
-/* What one instruction set brings. The `stream_*` want `to` at a multiple of 64. */
+/* The functions of one instruction set. `stream_*` need `to` aligned to 64 bytes. */
 struct kernel {
     stripes_function *digest, *copy_digest, *stream_digest;
     void (*stream_copy)(uint8_t *to, const uint8_t *from, size_t stripes);
@@ -111,7 +111,7 @@ static inline pair pair_load(const void *at) {
                      _mm512_slli_epi64(_mm512_mul_epu32(HIGH(v), _mm512_set1_epi64((long long)P32_1)), 32))
 #include "stripes.h"
 
-static inline void fence(void) { _mm_sfence(); } /* streamed stores are seen before anything stored later */
+static inline void fence(void) { _mm_sfence(); } /* makes streamed stores visible before later stores */
 
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -122,7 +122,7 @@ static inline void fence(void) { _mm_sfence(); } /* streamed stores are seen bef
 #define VECS 4
 #define LOAD(at) vreinterpretq_u64_u8(vld1q_u8((const uint8_t *)(at)))
 #define STORE(at, v) vst1q_u8((uint8_t *)(at), vreinterpretq_u8_u64(v))
-#define STREAM STORE /* there is no such store to be had from C */
+#define STREAM STORE /* C has no such store here */
 #define XOR veorq_u64
 #define ADD vaddq_u64
 #define HIGH(v) vshrq_n_u64(v, 32)
@@ -142,7 +142,7 @@ static inline void fence(void) {}
 
 enum { NUM_KERNELS = 4 };
 
-/* Kernel `number`, the higher the better; NULL where this CPU has no such instructions. */
+/* Kernel `number`, the higher the better; NULL if this CPU does not support it. */
 static const struct kernel *kernel_of(unsigned number) {
 #if defined(__x86_64__)
     switch (number) {

@@ -14,7 +14,7 @@ struct program {
     const struct instruction *instructions;
     size_t count;
     const struct linear_kernel *products;
-    struct attention_layer attention; /* of the layer in hand; written by thread 0 */
+    struct attention_layer attention; /* of the current layer; written by thread 0 */
     int refused;                      /* enum attention_error */
     int attends;                      /* whether any of the instructions does */
 };
@@ -27,7 +27,7 @@ struct worker_view {
     const struct step *step;
     const struct linear_kernel *kernel; /* for everything but products */
     unsigned thread, count;
-    const struct layer *planned; /* whose attention this program has planned; the same in every thread */
+    const struct layer *planned; /* the layer whose attention is planned; the same in every thread */
 };
 
 static inline size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
@@ -38,9 +38,9 @@ static inline size_t part(size_t total, const struct worker_view *view, unsigned
 
 static void barrier(const struct worker_view *view) { threads_barrier(view->threads, (int)view->count); }
 
-/* Normalise rows [0, num_rows) of `from`, or those that `chosen` names, and return where they are.
+/* Normalise rows [0, num_rows) of `from`, or the `chosen` ones, and return their address.
  *
- * Few rows are done by every thread for itself: that is quicker than waiting for one another.
+ * Every thread computes few rows by itself: that is faster than waiting for the others.
  */
 static const float *normalise(const struct worker_view *view, const float *from, const int64_t *chosen,
                               size_t num_rows, const float *weight) {
@@ -98,7 +98,7 @@ static void write_head(const struct worker_view *view, void *pool, int64_t slot,
         memcpy((float *)pool + at, from, decoder->head_dim * sizeof(float));
 }
 
-/* Turn one query or key head of a row, after its norm where the model has one; write keys and values to their slot. */
+/* Rotate one query or key head of a row, after its norm if the model has one; write keys and values to their slot. */
 static void place_head(const struct worker_view *view, const struct layer *layer, size_t row, size_t head) {
     const struct decoder *decoder = view->decoder;
     const struct step *step = view->step;
@@ -164,7 +164,7 @@ static void attend(const struct worker_view *view, const struct layer *layer) {
     barrier(view);
 }
 
-/* Add a product to x, or leave it for the sum over ranks. */
+/* Add a product to x, or store it for the sum over ranks. */
 static void multiply_into_x(const struct worker_view *view, const struct linear *linear, const float *rows,
                             size_t stride) {
     const struct step *step = view->step;
@@ -234,7 +234,7 @@ static int all_below(const int64_t *values, size_t count, uint64_t limit) {
     return 1;
 }
 
-/* Whether the step has what ATTEND takes, of as many tokens as there are rows. */
+/* Whether the step has the inputs of ATTEND, for as many tokens as there are rows. */
 static int can_attend(const struct step *step) {
     return step->attention != NULL && step->sequences != NULL && step->sequences->num_tokens >= 0 &&
            (uint32_t)step->sequences->num_tokens == step->num_rows;
@@ -243,7 +243,7 @@ static int can_attend(const struct step *step) {
 static enum decoder_error check(struct program *program) {
     const struct decoder *decoder = program->decoder;
     const struct step *step = program->step;
-    int entered = 0; /* all layers take the same positions and slots */
+    int entered = 0; /* all layers use the same positions and slots */
     if (step->num_rows > step->passing_rows || step->num_samples > step->passing_rows) return DECODER_BAD_INDEX;
     for (size_t i = 0; i < program->count; i++) {
         const struct instruction *instruction = &program->instructions[i];

@@ -4,8 +4,8 @@
  *       --OUT: output product--> x --MLP: norm, gate and up, silu, down--> x ... --HEAD: norm, logits of chosen rows
  *
  * Values are float32; with `rounded` each one that transformers keeps in bfloat16 is rounded to it. With `partial`
- * OUT and MLP leave their product in `step.partial` (a rank's share, to be summed over the ranks), and ADD adds it.
- * Who calls gives all memory. Structs are mirrored in engine/fused/structs.py, which compares their sizes.
+ * OUT and MLP store their product in `step.partial` (a rank's share, to be summed over the ranks), and ADD adds it.
+ * The caller owns all memory. Structs are mirrored in engine/fused/structs.py, which compares their sizes.
  */
 
 #ifndef NATIVE_LAYER_H
@@ -30,7 +30,7 @@ struct layer {
     int32_t window, padding;
 };
 
-/* What all layers share. Queries begin at column 0 of a row of `qkv`, keys and values where it is said. */
+/* Values shared by all layers. Queries begin at column 0 of a row of `qkv`, keys and values at the given columns. */
 struct decoder {
     const struct layer *layers;
     const float *final_norm;
@@ -48,12 +48,12 @@ struct step {
     uint32_t hidden_stride, qkv_stride, attended_stride, inner_stride, logits_stride,
         narrow_stride, passing_rows;
     float *x, *scratch, *qkv, *attended, *inner, *partial, *logits;
-    uint16_t *narrow; /* rows in bfloat16 for kernels that want them */
+    uint16_t *narrow; /* rows in bfloat16 for kernels that need them */
     const float *cosine, *sine; /* [positions][head_dim / 2] */
     const int64_t *positions, *slots, *sample_rows;
-    struct attention *attention;             /* these two only for ATTEND */
+    struct attention *attention;             /* these two are only for ATTEND */
     const struct attention_step *sequences;
-    void (*notify)(uint32_t layer); /* called by the caller's thread, between the layer's KV write and its attention */
+    void (*notify)(uint32_t layer); /* called in the caller's thread, between the layer's KV write and its attention */
 };
 
 enum { SCRATCH_ROWS = 16 };
@@ -63,9 +63,9 @@ enum decoder_error { DECODER_OK, DECODER_BAD_PROGRAM, DECODER_BAD_INDEX, DECODER
 /* Bytes of struct linear, packing, layer, decoder, step and instruction. */
 extern const uint32_t decoder_struct_sizes[];
 
-/* Run `count` instructions in order. Returns enum decoder_error: an operation or layer that is not known, a decoder
- * without layers, ATTEND without attention for all rows, a slot, position or row outside its table, or what attention_prepare refused, added to
- * DECODER_ATTENTION. */
+/* Run `count` instructions in order. Returns enum decoder_error: an unknown operation or layer, a decoder without
+ * layers, ATTEND without attention for all rows, a slot, position or row outside its table, or DECODER_ATTENTION plus
+ * an error of attention_prepare. */
 int decoder_run(struct threads *threads, const struct decoder *decoder, const struct step *step,
                 const struct instruction *instructions, size_t count);
 

@@ -1,4 +1,4 @@
-"""The libraries there are, by name."""
+"""All libraries, by name."""
 
 from typing import Any
 

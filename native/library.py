@@ -1,4 +1,4 @@
-"""The native functions for digests and copies of KV: loaded once, called without the GIL where that pays."""
+"""The native functions for digests and copies of KV: loaded once, called without the GIL if that is worthwhile."""
 
 import ctypes
 import os
@@ -13,8 +13,8 @@ from native.recipe import Recipe
 __all__ = ["RECIPE", "VARIABLE", "Library", "build", "load"]
 
 _DIGEST, _STREAM, _KERNEL_SHIFT = 1, 2, 8
-_STREAM_BYTES = 16 << 10  # from here on targets are written past the caches: they are read much later, if at all
-_QUICK_BYTES = 64 << 10  # below, the GIL is kept: giving it away may cost 5 ms until a busy thread gives it back
+_STREAM_BYTES = 16 << 10  # from this size on, writes bypass the caches: targets are read much later, if at all
+_QUICK_BYTES = 64 << 10  # below this size the GIL is kept: a busy thread may take 5 ms to give it back
 _KNOWN_DIGESTS = {
     0: 0x2D06800538D394C2, 3: 0x5F4299FC161C9CBB, 8: 0x3A1C2D7C85AF88F8, 16: 0x8355E3A6F61770DB,
     100: 0x004E4F921A64BD1C, 200: 0xF42A8864FEAF0703, 1500: 0x011BF4B1F03FB7E7, 2048: 0xDD420471FF96BD00,
@@ -28,7 +28,7 @@ class Library:
     name = "native"
 
     def __init__(self, path: Path, *, kernel: int | None = None) -> None:
-        """Load a built library; `kernel` is one of `kernels` instead of the best. Raises OSError, ValueError."""
+        """Load a built library; `kernel` is one of `kernels`, by default the best. Raises OSError, ValueError."""
         self.path = path
         free, held = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
         free.native_kernels.restype = ctypes.c_uint32
@@ -36,12 +36,12 @@ class Library:
         self.kernels = tuple(number for number in range(32) if found >> number & 1)
         self.kernel = self.kernels[-1] if kernel is None else kernel
         if self.kernel not in self.kernels:
-            raise ValueError(f"kernel {kernel} is none of {self.kernels}")
+            raise ValueError(f"kernel {kernel} is not among {self.kernels}")
         self._digest, self._quick_digest = (_declare_digest(library) for library in (free, held))
         self._move, self._quick_move = (_declare_move(library) for library in (free, held))
 
     def digest(self, place: RegionRuns) -> int:
-        """Return XXH3-64 of the runs one after another. Raises IndexError for runs past the region."""
+        """Return XXH3-64 of the runs' bytes, in order. Raises IndexError for runs past the region."""
         check_place(place)
         region, base, runs = place
         num_bytes = runs.num_bytes
@@ -50,16 +50,16 @@ class Library:
         return digest
 
     def copy(self, source: RegionRuns, target: RegionRuns, stop: StopFlag) -> bool:
-        """Fill the target's runs from the source's; False when `stop` was set meanwhile.
+        """Copy the source's runs to the target's; return False if `stop` was set meanwhile.
 
-        The flag is looked at every 256 KiB; source and target must not overlap. Raises IndexError for runs past their
-        region, ValueError for unequal sizes and a target that is only readable.
+        The flag is checked every 256 KiB; source and target must not overlap. Raises IndexError for runs past their
+        region, ValueError for unequal sizes and a read-only target.
         """
         self._run(source, target, stop, 0)
         return not stop.is_set()
 
     def copy_and_digest(self, source: RegionRuns, target: RegionRuns, stop: StopFlag) -> int | None:
-        """Copy like `copy` and return XXH3-64 of what was written; None when `stop` was set meanwhile."""
+        """Copy like `copy` and return XXH3-64 of the bytes written; None if `stop` was set meanwhile."""
         digest = self._run(source, target, stop, _DIGEST)
         return None if stop.is_set() else digest
 
@@ -78,17 +78,17 @@ class Library:
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Library | None:
-    """Return the native functions, or None where they are not built yet or cannot be. See builder.find_library."""
+    """Return the native functions, or None if they are not built or cannot be. See builder.find_library."""
     return find_library(RECIPE, environ).library
 
 
 def build(environ: Mapping[str, str] = os.environ, *, timeout_s: float = BUILD_TIMEOUT_S) -> Library:
-    """Return the native functions, from the cache if they are there. Raises NoNative."""
+    """Return the native functions, built if they are not cached. Raises NoNative."""
     return build_library(RECIPE, environ, timeout_s=timeout_s)
 
 
 def _checked(path: Path) -> Library:
-    """Load a library and ask it what is known. Raises NoNative."""
+    """Load a library and check it against known digests. Raises NoNative."""
     try:
         library = Library(path)
     except (OSError, AttributeError, ValueError) as error:

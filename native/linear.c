@@ -1,4 +1,4 @@
-/* Packing weights, and dealing a product's tiles to threads. The arithmetic is in linear_kernels.h. */
+/* Packing weights, and distributing a product's tiles over threads. The arithmetic is in linear_kernels.h. */
 
 #define _GNU_SOURCE
 #include "linear.h"
@@ -8,8 +8,8 @@
 #include <cpuid.h>
 #endif
 
-enum { AHEAD = 4096 };   /* bytes that weights are fetched before they are multiplied: one page */
-enum { TILE_ROWS = 12 }; /* rows whose sums fit AVX512's registers, two vectors of columns each */
+enum { AHEAD = 4096 };   /* prefetch distance of weights in bytes: one page */
+enum { TILE_ROWS = 12 }; /* rows whose sums fit in AVX512's registers, with two vectors of columns each */
 
 static inline uint32_t bits_of(float value) {
     uint32_t bits;
@@ -35,7 +35,7 @@ static inline float round_one(float value) { return widen_one(narrow_one(value))
 #include "linear_isa.h"
 
 #if defined(HAS_AVX512_BF16)
-#include "linear_bf16.h" /* it takes what surrounds a product from the kernels above */
+#include "linear_bf16.h" /* it uses the functions around a product of the kernels above */
 #endif
 
 const struct linear_kernel *linear_kernel_number(unsigned number) {
@@ -60,7 +60,7 @@ const struct linear_kernel *linear_kernel_of(enum isa isa, uint32_t format) {
     return linear_kernel_number((unsigned)best);
 }
 
-/* Intel's cores with AVX512-FP16 (Sapphire Rapids and later) multiply by AMX. Where a virtual machine hides it, their
+/* Intel's cores with AVX512-FP16 (Sapphire Rapids and later) have AMX. Where a virtual machine hides it, their
  * AVX512-BF16 is slower than widening to float32: 166 against 304 GFLOP/s on two of them.
  */
 static int is_made_for_amx(void) {
@@ -107,10 +107,10 @@ void linear_unpack_row(const struct linear *linear, size_t column, float *row) {
     for (size_t i = 0; i < linear->k; i++) row[i] = widen_one(from[i / 2 * 2 * PAIR + i % 2]);
 }
 
-/* Part `index` of `count` even parts of `total`. */
+/* Part `index` of `count` equal parts of `total`. */
 static size_t cut(size_t total, size_t index, size_t count) { return total * index / count; }
 
-/* The same of rows, in whole units that a kernel computes together. */
+/* The same for rows, in whole units that a kernel computes together. */
 static size_t cut_rows(const struct linear_kernel *kernel, size_t total, size_t index, size_t count) {
     size_t unit = kernel->row_unit, row = cut((total + unit - 1) / unit, index, count) * unit;
     return row < total ? row : total;

@@ -1,4 +1,4 @@
-/* Products of bfloat16 rows by the instructions made for them: AVX512-BF16's pairwise dot product, and AMX's tiles.
+/* Products of bfloat16 rows with special instructions: AVX512-BF16's pairwise dot product, and AMX's tiles.
  *
  * A dot product takes one line of packed weights (16 columns of two k) and a row's same two values, broadcast. AMX
  * multiplies 16 rows of 32 values by 16 such lines: k rises by 32; a pair of panels by 32 rows is four tiles of sums.
@@ -62,7 +62,7 @@ struct tile_config {
     uint8_t num_rows[16];
 };
 
-/* Whether CPU and system have AMX and let this process use it; asking is what permits it. */
+/* Whether CPU and system have AMX and let this process use it; the system call requests the permission. */
 static int amx_is_here(void) {
     unsigned a = 7, b, c = 0, d;
     __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
@@ -78,7 +78,7 @@ TARGET_AMX static void amx_begin(void) {
 
 TARGET_AMX static void amx_end(void) { _tile_release(); }
 
-/* Sums 0 to 3 of one pair for 32 rows, or 0 and 1 for 16: rows past `num_rows` are computed and left. */
+/* Sums 0 to 3 of one pair for 32 rows, or 0 and 1 for 16: rows past `num_rows` are computed and ignored. */
 TARGET_AMX static void tile_amx(const struct linear *linear, size_t pair, const void *rows, size_t stride,
                                 unsigned num_rows, float *sums) {
     const uint8_t *from = (const uint8_t *)linear->weights + pair * linear->k * PAIR * 2, *at = rows;

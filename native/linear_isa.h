@@ -1,7 +1,7 @@
-/* Sixteen floats in each instruction set, for linear_kernels.h, which is included once for each.
+/* Vectors of sixteen floats for each instruction set, for linear_kernels.h, which is included once for each.
  *
- * So many sums are kept in registers at once: of ROWS rows of float32 weights, WIDE_ROWS of bfloat16 ones, which take
- * registers to be widened, by one panel of columns; of up to PAIR_ROWS rows by both panels of a pair.
+ * Sums kept in registers at once: of ROWS rows (float32 weights) or WIDE_ROWS rows (bfloat16 weights, which need
+ * registers for widening) by one panel of columns; of up to PAIR_ROWS rows by both panels of a pair.
  */
 
 #include <math.h>
@@ -20,7 +20,7 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-/* Plain C: loops that a compiler may turn into what the platform has. */
+/* Plain C: loops that a compiler may vectorise. */
 #define ISA plain
 #define TARGET
 #define ROWS 4
@@ -135,7 +135,7 @@ OP __m256 NAME(power_half)(__m256 a) {
 OP vec NAME(power_of_two)(vec a) { return (vec){NAME(power_half)(a.a), NAME(power_half)(a.b)}; }
 OP __m256 NAME(round_half)(__m256 a) {
     __m256i bits = _mm256_castps_si256(a), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    __m256i none = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)); /* of a NaN all bits, which is one too */
+    __m256i none = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)); /* all bits set for NaN, also a NaN */
     bits = _mm256_or_si256(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF))), none);
     return _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32((int)0xFFFF0000)));
 }
@@ -175,7 +175,7 @@ OP vec NAME(power_of_two)(vec a) {
 }
 OP vec NAME(round)(vec a) {
     __m512i bits = _mm512_castps_si512(a), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i upper = _mm512_set1_epi32((int)0xFFFF0000); /* all of its bits are a NaN */
+    const __m512i upper = _mm512_set1_epi32((int)0xFFFF0000); /* all bits set is a NaN */
     bits = _mm512_and_si512(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF))), upper);
     return _mm512_castsi512_ps(_mm512_mask_mov_epi32(bits, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), upper));
 }

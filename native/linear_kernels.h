@@ -1,4 +1,4 @@
-/* Products and what follows them, for one instruction set; see linear_isa.h for what must be defined. */
+/* Products and the operations after them, for one instruction set; linear_isa.h has the definitions needed. */
 
 #define VECS(count) ((count) <= PAIR_ROWS ? 2 : 1)
 
@@ -84,8 +84,8 @@ TARGET static void NAME(tile)(const struct linear *linear, size_t pair, const vo
     }
 }
 
-/* e^x: 2^n times a polynomial of degree 6 in the rest; relative error under 2e-7 from -86.6 on, which is the least x.
- * Infinity from 88.73 on: one of the n factors is in the sum, so that 2^128 need not be a number. */
+/* e^x: 2^n times a polynomial of degree 6 in the rest; relative error under 2e-7 for x >= -86.6, to which x is limited.
+ * Infinity from 88.73 on: one of the n factors 2 is in the polynomial, so that 2^128 need not be finite. */
 OP vec NAME(exponential)(vec x) {
     x = NAME(clamp)(x, -86.6f, 89.0f);
     vec n = NAME(nearest)(NAME(mul)(x, NAME(all)(1.44269504f)));

@@ -1,9 +1,9 @@
-"""Where bytes lie: a region is one piece of memory, runs are rows in it, a place is runs from a base on.
+"""Describe bytes in memory: a region is contiguous memory, runs are rows in it, RegionRuns are runs from a base on.
 
     region | ........ row ...stride... row ........ row ...stride... row .... |
                       ^ base + offset              ^ base + offset
 
-Runs know no base: those of a block table are made once and used for every tensor that has tokens of that size.
+Runs have no base: those of a block table are made once and used for every tensor with tokens of that size.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ class MemoryRun(NamedTuple):
 
 
 class Runs:
-    """Runs in order, packed for native code. Immutable. `extent` is where the last byte of all ends."""
+    """Runs in order, packed for native code. Immutable. `extent` is the end of the furthest row."""
 
     __slots__ = ("_words", "address", "extent", "num_bytes", "num_rows")
 
@@ -54,7 +54,7 @@ class Runs:
 
     @classmethod
     def joined(cls, parts: Iterable[tuple[int, "Runs"]]) -> Self:
-        """Return the runs of all parts, (distance, runs), in order, each part's moved on by its distance in bytes."""
+        """Return the runs of all parts (distance, runs) in order, each shifted by its distance in bytes."""
         runs = cls.__new__(cls)
         words = array("Q")
         runs.num_rows = runs.num_bytes = runs.extent = 0
@@ -70,7 +70,7 @@ class Runs:
         return runs
 
     def repeated(self, times: int, step: int) -> "Runs":
-        """Return these runs so many times, `step` bytes further on each time. Raises ValueError where that overlaps."""
+        """Return these runs `times` times, each `step` bytes after the previous. Raises ValueError if they overlap."""
         if len(self._words) == _FIELDS and self.num_rows == 1:
             return Runs([(self._words[0], self._words[1], step, times)])
         return Runs.joined((number * step, self) for number in range(times))
@@ -85,14 +85,14 @@ class Runs:
     def _pack(
         self, offsets: Sequence[int], row_bytes: Sequence[int], strides: Sequence[int], rows: Sequence[int]
     ) -> None:
-        # Column by column: thousands of runs are common, and each is made while its request waits.
+        # Column by column, for speed: thousands of runs are common, and a request waits for them.
         columns = (offsets, row_bytes, strides, rows)
         words = array("Q", bytes(8 * _FIELDS * len(offsets)))
         try:
             for field, column in enumerate(columns):
                 words[field::_FIELDS] = array("Q", column)
         except (OverflowError, TypeError) as error:
-            raise ValueError(f"a run is four numbers that are not negative and below 2^64: {error}") from error
+            raise ValueError(f"a run is four numbers from 0 to 2^64 - 1: {error}") from error
         single = max(rows, default=1) <= 1
         if not all(row_bytes) or not all(rows) or not (single or all(map(_is_good, *columns))):
             bad = next(MemoryRun(*run) for run in zip(*columns, strict=True) if not _is_good(*run))
@@ -110,10 +110,10 @@ def _is_good(_: int, row_bytes: int, stride: int, rows: int) -> bool:
 
 
 class Region:
-    """One piece of memory and its address, found once. It keeps the memory alive; there is nothing to close.
+    """Contiguous memory and its address, looked up once. It keeps the memory alive; there is nothing to close.
 
-    Whoever unmaps the memory drops its regions first. Another thread that still moves bytes holds a reference too, so
-    the memory goes when that is done.
+    The owner of the memory drops its regions before unmapping it. A thread that is still moving bytes has a reference
+    too, so the memory is freed when it is done.
     """
 
     __slots__ = ("address", "num_bytes", "readonly", "view")
@@ -122,7 +122,7 @@ class Region:
         """Raises BufferError for memory that is not contiguous."""
         view = memoryview(memory)
         if not view.c_contiguous:
-            raise BufferError("a region is contiguous memory")
+            raise BufferError("a region must be contiguous memory")
         self.view = view if view.format == "B" and view.ndim == 1 else view.cast("B")
         self.num_bytes, self.readonly = self.view.nbytes, self.view.readonly
         self.address = _address_of(self.view)
@@ -137,7 +137,7 @@ class RegionRuns(NamedTuple):
 
 
 class StopFlag:
-    """Tells a move to end early; set from any thread, for good."""
+    """Ends a move early. Set from any thread; never reset."""
 
     __slots__ = ("_word", "address")
 
@@ -146,33 +146,33 @@ class StopFlag:
         self.address = ctypes.addressof(self._word)
 
     def set(self) -> None:
-        """End every move that looks at this flag."""
+        """End every move that uses this flag."""
         self._word.value = 1
 
     def is_set(self) -> bool:
-        """Whether moves are to end."""
+        """Return whether the flag is set."""
         return self._word.value != 0
 
 
 def check_place(place: RegionRuns) -> None:
-    """Raise IndexError unless every run lies in the region."""
+    """Raise IndexError unless every run is in the region."""
     region, base, runs = place
     if base < 0 or base + runs.extent > region.num_bytes:
-        raise IndexError(f"bytes up to {base} + {runs.extent} are named, the region has {region.num_bytes}")
+        raise IndexError(f"the runs end at byte {base} + {runs.extent}, the region has {region.num_bytes}")
 
 
 def check_move(source: RegionRuns, target: RegionRuns) -> None:
-    """Raise IndexError for runs past their region, ValueError for unequal sizes and a target that is only readable."""
+    """Raise IndexError for runs past their region, ValueError for unequal sizes and a read-only target."""
     check_place(source)
     check_place(target)
     if source.runs.num_bytes != target.runs.num_bytes:
         raise ValueError(f"{source.runs.num_bytes} bytes do not fill {target.runs.num_bytes}")
     if target.region.readonly:
-        raise ValueError("the target is only readable")
+        raise ValueError("the target is read-only")
 
 
 class _PyBuffer(ctypes.Structure):
-    """Py_buffer of CPython's stable ABI; read-only memory has an address this way, but not by `from_buffer`."""
+    """Py_buffer of CPython's stable ABI; it gives the address of read-only memory, which `from_buffer` refuses."""
 
     _fields_ = (
         ("buf", ctypes.c_void_p), ("obj", ctypes.c_void_p), ("len", ctypes.c_ssize_t), ("itemsize", ctypes.c_ssize_t),
@@ -187,7 +187,7 @@ def _address_of(view: memoryview) -> int:
     get.argtypes, release.argtypes = (ctypes.py_object, ctypes.c_void_p, ctypes.c_int), (ctypes.c_void_p,)
     release.restype = None
     buffer = _PyBuffer()
-    get(view, ctypes.addressof(buffer), 0)  # an error is raised by itself
+    get(view, ctypes.addressof(buffer), 0)  # raises its own error
     address = buffer.buf or 0
-    release(ctypes.addressof(buffer))  # the memoryview has a hold on the memory of its own
+    release(ctypes.addressof(buffer))  # the memoryview itself keeps the memory alive
     return int(address)

@@ -1,17 +1,17 @@
-/* Copy and digest bytes that lie in pieces, both in one pass. Plain C ABI; no state, no allocation, no system call.
+/* Copy and digest scattered bytes in one pass. Plain C ABI; no state, no allocation, no system call.
  *
  * A run is `rows` rows of `row_bytes`, each `stride` bytes after the one before. Source and target are lists of runs
- * with equally many bytes, cut differently. The caller has checked that every run lies in its memory.
+ * with equally many bytes, split differently. The caller has checked that every run is within its memory.
  *
- * A processor cannot guess where the next block of a fragmented pool lies. So while a digest is made, which takes the
- * bytes in order, what comes next in the source is fetched AHEAD_BYTES early, across the gaps; without a digest up to
- * LANES pieces are copied side by side.
+ * A CPU cannot predict the address of the next block in a fragmented pool. So with a digest, which needs the bytes in
+ * order, the source is prefetched AHEAD_BYTES early, across the gaps; without one up to LANES pieces are copied in
+ * parallel.
  */
 
 #include "kernels.h"
 
 struct run {
-    uint64_t offset, row_bytes, stride, rows; /* none is 0 but `offset` and, of a single row, `stride` */
+    uint64_t offset, row_bytes, stride, rows; /* only `offset` and, for a single row, `stride` may be 0 */
 };
 
 enum { FLAG_DIGEST = 1, FLAG_STREAM = 2, KERNEL_SHIFT = 8 };
@@ -31,7 +31,7 @@ static void enter(struct cursor *cursor, const struct run *run) {
     cursor->left = run->row_bytes, cursor->rows = run->rows - 1;
 }
 
-/* Go on by `count` bytes of this row; `more` tells that bytes follow. */
+/* Advance by `count` bytes of this row; `more`: bytes follow. */
 static inline void advance(struct cursor *cursor, uint64_t count, int more) {
     cursor->at += count, cursor->left -= count;
     if (cursor->left > 0 || !more) return;
@@ -44,7 +44,7 @@ static inline void advance(struct cursor *cursor, uint64_t count, int more) {
     cursor->left = cursor->run->row_bytes;
 }
 
-/* Pass `count` bytes with `ahead`, never more than `left`, and `fetch` them into the cache; return what is left. */
+/* Advance `ahead` by `count` bytes, at most `left`, and prefetch them if `fetch`; return the bytes left. */
 static inline uint64_t pass(struct cursor *ahead, uint64_t count, uint64_t left, int fetch) {
     while (count > 0 && left > 0) {
         uint64_t part = ahead->left < count ? ahead->left : count;
@@ -55,20 +55,20 @@ static inline uint64_t pass(struct cursor *ahead, uint64_t count, uint64_t left,
     return left;
 }
 
-/* One move: how it is done, and a digest on its way. */
+/* One move: its options, and the state of its digest. */
 struct move {
     struct stream stream;
     const struct kernel *kernel;
     int streamed;
-    uint64_t total, stripes_left; /* the last 1..64 bytes are no stripe of their own */
+    uint64_t total, stripes_left; /* not counting the last 1..64 bytes */
     unsigned held;                /* bytes at the start of `hold` that are copied but not yet digested */
-    uint8_t hold[SHORT_MAX + 16]; /* less than a stripe; at the end a whole one; of a short move everything */
+    uint8_t hold[SHORT_MAX + 16]; /* less than a stripe; at the end a whole one; all bytes of a short move */
     uint8_t before[STRIPE];       /* the last stripe that was digested */
 };
 
 static void keep(struct move *move, uint8_t *to, const uint8_t *from, uint64_t count) {
     memcpy(move->hold + move->held, from, count);
-    __asm__ volatile("" ::: "memory"); /* so that no compiler reads the source again, which may have changed */
+    __asm__ volatile("" ::: "memory"); /* stops the compiler from reading the source again, which may have changed */
     if (to != from) memcpy(to, move->hold + move->held, count);
     move->held += (unsigned)count;
 }
@@ -88,7 +88,7 @@ static void add(struct move *move, uint8_t *to, const uint8_t *from, uint64_t co
     if (move->held > 0) {
         uint64_t fill = STRIPE - move->held < count ? STRIPE - move->held : count;
         keep(move, to, from, fill);
-        if (move->held < STRIPE || move->stripes_left == 0) return; /* `count` is used up: a last stripe is the end */
+        if (move->held < STRIPE || move->stripes_left == 0) return; /* no bytes left, or a last stripe */
         add_held(move);
         from += fill, to += fill, count -= fill;
     }
@@ -117,7 +117,7 @@ static uint64_t finish(struct move *move) {
     return lanes_finish(move->stream.lanes, move->total);
 }
 
-/* Pieces that are copied side by side: so many streams of reads keep the memory busier than one. */
+/* Pieces copied in parallel: several streams of reads use more memory bandwidth than one. */
 struct lanes {
     unsigned count;
     struct {
@@ -147,7 +147,7 @@ static void copy_lanes(const struct kernel *kernel, struct lanes *lanes) {
     lanes->count = 0;
 }
 
-/* Copy `count` bytes, at once or, of a streamed move, when enough lanes have come together. */
+/* Copy `count` bytes: at once, or in a streamed move when enough lanes are filled. */
 static void copy(const struct move *move, struct lanes *lanes, uint8_t *to, const uint8_t *from, uint64_t count) {
     uint64_t head = -(uintptr_t)to % STRIPE;
     if (!move->streamed || count < 2 * STRIPE) {
@@ -201,7 +201,7 @@ uint64_t native_digest(const uint8_t *base, const struct run *runs, uint64_t tot
 
 /* Copy `total` bytes and return their digest, or 0 without FLAG_DIGEST.
  *
- * `stop` is looked at every 256 KiB: once it is not 0 the move ends early, and what it returns means nothing.
+ * `stop` is checked every 256 KiB: once it is not 0 the move ends early, and its result is meaningless.
  */
 uint64_t native_move(const uint8_t *source_base, const struct run *source_runs, uint8_t *target_base,
                      const struct run *target_runs, uint64_t total, const volatile int32_t *stop, uint32_t flags) {

@@ -1,5 +1,5 @@
-/* What is done to one row, for one instruction set, and the table of all its functions; included after
- * linear_kernels.h. Sizes are multiples of 16 where not said otherwise. */
+/* The operations on one row, for one instruction set, and the table of all its functions; included after
+ * linear_kernels.h. Sizes are multiples of 16 unless stated otherwise. */
 
 OP float NAME(total)(vec v) {
     float parts[PANEL];

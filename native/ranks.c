@@ -1,11 +1,11 @@
-/* The sum of a tensor over the ranks of one instance, which are processes of one host and share this memory:
+/* The sum of a tensor over the ranks of one instance, which are processes on one host and share this memory:
 
-       lines   | rank 0 | rank 1 | ... | abort |     a counter each, 64 bytes apart: the pieces that rank has handed in
+       lines   | rank 0 | rank 1 | ... | abort |     a counter each, 64 bytes apart: pieces that the rank has written
        slots   | even pieces: rank 0, rank 1, ... | odd pieces: rank 0, rank 1, ... |
 
-   Each rank hands in its piece, waits for the others' and adds them up itself, in the order of ranks, so that all ranks
-   have the same bits. A slot is written again two pieces later: every rank has handed in the piece between by then, and
-   so has read the older one. */
+   Each rank writes its piece, waits for the others' and sums them itself, in the order of ranks, so that all ranks have
+   the same bits. A slot is reused two pieces later: every rank has then written the piece in between, and so has read
+   the older one. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -33,7 +33,7 @@ static double now_s(void) {
     return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
-/* Wait until *seen reaches `wanted`: awake for a moment, then leaving the core to others, then asleep. */
+/* Wait until *seen reaches `wanted`: spin briefly, then yield, then sleep. */
 static int32_t wait_for(counter *seen, uint64_t wanted, counter *aborted, double deadline_s) {
     const struct timespec pause = {0, PAUSE_NS};
     for (uint32_t turn = 0; atomic_load_explicit(seen, memory_order_acquire) < wanted; turn++) {
@@ -49,7 +49,7 @@ static int32_t wait_for(counter *seen, uint64_t wanted, counter *aborted, double
     return DONE;
 }
 
-/* Add up `count` floats at `data` over all ranks, in place. Every rank calls it with the same count. */
+/* Sum `count` floats at `data` over all ranks, in place. Every rank calls it with the same count. */
 int32_t native_sum(unsigned char *shared, uint32_t rank, uint32_t num_ranks, uint64_t slot_bytes, float *data,
                    uint64_t count, double timeout_s) {
     uint64_t lines = ((uint64_t)(num_ranks + 1) * LINE_BYTES + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;

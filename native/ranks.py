@@ -21,17 +21,17 @@ class SumOutcome(IntEnum):
 
 
 def shared_bytes(num_ranks: int, slot_bytes: int) -> int:
-    """Return the size of the memory that the ranks share: zeroes at first."""
+    """Return the size of the memory that the ranks share, which must be zeroed."""
     return lines_bytes(num_ranks) + 2 * num_ranks * slot_bytes
 
 
 def lines_bytes(num_ranks: int) -> int:
-    """Return how much of it the counters take; the one after the ranks' own is the abort flag."""
+    """Return the bytes of the counters at its start: one per rank, and the abort flag."""
     return -(-(num_ranks + 1) * LINE_BYTES // _PAGE_BYTES) * _PAGE_BYTES
 
 
 class RanksLibrary:
-    """The native sum. Thread-safe."""
+    """The opened library. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         """Load a built library. Raises OSError, AttributeError."""
@@ -43,20 +43,20 @@ class RanksLibrary:
     def sum(
         self, shared: int, rank: int, num_ranks: int, slot_bytes: int, data: int, count: int, timeout_s: float
     ) -> SumOutcome:
-        """Add up `count` float32 at address `data` over all ranks, in place; `shared` is their memory's address.
+        """Sum `count` float32 at address `data` over all ranks, in place; `shared` is the shared memory's address.
 
-        `slot_bytes` is a multiple of 64 and the same everywhere. Only DONE leaves a sum.
+        `slot_bytes` is a multiple of 64 and equal in all ranks. `data` is valid only after DONE.
         """
         return SumOutcome(self._sum(shared, rank, num_ranks, slot_bytes, data, count, timeout_s))
 
 
 def load(environ: Mapping[str, str] = os.environ) -> RanksLibrary | None:
-    """Return the native sum, or None where it is not built yet or cannot be. See builder.find_library."""
+    """Return the library, or None if it is not built or cannot be. See builder.find_library."""
     return find_library(RECIPE, environ).library
 
 
 def _checked(path: Path) -> RanksLibrary:
-    """Load a library and let one rank sum alone. Raises NoNative."""
+    """Load a library and check a sum over one rank. Raises NoNative."""
     try:
         library = RanksLibrary(path)
     except (OSError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""What a library is made of, and the key that changes with any of it."""
+"""The inputs of a library's build, and a key that changes with any of them."""
 
 import hashlib
 import os
@@ -20,7 +20,7 @@ T = TypeVar("T")
 class Recipe(Generic[T]):
     """One shared library: its C sources, in this folder, and how a built one is opened.
 
-    `open` checks that the library answers as it should. Raises NoNative where it does not.
+    `open` checks that the library works. Raises NoNative if it does not.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Recipe(Generic[T]):
         return tuple(FOLDER / source for source in self.sources)
 
     def key(self) -> str:
-        """Return what names this build: the sources, what they include of ours, flags, platform."""
+        """Return the build's key: a digest of the sources, our headers they include, flags and platform."""
         facts = [*self.flags, *self.libraries, os.uname().machine]
         facts.append(getattr(sys.implementation, "_multiarch", sys.platform))
         key = hashlib.sha256(repr(facts).encode())
@@ -44,7 +44,7 @@ class Recipe(Generic[T]):
 
 
 def _with_headers(sources: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
-    """Yield (name, content) of the sources and of every file of ours they include, each once."""
+    """Yield (name, content) of the sources and of all our files they include, each once."""
     pending, seen = list(sources), set(sources)
     while pending:
         name = pending.pop()

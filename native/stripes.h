@@ -4,8 +4,8 @@
  *     vec, VECS      a vector, how many of them are one stripe of 64 bytes
  *     LOAD STORE STREAM XOR ADD HIGH LOW_PRODUCT SWAP SHIFT47 TIMES_P32
  *
- * STREAM writes past the caches and wants an address that is a multiple of 64. Each byte of `from` is read once, so
- * what is digested is what is written, even if the owner of `from` writes there at the same time.
+ * STREAM bypasses the caches and needs an address aligned to 64. Each byte of `from` is read once, so the digest is of
+ * the bytes written, even if the owner of `from` writes there at the same time.
  */
 
 #define GLUE2(a, b) a##_##b

@@ -1,4 +1,4 @@
-"""SIGTERM ends a build as an exception does, so that what it started is killed and its drafts are taken away."""
+"""Turn SIGTERM into an exception, so that a build kills its child processes and removes its drafts."""
 
 import signal
 import sys
@@ -11,31 +11,31 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def unwind_on_sigterm() -> None:
-    """From now on SIGTERM raises SystemExit in the main thread. Only for a process of our own."""
+    """Make SIGTERM raise SystemExit in the main thread. Only for our own processes."""
     signal.signal(signal.SIGTERM, _exit)
 
 
 @contextmanager
-def ending_later() -> Iterator[None]:
-    """Let SIGTERM and SIGINT wait for the end of this block, where handlers of ours would raise within it.
+def defer_signals() -> Iterator[None]:
+    """Defer SIGTERM and SIGINT to the end of this block, if their handlers are Python functions.
 
-    A process that is just being started belongs to nobody yet: who is interrupted there leaves it behind.
+    An exception while a process is being started would leave that process running without an owner.
     """
     handlers = {number: signal.getsignal(number) for number in _ENDING}
-    if threading.current_thread() is not threading.main_thread():  # handlers run in the main thread alone
+    if threading.current_thread() is not threading.main_thread():  # handlers run only in the main thread
         handlers = {}
-    came: list[int] = []
+    received: list[int] = []
     for number, handler in handlers.items():
         if callable(handler):
-            signal.signal(number, lambda number, frame: came.append(number))
+            signal.signal(number, lambda number, frame: received.append(number))
     try:
         yield
     finally:
         for number, handler in handlers.items():
             if callable(handler):
                 signal.signal(number, handler)
-        for held in came:
-            signal.raise_signal(held)
+        for signum in received:
+            signal.raise_signal(signum)
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

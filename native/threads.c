@@ -15,13 +15,13 @@
 enum { LINE = 64, PAUSES_A_LOOK = 16 };
 enum { SPIN_MOST_NS = 50000, SPIN_MORE_NS = 1000, SPIN_LESS = 4, HELD_UP_NS = 20000 };
 
-/* Of one worker, for one region: IDLE -> CALLED (by the caller) -> WORKING (by the worker) -> IDLE (by the worker)
+/* State of a worker in a region: IDLE -> CALLED (by the caller) -> WORKING (by the worker) -> IDLE (by the worker)
  *                                          CALLED -> IDLE (by a caller who does not need it any more)             */
 enum state { IDLE, CALLED, WORKING, CLOSING };
 
-/* For how many nanoseconds waits of one kind spin: SPIN_MORE_NS longer after one for which that paid, or would have,
- * a SPIN_LESS-th of that after one for which it did not. Where one in 50 is in vain they spin for up to SPIN_MOST_NS,
- * where one in 10 is for up to 12 us, where half of them are for 1 us. */
+/* How many nanoseconds waits of one kind spin: SPIN_MORE_NS longer after a wait for which spinning paid, or would have,
+ * and a SPIN_LESS-th as long after one for which it did not. If one in 50 is in vain they spin for up to
+ * SPIN_MOST_NS, if one in 10 is, for up to 12 us, if half of them are, for 1 us. */
 typedef _Atomic int64_t patience;
 
 struct worker {
@@ -40,7 +40,7 @@ struct threads {
     pid_t owner;
     _Alignas(LINE) _Atomic uint32_t arrived;
     _Alignas(LINE) _Atomic uint32_t passed; /* rounds of the barrier; starts anew after 2^32 */
-    _Alignas(LINE) _Atomic int sleepers; /* who sleep, or are about to */
+    _Alignas(LINE) _Atomic int sleepers; /* threads that sleep, or are about to */
     _Alignas(LINE) patience between, within; /* regions */
     struct worker workers[];
 };
@@ -59,7 +59,7 @@ static int64_t now_ns(void) {
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Wake whoever sleeps until *value changes, after it did. */
+/* Wake the threads that sleep until *value changes; call after changing it. */
 static void wake(struct threads *threads, _Atomic uint32_t *value) {
     if (atomic_load(&threads->sleepers) != 0) syscall(SYS_futex, value, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
@@ -78,8 +78,8 @@ static void learn(patience *patience, int64_t spin_ns, int paid) {
     if (learnt != spin_ns) atomic_store_explicit(patience, learnt, memory_order_relaxed);
 }
 
-/* Spin until *value is not `old`, the time is over, or this thread was held up: somebody else wants its core. Return
- * when it began, 0 where the change came at once. */
+/* Spin until *value is not `old`, the time is over, or this thread was interrupted: another needs its core. Return the
+ * start time, 0 if the change came at once. */
 static int64_t spin(_Atomic uint32_t *value, uint32_t old, int64_t spin_ns) {
     int64_t began = 0, before = 0;
     for (;;) {
@@ -94,10 +94,10 @@ static int64_t spin(_Atomic uint32_t *value, uint32_t old, int64_t spin_ns) {
     }
 }
 
-/* Wait until *value is not `old`: spin first, then sleep. Return what it is then.
+/* Wait until *value is not `old`: spin first, then sleep. Return the new value.
  *
- * Spinning pays where it is shorter than going to sleep and waking up. It takes a core from a neighbour, who may be the
- * one that is waited for, where there are more threads than cores. */
+ * Spinning pays if it is shorter than falling asleep and waking up. With more threads than cores it takes a core from
+ * another thread, perhaps the one it waits for. */
 static uint32_t await_change(struct threads *threads, _Atomic uint32_t *value, uint32_t old, patience *patience) {
     int64_t spin_ns = atomic_load_explicit(patience, memory_order_relaxed);
     int64_t began = spin(value, old, threads->oversubscribed ? 0 : spin_ns);
@@ -125,7 +125,7 @@ static void *work(void *argument) {
     }
 }
 
-/* Start a worker that no signal reaches but its own faults: the others are the main thread's. */
+/* Start a worker with all signals blocked except its own faults: the main thread handles the others. */
 static int start(struct worker *worker) {
     static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
     sigset_t all, before;
@@ -173,7 +173,7 @@ struct threads *threads_open(int count, enum isa isa) {
 }
 
 void threads_close(struct threads *threads) {
-    if (threads->owner == getpid()) { /* else the workers, and whoever held the lock, are another process's */
+    if (threads->owner == getpid()) { /* else the workers, and the owner of the lock, are in another process */
         pthread_mutex_lock(&threads->caller);
         end_workers(threads, threads->count - 1);
         pthread_mutex_unlock(&threads->caller);
@@ -185,9 +185,9 @@ int threads_count(const struct threads *threads) { return threads->count; }
 
 enum isa threads_isa(const struct threads *threads) { return threads->isa; }
 
-/* Run a region; `optional`: do not wait for workers that have not begun when the caller is done. */
+/* Run a region; `optional`: do not wait for workers that have not started when the caller is done. */
 static void run(struct threads *threads, region_function *region, void *context, int optional) {
-    if (threads->owner != getpid()) { /* a forked child: the lock may be held by a thread that is not there */
+    if (threads->owner != getpid()) { /* a forked child: the lock may be held by a thread that does not exist here */
         region(context, 0, 1);
         return;
     }

@@ -1,11 +1,11 @@
-/* A thread that ticks, and counts the time in which the machine did not let this process run.
+/* A thread that ticks, and counts the time in which the machine kept this process from running.
  *
  *   tick, 100 ms later tick, ...   late: a signal stopped the process, the machine stood still, no core was free
  *   once a second, all threads     ran, and waited for a core: /proc/self/task/TID/schedstat, its first two numbers (ns)
  *
- * Starved is the larger of the lateness and the waited share of the time in which threads ran or waited: a tick is short
- * and so finds a core even where the threads that compute do not.
- * Readers look at the counters while the thread writes them: each is one aligned word.
+ * The time starved is the larger of the lateness and the waiting share of the time in which threads ran or waited: a
+ * tick is short, so it gets a core even when the computing threads do not.
+ * Counters are read while the thread writes them: each is one aligned word.
  */
 
 #define _GNU_SOURCE
@@ -22,11 +22,11 @@
 
 #define MAX_THREADS 1024
 #define TICKS_A_LOOK 10
-#define LEAST_RUN_SHARE 20 /* a process counts as running for a twentieth of any time: every limit ends */
+#define LEAST_RUN_SHARE 20 /* at least a twentieth of any time counts as running, so that every limit is reached */
 
 struct counters { /* as native/ticker.py declares it */
     int64_t num_bytes;
-    int64_t run_ns; /* the last tick's time less `starved_ns`: one word, so that no reader finds half of a tick */
+    int64_t run_ns; /* the last tick's time minus `starved_ns`: one word, so that readers never see half a tick */
     int64_t starved_ns;
     int64_t num_ticks;
 };
@@ -57,7 +57,7 @@ static void sleep_until(int64_t when_ns) {
     }
 }
 
-/* What a thread has used; 0 where the kernel does not say. */
+/* The times a thread has run and waited; 0 if the kernel does not report them. */
 static int read_used(const char *thread, struct used *used) {
     char path[64], text[96];
     snprintf(path, sizeof path, "/proc/self/task/%.20s/schedstat", thread);
@@ -73,7 +73,7 @@ static int read_used(const char *thread, struct used *used) {
     return 1;
 }
 
-/* How much of the `passed_ns` since the last look was lost to waiting for a core. */
+/* How much of the `passed_ns` since the last call was lost waiting for a core. */
 static int64_t waited_since_look_ns(struct ticker *ticker, int64_t passed_ns) {
     struct used *found = ticker->found;
     DIR *folder = opendir("/proc/self/task");
@@ -81,7 +81,7 @@ static int64_t waited_since_look_ns(struct ticker *ticker, int64_t passed_ns) {
     int num_found = 0;
     int64_t ran = 0, waited = 0;
     for (struct dirent *entry; (entry = readdir(folder)) && num_found < MAX_THREADS;) {
-        struct used one, before = {0}; /* a thread that is new has used nothing before */
+        struct used one, before = {0}; /* a new thread has used nothing before */
         if (entry->d_name[0] == '.' || !read_used(entry->d_name, &one)) continue;
         for (int i = 0; i < ticker->num_threads; i++)
             if (ticker->threads[i].thread == one.thread) before = ticker->threads[i];
@@ -97,7 +97,7 @@ static int64_t waited_since_look_ns(struct ticker *ticker, int64_t passed_ns) {
     return (int64_t)((double)active * (double)waited / (double)(ran + waited));
 }
 
-/* What was starved of a time: all that was lost, as far as it can be. */
+/* The time starved: the time lost, up to the share that counts as running. */
 static int64_t starved_of(int64_t passed_ns, int64_t lost_ns) {
     int64_t most_ns = passed_ns - passed_ns / LEAST_RUN_SHARE;
     return lost_ns < most_ns ? lost_ns : most_ns;
@@ -123,7 +123,7 @@ static void *run(void *argument) {
             due = now;
         }
         last = now;
-        report(counters, now, starved); /* before the look, which may take long */
+        report(counters, now, starved); /* before reading the threads' times, which may take long */
         int64_t passed = now - looked;
         if (passed >= TICKS_A_LOOK * ticker->interval_ns) {
             int64_t waited = starved_of(passed, waited_since_look_ns(ticker, passed));
@@ -136,7 +136,7 @@ static void *run(void *argument) {
     return NULL;
 }
 
-/* Begin to tick; NULL where no thread can be had. */
+/* Start ticking; NULL if no thread can be created. */
 struct counters *native_ticker_start(int64_t interval_ns) {
     struct ticker *ticker = calloc(1, sizeof *ticker);
     if (!ticker) return NULL;
@@ -150,7 +150,7 @@ struct counters *native_ticker_start(int64_t interval_ns) {
     return &ticker->counters;
 }
 
-/* End the thread, and with it the counters. */
+/* End the thread and free the counters. */
 void native_ticker_stop(struct counters *counters) {
     struct ticker *ticker = (struct ticker *)counters;
     __atomic_store_n(&ticker->stop, 1, __ATOMIC_RELEASE);

@@ -1,8 +1,8 @@
-"""How long the machine kept this process from running (ticker.c): limits on silence and progress leave that out.
+"""Measure how long the machine kept this process from running (ticker.c): liveness and progress limits exclude it.
 
-    silence = time passed - time starved       of whoever measures: a starved observer finds nobody silent
+    silence = time passed - time starved of the observing process: a starved observer blames no peer
 
-`start_ticker` belongs to a process's entry point; `starved_s` is 0 in a process without a ticker.
+Call `start_ticker` in a process's entry point; `starved_s` is 0 in a process without a ticker.
 """
 
 import ctypes
@@ -28,16 +28,16 @@ class Ticker(Protocol):
     name: str
 
     def starved_s(self) -> float:
-        """Return the seconds starved since it began, those of a tick that is late just now included."""
+        """Return the seconds starved since its start, including those of a tick that is late now."""
         ...
 
     def stop(self) -> None:
-        """End its thread. Nothing may follow."""
+        """End its thread; no other call may follow."""
         ...
 
 
 class Counters(ctypes.Structure):
-    """What the native thread writes; native/ticker.c: struct counters."""
+    """struct counters of native/ticker.c, written by the native thread."""
 
     _fields_ = (
         ("num_bytes", ctypes.c_int64), ("run_ns", ctypes.c_int64), ("starved_ns", ctypes.c_int64),
@@ -46,7 +46,7 @@ class Counters(ctypes.Structure):
 
 
 class TickerLibrary:
-    """The native ticker."""
+    """The opened library."""
 
     def __init__(self, path: Path) -> None:
         """Load a built library. Raises OSError, AttributeError."""
@@ -56,15 +56,15 @@ class TickerLibrary:
         self._stop.argtypes, self._stop.restype = (ctypes.POINTER(Counters),), None
 
     def start(self, interval_s: float = INTERVAL_S) -> "NativeTicker":
-        """Begin to tick. Raises NoNative where no thread can be had or the library was built of other sources."""
+        """Start a ticker. Raises NoNative if it gets no thread or the library was built from other sources."""
         counters = self._start(int(interval_s * _NS))
         if not counters or counters.contents.num_bytes != ctypes.sizeof(Counters):
-            raise NoNative("the native ticker does not start")
+            raise NoNative("the native ticker cannot be started")
         return NativeTicker(counters, self._stop, interval_s)
 
 
 class NativeTicker:
-    """Implements Ticker by the native thread, which needs no GIL."""
+    """Implements Ticker with the native thread, which needs no GIL."""
 
     name = "native"
 
@@ -90,7 +90,7 @@ class NativeTicker:
 
 
 class PythonTicker:
-    """Implements Ticker by a thread of Python: it also counts time in which others held the GIL."""
+    """Implements Ticker with a Python thread, which also counts time in which other threads held the GIL."""
 
     name = "python"
 
@@ -124,7 +124,7 @@ _ticker: Ticker | None = None
 
 
 def start_ticker(environ: Mapping[str, str] = os.environ) -> Ticker:
-    """Return this process's ticker, begun at the first call: the native one where it is built, else Python's."""
+    """Return this process's ticker, started at the first call: the native one if it is built, else Python's."""
     global _ticker
     if _ticker is None:
         library = find_library(RECIPE, environ).library
@@ -133,17 +133,17 @@ def start_ticker(environ: Mapping[str, str] = os.environ) -> Ticker:
 
 
 def starved_s() -> float:
-    """Return the seconds in which this process was kept from running since its ticker began; 0 without one."""
+    """Return the seconds in which this process was kept from running since its ticker started; 0 without one."""
     return 0.0 if _ticker is None else _ticker.starved_s()
 
 
 def run_time(clock: Callable[[], float] = time.monotonic, starved: Callable[[], float] = starved_s) -> float:
-    """Return `clock` less the time starved: differences of two are the time in which this process could run."""
+    """Return `clock` minus the time starved: a difference of two is the time in which this process could run."""
     return clock() - starved()
 
 
 def _checked(path: Path) -> TickerLibrary:
-    """Load a library and let it tick. Raises NoNative."""
+    """Load a library and start a ticker once. Raises NoNative."""
     try:
         library = TickerLibrary(path)
     except (OSError, AttributeError) as error:

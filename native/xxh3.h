@@ -99,7 +99,7 @@ static uint64_t digest_short(const uint8_t *data, size_t length) {
     return avalanche(sum + mix16(end - 16, SECRET + 136 - 17));
 }
 
-/* The eight lanes of a digest of more than 240 bytes, before the first stripe. */
+/* The initial eight lanes of a digest of more than 240 bytes. */
 static inline void lanes_start(uint64_t lanes[8]) {
     const uint64_t start[8] = {P32_3, P64_1, P64_2, P64_3, P64_4, P32_2, P64_5, P32_1};
     memcpy(lanes, start, sizeof start);
@@ -114,7 +114,7 @@ static inline void lanes_add(uint64_t lanes[8], const uint8_t *data, const uint8
     }
 }
 
-/* The digest from the lanes, after the last stripe. */
+/* The final digest from the lanes, after the last stripe. */
 static inline uint64_t lanes_finish(const uint64_t lanes[8], uint64_t length) {
     uint64_t sum = length * P64_1;
     for (int i = 0; i < 4; i++)

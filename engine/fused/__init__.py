@@ -1,1 +1,1 @@
-"""Whole networks of the Llama family on native kernels, held against the network they replace."""
+"""Whole networks of the Llama family on native kernels, checked against the network they replace."""

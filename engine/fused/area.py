@@ -1,10 +1,10 @@
-"""Where packed weights lie: in memory of this process alone, or in a memfd that the instances of one host share.
+"""Memory for packed weights: private to this process, or a memfd shared by the instances of one host.
 
     empty --locked, filled, every layer checked--> sealed, with its key --mapped read-only--> instances that start later
 
-A filler that dies leaves it unsealed: the next one begins anew. Other keys, hosts of several memory nodes (one would
-read the other's memory) and kernels that cannot put a memfd into huge pages (before 6.1) get memory of their own:
-without huge pages reading is a quarter slower.
+If the filling process dies, the memfd stays unsealed and the next one starts over. Private memory is used for other
+keys, on hosts with several NUMA nodes (to avoid remote reads), and with kernels that cannot put a memfd into huge pages
+(before 6.1): without huge pages reading is a quarter slower.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ _MADV_COLLAPSE = 25  # Linux 6.1, include/uapi/asm-generic/mman-common.h
 _F_SEAL_FUTURE_WRITE = 0x10
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _F_SEAL_FUTURE_WRITE
 _WAIT_S, _LOOK_S = 120.0, 0.05
-_LOW_PRIORITY = 10  # a tenth of what a busy engine gets: it is slowed little, and the pages come within minutes
+_LOW_PRIORITY = 10  # a tenth of a busy engine's CPU share: slows it little, and takes only minutes
 _COLLAPSED_AT_ONCE = 16 * HUGE
 _NODES = Path("/sys/devices/system/node")
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS = 1, 2, 0x10, 0x20
@@ -39,10 +39,10 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """Memory from the address `start` on. `is_filled`: the weights are there, and it cannot be written.
+    """Memory from the address `start` on. `is_filled`: the weights are in it, and it is read-only.
 
-    `publish` lets others have what was filled, `release` lets the next one fill it; both do nothing to memory of one's
-    own. `owner` is what the memory lives as long as.
+    `publish` shares the filled memory, `release` unlocks it for others; both do nothing for private memory. `owner`
+    keeps the memory alive.
     """
 
     start: int
@@ -53,7 +53,7 @@ class Area:
 
 
 def own_area(num_bytes: int) -> Area:
-    """Return memory of this process, in huge pages where the system has them; pages are taken as they are written."""
+    """Return private memory, in huge pages if the system has them; pages are allocated when they are written."""
     owner = mmap.mmap(-1, num_bytes + 2 * HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         owner.madvise(mmap.MADV_HUGEPAGE)
@@ -62,15 +62,15 @@ def own_area(num_bytes: int) -> Area:
 
 
 class SharedWeights:
-    """A memfd for the packed weights of one model, as `key` names it. Owns the lock while it is filled."""
+    """A memfd for the packed weights of the model identified by `key`. Owns the lock while it is being filled."""
 
     def __init__(self, descriptor: int, key: bytes) -> None:
         self._descriptor, self._key = descriptor, key
 
     def area(self, num_bytes: int) -> Area | None:
-        """Return it filled, or to be filled by the caller, who has to release it. None: use memory of your own.
+        """Return it filled, or locked for the caller to fill and release. None: the caller must use private memory.
 
-        Waits for another process that fills it, _WAIT_S at most.
+        Waits up to _WAIT_S for another process that is filling it.
         """
         if len(list(_NODES.glob("node[0-9]*"))) > 1 or not _can_collapse():
             return None
@@ -119,9 +119,9 @@ class SharedWeights:
 
 
 def shared_weights(path: Path, *facts: str, text: str) -> SharedWeights | None:
-    """Return what the descriptor `text` names, for the checkpoint in folder `path`; None where it names no such memfd.
+    """Return the memfd with descriptor number `text`, for the checkpoint in folder `path`; None if it is no such memfd.
 
-    `facts` are what the packed bytes depend on beside the files, each of which counts by name, size, time and inode.
+    The key is made of the files' names, sizes, times and inodes, and of `facts`: all else the packed bytes depend on.
     """
     if not text.isdecimal():
         return None
@@ -137,7 +137,7 @@ def shared_weights(path: Path, *facts: str, text: str) -> SharedWeights | None:
 
 
 def _collapse(start: int, size: int) -> None:
-    """Put the memory into huge pages, behind whatever else runs."""
+    """Put the memory into huge pages, at low priority."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
     for place in range(0, size, _COLLAPSED_AT_ONCE):
@@ -145,7 +145,7 @@ def _collapse(start: int, size: int) -> None:
 
 
 def _can_collapse() -> bool:
-    """Try it on one page."""
+    """Return whether the kernel can put a memfd into huge pages, by trying it on one page."""
     descriptor = os.memfd_create("pdserve-trial")
     try:
         os.ftruncate(descriptor, HUGE)
@@ -161,7 +161,7 @@ def _can_collapse() -> bool:
 
 
 def _map(descriptor: int, size: int, protection: int) -> int:
-    """Map a file from its begin on at the begin of a huge page, for the life of the process. Raises OSError."""
+    """Map a file from its start, aligned to a huge page, for the life of the process. Raises OSError."""
     libc = _libc()
     reserved: int | None = libc.mmap(None, size + HUGE, 0, _MAP_PRIVATE | _MAP_ANONYMOUS, -1, 0)
     if reserved is None or reserved == ctypes.c_void_p(-1).value:

@@ -1,4 +1,4 @@
-"""Is a fused layer the original? Both run on the same random rows, over a pool of their own."""
+"""Check fused layers against the original: both run on the same random rows, each with its own pool."""
 
 from array import array
 from typing import Any
@@ -13,18 +13,18 @@ from engine.fused.decoder import FusedDecoder, FusedWeights
 from engine.step import BatchSequence, StepBatch
 from engine.step_metadata import StepMetadata, build
 
-_ROWS = (12, 1, 5)  # of sequences that are prefilled together: more than every thread does alone
+_ROWS = (12, 1, 5)  # of sequences that are prefilled together: enough for every thread
 _BLOCK_SIZE = 16
 _TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
-"""Of the difference's norm over that of what the layer adds; roundings to bfloat16 fall on either side of a tie."""
+"""Limit of |difference| / |layer's contribution|; roundings to bfloat16 may resolve a tie either way."""
 
 
 class Disagreement(Exception):
-    """A fused part computes something else than the original."""
+    """A fused part's result differs from the original's."""
 
 
 class LayerCheck:
-    """Runs the layers of `network` and ours one by one, and records what attention each layer asks for."""
+    """Runs the layers of `network` and ours one by one, and records each layer's attention options."""
 
     def __init__(self, network: Any, weights: FusedWeights) -> None:
         self._network, self._weights = network, weights
@@ -66,14 +66,14 @@ class LayerCheck:
     def _compare(self, what: str, got: torch.Tensor, expected: torch.Tensor) -> None:
         difference, size = float((got - expected).norm()), float(expected.norm())
         limit = _TOLERANCE[self._weights.dtype]
-        if not difference <= limit * size:  # NaN is no agreement; what adds nothing has to add nothing here too
+        if not difference <= limit * size:  # NaN fails; a zero contribution must be zero here too
             raise Disagreement(
                 f"{what} differs from the original by {difference:.2g} in norm, the limit is {limit:.2g} of {size:.2g}"
             )
 
 
 class _Recorder:
-    """Attention over one pool for whichever layer runs; keeps what that layer asked for."""
+    """Attention over one pool for any layer; keeps the options of the last call."""
 
     def __init__(self, pool: LayerPool, metadata: StepMetadata) -> None:
         self._pool, self._metadata = pool, metadata
@@ -95,7 +95,7 @@ def _pool(shape: tuple[int, ...], dtype: torch.dtype) -> LayerPool:
 
 
 def _batch() -> StepBatch:
-    """Prompts of random tokens; their blocks lie apart."""
+    """Return a step of several prompts with blocks in descending order."""
     sequences, blocks = [], iter(range(2 * len(_ROWS) - 1, -1, -1))
     for count in _ROWS:
         sequences.append(BatchSequence(0, count, (next(blocks), next(blocks))))

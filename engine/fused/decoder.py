@@ -1,7 +1,7 @@
 """A whole network of the Llama family on native kernels: embedding, layers, logits of the rows that are sampled.
 
-One native call runs a program (native/layer.h), the whole step where attention is native too. Where attention, or the
-sum over ranks, is done here, the program is cut into segments:
+One native call runs a program (native/layer.h): the whole step, if attention is native too. If attention, or the sum
+over ranks, is done in Python, the program is split into segments:
 
     native    [ENTER 0, NOTIFY 0, ATTEND 0, OUT 0, MLP 0, ENTER 1, ... MLP n, HEAD]
     else      [ENTER 0] -> attend -> [OUT 0, MLP 0, ENTER 1] -> attend -> ... -> [OUT n, MLP n]            then [HEAD]
@@ -46,7 +46,7 @@ LayerDone = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class FusedWeights:
-    """Everything a fused network is made of. `embedding` is None where the packed output layer serves as one."""
+    """All parts of a fused network. `embedding` is None if the packed output layer is also the embedding."""
 
     layers: ctypes.Array[LayerStruct]
     decoder: DecoderStruct
@@ -56,7 +56,7 @@ class FusedWeights:
     dtype: torch.dtype
     embedding: torch.Tensor | None
     rope: RopeTable
-    memory: PackedMemory  # owns what the structs point at
+    memory: PackedMemory  # owns the memory that the structs point to
     functions: Functions
     threads: Threads
 
@@ -68,9 +68,9 @@ class FusedDecoder:
         self, weights: FusedWeights, pools: Sequence[LayerPool], backend: AttentionBackend, *,
         reduce: Reduce | None = None,
     ) -> None:  # fmt: skip
-        """`reduce` is set where each of several ranks has a part of the weights.
+        """`reduce` is set if each of several ranks has a part of the weights.
 
-        The backend attends, but for the CPU's own: its kernel runs inside the program.
+        The backend computes attention, except CpuAttention, whose kernel runs inside the program.
         """
         self._weights, self._pools, self._backend, self._reduce = weights, tuple(pools), backend, reduce
         self._memory = StepMemory(weights.sizes, weights.threads.count)
@@ -101,15 +101,15 @@ class FusedDecoder:
             return self.logits(rows)
         self._begin(metadata)
         self._plan(metadata)
-        self._ask_for(rows)
-        with self._memory.telling(layer_done):
+        self._set_samples(rows)
+        with self._memory.notifying(layer_done):
             self._call(self._whole)
         return self._memory.logits_of(len(rows), self._weights.vocab_size)
 
     def run_layers(self, metadata: StepMetadata, layer_done: LayerDone | None = None) -> torch.Tensor:
-        """Compute the layers; return what the last norm takes, [num_tokens, hidden] float32, until the next call.
+        """Compute the layers; return the last norm's input, [num_tokens, hidden] float32, valid until the next call.
 
-        `layer_done(layer)` is called as each layer's KV is written, before its attention.
+        `layer_done(layer)` is called when each layer's KV is written, before its attention.
         """
         num_rows = self._run_layers(metadata, layer_done)
         return self._memory.x[:num_rows, : self._weights.sizes.hidden]
@@ -117,7 +117,7 @@ class FusedDecoder:
     def _run_layers(self, metadata: StepMetadata, layer_done: LayerDone | None) -> int:
         """Compute the layers; return the number of the step's rows."""
         num_rows = self._begin(metadata)
-        with torch.inference_mode(), self._memory.telling(layer_done):
+        with torch.inference_mode(), self._memory.notifying(layer_done):
             attention = self._plan(metadata)
             for segment in self._segments:
                 self._call(segment.instructions)
@@ -130,7 +130,7 @@ class FusedDecoder:
         return num_rows
 
     def close(self) -> None:
-        """Let go of the pool: a step that followed all the same would be refused. Idempotent."""
+        """Drop the references to the pool; a later step would be refused. Idempotent."""
         self._pools = ()
         self._weights.decoder.num_slots = 0
         for layer in self._weights.layers:
@@ -138,11 +138,11 @@ class FusedDecoder:
 
     @property
     def rows(self) -> torch.Tensor:
-        """What the last norm takes: [all rows there is memory for, hidden] float32, valid until the next call."""
+        """The last norm's input: [rows with reserved memory, hidden] float32, valid until the next call."""
         return self._memory.x[:, : self._weights.sizes.hidden]
 
     def run_layer(self, layer: int, metadata: StepMetadata, rows: torch.Tensor) -> torch.Tensor:
-        """Compute one layer alone: [num_tokens, hidden] in, the same float32 out, until the next call."""
+        """Compute only one layer: [num_tokens, hidden] in, the same shape in float32 out, valid until the next call."""
         num_rows = self._point_at(metadata)
         self.load_rows(rows)
         self._call(instructions([(Operation.ENTER, layer)]))
@@ -151,14 +151,14 @@ class FusedDecoder:
         return self._memory.x[:num_rows, : self._weights.sizes.hidden]
 
     def load_rows(self, rows: torch.Tensor) -> None:
-        """Take [num_tokens, hidden] as what the layers made."""
+        """Set the layers' output to `rows` [num_tokens, hidden]."""
         self._memory.reserve(len(rows), 1)
         self._memory.x[: len(rows), : rows.shape[1]] = rows
 
     def logits(self, rows: "array[int]") -> torch.Tensor:
-        """Return the logits of rows (n, int64) of the last step, [n, vocab_size] float32, until the next call.
+        """Return the logits of rows (n, int64) of the last step, [n, vocab_size] float32, valid until the next call.
 
-        A row that is asked for several times, as by the sequences of one prompt, is computed once.
+        A row that occurs several times, as for the sequences of one prompt, is computed once.
         """
         if not rows:
             return torch.empty(0, self._weights.vocab_size)
@@ -168,23 +168,23 @@ class FusedDecoder:
         return self._distinct_logits(array("q", places))[[places[row] for row in rows]]
 
     def _distinct_logits(self, rows: "array[int]") -> torch.Tensor:
-        self._ask_for(rows)
+        self._set_samples(rows)
         self._call(self._head)
         return self._memory.logits_of(len(rows), self._weights.vocab_size)
 
-    def _ask_for(self, rows: "array[int]") -> None:
+    def _set_samples(self, rows: "array[int]") -> None:
         step = self._memory.step
         self._memory.reserve(step.num_rows, len(rows))
         step.sample_rows = rows.buffer_info()[0]
 
     def _begin(self, metadata: StepMetadata) -> int:
-        """Point the step at its inputs, embed its tokens; return the number of its rows."""
+        """Set the step's input pointers and embed its tokens; return the number of its rows."""
         num_rows = self._point_at(metadata)
         self._embed(metadata.packed.token_ids, num_rows)
         return num_rows
 
     def _point_at(self, metadata: StepMetadata) -> int:
-        """Point the step at its inputs; return the number of its rows."""
+        """Set the step's input pointers; return the number of its rows."""
         step, rope, packed = self._memory.step, self._weights.rope, metadata.packed
         num_rows = len(packed.token_ids)
         self._memory.reserve(num_rows, 1)
@@ -196,7 +196,7 @@ class FusedDecoder:
         return num_rows
 
     def _plan(self, metadata: StepMetadata) -> StepAttention | None:
-        """Return who attends; None where the program does."""
+        """Return the step's attention; None if the program computes it."""
         if self._attention is None:
             return self._backend.plan(metadata)
         packed = metadata.packed
@@ -209,7 +209,7 @@ class FusedDecoder:
 
     def _embed(self, tokens: "array[int]", num_rows: int) -> None:
         weights, x, step = self._weights, self._memory.x, self._memory.step
-        if weights.sizes.hidden % PANEL:  # what a step before left there, NaN say, must not reach this one
+        if weights.sizes.hidden % PANEL:  # values left by an earlier step, such as NaN, must not affect this one
             x[:num_rows, weights.sizes.hidden :] = 0
         if weights.embedding is not None:
             with torch.inference_mode():

@@ -1,9 +1,9 @@
-"""Replace a network of the Llama family by ours, built from its weights; what we do not know stays as it is.
+"""Replace a network of the Llama family by native kernels with its weights; unsupported networks are not replaced.
 
-find the family -> pack a layer -> compare it with the original on random rows -> free the original -> next layer
+check the family -> pack a layer -> compare it with the original on random rows -> free the original -> next layer
 
-Where a layer disagrees the ones that were freed get their weights back, out of the packed ones, and the network stays
-as it was. Other networks get the faster layout of engine/linear_layout.py.
+If a layer differs, the freed layers get their weights back from the packed ones, and the network is not replaced. Such
+and unsupported networks get the faster layout of engine/linear_layout.py.
 """
 
 import json
@@ -40,24 +40,24 @@ from native.engine_library import Threads
 
 _MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _LAYERS = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
-_NATIVE_FLAGS = frozenset({"avx2", "fma"})  # the least of native/isa.h that is not plain
-_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})  # those whose angles follow the position alone
+_NATIVE_FLAGS = frozenset({"avx2", "fma"})  # required by the lowest level of native/isa.h above plain
+_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})  # those whose angles depend only on the position
 
 _log = logging.getLogger("pdserve.engine")
 
 
 def fuse(network: Any, *, threads: Threads | None, shared: SharedWeights | None = None) -> FusedWeights | None:
-    """Return what a FusedDecoder needs; `network` has then lost its weights. None where it stays, laid out for CPUs.
+    """Return the weights for a FusedDecoder, and free those of `network`; None if the network is not replaced.
 
-    `threads` run the kernels and stay open; None where there are none. Packed weights are taken from `shared`, or put
-    there.
+    `threads` run the kernels and stay open; None if there are no kernels. Packed weights are read from `shared`, or
+    written to it.
     """
     reason = why_not(network)
     if reason is None and (threads is None or threads.isa == "plain"):
         reason = "there are no native kernels"  # plain C is no faster than torch
     if reason is None and threads is not None:
         try:
-            with _one_thread():  # of torch's: its tensors are small here, and its threads are slow to call
+            with _one_thread():  # of torch: its tensors are small here, and its threads slow to start
                 return _published(_Fusion(network, threads, shared))
         except Disagreement as error:
             reason = str(error)
@@ -68,9 +68,9 @@ def fuse(network: Any, *, threads: Threads | None, shared: SharedWeights | None 
 
 
 def will_fuse(config: Any, kernels: Kernels) -> bool:
-    """Tell before weights are read whether `fuse` is to be expected: of this load, or of the next, once they are built.
+    """Return, before weights are read, whether `fuse` will succeed: now, or at the next start with built kernels.
 
-    Both have to choose the same dtype: an instance that starts later has to understand this one's KV.
+    Both starts must choose the same dtype: an instance that starts later must be able to read this one's KV.
     """
     if config.model_type not in _MODEL_TYPES:
         return False
@@ -80,10 +80,10 @@ def will_fuse(config: Any, kernels: Kernels) -> bool:
 
 
 def why_not(network: Any) -> str | None:
-    """Return why a network is none that we know, in words; None for one that is."""
+    """Return why a network is not supported, as text for people; None if it is supported."""
     layers = getattr(getattr(network, "model", None), "layers", None)
     if not layers or not hasattr(network, "lm_head"):
-        return "it has no layers and output layer where Llama has them"
+        return "it has no `model.layers` and `lm_head` as Llama has"
     kinds = {type(layer).__name__ for layer in layers}
     if not kinds <= _LAYERS:
         return f"its layers are {', '.join(sorted(kinds))}"
@@ -104,13 +104,13 @@ def _why_not_shapes(network: Any) -> str | None:
         return "its linear layers are not plain ones on CPU"
     attention = network.model.layers[0].self_attn
     if attention.head_dim % PANEL or any(linear.in_features % 2 for linear in linears):
-        return f"its head dim {attention.head_dim} is no multiple of {PANEL}, or a width is odd"
+        return f"its head dim {attention.head_dim} is not a multiple of {PANEL}, or a width is odd"
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The linear layers of one decoder layer, as they are joined."""
+    """The linear layers of one decoder layer, grouped as they are packed."""
 
     qkv: tuple[nn.Linear, ...]
     out: nn.Linear
@@ -122,7 +122,7 @@ class _Parts:
 
 
 class _Fusion:
-    """One network on its way."""
+    """The replacement of one network."""
 
     def __init__(self, network: Any, threads: Threads, shared: SharedWeights | None) -> None:
         self._network, self._threads = network, threads
@@ -135,7 +135,7 @@ class _Fusion:
 
     @property
     def area(self) -> Area:
-        """Where the weights are packed."""
+        """The memory of the packed weights."""
         return self._memory.area
 
     @torch.inference_mode()
@@ -159,7 +159,7 @@ class _Fusion:
         return weights
 
     def _replace(self, weights: FusedWeights, freed: list[int]) -> None:
-        """Pack, check and free all layers, then the output layer; `freed` has those whose weights are gone."""
+        """Pack, check and free all layers, then the output layer; append each freed layer to `freed`."""
         model, check = self._network.model, LayerCheck(self._network, weights)
         for index, layer in enumerate(model.layers):
             self._pack_layer(index, layer)
@@ -193,7 +193,7 @@ class _Fusion:
             native.query_norm, native.key_norm = (memory.keep(n.weight) for n in (attention.q_norm, attention.k_norm))
 
     def _decoder(self) -> DecoderStruct:
-        """The head dim, the number of heads and the columns come from the weights: a rank has its own."""
+        """Return the sizes; those of heads and columns are taken from the weights, as a rank has a part of them."""
         model, attention, parts = self._network.model, self._network.model.layers[0].self_attn, self._parts[0]
         query, key, _ = (linear.out_features for linear in parts.qkv)
         key_column = padded(query, PANEL)
@@ -217,7 +217,7 @@ class _Fusion:
 
 
 def _published(fusion: _Fusion) -> FusedWeights:
-    """Return the weights, which others may have once every layer has been checked."""
+    """Return the weights; share them with other processes once every layer has been checked."""
     area = fusion.area
     try:
         weights = fusion.weights()

@@ -1,4 +1,4 @@
-"""The native kernels of a load: a team of threads that runs them, or why torch does their work."""
+"""The native kernels for a model: a team of threads that runs them, or the reason to use torch instead."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from native.engine_library import Threads, find_engine
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """`threads` run the kernels; None where torch does the work in this run, and `note` says why.
+    """`threads` run the kernels; None if torch is used instead, for the reason in `note`.
 
     `is_awaited`: the kernels are being built, and the next start will have them.
     """
@@ -21,11 +21,11 @@ class Kernels:
 
 
 NO_KERNELS = Kernels(None, False, "")
-"""Where the device is not the CPU."""
+"""For devices other than the CPU."""
 
 
 def find_kernels(num_threads: int) -> Kernels:
-    """Start a team of `num_threads` threads if the kernels are there; let them be built if not. Never waits for it."""
+    """Start `num_threads` threads if the kernels are built; else start building them, without waiting."""
     found = find_engine()
     if found.is_awaited:
         return Kernels(None, True, "torch instead of native kernels: they are being built for the next start")

@@ -1,4 +1,4 @@
-"""The memory one step of the fused decoder works in: rows of float32 that grow with the largest step so far."""
+"""Working memory of a step of the fused decoder: rows of float32, as many as the largest step so far needs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -8,7 +8,7 @@ import torch
 
 from engine.fused.structs import MAX_TILE_ROWS, PAIR, PANEL, SCRATCH_ROWS, Notify, StepStruct, padded
 
-_GAP = 16  # floats between rows, so that rows of a power of two do not fall into the same lines of a cache
+_GAP = 16  # floats between rows, so that rows of a power of two do not map to the same cache lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class RowSizes:
 
 
 class StepMemory:
-    """Owns the buffers and the struct that points at them; one step uses them at a time."""
+    """Owns the buffers and the struct that points to them; one step at a time uses them."""
 
     def __init__(self, sizes: RowSizes, num_threads: int) -> None:
         self._scratch_rows = num_threads * SCRATCH_ROWS
@@ -33,7 +33,7 @@ class StepMemory:
         self.reserve(1, 1)
 
     def reserve(self, num_rows: int, num_samples: int) -> None:
-        """Make room; the contents are kept only where there was room already. More samples alone lose no rows."""
+        """Reserve memory; a buffer that has to grow loses its contents. A larger `num_samples` alone loses no rows."""
         if num_rows > self._rows:
             self._rows = num_rows + num_rows // 4
             self._make_rows()
@@ -47,37 +47,37 @@ class StepMemory:
         self.step.num_rows, self.step.num_samples = num_rows, num_samples
 
     def logits_of(self, num_samples: int, vocab_size: int) -> torch.Tensor:
-        """Return the part [num_samples, vocab_size] of the logits; the same tensor while nobody asks for another."""
+        """Return the part [num_samples, vocab_size] of the logits; the same tensor until the shape changes."""
         if self.given_shape != (num_samples, vocab_size):
             self.given_shape, self.given = (num_samples, vocab_size), self.logits[:num_samples, :vocab_size]
         return self.given
 
     def place_of(self, scores: torch.Tensor) -> tuple[int, int, int, int]:
-        """Return address, rows, columns and the floats from row to row of [rows, columns] float32.
+        """Return address, rows, columns and row stride (in floats) of [rows, columns] float32.
 
-        Of `given`, which it mostly is, without a call of torch.
+        Without a torch call if `scores` are the last `logits_of`, as they mostly are.
         """
         if scores is self.given:
             return self.step.logits, *self.given_shape, self.step.logits_stride
         return scores.data_ptr(), scores.shape[0], scores.shape[1], scores.stride(0)
 
-    def telling(self, layer_done: Callable[[int], None] | None) -> AbstractContextManager[None]:
+    def notifying(self, layer_done: Callable[[int], None] | None) -> AbstractContextManager[None]:
         """Let NOTIFY call `layer_done` in this block, until it raises; that error is raised at the end."""
-        return nullcontext() if layer_done is None else self._telling(layer_done)
+        return nullcontext() if layer_done is None else self._notifying(layer_done)
 
     @contextmanager
-    def _telling(self, layer_done: Callable[[int], None]) -> Iterator[None]:
+    def _notifying(self, layer_done: Callable[[int], None]) -> Iterator[None]:
         errors: list[BaseException] = []
 
-        def tell(layer: int) -> None:
+        def notify(layer: int) -> None:
             if errors:
                 return
             try:
                 layer_done(layer)
-            except BaseException as error:  # noqa: BLE001 - none may pass through C
+            except BaseException as error:  # noqa: BLE001 - errors must not propagate through C
                 errors.append(error)
 
-        self.step.notify = Notify(tell)
+        self.step.notify = Notify(notify)
         try:
             yield
         finally:
@@ -97,7 +97,7 @@ class StepMemory:
         step.attended_stride = self.attended.stride(0)
 
     def _make_passing(self, rows: int) -> None:
-        """Make what a product's inputs pass through: rows of the step, or as many as are sampled of them."""
+        """Allocate the buffers for a product's converted inputs: rows of the step, or its sampled rows."""
         sizes, step = self._sizes, self.step
         self._passing = max(rows, self._scratch_rows)
         self.scratch = _rows(self._passing, padded(sizes.hidden, PAIR) + _GAP)
@@ -108,5 +108,5 @@ class StepMemory:
 
 
 def _rows(count: int, size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    with torch.inference_mode(mode=False):  # what is made within it cannot be written outside
+    with torch.inference_mode(mode=False):  # tensors made in inference mode cannot be written outside it
         return torch.zeros(count, size, dtype=dtype)

@@ -1,4 +1,4 @@
-"""The program of a step (native/layer.h), cut where something is done in between that is not native."""
+"""The program of a step (native/layer.h), split where Python has to do something in between."""
 
 import ctypes
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ Pair = tuple[Operation, int]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Native instructions, and what is to be done after them: the layer's attention, or the sum over ranks."""
+    """Native instructions, and what Python does after them: the layer's attention, or the sum over ranks."""
 
     instructions: ctypes.Array[Instruction]
     attends: bool = False
@@ -41,7 +41,7 @@ def segments(num_layers: int, *, attends_inside: bool, partial: bool) -> Iterato
 
 
 def whole(num_layers: int) -> ctypes.Array[Instruction]:
-    """Return all layers and the logits as one program, where everything between is native."""
+    """Return all layers and the logits as one program, for steps that are entirely native."""
     (layers,) = segments(num_layers, attends_inside=True, partial=False)
     pairs = [(Operation(one.operation), one.layer) for one in layers.instructions]
     return instructions([*pairs, (Operation.HEAD, 0)])

@@ -1,4 +1,4 @@
-"""The structs of native/layer.h and native/linear.h, and the functions that run them and choose of what they make."""
+"""The structs of native/layer.h and native/linear.h, and the functions that run programs and choose tokens."""
 
 import ctypes
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from native.engine_library import EngineLibrary
 
 PANEL, PAIR, SCRATCH_ROWS, MAX_TILE_ROWS = 16, 32, 16, 32
 FORMATS = {torch.float32: 0, torch.bfloat16: 1}
-"""Dtypes that weights and pools may have."""
+"""Dtypes of weights and pools."""
 
 Notify = ctypes.CFUNCTYPE(None, ctypes.c_uint32)
 """`step.notify`: called with a layer's number on the thread that runs the program."""
@@ -103,7 +103,7 @@ class Instruction(ctypes.Structure):
 
 
 class DecoderFault(IntEnum):
-    """enum decoder_error; what is above is what attention refused."""
+    """enum decoder_error; larger values are errors of attention."""
 
     NONE = 0
     PROGRAM = 1
@@ -123,7 +123,7 @@ class Functions:
 
 
 def check_structs(library: EngineLibrary) -> None:
-    """Raise NoNative for a library whose structs are of other sizes than these."""
+    """Raise NoNative for a library whose struct sizes differ from these."""
     library.check_sizes("decoder_struct_sizes", (Linear, Packing, LayerStruct, DecoderStruct, StepStruct, Instruction))
 
 
@@ -147,7 +147,7 @@ def declare(library: EngineLibrary) -> Functions:
 
 
 def address(struct: ctypes.Structure | ctypes.Array[Any]) -> int:
-    """Return where a struct lies; the caller keeps it alive."""
+    """Return the address of a struct, which the caller must keep alive."""
     return ctypes.addressof(struct)
 
 

@@ -1,6 +1,6 @@
-"""Weights packed for the native kernels: one piece of memory in huge pages (area.py), filled layer by layer.
+"""Weights packed for the native kernels: one memory area in huge pages (area.py), filled layer by layer.
 
-A linear layer's own weight is freed once it is packed, so that no second copy stays; it can be unpacked again.
+A linear layer's own weight is freed once it is packed, so that there is no second copy; it can be unpacked again.
 """
 
 from array import array
@@ -17,12 +17,12 @@ _LINE = 64
 
 
 class PackedMemory:
-    """Owns the memory of packed weights; pages are taken as they are written."""
+    """Owns the memory of packed weights; pages are allocated when they are written."""
 
     def __init__(
         self, num_bytes: int, functions: Functions, threads: Threads, shared: SharedWeights | None = None
     ) -> None:
-        """`num_bytes` is the sum of `packed_bytes` of all that will be packed; `shared` may have it packed already."""
+        """`num_bytes` is the sum of `packed_bytes` of all products; `shared` may already have them packed."""
         self.area = (None if shared is None else shared.area(num_bytes)) or own_area(num_bytes)
         self._next = self.area.start
         self._end = self._next + num_bytes
@@ -30,7 +30,7 @@ class PackedMemory:
         self._kept: list[torch.Tensor] = []
 
     def pack(self, weights: Sequence[nn.Linear], finish: FinishCode) -> Linear:
-        """Return linear layers over the same rows as one product; each begins at a panel of its own.
+        """Pack linear layers with the same input as one product; each starts at a new panel.
 
         With GATED_SILU the two layers' panels alternate. The weights must be contiguous.
         """
@@ -48,7 +48,7 @@ class PackedMemory:
         return Linear(place, bias, first.shape[1], n, FORMATS[first.dtype], finish)
 
     def unpack(self, product: Linear, weights: Sequence[nn.Linear]) -> None:
-        """Give linear layers that were packed as `product`, and then freed, their weights back, bit for bit."""
+        """Restore, bit for bit, the freed weights of linear layers that were packed as `product`."""
         dtype = next(dtype for dtype, number in FORMATS.items() if number == product.format)
         for linear, start, step in _places(weights, product.finish == FinishCode.GATED_SILU):
             rows = torch.empty(linear.out_features, linear.in_features, dtype=torch.float32)
@@ -61,7 +61,7 @@ class PackedMemory:
             linear.weight = nn.Parameter(rows.to(dtype), requires_grad=False)
 
     def keep(self, values: torch.Tensor) -> int:
-        """Return the address of a copy of a vector as float32, zeros up to a multiple of 32."""
+        """Return the address of a copy of a vector as float32, zero-padded to a multiple of 32."""
         copy = torch.zeros(padded(values.shape[0], PAIR), dtype=torch.float32)
         copy[: values.shape[0]] = values.detach()
         self._kept.append(copy)
@@ -69,7 +69,7 @@ class PackedMemory:
 
     def _take(self, num_bytes: int) -> int:
         place, self._next = self._next, self._next + num_bytes
-        assert self._next <= self._end, "more is packed than was asked for"
+        assert self._next <= self._end, "more is packed than num_bytes"
         return place
 
     def _bias(self, weights: Sequence[nn.Linear], gated: bool) -> int | None:
@@ -80,24 +80,24 @@ class PackedMemory:
 
 
 def packed_bytes(weights: Sequence[nn.Linear]) -> int:
-    """Return how much memory `PackedMemory.pack` takes."""
+    """Return how many bytes `PackedMemory.pack` takes."""
     panels = padded(sum(num_panels(linear.weight.shape[0]) for linear in weights), PAIR // PANEL)
     size = panels * PANEL * weights[0].weight.shape[1] * weights[0].weight.element_size()
     return padded(size, _LINE)
 
 
 def num_panels(columns: int) -> int:
-    """Return how many panels so many columns fill."""
+    """Return how many panels these columns fill."""
     return -(-columns // PANEL)
 
 
 def free(module: nn.Linear | nn.Embedding) -> None:
-    """Let a packed layer's own weight go; its bias is small and stays."""
+    """Free a packed layer's own weight; its small bias is kept."""
     module.weight = nn.Parameter(module.weight.new_empty(0), requires_grad=False)
 
 
 def _places(weights: Sequence[nn.Linear], gated: bool) -> Iterator[tuple[nn.Linear, int, int]]:
-    """Yield (linear, its first panel, panels from one of its panels to the next)."""
+    """Yield (linear, its first panel, distance between its panels)."""
     panels = 0
     for index, linear in enumerate(weights):
         yield (linear, index, 2) if gated else (linear, panels, 1)
@@ -105,7 +105,7 @@ def _places(weights: Sequence[nn.Linear], gated: bool) -> Iterator[tuple[nn.Line
 
 
 def _panels_of_bias(linear: nn.Linear) -> torch.Tensor:
-    """Return [panels, 16]; zeros where there is no bias."""
+    """Return the bias as [panels, 16], zero-padded."""
     columns = linear.weight.shape[0]
     values = torch.zeros(num_panels(columns) * PANEL, dtype=torch.float32)
     if linear.bias is not None:

@@ -1,1 +1,1 @@
-"""Blocks of KV pools: who holds them, what they are called, and their copies in the swap area."""
+"""Blocks of KV pools: references, names for prefix caching, and copies in the swap area."""

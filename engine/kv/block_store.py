@@ -1,4 +1,4 @@
-"""Copies of a host pool's blocks in ordinary memory: what a model of one rank keeps in its part of the swap area."""
+"""Copies of a host pool's blocks in ordinary memory: one rank's part of the swap area."""
 
 import mmap
 from collections.abc import Callable, Iterator, Sequence
@@ -7,19 +7,19 @@ from typing import NamedTuple, Protocol
 from devices.interface import Memory
 from native.memory import Region, RegionRuns, Runs, StopFlag
 
-_EXTENT_BYTES = 16 << 20  # what is asked of the system at once
+_EXTENT_BYTES = 16 << 20  # allocated at once
 
 
 class Copier(Protocol):
-    """Copies runs of memory (native.library.Library), without the GIL where that pays."""
+    """Copies runs of memory (native.library.Library), without the GIL if that is worthwhile."""
 
     def copy(self, source: RegionRuns, target: RegionRuns, stop: StopFlag) -> bool:
-        """Fill the target's runs from the source's."""
+        """Copy the source's runs to the target's."""
         ...
 
 
 class _Span(NamedTuple):
-    """Blocks that are neighbours in the pool and whose copies are neighbours in one extent."""
+    """Blocks that are contiguous in the pool and whose copies are contiguous in one extent."""
 
     block: int
     slot: int
@@ -27,13 +27,13 @@ class _Span(NamedTuple):
 
 
 class BlockStore:
-    """Owner of the copies, one a slot; a slot costs memory from its first use on, and keeps it for the next.
+    """Owner of the copies, one per slot; a slot takes memory at its first use and keeps it for later ones.
 
-    Slots lie behind each other in extents; in a slot the tensors of its block do.
+    Slots are contiguous in extents, and the tensors of a block are contiguous in its slot.
     """
 
     def __init__(self, memory: Memory, make_copier: Callable[[], Copier | None] = lambda: None) -> None:
-        """`make_copier` is asked once, at the first copy; None: Python copies, some five times slower."""
+        """`make_copier` is called once, at the first copy. None: Python copies, about five times slower."""
         layout = memory.layout
         self._memory = memory
         self._sizes = [layout.block_size * tensor.token_bytes for tensor in layout.tensors]
@@ -46,15 +46,15 @@ class BlockStore:
         self._copier: Copier | None = None
 
     def save(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
-        """Copy each block, all tensors of it, into its slot."""
+        """Copy all tensors of each block into its slot."""
         self._copy(block_ids, slots, save=True)
 
     def load(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
-        """Copy each slot back, into its block."""
+        """Copy each slot back into its block."""
         self._copy(block_ids, slots, save=False)
 
     def close(self) -> None:
-        """Let the copies go. Idempotent."""
+        """Free the copies. Idempotent."""
         self._extents.clear()
 
     def _copy(self, block_ids: Sequence[int], slots: Sequence[int], *, save: bool) -> None:
@@ -72,7 +72,7 @@ class BlockStore:
                 self._copy_runs(self._copier, copies, spans, save=save)
 
     def _copy_runs(self, copier: Copier, copies: memoryview, spans: Sequence[_Span], *, save: bool) -> None:
-        """Copy what all spans name in one call, tensor by tensor."""
+        """Copy all spans in one call, tensor by tensor."""
         in_pool = {size: Runs.of_slots([(s.block, s.num_blocks) for s in spans], size) for size in set(self._sizes)}
         width = self._slot_bytes
         in_slots = {
@@ -106,7 +106,7 @@ class BlockStore:
 
 
 def _spans(pairs: Sequence[tuple[int, int]]) -> Iterator[_Span]:
-    """Yield (block, slot) pairs with those that follow each other on both sides together."""
+    """Yield (block, slot) pairs as spans; pairs that are consecutive in both are joined."""
     at = 0
     while at < len(pairs):
         (block, slot), count = pairs[at], 1

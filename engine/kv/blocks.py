@@ -1,11 +1,11 @@
-"""Block accounting of one KV pool: who holds how many references to which block. No memory is touched here.
+"""Block accounting of one KV pool: reference counts, free blocks and the prefix cache. Touches no KV memory.
 
     free   --allocate--> in use --release--> free, or cached where it has a name
-    cached --take it by name--> in use
-    cached --allocate--> in use, its name forgotten
+    cached --take by name--> in use
+    cached --allocate--> in use, its name removed
 
-Free blocks are taken before cached ones, and of these the least recently used first. A block that a launched step
-writes stays in use until that is collected, whoever gives it up before.
+Free blocks are allocated before cached ones, and of these the least recently used first. A block that a launched step
+writes stays in use until that step is collected, even if all its references are released before.
 """
 
 import threading
@@ -21,8 +21,8 @@ from wire.types import PromptState
 class BlockPool:
     """Reference counts of `num_total` blocks. Thread-safe; the free blocks are the set bits of one integer.
 
-    Full blocks are named by what they hold and found again (engine/prefix.py) where `cached_block_size`, their tokens,
-    is set; `rope` sets apart keys that depend on their prompt's length.
+    If `cached_block_size` (tokens per block) is set, full blocks are named by their tokens and cached for reuse
+    (engine/prefix.py); `rope` makes names differ where keys depend on their prompt's length.
     """
 
     def __init__(
@@ -39,26 +39,26 @@ class BlockPool:
         self._named = NamedBlocks()
         self._references = [0] * num_total
         self._probe_blocks: set[int] = set()
-        self._writes: dict[int, int] = {}  # launched steps that write a block
+        self._writes: dict[int, int] = {}  # number of launched steps that write a block
         self._tokens_sought = self._tokens_found = 0
 
     def chain(self, state: PromptState) -> PrefixChain:
-        """Return the names of a prompt's blocks, or none: a probe neither uses the cache nor fills it."""
+        """Return the names of a prompt's blocks; a probe has none: it neither uses nor fills the cache."""
         rotation = self._rope.rotation(len(state.token_ids)) if self._rope is not None else ""
         return PrefixChain(state.cache_salt, None if state.probe else self._cached_block_size, rotation)
 
     def allocate(self, num_blocks: int, *, probe: bool = False) -> tuple[int, ...]:
-        """Take `num_blocks` free blocks with one reference each, neighbours where there are any, low ids first.
+        """Take `num_blocks` free blocks with one reference each, contiguous if possible, low ids first.
 
         Raises NoCapacity when too few are free now, NeverFits when the pool is smaller than that.
         """
         return self.take(num_blocks, (), probe=probe)[0]
 
     def take(self, num_blocks: int, prefix: Sequence[BlockName], *, probe: bool = False) -> tuple[tuple[int, ...], int]:
-        """Take `num_blocks`: those that hold the longest leading part of `prefix`, then free ones.
+        """Take `num_blocks`: cached ones with the longest leading part of `prefix`, then free ones.
 
-        Returns the blocks and how many of them hold a prefix: they may be shared and must not be written. Raises as
-        `allocate`.
+        Returns the blocks and how many of them have the prefix: these may be shared and must not be written. Raises
+        as `allocate` does.
         """
         if num_blocks > self.num_total:
             raise NeverFits(f"{num_blocks} KV blocks are needed, the whole pool has {self.num_total}")
@@ -77,7 +77,7 @@ class BlockPool:
             return (*held, *self._take_fresh(num_fresh, probe)), len(held)
 
     def find(self, names: Sequence[BlockName]) -> tuple[int, ...]:
-        """Take a reference of each block that holds the longest leading part of `names`, and return them."""
+        """Take a reference to each block of the longest leading part of `names`, and return the blocks."""
         with self._lock:
             found = self._named.find(names)
             for block_id in found:
@@ -86,12 +86,12 @@ class BlockPool:
             return tuple(found)
 
     def num_shareable(self, prefix: Sequence[BlockName]) -> int:
-        """Return how many blocks `take` of this prefix would share with others now, and so not take away."""
+        """Return how many blocks `take` would now share for this prefix, and so not remove from the available ones."""
         with self._lock:
             return sum(not self._named.is_idle(block_id) for block_id in self._named.find(prefix))
 
     def name(self, block_id: int, name: BlockName) -> None:
-        """Let a block in use, full and computed or verified, be found by `name` from now on."""
+        """Name a block in use, which is full and computed or verified, for reuse."""
         with self._lock:
             self._demand_used([block_id])
             self._named.put(block_id, name)
@@ -104,9 +104,9 @@ class BlockPool:
                 self._references[block_id] += 1
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """Drop one reference of each, in the order of their tokens; the last one frees or caches the block.
+        """Drop one reference to each, in the order of their tokens; the last one frees or caches the block.
 
-        Raises ValueError, with nothing released, for a block that is free already or named twice.
+        Raises ValueError, with nothing released, for a block that is already free or is given twice.
         """
         with self._lock:
             self._demand_used(block_ids)
@@ -122,14 +122,14 @@ class BlockPool:
             self._named.rest(cached)
 
     def begin_writes(self, block_ids: Sequence[int]) -> None:
-        """A step that writes these blocks, all in use, is launched: none of them becomes free before `end_writes`."""
+        """Mark these blocks, all in use, as written by a launched step: none is freed before `end_writes`."""
         with self._lock:
             self._demand_used(block_ids)
             for block_id in block_ids:
                 self._writes[block_id] = self._writes.get(block_id, 0) + 1
 
     def end_writes(self, block_ids: Sequence[int]) -> None:
-        """That step is collected: those of its blocks that were given up meanwhile are free."""
+        """Unmark the blocks of a collected step, and free those released meanwhile."""
         with self._lock:
             for block_id in block_ids:
                 left = self._writes.pop(block_id) - 1
@@ -139,19 +139,19 @@ class BlockPool:
                     self._add_free(block_id)
 
     def is_shared(self, block_id: int) -> bool:
-        """Whether the block has more than one reference: to be copied before it is written."""
+        """Return whether the block has more than one reference, and so must be copied before it is written."""
         with self._lock:
             return self._references[block_id] > 1
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated now, cached ones among them."""
+        """Blocks that can be allocated now, including cached ones."""
         with self._lock:
             return self._num_available
 
     @property
     def num_used(self) -> int:
-        """Blocks with at least one reference, those of probes included."""
+        """Blocks in use, including those of probes."""
         with self._lock:
             return self.num_total - self._num_available
 
@@ -163,22 +163,22 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Blocks without a reference that keep a reusable prefix."""
+        """Blocks without references that are kept for their reusable prefix."""
         with self._lock:
             return self._named.num_idle
 
     @property
     def tokens_sought(self) -> int:
-        """Tokens of full blocks that prompts looked for since the start."""
+        """Tokens of full blocks that prompts have looked up since the start."""
         return self._tokens_sought
 
     @property
     def tokens_found(self) -> int:
-        """Those of them that were held already."""
+        """Tokens of these that were found."""
         return self._tokens_found
 
     def check(self) -> None:
-        """Assert the invariants: free + cached + used == total, only used blocks have references, names hold."""
+        """Assert the invariants: free + cached + used == total, only used blocks have references, names are valid."""
         with self._lock:
             free = {i for i in range(self.num_total) if self._free >> i & 1}
             used = {i for i, count in enumerate(self._references) if count > 0} | self._writes.keys()
@@ -231,7 +231,7 @@ class BlockPool:
 
     def _demand_used(self, block_ids: Sequence[int]) -> None:
         if len(set(block_ids)) != len(block_ids):
-            raise ValueError(f"a block is named twice in {list(block_ids)[:16]}")
+            raise ValueError(f"a block is given twice in {list(block_ids)[:16]}")
         for block_id in block_ids:
             if not 0 <= block_id < self.num_total or self._references[block_id] == 0:
                 raise ValueError(f"block {block_id} is not in use (pool of {self.num_total} blocks)")
@@ -242,7 +242,7 @@ def _lowest_bit(bits: int) -> int:
 
 
 def _lowest_run(bits: int, length: int) -> int | None:
-    """Return where the lowest run of `length` set bits starts: bit i survives while bits i..i+covered-1 are set."""
+    """Return the start of the lowest run of `length` set bits: bit i stays set while bits i..i+covered-1 are set."""
     if length == 0:
         return 0
     covered = 1

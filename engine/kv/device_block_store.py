@@ -1,4 +1,4 @@
-"""Copies of a device pool's blocks in host memory: what a model on a device keeps in its part of the swap area."""
+"""Copies of a device pool's blocks in host memory: a device model's part of the swap area."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,13 @@ import torch
 
 from devices.interface import Memory
 
-_EXTENT_BYTES = 16 << 20  # of host memory taken at once
+_EXTENT_BYTES = 16 << 20  # host memory allocated at once
 
 
 class DeviceBlockStore:
-    """Owner of the copies, one a slot, in extents of host memory that are kept for the next use.
+    """Owner of the copies, one per slot, in extents of host memory that are kept for reuse.
 
-    A slot holds its block's bytes of all tensors behind each other. Each copy has ended when the call returns.
+    A slot has the bytes of all tensors of its block, one after another. Copies are complete when a call returns.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -30,7 +30,7 @@ class DeviceBlockStore:
         self._is_pinned = torch.accelerator.is_available()
 
     def save(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
-        """Copy each block, all tensors of it, into its slot."""
+        """Copy all tensors of each block into its slot."""
         if not block_ids:
             return
         at = self._index(block_ids)
@@ -39,7 +39,7 @@ class DeviceBlockStore:
             self._slot(slot).copy_(row)
 
     def load(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
-        """Copy each slot back, into its block."""
+        """Copy each slot back into its block."""
         if not block_ids:
             return
         at = self._index(block_ids)
@@ -48,7 +48,7 @@ class DeviceBlockStore:
             view.index_copy_(0, at, part)
 
     def close(self) -> None:
-        """Let the copies go, and the pool. Idempotent; nothing may follow."""
+        """Free the copies and drop the references to the pool. Idempotent; no other call may follow."""
         self._views.clear()
         self._extents.clear()
 

@@ -1,4 +1,4 @@
-"""Which block holds which prefix, and which of them nobody holds, least recently used first. No lock of its own.
+"""The named blocks of a pool, and those of them without references, least recently used first. Not locked.
 
 named, in use --rest--> named, idle --wake--> named, in use
                              |
@@ -12,9 +12,9 @@ from engine.prefix import BlockName
 
 
 class NamedBlocks:
-    """Owner of the names of one pool's blocks; mutable, its caller locks.
+    """Owner of the names of one pool's blocks; mutable, locked by its caller.
 
-    An idle block lies behind all its idle descendants in the order of eviction: the leaves of a chain go first.
+    In eviction order an idle block comes after all its idle descendants: the leaves of a chain are evicted first.
     """
 
     def __init__(self) -> None:
@@ -24,11 +24,11 @@ class NamedBlocks:
 
     @property
     def num_idle(self) -> int:
-        """Named blocks that nobody holds."""
+        """Named blocks without references."""
         return len(self._idle)
 
     def find(self, names: Sequence[BlockName]) -> list[int]:
-        """Return the blocks that hold the longest leading part of `names`."""
+        """Return the blocks of the longest leading part of `names`."""
         found: list[int] = []
         for name in names:
             block_id = self._block_by_link.get(name.link)
@@ -38,25 +38,25 @@ class NamedBlocks:
         return found
 
     def put(self, block_id: int, name: BlockName) -> None:
-        """Name a block in use; the first that has a name keeps it, and a block its first name."""
+        """Name a block in use, unless it has a name already or another block has this one."""
         if name.link not in self._block_by_link and block_id not in self._name_by_block:
             self._block_by_link[name.link] = block_id
             self._name_by_block[block_id] = name
 
     def has_name(self, block_id: int) -> bool:
-        """Whether the block is found by a name."""
+        """Return whether the block has a name."""
         return block_id in self._name_by_block
 
     def is_idle(self, block_id: int) -> bool:
-        """Whether the block has a name and nobody holds it."""
+        """Return whether the block has a name and no references."""
         return block_id in self._idle
 
     def wake(self, block_id: int) -> None:
-        """Somebody holds the block again."""
+        """Mark the block as in use again."""
         self._idle.pop(block_id, None)
 
     def rest(self, block_ids: Sequence[int]) -> None:
-        """Nobody holds these named blocks any more; they are in the order of their tokens."""
+        """Mark these named blocks, in the order of their tokens, as idle."""
         for block_id in block_ids:
             self._idle[block_id] = None
         moved: set[int] = set()
@@ -65,22 +65,22 @@ class NamedBlocks:
                 moved.update(self._move_behind(block_id))
 
     def evict(self) -> int:
-        """Forget the least recently used idle block and return it."""
+        """Remove the name of the least recently used idle block and return the block."""
         block_id, _ = self._idle.popitem(last=False)
         del self._block_by_link[self._name_by_block.pop(block_id).link]
         return block_id
 
     def check(self) -> None:
-        """Assert that names and blocks belong to each other, and that leaves go before their parents."""
+        """Assert that names and blocks match, and that leaves are evicted before their parents."""
         assert self._block_by_link == {name.link: block for block, name in self._name_by_block.items()}
         assert self._idle.keys() <= self._name_by_block.keys(), "an idle block has no name"
         order = {block_id: place for place, block_id in enumerate(self._idle)}
         for block_id, place in order.items():
             parent = self._block_by_link.get(self._name_by_block[block_id].parent)
-            assert parent not in order or place < order[parent], f"block {parent} would go before its leaf {block_id}"
+            assert parent not in order or place < order[parent], f"block {parent} is evicted before its leaf {block_id}"
 
     def _move_behind(self, block_id: int) -> list[int]:
-        """Move the block and its idle ancestors to the end, itself first; return all on the way."""
+        """Move the block and its idle ancestors to the end, itself first; return all blocks visited."""
         way: list[int] = []
         at: int | None = block_id
         while at is not None:

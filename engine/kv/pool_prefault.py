@@ -1,4 +1,4 @@
-"""Touches a pool's memory in the background after start, so that its page faults do not land in the first requests."""
+"""Touch a pool's memory in the background after start, so that its page faults do not slow the first requests."""
 
 import contextlib
 import ctypes
@@ -20,7 +20,7 @@ _STOP_S = 1.0
 
 
 class PoolTouch:
-    """Owns the thread that faults in one host pool, piece by piece, without the GIL and only while memory is left."""
+    """Owns the thread that faults in one host pool, piece by piece, without the GIL, while enough memory is free."""
 
     def __init__(self, memory: Memory, *, available: Callable[[], int] = available_bytes) -> None:
         self._memory, self._available = memory, available
@@ -28,27 +28,27 @@ class PoolTouch:
         self._thread = threading.Thread(target=self._run, name="pool-touch", daemon=True)
 
     def start(self) -> None:
-        """Start, where the pool is host memory."""
+        """Start, if the pool is host memory."""
         if self._memory.fd is not None:
             self._thread.start()
 
     def stop(self) -> None:
-        """End after the piece under way."""
+        """Stop after the current piece."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join(_STOP_S)
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the last piece; return whether it came in time."""
+        """Wait for the thread to end; return whether it did in time."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):  # on Linux a priority is a thread's own; where not, it stays as it is
+        with contextlib.suppress(OSError):  # on Linux priorities are per thread; elsewhere unchanged
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         try:
             touched = self._touch()
-        except OSError as error:  # an older kernel, or no memory: pages come at first use, as without us
+        except OSError as error:  # an older kernel, or no memory: pages are faulted in at first use
             log.info("pool_not_touched", error=error)
         else:
             log.info("pool_touched", bytes=touched, of=self._memory.layout.total_bytes)
@@ -56,7 +56,7 @@ class PoolTouch:
     def _touch(self) -> int:
         madvise = ctypes.CDLL(None, use_errno=True).madvise
         madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        pool = ctypes.c_char.from_buffer(self._memory.buffer)  # keeps the mapping while we work on it
+        pool = ctypes.c_char.from_buffer(self._memory.buffer)  # keeps the mapping alive meanwhile
         start, total = ctypes.addressof(pool), self._memory.layout.total_bytes
         for done in range(0, total, _PIECE_BYTES):
             if self._stopping.is_set() or self._available() < _LEFT_FREE_BYTES:

@@ -1,7 +1,7 @@
-"""The swap area's accounting: which slot holds the copy of which block, for how many sequences.
+"""The swap area's accounting: which slot has the copy of which block, for how many sequences.
 
-The bytes are the model's. A block that two sequences share is copied once, and so is a named one that another prompt
-brought here before.
+The model owns the bytes. A block shared by two sequences is copied once, and a named one is not copied if another
+prompt's copy is already here.
 """
 
 import heapq
@@ -18,7 +18,7 @@ class SwapArea:
         layout = model.info.layout
         self.num_slots = num_bytes // (layout.token_bytes * layout.block_size)
         self._model = model
-        self._freed: list[int] = []  # a heap: low slots, which have their memory already, are used first
+        self._freed: list[int] = []  # a heap: low slots, which already have memory, are used first
         self._num_touched = 0
         self._references: dict[int, int] = {}
         self._slot_by_link: dict[bytes, int] = {}
@@ -26,14 +26,14 @@ class SwapArea:
 
     @property
     def num_used(self) -> int:
-        """Slots that hold a copy somebody wants. Safe from any thread."""
+        """Slots in use. Safe from any thread."""
         return len(self._references)
 
     def save(self, names: Mapping[int, BlockName | None]) -> "dict[int, int] | None":
-        """Copy these blocks, each with the name of what it holds if it has one; return the slot of each.
+        """Copy these blocks, given with their names or None; return the slot of each.
 
-        Blocks of equal names have one slot, with one reference for each of them. None, with nothing copied, where
-        there are too few.
+        Blocks with equal names share one slot, with a reference for each. Returns None, with nothing copied, if there
+        are too few slots.
         """
         first = _first_of_each_name(names)
         known = {block_id: self._slot_of(names[block_id]) for block_id in dict.fromkeys(first.values())}
@@ -63,7 +63,7 @@ class SwapArea:
             self._references[slot] = self._references.get(slot, 0) + 1
 
     def release(self, slots: Sequence[int]) -> None:
-        """Drop one reference of each; the last one frees the slot."""
+        """Drop one reference to each; the last one frees the slot."""
         for slot in slots:
             self._references[slot] -= 1
             if self._references[slot] == 0:
@@ -74,7 +74,7 @@ class SwapArea:
                     del self._slot_by_link[name.link]
 
     def check(self) -> None:
-        """Assert that every slot is either held or free, and that names and slots belong to each other."""
+        """Assert that every slot is either held or free, and that names and slots match."""
         held = set(self._references)
         assert not held & set(self._freed), "a slot is held and free at once"
         assert held | set(self._freed) == set(range(self._num_touched)), "a slot is lost"
@@ -84,7 +84,7 @@ class SwapArea:
         assert self._slot_by_link == {name.link: slot for slot, name in self._name_by_slot.items()}
 
     def _slot_of(self, name: BlockName | None) -> int | None:
-        """Return the slot of what has that name; like ids are asked for, not the link alone."""
+        """Return the slot with that name; token ids are compared too, not only the link."""
         slot = None if name is None else self._slot_by_link.get(name.link)
         return slot if slot is not None and self._name_by_slot[slot] == name else None
 
@@ -99,14 +99,14 @@ class SwapArea:
         return slots
 
     def _name(self, slot: int, name: BlockName | None) -> None:
-        """Let the slot be found; the first of a link keeps it."""
+        """Name the slot, unless another slot has the same link."""
         if name is not None and name.link not in self._slot_by_link:
             self._slot_by_link[name.link] = slot
             self._name_by_slot[slot] = name
 
 
 class SavedBlocks:
-    """The slots of one sequence's blocks, in the order of its tokens; they are its own until it releases them."""
+    """The slots of one sequence's blocks, in the order of its tokens; it has a reference to each until `release`."""
 
     __slots__ = ("_area", "slots")
 
@@ -115,13 +115,13 @@ class SavedBlocks:
         area.retain(slots)
 
     def release(self) -> None:
-        """Give the slots back. Idempotent."""
+        """Release the slots. Idempotent."""
         slots, self.slots = self.slots, ()
         self._area.release(slots)
 
 
 def _first_of_each_name(names: Mapping[int, BlockName | None]) -> dict[int, int]:
-    """Return for each block the first that holds the same: two sequences of like tokens fill blocks of one name."""
+    """Map each block to the first with the same name: two sequences with equal tokens have blocks of equal names."""
     first: dict[BlockName, int] = {}
     return {
         block_id: block_id if name is None else first.setdefault(name, block_id) for block_id, name in names.items()

@@ -1,1 +1,1 @@
-"""Vectors and scores in place of text: how hidden states become one, and the models that do nothing else."""
+"""Vectors and scores instead of text: pooling of hidden states, and encoder models."""

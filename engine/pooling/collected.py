@@ -1,4 +1,4 @@
-"""What a prompt's hidden states have given so far, chunk by chunk. Plain numbers."""
+"""A prompt's pooled hidden states, accumulated chunk by chunk. Plain numbers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -11,34 +11,34 @@ from wire.types import Pooling, PromptState
 
 @dataclass(slots=True)
 class Collected:
-    """Mutable, owned by its prompt: the sum over its tokens' states with mean, else the one state that counts."""
+    """Mutable, owned by its prompt: the sum of its tokens' states for mean pooling, else the one state used."""
 
     pooling: Pooling
     values: list[float] = field(default_factory=list)
 
     @property
     def is_mean(self) -> bool:
-        """Whether every token counts."""
+        """Whether the vector is the mean over all tokens."""
         return self.pooling.how == "mean"
 
     @property
     def uses_cache(self) -> bool:
-        """Whether the states of tokens whose KV is there already are not needed."""
+        """Whether cached KV may be used: the states of cached tokens are not needed."""
         return self.pooling.how == "last"
 
     def wanted(self, start: int, count: int, num_tokens: int) -> range:
-        """Return which of tokens [start, start + count) of a prompt of `num_tokens` count."""
+        """Return which of tokens [start, start + count), in a prompt of `num_tokens`, are pooled."""
         if self.is_mean:
             return range(start, start + count)
         token = 0 if self.pooling.how == "cls" else num_tokens - 1
         return range(token, token + 1) if start <= token < start + count else range(0)
 
     def take(self, values: Sequence[float]) -> None:
-        """Add what a chunk gave."""
+        """Add a chunk's sum of states."""
         self.values = [a + b for a, b in zip(self.values, values, strict=True)] if self.values else list(values)
 
     def finish(self, num_tokens: int, settings: PoolingSettings) -> tuple[float, ...]:
-        """Return the vector of a prompt of `num_tokens`. Raises InternalError where it is not all numbers."""
+        """Return the vector of a prompt of `num_tokens`. Raises InternalError if it has NaN or infinite values."""
         divisor = num_tokens if self.is_mean else 1
         vector = finish_vector([value / divisor for value in self.values], self.pooling, settings)
         check_numbers(vector)
@@ -46,19 +46,19 @@ class Collected:
 
 
 def resolve(state: PromptState, settings: PoolingSettings | None) -> PromptState:
-    """Return the state with the way of pooling named: its own, or the model's."""
+    """Return the state with its pooling mode set: its own, or the model's default."""
     if state.pooling is None or settings is None:
         return state
     return replace(state, pooling=replace(state.pooling, how=state.pooling.how or settings.how))
 
 
 def check_decoder_pooling(state: PromptState, settings: PoolingSettings | None, hidden_size: int, name: str) -> None:
-    """Raise InvalidRequest for what a decoder cannot answer with. A prompt that asks for text is not looked at."""
+    """Raise InvalidRequest for pooling that a decoder cannot do. A prompt without pooling is not checked."""
     if state.pooling is None:
         return
     if settings is None:
-        raise InvalidRequest(f"{name} makes no vectors", "model")
+        raise InvalidRequest(f"{name} does not support vectors", "model")
     if state.pooling.kind != "embed":
-        raise InvalidRequest(f"{name} is no cross-encoder: compare the vectors of two texts instead", "model")
+        raise InvalidRequest(f"{name} is not a cross-encoder: compare the vectors of two texts instead", "model")
     check_one_answer(state.params)
     check_dimensions(state.pooling, hidden_size)

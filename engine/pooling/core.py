@@ -1,4 +1,4 @@
-"""The Engine over an encoder: whole prompts, a batch a step. It keeps no KV and refuses to generate."""
+"""The Engine over an encoder: whole prompts, one batch per step. It keeps no KV and does not generate text."""
 
 import time
 from collections import deque
@@ -23,13 +23,13 @@ _log = EventLogger("engine")
 
 
 class EncoderCore:
-    """Implements `Engine`. Its pool holds nothing: it is there for what counts blocks and opens transports."""
+    """Implements `Engine`. Its pool is never used: it exists for code that counts blocks and opens transports."""
 
     def __init__(
         self, encoder: Encoder, identity: ModelIdentity, *, block_size: int, max_num_seqs: int,
         max_num_batched_tokens: int, clock: Callable[[], float] = time.monotonic, guard: Guard = nullcontext,
     ) -> None:  # fmt: skip
-        """A batch is computed within what `guard` makes."""
+        """Each batch is computed in a context made by `guard`."""
         tensor = KvTensor(0, "k", 1, 1, "float32")
         blocks = max_num_seqs * -(-encoder.info.max_length // block_size)
         layout = PoolLayout((tensor, KvTensor(0, "v", 1, 1, "float32")), num_blocks=blocks, block_size=block_size)
@@ -51,27 +51,27 @@ class EncoderCore:
 
     @property
     def info(self) -> EngineInfo:
-        """What the loaded model is."""
+        """Properties of the loaded model."""
         return self._info
 
     @property
     def memories(self) -> Many[Memory]:
-        """The pool that holds nothing."""
+        """The unused pool."""
         return (self._memory,)
 
     @property
     def blocks(self) -> BlockPool:
-        """Its accounting: nothing is ever taken."""
+        """The unused pool's accounting."""
         return self._blocks
 
     def check(self, state: PromptState, *, hold: bool = False) -> None:
         """Raise InvalidRequest or PromptTooLong if this model can never answer `state`. Any thread."""
         kind, name, longest = self._encoder.info.kind, self._info.model.name, self._info.max_model_len
         if state.pooling is None or hold:
-            does = "scores pairs of texts" if kind == "score" else "makes vectors"
+            does = "scores pairs of texts" if kind == "score" else "returns vectors"
             raise InvalidRequest(f"{name} {does} and generates no text", "model")
         if state.pooling.kind != kind:
-            raise InvalidRequest(f"{name} answers {kind}, not {state.pooling.kind}", "model")
+            raise InvalidRequest(f"{name} supports {kind}, not {state.pooling.kind}", "model")
         check_one_answer(state.params)
         if not 1 <= len(state.token_ids) <= longest:
             raise PromptTooLong(f"the text has {len(state.token_ids)} tokens, the model takes 1 to {longest}", "input")
@@ -81,30 +81,30 @@ class EncoderCore:
         check_dimensions(state.pooling, self._encoder.info.hidden_size)
 
     def add(self, state: PromptState, *, hold: bool = False, grammar: Grammar | None = None) -> None:
-        """Queue a text. Raises what `check` raises."""
+        """Queue a text. Raises as `check` does."""
         self.check(state, hold=hold)
         self._waiting.append(state)
 
     def admit(self, state: PromptState, block_ids: Many[int], grammar: Grammar | None = None) -> None:
-        """Refuse: nothing is ever handed to an encoder."""
+        """Refuse: prompts are never handed off to an encoder."""
         self.check(state, hold=True)
 
     def cancel(self, prompt_id: str, sequence: int | None = None) -> tuple[TokenOutput, ...]:
-        """Forget a text that waits; return its ending. Idempotent."""
+        """Remove a waiting text; return its final output. Idempotent."""
         waiting = [state for state in self._waiting if state.prompt_id == prompt_id]
         for state in waiting:
             self._waiting.remove(state)
         return tuple(TokenOutput(state.prompt_id, 0, 0, None, FinishReason.CANCELLED) for state in waiting)
 
     def release(self, prompt_id: str) -> None:
-        """Nothing is ever held."""
+        """Do nothing: prompts are never held."""
 
     def has_work(self) -> bool:
-        """Whether a text waits."""
+        """Return whether a text is waiting."""
         return bool(self._waiting)
 
     def step(self, on_layer: OnLayer | None = None) -> StepResult:
-        """Answer the next batch. An error ends the texts that were in it; an answer of no numbers its own text."""
+        """Compute the next batch. An error fails all its texts; a result with NaN or infinite values, only its own."""
         started, states = self._clock(), self._take()
         if not states:
             return StepResult()
@@ -126,13 +126,13 @@ class EncoderCore:
         return StepResult(pooled=tuple(pooled), failed=tuple(failed), seconds=seconds, num_tokens=num_tokens)
 
     def load(self) -> EngineLoad:
-        """Return the figures of now. Any thread."""
+        """Return the current figures. Any thread."""
         waiting = self._waiting.copy()
         tokens = sum(len(state.token_ids) for state in waiting)
         return EngineLoad(running=0, waiting=0, uncomputed_tokens=tokens, held_prompts=0, preemptions=0)
 
     def close(self) -> None:
-        """Give the memory back. Idempotent."""
+        """Free the memory. Idempotent."""
         self._memory.close()
 
     def _take(self) -> list[PromptState]:

@@ -1,6 +1,6 @@
-"""Models that read a text whole and in both directions: BERT and its kin, for vectors, and cross-encoders, for scores.
+"""Bidirectional encoder models: BERT and similar ones for vectors, and cross-encoders for scores.
 
-They keep no KV and generate nothing; transformers runs them as they are, a padded batch at a time, on any device.
+They keep no KV and generate nothing; transformers runs them unchanged, one padded batch at a time, on any device.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ _BIDIRECTIONAL = ("Model", "ForMaskedLM", "ForPreTraining", _SCORES)
 
 @dataclass(frozen=True, slots=True)
 class EncoderInfo:
-    """What the model is. `kind` is embed or score; `hidden_size` the width of its vectors; `device` where it lies."""
+    """Properties of the model. `kind` is embed or score; `hidden_size` is the length of its vectors."""
 
     kind: str
     hidden_size: int
@@ -40,7 +40,7 @@ class EncoderInfo:
 
 
 def is_encoder(path: Path) -> bool:
-    """Whether the model in folder `path` is one of these. Raises ConfigError where config.json cannot be read."""
+    """Return whether the model in folder `path` is an encoder. Raises ConfigError if config.json cannot be read."""
     config = _read_config(path)
     named = (config.architectures or [""])[0]
     if named.endswith(_SCORES):
@@ -61,7 +61,7 @@ class Encoder:
 
     @torch.inference_mode()
     def run(self, states: Sequence[PromptState]) -> list[tuple[float, ...]]:
-        """Return the vector, or the score alone, of each prompt; all of them are one padded batch."""
+        """Return the vector, or only the score, of each prompt; all are computed as one padded batch."""
         longest = max(len(state.token_ids) for state in states)
         ids = torch.full((len(states), longest), self._pad)  # [batch, longest]
         mask, types = torch.zeros_like(ids), torch.zeros_like(ids)
@@ -85,7 +85,7 @@ class Encoder:
         ]
 
     def _pool(self, hidden: torch.Tensor, state: PromptState) -> torch.Tensor:
-        """Return one state of [num_tokens, hidden_size]: [hidden_size] float64."""
+        """Pool [num_tokens, hidden_size] to [hidden_size] float64."""
         how = _pooling(state).how or self._settings.how
         return hidden.double().mean(0) if how == "mean" else hidden[0 if how == "cls" else -1].double()
 
@@ -93,9 +93,9 @@ class Encoder:
 def load_encoder(
     path: Path, *, dtype: str, max_model_len: int | None = None, device: Device | None = None
 ) -> tuple[Encoder, tuple[str, ...]]:
-    """Load the model in folder `path` on `device` (the CPU); return it with notes for the user.
+    """Load the model in folder `path` on `device` (default: the CPU); return it with notes for the user.
 
-    Raises ConfigError in words.
+    Raises ConfigError.
     """
     device = device or CpuDevice()
     device.activate()
@@ -112,9 +112,9 @@ def load_encoder(
     num_bytes = _move(network, device, path)
     length = _length(path, config, settings, max_model_len)
     info = EncoderInfo(kind, int(config.hidden_size), int(config.vocab_size), length, choice.name, device.name)
-    told = "scores pairs of texts" if kind == "score" else f"makes vectors of {info.hidden_size} ({settings.how})"
+    does = "scores pairs of texts" if kind == "score" else f"returns vectors of {info.hidden_size} ({settings.how})"
     weights = f"{num_bytes / 2**20:.0f} MiB of weights on {device.name}"
-    return Encoder(network, info, settings), (choice.reason, f"an encoder, {config.model_type}: it {told}; {weights}")
+    return Encoder(network, info, settings), (choice.reason, f"an encoder, {config.model_type}: it {does}; {weights}")
 
 
 def _load(path: Path, config: Any, kind: str, dtype: str) -> Any:
@@ -133,33 +133,33 @@ def _load(path: Path, config: Any, kind: str, dtype: str) -> Any:
 
 
 def _move(network: Any, device: Device, path: Path) -> int:
-    """Put the network on the device; return its bytes. Raises ConfigError where they do not fit."""
+    """Move the network to the device; return its size in bytes. Raises ConfigError if it does not fit."""
     tensors = [*network.parameters(), *network.buffers()]
     num_bytes: int = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     if not device.traits.pools_on_host:
         free = device.memory().free
         if num_bytes > free:
-            raise ConfigError(f"{path}: {num_bytes} bytes of weights on {device.name}, which has {free} free")
+            raise ConfigError(f"{path}: {num_bytes} bytes of weights do not fit on {device.name}: {free} are free")
         network.to(device.torch_device)
     return num_bytes
 
 
 def _pooling(state: PromptState) -> Pooling:
-    assert state.pooling is not None, "an encoder is only asked for vectors"
+    assert state.pooling is not None, "check() refuses prompts without pooling"
     return state.pooling
 
 
-def _length(path: Path, config: Any, settings: PoolingSettings, asked: int | None) -> int:
-    """Return the longest text in tokens. Positions of RoBERTa and its kin begin behind the padding's."""
+def _length(path: Path, config: Any, settings: PoolingSettings, requested: int | None) -> int:
+    """Return the longest text in tokens. Positions of RoBERTa-like models start after the padding id."""
     offset = config.pad_token_id + 1 if "roberta" in config.model_type or config.model_type == "camembert" else 0
     own = min(int(config.max_position_embeddings) - offset, settings.max_length or 1 << 30)
-    if asked is not None and not 1 <= asked <= own:
-        raise ConfigError(f"--max-model-len {asked}: must be from 1 to the model's {own}")
-    return asked or own
+    if requested is not None and not 1 <= requested <= own:
+        raise ConfigError(f"--max-model-len {requested}: must be from 1 to the model's {own}")
+    return requested or own
 
 
 def _read_config(path: Path) -> Any:
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}/config.json is not a model transformers knows: {error}") from error
+        raise ConfigError(f"{path}/config.json is not a model that transformers supports: {error}") from error

@@ -1,1 +1,1 @@
-"""From logits to a token: bans, penalties, likelihoods and the draw, on the host or on the device."""
+"""From logits to a token: bans, penalties, log probabilities and the draw, on the host or on the device."""

@@ -1,4 +1,4 @@
-"""The random numbers of sampling: a counter hash, so that a draw depends on nothing but its own coordinates.
+"""Random numbers for sampling from a counter hash: a draw depends only on seed, sequence and position.
 
 Constants: splitmix64's increment and finaliser (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators).
 """
@@ -24,14 +24,14 @@ def uniform(seed: int, sequence: int, position: int) -> float:
 def uniforms(
     seeds: "npt.NDArray[np.uint64]", sequences: "npt.NDArray[np.uint64]", positions: "npt.NDArray[np.uint64]"
 ) -> "npt.NDArray[np.float64]":
-    """Return `uniform` of each three."""
+    """Return `uniform` of each triple."""
     return (hash64(seeds, sequences, positions) >> (64 - _BITS)) / (1 << _BITS)
 
 
 def hash64(*words: Word) -> Word:
-    """Return 64 bits that depend on every word and on their order; of each word, the low 64 bits count.
+    """Return 64 bits that depend on every word (its low 64 bits) and on their order.
 
-    Words may be arrays: their arithmetic wraps around, and the masks change nothing.
+    Words may be arrays: their arithmetic wraps around, so the masks have no effect.
     """
     state: Any = 0
     for word in words:

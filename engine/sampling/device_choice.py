@@ -1,6 +1,6 @@
-"""Choose one token for each sampled row on a device, and leave it there: nothing here waits for the device.
+"""Choose one token for each sampled row on a device; the tokens stay there, and nothing waits for the device.
 
-The formulas are those of engine/sampling/sampler.py; what a row may not choose is shaped before, as there.
+The formulas are those of engine/sampling/sampler.py; bans and penalties are applied first, as there.
 """
 
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ from engine.transfers import upload_ints
 
 @dataclass(frozen=True, slots=True)
 class ChosenTokens:
-    """The tokens chosen, and the best scores, by which the host tells later where none could be."""
+    """The tokens chosen, and each row's best score: it shows the host later whether any could be chosen."""
 
     token_ids: torch.Tensor  # [num_rows] int64
     best: torch.Tensor  # [num_rows], of the scores' dtype
 
 
 def choose(logits: torch.Tensor, rows: Sequence[SampleRow]) -> ChosenTokens:
-    """Choose a token for each row of `logits` [num_rows, vocab_size], as `rows` (same order) asks.
+    """Choose a token for each row of `logits` [num_rows, vocab_size]; `rows`, in the same order, has the parameters.
 
-    Ids are within the vocabulary even where no token can be chosen.
+    Ids are within the vocabulary even if no token can be chosen.
     """
     scores = _shaped(logits, rows)
     if not rows:
@@ -40,10 +40,10 @@ def choose(logits: torch.Tensor, rows: Sequence[SampleRow]) -> ChosenTokens:
 
 
 def _shaped(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-    """Return the scores to choose from; the logits themselves where no row asks for anything else."""
-    asked = [i for i, row in enumerate(rows) if is_shaped(row)]
-    if not asked:
+    """Return the scores to choose from: the logits themselves if no row changes them."""
+    changed = [i for i, row in enumerate(rows) if is_shaped(row)]
+    if not changed:
         return logits
-    places = upload_ints(asked, logits.device)
-    shaped = shape(logits.index_select(0, places).float(), [rows[i] for i in asked])
+    places = upload_ints(changed, logits.device)
+    shaped = shape(logits.index_select(0, places).float(), [rows[i] for i in changed])
     return logits.to(torch.float32, copy=True).index_copy_(0, places, shaped)

@@ -1,6 +1,6 @@
-"""How likely tokens are, reckoned on a device behind the step that chose them, and read on the host later.
+"""Log probabilities of tokens, computed on a device after the step that chose them, and read on the host later.
 
-The same as logprobs.py tells: log probabilities of the raw logits in float32, ranks, and the best tokens.
+The results are those of logprobs.py: log probabilities of the raw logits in float32, ranks, and the best tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from wire.types import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class _Beside:
-    """The tokens beside the chosen ones, of those rows that want the same."""
+    """The additional tokens of the rows that requested the same ones."""
 
     rows: list[int]
     token_ids: torch.Tensor  # [len(rows), num_wanted] int64
@@ -24,14 +24,14 @@ class _Beside:
 
 @dataclass(frozen=True, slots=True)
 class LogprobsToRead:
-    """Of a slice of rows; all tensors are on the host, and have values once the download they went by has ended."""
+    """Results for a slice of rows. All tensors are on the host, and valid once the download has ended."""
 
     logprobs: torch.Tensor  # [num_rows]
     num_better: torch.Tensor  # [num_rows] int64
     best: tuple[_Beside, ...]
 
     def read(self) -> Iterator[TokenLogprobs]:
-        """Yield what is told of each row."""
+        """Yield each row's log probabilities."""
         tops: dict[int, tuple[tuple[int, ...], tuple[float, ...]]] = {}
         for best in self.best:
             for row, ids, values in zip(best.rows, best.token_ids.tolist(), best.logprobs.tolist(), strict=True):
@@ -44,9 +44,9 @@ class LogprobsToRead:
 def queue_logprobs(
     logits: torch.Tensor, token_ids: torch.Tensor, wanted: Sequence[Wanted], download: Download
 ) -> list[LogprobsToRead]:
-    """Reckon for each row of `logits` [num_rows, vocab_size] its token's logprob and those wanted, in slices.
+    """Compute for each row of `logits` [num_rows, vocab_size] its token's logprob and the `wanted` ones, in slices.
 
-    `token_ids` [num_rows] int64 lie on the same device.
+    `token_ids` [num_rows] int64 are on the same device.
     """
     size = rows_at_once(logits.shape[-1])
     starts = range(0, len(wanted), size)

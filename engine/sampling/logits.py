@@ -1,10 +1,10 @@
-"""What a request asks to be done with logits before a token is chosen, in the order of vLLM and transformers.
+"""Changes to logits before a token is chosen, as requested, in the order of vLLM and transformers.
 
     logit_bias -> repetition_penalty -> frequency_penalty -> presence_penalty     change scores
     allowed_token_ids, banned (stop ids before min_tokens, ends of bad words), grammar mask     set -inf
 
-After these come temperature, top_k, top_p and min_p (sampler.py). The bans may stand anywhere: nothing brings a
-token back from -inf. All of it is float32 and row by row, so no row shows in another.
+After these come temperature, top_k, top_p and min_p (sampler.py). The order of the bans does not matter: no operation
+changes -inf. All operations are float32 and row by row, so rows do not affect each other.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from engine.token_counts import has_penalty
 
 
 def is_shaped(row: SampleRow) -> bool:
-    """Whether anything has to be done with this row's logits."""
+    """Return whether this row's logits have to be changed."""
     params = row.params
     return bool(
         params.logit_bias or params.allowed_token_ids or row.banned or row.mask is not None or has_penalty(params)
@@ -26,7 +26,7 @@ def is_shaped(row: SampleRow) -> bool:
 
 
 def shape(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-    """Change `scores` [num_rows, vocab_size] float32, contiguous, in place as `rows` (same order) ask; return them."""
+    """Apply the parameters of `rows` to `scores` [num_rows, vocab_size] float32, contiguous, in place; return them."""
     penalise(scores, rows)
     ban(scores, rows)
     return scores

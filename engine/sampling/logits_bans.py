@@ -12,7 +12,7 @@ _OFF = float("-inf")
 
 
 def ban(scores: torch.Tensor, rows: Sequence[SampleRow]) -> None:
-    """Set what the rows may not choose in `scores` [num_rows, vocab_size] to -inf, in place."""
+    """Set the tokens that rows must not choose to -inf in `scores` [num_rows, vocab_size], in place."""
     _ban_named(scores, rows)
     _keep_allowed(scores, rows)
     _keep_masked(scores, rows)
@@ -37,7 +37,7 @@ def _keep_allowed(scores: torch.Tensor, rows: Sequence[SampleRow]) -> None:
 
 
 def _keep_masked(scores: torch.Tensor, rows: Sequence[SampleRow]) -> None:
-    """A mask may be shorter than a row of scores: what it does not name is not allowed."""
+    """Ban tokens outside the grammar masks; a mask may be shorter than a row of scores, the rest is banned."""
     masked = [i for i, row in enumerate(rows) if row.mask is not None]
     if not masked:
         return

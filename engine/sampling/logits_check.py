@@ -7,10 +7,9 @@ from wire.types import SamplingParams
 
 
 def check_token_params(params: SamplingParams, vocab_size: int) -> None:
-    """Raise InvalidRequest naming an id, none that stops, that the model does not have.
+    """Raise InvalidRequest for a token id outside the vocabulary, or a list of ids longer than it.
 
-    Stop ids may lie past the vocabulary (tokenizers name some that a model never gives): they are never chosen. None
-    is negative. No list of ids may be longer than the vocabulary.
+    Stop ids must not be negative but may exceed the vocabulary, as in some tokenizers: they are never chosen.
     """
     _check_length("logit_bias", len(params.logit_bias), vocab_size)
     _check_length("allowed_token_ids", len(params.allowed_token_ids), vocab_size)

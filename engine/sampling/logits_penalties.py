@@ -1,8 +1,8 @@
-"""Penalties and biases: token ids that are there already, or are named, become more or less likely.
+"""Penalties and biases: make tokens that occurred before, or are listed, more or less likely.
 
-For token j, logit x, c outputs that are j:  x -> x + bias[j];  x -> x / r where x > 0, x * r elsewhere, if j is in the
-prompt or the outputs (transformers' RepetitionPenaltyLogitsProcessor);  x -> x - c * frequency - (c > 0) * presence
-(the formula of OpenAI's API). Counts come with the row, or are made from its history: nothing is kept here.
+For token j with logit x that occurs c times in the outputs:  x -> x + bias[j];  x -> x / r where x > 0, x * r
+elsewhere, if j is in the prompt or the outputs (transformers' RepetitionPenaltyLogitsProcessor);
+x -> x - c * frequency - (c > 0) * presence (the formula of OpenAI's API). Counts come with the row or from its history.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def _add_bias(scores: torch.Tensor, rows: Sequence[SampleRow]) -> None:
 
 
 class _Counted:
-    """The tokens that rows with penalties have in them, each once, one row after another."""
+    """The distinct tokens of all rows with penalties, row after row."""
 
     def __init__(self, scores: torch.Tensor, rows: Sequence[SampleRow], counted: list[int]) -> None:
         self._flat = scores.view(-1)
@@ -48,7 +48,7 @@ class _Counted:
         self._outputs = np.concatenate([np.frombuffer(one.outputs, np.int64) for one in counts])
 
     def penalise(self) -> None:
-        """Change their scores."""
+        """Apply the penalties to their scores."""
         old = self._flat[self._at]
         penalty = self._on_device(self._spread([row.params.repetition_penalty for row in self._rows]))
         new = torch.where(old < 0, old * penalty, old / penalty)

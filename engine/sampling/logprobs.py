@@ -1,4 +1,4 @@
-"""How likely tokens are: log probabilities (natural) of the raw logits in float32, ranks, and the best tokens."""
+"""Log probabilities (natural) of tokens from the raw logits in float32, with ranks and the best tokens."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,20 +8,20 @@ import torch
 from wire.types import TokenLogprobs
 
 SLICE_BYTES = 16 << 20
-"""Of [rows, vocab_size] float32 that is worked on at once where there are many rows."""
+"""Size of the [rows, vocab_size] float32 logits processed at once."""
 
 
 def rows_at_once(vocab_size: int) -> int:
-    """Return how many rows of float32 logits make a slice of SLICE_BYTES; at least one."""
+    """Return how many rows of float32 logits fit in SLICE_BYTES; at least one."""
     return max(1, SLICE_BYTES // (4 * vocab_size))
 
 
 Wanted = int | tuple[int, ...]
-"""How many of the best tokens, or which ones, are described beside a row's own."""
+"""How many of the best tokens, or which ids, a row requests in addition to its own."""
 
 
 def by_wanted(wanted: Sequence[Wanted]) -> dict[Wanted, list[int]]:
-    """Return the rows that want the same, nothing left out. Each is computed alone: a row depends on no neighbour."""
+    """Group rows by what they request, without rows that request nothing. No row's result depends on the grouping."""
     rows: dict[Wanted, list[int]] = {}
     for row, what in enumerate(wanted):
         if what:
@@ -30,23 +30,23 @@ def by_wanted(wanted: Sequence[Wanted]) -> dict[Wanted, list[int]]:
 
 
 def token_logprobs(logits: torch.Tensor, token_ids: Sequence[int], wanted: Sequence[Wanted]) -> list[TokenLogprobs]:
-    """Return for each row of `logits` [num_rows, vocab_size] its token's log probability and rank, and those wanted.
+    """Return for each row of `logits` [num_rows, vocab_size] its token's logprob and rank, and the `wanted` logprobs.
 
-    Worked on in slices, so many rows take no more memory than a few.
+    Computed in slices, so that memory does not grow with the number of rows.
     """
     size = rows_at_once(logits.shape[-1])
-    told: list[TokenLogprobs] = []
+    made: list[TokenLogprobs] = []
     for start in range(0, len(token_ids), size):
         end = start + size
-        told += _of_slice(logits[start:end], token_ids[start:end], wanted[start:end])
-    return told
+        made += _of_slice(logits[start:end], token_ids[start:end], wanted[start:end])
+    return made
 
 
 def _of_slice(logits: torch.Tensor, token_ids: Sequence[int], wanted: Sequence[Wanted]) -> Iterator[TokenLogprobs]:
     logits = logits.float()
     logprobs = logits.log_softmax(dim=-1)
     own = torch.from_numpy(np.array(token_ids, np.int64)).to(logits.device)[:, None]
-    better = (logits > logits.gather(1, own)).cpu().numpy()  # which numpy counts a hundred times faster than torch
+    better = (logits > logits.gather(1, own)).cpu().numpy()  # numpy counts a hundred times faster than torch
     beside = _beside(logits, logprobs, wanted)
     return (
         TokenLogprobs(logprob, 1 + int(np.count_nonzero(better[i])), *beside.get(i, ((), ())))
@@ -57,7 +57,7 @@ def _of_slice(logits: torch.Tensor, token_ids: Sequence[int], wanted: Sequence[W
 def _beside(
     logits: torch.Tensor, logprobs: torch.Tensor, wanted: Sequence[Wanted]
 ) -> dict[int, tuple[tuple[int, ...], tuple[float, ...]]]:
-    """Return ids and log probabilities of the tokens wanted by row."""
+    """Return, by row, the ids and log probabilities of the wanted tokens."""
     beside = {}
     for what, rows in by_wanted(wanted).items():
         picked, probable = (logits, logprobs) if len(rows) == len(logits) else (logits[rows], logprobs[rows])

@@ -1,4 +1,4 @@
-"""The choice of tokens on native kernels (native/best.h, native/draw.h): no tensor is made on the way."""
+"""Choose tokens with native kernels (native/best.h, native/draw.h), without allocating tensors."""
 
 import struct
 from array import array
@@ -12,20 +12,20 @@ from engine.step import SampleRow
 from native.engine_library import Threads
 
 Place = Callable[[torch.Tensor], tuple[int, int, int, int]]
-"""Returns a tensor's address, rows, columns, and the floats from row to row."""
+"""Returns a tensor's address, rows, columns, and row stride in floats."""
 
 _DRAW = struct.Struct("=QQQfffIII")
 """struct draw."""
-_HOTTEST = 3e38  # what a float32 holds
+_HOTTEST = 3e38  # about the largest float32
 _NO_TOP_P = 2.0
 _WORD = (1 << 64) - 1
 
 
 class NativeChooser:
-    """Chooser (engine/sampling/sampler.py) of float32 scores on the CPU, each row's columns one after another."""
+    """Chooser (engine/sampling/sampler.py) for float32 scores on the CPU with contiguous rows."""
 
     def __init__(self, best: Any, draw: Any, threads: Threads, place_of: Place) -> None:
-        """`best` and `draw` are the library's functions; `threads` stay open while this is used."""
+        """`best` and `draw` are the library's functions; `threads` must stay open while this is used."""
         self._best, self._draw, self._threads, self._place_of = best, draw, threads, place_of
 
     def best(self, scores: torch.Tensor) -> tuple[list[int], list[float]]:
@@ -48,7 +48,7 @@ class NativeChooser:
             tokens.buffer_info()[0],
         )  # fmt: skip
         if failed:
-            raise MemoryError(f"there is no memory to draw from {num_columns} tokens")
+            raise MemoryError(f"no memory to draw from {num_columns} tokens")
         return tokens.tolist()
 
 

@@ -1,9 +1,9 @@
-"""Choose one token for each sampled row. A row's result depends on nothing but that row.
+"""Choose one token for each sampled row. A row's result depends only on that row.
 
-Logits are shaped first where a row asks for it (engine/sampling/logits.py: penalties, biases, bans). Filters follow
+Penalties, biases and bans are applied first where a row has any (engine/sampling/logits.py). Filters follow
 transformers' order: temperature, top_k, top_p, min_p. The choice is the inverse CDF, in token id order,
 of one uniform number from the counter hash. Every operation below works row by row: weights are computed in float64
-and rounded to float32, so that neither vector width nor neighbours show in them; sums are running sums along a row.
+and rounded to float32, so that they do not depend on vector width or other rows; sums are running sums along a row.
 """
 
 import math
@@ -23,7 +23,7 @@ from wire.errors import InternalError, InvalidRequest, PdserveError
 
 _NUCLEUS_GUESS = 1024
 COLDEST = 1e-30
-"""Of temperatures above 0: what float32 can still divide by."""
+"""The lowest temperature above 0, by which float32 can still divide."""
 _OFF = float("-inf")
 _WORD = (1 << 64) - 1
 
@@ -33,29 +33,29 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One token id a row. `failures` are (row, reason) of those where none could be chosen: their ids mean nothing."""
+    """One token id per row. `failures`: (row, error) where none could be chosen; those ids are meaningless."""
 
     token_ids: list[int]
     failures: tuple[tuple[int, PdserveError], ...] = ()
 
 
 class Chooser(Protocol):
-    """Chooses tokens by scores [num_rows, vocab_size], which it does not change."""
+    """Chooses tokens from scores [num_rows, vocab_size] without changing them."""
 
     def best(self, scores: torch.Tensor) -> tuple[list[int], list[float]]:
-        """Return each row's best token and its score; of a row with NaN the first of those."""
+        """Return each row's best token and its score; for a row with NaNs, the first NaN."""
         ...
 
     def draw(self, scores: torch.Tensor, places: Sequence[int], rows: Sequence[SampleRow]) -> list[int]:
-        """Return a token drawn from each of the rows at `places`, ascending; `rows` are of all."""
+        """Return a token drawn from each of the rows at `places`, ascending; `rows` are those of all scores."""
         ...
 
 
 class TorchChooser:
-    """Chooser on any device."""
+    """Implements Chooser on any device."""
 
     def best(self, scores: torch.Tensor) -> tuple[list[int], list[float]]:
-        """On CPU by numpy: 0.5 ms where torch takes 3.4 (64 rows of 49,152, one thread)."""
+        """See Chooser. On CPU with numpy: 0.5 ms instead of torch's 3.4 ms (64 rows of 49,152, one thread)."""
         if scores.device.type == "cpu" and scores.dtype == torch.float32:
             values = scores.numpy()
             columns = values.argmax(axis=-1)
@@ -64,23 +64,23 @@ class TorchChooser:
         return tokens.tolist(), scores.gather(1, tokens[:, None]).squeeze(1).tolist()
 
     def draw(self, scores: torch.Tensor, places: Sequence[int], rows: Sequence[SampleRow]) -> list[int]:
-        """The weights of all tokens, added up."""
+        """See Chooser."""
         tokens: list[int] = draw(_pick(scores, list(places)).float(), [rows[i] for i in places]).tolist()
         return tokens
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SampleRow], chooser: Chooser) -> Sampled:
-    """Choose a token for each row of `logits` [num_rows, vocab_size], as `rows` (same order) asks.
+    """Choose a token for each row of `logits` [num_rows, vocab_size]; `rows`, in the same order, has the parameters.
 
-    Rows whose logits are to be shaped are chosen apart, so that the others cost nothing more.
+    Rows whose logits have to be changed are handled separately, so that the others cost nothing more.
     """
     shaped = [i for i, row in enumerate(rows) if is_shaped(row)]
     if not shaped:
         return _choose(logits, rows, chooser)
     if len(shaped) == len(rows):
         return _choose(shape(logits.to(torch.float32, copy=True), rows), rows, chooser)
-    apart = set(shaped)
-    plain = [i for i in range(len(rows)) if i not in apart]
+    changed = set(shaped)
+    plain = [i for i in range(len(rows)) if i not in changed]
     token_ids, failures = [0] * len(rows), []
     for group in (plain, shaped):
         own = sample(logits[group], [rows[i] for i in group], chooser)
@@ -111,7 +111,7 @@ def _choose(scores: torch.Tensor, rows: Sequence[SampleRow], chooser: Chooser) -
 
 
 def failures_of(values: Sequence[float], rows: Sequence[SampleRow]) -> tuple[tuple[int, PdserveError], ...]:
-    """Say why of each row whose best score is no number, -inf, or inf where a token is drawn."""
+    """Return an error for each row whose best score is NaN, -inf, or inf where a token is drawn."""
     return tuple(
         (i, failure(value, rows[i]))
         for i, value in enumerate(values)
@@ -120,7 +120,7 @@ def failures_of(values: Sequence[float], rows: Sequence[SampleRow]) -> tuple[tup
 
 
 def failure(best: float, row: SampleRow) -> PdserveError:
-    """Return why nothing can be chosen of a row with this best score: no number, infinite, or -inf."""
+    """Return why no token can be chosen in a row with this best score: NaN, inf or -inf."""
     if best == _OFF:
         return _no_token(row)
     what = "not numbers" if math.isnan(best) else "infinite"
@@ -128,14 +128,14 @@ def failure(best: float, row: SampleRow) -> PdserveError:
 
 
 def _no_token(row: SampleRow) -> InvalidRequest:
-    """Return the error that nothing is left to choose from."""
-    asked = (
+    """Return the error that names the parameters by which all tokens are banned."""
+    bans = (
         ("allowed_token_ids", row.params.allowed_token_ids),
         ("bad_words", row.params.bad_words),
         ("min_tokens", row.position < row.params.min_tokens),
         ("the grammar", row.mask is not None),
     )
-    why = ", ".join(name for name, is_asked in asked if is_asked)
+    why = ", ".join(name for name, is_set in bans if is_set)
     return InvalidRequest(
         f"no token is left to choose for output token {row.position}: all are banned by {why or 'the model itself'}"
     )
@@ -144,16 +144,16 @@ def _no_token(row: SampleRow) -> InvalidRequest:
 def draw(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
     """Return a token drawn from each row of `scores` [num_rows, vocab_size] float32: [num_rows] int64.
 
-    Where the scores lie on a device nothing waits for it.
+    If the scores are on a device, nothing waits for it.
     """
     cumulative = kept_weights(scores, rows).cumsum(dim=-1)
     total = cumulative[:, -1:].contiguous()
     words = [(row.params.seed & _WORD, row.sequence, row.position) for row in rows]
     draws = _column(uniforms(*np.array(words, np.uint64).T), scores)
-    below_total = torch.nextafter(total, torch.zeros_like(total))  # rounding must not lead past the last kept token
+    below_total = torch.nextafter(total, torch.zeros_like(total))  # rounding must not select past the last kept token
     target = torch.minimum(draws * total, below_total)
     chosen = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
-    return chosen.clamp(max=scores.shape[-1] - 1)  # a row of NaN must not lead past the vocabulary
+    return chosen.clamp(max=scores.shape[-1] - 1)  # a row of NaN must not select past the vocabulary
 
 
 def _keep_top_k(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
@@ -183,14 +183,14 @@ def _keep_min_p(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor
         return scores
     picked = _pick(scores, limited)
     min_p = _column([rows[i].params.min_p for i in limited], scores)
-    return _replace(scores, limited, picked.masked_fill(_weights(picked) < min_p, _OFF))  # the best weighs 1
+    return _replace(scores, limited, picked.masked_fill(_weights(picked) < min_p, _OFF))  # the best token's weight is 1
 
 
 def _nucleus_edge(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Return the lowest score in each row's nucleus, [num_rows, 1]: the fewest best tokens that reach `top_p`.
 
-    Only the best tokens are sorted; a row whose nucleus is larger is sorted whole. On a device all are: to learn how
-    large it is the host would have to wait.
+    Only the best tokens are sorted; rows with a larger nucleus are sorted whole. On a device all rows are: the host
+    would have to wait to learn a nucleus's size.
     """
     needed = top_p * _weights(scores).cumsum(dim=-1)[:, -1:]
     if not scores.is_cpu:
@@ -204,7 +204,7 @@ def _nucleus_edge(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 
 
 def _edge_among(scores: torch.Tensor, needed: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each row's edge and how many it takes to reach `needed`, by its `size` best; more where they do not."""
+    """Return each row's lowest nucleus score, and its nucleus size among its `size` best; above `size` if larger."""
     ordered = scores.topk(size, dim=-1).values
     members = 1 + (_weights(ordered).cumsum(dim=-1) < needed).sum(dim=-1, keepdim=True)
     return ordered.gather(1, members.clamp(max=size) - 1), members
@@ -219,7 +219,7 @@ def _column(values: Sequence[float] | Floats, like: torch.Tensor) -> torch.Tenso
 
 
 def _pick(scores: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """Return these rows, ascending; all of them are not copied."""
+    """Return these rows, ascending; without a copy if they are all rows."""
     return scores if len(rows) == len(scores) else scores[upload_ints(rows, scores.device)]
 
 

@@ -88,7 +88,7 @@ def test_its_weights_lie_on_the_device_and_the_note_says_how_large_they_are(bert
 def test_weights_that_do_not_fit_are_refused_with_both_numbers(bert: Path) -> None:
     device = FakeDevice(total_bytes=1000)
 
-    with pytest.raises(ConfigError, match=r"\d{4,} bytes of weights on fake:0, which has 1000 free"):
+    with pytest.raises(ConfigError, match=r"\d{4,} bytes of weights do not fit on fake:0: 1000 are free"):
         load_encoder(bert, dtype="float32", device=device)
 
 

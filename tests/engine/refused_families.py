@@ -29,8 +29,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertSelfAttention attends in both directions", {}),
     "diffllama": ("layer 0 attends twice in one pass", {}),
     "hrm_text": ("layer 0 attends twice in one pass", {}),
-    "doge": ("layer 0 masks neither the future alone nor a sliding window", {}),
-    "phimoe": ("layer 0 asks its attention for a window of any length and masks one of 12", {}),
+    "doge": ("layer 0 uses a mask that is neither causal nor a sliding window", {}),
+    "phimoe": ("layer 0 calls attention with a window of any length, but its mask has one of 12", {}),
     "xmod": ("cannot run on token ids and positions alone: Input language unknown", {}),
     "llava": ("is not a causal language model", {}),
 }

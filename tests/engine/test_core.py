@@ -140,7 +140,7 @@ def test_what_can_never_run_is_refused_with_value_and_limit() -> None:
             (replace(prompt("x", 3), token_ids=()), InvalidRequest, "empty"),
             (replace(prompt("x", 3), outputs=((500,),)), InvalidRequest, "token id 500"),
             (replace(prompt("x", 3), outputs=((1,), (2,))), InvalidRequest, "outputs of 2 sequences .* n is 1"),
-            (replace(prompt("x", 3, max_tokens=1), outputs=((1,),)), InvalidRequest, "nothing is left"),
+            (replace(prompt("x", 3, max_tokens=1), outputs=((1,),)), InvalidRequest, "nothing to generate"),
             (prompt("x", 3, n=5), InvalidRequest, "n is 5: it must be from 1 to 4"),
             (prompt("x", 3, max_tokens=0), InvalidRequest, "max_tokens is 0"),
         ]:
@@ -172,7 +172,7 @@ def test_a_held_prompt_needs_room_for_its_prompt_only() -> None:
 def test_a_prompt_that_is_here_already_is_refused() -> None:
     with engine() as (core, _):
         core.add(prompt("x", 3))
-        with pytest.raises(InvalidRequest, match="x is here already"):
+        with pytest.raises(InvalidRequest, match="x is already in this engine"):
             core.add(prompt("x", 3))
         assert_answers(run(core), [prompt("x", 3)])
 

@@ -172,7 +172,7 @@ def test_a_cancel_frees_what_is_written_with_the_next_step_and_the_rest_at_once(
         assert core.blocks.num_used <= used - used // 2 + 1, "one block at most is being written"
         core.blocks.check()
         answers.take(core.step().tokens)
-        running = core._roster.running["other"].live[0]
+        running = core._batch.running["other"].live[0]
         assert core.blocks.num_used == len(running.block_ids)
         assert run(core, answers).tokens["other", 0] == wanted(prompt("other", 9, max_tokens=20))
 

@@ -179,14 +179,14 @@ def test_a_length_penalty_at_its_limit_ends_like_any_other(length_penalty: float
 @pytest.mark.parametrize(
     ("beams", "words"),
     [
-        ((Beam((1,), -1.0),) * 5, "5 live beams and 0 ended ones are given, the width is 4"),
-        ((Beam((1,), -1.0), Beam((1, 2), -2.0)), r"live beams of \[1, 2\] tokens"),
-        ((Beam((1,) * 10, -1.0),), "one length from 1 to 9 is possible"),
-        ((Beam((), -1.0),), r"live beams of \[0\] tokens"),
-        ((Beam((1,), -1.0), Beam((), -1.0, done=True)), "an ended beam has from 1 to 10 tokens"),
-        ((Beam((1,), float("nan")),), "are finite"),
-        ((Beam((1,), -2.0), Beam((2,), -1.0)), "likeliest first"),
-        ((Beam((1,), -1.0, done=True),), "every beam has ended already"),
+        ((Beam((1,), -1.0),) * 5, "5 live and 0 finished beams are given, the width is 4"),
+        ((Beam((1,), -1.0), Beam((1, 2), -2.0)), r"live beams have \[1, 2\] tokens"),
+        ((Beam((1,) * 10, -1.0),), "must share one length from 1 to 9"),
+        ((Beam((), -1.0),), r"live beams have \[0\] tokens"),
+        ((Beam((1,), -1.0), Beam((), -1.0, done=True)), "a finished beam must have 1 to 10 tokens"),
+        ((Beam((1,), float("nan")),), "must be finite"),
+        ((Beam((1,), -2.0), Beam((2,), -1.0)), "sorted by score"),
+        ((Beam((1,), -1.0, done=True),), "every beam has finished already"),
     ],
 )
 def test_beams_that_no_search_can_go_on_from_are_refused(beams: tuple[Beam, ...], words: str) -> None:
@@ -207,7 +207,7 @@ def test_a_search_wider_than_the_step_is_refused_with_both_numbers() -> None:
 def _hand_over(p: EngineCore, d: EngineCore, prefilled: Prefilled) -> None:
     """Move a held prompt's KV from one pool to the other, and admit it there."""
     layout, state = p.info.layout, prefilled.state
-    source = p._roster.held[state.prompt_id].stem
+    source = p._batch.held[state.prompt_id].stem
     assert source is not None
     count = len(state.token_ids)
     target = d.blocks.allocate(layout.num_blocks_for(count))

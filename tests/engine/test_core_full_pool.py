@@ -259,9 +259,9 @@ def test_a_prompt_whose_sequences_are_computed_anew_waits_for_the_blocks_of_each
 
 def _run_without_idle_steps(core: EngineCore) -> None:
     while core.has_work():
-        before = core.load().uncomputed_tokens, [_computed(one) for one in core._roster.running.values()]
+        before = core.load().uncomputed_tokens, [_computed(one) for one in core._batch.running.values()]
         result = core.step()
-        after = core.load().uncomputed_tokens, [_computed(one) for one in core._roster.running.values()]
+        after = core.load().uncomputed_tokens, [_computed(one) for one in core._batch.running.values()]
         assert result.tokens or result.prefilled or before != after
 
 

@@ -107,7 +107,7 @@ def test_dimensions_are_cut_and_brought_to_length_one(tmp_path: Path) -> None:
         close(found["cut"], wanted / wanted.norm())
         with pytest.raises(InvalidRequest, match="dimensions is 65, the model's vectors have 64"):
             core.add(asked("wide", TEXTS[0], Pooling(dimensions=65)))
-        with pytest.raises(InvalidRequest, match="is no cross-encoder"):
+        with pytest.raises(InvalidRequest, match="is not a cross-encoder"):
             core.add(asked("pair", TEXTS[0], Pooling("score")))
 
 
@@ -125,7 +125,7 @@ def test_a_decoder_without_an_output_layer_makes_vectors_and_refuses_to_write(tm
             core.add(asked(str(i), text))
         found, _, _ = vectors(core)
 
-        with pytest.raises(InvalidRequest, match="has no output layer: it makes vectors and generates no text"):
+        with pytest.raises(InvalidRequest, match="has no output layer: it returns vectors, not text"):
             core.add(PromptState("text", "r", TEXTS[1], SamplingParams(max_tokens=2)))
     for i, text in enumerate(TEXTS):
         last = states_by_hand(network, text)[-1]
@@ -172,7 +172,7 @@ def test_a_vector_of_no_numbers_ends_its_own_prompt(monkeypatch: pytest.MonkeyPa
 
         ((name, error),) = result.failed
         assert name == "bad"
-        assert "the model's answer to this text has nan among its 2 numbers" in str(error)
+        assert "the model's result for this text has nan among its 2 values" in str(error)
         assert [one.prompt_id for one in result.pooled] == ["good"]
         assert core.blocks.num_used == 0
 

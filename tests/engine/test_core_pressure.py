@@ -48,7 +48,7 @@ def run_to_the_end(core: EngineCore, states: list[PromptState], added_each_step:
         for state in left[:added_each_step]:
             core.add(state)
         left = left[added_each_step:]
-        oldest = min(core._roster.running.values(), key=lambda prompt: prompt.age, default=None)
+        oldest = min(core._batch.running.values(), key=lambda prompt: prompt.age, default=None)
         before = progress(oldest)
         result = core.step()
         assert result.failed == ()
@@ -56,7 +56,7 @@ def run_to_the_end(core: EngineCore, states: list[PromptState], added_each_step:
         assert still <= core.runs_ahead, "the oldest stood still"
         answers.take(result.tokens)
         core.blocks.check()
-        core._roster.swap.check()
+        core._batch.swap.check()
         steps += 1
         assert steps <= work * (1 + core.runs_ahead), "more steps than tokens: somebody is computed again and again"
     return answers, steps
@@ -91,7 +91,7 @@ def test_answers_under_pressure_equal_those_of_an_unbounded_pool(
         prefix_caching=caches, swap_bytes=swap_blocks * BLOCK_BYTES,
     )  # fmt: skip
     answers, _ = run_to_the_end(core, states, added_each_step)
-    used, aside = core.blocks.num_used, core._roster.swap.num_used
+    used, aside = core.blocks.num_used, core._batch.swap.num_used
     model.close()
 
     assert (used, aside) == (0, 0)

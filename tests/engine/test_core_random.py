@@ -168,7 +168,7 @@ class Driver(RuleBasedStateMachine):
         self.take(result.tokens)
         for name, _ in result.failed:
             for i in range(self.states[name].params.n):
-                assert (name, i) in self.finish or self.core._roster.find(name) is None
+                assert (name, i) in self.finish or self.core._batch.find(name) is None
                 self.finish.setdefault((name, i), FinishReason.CANCELLED)
         self.held.update({done.state.prompt_id: done for done in result.prefilled if not done.finished})
 

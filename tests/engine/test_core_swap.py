@@ -47,8 +47,8 @@ class Watched:
 def watched(config: Any = SMALL, *, swap_bytes: int = PLENTY, **options: Any) -> Iterator[tuple[EngineCore, Watched]]:
     with engine(config, swap_bytes=swap_bytes, **options) as (core, model):
         yield core, Watched(model)
-        core._roster.swap.check()
-        assert core._roster.swap.num_used == 0
+        core._batch.swap.check()
+        assert core._batch.swap.num_used == 0
 
 
 def block_bytes(config: Any) -> int:
@@ -146,10 +146,10 @@ def test_a_cancel_of_a_prompt_put_aside_frees_its_copies(sequence: int | None) -
             core.add(state)
         answers = Answers()
         step_until_preempted(core, answers)
-        before = core._roster.swap.num_used
+        before = core._batch.swap.num_used
         answers.take(core.cancel("b", sequence))
 
-        assert core._roster.swap.num_used < before
+        assert core._batch.swap.num_used < before
         run(core, answers)
         for name, i in (("a", 0), ("a", 1), *([("b", 1)] if sequence == 0 else [])):
             assert answers.tokens[name, i] == wanted(prompt(name, 6, max_tokens=30, n=2, temperature=1.0, seed=1), i)

@@ -250,8 +250,8 @@ class Full(FakeDevice):
 
 def test_a_step_that_does_not_fit_beside_the_weights_is_refused_with_the_flags(llama: Path) -> None:
     words = (
-        r"a step of 48 tokens of prompts and 6 sequences does not fit beside the weights on fake:0, of whose "
-        r"\d+ bytes \d+ are free: lower --prefill-chunk-size or --max-num-seqs"
+        r"a step of 48 tokens of prompts and 6 sequences does not fit beside the weights on fake:0: "
+        r"\d+ of \d+ bytes are free; lower --prefill-chunk-size or --max-num-seqs"
     )
     with pytest.raises(ConfigError, match=words):
         load(llama, Full())

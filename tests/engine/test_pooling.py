@@ -135,7 +135,7 @@ def test_dimensions_are_cut_before_the_length_becomes_one() -> None:
         (asked("a", (1,), Pooling(dimensions=25)), InvalidRequest, "dimensions is 25, the model's vectors have 24"),
         (several(n=3), InvalidRequest, "n is 3, must be 1 with pooling"),
         (several(best_of=2), InvalidRequest, "best_of is 2, must be 1 with pooling"),
-        (asked("a", (1,), Pooling("score")), InvalidRequest, "bert answers embed, not score"),
+        (asked("a", (1,), Pooling("score")), InvalidRequest, "bert supports embed, not score"),
         (PromptState("a", "r", (1,), SamplingParams(max_tokens=1)), InvalidRequest, "generates no text"),
     ],
 )
@@ -172,7 +172,7 @@ def test_an_answer_of_no_numbers_ends_its_own_text(embedder: EncoderCore, monkey
 
     ((name, error),) = result.failed
     assert (name, type(error)) == ("bad", InternalError)
-    assert "the model's answer to this text has nan among its 2 numbers" in str(error)
+    assert "the model's result for this text has nan among its 2 values" in str(error)
     assert [one.prompt_id for one in result.pooled] == ["good"]
 
 

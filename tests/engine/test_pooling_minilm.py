@@ -60,7 +60,7 @@ def test_vectors_of_texts_equal_transformers_and_rank_by_meaning(minilm: Path) -
             mean = network(input_ids=torch.tensor([text])).last_hidden_state[0].double().mean(0)
         wanted = mean / mean.norm()
         torch.testing.assert_close(torch.tensor(found[str(number)]).double(), wanted, rtol=1e-4, atol=1e-6)
-    assert "makes vectors of 384 (mean)" in notes[1]
+    assert "returns vectors of 384 (mean)" in notes[1]
     assert encoder.info.max_length == 256
     alike = cosine(found["0"], found["1"]), cosine(found["2"], found["3"])
     unlike = [cosine(found[a], found[b]) for a in "01" for b in "23"]

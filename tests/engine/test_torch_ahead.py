@@ -179,7 +179,7 @@ def test_a_failed_launch_is_waited_for_as_long_as_two_steps_may_take(tmp_path: P
         device.answers.clear()
         raise ValueError("no link")
 
-    words = r"what was launched of a step that failed is not done on fake:0 after 0.05 s \(ValueError: no link\)"
+    words = r"work launched by a failed step has not ended on fake:0 within 0.05 s \(ValueError: no link\)"
     with pytest.raises(InternalError, match=words):
         model.launch(one_token(0, 17), refuse)
     model.close()

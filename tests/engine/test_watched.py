@@ -159,8 +159,8 @@ def test_a_device_that_hangs_is_lost_though_nothing_fails(what: str) -> None:
         failed = running.result(WAIT_S).failed
 
     assert str(lost) == (
-        "fake:0 did not finish a small test op within 0.05 s (after TimeoutError: what was asked of it is not done "
-        "after 0.05 s)"
+        "fake:0 did not finish a small test op within 0.05 s (after TimeoutError: its work has not ended "
+        "within 0.05 s)"
         "; without it this instance cannot go on"
     )
     assert [(name, str(lost) in str(error)) for name, error in failed] == [("a", True)], "nothing more is asked of it"

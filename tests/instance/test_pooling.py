@@ -60,7 +60,7 @@ def test_an_encoder_answers_its_own_kind_and_refuses_the_rest_in_words(kind: str
     assert len(pooled.values) == size
     assert (text.prompt_id, text.error) == ("text", "InvalidRequest")
     assert "generates no text" in text.message
-    assert f"answers {kind}, not" in other.message
+    assert f"supports {kind}, not" in other.message
 
 
 def test_nothing_is_left_of_a_cancelled_vector(tmp_path: Path) -> None:

@@ -243,4 +243,4 @@ def test_blocks_that_cannot_be_named_are_said_once(tmp_path: Path, options: dict
 
     notes = [note for note in asyncio.run(run()) if "prefix cache" in note]
 
-    assert notes == ["the prefix cache is off: blocks of 8 tokens are no multiple of 16"] * said
+    assert notes == ["the prefix cache is off: blocks of 8 tokens are not a multiple of 16"] * said

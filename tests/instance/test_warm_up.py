@@ -49,7 +49,7 @@ class _Build:
 def test_it_waits_for_a_library_that_is_being_built(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[str] = []
     build: Build = _Build(waited)  # type: ignore[assignment]
-    by_another: Found[object] = Found(None, "another process builds it", True)
+    by_another: Found[object] = Found(None, "another process is building it", True)
     finds: Iterator[Found[object]] = iter([Found(None, "", True, build), by_another, *[Found(object())] * 2])
     monkeypatch.setattr(warm_up, "find_library", lambda recipe, environ: next(finds))
     monkeypatch.setattr("instance.warm_up.time.sleep", lambda seconds: waited.append("other"))

@@ -167,7 +167,7 @@ class HandOffs(RuleBasedStateMachine):
         link = self.link
         if link.commits or link.news or link.open_tickets or link.sending or link.d.tickets:
             return True
-        return any(side.posted or side.core._roster.prompts() or side.core.has_work() for side in (link.p, link.d))
+        return any(side.posted or side.core._batch.prompts() or side.core.has_work() for side in (link.p, link.d))
 
     def _assert_ended_once(self, side: str, name: str) -> None:
         it = self._side(side)

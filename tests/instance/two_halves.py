@@ -89,7 +89,7 @@ class Side:
         prefill, decode = self.workers.prefill, self.workers.decode
         assert (prefill._handing, prefill._prompt_by_ticket) == ({}, {})
         assert (decode._running, decode._reservations, decode._prompt_by_ticket) == ({}, {}, {})
-        assert self.core._roster.prompts() == []
+        assert self.core._batch.prompts() == []
         assert (self.core.blocks.num_used, self.core.load().blocks_swapped) == (0, 0)
         self.core.blocks.check()
 

@@ -68,7 +68,7 @@ def test_a_run_without_bytes_or_with_overlapping_rows_is_refused() -> None:
     for bad in [MemoryRun(0, 0), MemoryRun(0, 8, 8, 0), MemoryRun(0, 8, 7, 2)]:
         with pytest.raises(ValueError, match="no bytes, or rows that overlap"):
             Runs([bad])
-    with pytest.raises(ValueError, match="not negative"):
+    with pytest.raises(ValueError, match="four numbers from 0"):
         Runs([MemoryRun(-1, 8)])
     with pytest.raises(ValueError, match="slots of 8 bytes"):
         Runs.of_slots([(0, 1)], 8, skip=4, row_bytes=5)
