@@ -1,11 +1,11 @@
-"""What users import and type.
+"""The public Python API of pdserve.
 
-`from pdserve import LLM, SamplingParams`: each name is loaded when it is asked for, torch by a local engine alone.
+`from pdserve import LLM, SamplingParams`: each name is imported on first use; only a local engine imports torch.
 """
 
 from pdserve.package_finder import claim
 
-TYPE_CHECKING = False  # typing takes 2 ms to import, and no command answers Ctrl-C before its first line
+TYPE_CHECKING = False  # importing typing takes 2 ms, during which no command handles Ctrl-C yet
 if TYPE_CHECKING:
     from pdserve.offline.engine_args import EngineArgs, FlexibleArgumentParser
     from pdserve.offline.flat_logprobs import FlatLogprobs

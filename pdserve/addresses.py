@@ -1,4 +1,4 @@
-"""The addresses of one instance: where it listens, where its KV links start, and what HCCL, NCCL and gloo are told."""
+"""The addresses of one instance: to listen on, for its KV links, and the interface that HCCL, NCCL and gloo use."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,38 +17,38 @@ _DEFAULT_HOST: Final = EngineOptions().host
 
 
 def with_own_address(options: EngineOptions, server_ip: str) -> EngineOptions:
-    """Return the options with --ip as the address to listen on, unless --host says another.
+    """Return the options with --ip as the address to listen on, unless --host sets another one.
 
-    Raises ConfigError, with both, when --ip is not the entry's address: that is where the scheduler looks for it.
+    Raises ConfigError, with both, when --ip is not the entry's address, to which the scheduler connects.
     """
     if options.ip is None:
         return options
     if canonical(options.ip) != canonical(server_ip):
         raise ConfigError(
-            f"--ip {options.ip} is not server_ip {server_ip} of this entry of the ranktable, where the scheduler looks "
-            "for it: write the same into both"
+            f"--ip {options.ip} is not server_ip {server_ip} of this ranktable entry, to which the scheduler "
+            "connects: set both to the same address"
         )
     return replace(options, host=options.ip) if options.host == _DEFAULT_HOST else options
 
 
 def check_kv_address(kv_ip: str | None, trust: Trust, own: Callable[[], tuple[str, ...]] = interface_addresses) -> None:
-    """Raise ConfigError unless --kv-ip is an address of this machine, Incompatible unless peers would take it."""
+    """Raise ConfigError unless --kv-ip is an address of this machine, Incompatible unless peers accept it."""
     if kv_ip is None:
         return
     if not is_address(kv_ip):
-        raise ConfigError(f"--kv-ip {kv_ip!r} is no address of a host, as 10.0.1.18")
+        raise ConfigError(f"--kv-ip {kv_ip!r} is not an IP address such as 10.0.1.18")
     addresses = tuple(dict.fromkeys((*own(), "127.0.0.1", "::1")))
     if kv_ip not in addresses:
-        raise ConfigError(f"--kv-ip {kv_ip} is no address of this machine: it has {', '.join(addresses)}")
+        raise ConfigError(f"--kv-ip {kv_ip} is not an address of this machine, which has {', '.join(addresses)}")
     trust.check_address(kv_ip)
 
 
 def network_variables(
     address: str, kind: DeviceKind, environ: Mapping[str, str], find: Callable[[str], str | None] = interface_of
 ) -> dict[str, str]:
-    """Return what the collectives' libraries are told so that they take the interface of `address`.
+    """Return the variables that make the collective libraries use the interface of `address`.
 
-    Nothing for loopback, for a name, and for an address that no interface here has; what is set stays as it is.
+    Empty for loopback, a host name, or an address of no local interface; variables already set are left out.
     """
     if not is_address(address) or canonical(address) == "localhost" or address in LOOPBACK:
         return {}

@@ -1,7 +1,7 @@
-"""Go on in a process of its own after the command has returned to the shell.
+"""Run work in a background process that outlives the command.
 
-command ----fork----> wait: it left us (0), or ended (its exit status; 130, 143 where we told it to)
-           `--------> work ... leave(): the terminal is let go ... work
+command ----fork----> wait: the child detached (0) or exited (its status; 130 or 143 if we signalled it)
+           `--------> work ... leave(): detach from the terminal ... work
 """
 
 import functools
@@ -18,19 +18,19 @@ from pdserve.run_folder import open_log
 from wire.errors import Unavailable
 
 _STOP = (signal.SIGINT, signal.SIGTERM)
-_ENDED_AS_TOLD = (0, *(128 + number for number in _STOP))
+_STOPPED_STATUSES = (0, *(128 + number for number in _STOP))
 
 
 def in_background(name: str, work: Callable[[Callable[[], None]], int], log: Path) -> int:
-    """Run `work(leave)` in a process of its own; return 0 once that calls `leave`, else its exit status.
+    """Run `work(leave)` in a child process; return 0 once it calls `leave`, else its exit status.
 
-    Until then it speaks on our terminal, and is told to end when we are: the status is then 130 or 143. From then on
-    it speaks into `log`. It never returns here: an error of ours ends it as it would end a command called `name`.
-    Raises Unavailable when it was killed, or told to end by others.
+    Until `leave`, the child prints to our terminal and our SIGINT or SIGTERM is passed on to it: the status is then 130
+    or 143. Afterwards it writes to `log`. The child exits here: its errors are reported as those of a command `name`.
+    Raises Unavailable when the child was killed or stopped by another process.
     """
     sys.stdout.flush()
     read, write = os.pipe()
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)  # none may come while it is not ours to tell it
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)  # until the handlers that pass them on are installed
     pid = os.fork()
     if pid == 0:
         os.close(read)
@@ -38,30 +38,30 @@ def in_background(name: str, work: Callable[[Callable[[], None]], int], log: Pat
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP)
         sys.exit(guarded(name, lambda: work(functools.partial(_leave, write, log))))
     os.close(write)
-    told: list[int] = []
-    with _passed_on_to(pid, told):
-        status = None if _has_left(read) and not told else _status(pid)
-    if status is None and told:  # as it left
+    received: list[int] = []
+    with _forward_signals(pid, received):
+        status = None if _has_left(read) and not received else _status(pid)
+    if status is None and received:  # a signal came while it detached
         status = _status(pid)
     if status is None:
         return 0
-    if status not in _ENDED_AS_TOLD:
+    if status not in _STOPPED_STATUSES:
         return status
-    if told:
-        return 128 + told[0]
-    raise Unavailable("the cluster was ended before it was ready, by `pdserve down` or by a signal to its supervisor")
+    if received:
+        return 128 + received[0]
+    raise Unavailable("the cluster was stopped before it was ready, by `pdserve down` or by a signal to its supervisor")
 
 
 @contextmanager
-def _passed_on_to(pid: int, told: list[int]) -> Iterator[None]:
-    """Whoever tells us to end tells it; `told` has the signals that came."""
+def _forward_signals(pid: int, received: list[int]) -> Iterator[None]:
+    """Pass SIGINT and SIGTERM on to the child as SIGTERM, and append each to `received`."""
 
-    def tell(number: int, frame: FrameType | None) -> None:
-        told.append(number)
+    def forward(number: int, frame: FrameType | None) -> None:
+        received.append(number)
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
 
-    before = [signal.signal(number, tell) for number in _STOP]
+    before = [signal.signal(number, forward) for number in _STOP]
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP)
     try:
         yield
@@ -71,16 +71,16 @@ def _passed_on_to(pid: int, told: list[int]) -> Iterator[None]:
 
 
 def _has_left(read: int) -> bool:
-    """Return, once it is known, whether the work goes on without us."""
+    """Wait until the child calls `leave` or exits; return whether it called `leave`."""
     with os.fdopen(read, "rb", buffering=0) as left:
         return bool(left.read(1))
 
 
 def _status(pid: int) -> int:
-    """Wait for its end and return its exit status. Raises Unavailable where a signal ended it."""
+    """Wait for the child and return its exit status. Raises Unavailable where a signal killed it."""
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status < 0:
-        raise Unavailable(f"what starts the cluster was ended by {signal.Signals(-status).name}")
+        raise Unavailable(f"the process that starts the cluster was killed by {signal.Signals(-status).name}")
     return status
 
 
@@ -89,6 +89,6 @@ def _leave(write: int, log: Path) -> None:
         os.dup2(nothing.fileno(), 0)
         os.dup2(nothing.fileno(), 1)
         os.dup2(output.fileno(), 2)
-    with suppress(BrokenPipeError):  # the command was killed meanwhile: we stay, as we were asked to
+    with suppress(BrokenPipeError):  # the command was killed meanwhile: keep running in the background
         os.write(write, b"1")
     os.close(write)

@@ -1,4 +1,4 @@
-"""`pdserve up --device auto` on a machine with fewer cards than ranks: two would share one, so all stay on the CPU."""
+"""`pdserve up --device auto` on a machine with fewer cards than ranks: all ranks use the CPU, none share a card."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ from ranktable_tools.errors import RanktableError
 def why_cpu(
     device: str, num_ranks: int, environ: Mapping[str, str], *, run: Run = run_tool, dev: Path = Path("/dev")
 ) -> str | None:  # fmt: skip
-    """Return why `num_ranks` ranks under `auto` stay on the CPU though a card is shown, None where they need not."""
+    """Return why `num_ranks` ranks under `auto` use the CPU although cards are visible, None if they fit the cards."""
     kind = find_kind(dev)
     variable = traits_of(kind).visible_variable
     if device != AUTO or variable is None:
@@ -26,5 +26,5 @@ def why_cpu(
     try:
         shown = len(shown_cards(kind, environ, run, dev))
     except RanktableError:
-        return None  # each instance asks again and says why
+        return None  # each instance queries the cards again and reports the error
     return f"{num_ranks} ranks are more than the {shown} {kind} cards shown here" if shown < num_ranks else None

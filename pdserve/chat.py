@@ -1,34 +1,34 @@
-"""`pdserve chat`: a conversation with a served model, its answers as they come."""
+"""`pdserve chat`: a conversation with a served model, answers streamed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pdserve.prompt_command import PromptCommand, talk_parser
+from pdserve.prompt_command import PromptCommand, prompt_parser
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command."""
-    parser = talk_parser("chat", "Chat with a served model.", own_limit="all the context that is left")
-    parser.add_argument("--system-prompt", metavar="TEXT", help="what the model is told before all else")
+    parser = prompt_parser("chat", "Chat with a served model.", own_limit="the rest of the context")
+    parser.add_argument("--system-prompt", metavar="TEXT", help="the first message, of the role `system`")
     arguments = parser.parse_args(argv)
     conversation = _Conversation(arguments.system_prompt)
-    return PromptCommand(arguments).go_on("/v1/chat/completions", conversation.body, conversation.hear, _said)
+    return PromptCommand(arguments).go_on("/v1/chat/completions", conversation.body, conversation.remember, _delta_text)
 
 
 class _Conversation:
-    """What was said so far. An answer that was broken off counts as far as it came."""
+    """The messages so far. An interrupted answer is not remembered."""
 
     def __init__(self, system: str | None) -> None:
         self._messages = [] if system is None else [{"role": "system", "content": system}]
 
     def body(self, text: str) -> dict[str, Any]:
-        """Return what asks for an answer to `text`, after all that was said."""
+        """Return the request body for the next user message `text`."""
         return {"messages": [*self._messages, {"role": "user", "content": text}]}
 
-    def hear(self, text: str, answer: str) -> None:
-        """Remember both."""
+    def remember(self, text: str, answer: str) -> None:
+        """Append the user's message and the model's answer."""
         self._messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
 
 
-def _said(choice: Mapping[str, Any]) -> str:
+def _delta_text(choice: Mapping[str, Any]) -> str:
     return str((choice.get("delta") or {}).get("content") or "")

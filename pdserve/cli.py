@@ -1,6 +1,6 @@
 """The `pdserve` command: finds the subcommand, imports only that, and turns errors into one line and an exit status.
 
-Whatever takes time to import is imported where Ctrl-C is already answered.
+Slow imports happen inside `guarded`, where Ctrl-C is already handled.
 """
 # PYTHON_ARGCOMPLETE_OK
 
@@ -15,17 +15,17 @@ COMMANDS = {
     "up": "start a scheduler and its prefill and decode instances on this machine",
     "down": "stop what `up` started",
     "status": "show the instances of the running cluster",
-    "links": "measure the KV link of every prefill-decode pair, and say why it is not a better one",
-    "logs": "show or follow what its processes log",
+    "links": "measure the KV link of every prefill-decode pair, and explain why no better transport is in use",
+    "logs": "show or follow the logs of its processes",
     "serve": "serve one model from one process (the combined instance)",
-    "run-batch": "answer a file of requests in OpenAI's batch format, and go on where it was stopped",
+    "run-batch": "answer a file of requests in OpenAI's batch format, and resume where it stopped",
     "chat": "chat with a served model, here or elsewhere",
     "complete": "have a served model continue texts",
     "verify": "prove that P/D, combined and transformers give the same tokens",
-    "bench": "measure a server under load, P/D beside colocated instances, or one engine beside its machine",
-    "selftest": "try every op, link and way of serving on this machine's device, and write a report",
+    "bench": "measure a server under load, P/D against colocated instances, or an engine against its machine's limits",
+    "selftest": "test every op, link and serving mode on this machine's device, and write a report",
     "collect-env": "print facts about this machine and its cluster for a bug report, without secrets",
-    "model": "print the folder of a model, fetching or making it if need be",
+    "model": "print the folder of a model, downloading or converting it if needed",
 }
 
 HELP = """\
@@ -43,7 +43,7 @@ A cluster on this machine, with the default model:
   pdserve status
   pdserve down
 
-Two prefill and two decode instances of a model of yours:
+Two prefill and two decode instances of your own model:
   pdserve up --prefill 2 --decode 2 --model ~/models/Qwen3-0.6B --dtype bfloat16
 
 Over several machines: `ranktable gen --help` and deploy/PD_separate/start_servers.sh.
@@ -53,7 +53,7 @@ Over several machines: `ranktable gen --help` and deploy/PD_separate/start_serve
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status: 0 done, 1 it failed, 2 the input is wrong, 130 interrupted."""
+    """Run one command and return its exit status: 0 success, 1 failure, 2 wrong input, 130 interrupted."""
     if VARIABLE in os.environ:
         from pdserve.bench.command import BENCHMARKS
 
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def guarded(name: str, action: Callable[[], int]) -> int:
-    """Run `action`; an error of ours becomes one line on stderr that starts with `name`."""
+    """Run `action`; print a pdserve error as one line on stderr that starts with `name`."""
     try:
         return _in_one_line(name, action)
     except KeyboardInterrupt:
@@ -75,7 +75,7 @@ def guarded(name: str, action: Callable[[], int]) -> int:
 
 
 def _signature(arguments: Sequence[str]) -> str:
-    """Return what an error begins with: the command, of `bench` the benchmark too."""
+    """Return the prefix of error messages: the command, and for `bench` the benchmark too."""
     is_benchmark = arguments[:1] == ["bench"] and len(arguments) > 1 and arguments[1].isalpha()
     return " ".join(("pdserve", *arguments[: 2 if is_benchmark else 1]))
 
@@ -86,7 +86,7 @@ def _in_one_line(name: str, action: Callable[[], int]) -> int:
     from ranktable_tools.errors import RanktableError
     from wire.errors import ConfigError, DeadlineExceeded, Incompatible, PdserveError
 
-    name_backends()  # of this process and its children: torch is imported by the action, if at all
+    name_backends()  # for this process and its children, before the action may import torch
     try:
         check_variables(os.environ)
         return action()

@@ -1,4 +1,4 @@
-"""A small HTTP client for what pdserve asks of its own cluster: standard library only, no proxies."""
+"""A small HTTP client for pdserve's commands: standard library only, no proxies."""
 
 import http.client
 import json
@@ -18,13 +18,13 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An HTTP answer, whole."""
+    """A complete HTTP response."""
 
     status: int
     body: bytes
 
     def json(self) -> Any:
-        """Return the body as JSON, or None when it is none."""
+        """Return the body parsed as JSON, or None when it is not JSON."""
         try:
             return json.loads(self.body)
         except ValueError:
@@ -33,7 +33,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample of a Prometheus page."""
+    """One sample of a Prometheus metrics page."""
 
     name: str
     labels: Mapping[str, str]
@@ -41,7 +41,7 @@ class Sample:
 
 
 def own_key(environ: Mapping[str, str]) -> str | None:
-    """Return the key that commands of this environment show: the first of the first variable that is set."""
+    """Return the API key that commands send: the first key of the first variable that is set."""
     for name in ("PDSERVE_API_KEY", "VLLM_API_KEY"):
         keys = environ.get(name, "").split()
         if keys:
@@ -50,7 +50,7 @@ def own_key(environ: Mapping[str, str]) -> str | None:
 
 
 def trusting(certfile: str | None) -> ssl.SSLContext:
-    """Return what HTTPS goes by: this very certificate under any name, else the system's authorities."""
+    """Return a TLS context that trusts exactly `certfile` under any host name, by default the system's authorities."""
     context = ssl.create_default_context(cafile=certfile)
     if certfile is not None:
         context.check_hostname = False
@@ -59,10 +59,10 @@ def trusting(certfile: str | None) -> ssl.SSLContext:
 
 
 class Client:
-    """Talks to one base URL; every call opens its own connection, shows its key and has a deadline."""
+    """HTTP client of one base URL; each call opens its own connection, sends the API key and has a timeout."""
 
     def __init__(self, base_url: str, *, timeout_s: float = 10.0, api_key: str | None = None) -> None:
-        """`api_key`: by default the environment's, looked up at each call."""
+        """`api_key` defaults to the environment's, read at each call."""
         parts = urlsplit(base_url)
         self._is_https = parts.scheme == "https"
         self.base_url = base_url.rstrip("/")
@@ -72,11 +72,11 @@ class Client:
         self._api_key = api_key
 
     def get(self, path: str) -> Reply:
-        """Return the answer to a GET. Raises Unavailable when there is none."""
+        """Send a GET. Raises Unavailable when there is no response."""
         return self._request("GET", path, None)
 
     def post(self, path: str, body: Mapping[str, Any]) -> Reply:
-        """Return the answer to a POST of JSON. Raises Unavailable when there is none."""
+        """Send a POST with a JSON body. Raises Unavailable when there is no response."""
         return self._request("POST", path, body)
 
     def metrics(self) -> tuple[Sample, ...]:
@@ -84,7 +84,7 @@ class Client:
         return parse_metrics(self.get("/metrics").body.decode())
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the events of a streamed answer as they come. Raises Unavailable when it fails, in its words."""
+        """Yield the events of a streamed response. Raises Unavailable with the server's error message."""
         connection = self._connect()
         try:
             connection.connect()
@@ -101,7 +101,7 @@ class Client:
                             raise Unavailable(_message(line[5:]))
                         yield event
         except (OSError, http.client.HTTPException) as error:
-            raise Unavailable(f"{self.base_url} broke off: {error}") from error
+            raise Unavailable(f"the connection to {self.base_url} failed: {error}") from error
         finally:
             connection.close()
 
@@ -136,7 +136,7 @@ class Client:
 
 
 def parse_metrics(text: str) -> tuple[Sample, ...]:
-    """Return the samples of a page in Prometheus' text format; comments are left out."""
+    """Return the samples of a page in Prometheus' text format; comments are skipped."""
     samples = []
     for line in text.splitlines():
         match = _SAMPLE.match(line)
@@ -149,4 +149,4 @@ def _message(body: bytes) -> str:
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return body.decode(errors="replace").strip() or "no words"
+        return body.decode(errors="replace").strip() or "no message"

@@ -1,4 +1,4 @@
-"""What a scheduler's metrics page says of its instances and links."""
+"""Parse the instances and links of a scheduler's metrics page."""
 
 import re
 from collections import Counter
@@ -12,7 +12,7 @@ _ESCAPED = re.compile(r"\\(.)")
 
 @dataclass(slots=True)
 class LinkRow:
-    """The links of one instance to one peer, as the sender sees them; figures it does not give are None."""
+    """The links of one instance to one peer, as the sender reports them; missing figures are None."""
 
     peer: str
     transport: str = ""
@@ -27,7 +27,7 @@ class LinkRow:
 
 @dataclass(slots=True)
 class InstanceRow:
-    """One instance of the table; `name` is its role there and its place among those of that role, as `prefill-0`."""
+    """One instance of the table; `name` is its role and its index among instances of that role, such as `prefill-0`."""
 
     name: str
     role: str
@@ -41,12 +41,12 @@ class InstanceRow:
     links: dict[str, LinkRow] = field(default_factory=dict)
 
     def link(self, peer: str) -> LinkRow:
-        """Return the entry of a peer's link, made at its first sample."""
+        """Return the row of the link to a peer, created at its first sample."""
         return self.links.setdefault(peer, LinkRow(peer))
 
 
 def read_table(samples: Sequence[Sample]) -> str | None:
-    """Return version and digest of the table in use, as `1 (3f2a91c0)`; None where the page has none."""
+    """Return version and digest of the table in use, such as `1 (3f2a91c0)`; None where the page has none."""
     for sample in samples:
         if sample.name == "pdserve_table_version" and sample.labels.get("digest"):
             return f"{sample.value:.0f} ({sample.labels['digest'][:8]})"
@@ -54,7 +54,7 @@ def read_table(samples: Sequence[Sample]) -> str | None:
 
 
 def read_page(samples: Sequence[Sample]) -> tuple[InstanceRow, ...]:
-    """Return the instances in the table's order; peers of links are called by name where they are in it."""
+    """Return the instances in table order; link peers are given by name where the table has them."""
     seen: Counter[str] = Counter()
     by_id: dict[str, InstanceRow] = {}
     for sample in samples:

@@ -1,4 +1,4 @@
-"""`pdserve collect-env`: facts for a bug report, the doctor's findings among them, without secrets."""
+"""`pdserve collect-env`: facts for a bug report, including the doctor's findings, without secrets."""
 
 import argparse
 import json
@@ -23,9 +23,9 @@ from wire.errors import ConfigError
 
 _Check = tuple[str, Result, str]
 EPILOG = """\
-What is shown: versions, hardware, limits, a closed list of variables, the tables' entries, and what `ranktable doctor`
-finds. Values of variables that are named like a secret, the cluster secret and passwords of proxies are taken out
-wherever they stand; other variables, command lines and logs are not read. Look it over first: it has hosts and paths.
+Shown: versions, hardware, limits, a fixed list of variables, the tables' entries, and the findings of `ranktable
+doctor`. Values of variables that are named like a secret, the cluster secret and proxy passwords are hidden
+everywhere; other variables, command lines and logs are not read. Check it before sharing: it has hosts and paths.
 
 examples:
   pdserve collect-env > report.txt
@@ -35,12 +35,12 @@ examples:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command: 0 whatever it finds."""
+    """Run the command; return 0 whatever the findings are."""
     parser = CommandParser(
         prog="pdserve collect-env", description="Print facts about this machine and its cluster for a bug report.",
         epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("files", nargs="*", metavar="FILE", help="global and local table (default: the variables')")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="global and local table (default: the environment's)")
     add_where(parser)
     parser.add_argument("--device-type", choices=KINDS, help="default: npu or cuda where one is in /dev, else cpu")
     parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds for all checks (default: 60)")
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _cluster(arguments: argparse.Namespace, machine: Machine) -> tuple[DoctorTables, str | None]:
-    """Return the tables given, else those of the cluster that `pdserve up` runs, and where its scheduler serves."""
+    """Return the tables given, else those of the cluster that `pdserve up` runs, and the scheduler's URL."""
     tables = read_tables(arguments.files, machine)
     if tables.global_path is not None or tables.local_path is not None:
         return tables, None if arguments.url is None else base_url(arguments.url)
@@ -65,7 +65,7 @@ def _cluster(arguments: argparse.Namespace, machine: Machine) -> tuple[DoctorTab
     except ConfigError as error:
         if arguments.url is not None or arguments.run_dir is not None:
             raise
-        return DoctorTables(problem=str(error)), None  # a broken state file belongs into the report
+        return DoctorTables(problem=str(error)), None  # a broken state file belongs in the report
     if where.state is None:
         return tables, None if arguments.url is None else where.base_url
     folder = RunFolder(Path(arguments.run_dir or default_run_dir(machine.environ)).absolute()).tables
@@ -73,7 +73,7 @@ def _cluster(arguments: argparse.Namespace, machine: Machine) -> tuple[DoctorTab
 
 
 def report(case: DoctorInput, timeout_s: float, *, as_json: bool = False) -> str:
-    """Return the whole report, secrets taken out."""
+    """Return the whole report with secrets hidden."""
     secrets = secret_values(case.machine.environ, _secret_files(case))
     facts = {**machine_facts(case.machine), "tables": dict(_entries(case.tables))}
     sections = {

@@ -1,19 +1,19 @@
-"""`pdserve complete`: texts continued by a served model, as it writes."""
+"""`pdserve complete`: texts continued by a served model, output streamed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pdserve.prompt_command import PromptCommand, talk_parser
+from pdserve.prompt_command import PromptCommand, prompt_parser
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command."""
-    parser = talk_parser("complete", "Have a served model continue texts.", own_limit="16")
+    parser = prompt_parser("complete", "Have a served model continue texts.", own_limit="16")
     arguments = parser.parse_args(argv)
     return PromptCommand(arguments).go_on(
-        "/v1/completions", lambda text: {"prompt": text}, lambda text, answer: None, _said
+        "/v1/completions", lambda text: {"prompt": text}, lambda text, answer: None, _choice_text
     )
 
 
-def _said(choice: Mapping[str, Any]) -> str:
+def _choice_text(choice: Mapping[str, Any]) -> str:
     return str(choice.get("text") or "")

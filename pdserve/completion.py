@@ -1,12 +1,12 @@
-"""Tab completion by argcomplete: the shell runs the command again at each TAB, and only the parser it needs is made.
+"""Tab completion by argcomplete: the shell runs the command again at each TAB, and only the needed parser is built.
 
-eval "$(register-python-argcomplete pdserve)" sets the variables that ask for it.
+eval "$(register-python-argcomplete pdserve)" sets the variables that enable it.
 """
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-TYPE_CHECKING = False  # every command imports this module before it answers Ctrl-C: argparse and typing take 8 ms
+TYPE_CHECKING = False  # every command imports this module before it handles Ctrl-C: argparse and typing take 8 ms
 if TYPE_CHECKING:
     import argparse
     from typing import NoReturn
@@ -15,7 +15,7 @@ VARIABLE = "_ARGCOMPLETE"
 
 
 def complete(parser: "argparse.ArgumentParser") -> "NoReturn":
-    """Write what may follow on the line, and exit: nothing of the command runs, without argcomplete neither."""
+    """Write the possible completions and exit, also when argcomplete is missing: the command itself never runs."""
     try:
         import argcomplete
     except ModuleNotFoundError:
@@ -27,16 +27,16 @@ def complete(parser: "argparse.ArgumentParser") -> "NoReturn":
 def complete_command(
     commands: Mapping[str, str], benchmarks: Mapping[str, str], run: Callable[[str, Sequence[str]], object]
 ) -> "NoReturn":
-    """Complete the name of a command, or of a benchmark; `run` a command that is named for its parser's completion."""
+    """Complete the name of a command or benchmark; once a command is named, `run` it so that its parser completes."""
     import argparse
 
     line = os.environ.get("COMP_LINE", "")[: int(os.environ.get("COMP_POINT", "0"))]
     words = line.split()[1:]
     if line[-1:].strip():
-        words = words[:-1]  # the last one is still typed
+        words = words[:-1]  # the last word is still incomplete
     before, names = (1, benchmarks) if words[:1] == ["bench"] else (0, commands)
     if len(words) > before and words[before] in names:
-        os.environ[VARIABLE] = str(before + 2)  # from that word on it is the command's own line
+        os.environ[VARIABLE] = str(before + 2)  # the command's own arguments start after that word
         run(words[0], words[1 : before + 1])
     os.environ[VARIABLE] = str(before + 1)
     parser = argparse.ArgumentParser()

@@ -1,4 +1,4 @@
-"""A `--config` that is a pipe, kept for a process that reads its flags more than once."""
+"""Buffer a `--config` that is a pipe, for a process that reads its flags more than once."""
 
 import os
 import stat
@@ -13,7 +13,7 @@ _OWN = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 
 @contextmanager
 def kept_config(argv: Sequence[str]) -> Iterator[list[str]]:
-    """Yield a command line, with a file in memory for a pipe: what is read from that is gone. Raises ConfigError."""
+    """Yield the command line with a --config pipe, readable only once, copied to memory. Raises ConfigError."""
     path, rest = take_config(argv)
     if path is None or not _is_pipe(path):
         yield list(argv)
@@ -31,13 +31,13 @@ def _copy(path: str, descriptor: int) -> None:
 
     try:
         with os.fdopen(descriptor, "wb", closefd=False) as copy, open(path, "rb") as pipe:
-            copy.write(pipe.read(MAX_BYTES + 1))  # one byte more than is allowed is refused where it is read
+            copy.write(pipe.read(MAX_BYTES + 1))  # the parser refuses the one byte above the limit
     except OSError as error:
         raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from error
 
 
 def _is_pipe(path: str) -> bool:
-    """Tell whether it is one that this process was given; what is another's, or not there, is told by who reads it."""
+    """Return whether `path` is a pipe inherited by this process; the parser reports a missing or foreign file."""
     try:
         return path.startswith(_OWN) and not stat.S_ISREG(os.stat(path).st_mode)
     except OSError:

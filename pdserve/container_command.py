@@ -1,4 +1,4 @@
-"""deploy/docker_run.sh and deploy/build_image.sh with `--config cluster.yaml`: the tools themselves know no YAML."""
+"""deploy/docker_run.sh and deploy/build_image.sh with `--config cluster.yaml`: the tools cannot read YAML."""
 
 import os
 import sys
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from pdserve.flags.config_file import Entry
 
 _KINDS: Final[Mapping[str, str | None]] = {"npu": "ascend", "auto": None}
-"""What `device` says to the processes, as the kind of an image; None: found by build_image.sh itself."""
+"""The image kind for a value of `device`; None: build_image.sh detects it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Tool:
-    """A tool, and which of its fields a variable of the environment names too."""
+    """A tool; `variables` maps those of its fields that an environment variable sets too."""
 
     name: str
     main: Callable[[Sequence[str]], int]
@@ -51,41 +51,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         except ConfigError as error:
             return _refuse(tool, str(error))
     except ModuleNotFoundError as error:
-        missing = f"--config needs the Python package {error.name}, which is not here"
+        missing = f"--config needs the Python package {error.name}, which is not installed"
         return _refuse(tool, f"{missing}: run scripts/install, or give the flags")
     return tool.main(plain)
 
 
 def with_file(name: str, typed: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Return the command line of a tool with the flags of its --config; what is typed or in the environment wins.
+    """Return the command line of a tool with the flags of its --config; the command line and the environment win.
 
-    The scheduler's `global-rank-table` is the global table here too. Raises ConfigError.
+    The scheduler's key `global-rank-table` also sets the global table here. Raises ConfigError.
     """
     from pdserve.flags.config_file import read
-    from pdserve.flags.from_file import words
+    from pdserve.flags.from_file import arguments_of
     from pdserve.flags.parser import take_config
     from pdserve.ranktable_command import named
 
     path, rest = take_config(typed)
-    assert path is not None, "the caller saw the flag"
+    assert path is not None, "the caller checked for the flag"
     tool = _TOOLS[name]
     known = tool.parser()._option_string_actions
     end = rest.index("--") if "--" in rest else len(rest)
     closed = named(rest[:end], known) | {field for field, variable in tool.variables.items() if environ.get(variable)}
     entries = [changed for entry in _alike(read(path), name) if (changed := _of_image(entry, name)) is not None]
-    said = [entry for entry in entries if entry.flag not in known or known[entry.flag].dest not in closed]
-    return [*rest[:end], *words(said, known, {}, serves=False).argv, *rest[end:]]
+    chosen = [entry for entry in entries if entry.flag not in known or known[entry.flag].dest not in closed]
+    return [*rest[:end], *arguments_of(chosen, known, {}, serves=False).argv, *rest[end:]]
 
 
 def _alike(entries: "Sequence[Entry]", name: str) -> "Sequence[Entry]":
-    """Return docker_run.sh's entries with the scheduler's key for its own, where that is not there."""
+    """Return the entries with the scheduler's key in place of docker_run.sh's own, where that is missing."""
     if name != "docker_run" or any(entry.flag == "--global-table" for entry in entries):
         return entries
     return [replace(one, key="global-table") if one.flag == "--global-rank-table" else one for one in entries]
 
 
 def _of_image(entry: "Entry", name: str) -> "Entry | None":
-    """Return `device`, as the processes take it, as the kind of an image; None where it is found."""
+    """Return an entry `device` translated to the image kind; None where build_image.sh detects it."""
     if name != "build_image" or entry.flag != "--device" or entry.values[0].text not in _KINDS:
         return entry
     kind = _KINDS[entry.values[0].text]

@@ -1,4 +1,4 @@
-"""The processes that descend from this one, found in /proc, and their end. Linux."""
+"""Find the descendants of this process in /proc and kill them. Linux."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlace:
-    """Where a process that still runs stands among the others, and when it started, in clock ticks since boot."""
+    """Parent, session and start time, in clock ticks since boot, of a running process."""
 
     parent: int
     session: int
@@ -20,9 +20,9 @@ class ProcessPlace:
 
 
 def end_descendants(timeout_s: float) -> bool:
-    """Kill all that descends from this process, and wait until none of it runs, `timeout_s` at most; tell whether.
+    """Kill all descendants of this process; return whether they have ended within `timeout_s`.
 
-    What was orphaned on the way is known by its session, where that began below this process.
+    Processes orphaned meanwhile are found by their session, if a descendant of this process started it.
     """
     deadline, sessions = time.monotonic() + timeout_s, set[int]()
     while True:
@@ -32,34 +32,34 @@ def end_descendants(timeout_s: float) -> bool:
         if not found:
             return True
         sessions |= {places[pid].session for pid in found} - {os.getsid(0)}
-        for life in [life for pid in found if (life := end_process(pid, places[pid].started)) is not None]:
-            _wait(life, deadline)
-            os.close(life)
+        for pidfd in [pidfd for pid in found if (pidfd := end_process(pid, places[pid].started)) is not None]:
+            _wait(pidfd, deadline)
+            os.close(pidfd)
         if time.monotonic() >= deadline:
             return False
 
 
 def inhabited(sessions: Collection[int], places: Mapping[int, ProcessPlace]) -> set[int]:
-    """Return those of `sessions` that a process is in: the number of another one may become a stranger's."""
+    """Return the `sessions` that still have a process: the number of an empty one may be reused by others."""
     return {place.session for place in places.values()}.intersection(sessions)
 
 
 def end_process(pid: int, started: int) -> int | None:
-    """Kill the process that has this pid since `started`; return a descriptor of its life, None where it is gone.
+    """Kill the process with this pid and start time; return its pidfd, None where it is gone.
 
-    The kernel gives a pid out again: what has it is looked at once the descriptor holds it, before the signal.
+    The kernel reuses pids: the start time is checked after the pidfd pins the process and before the signal.
     """
     try:
-        life = os.pidfd_open(pid)
+        pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         return None
     place = _place(Path(f"/proc/{pid}"))
     if place is None or place.started != started:
-        os.close(life)
+        os.close(pidfd)
         return None
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        signal.pidfd_send_signal(life, signal.SIGKILL)
-    return life
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    return pidfd
 
 
 def _below(own: int, places: Mapping[int, ProcessPlace], sessions: set[int]) -> set[int]:
@@ -72,14 +72,14 @@ def _below(own: int, places: Mapping[int, ProcessPlace], sessions: set[int]) -> 
     return found - {own}
 
 
-def _wait(life: int, deadline: float) -> None:
+def _wait(pidfd: int, deadline: float) -> None:
     poll = select.poll()
-    poll.register(life, select.POLLIN)
+    poll.register(pidfd, select.POLLIN)
     poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
 
 
 def _places() -> dict[int, ProcessPlace]:
-    """Return the processes that run, by pid; zombies are none."""
+    """Return the running processes by pid, without zombies."""
     folders = [folder for folder in Path("/proc").iterdir() if folder.name.isdigit()]
     return {int(folder.name): place for folder in folders if (place := _place(folder)) is not None}
 

@@ -1,6 +1,6 @@
-"""`python -m pdserve.describe TABLE`: what the instances of a global table say they are, and in what they differ.
+"""`python -m pdserve.describe TABLE`: what the instances of a global table report, and where they differ.
 
-`ranktable doctor` runs this; it needs no scheduler. Each instance is asked as the scheduler asks it, secret included.
+`ranktable doctor` runs this; it needs no scheduler. It queries each instance as the scheduler does, with the secret.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ Answer = InstanceDescription | PdserveError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print one JSON object: the instances in table order, and the differences in words."""
-    parser = CommandParser(prog="pdserve.describe", description="Ask the instances of a global table what they are.")
+    """Print one JSON object: the instances in table order, and messages for the differences."""
+    parser = CommandParser(prog="pdserve.describe", description="Query the instances of a global table.")
     parser.add_argument("table", help="the global ranktable; NODE_PORTS wins over its server_port")
-    parser.add_argument("--timeout", type=float, default=_TIMEOUT_S, help="seconds each instance has (default: 3)")
+    parser.add_argument("--timeout", type=float, default=_TIMEOUT_S, help="seconds per instance (default: 3)")
     for flag in ("--tls-cert", "--tls-key", "--tls-ca"):
-        parser.add_argument(flag, help="as the instances have it, where gRPC is by TLS")
+        parser.add_argument(flag, help="the instances' value, where gRPC uses TLS")
     arguments = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
     if not 0 < arguments.timeout <= 600:
         raise ConfigError(f"--timeout {arguments.timeout:g} is not in 0..600 seconds")
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def describe(
     path: str, environ: Mapping[str, str], timeout_s: float, tls: TlsFiles | None = None
 ) -> dict[str, Any]:
-    """Return what the instances of the global table in `path` say of themselves. Raises RanktableError, ConfigError."""
+    """Query the instances of the global table at `path`. Raises RanktableError, ConfigError."""
     table = read_global(path)
     addresses, _ = instance_addresses(table, environ.get("NODE_PORTS"))
     expected = [
@@ -57,10 +57,10 @@ async def describe(
     ]  # fmt: skip
     trust = find_trust(environ, path, peer_addresses(table), tls)
     answers = await asyncio.gather(*(_ask(one.address, trust, timeout_s) for one in expected))
-    told = list(zip(expected, answers, strict=True))
+    answered = list(zip(expected, answers, strict=True))
     return {
-        "instances": [_said(one, answer) for one, answer in told],
-        "differences": _differences(told, table_digest(table), HostComparer().same),
+        "instances": [_instance_fields(one, answer) for one, answer in answered],
+        "differences": _differences(answered, table_digest(table), HostComparer().same),
     }
 
 
@@ -74,7 +74,7 @@ async def _ask(address: str, trust: Trust, timeout_s: float) -> Answer:
         await connection.close()
 
 
-def _said(one: ExpectedInstance, answer: Answer) -> dict[str, Any]:
+def _instance_fields(one: ExpectedInstance, answer: Answer) -> dict[str, Any]:
     known: dict[str, Any] = {"index": one.index, "name": one.name, "role": one.role, "address": one.address}
     if isinstance(answer, PdserveError):
         return {**known, "error": str(answer), "refused": isinstance(answer, Incompatible)}
@@ -94,16 +94,16 @@ def _said(one: ExpectedInstance, answer: Answer) -> dict[str, Any]:
     }
 
 
-def _differences(told: Sequence[tuple[ExpectedInstance, Answer]], digest: str, same_host: SameHost) -> list[str]:
-    answered = [(one, answer) for one, answer in told if isinstance(answer, InstanceDescription)]
+def _differences(answered: Sequence[tuple[ExpectedInstance, Answer]], digest: str, same_host: SameHost) -> list[str]:
+    described = [(one, answer) for one, answer in answered if isinstance(answer, InstanceDescription)]
     found = []
-    for one, answer in answered:
+    for one, answer in described:
         try:
             check_version(one, answer)
             check_identity(one, answer, table_digest=digest, same_host=same_host)
         except Incompatible as error:
             found.append(str(error))
-    for (_, first), (_, second) in combinations(answered, 2):
+    for (_, first), (_, second) in combinations(described, 2):
         try:
             check_pair(first, second)
         except Incompatible as error:

@@ -1,9 +1,9 @@
-"""Which card each rank of an instance computes on: what is shown to this process, and the table's physical ids.
+"""Map each rank of an instance to a card, from the cards visible to this process and the table's physical ids.
 
-preset by operator or device plugin      obeyed: rank i is the i-th of it
-the entry's own cards shown, in order    rank i is card i, and the variable is left alone
-as many as the entry has, counted from 0 the same: a container counts its cards anew, so that ids say nothing
-any others                               the entry's physical ids are looked up and named in the variable
+set by operator or device plugin      kept: rank i uses its i-th card
+the entry's own cards visible, in order    rank i uses card i; the variable stays unset
+as many as the entry has, counted from 0 the same: a container renumbers its cards, so ids mean nothing
+any others                               the variable is set to the entry's physical ids
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from wire.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class DeviceMap:
-    """What the variable is to be, None to leave it as it is, and the line that says which rank has which card."""
+    """The value to set the variable to, None to leave it, and a line that lists the card of each rank."""
 
     variable: str
     value: str | None
@@ -33,42 +33,42 @@ def map_devices(
 ) -> DeviceMap | None:  # fmt: skip
     """Return the map of an instance's ranks, None on CPUs.
 
-    Raises ConfigError with both numbers where there are fewer cards than ranks, and RanktableError where a driver's
-    tool does not answer.
+    Raises ConfigError with both numbers where there are fewer cards than ranks, and RanktableError where the driver's
+    tool fails.
     """
     variable = traits_of(kind).visible_variable
     if variable is None:
         return None
     preset = environ.get(variable)
     if preset is not None:
-        return _obeyed(variable, preset, device_ids)
+        return _kept_preset(variable, preset, device_ids)
     cards = shown_cards(kind, environ, run, dev)
     if len(cards) < len(device_ids):
         raise ConfigError(
-            f"{len(cards)} {kind} cards are shown here ({_listed(cards)}), the table's entry has {len(device_ids)} "
+            f"{len(cards)} {kind} cards are visible here ({_listed(cards)}), the table's entry has {len(device_ids)} "
             f"({','.join(device_ids)}): start the container with all of them"
         )
-    if _are_the_entrys(cards, device_ids):
+    if _match_entry(cards, device_ids):
         line = _line(device_ids, [f"card {rank}" for rank in range(len(cards))])
-        return DeviceMap(variable, None, f"{line} (every card shown here; {variable} is left unset)")
+        return DeviceMap(variable, None, f"{line} (every visible card; {variable} stays unset)")
     named = {card.device_id: card.name for card in cards}
     absent = [device_id for device_id in device_ids if device_id not in named]
     if absent:
         raise ConfigError(
-            f"device {absent[0]} of the table is none of the {kind} cards shown here ({_listed(cards)}): start it "
-            f"where the device is, show the entry's cards alone, or set {variable}"
+            f"device {absent[0]} of the table is not among the {kind} cards visible here ({_listed(cards)}): start it "
+            f"on the device's host, expose only the entry's cards, or set {variable}"
         )
     if not all(named.values()):
-        raise ConfigError(f"nvidia-smi does not say which of the cards {_listed(cards)} is which: set {variable}")
+        raise ConfigError(f"nvidia-smi does not identify the cards {_listed(cards)}: set {variable}")
     value = ",".join(named[device_id] for device_id in device_ids)
     return DeviceMap(variable, value, f"{_line(device_ids, value.split(','))} ({variable}={value})")
 
 
-def _are_the_entrys(cards: Sequence[Card], device_ids: Sequence[str]) -> bool:
-    """Whether the cards shown are the entry's, in its order.
+def _match_entry(cards: Sequence[Card], device_ids: Sequence[str]) -> bool:
+    """Return whether the visible cards are the entry's, in its order.
 
-    Ids that count from 0, and numbers of nodes, may be a container's: where they are not the very ids of the entry in
-    another order, they are taken for its cards. Other ids are the machine's own.
+    Ids that count from 0, and device node numbers, may be a container's: unless they are the entry's ids in another
+    order, they are taken for its cards. Other ids are the machine's own.
     """
     shown = [card.device_id for card in cards]
     if len(shown) != len(device_ids) or shown == list(device_ids):
@@ -77,14 +77,14 @@ def _are_the_entrys(cards: Sequence[Card], device_ids: Sequence[str]) -> bool:
     return is_counted and set(shown) != set(device_ids)
 
 
-def _obeyed(variable: str, preset: str, device_ids: Sequence[str]) -> DeviceMap:
+def _kept_preset(variable: str, preset: str, device_ids: Sequence[str]) -> DeviceMap:
     names = names_in(preset)
     if len(names) < len(device_ids):
         raise ConfigError(
             f"{variable}={preset!r} shows {len(names)} cards, the table's entry has {len(device_ids)} "
-            f"({','.join(device_ids)}): name them all in it, or unset it"
+            f"({','.join(device_ids)}): list them all in it, or unset it"
         )
-    return DeviceMap(variable, None, f"{_line(device_ids, names)} ({variable}={preset}, as it was set)")
+    return DeviceMap(variable, None, f"{_line(device_ids, names)} ({variable}={preset}, already set)")
 
 
 def _line(device_ids: Sequence[str], names: Sequence[str]) -> str:

@@ -14,14 +14,14 @@ _AGAIN_S = 0.5
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; that nothing runs is fine too."""
+    """Run the command; return 0 also when nothing runs."""
     parser = CommandParser(prog="pdserve down", description="Stop the cluster that `pdserve up` started.")
     parser.add_argument("--run-dir", default=str(default_run_dir(os.environ)), help="the folder `up` was given")
     parser.add_argument(
         "--timeout",
         type=float,
         default=SCHEDULER_GRACE_S,
-        help="seconds before what still runs is killed (default: %(default)g)",
+        help="seconds before processes that still run are killed (default: %(default)g)",
     )
     arguments = parser.parse_args(argv)
     folder = RunFolder(Path(arguments.run_dir).absolute())
@@ -39,15 +39,15 @@ def main(argv: Sequence[str]) -> int:
 
 def _nothing(folder: RunFolder) -> str:
     if not is_scheduler(DEFAULT_URL):
-        return "nothing runs here"
+        return "no cluster is running here"
     return (
         f"nothing was stopped: no cluster of `pdserve up` runs in {folder.path}; the one at {DEFAULT_URL} was started "
-        "otherwise: end its processes, or name its folder by --run-dir"
+        "otherwise: stop its processes yourself, or give its folder by --run-dir"
     )
 
 
 def end(state: ClusterState, timeout_s: float) -> tuple[ProcessRecord, ...]:
-    """End a cluster, by its supervisor where that runs; return the processes that were given no more time."""
+    """Stop a cluster, through its supervisor if that runs; return the processes that did not stop in time."""
     watcher = state.supervisor
     if watcher is None or not watcher.alive:
         return stop(state.living(), timeout_s)
@@ -55,8 +55,8 @@ def end(state: ClusterState, timeout_s: float) -> tuple[ProcessRecord, ...]:
     late = wait([one for one in state.processes if one.role == "scheduler"], timeout_s)
     for _ in range(round((INSTANCE_GRACE_S + 2 * KILL_WAIT_S) / _AGAIN_S)):
         if late:
-            tell(watcher, signal.SIGTERM)  # the second one: at once
+            tell(watcher, signal.SIGTERM)  # the second SIGTERM stops it at once
         if not wait([watcher], _AGAIN_S):
             return late
     tell(watcher, signal.SIGKILL)
-    return wait(state.processes, KILL_WAIT_S) or late  # they end with it
+    return wait(state.processes, KILL_WAIT_S) or late  # the processes die with their supervisor

@@ -1,4 +1,4 @@
-"""Check the flags of instances before one is started: a mistake is told where it was typed, not in a child's log."""
+"""Check the flags of instances before one is started: an error appears at the command line, not in a child's log."""
 
 import argparse
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ from wire.options import EngineOptions
 
 
 def check_engine_flags(options: EngineOptions, instances: int = 1) -> None:
-    """Raise ConfigError, with the value and what is allowed, for flags that `instances` on one host cannot take."""
+    """Raise ConfigError, with the value and the limit, for flags that `instances` on one host cannot use."""
     try:
         from instance.config import check_options, parse_port_range
         from kvtransfer.transports import DEFAULT_NAMES
     except ModuleNotFoundError:
-        return  # the engine is not installed, and who needs it says so
+        return  # the engine is not installed: its users report that
     check_options(options)
     ports = parse_port_range(options.kv_port_range)
     if ports is None or set(options.kv_transport or DEFAULT_NAMES) <= set(ONE_HOST):
@@ -25,23 +25,23 @@ def check_engine_flags(options: EngineOptions, instances: int = 1) -> None:
     if num_ports < instances * ranks:
         raise ConfigError(
             f"--kv-port-range {options.kv_port_range!r} has {num_ports} ports: {instances * ranks} ranks "
-            f"({instances} instances x {ranks}) take one each"
+            f"({instances} instances x {ranks}) need one each"
         )
 
 
 def check_device(options: EngineOptions) -> None:
-    """Raise ConfigError for a device that was asked for by name and cannot be used on this machine.
+    """Raise ConfigError for a device requested by name that this machine cannot use.
 
-    Asked in a fork: who only starts instances is to import no torch and to open no card. Attention that is of one kind
-    alone asks for that kind.
+    The check runs in a fork: a process that only starts instances must not import torch or open a card. An attention
+    backend that exists for one kind only requires that kind.
     """
     from devices.table import AUTO, KINDS, choose, find_kind
 
-    asked = options.attention_backend
+    attention = options.attention_backend
     if options.engine != "fake" and options.device == AUTO:
         for kind in KINDS.values():
-            if kind.traits.attention == asked and not (kind.traits.pools_on_host or kind.sees_card()):
-                raise ConfigError(f"--attention-backend {asked}: no {kind.traits.kind} card is shown here")
+            if kind.traits.attention == attention and not (kind.traits.pools_on_host or kind.sees_card()):
+                raise ConfigError(f"--attention-backend {attention}: no {kind.traits.kind} card is visible here")
     if options.engine == "fake" or options.device == AUTO or find_kind(options.device).traits.pools_on_host:
         return
     if not apart(lambda: choose(options.device)):
@@ -49,13 +49,13 @@ def check_device(options: EngineOptions) -> None:
 
 
 def refuse_empty(namespace: argparse.Namespace, positional: Mapping[str, str] | None = None) -> None:
-    """Raise ConfigError for a flag whose value is empty: a quoted variable that is not set would choose in silence.
+    """Raise ConfigError for an empty flag value: a quoted unset variable would silently choose a default.
 
-    `positional` are the words for fields that are no flags.
+    `positional` names the fields that are positional arguments.
     """
     for name, value in vars(namespace).items():
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and not text.strip():
                 flag = (positional or {}).get(name) or f"--{name.replace('_', '-')}"
-                why = "as a variable that is not set gives it"
-                raise ConfigError(f"{flag} {text!r} has no value, {why}: give one, or leave it out")
+                why = "as from an unset variable"
+                raise ConfigError(f"{flag} {text!r} is empty, {why}: give a value, or leave it out")

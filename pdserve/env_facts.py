@@ -1,4 +1,4 @@
-"""Facts about this machine that a bug report needs: software, hardware, limits, and variables from a closed list."""
+"""Facts about this machine for a bug report: software, hardware, limits, and a fixed list of variables."""
 
 import platform
 import resource
@@ -25,7 +25,7 @@ VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME",
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCH_DEVICE_BACKEND_AUTOLOAD", "no_proxy", "NO_PROXY",
 )  # fmt: skip
-"""The variables that are shown, and no others."""
+"""The only variables shown."""
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "i8mm", "sve")
 _MAX_CHARS = 500
@@ -34,7 +34,7 @@ Section = Mapping[str, str]
 
 
 def machine_facts(machine: Machine) -> dict[str, Section]:
-    """Return the sections in the order they are shown, each with names and values."""
+    """Return the sections in display order, each with names and values."""
     return {
         "software": dict(_software(machine)),
         "hardware": dict(_hardware(machine)),
@@ -86,7 +86,7 @@ def _variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _host_of(url: str) -> str:
-    """Return host and port of a proxy: what stands before the @ is a secret."""
+    """Return host and port of a proxy URL: the user info before the @ is secret."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         return f"{parts.hostname}:{parts.port}" if parts.port else f"{parts.hostname}"
@@ -101,7 +101,7 @@ def _os_name(machine: Machine) -> str:
 
 
 def _fields(text: str | None) -> dict[str, str]:
-    """Return the `name : value` lines of a file of /proc; of several with one name the first."""
+    """Return the `name : value` lines of a /proc file; the first of each name."""
     fields: dict[str, str] = {}
     for line in (text or "").splitlines():
         name, colon, value = line.partition(":")

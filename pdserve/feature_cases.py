@@ -1,4 +1,4 @@
-"""The features of `pdserve verify --features`: what each asks for, and who judges the answers (feature_judges.py)."""
+"""The features of `pdserve verify --features`: the requests of each, and the judge of its answers."""
 
 import json
 import re
@@ -10,12 +10,12 @@ from pdserve.feature_judges import (
     Answers,
     CasePrompt,
     Judge,
+    best_of_all,
     equal_cosine,
     equal_logprobs,
     equal_prompt_logprobs,
     equal_tokens,
     equal_vectors,
-    likeliest_of_all,
     reads_as,
 )
 from pdserve.feature_stops import ends_before_stop
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FeatureCase:
-    """A feature. `turns`: the asks are sent one after the other, each when the one before has ended. `stops`: a text of
-    its own answer is to end each.
+    """A feature. `turns`: each prompt is sent once the previous one has finished. `stops`: each gets a stop string
+    chosen from its own answer.
 
-    Where the judge has no reference for the tokens they are `compared` with those of the combined instance.
+    `compared`: the judge has no reference tokens, so they are compared with the combined instance's.
     """
 
     name: str
@@ -43,7 +43,7 @@ class FeatureCase:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What the cases need of a model: its width, ends, and how text becomes ids and back."""
+    """What the cases need of a model: vocabulary size, end-of-sequence ids, and text to ids and back."""
 
     size: int
     eos_token_ids: tuple[int, ...]
@@ -54,9 +54,9 @@ class Vocabulary:
 def make_cases(
     prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int, *, with_vectors: bool = True
 ) -> list[FeatureCase]:
-    """Return every feature's case over `prompts`, two of them each.
+    """Return every feature's cases, each with all `prompts`.
 
-    Seeds are such that draws of the default model decide clearly (verify_features.settled): others cost time to find.
+    With these seeds no draw of the default model is near a border (verify_features.settled): others take time to find.
     """
     return [
         *_sampling_cases(prompts, vocabulary, max_tokens),
@@ -107,7 +107,7 @@ def _sequence_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, 
     )  # fmt: skip
     return [
         FeatureCase("n", _asks(prompts, SamplingParams(n=3, **drawn)), equal_tokens),
-        FeatureCase("best_of", _asks(prompts, SamplingParams(n=2, best_of=4, logprobs=0, **drawn)), likeliest_of_all),
+        FeatureCase("best_of", _asks(prompts, SamplingParams(n=2, best_of=4, logprobs=0, **drawn)), best_of_all),
         FeatureCase("use_beam_search", _asks(prompts, search), equal_tokens),
     ]
 
@@ -118,11 +118,11 @@ def _stop_case(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_t
 
 
 def _logprob_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int) -> list[FeatureCase]:
-    told = SamplingParams(max_tokens=max_tokens, temperature=0.8, seed=3, logprobs=5)
-    listed = replace(told, logprobs=0, logprob_token_ids=(7, 5, vocabulary.size - 1))
+    sampled = SamplingParams(max_tokens=max_tokens, temperature=0.8, seed=3, logprobs=5)
+    listed = replace(sampled, logprobs=0, logprob_token_ids=(7, 5, vocabulary.size - 1))
     prompt = SamplingParams(max_tokens=max_tokens, temperature=0.0, prompt_logprobs=3)
     return [
-        FeatureCase("logprobs", _asks(prompts, told), equal_logprobs),
+        FeatureCase("logprobs", _asks(prompts, sampled), equal_logprobs),
         FeatureCase("logprob_token_ids", _asks(prompts, listed), equal_logprobs),
         FeatureCase("prompt_logprobs, echo", _asks(prompts, prompt), equal_prompt_logprobs),
     ]
@@ -148,9 +148,9 @@ def _structured_cases(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary
     ]
 
 
-_STOP_ROOM = 24  # tokens, so that text is there to stop in
+_STOP_ROOM = 24  # tokens, so that there is enough text to stop in
 _TURNS = (64, 112, 160)  # tokens of the prompts of a chat
-_CHOICES = ("a red fox", "a red foxglove", "a blue bird")  # of three tokens or more, the end included
+_CHOICES = ("a red fox", "a red foxglove", "a blue bird")  # three tokens or more each, including the end
 _CODE = re.compile("[a-f]{3}-[0-9]{2}")
 _SUM = re.compile(r"[0-9](\+[0-9]){1,3}")
 _EBNF = 'root ::= digit "+" digit more?\nmore ::= "+" digit ("+" digit)?\ndigit ::= [0-9]\n'
@@ -174,7 +174,7 @@ def _fits_schema(text: str) -> bool:
 
 
 def _chat_case(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_tokens: int) -> FeatureCase:
-    """A chat of turns: each prompt begins with all of the one before, so its KV is there already."""
+    """A multi-turn chat: each prompt starts with the whole previous one, so that its KV is cached."""
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
     words = [token for prompt in prompts for token in prompt]
     whole = (words * (1 + _TURNS[-1] // len(words)))[: _TURNS[-1]]
@@ -183,7 +183,7 @@ def _chat_case(prompts: Sequence[tuple[int, ...]], vocabulary: Vocabulary, max_t
     def judge(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
         wrong = equal_tokens(decoder, asks, answers)
         if wrong is None and answers[-1].cached_tokens == 0:
-            return "equal, but nothing of the last turn's prompt was found in the cache"
+            return "equal, but no token of the last turn's prompt was cached"
         return wrong
 
     return FeatureCase("prefix cache, turns of a chat", tuple(turns), judge, turns=True)

@@ -1,7 +1,7 @@
-"""How the answers of `pdserve verify --features` are held against their reference.
+"""Check the answers of `pdserve verify --features` against their reference.
 
-A judge returns None where the answers are right, else what is wrong in words. The reference is plain transformers
-(engine/reference_decoding.py); structured output is held against a reader of its own, vectors against hidden states.
+A judge returns None for correct answers, else an error message. The reference is plain transformers
+(engine/reference_decoding.py); structured output is checked by a parser, vectors against hidden states.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ VECTOR_TOLERANCE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class CasePrompt:
-    """One prompt with its parameters. `stops` are texts that end its answer."""
+    """One prompt with its parameters. `stops` are its stop strings."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -29,16 +29,16 @@ class CasePrompt:
 
     @property
     def generates(self) -> bool:
-        """Whether tokens are the answer."""
+        """Whether the prompt generates tokens, rather than a vector."""
         return self.pooling is None
 
 
 @dataclass(slots=True)
 class CaseOutput:
-    """What came back: by sequence, the token ids and their log probabilities; the prompt's; the vector; the text where
-    a text was to end it.
+    """One prompt's output: token ids and log probabilities by sequence; the prompt's log probabilities; the vector; the
+    text, where it has stop strings.
 
-    Between two of its tokens it was put aside `num_swaps` times with copies of its KV, `num_rebuilds` times without.
+    Between two of its tokens it was preempted `num_swaps` times with a copy of its KV, `num_rebuilds` times without.
     """
 
     token_ids: dict[int, list[int]] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class CaseOutput:
 
     @property
     def sequences(self) -> list[tuple[int, ...]]:
-        """The token ids of each sequence, in order."""
+        """The token ids of each sequence, by sequence number."""
         return [tuple(self.token_ids[number]) for number in sorted(self.token_ids)]
 
 
@@ -62,7 +62,7 @@ Judge = Callable[["ReferenceDecoder", Sequence[CasePrompt], Answers], str | None
 
 
 def equal_tokens(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
-    """Judge every sequence's tokens, all of them, by the reference."""
+    """Check all tokens of every sequence against the reference."""
     for number, (ask, answer) in enumerate(zip(asks, answers, strict=True)):
         wanted = [one.token_ids for one in decoder.decode(ask.prompt, ask.params)]
         if answer.sequences != wanted:
@@ -71,7 +71,7 @@ def equal_tokens(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answer
 
 
 def equal_logprobs(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
-    """Judge the tokens, and the log probabilities told with each."""
+    """Check the tokens and their log probabilities."""
     for number, (ask, answer) in enumerate(zip(asks, answers, strict=True)):
         for sequence, wanted in enumerate(decoder.decode(ask.prompt, ask.params)):
             if tuple(answer.token_ids.get(sequence, ())) != wanted.token_ids:
@@ -83,7 +83,7 @@ def equal_logprobs(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answ
 
 
 def equal_prompt_logprobs(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
-    """Judge the tokens, and the log probabilities of the prompt's own."""
+    """Check the tokens and the prompt's log probabilities."""
     different = equal_tokens(decoder, asks, answers)
     if different is not None:
         return different
@@ -95,7 +95,7 @@ def equal_prompt_logprobs(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt
 
 
 def equal_vectors(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
-    """Judge pooled vectors by the hidden states of transformers."""
+    """Check pooled vectors against the hidden states of transformers."""
     for number, (ask, answer) in enumerate(zip(asks, answers, strict=True)):
         assert ask.pooling is not None
         hidden = decoder.hidden_states(ask.prompt)
@@ -112,7 +112,7 @@ def equal_vectors(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answe
 
 
 def equal_cosine(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
-    """Judge the score of a pair of texts: the cosine of their vectors."""
+    """Check the score of a pair of texts: the cosine of their vectors."""
     wrong = equal_vectors(decoder, asks, answers)
     if wrong is not None:
         return wrong
@@ -122,11 +122,11 @@ def equal_cosine(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answer
     return f"the score is {gap:.2g} off" if gap > VECTOR_TOLERANCE else None
 
 
-def likeliest_of_all(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
-    """Judge all sequences generated, and which of them are the likeliest by what was told of them."""
+def best_of_all(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
+    """Check all generated sequences, and that the best by their log probabilities are returned."""
     for number, (ask, answer) in enumerate(zip(asks, answers, strict=True)):
         wanted = decoder.decode(ask.prompt, ask.params)
-        sums = {i: sum(token.logprob for token in told if token) for i, told in answer.logprobs.items()}
+        sums = {i: sum(token.logprob for token in logprobs if token) for i, logprobs in answer.logprobs.items()}
         best = sorted(sums, key=lambda i: -sums[i])[: ask.params.n]
         found = [tuple(answer.token_ids[i]) for i in best]
         if found != [one.token_ids for one in wanted]:
@@ -135,7 +135,7 @@ def likeliest_of_all(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], an
 
 
 def reads_as(decode: Callable[[Sequence[int]], str], good: Callable[[str], bool]) -> Judge:
-    """Return a judge of the text alone: what tokens are allowed is the grammar's own, there is no other reference."""
+    """Return a judge that checks the text alone: the grammar defines the allowed tokens, so there is no reference."""
 
     def judge(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
         for number, answer in enumerate(answers):
@@ -143,15 +143,15 @@ def reads_as(decode: Callable[[Sequence[int]], str], good: Callable[[str], bool]
                 text = decode([token for token in ids if token not in asks[number].params.stop_token_ids])
                 if not good(text):
                     return f"prompt {number}: {text[:60]!r}"
-        return None if all(answer.sequences for answer in answers) else "a prompt without any sequence"
+        return None if all(answer.sequences for answer in answers) else "a prompt has no sequence"
 
     return judge
 
 
 def _unlike(wanted: Sequence[TokenLogprobs | None], found: Sequence[TokenLogprobs | None]) -> str | None:
-    """Return where two lists of log probabilities part; ties among the best may stand in any order."""
+    """Return where two lists of log probabilities differ; ties among the best may be in any order."""
     if len(wanted) != len(found):
-        return f"{min(len(wanted), len(found))}: {len(found)} told in place of {len(wanted)}"
+        return f"{min(len(wanted), len(found))}: {len(found)} log probabilities in place of {len(wanted)}"
     for at, (ours, theirs) in enumerate(zip(wanted, found, strict=True)):
         if (ours is None) != (theirs is None):
             return f"{at}: {theirs} in place of {ours}"

@@ -1,4 +1,4 @@
-"""Serve the cases of `pdserve verify --features` by real instance processes, entering by the scheduler's dispatch."""
+"""Serve the cases of `pdserve verify --features` on real instance processes, through the scheduler's dispatch."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from scheduler.tokens import Tokens
 from wire.errors import PdserveError
 
 Outcome = list[CaseOutput] | str
-"""What a case's asks gave, or in words what failed them."""
+"""The outputs of a case's prompts, or the error message."""
 
 
 @dataclass(slots=True)
 class FeatureOutputs:
-    """The outcome of every case by its name; how often prompts were preempted, and the KV bytes of a token."""
+    """The outcome of every case by name, the number of preemptions, and the KV bytes of a token."""
 
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     preemptions: int = 0
@@ -31,9 +31,9 @@ def serve_cases(
     runner: asyncio.Runner, folder: Path, deployment: Deployment, cases: Sequence[FeatureCase], tokens: Tokens,
     *, at_once: bool = False,
 ) -> FeatureOutputs:  # fmt: skip
-    """Serve every case, one after the other or all `at_once`. Raises Unavailable when an instance dies at its start.
+    """Serve every case, one after the other or all `at_once`. Raises Unavailable when an instance dies at start.
 
-    Turns are no part of what is at once: they follow, since what one leaves in the cache is for the next.
+    Cases with turns always run alone afterwards, since each turn reuses the KV cached by the one before.
     """
     return runner.run(_serve(folder, deployment, cases, tokens, at_once=at_once))
 

@@ -1,4 +1,4 @@
-"""Stop strings in `pdserve verify --features`: which text is to stop a prompt, and what it must have given by then."""
+"""Stop strings in `pdserve verify --features`: choose one for a prompt, and check the text before it."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -18,14 +18,14 @@ _LONGEST = 8  # characters of a stop string
 
 
 class StoppedText:
-    """The text of one ask's only sequence, as a client gets it: up to the first of its stop strings."""
+    """The text of a prompt's only sequence as a client gets it: up to its first stop string."""
 
     def __init__(self, ask: CasePrompt, tokens: Tokens) -> None:
         self._choice = Choice(0, ask.prompt, tokens, TextOptions(stops=ask.stops))
         self.text = ""
 
     def take(self, running: RunningRequest, event: NewToken) -> None:
-        """Take the next token, and end the sequence everywhere if it completes a stop string."""
+        """Append the next token; stop the sequence on its instance if the token completes a stop string."""
         if self._choice.finished:
             return
         piece = self._choice.push(event)
@@ -35,7 +35,7 @@ class StoppedText:
 
 
 def choose_stop(token_ids: Sequence[int], decode: Decode) -> str | None:
-    """Return the shortest text that shows up first past the middle of these tokens, and before their last quarter."""
+    """Return the shortest text whose first occurrence is between the middle and the last quarter of these tokens."""
     text = decode(token_ids)
     first, end = len(decode(token_ids[: len(token_ids) // 2])), len(decode(token_ids[: len(token_ids) * 3 // 4]))
     for length in range(1, _LONGEST + 1):
@@ -47,17 +47,17 @@ def choose_stop(token_ids: Sequence[int], decode: Decode) -> str | None:
 
 
 def ends_before_stop(decode: Decode) -> Judge:
-    """Return a judge: the text is the reference's up to its stop string, and tokens that came later are not told."""
+    """Return a judge that checks that text and tokens are the reference's up to the stop string, and none follow."""
 
     def judge(decoder: "ReferenceDecoder", asks: Sequence[CasePrompt], answers: Answers) -> str | None:
         for number, (ask, answer) in enumerate(zip(asks, answers, strict=True)):
             whole = decoder.decode(ask.prompt, ask.params)[0].token_ids
-            text, told = decode(whole), answer.sequences[0] if answer.sequences else ()
+            text, ids = decode(whole), answer.sequences[0] if answer.sequences else ()
             wanted = text[: text.find(ask.stops[0])]
             if answer.text != wanted:
                 return f"prompt {number}: {answer.text!r} in place of {wanted!r}"
-            if told != whole[: len(told)] or ask.stops[0] in decode(told[:-1]) or ask.stops[0] not in decode(told):
-                return f"prompt {number}: {told} are not the tokens up to {ask.stops[0]!r} of {whole}"
+            if ids != whole[: len(ids)] or ask.stops[0] in decode(ids[:-1]) or ask.stops[0] not in decode(ids):
+                return f"prompt {number}: {ids} are not the tokens up to {ask.stops[0]!r} of {whole}"
         return None
 
     return judge

@@ -1,4 +1,4 @@
-"""The guide's `pd_ranktable_tools` with `--config cluster.yaml`: the tool itself knows no YAML, and nothing of ours."""
+"""The guide's `pd_ranktable_tools` with `--config cluster.yaml`: the tool cannot read YAML and imports no pdserve."""
 # PYTHON_ARGCOMPLETE_OK
 
 import os
@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 from pdserve.completion import VARIABLE, complete
 
-TYPE_CHECKING = False  # what takes time to import is imported where Ctrl-C is answered
+TYPE_CHECKING = False  # slow imports happen where Ctrl-C is handled
 if TYPE_CHECKING:
     from pdserve.flags.config_file import Entry
 
@@ -34,7 +34,7 @@ def _run(argv: Sequence[str] | None) -> int:
     try:
         plain = with_file(typed)
     except ModuleNotFoundError as error:
-        name = f"--config needs the Python package {error.name}, which is not here"
+        name = f"--config needs the Python package {error.name}, which is not installed"
         return guide.refuse(f"{name}: install pdserve (scripts/install), or give the flags")
     except ConfigError as error:
         return guide.refuse(str(error))
@@ -42,27 +42,27 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def with_file(typed: Sequence[str]) -> list[str]:
-    """Return the command line with the flags of its --config; what is typed wins.
+    """Return the command line with the flags of its --config; the command line wins.
 
-    What the file says to another mode is passed over, so that one file is for all. Raises ConfigError.
+    Keys of other modes are ignored, so that one file serves all. Raises ConfigError.
     """
     from pdserve.flags.config_file import read
-    from pdserve.flags.from_file import words
+    from pdserve.flags.from_file import arguments_of
     from pdserve.flags.parser import take_config
     from pdserve.ranktable_command import named
     from ranktable_tools import guide
 
     path, rest = take_config(typed)
-    assert path is not None, "the caller saw the flag"
+    assert path is not None, "the caller checked for the flag"
     known = guide.command_parser()._option_string_actions
     entries = read(path)
     closed = named(rest, known) | guide.fields_of_other_modes(_mode(rest, entries))
-    said = [entry for entry in entries if entry.flag not in known or known[entry.flag].dest not in closed]
-    return [*rest, *words(said, known, {}, serves=False, joins=False).argv]
+    chosen = [entry for entry in entries if entry.flag not in known or known[entry.flag].dest not in closed]
+    return [*rest, *arguments_of(chosen, known, {}, serves=False, joins=False).argv]
 
 
 def _mode(typed: Sequence[str], entries: "Sequence[Entry]") -> str:
-    """Return the mode that will be run: what is typed, else what the file says, else the tool's default."""
+    """Return the mode to run: from the command line, else the file, else the tool's default."""
     spelled = [entry.values[0].text for entry in entries if entry.flag == "--mode"]
     for word, after in zip_longest(typed, typed[1:], fillvalue=""):
         flag, is_inline, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""One combined instance and the scheduler's surface in this process, without a socket: what run-batch and LLM ask."""
+"""One combined instance and the scheduler's app in this process, without a socket: for run-batch and LLM."""
 
 import asyncio
 import contextlib
@@ -23,14 +23,14 @@ _DEVICE_IDS = ("0",)
 _HOST = "127.0.0.1"
 _READY_POLL_S = 0.01
 LIMITS = ControlLimits(probe_timeout_s=600.0, suspect_s=math.inf, silence_s=math.inf, progress_s=math.inf)
-"""Of an engine in this process, which nobody could take over from: a step may take as long as it takes."""
+"""For an engine in this process: nothing could take over from it, so a step may take any time."""
 
 
 @contextlib.asynccontextmanager
 async def inner_app(engine: EngineOptions, scheduler: SchedulerOptions) -> AsyncIterator[ASGIApp]:
-    """Load the model and yield the app that serves it; ready when entered. No key is asked for.
+    """Load the model and yield the app that serves it; ready when entered. No API key is required.
 
-    Raises ConfigError, and on leaving what the engine was lost by: the body is then cancelled where it waits.
+    Raises ConfigError; when the engine fails, the body is cancelled and the engine's error raised on exit.
     """
     config = SchedulerConfig(engine, scheduler)
     async with (
@@ -45,7 +45,7 @@ async def inner_app(engine: EngineOptions, scheduler: SchedulerOptions) -> Async
 
 @contextlib.asynccontextmanager
 async def _ended_by_loss() -> AsyncIterator[Callable[[BaseException], None]]:
-    """Yield what ends the body, from any thread, by the first error it is told: raised on leaving."""
+    """Yield a function, callable from any thread, that cancels the body; its first error is raised on exit."""
     owner, loop = asyncio.current_task(), asyncio.get_running_loop()
     lost: list[BaseException] = []
 
@@ -54,12 +54,12 @@ async def _ended_by_loss() -> AsyncIterator[Callable[[BaseException], None]]:
         if len(lost) == 1 and owner is not None and is_open:
             owner.cancel()
 
-    def tell(error: BaseException) -> None:
+    def end_threadsafe(error: BaseException) -> None:
         loop.call_soon_threadsafe(end, error)
 
     is_open = True
     try:
-        yield tell
+        yield end_threadsafe
     except asyncio.CancelledError:
         if not lost:
             raise
@@ -76,8 +76,8 @@ async def _instance(engine: EngineOptions, on_lost: Callable[[PdserveError], Non
         from instance.config import InstanceConfig
         from instance.local import LocalInstance
 
-        told = InstanceConfig(engine, Role.COMBINED, server_ip=_HOST, device_ids=_DEVICE_IDS)
-        instance = await LocalInstance.start(told, on_lost)
+        config = InstanceConfig(engine, Role.COMBINED, server_ip=_HOST, device_ids=_DEVICE_IDS)
+        instance = await LocalInstance.start(config, on_lost)
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"a local model needs the engine ({error.name} is missing): pip install 'pdserve[engine]'"
@@ -93,14 +93,14 @@ async def _instance(engine: EngineOptions, on_lost: Callable[[PdserveError], Non
 
 @contextlib.asynccontextmanager
 async def _kept(serving: Serving, end: Callable[[BaseException], None]) -> AsyncIterator[None]:
-    """Run what keeps the scheduler alive beside the body; `end` is told if that fails."""
+    """Run the scheduler's background work beside the body; pass its failure to `end`."""
 
-    def told(task: asyncio.Task[None]) -> None:
+    def on_done(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             end(error)
 
     keeping = asyncio.create_task(serving.run())
-    keeping.add_done_callback(told)
+    keeping.add_done_callback(on_done)
     try:
         yield
     finally:
@@ -110,5 +110,5 @@ async def _kept(serving: Serving, end: Callable[[BaseException], None]) -> Async
 
 async def _until_ready(control: Control) -> None:
     """Wait until a request would be served; serving.run() fails after --startup-timeout."""
-    while not control.ready():  # noqa: ASYNC110 - the same look that /ready takes
+    while not control.ready():  # noqa: ASYNC110 - the same check as /ready
         await asyncio.sleep(_READY_POLL_S)

@@ -1,4 +1,4 @@
-"""Set what the libraries below an instance read from the environment: its cards, and the interface of its address."""
+"""Set the variables that an instance's libraries read: its cards, and the network interface of its address."""
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from ranktable_tools.launch_plan import LaunchPlan
 from wire.errors import ConfigError
 from wire.options import EngineOptions
 
-HCCL_TABLE: Final = "RANK_TABLE_FILE"  # torch_npu would build its groups from it
+HCCL_TABLE: Final = "RANK_TABLE_FILE"  # torch_npu would build its process groups from it
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceEnvironment:
-    """What was done, and which device is to be asked for.
+    """The device to use, and the variables that were set.
 
-    `device_line` says which rank has which card, None on CPUs; `network` are the variables that were set for it.
+    `device_line` lists the card of each rank, None on CPUs; `network` has the network variables set here.
     """
 
     device: str
@@ -34,9 +34,9 @@ def prepare_environment(
     options: EngineOptions, plan: LaunchPlan, environ: MutableMapping[str, str], *,
     run: Run = run_tool, dev: Path = Path("/dev"),
 ) -> InstanceEnvironment:  # fmt: skip
-    """Change `environ` before anything that reads it is imported. Raises ConfigError and RanktableError.
+    """Set the variables in `environ` before modules that read them are imported. Raises ConfigError, RanktableError.
 
-    Under `auto` cards that are shown here and are not the entry's leave the instance on the CPU, and the line says why.
+    Under `auto`, if the visible cards are not the entry's, the instance uses the CPU, and the line gives the reason.
     """
     environ.pop(HCCL_TABLE, None)
     device, kind = options.device, find_kind(dev) if options.device == AUTO else kind_named(options.device)
@@ -51,14 +51,14 @@ def prepare_environment(
 
 
 def _settled(
-    asked: str, kind: DeviceKind, device_ids: tuple[str, ...], environ: Mapping[str, str], run: Run, dev: Path
+    device: str, kind: DeviceKind, device_ids: tuple[str, ...], environ: Mapping[str, str], run: Run, dev: Path
 ) -> tuple[DeviceMap | None, str | None]:
     try:
         cards = map_devices(kind, device_ids, environ, run=run, dev=dev)
     except (ConfigError, RanktableError) as error:
-        if asked != AUTO:
+        if device != AUTO:
             raise
         return None, f"devices: the CPU, because {error} (--device {kind} makes this an error)"
     if cards is None:
         return None, None
-    return cards, cards.line if asked != AUTO else f"{cards.line}, should they work here"
+    return cards, cards.line if device != AUTO else f"{cards.line}, if they are usable"

@@ -1,4 +1,4 @@
-"""From an instance's command line and its place in the table to its InstanceConfig."""
+"""Build the InstanceConfig from an instance's command line and its table entry."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ _OF_LAUNCH = ("global_rank_table", "node_ports", "use_openai")
 
 @dataclass(frozen=True, slots=True)
 class InstanceLaunch:
-    """A config and what the operator should be told about it."""
+    """A config, and notices about it for the operator."""
 
     config: InstanceConfig
     notices: tuple[str, ...]
@@ -29,30 +29,30 @@ class InstanceLaunch:
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """What an instance's command line says: its options, and what in it does nothing there."""
+    """The options of an instance's command line, and notices about flags without effect."""
 
     options: EngineOptions
     notices: tuple[str, ...]
 
 
 def typed_over_file(argv: Sequence[str], environ: Mapping[str, str]) -> Typed:
-    """Return the options of a command line that may have --config and vLLM's flags. Raises ConfigError."""
+    """Parse a command line that may have --config and vLLM's flags. Raises ConfigError."""
     parser = scheduler_config.parser()
     prepared = prepare(argv, parser, environ, serves=True)
     namespace = parser.parse_args(prepared.argv)
-    front = [
+    ignored = [
         "--" + field.name.replace("_", "-")
         for field in fields(scheduler_config.SchedulerOptions)
         if field.name in namespace and field.name not in (*_OF_LAUNCH, *prepared.from_file)
     ]
     notices = [prepared.notice] if prepared.notice else []
-    if front:
-        notices.append(f"without effect on an instance: {', '.join(front)} (the scheduler has the front door)")
+    if ignored:
+        notices.append(f"without effect on an instance: {', '.join(ignored)} (the scheduler serves the API)")
     return Typed(from_namespace(EngineOptions, namespace), tuple(notices))
 
 
 def launch(options: EngineOptions, plan: LaunchPlan, trust: Trust | None = None) -> InstanceLaunch:
-    """Return the config of the instance `plan` found this process to be. Raises ConfigError."""
+    """Return the config of the instance that `plan` describes. Raises ConfigError."""
     check_step_tokens(options)
     devices = plan.own.device_ids
     share, notices = CoreShare((), shared=False), []
@@ -77,7 +77,7 @@ def launch(options: EngineOptions, plan: LaunchPlan, trust: Trust | None = None)
 
 
 def check_tensor_parallel(size: int | None, devices: Sequence[str]) -> None:
-    """Raise ConfigError, with both, unless an instance is asked for a rank on each of its devices."""
+    """Raise ConfigError, with both numbers, unless `size` is the number of devices."""
     if size is not None and size != len(devices):
         raise ConfigError(
             f"--tensor-parallel-size {size} differs from the {len(devices)} devices of the local ranktable "
@@ -88,14 +88,14 @@ def check_tensor_parallel(size: int | None, devices: Sequence[str]) -> None:
 def _port(options: EngineOptions, plan: LaunchPlan) -> int:
     port = options.port or plan.own.server_port
     if not port:
-        raise ConfigError("--port is missing: give the port of this instance, the one NODE_PORTS has for it")
+        raise ConfigError("--port is missing: give this instance's port, as in NODE_PORTS")
     if not 0 < port < 65536:
         raise ConfigError(f"--port {port} is not in 1..65535")
     named = plan.own.server_port
     if named not in (None, port) and not plan.has_node_ports:
         raise ConfigError(
-            f"--port {port} is not the server_port of {plan.name} in {plan.global_path}, {named}, where the scheduler "
-            f"looks for it: give --port {named} or leave it out (NODE_PORTS, where the scheduler has it, overrules the "
-            "table: set it here too)"
+            f"--port {port} is not the server_port of {plan.name} in {plan.global_path}, {named}, to which the "
+            f"scheduler connects: give --port {named} or leave it out (if NODE_PORTS is set for the scheduler, it "
+            "overrides the table: set it here too)"
         )
     return port

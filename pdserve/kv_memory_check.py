@@ -1,4 +1,4 @@
-"""Whether --kv-cache-memory can be: told before anything starts, where config.json alone tells the KV of a token."""
+"""Check --kv-cache-memory before anything starts, for models whose config.json gives the KV size of a token."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,42 +19,42 @@ _HEADS_KEY: Final[Mapping[str, str]] = {
     "llama": "num_key_value_heads", "mistral": "num_key_value_heads", "qwen2": "num_key_value_heads",
     "qwen3": "num_key_value_heads", "opt": "num_attention_heads",
 }  # fmt: skip
-"""Models each of whose layers keeps a key and a value of every head, by the key that counts the heads."""
+"""For models that store a key and a value per head and layer: the config key with the number of heads."""
 _STORED: Final[Mapping[str, str]] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 def check_kv_room(options: EngineOptions, num_instances: int, *, is_here: bool) -> None:
-    """Raise ConfigError, with both numbers, where the pool asked for holds no sequence or is more than is free.
+    """Raise ConfigError, with both numbers, if the requested pool fits no sequence or exceeds free memory.
 
-    `is_here`: all are on this machine. A model whose KV shows only once it is loaded is left to the instances.
+    `is_here`: all instances are on this machine. Models whose KV size is known only once loaded are not checked.
     """
-    asked = options.kv_cache_memory
-    if asked is None or options.engine == "fake" or not _is_on_host(options.device):
+    pool = options.kv_cache_memory
+    if pool is None or options.engine == "fake" or not _is_on_host(options.device):
         return
     config = read_json(Path(options.model) / "config.json")
     tensors = kv_tensors(config, _dtype(options), options.tensor_parallel_size or 1)
     if tensors:
         length = options.max_model_len or config.get("max_position_embeddings") or MIN_SEQUENCE_TOKENS
-        plan_pool(tensors, budget_bytes=asked, block_size=options.block_size or CPU.block_size, max_model_len=length)
-    if is_here and asked * num_instances > (free := available_bytes()):
+        plan_pool(tensors, budget_bytes=pool, block_size=options.block_size or CPU.block_size, max_model_len=length)
+    if is_here and pool * num_instances > (free := available_bytes()):
         raise ConfigError(
-            f"--kv-cache-memory {asked} bytes in each of {num_instances} instances are {asked * num_instances} bytes: "
-            f"must be at most the {free} free"
+            f"--kv-cache-memory {pool} bytes in each of {num_instances} instances is {pool * num_instances} bytes: "
+            f"must be at most the {free} bytes free"
         )
 
 
 def _is_on_host(device: str) -> bool:
-    """Whether the pools are host memory: what a card has free is known to who opens it."""
+    """Return whether the pools are in host memory: free card memory is known only once the card is opened."""
     return traits_of(shown_kind() if device == AUTO else device).pools_on_host
 
 
 def kv_tensors(config: Mapping[str, Any], dtype: str, num_ranks: int) -> tuple[KvTensor, ...]:
-    """Return what all ranks of an instance keep of a token; none where config.json does not tell it."""
+    """Return the KV tensors of all ranks of an instance; empty if config.json does not determine them."""
     try:
         heads, layers = config[_HEADS_KEY[config["model_type"]]], config["num_hidden_layers"]
         head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         if config["model_type"] == "qwen3":
-            head_dim = config["head_dim"]  # its default is a number of its own
+            head_dim = config["head_dim"]  # Qwen3's default is not hidden_size / num_attention_heads
         one = [KvTensor(layer, name, heads, head_dim, dtype) for layer in range(layers) for name in ("k", "v")]
         ranks = [Rank(number, num_ranks) for number in range(num_ranks)]
         layouts = [PoolLayout(one, num_blocks=1, block_size=1, rank=rank) for rank in ranks]
@@ -64,10 +64,10 @@ def kv_tensors(config: Mapping[str, Any], dtype: str, num_ranks: int) -> tuple[K
 
 
 def _dtype(options: EngineOptions) -> str:
-    """Return the dtype of the KV; of those that `auto` may choose, by the kernels that are there, the smaller."""
+    """Return the dtype of the KV; for `auto`, which depends on the kernels present, the smaller choice."""
     try:
         stored = (_STORED.get(tensor.dtype) for tensor in stored_tensors(Path(options.model)))
         own = next((dtype for dtype in stored if dtype is not None), "float32")
-    except ConfigError:  # weights of another form: they become safetensors when an instance starts
+    except ConfigError:  # weights in another format: converted to safetensors when an instance starts
         own = "bfloat16"
     return choose_dtype(options.dtype, own, cpu_flags=read_cpu_flags(), is_native=True).name

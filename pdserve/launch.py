@@ -1,4 +1,4 @@
-"""`python -P -m pdserve.launch`: one process of a cluster; its role comes from matching its local ranktable.
+"""`python -P -m pdserve.launch`: one process of a cluster; its local ranktable determines its role.
 
 deploy/PD_separate/start_servers.sh and `pdserve up` run this, with the same flags for every role.
 """
@@ -7,8 +7,8 @@ import os
 import sys
 
 if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
-    del sys.path[0]  # the folder one starts from must not shadow our packages
-if __name__ == "__main__":  # once more as a module, imported where Ctrl-C is answered
+    del sys.path[0]  # the current folder must not shadow pdserve's packages
+if __name__ == "__main__":  # import it again as a module, where Ctrl-C is handled
     from importlib import import_module
 
     from pdserve.cli import guarded
@@ -36,23 +36,23 @@ from wire.failpoints import process_failpoints
 from wire.options import EngineOptions
 
 USAGE = """\
-start_servers.sh starts one process of a cluster; its role comes from its local ranktable. Environment:
+start_servers.sh starts one process of a cluster; its local ranktable determines its role. Environment:
   GLOBAL_RANK_TABLE_FILE_PATH  the global ranktable, the same everywhere
   RANK_TABLE_FILE_PATH         this process's local ranktable
-  NODE_PORTS                   scheduler: ports of the instances in the table's order, as 8088,8089
+  NODE_PORTS                   scheduler: ports of the instances in table order, such as 8088,8089
   USE_OPENAI                   scheduler: 1 (the OpenAI API, the default) or 0 (/generate)
-  PDSERVE_SECRET_FILE          the cluster secret (default: cluster_secret beside the global ranktable, where it is)
+  PDSERVE_SECRET_FILE          the cluster secret (default: cluster_secret beside the global ranktable, if it exists)
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the process until SIGTERM; 2 when its flags, environment or tables are wrong."""
+    """Run the process until SIGTERM; 2 for wrong flags, environment or tables."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     return guarded("pdserve.launch", lambda: _launch(arguments))
 
 
 def describe(plan: LaunchPlan) -> str:
-    """Return the line that says which entry of the table this process is."""
+    """Return a line that names the table entry of this process."""
     if plan.index is None:
         return f"this process is the scheduler ({plan.own.server_ip})"
     devices = ",".join(plan.own.device_ids)
@@ -60,9 +60,9 @@ def describe(plan: LaunchPlan) -> str:
 
 
 def plan_of(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan:
-    """Return what this process is, by environment, flags and tables; waits for tables that are not completed yet.
+    """Return the role of this process from environment, flags and tables; wait for tables not yet completed.
 
-    Raises ConfigError, and RanktableError, which names --share-devices where a device is in two instances.
+    Raises ConfigError, and RanktableError, which suggests --share-devices where two instances have one device.
     """
     from scheduler.config import SchedulerOptions
 
@@ -70,7 +70,7 @@ def plan_of(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan:
     share = getattr(namespace, "share_devices", False)
     device = getattr(namespace, "device", EngineOptions().device)
     if share and not may_share(kind_named(device)):
-        raise ConfigError(f"--share-devices is for GPUs: with --device {device} each NPU is in one instance alone")
+        raise ConfigError(f"--share-devices is for GPUs: with --device {device} each NPU belongs to one instance only")
     try:
         plan = when_completed(
             lambda: resolve(table_variables(namespace, environ), share_devices=share),
@@ -80,22 +80,22 @@ def plan_of(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan:
     except RanktableError as error:
         if error.code != "device-twice":
             raise
-        words = f"{error} Two instances may have one GPU where every process is started with --share-devices"
-        raise RanktableError(words, code=error.code, place=error.place, value=error.value) from error
+        advice = f"{error} Two instances may share a GPU if every process is started with --share-devices"
+        raise RanktableError(advice, code=error.code, place=error.place, value=error.value) from error
     _check_port(namespace, plan, environ)
     _check_model(namespace)
     return plan
 
 
 def _check_model(namespace: argparse.Namespace) -> None:
-    """Refuse a path that is not there before anything is said; what a hub may have is looked for later."""
+    """Refuse a missing path before anything is printed; hub names are looked up later."""
     model = getattr(namespace, "model", "")
     if model and not os.path.exists(model) and not is_hub_name(model):
         raise ConfigError(f"--model {model} is not a folder")
 
 
 def _check_port(namespace: argparse.Namespace, plan: LaunchPlan, environ: Mapping[str, str]) -> None:
-    """Refuse a typed --port that nobody could find, and the scheduler's own among the instances' on its host."""
+    """Refuse a --port that the scheduler would not find, or an instance port equal to the scheduler's on its host."""
     from scheduler.config import DEFAULT_PORT
 
     port = getattr(namespace, "port", DEFAULT_PORT)
@@ -109,7 +109,7 @@ def _check_port(namespace: argparse.Namespace, plan: LaunchPlan, environ: Mappin
 
 
 def read_flags(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
-    """Return the flags of a command line over those of its --config, for any role. Raises ConfigError."""
+    """Parse the flags of a command line and its --config, for any role. Raises ConfigError."""
     from scheduler import config
 
     parser = config.parser()
@@ -119,12 +119,12 @@ def read_flags(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Name
 
 
 def table_variables(namespace: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with what was typed of the guide's variables."""
-    told = {"GLOBAL_RANK_TABLE_FILE_PATH": "global_rank_table", "USE_OPENAI": "use_openai"}
-    said = {variable: getattr(namespace, name) for variable, name in told.items() if name in namespace}
+    """Return the environment, with the guide's variables overridden by their flags."""
+    fields = {"GLOBAL_RANK_TABLE_FILE_PATH": "global_rank_table", "USE_OPENAI": "use_openai"}
+    overrides = {variable: getattr(namespace, name) for variable, name in fields.items() if name in namespace}
     if "node_ports" in namespace:
-        said["NODE_PORTS"] = ",".join(map(str, namespace.node_ports))
-    return {**environ, **said}
+        overrides["NODE_PORTS"] = ",".join(map(str, namespace.node_ports))
+    return {**environ, **overrides}
 
 
 def _launch(argv: Sequence[str]) -> int:
@@ -137,7 +137,7 @@ def _launch(argv: Sequence[str]) -> int:
     with kept_config(argv) as kept:
         plan = plan_of(kept, os.environ)
         say((describe(plan), *plan.notes, *(f"warning: {warning}" for warning in plan.warnings)))
-        from pdserve import role_process  # what serving takes, for a plan that is right
+        from pdserve import role_process  # slow imports, only for a valid plan
 
         return role_process.run(kept, plan, marks)
 
@@ -146,7 +146,7 @@ def _help() -> int:
     from scheduler import config
 
     print(USAGE)
-    print(f"  --config FILE  {CONFIG_HELP}\n  vLLM's engine and server flags are taken too: docs/flags.md\n")
+    print(f"  --config FILE  {CONFIG_HELP}\n  vLLM's engine and server flags are accepted too: docs/flags.md\n")
     parser = config.parser()
     parser.prog, parser.usage, parser.description = "start_servers.sh", "start_servers.sh [flags]", None
     parser.print_help()

@@ -1,4 +1,4 @@
-"""Lay out a cluster on this machine: its tables, the ports inside it, and the command of each process."""
+"""Lay out a cluster on this machine: its tables, its internal ports, and the command of each process."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ __all__ = ["HOST", "ClusterShape", "ProcessPlan", "environment", "lay_out"]
 
 @dataclass(frozen=True, slots=True)
 class ClusterShape:
-    """How many instances of how many ranks each, and what all their processes are told."""
+    """The number of instances and ranks, and the flags of all their processes."""
 
     num_prefill: int
     num_decode: int
@@ -35,7 +35,7 @@ class ClusterShape:
 def lay_out(shape: ClusterShape, tables: Path) -> tuple[ProcessPlan, ...]:
     """Write the ranktables and the cluster secret into `tables`; return the processes, instances first.
 
-    Raises ConfigError where a variable that is set shows too few cards.
+    Raises ConfigError if an environment variable exposes too few cards.
     """
     num_instances = shape.num_prefill + shape.num_decode
     dealt = deal_to_instances(shape.device, num_instances, shape.num_ranks, os.environ)
@@ -47,7 +47,7 @@ def lay_out(shape: ClusterShape, tables: Path) -> tuple[ProcessPlan, ...]:
         _process(tables, generated, local.file_name, name, HOST, port, shape.flags, cards)
         for name, local, port, cards in zip(names, generated.instances, ports, dealt, strict=True)
     ]
-    assert generated.host is not None, "the host file was asked for"
+    assert generated.host is not None, "gen was called with api_server=True"
     host_file = generated.host.file_name
     return (*instances, _process(tables, generated, host_file, "scheduler", shape.host, shape.port, shape.flags))
 

@@ -1,4 +1,4 @@
-"""`pdserve links`: how each P-D pair's KV link is, measured now, and why it is not a better one."""
+"""`pdserve links`: measure each P-D pair's KV link now, and explain why no better transport is in use."""
 
 import argparse
 import contextlib
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pdserve.admin_client import NoAdminSocket, ask_links, open_door
+from pdserve.admin_client import NoAdminSocket, connect_admin, measure_links
 from pdserve.client import Client
 from pdserve.cluster_page import InstanceRow, LinkRow, read_page
 from pdserve.flags.parser import CommandParser
@@ -24,39 +24,39 @@ _HEADER = (
     "WHY NOT BETTER",
 )  # fmt: skip
 EPILOG = """\
-Every prompt's KV goes from a prefill to a decode instance over a link. For each pair this measures the link that a
-prompt would take now, with bytes that reach no KV pool, one pair after another; prompts go on meanwhile, and share the
-link with it. A link that does not stand yet is made.
+Every prompt's KV is sent from a prefill to a decode instance over a link. For each pair this measures the link that a
+prompt would use now, with bytes that reach no KV pool, one pair after another. Requests are served meanwhile and share
+the link. A missing link is established.
 
-  TRANSPORT       the one in use: the best that both ends offer and that works
+  TRANSPORT       the one in use: the best working one that both ends offer
   ROUND TRIP      the shortest of five
-  BANDWIDTH       of --mib MiB, the way KV goes: digests included where they are on
-  DIGESTS         whether each KV frame is checked: off only where both ends say --no-kv-digests
-  FAILURES        links of this pair that were lost; FALLBACKS: times that a worse transport had to do
+  BANDWIDTH       of --mib MiB from prefill to decode, with digests where they are on
+  DIGESTS         whether each KV frame is checked: off only where both ends have --no-kv-digests
+  FAILURES        how often this pair's link was lost; FALLBACKS: how often a worse transport was used
   WHY NOT BETTER  for each better transport, why it is not in use; or why the pair could not be measured
 
-The scheduler measures, and only for its own user and root on its own host. Elsewhere, --url shows the figures of the
-last measurement, and of the better transports only those that the prefill instance offers. Exit status: 0 when every
+The scheduler measures, and only on request of its own user or root on its own host. Elsewhere, --url shows the last
+measurement, and only those better transports that the prefill instance offers. Exit status: 0 when every
 pair was measured, else 1.
 
 examples:
-  pdserve links                                 the cluster of `pdserve up`, else what serves on port 9000
+  pdserve links                                 the cluster of `pdserve up`, else the one on port 9000
   pdserve links --url http://10.0.0.18:9000 --mib 256
-  pdserve links --mib 0                         only look: nothing is sent
+  pdserve links --mib 0                         send nothing, only show the links
   pdserve links --json | jq '.links[] | {prefill, decode, transport, bytes_per_s}'
 """
 
 
 @dataclass(slots=True)
 class LinksReport:
-    """What is known of all links; `note` says why they were not measured now, empty when they were."""
+    """All links; `note` explains why they were not measured now, empty when they were."""
 
     links: list[dict[str, Any]] = field(default_factory=list)
     note: str = ""
 
     @property
     def whole(self) -> bool:
-        """Whether every pair has what was asked for."""
+        """Whether every pair was measured as requested."""
         return not self.note and not any(link["error"] for link in self.links)
 
 
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     add_where(parser)
     most = MAX_MEASURE_BYTES // _MIB
     parser.add_argument(
-        "--mib", type=int, default=64, help=f"MiB sent over each link, 0 to {most}; 0 only looks (default: 64)"
+        "--mib", type=int, default=64, help=f"MiB sent over each link, 0 to {most}; 0 sends nothing (default: 64)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     arguments = parser.parse_args(argv)
@@ -78,41 +78,42 @@ def main(argv: Sequence[str]) -> int:
     where = find(arguments.url, arguments.run_dir)
     report = _report(where, arguments.mib * _MIB)
     if arguments.json:
-        told = {"url": where.base_url, "mib": arguments.mib, "note": report.note, "links": report.links}
-        print(json.dumps(told, indent=2))
+        fields = {"url": where.base_url, "mib": arguments.mib, "note": report.note, "links": report.links}
+        print(json.dumps(fields, indent=2))
     else:
         _print(where, report, arguments.mib)
     return 0 if report.whole else 1
 
 
 def _report(where: TargetCluster, num_bytes: int) -> LinksReport:
-    """Measure, or show what /metrics has where this process may not. Raises Unavailable when nobody answers."""
+    """Measure, or take the figures of /metrics if measuring is not permitted. Raises Unavailable for no response."""
     try:
-        door = open_door(where.base_url)
+        connection = connect_admin(where.base_url)
     except NoAdminSocket as error:
         return LinksReport(_from_page(where), "" if num_bytes == 0 else str(error))
     report = LinksReport()
-    with door, contextlib.closing(_Progress(num_bytes)) as progress:
-        for told in ask_links(door, num_bytes):
-            if "measuring" in told:
-                progress.show(told)
-            elif "link" in told:
-                report.links.append(told["link"])
+    with connection, contextlib.closing(_Progress(num_bytes)) as progress:
+        for message in measure_links(connection, num_bytes):
+            if "measuring" in message:
+                progress.show(message)
+            elif "link" in message:
+                report.links.append(message["link"])
     return report
 
 
 class _Progress:
-    """One line on stderr that says what is measured: overwritten on a terminal, and gone at the end."""
+    """One progress line on stderr: overwritten on a terminal, and cleared at the end."""
 
     def __init__(self, num_bytes: int) -> None:
         self._what = f"with {num_bytes // _MIB} MiB" if num_bytes else ""
         self._shown = False
 
-    def show(self, told: dict[str, Any]) -> None:
-        """A pair is measured from now on."""
-        pair = told["measuring"]
+    def show(self, message: dict[str, Any]) -> None:
+        """Show the pair whose measurement starts now."""
+        pair = message["measuring"]
         if self._what:
-            line = f"measuring {told['number']} of {told['of']} {self._what}: {pair['prefill']} to {pair['decode']}"
+            number = f"{message['number']} of {message['of']}"
+            line = f"measuring {number} {self._what}: {pair['prefill']} to {pair['decode']}"
             self._write(printable(line))
 
     def close(self) -> None:
@@ -134,7 +135,7 @@ def _from_page(where: TargetCluster) -> list[dict[str, Any]]:
     except (Unavailable, UnicodeDecodeError) as error:
         raise Unavailable(where.nothing_there) from error
     if not instances:
-        raise Unavailable(f"what serves at {where.base_url} is no pdserve scheduler: its /metrics has no instances")
+        raise Unavailable(f"the server at {where.base_url} is not a pdserve scheduler: its /metrics lists no instances")
     return list(_pairs(instances))
 
 
@@ -143,7 +144,7 @@ def _pairs(instances: Sequence[InstanceRow]) -> Iterator[dict[str, Any]]:
         for decode in (one for one in instances if one.role == "decode"):
             lost = [one for one in (prefill, decode) if one.state != "living"]
             link = prefill.links.get(decode.name, LinkRow(decode.name))
-            if link.impossible:  # what the page has of it besides is of an earlier life
+            if link.impossible:  # the page's other figures are from before the instance restarted
                 link = LinkRow(decode.name, impossible=link.impossible)
             yield {
                 "prefill": prefill.name,
@@ -170,7 +171,7 @@ def _print(where: TargetCluster, report: LinksReport, mib: int) -> None:
         for line in text_table(_HEADER, [_row(link) for link in report.links]):
             print(line)
     else:
-        print("no pair of a prefill and a decode instance: no KV crosses a link here")
+        print("no pair of a prefill and a decode instance: no KV is sent over a link here")
     if report.note:
         sys.stdout.flush()
         print(f"not measured now: {printable(report.note)}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`pdserve logs`: show or follow what the processes of the cluster log."""
+"""`pdserve logs`: show or follow the logs of the cluster's processes."""
 
 import os
 import sys
@@ -16,14 +16,14 @@ _POLL_S = 0.2
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; with -f it follows until Ctrl-C."""
-    parser = CommandParser(prog="pdserve logs", description="Show what the processes of the cluster log.")
-    parser.add_argument("name", nargs="?", help="one process, as prefill-0 (default: all)")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on as lines come")
-    parser.add_argument("-n", "--lines", type=int, default=50, help="lines of each to begin with (default: 50)")
-    parser.add_argument("--run-dir", default=str(default_run_dir(os.environ)), help="the folder `up` was given")
+    parser = CommandParser(prog="pdserve logs", description="Show the logs of the cluster's processes.")
+    parser.add_argument("name", nargs="?", help="one process, such as prefill-0 (default: all)")
+    parser.add_argument("-f", "--follow", action="store_true", help="keep printing new lines")
+    parser.add_argument("-n", "--lines", type=int, default=50, help="last lines of each to start with (default: 50)")
+    parser.add_argument("--run-dir", default=str(default_run_dir(os.environ)), help="the run folder given to `up`")
     arguments = parser.parse_args(argv)
     paths = find(arguments.run_dir, arguments.name)
-    _say_of_the_last(Path(arguments.run_dir).absolute())
+    _warn_if_stopped(Path(arguments.run_dir).absolute())
     tails = [Tail(path, len(paths) > 1) for path in paths]
     for tail in tails:
         tail.show_last(max(0, arguments.lines))
@@ -35,32 +35,32 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _say_of_the_last(run_dir: Path) -> None:
+def _warn_if_stopped(run_dir: Path) -> None:
     try:
         state = RunFolder(run_dir).read()
     except ConfigError as error:
         print(f"pdserve logs: {error}", file=sys.stderr)
         return
     if state is None or not state.is_up:
-        words = f"no cluster of `pdserve up` runs in {run_dir} now: these are the logs of the last one"
-        print(words, file=sys.stderr, flush=True)
+        notice = f"no cluster of `pdserve up` runs in {run_dir} now: these are the logs of the last one"
+        print(notice, file=sys.stderr, flush=True)
 
 
 def find(run_dir: str, name: str | None) -> list[Path]:
-    """Return the logs of a run folder, or the one called `name`. Raises ConfigError naming those there are."""
+    """Return the logs of a run folder, or the one called `name`. Raises ConfigError that lists the existing ones."""
     paths = sorted(RunFolder(Path(run_dir).absolute()).log("*").parent.glob("*.log"))
     if not paths:
-        raise ConfigError(f"there are no logs in {run_dir}: nothing was started there")
+        raise ConfigError(f"there are no logs in {run_dir}: no cluster was started there")
     if name is None:
         return paths
     chosen = [path for path in paths if path.stem == name]
     if not chosen:
-        raise ConfigError(f"no log is called {name!r}: there are {', '.join(path.stem for path in paths)}")
+        raise ConfigError(f"no log is called {name!r}: the logs are {', '.join(path.stem for path in paths)}")
     return chosen
 
 
 class Tail:
-    """One log being shown; remembers how far."""
+    """One log and the offset up to which it was shown."""
 
     def __init__(self, path: Path, with_name: bool) -> None:
         self._path = path
@@ -72,7 +72,7 @@ class Tail:
         self._print(deque(self._read(), maxlen=lines))
 
     def show_new(self) -> None:
-        """Print the lines that came since; a log begun anew is shown from its start."""
+        """Print the lines added since the last call; a replaced or truncated log is shown from its start."""
         self._print(self._read())
 
     def _print(self, lines: Sequence[str]) -> None:
@@ -80,7 +80,7 @@ class Tail:
             print(self._prefix + line)
 
     def _read(self) -> Sequence[str]:
-        """Return the whole lines from where we are."""
+        """Return the complete lines after the offset, and advance it."""
         try:
             with self._path.open("rb") as file:
                 found = os.fstat(file.fileno())

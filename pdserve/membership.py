@@ -1,4 +1,4 @@
-"""Whether a process of `up` still stands in the table that it was started with, which others may change meanwhile."""
+"""Whether a process of `up` is still an entry of the ranktable it was started with, which may change meanwhile."""
 
 from pdserve.process_plan import ProcessPlan
 from ranktable_tools.addresses import canonical, dial_host
@@ -10,13 +10,13 @@ from ranktable_tools.watched_table import WatchedTable
 
 
 class TableMembership:
-    """Owns the tables that were read, one for each path; what is broken leaves the one before it in use."""
+    """Owns the tables read, one per path; an invalid file leaves the previous table in use."""
 
     def __init__(self) -> None:
         self._files: dict[str, WatchedTable[GlobalTable]] = {}
 
     def has(self, plan: ProcessPlan) -> bool:
-        """Tell whether the process belongs: a scheduler always, and where no table can be read."""
+        """Return whether the table has the process; true for a scheduler, and while no table can be read."""
         path = plan.env.get(GLOBAL_VARIABLE)
         if plan.role == "scheduler" or path is None:
             return True
@@ -26,7 +26,7 @@ class TableMembership:
 
 
 def _read(path: str) -> GlobalTable:
-    """Read a table whatever its rules on devices: its processes keep them."""
+    """Read a table without enforcing its device rules: its processes enforce them."""
     try:
         return read_global(path)
     except RanktableError as error:

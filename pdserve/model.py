@@ -1,4 +1,4 @@
-"""`pdserve model path [MODEL]`: the folder of a model, fetched or made where it is missing."""
+"""`pdserve model path [MODEL]`: the folder of a model, downloaded or converted where it is missing."""
 
 import argparse
 import dataclasses
@@ -16,26 +16,26 @@ from wire.options import EngineOptions, from_namespace
 EPILOG = """\
 examples:
   pdserve model path                               the default model
-  pdserve model path facebook/opt-125m             a model of the hub: the next start need not wait for it
+  pdserve model path facebook/opt-125m             a model of the hub: the next start need not download it
   pdserve model path Qwen/Qwen3-0.6B --revision main --download-dir /models
 """
 _FLAGS = ("revision", "download_dir", "hub")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command: the path on stdout, progress on stderr. Raises ConfigError for a model that cannot be had."""
+    """Run the command: the path on stdout, progress on stderr. Raises ConfigError if there is no such model."""
     parser = CommandParser(
         prog="pdserve model",
-        description="Print the folder of a model, fetching or making it if need be.",
+        description="Print the folder of a model, downloading or converting it if needed.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("what", choices=("path",), metavar="path", help="print the folder")
-    parser.add_argument("model", nargs="?", metavar="MODEL", default="", help="folder, or name at the hub")
+    parser.add_argument("model", nargs="?", metavar="MODEL", default="", help="folder, or name on the hub")
     for field in dataclasses.fields(EngineOptions):
         if field.name in _FLAGS:
-            name, told = "--" + field.name.replace("_", "-"), field.metadata
-            parser.add_argument(name, default=argparse.SUPPRESS, help=told["help"], choices=told["choices"])
+            name, metadata = "--" + field.name.replace("_", "-"), field.metadata
+            parser.add_argument(name, default=argparse.SUPPRESS, help=metadata["help"], choices=metadata["choices"])
     found = find_folder(os.environ, from_namespace(EngineOptions, parser.parse_args(argv)))
     if not found.exists():
         raise ConfigError(f"{found} is not a folder, nor a .gguf file")
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def find_folder(environ: Mapping[str, str], options: EngineOptions) -> Path:
-    """Return the folder of --model, by default the default model's. Raises ConfigError where it cannot be had."""
+    """Return the folder of --model, or of the default model. Raises ConfigError where it cannot be provided."""
     if not options.model:
         return ensure_default(environ)
     return Path(with_plain_model(options, environ).model)

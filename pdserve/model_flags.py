@@ -1,4 +1,4 @@
-"""--model and --quantization, checked against each other; hub names, GGUF files and .bin weights become a folder."""
+"""Check --model and --quantization; turn hub names, GGUF files and .bin weights into a plain model folder."""
 
 import sys
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ from wire.options import EngineOptions
 
 
 def with_plain_model(options: EngineOptions, environ: Mapping[str, str], *, weights: bool = True) -> EngineOptions:
-    """Return the options with a folder of safetensors and tokenizer.json for --model, which stays a name of clients.
+    """Return the options with --model a folder of safetensors and tokenizer.json; its old value stays a served name.
 
-    What the folder is made of is fetched or converted first, once. A scheduler needs no `weights`. Raises ConfigError
-    where --quantization and the files differ, naming both, and for a model that cannot be had, saying why.
+    Files are downloaded or converted once. A scheduler needs no `weights`. Raises ConfigError
+    where --quantization and the files differ, naming both, and for a model that cannot be provided, with the reason.
     """
     from engine.checkpoints.gguf_folder import ensure_converted, find_gguf
     from engine.checkpoints.plain_folder import ensure_plain
@@ -43,15 +43,15 @@ def with_plain_model(options: EngineOptions, environ: Mapping[str, str], *, weig
 
 
 def hub_of(options: EngineOptions, environ: Mapping[str, str]) -> str:
-    """Return where models are named: as typed, else as vLLM's variable says."""
-    asked_for = environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("true", "1")
-    return options.hub or (MODEL_SCOPE if asked_for else HUGGING_FACE)
+    """Return the hub: from --hub, else from vLLM's variable."""
+    wants_model_scope = environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("true", "1")
+    return options.hub or (MODEL_SCOPE if wants_model_scope else HUGGING_FACE)
 
 
 def check_model(options: EngineOptions) -> None:
-    """Raise ConfigError, with path and numbers, for a folder that scheduler or instances would refuse at their start.
+    """Raise ConfigError, with path and numbers, for a folder that scheduler or instances would refuse at start.
 
-    The length is left to the instances where dynamic scaling stretches it, and to a fake engine, which has any.
+    The length is not checked with dynamic RoPE scaling, which extends it, nor for a fake engine, which has no limit.
     """
     read_model_files(options.model, options.max_model_len)
     path = Path(options.model) / "config.json"
@@ -66,24 +66,24 @@ def check_model(options: EngineOptions) -> None:
 
 
 def flags_elsewhere(options: EngineOptions, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the flags by which another machine fetches a hub's model, at the commit found here; none for a folder."""
+    """Return the flags with which another machine downloads a hub model at the same commit; none for a folder."""
     if not _is_at_hub(options):
         return {}
-    asked = _asked(options, environ, weights=True)
-    told = {
+    asked = _download_job(options, environ, weights=True)
+    flags = {
         "model": asked.name, "hub": asked.hub, "revision": find_snapshot(asked, environ).commit or asked.revision,
         "download_dir": asked.download_dir,
     }  # fmt: skip
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in flags.items() if value is not None}
 
 
 def _with_snapshot(options: EngineOptions, environ: Mapping[str, str], *, weights: bool) -> EngineOptions:
-    """Return the options with the folder of a hub's model, and without the flags that found it."""
+    """Return the options with the downloaded folder of a hub model, and without the hub flags."""
     if not _is_at_hub(options):
         if options.revision is not None:
-            raise ConfigError(f"--revision {options.revision} is for a model of a hub, and {options.model} is none")
+            raise ConfigError(f"--revision {options.revision} is for a hub model, and {options.model} is a folder")
         return replace(options, download_dir=None, hub=None)
-    folder = find_snapshot(_asked(options, environ, weights=weights), environ).folder
+    folder = find_snapshot(_download_job(options, environ, weights=weights), environ).folder
     return replace(options, model=folder, revision=None, download_dir=None, hub=None)
 
 
@@ -91,22 +91,22 @@ def _is_at_hub(options: EngineOptions) -> bool:
     return is_hub_name(options.model) and not Path(options.model).exists()
 
 
-def _asked(options: EngineOptions, environ: Mapping[str, str], *, weights: bool) -> DownloadJob:
+def _download_job(options: EngineOptions, environ: Mapping[str, str], *, weights: bool) -> DownloadJob:
     return DownloadJob(options.model, hub_of(options, environ), options.revision, options.download_dir, weights)
 
 
 def _without_gguf(options: EngineOptions) -> EngineOptions:
     if options.quantization == "gguf":
         raise ConfigError(
-            f"--quantization gguf, but {options.model or 'the default model'} is no .gguf file, nor a folder with "
-            "nothing else"
+            f"--quantization gguf, but {options.model or 'the default model'} is neither a .gguf file nor a folder "
+            "of only .gguf files"
         )
     _check_quantization(options)
     return options
 
 
 def _check_quantization(options: EngineOptions) -> None:
-    """Tell a contradiction where it was typed, not in an instance's log."""
+    """Report a contradiction at the command line, not in an instance's log."""
     if options.quantization is not None and (Path(options.model) / "config.json").is_file():
         from engine.quantization.config import read_quantization_config
         from engine.quantization.requested import check_asked

@@ -1,6 +1,6 @@
-"""Find pdserve's packages beside pdserve, also from a folder with an `engine.py` or a `batch/` of its user.
+"""Import pdserve's packages from beside pdserve, even if the user's folder has an `engine.py` or a `batch/`.
 
-Their names are plain words, and a script's own folder stands first on sys.path.
+Their names are common words, and a script's own folder is first on sys.path.
 """
 
 import sys
@@ -17,20 +17,20 @@ NAMES = frozenset((
 
 
 class OwnPackages:
-    """Finds the packages of NAMES in ROOT alone, as sys.meta_path wants it (importlib.abc takes 8 ms to import)."""
+    """A sys.meta_path finder of the packages of NAMES in ROOT alone (importlib.abc takes 8 ms to import)."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return where a package of ours is, None for everything else."""
+        """Return the spec of a pdserve package, None for everything else."""
         return PathFinder.find_spec(fullname, [ROOT], target) if fullname in NAMES else None
 
 
 def claim() -> None:
-    """Let every import of a name of NAMES find ours from now on.
+    """Make every later import of a name in NAMES find pdserve's package.
 
-    A module of somebody else's that has such a name and is loaded already is forgotten, not ended: whoever imported it
-    keeps it, and who imports that name later gets ours.
+    A foreign module of such a name that is already loaded is removed from sys.modules: code that imported it
+    keeps it, and later imports get pdserve's.
     """
     for name in NAMES.intersection(sys.modules):
         if not _is_ours(sys.modules[name]):
@@ -41,7 +41,7 @@ def claim() -> None:
 
 
 def _is_ours(module: ModuleType | None) -> bool:
-    """Whether it was loaded from ROOT; None, which forbids an import, is nobody's to change."""
+    """Return whether the module was loaded from ROOT; also true for None, which blocks an import and must stay."""
     if module is None:
         return True
     spec = getattr(module, "__spec__", None)

@@ -1,4 +1,4 @@
-"""Free ports of this machine, found by binding."""
+"""Find free ports of this machine by binding them."""
 
 import errno
 import random
@@ -31,9 +31,9 @@ def require_free(host: str, port: int, flag: str = "--port") -> None:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> tuple[int, ...]:
-    """Return `count` different ports nothing listens on now.
+    """Return `count` different ports on which nothing listens now.
 
-    They lie outside the range that the system takes for outgoing connections, where it can: another process that
+    Where possible they are outside the range for outgoing connections, so that another process that
     connects somewhere cannot take one before it is used.
     """
     with ExitStack() as held:

@@ -1,6 +1,6 @@
-"""The cards that an operator's variable shows, as CUDA_VISIBLE_DEVICES=2,3, dealt out to the instances of one cluster.
+"""Divide the cards of an operator's variable, such as CUDA_VISIBLE_DEVICES=2,3, among the instances of one cluster.
 
-Each instance obeys the variable (device_map.py): given all of it, every one would take its first cards.
+Each instance uses the first cards of the variable (device_map.py), so all would use the same ones.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ from wire.errors import ConfigError
 def deal_to_instances(
     device: str, num_instances: int, num_ranks: int, environ: Mapping[str, str], *, dev: Path = Path("/dev")
 ) -> tuple[Mapping[str, str], ...]:
-    """Return what each instance of `num_ranks` ranks on `device` is to have in its environment; nothing if none is set.
+    """Return the variable for each instance of `num_ranks` ranks on `device`; nothing if the operator sets none.
 
-    Where the list is too short, each is shown no card under `auto` (card_shortage.py), and GPUs that were requested
-    are shared in turn. Raises ConfigError, with both numbers, for NPUs that were asked for, which are in one instance
-    alone, and where not even one instance has its cards.
+    Where the list is too short, instances get no card under `auto` (card_shortage.py), and GPUs that were requested
+    are shared round-robin. Raises ConfigError, with both numbers, for requested NPUs, which cannot be shared,
+    and if there are not enough cards for even one instance.
     """
     kind = find_kind(dev) if device == AUTO else kind_named(device)
     variable = traits_of(kind).visible_variable
@@ -32,14 +32,14 @@ def deal_to_instances(
     least = num_ranks if may_share(kind) else needed
     if len(names) < least:
         raise ConfigError(
-            f"{variable}={preset!r} shows {len(names)} cards, {num_instances} instances of {num_ranks} ranks take "
-            f"{needed} ({least} at least): name them all in it, or unset it"
+            f"{variable}={preset!r} shows {len(names)} cards, {num_instances} instances of {num_ranks} ranks need "
+            f"{needed} ({least} at least): list them all in it, or unset it"
         )
     dealt = (range(first, first + num_ranks) for first in range(0, needed, num_ranks))
     return tuple({variable: ",".join(names[place % len(names)] for place in places)} for places in dealt)
 
 
 def names_in(preset: str) -> list[str]:
-    """Return the cards that a value of the variable names: those before the first negative one, as CUDA has it."""
+    """Return the cards that the variable names: those before the first negative one, as in CUDA."""
     names = (name.strip() for name in preset.split(",") if name.strip())
     return list(takewhile(lambda name: not name.startswith("-"), names))

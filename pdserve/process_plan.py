@@ -1,4 +1,4 @@
-"""One process of a cluster on this machine: what it is called, what it runs, and with what environment."""
+"""One process of a cluster on this machine: its name, command line and environment."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ _OF_OTHERS = ("NODE_PORTS", "PDSERVE_SECRET_FILE", "USE_OPENAI")
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlan:
-    """One process to start; `env` is what it has beside our own environment."""
+    """One process to start; `env` is added to our own environment."""
 
     name: str
     role: str
@@ -19,12 +19,12 @@ class ProcessPlan:
 
 
 def launch_command(host: str, port: int, flags: Sequence[str]) -> tuple[str, ...]:
-    """Return the command line of a process of a cluster; which one it is, its environment says."""
+    """Return the command line of a cluster process; its environment determines its role."""
     return (*_launcher(), "--host", host, "--port", str(port), *flags)
 
 
 def launch_flags(plan: ProcessPlan) -> tuple[str, ...] | None:
-    """Return the flags of what launch_command made, None for another program."""
+    """Return the flags of a command line made by launch_command, None for another program."""
     start = _launcher()
     return plan.command[len(start) :] if plan.command[: len(start)] == start else None
 
@@ -34,5 +34,5 @@ def _launcher() -> tuple[str, ...]:
 
 
 def environment(plan: ProcessPlan, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a process: ours, without what would mean another cluster."""
+    """Return the environment of a process: ours and the plan's, without variables of another cluster."""
     return {key: value for key, value in environ.items() if key not in _OF_OTHERS} | dict(plan.env)

@@ -1,4 +1,4 @@
-"""Start, watch and stop the processes of a cluster, by pid and start time, so that a reused pid is never touched."""
+"""Start, watch and stop the processes of a cluster by pid and start time, so that a reused pid is never signalled."""
 
 import contextlib
 import os
@@ -24,21 +24,21 @@ KILL_WAIT_S = 5.0
 
 
 class Watched(Protocol):
-    """A process that a supervisor watches: started here, or on another machine."""
+    """A process that a supervisor watches, on this or another machine."""
 
     @property
     def record(self) -> ProcessRecord:
-        """Return what names it for others, now."""
+        """Return its current record."""
         ...
 
     @property
     def exit_status(self) -> int | None:
-        """Return the exit status, None while it runs, and where it did not get so far."""
+        """Return the exit status, None while it runs and if it never started."""
         ...
 
     @property
     def marks(self) -> Mapping[str, Mark]:
-        """Return how far its start is, by name; empty where it does not say."""
+        """Return its start-up marks by name; empty where it sets none."""
         ...
 
     def ended(self) -> str | None:
@@ -47,11 +47,11 @@ class Watched(Protocol):
 
 
 class Child:
-    """One process we started. `record` names it for others. A child that knows tether.py ends with us.
+    """One process started by us, with its `record`. A child that uses tether.py dies with us.
 
-    `again` is for one that died: what it says now follows in its log what it said then. It starts in `folder`, by
-    default ours, with `stdin`, by default none, and the descriptors `pass_fds`. The thread that starts it must stay: to
-    the kernel that thread is the parent. Raises OSError.
+    `again`: it replaces one that died, and appends to its log. It starts in `folder`, by
+    default ours, with `stdin`, by default none, and the descriptors `pass_fds`. The starting thread must live on: to
+    the kernel, that thread is the parent. Raises OSError.
     """
 
     def __init__(
@@ -78,17 +78,17 @@ class Child:
         self.record = ProcessRecord(plan.name, plan.role, self._popen.pid, started, plan.address, str(log))
 
     def become(self, plan: ProcessPlan, log: Path) -> None:
-        """Go by another name from now on: a spare that has got its command line."""
+        """Change the record: this spare has received its command line."""
         self.record = replace(self.record, name=plan.name, role=plan.role, address=plan.address, log=str(log))
 
     def reap(self, timeout_s: float = KILL_WAIT_S) -> None:
-        """Wait for one that was killed, so that no zombie stays."""
+        """Wait for the killed process, so that no zombie remains."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(timeout_s)
 
     @property
     def marks(self) -> Mapping[str, Mark]:
-        """Return how far its start is, by name."""
+        """Return its start-up marks by name."""
         return self._reader.marks()
 
     def ended(self) -> str | None:
@@ -115,7 +115,7 @@ def stop(
 ) -> tuple[ProcessRecord, ...]:  # fmt: skip
     """Stop processes by SIGTERM, the scheduler first so that requests can finish; return those that were killed.
 
-    From when `at_once` says so none is given time any more.
+    Once `at_once` returns true, the rest is killed without delay.
     """
     schedulers = [process for process in processes if process.role == "scheduler"]
     others = [process for process in processes if process.role != "scheduler"]
@@ -136,7 +136,7 @@ def _stop(
 
 
 def tell(process: ProcessRecord, number: signal.Signals) -> None:
-    """Signal a process, if it is still that one."""
+    """Send a signal to the process, unless it has ended."""
     with contextlib.suppress(ProcessLookupError):
         descriptor = os.pidfd_open(process.pid)
         try:
@@ -160,5 +160,5 @@ def wait(
 
 
 def status_words(status: int) -> str:
-    """Return an exit status in words; a negative one is a signal's."""
+    """Describe an exit status; a negative one is a signal's."""
     return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"

@@ -1,4 +1,4 @@
-"""What `pdserve chat` and `pdserve complete` share: whom they ask, where texts come from, and how answers are shown."""
+"""The common part of `pdserve chat` and `pdserve complete`: choose the server, read texts and print answers."""
 
 import argparse
 import math
@@ -15,13 +15,13 @@ from wire.errors import ConfigError, PdserveError, Unavailable
 _SILENCE_S = 600.0
 _PROMPT = "> "
 EPILOG = """\
-Texts are read from the terminal, or line by line from a pipe; Ctrl-D ends it. Ctrl-C ends an answer, and where none
-comes the command. A key is read from $PDSERVE_API_KEY or $VLLM_API_KEY where --api-key names none.
+Texts are read from the terminal, or line by line from a pipe; Ctrl-D ends it. Ctrl-C stops an answer, or else
+the command. A key is read from $PDSERVE_API_KEY or $VLLM_API_KEY unless --api-key is given.
 """
 
 
-def talk_parser(name: str, description: str, *, own_limit: str) -> CommandParser:
-    """Return the flags of vLLM's command of this name; `own_limit` is what our server takes without --max-tokens."""
+def prompt_parser(name: str, description: str, *, own_limit: str) -> CommandParser:
+    """Return the parser with the flags of vLLM's command of this name; `own_limit` is our server's default limit."""
     parser = CommandParser(
         prog=f"pdserve {name}", description=description, epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -29,21 +29,21 @@ def talk_parser(name: str, description: str, *, own_limit: str) -> CommandParser
     default = f"the cluster of `pdserve up`, else {DEFAULT_URL}"
     parser.add_argument("--url", "--base-url", help=f"the OpenAI server (default: {default})")
     parser.add_argument("--model-name", metavar="NAME", help="its served name (default: the first of /v1/models)")
-    parser.add_argument("--api-key", metavar="KEY", help="key to show there")
+    parser.add_argument("--api-key", metavar="KEY", help="key to send to it")
     most = f"most tokens of an answer (default: the server's; pdserve's is {own_limit})"
     parser.add_argument("--max-tokens", type=int, metavar="N", help=most)
     parser.add_argument(
         "--temperature", type=float, metavar="T", help="0: always the likeliest token (default: the server's)"
     )
-    parser.add_argument("-q", "--quick", metavar="TEXT", help="ask this alone")
+    parser.add_argument("-q", "--quick", metavar="TEXT", help="send only this text")
     return parser
 
 
 class PromptCommand:
-    """One server and one of its models, asked a text at a time."""
+    """Sends one text at a time to one model of a server."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        """Raises ConfigError for what is no URL, limit or temperature, Unavailable where no model is served there."""
+        """Raises ConfigError for an invalid URL, limit or temperature, Unavailable if the server has no model."""
         url = find(None, None).base_url if arguments.url is None else arguments.url
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -55,20 +55,20 @@ class PromptCommand:
         self._model = arguments.model_name or self._first_model(url)
 
     def go_on(
-        self, path: str, body: Callable[[str], Mapping[str, Any]], heard: Callable[[str, str], None],
-        said: Callable[[Mapping[str, Any]], str],
+        self, path: str, body: Callable[[str], Mapping[str, Any]], on_answer: Callable[[str, str], None],
+        read_choice: Callable[[Mapping[str, Any]], str],
     ) -> int:  # fmt: skip
-        """Ask `body` of each text and show what comes; `heard` is told text and answer, `said` reads a choice of it.
+        """Send `body(text)` for each text and print what `read_choice` reads; `on_answer` gets the text and its answer.
 
-        Raises what the server ails where one text alone is asked; else says it, and goes on.
+        With --quick a server error is raised; else it is printed, and the next text is read.
         """
         for text in self._texts():
             answer: list[str] = []
             try:
-                asked = {"model": self._model, **self._fields, **body(text)}
-                for event in self._client.stream(f"{self._prefix}{path}", asked):
+                fields = {"model": self._model, **self._fields, **body(text)}
+                for event in self._client.stream(f"{self._prefix}{path}", fields):
                     for choice in event.get("choices") or ():
-                        answer.append(said(choice))
+                        answer.append(read_choice(choice))
                         print(_shown(answer[-1]), end="", flush=True)
             except KeyboardInterrupt:
                 if self._quick is not None:
@@ -82,7 +82,7 @@ class PromptCommand:
                 print(_advised(error), file=sys.stderr, flush=True)
                 continue
             print(flush=True)
-            heard(text, "".join(answer))
+            on_answer(text, "".join(answer))
         return 0
 
     def _first_model(self, url: str) -> str:
@@ -95,11 +95,11 @@ class PromptCommand:
         try:
             return str(reply.json()["data"][0]["id"])
         except (TypeError, KeyError, IndexError):
-            words = f"{url} names no model (GET /v1/models: {reply.status})"
-            raise Unavailable(f"{words}: is it the URL of an OpenAI server?") from None
+            failure = f"{url} names no model (GET /v1/models: {reply.status})"
+            raise Unavailable(f"{failure}: is this the URL of an OpenAI server?") from None
 
     def _texts(self) -> Iterator[str]:
-        """Yield what is to be asked, blank lines left out."""
+        """Yield the texts to send, without blank lines."""
         if self._quick is not None:
             yield self._quick
             return
@@ -108,17 +108,17 @@ class PromptCommand:
 
 
 def _fields(max_tokens: int | None, temperature: float | None) -> dict[str, float]:
-    """Return what every request asks for; what was not typed is left to the server. Raises ConfigError."""
+    """Return the fields of every request; the server chooses those not given. Raises ConfigError."""
     if max_tokens is not None and max_tokens < 1:
         raise ConfigError(f"--max-tokens {max_tokens}: at least 1")
     if temperature is not None and not 0 <= temperature < math.inf:
         raise ConfigError(f"--temperature {temperature:g}: 0 or more")
-    asked = {"max_tokens": max_tokens, "temperature": temperature}
-    return {name: value for name, value in asked.items() if value is not None}
+    fields = {"max_tokens": max_tokens, "temperature": temperature}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _advised(error: PdserveError) -> PdserveError:
-    """Return the error, with what to do where nobody listens."""
+    """Return the error, with advice if nothing listens at the URL."""
     return Unavailable(f"{error}; {START_HINT}") if isinstance(error.__cause__, ConnectionRefusedError) else error
 
 
@@ -131,7 +131,7 @@ def _typed() -> Iterator[str]:
 
 
 def _shown(text: str) -> str:
-    """Return a model's text as a terminal may have it: no sequence of its is a command to that."""
+    """Return a model's text with the control characters removed that a terminal would interpret."""
     if not sys.stdout.isatty():
         return text
     return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)

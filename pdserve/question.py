@@ -1,4 +1,4 @@
-"""Ask a served model one question over HTTP, show the answer as it comes, and say how it went."""
+"""Ask a served model one question over HTTP, stream the answer, and return its timings."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from wire.errors import Unavailable
 
 @dataclass(frozen=True, slots=True)
 class AnswerTimes:
-    """How one streamed answer went: seconds seen by the client, the KV hop as the cluster measured it."""
+    """Timings of one streamed answer: TTFT as measured by the client, the KV hop as measured by the cluster."""
 
     ttft_s: float
     tokens: int
@@ -33,18 +33,18 @@ class AnswerTimes:
 
 
 def served_model(client: Client) -> str:
-    """Return the first model served. Raises Unavailable when there is none."""
+    """Return the first served model. Raises Unavailable when there is none."""
     body = client.get("/v1/models").json()
     try:
         return str(body["data"][0]["id"])
     except (TypeError, KeyError, IndexError):
-        raise Unavailable(f"{client.base_url}/v1/models names no model") from None
+        raise Unavailable(f"{client.base_url}/v1/models lists no model") from None
 
 
 def ask(
     client: Client, model: str, question: str, show: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> AnswerTimes:
-    """Ask one question and pass the answer's pieces to `show`. Raises Unavailable, also when nothing comes back."""
+    """Ask one question and pass the answer's pieces to `show`. Raises Unavailable, also for an empty answer."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": question}],

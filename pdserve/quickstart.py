@@ -1,4 +1,4 @@
-"""What scripts/quickstart runs once pdserve is installed: a cluster, one question, what to try next."""
+"""Run by scripts/quickstart once pdserve is installed: start a cluster, ask one question, print next steps."""
 
 import argparse
 import os
@@ -31,7 +31,7 @@ The cluster keeps serving. Try next:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Ask a running cluster, or one that is started first; its flags are those of `pdserve up`."""
+    """Ask a running cluster, or start one first; the flags are those of `pdserve up`."""
     flags = list(sys.argv[1:] if argv is None else argv)
     return guarded("quickstart", lambda: _run(flags))
 
@@ -42,16 +42,16 @@ def _run(flags: Sequence[str]) -> int:
     try:
         url = serving(folder, port)
         if url is not None:
-            print(f"a cluster serves already at {url}: asking it", flush=True)
+            print(f"using the cluster that already serves at {url}", flush=True)
         else:
             up.require_none(folder)
             print("starting a cluster: one scheduler, one prefill and one decode instance", flush=True)
             status = _up(flags)
             if status != 0:
-                return status  # Ctrl-C or SIGTERM; what else fails is raised
+                return status  # Ctrl-C or SIGTERM; other failures are raised
             url = serving(folder, port)
         if url is None:
-            raise Unavailable("the cluster was ready and is no longer")
+            raise Unavailable("the cluster was ready but has stopped")
         _ask(url)
     except PdserveError as error:
         raise type(error)(f"{error} (logs: {folder.log('*').parent})") from error
@@ -59,7 +59,7 @@ def _run(flags: Sequence[str]) -> int:
 
 
 def serving(folder: RunFolder, port: int) -> str | None:
-    """Return where a cluster serves: the run folder's, else whatever answers on `port`."""
+    """Return the URL of a ready cluster: the run folder's, else one on `port`."""
     state = folder.read()
     urls = [state.base_url] if state is not None and state.is_up else []
     urls.append(f"http://127.0.0.1:{port}")
@@ -67,7 +67,7 @@ def serving(folder: RunFolder, port: int) -> str | None:
 
 
 def _up(flags: Sequence[str]) -> int:
-    """Start a cluster in the background; return the exit status, and hear Ctrl-C and SIGTERM again, as before."""
+    """Start a cluster in the background; return the exit status and restore the signal handlers."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         return up.main(["--detach", *flags])

@@ -1,4 +1,4 @@
-"""The command `ranktable` with `--config cluster.yaml`: the tools themselves know no YAML, and nothing of ours."""
+"""The command `ranktable` with `--config cluster.yaml`: the tools cannot read YAML and import no pdserve."""
 # PYTHON_ARGCOMPLETE_OK
 
 import os
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pdserve.completion import VARIABLE, complete
 
-TYPE_CHECKING = False  # what takes time to import is imported where Ctrl-C is answered
+TYPE_CHECKING = False  # slow imports happen where Ctrl-C is handled
 if TYPE_CHECKING:
     import argparse
 
@@ -42,17 +42,17 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def with_file(typed: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Return the command line with the flags of its --config, and what the file says of the guide's variables.
+    """Return the command line with the flags of its --config, and the guide's variables that the file sets.
 
-    What is typed wins over the file, and so does what the environment has. Raises ConfigError.
+    The command line and the environment win over the file. Raises ConfigError.
     """
     from pdserve.flags.config_file import read
-    from pdserve.flags.from_file import words
+    from pdserve.flags.from_file import arguments_of
     from pdserve.flags.parser import take_config
     from ranktable_tools import cli
 
     path, rest = take_config(typed)
-    assert path is not None, "the caller saw the flag"
+    assert path is not None, "the caller checked for the flag"
     parsers = cli.command_parsers()
     command = next((word for word in rest if word in parsers), None)
     if command is None:
@@ -65,10 +65,10 @@ def with_file(typed: Sequence[str], environ: Mapping[str, str]) -> tuple[list[st
         action = known.get(entry.flag)
         return action is None or action.dest not in typed_fields
 
-    said = words([entry for entry in entries if is_open(entry)], known, {}, serves=False, joins=False).argv
+    from_file = arguments_of([entry for entry in entries if is_open(entry)], known, {}, serves=False, joins=False).argv
     end = rest.index("--") if "--" in rest else len(rest)
     variables = {name: value for name, value in _variables(entries) if not environ.get(name)}
-    return [*rest[:end], *said, *rest[end:]], variables
+    return [*rest[:end], *from_file, *rest[end:]], variables
 
 
 def named(typed: Sequence[str], known: "Mapping[str, argparse.Action]") -> frozenset[str]:
@@ -78,7 +78,7 @@ def named(typed: Sequence[str], known: "Mapping[str, argparse.Action]") -> froze
 
 
 def _variables(entries: "Sequence[Entry]") -> Iterator[tuple[str, str]]:
-    """Yield the guide's variables that the file has as keys, as `doctor` looks for them in the environment."""
+    """Yield the guide's variables that the file has as keys: `doctor` reads them from the environment."""
     from dataclasses import fields
 
     from scheduler.config import SchedulerOptions

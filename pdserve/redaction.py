@@ -1,4 +1,4 @@
-"""Take secrets out of what is printed for others: by their values, wherever they stand."""
+"""Hide secret values wherever they occur in printed text."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -14,10 +14,10 @@ HIDDEN = "(hidden)"
 
 
 def secret_values(environ: Mapping[str, str], files: Iterable[Path]) -> tuple[str, ...]:
-    """Return what must not be printed: values of variables named like a secret, proxies' passwords, secret files.
+    """Return what must not be printed: values of variables named like a secret, proxy passwords, secret files' content.
 
-    A variable that names a file is no secret, and values below six characters are none: hiding those would hide half
-    of every text.
+    Variables that name a file are not secret, nor are values below six characters: hiding those would hide half
+    of any text.
     """
     named = [value for name, value in environ.items() if _SECRET_NAME.search(name) and not _FILE_NAME.search(name)]
     proxies = [value for name, value in environ.items() if _PROXY_NAME.search(name)]
@@ -26,7 +26,7 @@ def secret_values(environ: Mapping[str, str], files: Iterable[Path]) -> tuple[st
 
 
 def redacted(text: str, secrets: Iterable[str]) -> str:
-    """Return `text` without these values; longer ones go first, so that none is left by a part of another."""
+    """Return `text` without these values, which are sorted longest first in case one contains another."""
     for secret in secrets:
         text = text.replace(secret, HIDDEN)
     return text

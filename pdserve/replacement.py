@@ -1,4 +1,4 @@
-"""How long the replacement of a process that died takes, by phases. Pure: the marks and the clock are passed in.
+"""The phases of replacing a dead process, and their durations. Pure: the marks and the clock are passed in.
 
 death seen --process--> weights begin --weights--> loaded --session--> the scheduler's session --serving--> ready
 """
@@ -14,7 +14,7 @@ NAMES = tuple(name for name, _ in _ENDS)
 
 
 class Phase(NamedTuple):
-    """One phase of a replacement: its seconds, and the CPU seconds of the new process in it."""
+    """One phase of a replacement: its duration, and the CPU time of the new process in it."""
 
     name: str
     seconds: float
@@ -22,9 +22,9 @@ class Phase(NamedTuple):
 
 
 def phases_of(seen_dead: float, marks: Mapping[str, Mark], serving: float | None = None) -> tuple[Phase, ...]:
-    """Return the phases that are over, in order; `seen_dead` and `serving` are on the marks' clock.
+    """Return the completed phases in order; `seen_dead` and `serving` are times of the marks' clock.
 
-    A spare's CPU time before it got its command line is not counted. A process that sets no marks has one phase.
+    A spare's CPU time before it received its command line is not counted. A process without marks has one phase.
     """
     began, cpu_s = seen_dead, marks[PROCESS].cpu_s if WARM in marks and PROCESS in marks else 0.0
     found: list[Phase] = []

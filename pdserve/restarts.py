@@ -1,11 +1,11 @@
-"""When a process that died may start again, and when that is given up. Pure: the time is passed in."""
+"""When to restart a dead process, and when to give up. Pure: the time is passed in."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class RestartLimits:
-    """At most `most` restarts of one process in `window_s`; the wait before each is twice the one before it."""
+    """At most `most` restarts of one process in `window_s`; the wait doubles before each."""
 
     most: int = 5
     window_s: float = 300.0
@@ -14,7 +14,7 @@ class RestartLimits:
 
 
 class Restarts:
-    """Owns when one process died. `total` counts all its restarts, those before the window too."""
+    """Owns the times at which one process died. `total` counts all its restarts, also before the window."""
 
     def __init__(self, limits: RestartLimits) -> None:
         self._limits = limits
@@ -23,11 +23,11 @@ class Restarts:
 
     @property
     def deaths(self) -> int:
-        """How often it died within the window that ended with its last death."""
+        """The number of deaths within the window that ends at the last one."""
         return len(self._died_at)
 
     def died(self, now: float) -> float | None:
-        """Note a death; return the seconds until the next start, None when it died too often to be started again."""
+        """Record a death; return the seconds until the restart, None when it died too often."""
         limits = self._limits
         self._died_at = [*(at for at in self._died_at if now - at < limits.window_s), now]
         if self.deaths > limits.most:

@@ -1,4 +1,4 @@
-"""Run one process of a cluster in the role that its plan gives it: everything that serving takes is imported here."""
+"""Run one process of a cluster in the role of its plan; everything needed to serve is imported here."""
 
 import os
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from wire.options import EngineOptions
 
 
 def run(argv: Sequence[str], plan: LaunchPlan, marks: StartMarks) -> int:
-    """Run the process until SIGTERM; `marks` report its start. Raises ConfigError for flags the role cannot take."""
+    """Run the process until SIGTERM; `marks` report its start. Raises ConfigError for flags the role refuses."""
     return _run_scheduler(argv, plan) if plan.role == "scheduler" else _run_instance(argv, plan, marks)
 
 
@@ -49,8 +49,8 @@ def _run_instance(argv: Sequence[str], plan: LaunchPlan, marks: StartMarks) -> i
     trust = trust_of(plan, os.environ, options)
     check_kv_address(options.kv_ip, trust)
     check_engine_flags(options)
-    around = prepare_environment(options, plan, os.environ)
-    options = replace(options, device=around.device)
+    prepared = prepare_environment(options, plan, os.environ)
+    options = replace(options, device=prepared.device)
     launch = instance_flags.launch(with_plain_model(options, os.environ), plan, trust)
     say((*typed.notices, *launch.notices))
     options = launch.config.options
@@ -58,14 +58,14 @@ def _run_instance(argv: Sequence[str], plan: LaunchPlan, marks: StartMarks) -> i
     from instance import process
     from instance.kv_address import kv_host
 
-    say(instance_lines(launch.config, plan, kv_host(launch.config), around.device_line, around.network))
+    say(instance_lines(launch.config, plan, kv_host(launch.config), prepared.device_line, prepared.network))
     logs.configure(options.log_level, log_format=options.log_format)
     return process.run(launch.config, marks)
 
 
 def _require_ports(options: EngineOptions) -> None:
     if options.http_port == options.port:
-        raise ConfigError(f"--http-port {options.http_port} is --port {options.port} too: give each a port of its own")
+        raise ConfigError(f"--http-port {options.http_port} equals --port {options.port}: give two different ports")
     require_free(options.host, options.port)
     if options.http_port is not None:
         require_free(options.host, options.http_port, "--http-port")

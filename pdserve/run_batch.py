@@ -1,4 +1,4 @@
-"""`pdserve run-batch`: answer a file of requests, by a model in this process or by a live server."""
+"""`pdserve run-batch`: answer a file of requests, with a model in this process or a running server."""
 
 import contextlib
 import os
@@ -21,13 +21,13 @@ from pdserve.ports import require_free
 from telemetry import logs
 from wire.errors import ConfigError, PdserveError
 
-_QUIET = "WARNING"  # unless --log-level asks for more: stderr has the bar
+_QUIET = "WARNING"  # unless --log-level is given: stderr shows the progress bar
 
 
 def main(argv: Sequence[str], command: Sequence[str] = ("pdserve", "run-batch")) -> int:
-    """Run the batch; `command` is what was typed before `argv`. Raises PdserveError.
+    """Run the batch; `command` is the command line before `argv`. Raises PdserveError.
 
-    A signal leaves a batch that goes on: the exit status is 130 or 143, and stderr has the command.
+    A signal leaves a resumable batch: the exit status is 130 or 143, and stderr shows the command that resumes it.
     """
     request = parse(argv)
     engine = request.engine
@@ -38,20 +38,20 @@ def main(argv: Sequence[str], command: Sequence[str] = ("pdserve", "run-batch"))
             _run(request, interruption, view)
         except KeyboardInterrupt:
             again = command_again(command, argv)
-            _say(f"stopped: {view.line()}; go on with\n  {again}")
+            _say(f"stopped: {view.line()}; resume with\n  {again}")
             return interruption.status
         except UnusableLines as error:
-            print(f"{' '.join(command)}: {error}", file=sys.stderr, flush=True)  # as it is: a line of the file, a line
+            print(f"{' '.join(command)}: {error}", file=sys.stderr, flush=True)  # one line for each bad line
             return 2
     return 0
 
 
 def _say(text: str) -> None:
-    """Print the last words; whoever read them may have ended by the same Ctrl-C, as a pager does."""
+    """Print to stderr, whose reader, such as a pager, may have ended by the same Ctrl-C."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - else the interpreter's end fails over what was not written
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - else the interpreter fails at exit on the unwritten text
 
 
 def _run(request: BatchRequest, interruption: Interruption, view: ProgressView) -> None:
@@ -65,30 +65,30 @@ def _run(request: BatchRequest, interruption: Interruption, view: ProgressView) 
     with local_files(request, interruption, os.environ) as files:
         if files.is_answered:
             send(request, files, interruption)
-            print(f"the answers of an earlier run were sent: {files.target}", flush=True)
+            print(f"the answers of an earlier run were uploaded: {files.target}", flush=True)
             return
         with prepare(_job(request, files)) as prepared:
             source = (answers or model_here(request)) if prepared.left else None
             ended: list[BatchProgress] = []
-            with _going_on(prepared), _nothing_left(ended):
+            with _explain_resuming(prepared), _ignore_late_interrupt(ended):
                 interruption.run(_answer(request, prepared, source, view, ended.append))
         if files.target is not None:
             send(request, files, interruption)
-        print(f"{_said(view, ended[0])}: {files.target or files.output}", flush=True)
+        print(f"{_summary(view, ended[0])}: {files.target or files.output}", flush=True)
         for warning, count in ended[0].warnings.items():
             print(f"warning: {warning} ({count} line{'s' * (count > 1)})", file=sys.stderr, flush=True)
         if ended[0].first_error:
-            said = f"the first error is that of {ended[0].first_error}"
-            print(f"{said}{_named(request, said)}{_again(files)}", file=sys.stderr, flush=True)
+            error = f"the first error is {ended[0].first_error}"
+            print(f"{error}{_name_advice(request, error)}{_retry_advice(files)}", file=sys.stderr, flush=True)
 
 
 async def _answer(
     request: BatchRequest, prepared: PreparedJob, source: ModelHere | BatchServer | None, view: ProgressView,
     ended: Callable[[BatchProgress], None],
 ) -> None:  # fmt: skip
-    """Answer what is left and write the output; show how far it is, and serve figures where they were asked for.
+    """Answer the remaining lines and write the output; show progress, and serve metrics where requested.
 
-    `ended` is told once the output stands.
+    `ended` is called once the output is written.
     """
     async with contextlib.AsyncExitStack() as stack:
         answerer = Nobody() if source is None else await stack.enter_async_context(source.opened())
@@ -102,8 +102,8 @@ async def _answer(
 
 
 @contextlib.contextmanager
-def _nothing_left(ended: Sequence[BatchProgress]) -> Iterator[None]:
-    """Once the output stands, a signal only hastens the end of who answered: run again, all would be asked again."""
+def _ignore_late_interrupt(ended: Sequence[BatchProgress]) -> Iterator[None]:
+    """Once the output is written, ignore Ctrl-C: it only stops the engine sooner, and a rerun would ask all again."""
     try:
         yield
     except KeyboardInterrupt:
@@ -112,8 +112,8 @@ def _nothing_left(ended: Sequence[BatchProgress]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _going_on(prepared: PreparedJob) -> Iterator[None]:
-    """Say how a batch goes on when who answers is lost on the way."""
+def _explain_resuming(prepared: PreparedJob) -> Iterator[None]:
+    """Add how to resume the batch to the error when the engine or server fails."""
     try:
         yield
     except (BatchStopped, ConfigError):
@@ -121,8 +121,8 @@ def _going_on(prepared: PreparedJob) -> Iterator[None]:
     except PdserveError as error:
         if not prepared.journal.num_done:
             raise
-        done = f"{prepared.journal.num_done} of {prepared.total} lines are answered and kept"
-        raise BatchStopped(f"{error}; {done}: the same command goes on from there") from error
+        done = f"{prepared.journal.num_done} of {prepared.total} lines are answered and saved"
+        raise BatchStopped(f"{error}; {done}: the same command resumes there") from error
 
 
 def _job(request: BatchRequest, files: BatchFiles) -> BatchJob:
@@ -139,20 +139,20 @@ def _job(request: BatchRequest, files: BatchFiles) -> BatchJob:
     )
 
 
-def _named(request: BatchRequest, said: str) -> str:
-    """Return what to do where the lines name another model than the one that was loaded here."""
-    if request.options.base_url is not None or "does not exist here" not in said:
+def _name_advice(request: BatchRequest, error: str) -> str:
+    """Return advice for lines that name another model than the one loaded here."""
+    if request.options.base_url is not None or "does not exist here" not in error:
         return ""
-    return "\n--served-model-name NAME gives the model here the name that the lines have"
+    return "\n--served-model-name NAME gives the model here the name in the lines"
 
 
-def _again(files: BatchFiles) -> str:
+def _retry_advice(files: BatchFiles) -> str:
     if files.target is not None:
         return ""
-    words = "the same command with --retry-failed asks the failed lines again"
-    return f"\n{words}; a line that was refused (400 to 422) is to be mended in the input first"
+    advice = "the same command with --retry-failed retries the failed lines"
+    return f"\n{advice}; a line that was refused (400 to 422) must be fixed in the input first"
 
 
-def _said(view: ProgressView, ended: BatchProgress) -> str:
+def _summary(view: ProgressView, ended: BatchProgress) -> str:
     earlier = f", {ended.resumed:,} of them by an earlier run" if ended.resumed else ""
     return counted(ended.done, ended.errors, view.seconds, view.rates()[1]) + earlier

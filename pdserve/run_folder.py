@@ -1,4 +1,4 @@
-"""The run folder of `pdserve up`: its lock, the state of the cluster in it, tables and logs.
+"""The run folder of `pdserve up`: lock, cluster state, tables and logs.
 
 <run folder>/lock  state.json  tables/  logs/NAME.log
 """
@@ -33,11 +33,11 @@ def default_cache_dir(environ: Mapping[str, str]) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRecord:
-    """One process of a cluster. `started` tells it from a later one with the same pid.
+    """One process of a cluster. `started` distinguishes it from a later one with the same pid.
 
-    `restarts` counts its starts but the first; `note` says what becomes of it where it died, in two words. `phases` are
-    those of its last replacement, as far as it is, by the spare or not; it was over at `replaced_at`, in seconds since
-    1970. One that runs on another machine has the pid 0, which no process has.
+    `restarts` counts its starts but the first; `note` says in two words what happens after its death. `phases` are
+    those completed of its last replacement, which ended at `replaced_at`, in seconds since
+    1970. A process on another machine has the pid 0, which no process has.
     """
 
     name: str
@@ -54,7 +54,7 @@ class ProcessRecord:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is a process of this machine: no other can be looked at or signalled."""
+        """Whether it is a process of this machine: only those can be inspected or signalled."""
         return self.pid > 0
 
     @property
@@ -65,9 +65,9 @@ class ProcessRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """What `pdserve up` wrote: where the cluster is served, which processes make it, and the one that watches them.
+    """The state that `pdserve up` writes: the cluster's URL, its processes, and the supervisor that watches them.
 
-    `is_starting` until it was ready for the first time.
+    `is_starting`: it has not been ready yet.
     """
 
     base_url: str
@@ -88,9 +88,9 @@ class ClusterState:
 
 
 def start_time(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot; None when it is gone or a zombie."""
+    """Return a process's start time, in clock ticks since boot; None when it is gone or a zombie."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a pid may be another's, of any name
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a process may have any name
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = stat[stat.rindex(")") + 2 :].split()
@@ -98,7 +98,7 @@ def start_time(pid: int) -> int | None:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the memory that a process has in RAM, 0 for one that is gone."""
+    """Return the resident memory of a process, 0 for one that is gone."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (FileNotFoundError, ProcessLookupError):
@@ -106,7 +106,7 @@ def resident_bytes(pid: int) -> int:
 
 
 class RunFolder:
-    """One run folder; at most one cluster lives in it."""
+    """One run folder, used by at most one cluster."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -114,12 +114,12 @@ class RunFolder:
         self.state, self._draft = path / "state.json", path / "state.new"
 
     def log(self, name: str) -> Path:
-        """Return where the process `name` logs."""
+        """Return the log path of the process `name`."""
         return self.path / "logs" / f"{name}.log"
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the folder against another `pdserve up`. Raises ConfigError when one holds it, or it cannot be made."""
+        """Lock the folder. Raises ConfigError if another `pdserve up` holds it or it cannot be created."""
         with self._lock_file() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -135,7 +135,7 @@ class RunFolder:
             raise self._cannot_be_used(error) from error
 
     def _make(self) -> None:
-        """Make the folder for its owner alone; one that is there is closed to others where nothing else lies in it."""
+        """Create the folder for its owner alone; restrict an existing one that has only pdserve's files."""
         for folder in (self.path, self.log("any").parent):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if {one.name for one in self.path.iterdir()} <= _OWN:
@@ -143,11 +143,11 @@ class RunFolder:
                 self.path.chmod(0o700)
 
     def _cannot_be_used(self, error: OSError) -> ConfigError:
-        words = f"the run folder {self.path} cannot be used: {error.strerror}"
-        return ConfigError(f"{words}: name another, by --run-dir or PDSERVE_RUN_DIR")
+        problem = f"the run folder {self.path} cannot be used: {error.strerror}"
+        return ConfigError(f"{problem}: give another one by --run-dir or PDSERVE_RUN_DIR")
 
     def read(self) -> ClusterState | None:
-        """Return the cluster's state, or None when there is none. Raises ConfigError for one that cannot be read."""
+        """Return the cluster's state, or None when there is none. Raises ConfigError for an unreadable one."""
         try:
             data = json.loads(self.state.read_text())
             processes = tuple(map(_record, data.pop("processes")))
@@ -158,31 +158,31 @@ class RunFolder:
         except OSError as error:
             raise self._cannot_be_used(error) from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ConfigError(f"{self.state} is not a state pdserve wrote: {error}; delete it") from error
+            raise ConfigError(f"{self.state} was not written by pdserve: {error}; delete it") from error
 
     def write(self, state: ClusterState) -> None:
-        """Replace the cluster's state, whole or not at all; whoever does holds the lock. Raises OSError."""
+        """Replace the cluster's state atomically; the caller holds the lock. Raises OSError."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(self._draft, "w", opener=_private) as draft:
             draft.write(json.dumps(dataclasses.asdict(state), indent=2) + "\n")
             draft.flush()
-            os.fsync(draft.fileno())  # else its name may outlive its content when the machine stops
+            os.fsync(draft.fileno())  # else a crash of the machine may leave the file without content
         self._draft.replace(self.state)
 
     def clear(self) -> None:
-        """Forget the cluster: its state and its tables. Logs stay. Whoever does holds the lock."""
+        """Delete the cluster's state and tables, not its logs; the caller holds the lock."""
         for file in (self.state, self._draft):
             file.unlink(missing_ok=True)
         shutil.rmtree(self.tables, ignore_errors=True)
 
     def clear_unless_held(self) -> None:
-        """Forget a cluster that has ended; where a `pdserve up` holds the folder, what is there is that one's."""
+        """Delete the state of an ended cluster, unless a `pdserve up` holds the lock: the state is then its own."""
         with suppress(FileNotFoundError, BlockingIOError), (self.path / "lock").open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.clear()
 
-    def put_logs_aside(self) -> None:
-        """Keep the last run's logs as NAME.log.1, also of processes that the next run has not."""
+    def rename_old_logs(self) -> None:
+        """Rename the last run's logs to NAME.log.1, also those of processes that the next run lacks."""
         for log in list(self.log("any").parent.glob("*.log")):
             log.replace(log.with_name(log.name + ".1"))
 
@@ -192,9 +192,9 @@ def _record(data: dict[str, Any]) -> ProcessRecord:
 
 
 def open_log(log: Path, *, anew: bool = False) -> BinaryIO:
-    """Open a log to append to it; file and folder are made for their owner alone. Raises OSError.
+    """Open a log for appending; file and folder are accessible to their owner alone. Raises OSError.
 
-    Where it is begun `anew`, what the last run said is kept beside it: often that is what one looks for.
+    With `anew`, the last run's log is kept beside it, since users often need that one.
     """
     if anew and log.exists():
         log.replace(log.with_name(log.name + ".1"))
@@ -207,12 +207,12 @@ def _private(path: str, flags: int) -> int:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a log that is not blank, or words for an empty one."""
+    """Return the last non-blank line of a log, or a note for an empty one."""
     return last_lines(log, 1)[0].strip()
 
 
 def last_lines(log: Path, count: int) -> list[str]:
-    """Return the last `count` lines of a log that are not blank, or one line of words for an empty one."""
+    """Return the last `count` non-blank lines of a log, or a one-line note for an empty one."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 65536))

@@ -1,4 +1,4 @@
-"""`pdserve serve MODEL`: the scheduler's surface over one combined instance, in one process."""
+"""`pdserve serve MODEL`: the scheduler's API and one combined instance in one process."""
 
 import argparse
 import asyncio
@@ -35,26 +35,26 @@ examples:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until SIGTERM or Ctrl-C. Raises ConfigError for what the user must mend."""
+    """Serve until SIGTERM or Ctrl-C. Raises ConfigError for wrong input."""
     config = parse(argv)
     require_free(config.engine.host, config.engine.port)
     logs.configure(config.engine.log_level, log_format=config.engine.log_format)
     check_traces(config.options.otlp_traces_endpoint, os.environ)
     os.environ.pop(HCCL_TABLE, None)
     try:
-        import instance.local  # noqa: F401 - only to say what is missing before anything starts
+        import instance.local  # noqa: F401 - only to report missing packages before anything starts
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"serving needs the engine ({error.name} is missing): pip install 'pdserve[engine]'"
         ) from error
     start_ticker()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as SIGTERM, until it serves: a loop's end would wait for the load
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until it serves: closing the loop would wait for the load
     run(_serve(config))
     return 0
 
 
 def parse(argv: Sequence[str]) -> SchedulerConfig:
-    """Return the config of a command line. Raises ConfigError."""
+    """Parse the command line. Raises ConfigError."""
     parser = CommandParser(
         serves=True,
         prog="pdserve serve",
@@ -63,7 +63,7 @@ def parse(argv: Sequence[str]) -> SchedulerConfig:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    folder_help = "folder of the model, or its name at the hub (default: the default model)"
+    folder_help = "folder of the model, or its name on the hub (default: the default model)"
     parser.add_argument("folder", nargs="?", metavar="MODEL", help=folder_help)
     add_flags(parser, EngineOptions)
     add_flags(parser, SchedulerOptions)
@@ -72,9 +72,9 @@ def parse(argv: Sequence[str]) -> SchedulerConfig:
     if namespace.folder and "model" in namespace and "model" not in parser.from_file:
         raise ConfigError(f"the model is given twice: {namespace.folder} and --model {namespace.model}")
     if "ip" in namespace and "ip" not in parser.from_file:
-        raise ConfigError(f"--ip {namespace.ip} is for an instance of a ranktable: --host says where this listens")
+        raise ConfigError(f"--ip {namespace.ip} is for an instance of a ranktable: set the listen address by --host")
     if "share_devices" in namespace and "share_devices" not in parser.from_file:
-        raise ConfigError("--share-devices is for the instances of a ranktable: this is one alone")
+        raise ConfigError("--share-devices is for the instances of a ranktable: leave it out")
     namespace.model = namespace.folder or getattr(namespace, "model", "")
     namespace.port = getattr(namespace, "port", DEFAULT_PORT)
     check_engine_flags(from_namespace(EngineOptions, namespace))
@@ -88,16 +88,16 @@ async def _serve(config: SchedulerConfig) -> None:
     from instance.config import InstanceConfig
     from instance.local import LocalInstance
 
-    told = InstanceConfig(config.engine, Role.COMBINED, server_ip=HOST, device_ids=DEVICE_IDS)
+    instance_config = InstanceConfig(config.engine, Role.COMBINED, server_ip=HOST, device_ids=DEVICE_IDS)
     lost: list[PdserveError] = []
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     def end(error: PdserveError) -> None:
         lost.append(error)
-        with contextlib.suppress(RuntimeError):  # the loop has closed: it has ended
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended already
             loop.call_soon_threadsafe(stop.set)
 
-    instance = await LocalInstance.start(told, end)
+    instance = await LocalInstance.start(instance_config, end)
     for note in instance.notes:
         print(note, flush=True)
 

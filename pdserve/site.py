@@ -1,4 +1,4 @@
-"""Where the processes of `pdserve up` run: here, or (pdserve/ray_cluster) the instances on the nodes of Ray."""
+"""Where the processes of `pdserve up` run: on this machine, or instances on Ray nodes (pdserve/ray_cluster)."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -17,32 +17,32 @@ from pdserve.variables import STATE_FILE
 
 
 class Site(Protocol):
-    """Where processes are started and ended."""
+    """Starts and stops processes."""
 
     def plans(self) -> Sequence[ProcessPlan]:
-        """Make room and the tables; return the processes to start. Raises ConfigError, Unavailable."""
+        """Reserve resources and write the tables; return the processes to start. Raises ConfigError, Unavailable."""
         ...
 
     def spawn(self, plan: ProcessPlan, again: bool) -> Watched:
-        """Start one, anew or again. Raises OSError."""
+        """Start a process, for the first time or `again`. Raises OSError."""
         ...
 
     def tick(self, now: float, *, is_calm: bool) -> None:
-        """Do what is due beside the processes; `is_calm`: none of them is starting."""
+        """Do periodic work; `is_calm`: no process is starting."""
         ...
 
     @property
     def spare(self) -> ProcessRecord | None:
-        """Return what names the warm spare, or says why there is none; None where the site has no such thing."""
+        """Return the record of the warm spare, or of why there is none; None where the site has no spares."""
         ...
 
     def close(self, at_once: Callable[[], bool]) -> Sequence[str]:
-        """End what runs on other machines, in order until `at_once` says so; return the names of those killed."""
+        """Stop the processes on other machines, at once if `at_once` returns true; return the names of those killed."""
         ...
 
 
 class LocalSite:
-    """This machine, with one warm spare for all its instances, and one memory for their packed weights."""
+    """This machine, with one warm spare and one shared memory file of packed weights for all its instances."""
 
     def __init__(self, request: UpRequest, folder: RunFolder, say: Callable[[str], None]) -> None:
         self._request, self._folder = request, folder
@@ -52,7 +52,7 @@ class LocalSite:
         self._keeper = SpareKeeper(self._make_spare, Restarts(limits), say, why_none)
 
     def plans(self) -> Sequence[ProcessPlan]:
-        """Lay out tables and ports."""
+        """Choose ports and write the tables."""
         engine, options = self._request.engine, self._request.options
         shape = ClusterShape(
             options.prefill, options.decode, engine.host, engine.port, self._request.flags, engine.device,
@@ -61,7 +61,7 @@ class LocalSite:
         return lay_out(shape, self._folder.tables)
 
     def spawn(self, plan: ProcessPlan, again: bool) -> Watched:
-        """Start a child of ours; an instance that died is the spare from now on, where there is a warm one."""
+        """Start a child process; a warm spare, if there is one, takes over for an instance that died."""
         log, environ = self._folder.log(plan.name), os.environ | {WEIGHTS_FD: str(self._weights)}
         if plan.role == "scheduler":
             return Child(plan, log, os.environ | {STATE_FILE: str(self._folder.state)}, again=again)
@@ -69,16 +69,16 @@ class LocalSite:
         return spare or Child(plan, log, environ, again=again, pass_fds=(self._weights,))
 
     def tick(self, now: float, *, is_calm: bool) -> None:
-        """Look after the spare."""
+        """Start or check the spare."""
         self._keeper.tick(now, is_calm=is_calm)
 
     @property
     def spare(self) -> ProcessRecord:
-        """Return what names the spare, or says why there is none."""
+        """Return the record of the spare, or of why there is none."""
         return self._keeper.record
 
     def close(self, at_once: Callable[[], bool]) -> Sequence[str]:
-        """End the spare; nothing is elsewhere."""
+        """Stop the spare; no process runs on another machine."""
         self._keeper.close()
         if self._weights >= 0:
             os.close(self._weights)

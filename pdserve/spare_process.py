@@ -2,9 +2,9 @@
 
     warm up at low priority -> "warm" -> the command line on stdin -> pdserve.launch in this very process
 
-FLAGS are those of the cluster's processes: they say which engine and model to import for. On stdin comes one JSON
-object {"name", "argv", "env", "log"}; its end without one ends the process. It opens no device. Folder and cores are
-those of its supervisor from its start on, as they are for every process of it.
+FLAGS are those of the cluster's processes: engine and model decide what to import. It reads one JSON
+object {"name", "argv", "env", "log"} from stdin, and exits on EOF before that. It opens no device. Like every process
+of the cluster it starts in the supervisor's working directory and on its cores.
 """
 
 import gc
@@ -21,21 +21,21 @@ from pdserve.tether import hold_on
 from telemetry.start_marks import VARIABLE, WARM, StartMarks
 from wire.options import EngineOptions, from_namespace
 
-MOST_BYTES = 1 << 20  # of a command line with its environment: what a pipe may hold without privileges
+MOST_BYTES = 1 << 20  # of a command line with its environment: the largest pipe without privileges
 _NICE = 19
 _FIRST_VICTIM = "1000"
 _DEVICES = ("/dev/nvidia", "/dev/davinci", "/dev/devmm_svm", "/dev/hisi_hdc", "/dev/dri", "/dev/kfd")
 
 
 def main(flags: Sequence[str]) -> int:
-    """Warm up, wait, and run the instance; return its exit status, 0 where none is wanted."""
+    """Warm up, wait, and run the instance; return its exit status, 0 if it was not used."""
     hold_on(os.environ)
     marks = StartMarks.take(os.environ)
     score = _be_first_victim()
     _at_low_priority(flags)
     held = sorted(path for path in _open_files() if path.startswith(_DEVICES))
     if held:
-        print(f"a spare must not hold a device, and this one has {', '.join(held)} open", file=sys.stderr)
+        print(f"a spare must not open a device, but this one has {', '.join(held)} open", file=sys.stderr)
         return 1
     marks.set(WARM)
     order = _read_order()
@@ -46,7 +46,7 @@ def main(flags: Sequence[str]) -> int:
 
 
 def _be_first_victim() -> str:
-    """Let the kernel end this process before all others when memory runs out; return the score it had."""
+    """Make this process the OOM killer's first choice; return its previous score."""
     path = Path("/proc/self/oom_score_adj")
     try:
         before = path.read_text()
@@ -57,7 +57,7 @@ def _be_first_victim() -> str:
 
 
 def _at_low_priority(flags: Sequence[str]) -> None:
-    """Import in a thread of the lowest priority: the main thread, and what it starts later, keep theirs."""
+    """Import in a thread of the lowest priority; the main thread and its later threads keep theirs."""
     failed: list[BaseException] = []
 
     def work() -> None:
@@ -78,29 +78,29 @@ def _at_low_priority(flags: Sequence[str]) -> None:
 
 def _import(flags: Sequence[str]) -> None:
     from instance.warm_up import import_all
-    from pdserve import instance_flags, role_process  # noqa: F401 - what serving takes, beside the engine
+    from pdserve import instance_flags, role_process  # noqa: F401 - needed to serve, besides the engine
 
     import_all(from_namespace(EngineOptions, launch.read_flags(flags, os.environ)))
 
 
 def _open_files() -> list[str]:
-    """Return what the descriptors of this process are open on."""
+    """Return the paths of this process's open files."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
             found.append(os.readlink(f"/proc/self/fd/{name}"))
-        except FileNotFoundError:  # the one of the listing
+        except FileNotFoundError:  # the descriptor of the listing itself
             continue
     return found
 
 
 def _read_order() -> bytes:
-    """Return all of stdin, which ends where nothing comes. Raises ValueError past MOST_BYTES."""
+    """Read stdin until EOF. Raises ValueError above MOST_BYTES."""
     data = bytearray()
     while part := os.read(0, 65_536):
         data += part
         if len(data) > MOST_BYTES:
-            raise ValueError(f"a command line of more than {MOST_BYTES} bytes")
+            raise ValueError(f"the command line has more than {MOST_BYTES} bytes")
     return bytes(data)
 
 
@@ -118,7 +118,7 @@ def _take_over(order: dict[str, object], score: str, marks: StartMarks) -> list[
     os.environ.update(env)
     if marks.descriptor is not None:
         os.environ[VARIABLE] = str(marks.descriptor)
-    Path("/proc/self/comm").write_text(str(order["name"]))  # as `ps` shows it
+    Path("/proc/self/comm").write_text(str(order["name"]))  # the name that `ps` shows
     sys.argv[1:] = argv
     return argv
 

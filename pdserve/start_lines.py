@@ -1,4 +1,4 @@
-"""What start_servers.sh prints once a process knows what it is: ports, devices, network, and what to do next."""
+"""The lines start_servers.sh prints once the role is known: ports, devices, network, and the next step."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ from wire.kv_transports import ONE_HOST
 from wire.options import EngineOptions
 
 if TYPE_CHECKING:
-    from instance.config import InstanceConfig  # the scheduler comes here too, and it may lack the engine's packages
+    from instance.config import InstanceConfig  # the scheduler imports this module and may lack the engine's packages
 
 _ANY_HOST = ("0.0.0.0", "::", "")  # noqa: S104 - compared, never bound
 
@@ -17,7 +17,7 @@ _ANY_HOST = ("0.0.0.0", "::", "")  # noqa: S104 - compared, never bound
 def instance_lines(
     config: "InstanceConfig", plan: LaunchPlan, kv_host: str, device_line: str | None, variables: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Return the lines of a prefill or decode instance; `kv_host` is where its KV listens."""
+    """Return the lines of a prefill or decode instance; `kv_host` is the listen address of its KV port."""
     options = config.options
     set_here = (f"network: {' '.join(f'{name}={value}' for name, value in variables.items())}",) if variables else ()
     return (
@@ -25,7 +25,7 @@ def instance_lines(
         f"{_at(options.host, options.http_port) if options.http_port else 'off (--http-port)'}",
         device_line or _cores(config),
         *set_here,
-        *_unheard(options.host, plan.own.server_ip),
+        *_address_warning(options.host, plan.own.server_ip),
         f"next: start the other instances and the scheduler{_node_ports(options, plan)}; {_status(plan)}",
     )
 
@@ -37,26 +37,26 @@ def scheduler_lines(engine: EngineOptions, plan: LaunchPlan) -> tuple[str, ...]:
     return (
         f"ports: {api} {_at(engine.host, engine.port)}",
         "devices: none",
-        f"next: it waits for {instances}; once it is ready, ask: curl http://{_reached(engine, plan)}{question}",
+        f"next: it waits for {instances}; once it is ready, try: curl http://{_reached(engine, plan)}{question}",
     )
 
 
 def say(lines: Iterable[str]) -> None:
-    """Print them at once: stdout may be a file that somebody follows."""
+    """Print and flush: stdout may be a file that someone follows."""
     for line in lines:
         print(line, flush=True)
 
 
-def _unheard(host: str, server_ip: str) -> tuple[str, ...]:
-    """Warn where the table has this instance at an address that --host leaves out; a name of a host may mean any."""
+def _address_warning(host: str, server_ip: str) -> tuple[str, ...]:
+    """Warn if --host does not cover the instance's address in the table; a host name may resolve to any."""
     if host in _ANY_HOST or canonical(host) == canonical(server_ip):
         return ()
     if not is_address(host) and canonical(host) != "localhost":
         return ()
-    anywhere = "::" if ":" in server_ip else "0.0.0.0"  # noqa: S104 - said, never bound
+    anywhere = "::" if ":" in server_ip else "0.0.0.0"  # noqa: S104 - printed, never bound
     return (
-        f"warning: --host {host} does not listen on {server_ip}, where the table has this instance and the scheduler "
-        f"looks for it: give --host {server_ip} or --host {anywhere}, unless a proxy or a namespace is in front",
+        f"warning: --host {host} does not listen on {server_ip}, to which, by the table, the scheduler "
+        f"connects: give --host {server_ip} or --host {anywhere}, unless a proxy or a network namespace is between",
     )
 
 
@@ -74,7 +74,7 @@ def _cores(config: "InstanceConfig") -> str:
 
 
 def _node_ports(options: EngineOptions, plan: LaunchPlan) -> str:
-    """Say what the scheduler needs to know of this instance's port: nothing where the table has it."""
+    """Return the NODE_PORTS entry that the scheduler needs; empty where the table has the port."""
     assert plan.index is not None, "an instance has its place in the table"
     if plan.own.server_port == options.port:
         return ""
@@ -82,7 +82,7 @@ def _node_ports(options: EngineOptions, plan: LaunchPlan) -> str:
 
 
 def _status(plan: LaunchPlan) -> str:
-    """Say how to look at the cluster; an instance knows the scheduler's port only where the table has it."""
+    """Return how to inspect the cluster; only the table can give an instance the scheduler's port."""
     scheduler = plan.global_table.scheduler
     port, where = scheduler.server_port, "" if scheduler.server_port else ", at the scheduler's --port,"
     return f"`pdserve status --url http://{_at(scheduler.server_ip, port or 'PORT')}`{where} shows them"

@@ -1,4 +1,4 @@
-"""`pdserve status`: one line an instance, from what the scheduler says on /metrics and, for `up`'s, the run folder."""
+"""`pdserve status`: one line per instance, from the scheduler's /metrics and, for `up`, the run folder."""
 
 import argparse
 import socket
@@ -24,19 +24,18 @@ _HEADER = (
 )  # fmt: skip
 _MAX_REASON_CHARS = 80
 EPILOG = """\
-PID is that of the process that `pdserve up` started, `-` where another one answers in its place or it runs on a node of
-Ray; STATE is the scheduler's, `draining` for one that left the table and ends its requests, `gone` where nothing
-answers, `starting again`, `given up` or `removed` where the supervisor of `pdserve up` says so, and the lines below the
-table say what is wrong. `starting` loads its model, `suspect` is silent and gets no new request, `lost` is not used
-until it answers again.
-RESTARTS counts how often the supervisor started it again.
-DIGESTS says whether an instance wants each KV frame checked; a link goes without only where both ends say off.
-LINKS says over which transport each prefill instance sends KV; `(fallback: shm: why)` names a better one that failed,
-`(not shm: why)` one that the pair cannot have, NO LINK a pair that no transport joins: no prompt goes over it.
+PID is that of the process that `pdserve up` started, `-` if another one answers in its place or it runs on a Ray node.
+STATE is the scheduler's: `starting` loads its model, `suspect` is silent and gets no new request, `lost` is not used
+until it answers again, `draining` left the table and finishes its requests, `gone` does not answer. The supervisor of
+`pdserve up` adds `starting again`, `given up` and `removed`. The lines below the table give the reasons.
+RESTARTS counts how often the supervisor restarted it.
+DIGESTS shows whether an instance wants each KV frame checked; a link omits digests only if both ends have them off.
+LINKS shows the transport over which each prefill instance sends KV; `(fallback: shm: why)` names a better one that
+failed, `(not shm: why)` one that the pair cannot use, NO LINK a pair without any transport: it serves no prompt.
 `pdserve links` measures them. Exit status: 0 when the first line says ready, else 1.
 
 examples:
-  pdserve status                               the cluster of `pdserve up`, else what serves on port 9000
+  pdserve status                               the cluster of `pdserve up`, else the one on port 9000
   pdserve status --url http://10.0.0.18:9000   any cluster, however it was started
 """
 
@@ -65,9 +64,9 @@ def main(argv: Sequence[str]) -> int:
 def table(
     state: ClusterState | None, instances: Sequence[InstanceRow], reasons: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Return the lines of the table, header first: the processes of `state`, without one the instances.
+    """Return the lines of the table, header first: the processes of `state`, or the instances if it is None.
 
-    Below it, why those do not live that do not: `reasons` by address.
+    Below it are the `reasons`, by address, why instances are not living.
     """
     if state is None:
         rows = [_row(one.name, one.role, one.address, "-", one.state, "-", one) for one in instances]
@@ -83,7 +82,7 @@ def table(
 
 
 def _condition(process: ProcessRecord, seen: InstanceRow | None) -> tuple[str, str]:
-    """Return pid and state; another process may answer where the one that `up` started is gone."""
+    """Return pid and state; another process may answer in place of one that is gone."""
     if process.alive:
         return str(process.pid), "running" if seen is None else seen.state
     if process.note:
@@ -117,7 +116,7 @@ def _was_replaced(process: ProcessRecord) -> bool:
 
 
 def _replaced(process: ProcessRecord) -> str:
-    """Return how long its last replacement took, or its phase now: a record changes only where a phase ends."""
+    """Return how long its last replacement took, or its current phase: a record changes only when a phase ends."""
     how = "from the spare" if process.from_spare else "by a new process"
     last, phases = process.phases[-1].name, describe(process.phases)
     if last != SERVING:
@@ -154,7 +153,7 @@ def _link(link: LinkRow) -> str:
 
 
 def _samples(client: Client, where: TargetCluster) -> tuple[Sample, ...] | None:
-    """Return the scheduler's page, None when it says nothing. Raises Unavailable where no run folder knows more."""
+    """Return the scheduler's metrics, None if it does not answer. Raises Unavailable if there is no run folder."""
     try:
         return client.metrics()
     except (Unavailable, UnicodeDecodeError) as error:
@@ -164,42 +163,42 @@ def _samples(client: Client, where: TargetCluster) -> tuple[Sample, ...] | None:
 
 
 def _instances(samples: tuple[Sample, ...] | None, where: TargetCluster) -> tuple[InstanceRow, ...]:
-    """Return the instances on the page. Raises Unavailable when it is another server's."""
+    """Return the instances on the page. Raises Unavailable for the page of another server."""
     if samples is None:
         return ()
     instances = read_page(samples)
     if not instances and where.state is None:
-        raise Unavailable(f"what serves at {where.base_url} is no pdserve scheduler: its /metrics has no instances")
+        raise Unavailable(f"the server at {where.base_url} is not a pdserve scheduler: its /metrics lists no instances")
     return instances
 
 
 def _around(samples: tuple[Sample, ...] | None, where: TargetCluster) -> Iterator[str]:
-    """Yield the table in use, and who watches the processes."""
+    """Yield the table in use, the supervisor and the spare."""
     table = read_table(samples or ())
     if table is not None:
         yield f"table {table}"
     watcher = None if where.state is None else where.state.supervisor
     if watcher is not None:
-        yield f"supervisor {watcher.pid}" if watcher.alive else "no supervisor: nothing is started again"
+        yield f"supervisor {watcher.pid}" if watcher.alive else "no supervisor: nothing is restarted"
     if where.state is not None and where.state.spare is not None:
         yield _spare(where.state.spare)
 
 
 def _spare(spare: ProcessRecord) -> str:
-    """Return the spare's pid, whether it is warm, and its memory; or why there is none."""
+    """Return the spare's pid, state and memory, or why there is no spare."""
     if not spare.alive:
         return f"no spare ({spare.note if spare.pid == 0 else 'gone'})"
     return f"spare {spare.pid} ({spare.note}, {resident_bytes(spare.pid) / 1e6:.0f} MB)"
 
 
 def _reasons(client: Client) -> dict[str, str]:
-    """Return by address why an instance does not live, as far as /ready says it."""
+    """Return, by address, the reasons that /ready gives for instances that are not living."""
     try:
         body = client.get("/ready").json()
     except Unavailable:
         return {}
-    told = body.get("instances") if isinstance(body, dict) else None
-    found = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
+    listed = body.get("instances") if isinstance(body, dict) else None
+    found = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     return {str(one.get("address")): str(one.get("why") or "") for one in found}
 
 

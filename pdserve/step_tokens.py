@@ -1,4 +1,4 @@
-"""The guide's rule for the largest step: at least the model's length."""
+"""The guide's rule for --max-num-batched-tokens: at least the model's length."""
 
 from scheduler.model.files import read_model_files
 from wire.errors import ConfigError
@@ -6,7 +6,7 @@ from wire.options import EngineOptions
 
 
 def check_step_tokens(options: EngineOptions) -> None:
-    """Raise ConfigError when --max-num-batched-tokens is below the model's length, as the guide demands."""
+    """Raise ConfigError when --max-num-batched-tokens is below the model's length, which the guide requires."""
     step, length = options.max_num_batched_tokens, options.max_model_len
     source = "--max-model-len"
     if length is None and options.model:

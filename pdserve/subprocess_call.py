@@ -1,4 +1,4 @@
-"""Do something once in a process of its own, so that what it imports does not stay in ours."""
+"""Run a function once in a forked process, so that its imports do not stay in ours."""
 
 import os
 from collections.abc import Callable
@@ -8,9 +8,9 @@ from pdserve import tether
 
 
 def apart(work: Callable[[], object]) -> bool:
-    """Return whether `work` ended well in a fork of this process; what it made lies on disk.
+    """Run `work` in a fork; return whether it succeeded. Its only other results are files it wrote.
 
-    Whoever needs its error does it again: what failed there fails here. It ends with us, and what it started too.
+    A caller that needs the error calls `work` again itself. The fork and its children die with us.
     """
     held, ours = os.pipe()
     pid = os.fork()

@@ -1,8 +1,8 @@
-"""Keep the processes of a cluster running: one that dies is started again, until it died too often.
+"""Keep the processes of a cluster running: one that dies is restarted, until it dies too often.
 
 up ready ---> tick: died? ---> wait, longer each time ---> started again
-                |         `--> too often: given up, and the end of all where the cluster cannot do without it
-                `--> its entry is gone from the table: removed, until it is there again
+                |         `--> too often: given up; if its role has no process left, the cluster ends
+                `--> its entry is gone from the table: removed, until the entry returns
 """
 
 import time
@@ -25,15 +25,15 @@ _GIVEN_UP, _REMOVED = "given up", "removed"
 Spawn = Callable[[ProcessPlan, bool], Watched]
 
 
-def _nowhere(record: ProcessRecord) -> bool:
+def _never_serves(record: ProcessRecord) -> bool:
     return False
 
 
 @dataclass(slots=True)
 class _Place:
-    """One process of the cluster: the child that runs now, or when the next one is due, or neither: see `note`.
+    """One process of the cluster: the child that runs now, or the time of its restart, or neither (`note`).
 
-    `seen_dead` is when the death was seen that its last replacement began with, and `phases` how far that is.
+    `seen_dead` is when its last death was noticed, and `phases` are the phases since then of its replacement.
     """
 
     plan: ProcessPlan
@@ -54,22 +54,22 @@ class _Place:
 
     @property
     def is_running(self) -> bool:
-        """Whether it runs, and is not being replaced."""
+        """Whether it runs and its replacement, if any, is complete."""
         return not self.note and self.seen_dead is None
 
 
 class Supervisor:
-    """Owns the children from the first start on. `spawn` starts one, anew or again; `changed` is told who there is.
+    """Owns the children. `spawn` starts one, for the first time or again; `changed` gets the records at each change.
 
-    `belongs` says whether the table still has one that ended: only then it is started again. `serves` says whether one
-    that was replaced is in use again.
+    `belongs` returns whether the table still has a process that ended: only then is it restarted. `serves` returns
+    whether a replaced process serves again.
     """
 
     def __init__(
         self, limits: RestartLimits, spawn: Spawn, say: Callable[[str], None],
         changed: Callable[[tuple[ProcessRecord, ...]], None],
         belongs: Callable[[ProcessPlan], bool] = lambda plan: True,
-        serves: Callable[[ProcessRecord], bool] = _nowhere,
+        serves: Callable[[ProcessRecord], bool] = _never_serves,
     ) -> None:  # fmt: skip
         self._limits = limits
         self._spawn = spawn
@@ -77,35 +77,35 @@ class Supervisor:
         self._changed = changed
         self._belongs, self._serves = belongs, serves
         self._places: list[_Place] = []
-        self._told: tuple[ProcessRecord, ...] = ()
+        self._reported: tuple[ProcessRecord, ...] = ()
 
     @property
     def children(self) -> Sequence[Watched]:
-        """The processes as they were started last."""
+        """The current child of each process."""
         return [place.child for place in self._places]
 
     @property
     def records(self) -> tuple[ProcessRecord, ...]:
-        """Return what names the processes, and what becomes of them."""
+        """The record of each process."""
         return tuple(place.record for place in self._places)
 
     @property
     def is_calm(self) -> bool:
-        """Whether all processes run that are to run, and none is being replaced."""
+        """Whether every process that should run does, and none is being replaced."""
         return all(place.note in (_GIVEN_UP, _REMOVED) or place.is_running for place in self._places)
 
     def start(self, plans: Sequence[ProcessPlan]) -> None:
-        """Start all processes, each known to `changed` from its start on. Raises Unavailable where one cannot be."""
+        """Start all processes, reporting each to `changed`. Raises Unavailable if one cannot be started."""
         for plan in plans:
             try:
                 child = self._spawn(plan, False)
             except OSError as error:
                 raise Unavailable(f"{plan.name} cannot be started: {error}") from error
             self._places.append(_Place(plan, Restarts(self._limits), child))
-            self._tell()
+            self._report()
 
     def tick(self, now: float) -> None:
-        """Look at each process once. Raises Unavailable when one is given up that the cluster cannot be without."""
+        """Check each process once. Raises Unavailable when the last process of a role is given up."""
         for place in self._places:
             if place.note == _REMOVED:
                 self._take_back(place, now)
@@ -115,17 +115,17 @@ class Supervisor:
                 self._died(place, end, now)
             elif not place.note and place.seen_dead is not None:
                 self._follow(place, place.seen_dead, now)
-        if self.records != self._told:  # one that runs elsewhere has moved
-            self._tell()
+        if self.records != self._reported:  # a process on another machine has moved
+            self._report()
 
     def _follow(self, place: _Place, seen_dead: float, now: float) -> None:
-        """Look how far a replacement is; of one that runs elsewhere nothing is known."""
+        """Update the phases of a replacement; a process on another machine reports none."""
         marks, record = place.child.marks, place.child.record
         may_serve = SESSION in marks or record.role == "scheduler"
         does_serve = may_serve and self._serves(record)
         place.phases = phases_of(seen_dead, marks, now if does_serve else None)
         if does_serve:
-            place.replaced_at = time.time()  # for whoever reads it, no limit is counted by it
+            place.replaced_at = time.time()  # for display only; the limits use the monotonic clock
             how = "from the spare" if WARM in marks else "by a new process"
             self._say(f"replaced {place.plan.name} in {now - seen_dead:.1f} s {how}: {describe(place.phases)}")
         if does_serve or now - seen_dead > _FOLLOWED_S or not record.is_here:
@@ -138,8 +138,8 @@ class Supervisor:
 
     def _remove(self, place: _Place, end: str) -> None:
         place.due, place.note, place.seen_dead = None, _REMOVED, None
-        self._say(f"{end}; its entry is gone from the table: it is not started again")
-        self._tell()
+        self._say(f"{end}; its entry is gone from the table: it is not restarted")
+        self._report()
 
     def _died(self, place: _Place, end: str, now: float) -> None:
         if not self._belongs(place.plan):
@@ -153,7 +153,7 @@ class Supervisor:
         place.due, place.note = now + wait_s, "starting again"
         limits, number = self._limits, place.restarts.deaths
         self._say(f"{end}; starting it again in {wait_s:g} s ({number} of {limits.most} in {limits.window_s:g} s)")
-        self._tell()
+        self._report()
 
     def _start_again(self, place: _Place, now: float) -> None:
         if not self._belongs(place.plan):
@@ -167,21 +167,21 @@ class Supervisor:
             return
         record = place.child.record
         self._say(f"started {record.name} again" + (f", pid {record.pid}" if record.is_here else ""))
-        self._tell()
+        self._report()
 
     def _give_up(self, place: _Place, end: str) -> None:
         place.due, place.note = None, _GIVEN_UP
         limits, name = self._limits, place.plan.name
-        words = (
+        verdict = (
             f"gave up on {name}: it died {place.restarts.deaths} times in {limits.window_s:g} s "
             f"(limit {limits.most} restarts). {end}"
         )
         lines = last_lines(Path(place.child.record.log), _LAST_LINES)
-        self._say("\n  ".join([f"{words}; its last lines:", *lines]))
-        self._tell()
+        self._say("\n  ".join([f"{verdict}; its last lines:", *lines]))
+        self._report()
         if not any(one.plan.role == place.plan.role and one.note not in (_GIVEN_UP, _REMOVED) for one in self._places):
-            raise Unavailable(f"no {place.plan.role} is left, the cluster ends; {words}")
+            raise Unavailable(f"no {place.plan.role} process is left, the cluster ends; {verdict}")
 
-    def _tell(self) -> None:
-        self._told = self.records
-        self._changed(self._told)
+    def _report(self) -> None:
+        self._reported = self.records
+        self._changed(self._reported)

@@ -1,4 +1,4 @@
-"""Wait at the start for tables that their writer has not completed yet."""
+"""Wait at start for tables that their writer has not completed yet."""
 
 import time
 from collections.abc import Callable
@@ -13,11 +13,11 @@ def when_completed(
     resolve: Callable[[], LaunchPlan], timeout_s: float, say: Callable[[str], None], *,
     clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
 ) -> LaunchPlan:  # fmt: skip
-    """Return the plan as soon as its tables have the status `completed`, saying once what it waits for.
+    """Return the plan as soon as its tables have the status `completed`; say once what is awaited.
 
-    Raises what else is wrong with them at once, and after `timeout_s` that they still are not completed.
+    Raises RanktableError at once for other errors, and after `timeout_s` if they are still not completed.
     """
-    deadline, is_told = clock() + timeout_s, False
+    deadline, has_said = clock() + timeout_s, False
     while True:
         try:
             return resolve()
@@ -25,9 +25,9 @@ def when_completed(
             if error.code != "not-completed":
                 raise
             if clock() >= deadline:
-                words = f"{error} (waited {timeout_s:g} s, --startup-timeout)"
-                raise RanktableError(words, code=error.code, place=error.place, value=error.value) from error
-            if not is_told:
+                waited = f"{error} (waited {timeout_s:g} s, --startup-timeout)"
+                raise RanktableError(waited, code=error.code, place=error.place, value=error.value) from error
+            if not has_said:
                 say(f"waiting: {error}")
-                is_told = True
+                has_said = True
         sleep(min(_POLL_S, max(0.0, deadline - clock())))

@@ -1,4 +1,4 @@
-"""Which cluster a command means: the one that was typed, else the one `up` started, else what is on port 9000."""
+"""Find the cluster for a command: the given one, else the one `up` started, else the one on port 9000."""
 
 import argparse
 import os
@@ -13,34 +13,32 @@ from wire.errors import ConfigError, Unavailable
 DEFAULT_URL = "http://127.0.0.1:9000"
 _TIMEOUT_S = 2.0
 START_HINT = "`pdserve up --detach` starts a cluster on this machine"
-"""Said where nobody listens."""
+"""Advice if nothing listens."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetCluster:
-    """A cluster's address; `state` is what `pdserve up` wrote of it, None where something else started it."""
+    """A cluster's address; `state` was written by `pdserve up`, None if it was started otherwise."""
 
     base_url: str
     state: ClusterState | None
 
     @property
     def nothing_there(self) -> str:
-        """What to say when nobody answers."""
-        return f"nothing answers at {self.base_url}: {START_HINT}, --url http://HOST:PORT names another one's scheduler"
+        """The error message if there is no response."""
+        return f"nothing answers at {self.base_url}: {START_HINT}, -or give another scheduler by --url http://HOST:PORT"
 
 
 def add_where(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that name a cluster."""
-    parser.add_argument(
-        "--url", help=f"where its scheduler serves (default: the cluster of `pdserve up`, else {DEFAULT_URL})"
-    )
-    parser.add_argument("--run-dir", help="the folder `up` was given (default: the one it takes by itself)")
+    """Add the flags that select a cluster."""
+    parser.add_argument("--url", help=f"the scheduler's URL (default: the cluster of `pdserve up`, else {DEFAULT_URL})")
+    parser.add_argument("--run-dir", help="the run folder given to `up` (default: its default)")
 
 
 def find(url: str | None, run_dir: str | None) -> TargetCluster:
-    """Return the cluster that is meant. Raises ConfigError, and Unavailable when the run folder named has none."""
+    """Return the selected cluster. Raises ConfigError, and Unavailable if no cluster runs in the given folder."""
     if url is not None and run_dir is not None:
-        raise ConfigError(f"--url {url} and --run-dir {run_dir} both name a cluster: give one of them")
+        raise ConfigError(f"--url {url} and --run-dir {run_dir} both select a cluster: give only one")
     if url is not None:
         return TargetCluster(base_url(url), None)
     state = RunFolder(Path(run_dir or default_run_dir(os.environ)).absolute()).read()
@@ -52,7 +50,7 @@ def find(url: str | None, run_dir: str | None) -> TargetCluster:
 
 
 def is_scheduler(url: str) -> bool:
-    """Return whether a scheduler of ours answers at this base URL, ready or not."""
+    """Return whether a pdserve scheduler answers at this base URL, ready or not."""
     try:
         body = Client(url, timeout_s=_TIMEOUT_S).get("/ready").json()
     except Unavailable:
@@ -61,7 +59,7 @@ def is_scheduler(url: str) -> bool:
 
 
 def base_url(text: str) -> str:
-    """Return what was typed as a base URL, `http://` put in front where it is missing. Raises ConfigError."""
+    """Return `text` as a base URL, with `http://` added if missing. Raises ConfigError."""
     spelled = text if "://" in text else f"http://{text}"
     try:
         parts = urlsplit(spelled)

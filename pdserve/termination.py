@@ -1,4 +1,4 @@
-"""SIGTERM for commands that start others: it unwinds them as Ctrl-C does, so that what they started is ended too."""
+"""Handle SIGTERM like Ctrl-C in commands that start processes, so that unwinding stops those too."""
 
 import signal
 import sys
@@ -6,9 +6,9 @@ from types import FrameType
 
 
 def unwind_on_sigterm() -> None:
-    """Let SIGTERM do what Ctrl-C would, from here on; where Ctrl-C is ignored, raise SystemExit with status 143.
+    """Make SIGTERM act like Ctrl-C from now on; where Ctrl-C is ignored, raise SystemExit with status 143.
 
-    While an event loop runs, Ctrl-C cancels its task between two steps: nothing is left half started.
+    While an event loop runs, Ctrl-C cancels its main task between two callbacks: nothing is left half started.
     """
     signal.signal(signal.SIGTERM, _unwind)
 

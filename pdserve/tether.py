@@ -1,7 +1,7 @@
-"""End with the process that started us: by the kernel's parent-death signal, and by a pipe that only it holds open.
+"""Die with the parent process: by the kernel's parent-death signal, and by a pipe that only the parent holds open.
 
-The signal is at once and needs nothing of ours to run; the pipe covers a parent that died before we could ask for it.
-Both kill: whoever could have drained us is gone, and what is left would hold devices, ports and blocks.
+The signal is immediate and needs no thread of ours; the pipe covers a parent that died before we requested the signal.
+Both kill at once: nobody is left to drain us, and a survivor would hold devices, ports and blocks.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ VARIABLE = OF_PARENT
 _CHILDREN_S = 10.0
 _PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h
 _ending = threading.Lock()
-"""Taken by who ends the process first, and kept: a second one would not know the orphans that the first one makes."""
+"""Acquired by the first thread that ends the process, never released: a second would miss orphans the first makes."""
 
 
 def _nothing() -> None:
@@ -27,16 +27,16 @@ def _nothing() -> None:
 
 
 def hold_on(environ: MutableMapping[str, str], at_end: Callable[[], None] = _nothing) -> None:
-    """Be killed when the parent ends, where it said so by a pipe's number in VARIABLE, which is taken out.
+    """Die when the parent does, if it put a pipe's descriptor into VARIABLE, which is removed.
 
-    `at_end` is called before, once, to remove what the parent would have: after all that this process started has
-    ended, or _CHILDREN_S have passed. Call it from the main thread. Raises ConfigError where the variable names no
+    `at_end` is called once before, to clean up for the parent, after all processes that this one started have
+    ended or _CHILDREN_S have passed. Call hold_on from the main thread. Raises ConfigError if the variable is not a
     pipe.
     """
-    told = environ.pop(VARIABLE, None)
-    if told is None:
+    number_text = environ.pop(VARIABLE, None)
+    if number_text is None:
         return
-    descriptor = _pipe(told)
+    descriptor = _pipe(number_text)
     os.set_inheritable(descriptor, False)
     number = signal.SIGKILL
     if at_end is not _nothing:
@@ -46,23 +46,23 @@ def hold_on(environ: MutableMapping[str, str], at_end: Callable[[], None] = _not
     threading.Thread(target=_end_with, args=(descriptor, at_end), name="tether", daemon=True).start()
 
 
-def _pipe(told: str) -> int:
+def _pipe(number_text: str) -> int:
     try:
-        descriptor = int(told)
+        descriptor = int(number_text)
         if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
             return descriptor
     except (ValueError, OSError):
         pass
-    raise ConfigError(f"{VARIABLE} is {told!r}, which is no pipe of ours: unset it")
+    raise ConfigError(f"{VARIABLE} is {number_text!r}, which is not a pipe: unset it")
 
 
 def _end_with(descriptor: int, at_end: Callable[[], None]) -> None:
-    os.read(descriptor, 1)  # nobody writes: it returns when the last writer is gone
+    os.read(descriptor, 1)  # nothing is written: it returns when the last writer is gone
     _end(at_end)
 
 
 def _end_by_signal(number: int, at_end: Callable[[], None]) -> None:
-    signal.signal(number, signal.SIG_IGN)  # once: a handler within itself would wait for itself
+    signal.signal(number, signal.SIG_IGN)  # only once: a nested handler would wait for itself
     _end(at_end)
 
 
@@ -70,15 +70,15 @@ def _end(at_end: Callable[[], None]) -> None:
     _ending.acquire()
     try:
         if at_end is not _nothing:
-            _hold_the_main_thread()
-            end_descendants(_CHILDREN_S)  # else they would run on what is removed
+            _block_main_thread()
+            end_descendants(_CHILDREN_S)  # else they would use what at_end removes
             at_end()
     finally:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _hold_the_main_thread() -> None:
-    """Let it wait in its handler where this is another one: it would go on starting and writing what we remove."""
+def _block_main_thread() -> None:
+    """Block the main thread in its handler, unless this is it: it could go on writing what at_end removes."""
     main = threading.main_thread()
     if main is not threading.current_thread() and main.ident is not None:
         signal.pthread_kill(main.ident, signal.SIGUSR1)

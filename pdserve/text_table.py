@@ -1,4 +1,4 @@
-"""A table in plain text: columns as wide as their widest cell, and nothing in a cell that a terminal would obey."""
+"""Format a table as plain text: columns as wide as their widest cell, no terminal control characters."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,10 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str
 
 
 def printable(text: str) -> str:
-    """Return `text` with a question mark for each character that does not print."""
+    """Return `text` with a question mark for each unprintable character."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def on_or_off(value: bool | None) -> str:
-    """Return how a table shows what may be unknown."""
+    """Format a flag that may be unknown."""
     return "-" if value is None else "on" if value else "off"

@@ -1,4 +1,4 @@
-"""Find whom a process of a ranktable trusts: by the secret beside its table, by its table, and by the TLS flags."""
+"""Build the trust of a ranktable process from the secret beside its table, the table, and the TLS flags."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""`pdserve up`: start a cluster on this machine, keep its processes running, stay in front or in the background."""
+"""`pdserve up`: start a cluster on this machine and supervise it, in the foreground or background."""
 
 import os
 import signal
@@ -26,24 +26,24 @@ from wire.errors import ConfigError
 
 _FAILED_GRACE_S = 3.0
 _PROBE_S = 0.5
-_CLOSE_S = 5.0  # the scheduler's own, after its requests
+_CLOSE_S = 5.0  # the scheduler's shutdown after its requests
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; return 0, or 130 or 143 where Ctrl-C or SIGTERM came before the cluster was ready.
+    """Run the command; return 0, or 130 or 143 if Ctrl-C or SIGTERM came before the cluster was ready.
 
-    Raises ConfigError for what the user must mend and Unavailable when a process is given up.
+    Raises ConfigError for wrong input and Unavailable when a process is given up.
     """
     request = parse(argv)
     check_model(request.engine)
     check_kv_room(request.engine, request.options.prefill + request.options.decode, is_here=not request.options.ray)
-    _tell_children(request)
+    _export_secrets(request)
     folder = RunFolder(Path(request.options.run_dir or default_run_dir(os.environ)).absolute())
     interrupts = Interrupts()
     interrupts.take()
     try:
         require_none(folder)
-        require_free(request.engine.host, request.engine.port)  # before the folder is made
+        require_free(request.engine.host, request.engine.port)  # before the folder is created
         with folder.lock():
             cluster = _Cluster(request, folder, interrupts)
             if not request.options.detach:
@@ -55,8 +55,8 @@ def main(argv: Sequence[str]) -> int:
         interrupts.ignore()
 
 
-def _tell_children(request: UpRequest) -> None:
-    """Put into the environment what no command line may show, and the certificate that our own questions trust."""
+def _export_secrets(request: UpRequest) -> None:
+    """Put the API keys, which no command line may show, and the certificate for our own client into the environment."""
     if request.api_keys:
         os.environ["PDSERVE_API_KEY"] = "\n".join(request.api_keys)
     if request.certfile is not None:
@@ -64,24 +64,24 @@ def _tell_children(request: UpRequest) -> None:
 
 
 class Interrupts:
-    """Ctrl-C and SIGTERM: the first is raised, those after it, or while we stop, only make us stop at once."""
+    """Handles Ctrl-C and SIGTERM: the first raises KeyboardInterrupt; later ones make the shutdown immediate."""
 
     def __init__(self) -> None:
         self._count, self._raises, self._first = 0, True, int(signal.SIGINT)
 
     @property
     def status(self) -> int:
-        """The exit status of a process that ended because of them: 128 and the number of the first."""
+        """The exit status for an interrupted process: 128 plus the number of the first signal."""
         return 128 + self._first
 
     def take(self) -> None:
-        """Hear of them from now on; of a terminal that goes only where nohup does not keep us from it."""
+        """Install the handlers; for SIGHUP only if nohup has not set it to be ignored."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, self)
 
     def ignore(self) -> None:
-        """Nothing is left to stop: without this the interpreter's own end has a moment in which one more is fatal."""
+        """Ignore signals once all is stopped: else one during the interpreter's exit could still be fatal."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is self:
                 signal.signal(number, signal.SIG_IGN)
@@ -95,7 +95,7 @@ class Interrupts:
 
     @contextmanager
     def later(self) -> Iterator[None]:
-        """Raise what comes meanwhile at the end of the block: within the start of a process nobody would know of it."""
+        """Delay interrupts to the end of the block, so that no started process is lost track of."""
         self._raises = False
         try:
             yield
@@ -105,24 +105,24 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def hold(self) -> Callable[[], bool]:
-        """Raise none any more; return what tells whether one came from here on."""
+        """Stop raising; return a function that returns whether another signal came since."""
         self._raises, before = False, max(1, self._count)
         return lambda: self._count > before
 
 
 def require_none(folder: RunFolder) -> None:
-    """Raise ConfigError where a cluster runs in this folder, or starts there."""
+    """Raise ConfigError if a cluster runs or is starting in this folder."""
     state = folder.read()
     if state is None or not state.is_up:
         return
     if state.is_starting:
         where = f"a cluster is starting at {state.base_url}"
-        raise ConfigError(f"{where}: `pdserve status` shows how far, `pdserve down` stops it")
+        raise ConfigError(f"{where}: `pdserve status` shows its progress, `pdserve down` stops it")
     raise ConfigError(f"a cluster already runs at {state.base_url}: `pdserve down` stops it")
 
 
 class _Cluster:
-    """One run of a cluster, in the process that supervises it. Owns what the run folder says of it."""
+    """One run of a cluster, in its supervisor process. Owns the state file in the run folder."""
 
     def __init__(self, request: UpRequest, folder: RunFolder, interrupts: Interrupts) -> None:
         self._request, self._folder, self._interrupts = request, folder, interrupts
@@ -130,12 +130,12 @@ class _Cluster:
         self._spare: ProcessRecord | None = None
 
     def run(self, leave: Callable[[], None]) -> int:
-        """Start it, call `leave` when it is ready, and supervise it until a signal; return the exit status.
+        """Start the cluster, call `leave` when it is ready, and supervise it until a signal; return the exit status.
 
         Raises Unavailable, ConfigError.
         """
         request, folder = self._request, self._folder
-        folder.put_logs_aside()
+        folder.rename_old_logs()
         journal = SupervisorLog(folder.log("supervisor"))
         options = request.options
         limits = RestartLimits(most=options.max_restarts, window_s=options.restart_window)
@@ -148,7 +148,7 @@ class _Cluster:
         grace_s = _FAILED_GRACE_S
         try:
             folder.clear()
-            self._write((), journal)  # `pdserve down` can end it from now on, while tables are made or Ray has no room
+            self._write((), journal)  # `pdserve down` can stop it from now on, also while Ray has no room
             for plan in site.plans():
                 with self._interrupts.later():
                     supervisor.start([plan])
@@ -169,7 +169,7 @@ class _Cluster:
                 journal.say("stopping")
                 return self._interrupts.status
             given = f"{request.shutdown_timeout_s:g} s"
-            journal.say(f"stopping; requests under way have {given} (Ctrl-C or SIGTERM again: at once)")
+            journal.say(f"stopping; requests in progress have {given} (Ctrl-C or SIGTERM again: at once)")
             return 0
         finally:
             self._stop(site, supervisor.children, grace_s, journal)
@@ -206,5 +206,5 @@ class _Cluster:
             self._folder.write(
                 ClusterState(request.base_url, request.engine.model, processes, watcher, self._is_starting, self._spare)
             )
-        except OSError as error:  # a disk that fills up must not end a cluster that serves
-            journal.say(f"the state is not written, `pdserve status` shows the one before: {error}")
+        except OSError as error:  # a full disk must not end a cluster that serves
+            journal.say(f"the state file was not written, `pdserve status` shows the previous state: {error}")

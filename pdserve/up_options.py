@@ -1,4 +1,4 @@
-"""The flags of `pdserve up` alone."""
+"""The flags that only `pdserve up` has."""
 
 from dataclasses import dataclass
 
@@ -8,15 +8,15 @@ from wire.options import flag
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """Flags of `up` alone; all others go to every process."""
+    """Flags that only `up` has; all others are passed to every process."""
 
     prefill: int = flag(1, "prefill instances", parse=int)
     decode: int = flag(1, "decode instances", parse=int)
     detach: bool = flag(False, "return when the cluster is ready, and leave it serving")
-    max_restarts: int = flag(5, "restarts of one process within --restart-window before it is given up", parse=int)
+    max_restarts: int = flag(5, "restarts of one process within --restart-window before giving up", parse=int)
     restart_window: float = flag(300.0, "seconds within which restarts of one process are counted", parse=float)
     spare: bool = flag(True, "keep one warm process that replaces an instance that died (docs/operations.md)")
     ray: bool = flag(False, "place the instances on the nodes of a Ray cluster (docs/ray.md)")
-    address: str | None = flag(None, "with --ray: HOST:PORT of the cluster, or auto (default: a Ray of its own, here)")
-    ray_strategy: str = flag("spread", "with --ray: how instances lie on nodes", choices=STRATEGIES)
+    address: str | None = flag(None, "with --ray: HOST:PORT of the cluster, or auto (default: a local Ray of its own)")
+    ray_strategy: str = flag("spread", "with --ray: how instances are placed on nodes", choices=STRATEGIES)
     run_dir: str | None = flag(None, "folder of state and logs (default: $PDSERVE_RUN_DIR or ~/.local/state/pdserve)")

@@ -1,4 +1,4 @@
-"""What was typed to `pdserve up`."""
+"""Parse the command line of `pdserve up`."""
 
 import argparse
 import dataclasses
@@ -40,7 +40,7 @@ _ANY_HOST = ("0.0.0.0", "::", "localhost")  # noqa: S104 - compared, never bound
 
 @dataclass(frozen=True, slots=True)
 class UpRequest:
-    """A cluster to start; `flags` are what every process is told beside host and port."""
+    """A cluster to start; `flags` are passed to every process besides host and port."""
 
     options: UpOptions
     engine: EngineOptions
@@ -52,14 +52,14 @@ class UpRequest:
 
     @property
     def base_url(self) -> str:
-        """Where the cluster is reached from this machine."""
+        """The URL of the cluster from this machine."""
         host = "127.0.0.1" if self.engine.host in _ANY_HOST else self.engine.host
         scheme = "http" if self.certfile is None else "https"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.engine.port}"
 
 
 def parse(argv: Sequence[str]) -> UpRequest:
-    """Return what was typed, with the default model where none was named. Raises ConfigError."""
+    """Parse the command line, with the default model if none is given. Raises ConfigError."""
     parser = CommandParser(
         serves=True,
         prog="pdserve up",
@@ -72,22 +72,22 @@ def parse(argv: Sequence[str]) -> UpRequest:
         add_flags(parser, options_type, title)
     for action in parser._actions:
         if action.dest in _DECIDED:
-            action.help = argparse.SUPPRESS  # known all the same, so that the refusal says why
+            action.help = argparse.SUPPRESS  # still parsed, so that the error explains the refusal
     namespace = parser.parse_args(argv)
     refuse_empty(namespace)
     for name in _DECIDED:
         if name in parser.from_file:
-            delattr(namespace, name)  # the file is for every command
+            delattr(namespace, name)  # the file is shared by all commands
         elif name in namespace:
-            raise ConfigError(f"--{name.replace('_', '-')} is decided by `pdserve up` itself: leave it out")
+            raise ConfigError(f"--{name.replace('_', '-')} is set by `pdserve up` itself: leave it out")
     options = from_namespace(UpOptions, namespace)
     _check_counts(options)
     if options.max_restarts < 0 or not options.restart_window > 0:
-        words = f"--max-restarts {options.max_restarts} --restart-window {options.restart_window:g}"
-        raise ConfigError(f"{words}: restarts are 0 or more, the window more than 0 s")
+        given = f"--max-restarts {options.max_restarts} --restart-window {options.restart_window:g}"
+        raise ConfigError(f"{given}: restarts are 0 or more, the window more than 0 s")
     if options.address is not None:
         if not options.ray:
-            raise ConfigError(f"--address {options.address} is that of a Ray cluster: give --ray too")
+            raise ConfigError(f"--address {options.address} is the address of a Ray cluster: give --ray too")
         parse_address(options.address)
     namespace.port = getattr(namespace, "port", DEFAULT_PORT)
     if not 0 < namespace.port < 65536:
@@ -95,7 +95,7 @@ def parse(argv: Sequence[str]) -> UpRequest:
     check_engine_flags(from_namespace(EngineOptions, namespace), options.prefill + options.decode)
     if not options.ray:
         check_device(from_namespace(EngineOptions, namespace))
-        stay_off_few_cards(namespace, options.prefill + options.decode)
+        use_cpu_for_few_cards(namespace, options.prefill + options.decode)
     elsewhere = flags_elsewhere(from_namespace(EngineOptions, namespace), os.environ) if options.address else {}
     fill_model(namespace)
     config = SchedulerConfig(from_namespace(EngineOptions, namespace), from_namespace(SchedulerOptions, namespace))
@@ -104,8 +104,8 @@ def parse(argv: Sequence[str]) -> UpRequest:
     return UpRequest(options, config.engine, *waits, flags, config.options.api_key, config.options.ssl_certfile)
 
 
-def stay_off_few_cards(namespace: argparse.Namespace, num_instances: int) -> None:
-    """Put the CPU where `auto` would give two ranks one card, and say why."""
+def use_cpu_for_few_cards(namespace: argparse.Namespace, num_instances: int) -> None:
+    """Choose the CPU if `auto` would give two ranks one card, and print the reason."""
     engine = from_namespace(EngineOptions, namespace)
     why = why_cpu(engine.device, num_instances * (engine.tensor_parallel_size or 1), os.environ)
     if why is not None and engine.engine != "fake":
@@ -121,14 +121,14 @@ def _check_counts(options: UpOptions) -> None:
         raise ConfigError(f"{typed}: {total} instances, and one cluster takes at most {_MOST_WITH_RAY}: give fewer")
     if options.address is None and total > _MOST_HERE:
         several = "--address of a Ray cluster of several" if options.ray else "--ray --address HOST:PORT for several"
-        words = f"{total} instances, and one machine takes at most {_MOST_HERE}: give fewer, or {several}"
-        raise ConfigError(f"{typed}: {words}")
+        given = f"{total} instances, and one machine takes at most {_MOST_HERE}: give fewer, or {several}"
+        raise ConfigError(f"{typed}: {given}")
 
 
 def fill_model(namespace: argparse.Namespace) -> None:
-    """Put the default model where none was named, and a step that holds the model's length."""
+    """Set the default model if none is given, and raise --max-num-batched-tokens to the model's length."""
     if not getattr(namespace, "model", ""):
-        apart(lambda: model.ensure_default(os.environ))  # making it takes torch, which a supervisor does without
+        apart(lambda: model.ensure_default(os.environ))  # building it imports torch, which the supervisor must not
         namespace.model = str(model.ensure_default(os.environ))
         namespace.served_model_name = [*getattr(namespace, "served_model_name", []), Path(namespace.model).name]
     _make_plain(namespace)
@@ -142,7 +142,7 @@ def fill_model(namespace: argparse.Namespace) -> None:
 
 
 def _make_plain(namespace: argparse.Namespace) -> None:
-    """Put the folder where a hub's model, a GGUF file or .bin weights were named: no process has to wait for it."""
+    """Replace a hub name, GGUF file or .bin weights by the prepared folder, so that no process has to wait for it."""
     options = from_namespace(EngineOptions, namespace)
     plain = with_plain_model(options, os.environ)
     if plain != options:
@@ -153,7 +153,7 @@ def _make_plain(namespace: argparse.Namespace) -> None:
 
 
 def to_flags(namespace: argparse.Namespace) -> tuple[str, ...]:
-    """Return what was typed for engine and scheduler as a command line again, without host, port and keys."""
+    """Return the given engine and scheduler flags as a command line, without host, port and keys."""
     flags: list[str] = []
     for field in (*dataclasses.fields(EngineOptions), *dataclasses.fields(SchedulerOptions)):
         if field.name in namespace and field.name not in ("host", "port", "api_key"):

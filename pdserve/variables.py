@@ -1,4 +1,4 @@
-"""The variables of the environment that are pdserve's: a slip in a name is refused, for nothing else would show it."""
+"""pdserve's environment variables: a misspelt name is refused, since nothing else would report it."""
 
 import difflib
 import re
@@ -12,10 +12,10 @@ from wire.errors import ConfigError
 
 PREFIX: Final = "PDSERVE_"
 VARIABLES: Final[Mapping[str, str]] = {
-    "PDSERVE_API_KEY": "keys that clients have to show, one a line; what `pdserve` commands show to a server",
+    "PDSERVE_API_KEY": "API keys that clients must send, one per line; also sent by `pdserve` commands",
     "PDSERVE_CACHE_DIR": "folder of prepared models and native libraries (default: `~/.cache/pdserve`)",
-    "PDSERVE_CERT_FILE": "certificate that `pdserve` commands trust, where a server has one of its own",
-    "PDSERVE_FAILPOINTS": "for tests: where a process fails (`wire/failpoints.py`)",
+    "PDSERVE_CERT_FILE": "certificate that `pdserve` commands trust, for a self-signed server",
+    "PDSERVE_FAILPOINTS": "for tests: the points at which a process fails (`wire/failpoints.py`)",
     "PDSERVE_NATIVE": "`off`: no native code",
     "PDSERVE_PYTHON": "the Python that the scripts of `deploy/` run",
     "PDSERVE_RUN_DIR": "folder of state and logs (`--run-dir`; default: `~/.local/state/pdserve`)",
@@ -29,15 +29,15 @@ _OTHERS: Final = frozenset((  # read by deploy/compose.yaml and scripts/, or set
     STATE_FILE, WEIGHTS_FD,
 ))  # fmt: skip
 _OF_TESTS: Final = "PDSERVE_TEST"
-# What Kubernetes puts into each container for a service whose name begins with pdserve.
+# Set by Kubernetes in each container for a service whose name begins with pdserve.
 _OF_SERVICE: Final = re.compile(r"PDSERVE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)")
 _LIKENESS: Final = 0.75
 
 
 def check_variables(environ: Mapping[str, str]) -> None:
-    """Warn once, on stderr, of variables that nobody reads. Raises ConfigError for one that is near a name we read.
+    """Warn once, on stderr, of unknown variables. Raises ConfigError for one whose name is close to a known one.
 
-    A process of ours that another one started says nothing: that one has.
+    Child processes do not warn: their parent has.
     """
     if OF_PARENT in environ or START_PIPE in environ:
         return
@@ -55,7 +55,7 @@ def _is_known(name: str) -> bool:
 
 
 def _near(name: str) -> Iterator[str]:
-    """Yield the names that are near: what follows the prefix is alike, or one is the beginning of the other."""
+    """Yield close names: similar after the prefix, or one starts with the other's words."""
     rest = name.upper().removeprefix(PREFIX)
     ours = {known.removeprefix(PREFIX): known for known in VARIABLES}
     for other, known in ours.items():

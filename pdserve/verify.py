@@ -34,7 +34,7 @@ examples:
   pdserve verify                                   the default model in float32, over each transport there is
   pdserve verify --model ~/models/Qwen3-0.6B --transport tcp --prompts 4 --max-tokens 16
   pdserve verify --device cpu:cuda --transport tcp  P on the CPU, D on a GPU
-  pdserve verify --dtype bfloat16                  reports where tokens part and by how much of a logit
+  pdserve verify --dtype bfloat16                  reports where tokens diverge and the logit gap
   pdserve verify --features                        every feature, combined, over shm and tcp, and after preemption
 """
 
@@ -43,25 +43,25 @@ examples:
 class VerifyOptions:
     """Flags of `verify`."""
 
-    model: str = flag("", "folder of the model, or its name at the hub (default: the default model)")
+    model: str = flag("", "folder of the model, or its name on the hub (default: the default model)")
     dtype: str = flag("float32", "weights and KV of all three", choices=("float32", "bfloat16"))
     transport: str = flag(
-        EACH, "of the KV hop; `each` is all that this machine can run, and names the others with the reason",
+        EACH, "transport of the KV hop; `each`: all that this machine can run; the others are listed with the reason",
         choices=(EACH, *NAMES),
     )  # fmt: skip
     device: str = flag(
-        EACH, "of the two ends: a kind for both, or P:D as cpu:cuda; `each` is every pair that this machine can form"
+        EACH, "of the two ends: a kind for both, or P:D such as cpu:cuda; `each`: every pair that this machine can form"
     )
-    prompts: int = flag(12, "prompts, of lengths around block and chunk borders", parse=int)
+    prompts: int = flag(12, "prompts, with lengths around block and chunk boundaries", parse=int)
     max_tokens: int = flag(32, "tokens generated for each, 2 or more", parse=int)
     kv_cache_memory: str = flag("256MiB", "KV pool of each instance")
-    features: bool = flag(False, "every sampling and output feature in every way of serving, as a table")
+    features: bool = flag(False, "test every sampling and output feature in every serving mode, and print a table")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command: 0 when all are equal (in bfloat16: when all were compared), 1 when they part."""
+    """Run the command: 0 when all are equal (in bfloat16: when all were compared), 1 when they diverge."""
     options = parse(argv)
-    logs.configure("ERROR")  # what a start goes through is no news here
+    logs.configure("ERROR")  # hide the messages of instances starting
     unwind_on_sigterm()
     if options.features:
         return _main_of_features(options)
@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _hops(transport: str, devices: DevicePairs) -> dict[DeviceKindPair, Chosen]:
-    """Return the transports of each pair. Raises ConfigError where one that was named runs on no pair."""
+    """Return the transports of each pair. Raises ConfigError if a requested transport runs on no pair."""
     hops: dict[DeviceKindPair, Chosen] = {}
     errors: list[ConfigError] = []
     for pair in devices.pairs:
@@ -105,12 +105,12 @@ def _way(devices: DevicePairs, pair: DeviceKindPair, transport: str) -> str:
 
 def _main_of_features(options: VerifyOptions) -> int:
     if options.dtype != "float32":
-        raise ConfigError(f"--features is exact, and so for --dtype float32 alone, not {options.dtype}")
+        raise ConfigError(f"--features compares exactly and needs --dtype float32, not {options.dtype}")
     from pdserve.verify_features import verify_features
 
     (pair,) = choose_pairs(AUTO if options.device == EACH else options.device).pairs
     if not pair.is_alike:
-        raise ConfigError(f"--features is for one device at both ends, not {options.device}")
+        raise ConfigError(f"--features needs the same device at both ends, not {options.device}")
     names = _FEATURE_TRANSPORTS if options.transport == EACH else (options.transport,)
     transports = [name for asked in names for name in choose(asked, pair=pair).names]
     folder = model.find_folder(os.environ, EngineOptions(model=options.model))
@@ -121,7 +121,7 @@ def _main_of_features(options: VerifyOptions) -> int:
 
 
 def parse(argv: Sequence[str]) -> VerifyOptions:
-    """Return the options of a command line. Raises ConfigError."""
+    """Parse the command line. Raises ConfigError."""
     parser = CommandParser(
         prog="pdserve verify",
         description="Prove that P/D, combined and transformers give the same tokens.",
@@ -132,8 +132,8 @@ def parse(argv: Sequence[str]) -> VerifyOptions:
     options = from_namespace(VerifyOptions, parser.parse_args(argv))
     if options.prompts < 1 or options.max_tokens < 2:
         raise ConfigError(
-            f"--prompts {options.prompts} --max-tokens {options.max_tokens}: at least one prompt and two tokens: "
-            "prefill makes the first one alone"
+            f"--prompts {options.prompts} --max-tokens {options.max_tokens}: give at least one prompt and two tokens: "
+            "the first token is prefill's alone"
         )
     return options
 
@@ -142,7 +142,7 @@ def _serve(
     options: VerifyOptions, devices: DevicePairs, hops: Mapping[DeviceKindPair, Chosen], folder: Path, work: Path,
     prompts: Sequence[Sequence[int]],
 ) -> dict[str, list[list[int]]]:  # fmt: skip
-    """Return the outputs by the way they were served."""
+    """Return the outputs by serving mode."""
     from pdserve.verify_runs import through_combined, through_pd
 
     flags = ("--model", str(folder), "--dtype", options.dtype, "--kv-cache-memory", options.kv_cache_memory)
@@ -151,7 +151,7 @@ def _serve(
         for pair, transport in ((pair, name) for pair, chosen in hops.items() for name in chosen.names):
             way, place = _way(devices, pair, transport), work / f"{pair.prefill}-{pair.decode}-{transport}"
             served = through_pd(runner, place, flags, transport, pair, prompts, options.max_tokens)
-            print(f"served by {way}: {served.kv_bytes:,} bytes of KV crossed", flush=True)
+            print(f"served by {way}: {served.kv_bytes:,} bytes of KV sent", flush=True)
             outputs[way] = served.outputs
         for kind in devices.kinds:
             way = "combined" if len(devices.kinds) == 1 else f"combined on {kind}"

@@ -1,4 +1,4 @@
-"""Compare token sequences and say where they part. Pure."""
+"""Find where token sequences diverge. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ Outputs = Sequence[Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first place where two ways of serving part: prompt and output position, None past an output's end."""
+    """The first differing token of a prompt; `reference` or `found` is None past that output's end."""
 
     prompt: int
     position: int

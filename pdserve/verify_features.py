@@ -1,4 +1,4 @@
-"""`pdserve verify --features`: every feature in every way of serving, as a table."""
+"""`pdserve verify --features`: every feature in every serving mode, as a table."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -24,16 +24,16 @@ from wire.errors import ConfigError
 COMBINED = "combined"
 EQUAL, MEANINGLESS, WRONG = "equal", "n/a", "WRONG"
 TIE = 2e-5
-"""So near a border between two tokens, in a draw from [0, 1), float32 logits of another order of sums may differ."""
+"""A draw from [0, 1) this near a border between two tokens may differ if float32 sums are in another order."""
 _MOST_SEEDS = 20
 _BLOCK = 16
 _SHARE = 10
-"""The pool of the preempted runs holds one in so many of the blocks that all cases want at once."""
+"""The preempted runs' pool has this fraction (1/10) of the blocks that all cases need at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One feature in one way of serving: `verdict` is equal, n/a or WRONG; `reason` says why it is not equal."""
+    """One feature in one serving mode: `verdict` is equal, n/a or WRONG; `reason` explains the last two."""
 
     verdict: str
     reason: str = ""
@@ -58,7 +58,7 @@ def verify_features(
 
 
 def report(columns: Sequence[str], rows: Mapping[str, Sequence[Cell]]) -> list[str]:
-    """Return the lines of the table, of the reasons for all that is not equal, and of the verdict over all."""
+    """Return the lines of the table, of the reasons for cells that are not equal, and of the overall verdict."""
     lines = text_table(["feature", *columns], [[name, *(c.verdict for c in cells)] for name, cells in rows.items()])
     for name, cells in rows.items():
         lines += [f"{c.verdict}: {name}, {way}: {c.reason}" for way, c in zip(columns, cells, strict=True) if c.reason]
@@ -69,8 +69,8 @@ def report(columns: Sequence[str], rows: Mapping[str, Sequence[Cell]]) -> list[s
 
 
 def settled(case: FeatureCase, decoder: ReferenceDecoder, decode: Callable[[Sequence[int]], str]) -> FeatureCase:
-    """Return the case with the first seeds whose draws decide clearly: none so near the border between two tokens that
-    the rounding of logits could choose the other; and with its stop strings. Raises ConfigError where there is none.
+    """Return the case with the first seeds whose draws are clear: none is so near the border between two tokens that
+    rounding could choose the other; and with its stop strings. Raises ConfigError if no seed is clear.
     """
     if case.compared or case.asks[0].pooling is not None or case.asks[0].params.temperature == 0:
         return case
@@ -89,7 +89,7 @@ def _settled_ask(
             return replace(ask, params=params)
         if (stop := choose_stop(every[0].token_ids, decode)) is not None:
             return replace(ask, params=params, stops=(stop,))
-    raise ConfigError(f"no seed of {_MOST_SEEDS} draws all tokens clearly: shorten --max-tokens")
+    raise ConfigError(f"none of {_MOST_SEEDS} seeds draws all tokens clearly: lower --max-tokens")
 
 
 def judge(case: FeatureCase, columns: Mapping[str, FeatureOutputs], decoder: ReferenceDecoder) -> list[Cell]:
@@ -98,7 +98,7 @@ def judge(case: FeatureCase, columns: Mapping[str, FeatureOutputs], decoder: Ref
 
 
 def read_vocabulary(model: Path) -> Vocabulary:
-    """Read what the cases need of a model's folder."""
+    """Read the cases' vocabulary from a model folder."""
     files, tokenizer = read_model_files(str(model)), Tokenizer.from_file(str(model / "tokenizer.json"))
 
     def encode(text: str) -> tuple[int, ...]:
@@ -111,11 +111,11 @@ def read_vocabulary(model: Path) -> Vocabulary:
 
 
 def small_pool_tokens(cases: Sequence[FeatureCase]) -> int:
-    """Return the tokens of a pool that holds a tenth of what all cases want at once, and the largest of them whole."""
-    wants = [
+    """Return the tokens of a pool for a tenth of what all cases need at once, but at least for the largest one."""
+    needs = [
         ask.params.width * (len(ask.prompt) + ask.params.max_tokens + _BLOCK) for case in cases for ask in case.asks
     ]
-    return max(max(wants), sum(wants) // _SHARE)
+    return max(max(needs), sum(needs) // _SHARE)
 
 
 def _serve_all(
@@ -123,14 +123,14 @@ def _serve_all(
     device: str,
 ) -> dict[str, FeatureOutputs]:  # fmt: skip
     flags = ("--model", str(model), "--dtype", "float32", "--block-size", str(_BLOCK), "--device", device)
-    roomy = (*flags, "--kv-cache-memory", "256MiB")
+    large = (*flags, "--kv-cache-memory", "256MiB")
     columns: dict[str, FeatureOutputs] = {}
     tokens = Tokens(read_model_files(str(model)))
     with asyncio.Runner() as runner:
-        columns[COMBINED] = serve_cases(runner, work / "combined", alone(roomy), cases, tokens)
+        columns[COMBINED] = serve_cases(runner, work / "combined", alone(large), cases, tokens)
         print(f"served: {COMBINED}", flush=True)
         for name in transports:
-            both = pair(work / name, roomy, name, DeviceKindPair(device, device))
+            both = pair(work / name, large, name, DeviceKindPair(device, device))
             columns[f"P/D {name}"] = serve_cases(runner, work / name, both, cases, tokens)
             print(f"served: P/D {name}", flush=True)
         tight = small_pool_tokens(cases) * columns[COMBINED].token_bytes
@@ -161,7 +161,7 @@ def _cell(case: FeatureCase, way: str, columns: Mapping[str, FeatureOutputs], de
 def _other_path(case: FeatureCase, way: str, answers: Answers) -> str | None:
     expected = "handoff" if way.startswith("P/D") and case.asks[0].pooling is None else None
     other = next((answer.path for answer in answers if expected and answer.path != expected), None)
-    return None if other is None else f"it went by {other}, not by {expected}"
+    return None if other is None else f"its path was {other}, not {expected}"
 
 
 def _unlike_combined(case: FeatureCase, answers: Answers, columns: Mapping[str, FeatureOutputs]) -> str | None:

@@ -1,4 +1,4 @@
-"""The prompts of `pdserve verify`: text of the model's own tokenizer, in lengths around block and chunk borders."""
+"""The prompts of `pdserve verify`: text in the model's tokens, of lengths around block and chunk boundaries."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ def make_prompts(model: Path, count: int, longest: int) -> list[tuple[int, ...]]
     """Return `count` prompts of token ids, none longer than `longest`; all different. Raises ConfigError."""
     path = model / "tokenizer.json"
     if not path.is_file():
-        raise ConfigError(f"{path} is missing: verify makes its prompts with it")
+        raise ConfigError(f"{path} is missing: verify needs it to make prompts")
     if longest < 1:
         raise ConfigError("--max-tokens leaves no room for a prompt: the model is too short")
     tokenizer = Tokenizer.from_file(str(path))

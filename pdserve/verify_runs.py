@@ -1,7 +1,7 @@
-"""Run prompts through real instance processes, entering by the scheduler's dispatch in this process.
+"""Run prompts on real instance processes, through the scheduler's dispatch in this process.
 
-All runs of a process share one event loop (`runner`): gRPC's poller is one for the process, and what it still has for
-a loop that was closed it would tell the next one as errors.
+All runs share one event loop (`runner`): gRPC has one poller per process, which would report
+leftover events of a closed loop to the next one as errors.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class VerifyOutputs:
-    """The outputs of all prompts and how much KV crossed for them."""
+    """The outputs of all prompts and the bytes of KV sent for them."""
 
     outputs: list[list[int]]
     kv_bytes: int
@@ -45,7 +45,7 @@ class VerifyOutputs:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """The instance processes to start, and the cluster they are to the scheduler's parts in this process."""
+    """The instance processes to start, and the scheduler's view of them as a cluster."""
 
     instances: tuple[ProcessPlan, ...]
     cluster: Cluster
@@ -56,7 +56,7 @@ def pair(folder: Path, flags: Sequence[str], transport: str, devices: DeviceKind
 
     Their KV hop goes over `transport`.
     """
-    (port,) = free_ports(1)  # the scheduler's; it is this process and listens nowhere
+    (port,) = free_ports(1)  # for the scheduler, which is this process and does not listen
     table_device = devices.prefill if devices.is_alike else DeviceKindPair().prefill
     shape = ClusterShape(1, 1, "127.0.0.1", port, (*flags, "--kv-transport", transport), table_device)
     prefill, decode, scheduler = lay_out(shape, folder / "tables")
@@ -71,7 +71,7 @@ def _on(plan: ProcessPlan, device: str) -> ProcessPlan:
 
 
 def alone(flags: Sequence[str], environ: Mapping[str, str] | None = None) -> Deployment:
-    """Return one combined instance with `flags`, and `environ` beside our own environment."""
+    """Return one combined instance with `flags`, and `environ` added to our environment."""
     (port,) = free_ports(1)
     address = f"{combined.HOST}:{port}"
     where = ("--host", combined.HOST, "--port", str(port))
@@ -86,31 +86,31 @@ def through_pd(
     runner: asyncio.Runner, folder: Path, flags: Sequence[str], transport: str, devices: DeviceKindPair,
     prompts: Sequence[Sequence[int]], n: int,
 ) -> VerifyOutputs:  # fmt: skip
-    """Serve prompts by one prefill and one decode instance on `devices` over `transport`, `n` greedy tokens each.
+    """Serve prompts with one prefill and one decode instance on `devices` over `transport`, `n` greedy tokens each.
 
-    Raises HandoffFailed when a prompt went another way, and Unavailable when an instance dies.
+    Raises HandoffFailed when a prompt took another path, and Unavailable when an instance dies.
     """
     served, done = runner.run(_serve(folder, pair(folder, flags, transport, devices), prompts, n))
     for prompt in done:
         if prompt.path != "handoff" or prompt.times.transport != transport:
-            raise HandoffFailed(f"a prompt went by {prompt.path} over {prompt.times.transport!r}, not over {transport}")
+            raise HandoffFailed(f"a prompt was sent by {prompt.path} over {prompt.times.transport!r}, not {transport}")
     return served
 
 
 def through_combined(
     runner: asyncio.Runner, folder: Path, flags: Sequence[str], prompts: Sequence[Sequence[int]], n: int
 ) -> VerifyOutputs:
-    """Serve prompts by one combined instance, `n` greedy tokens each. Raises Unavailable when it dies."""
+    """Serve prompts with one combined instance, `n` greedy tokens each. Raises Unavailable when it dies."""
     return runner.run(_serve(folder, alone(flags), prompts, n))[0]
 
 
 @contextlib.asynccontextmanager
 async def serving(folder: Path, deployment: Deployment) -> AsyncIterator[Control]:
-    """Start the instances, wait until they are ready, and stop them in the end. Raises Unavailable when one dies."""
+    """Start the instances, wait until they are ready, and stop them on exit. Raises Unavailable when one dies."""
     children: list[Child] = []
     try:
         for plan in deployment.instances:
-            children.append(Child(plan, folder / f"{plan.name}.log", os.environ))  # each is ours from its start on
+            children.append(Child(plan, folder / f"{plan.name}.log", os.environ))  # so that stop() gets all started
         control = build_control(deployment.cluster, ControlLimits())
         async with _running(control):
             await _until_ready(control, children)
@@ -145,7 +145,7 @@ async def _one(control: Control, number: int, prompt: Sequence[int], n: int) -> 
         elif isinstance(event, PromptDone):
             done = event
     if done is None:
-        raise Unavailable(f"prompt {number} ended without saying how")
+        raise Unavailable(f"prompt {number} ended without a PromptDone event")
     return tokens, done
 
 

@@ -1,4 +1,4 @@
-"""Which transports of the KV hop two devices of this machine can run, and why they cannot run the others."""
+"""The KV transports that two devices of this machine can run, and why they cannot run the others."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -19,29 +19,29 @@ _TENSORS = (KvTensor(0, "k", 1, 16, "float32"),)
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The transports to verify, best first, and in words why the others of those asked for are not among them."""
+    """The transports to verify, best first, and the reason for each requested one that cannot run."""
 
     names: tuple[str, ...]
     lacking: Mapping[str, str]
 
 
-def choose(asked: str, names: Sequence[str] = NAMES, pair: DeviceKindPair | None = None) -> Chosen:
-    """Return the one asked for, or all that run between pools on these two devices (none: on the CPU).
+def choose(requested: str, names: Sequence[str] = NAMES, pair: DeviceKindPair | None = None) -> Chosen:
+    """Return the requested transport, or all that run between pools on these two devices (default: the CPU).
 
-    Raises ConfigError for one asked for by name that this machine lacks, and when there is none at all.
+    Raises ConfigError for a named one that this machine lacks, and if none can run.
     """
     ends = pair or DeviceKindPair()
-    lacking = {name: why for name in names if asked in (EACH, name) and (why := _lacking(name, ends)) is not None}
-    if asked in lacking:
-        raise ConfigError(f"--transport {asked} cannot run here: {lacking[asked]}")
-    usable = tuple(name for name in names if asked in (EACH, name) and name not in lacking)
+    lacking = {name: why for name in names if requested in (EACH, name) and (why := _lacking(name, ends)) is not None}
+    if requested in lacking:
+        raise ConfigError(f"--transport {requested} cannot run here: {lacking[requested]}")
+    usable = tuple(name for name in names if requested in (EACH, name) and name not in lacking)
     if not usable:
         raise ConfigError(f"no transport can run here: {'; '.join(f'{name}: {why}' for name, why in lacking.items())}")
     return Chosen(usable, lacking)
 
 
 def _lacking(name: str, pair: DeviceKindPair) -> str | None:
-    """Say what `name` lacks here, as an instance on either device would that is told to use it."""
+    """Return why an instance on either device could not use transport `name`, None if both can."""
     for kind in dict.fromkeys((pair.prefill, pair.decode)):
         why = _lacking_on(name, kind)
         if why is not None:
@@ -63,7 +63,7 @@ def _lacking_on(name: str, kind: str) -> str | None:
 def _in_groups(pair: DeviceKindPair) -> str | None:
     one, other = (find_kind(kind).traits.collective for kind in (pair.prefill, pair.decode))
     if one != other:
-        return f"groups are made by {one} on {pair.prefill}, by {other} on {pair.decode}"
+        return f"process groups use {one} on {pair.prefill} but {other} on {pair.decode}"
     if not COLLECTIVES[one].on_host and len(shown_cards(kind_named(pair.prefill), os.environ)) < 2:
-        return f"{one} takes one rank a card, and both ends are on the only one"
+        return f"{one} allows one rank per card, and both ends are on the only card"
     return None

@@ -1,4 +1,4 @@
-"""A folder for the tables and logs of processes that a command starts and stops."""
+"""A temporary folder for the tables and logs of a command's processes."""
 
 import contextlib
 import shutil
@@ -9,13 +9,13 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def work_folder(command: str) -> Iterator[Path]:
-    """Make one; it stays where something failed and left logs, and not after Ctrl-C or SIGTERM."""
+    """Create the folder; keep it only after a failure that left logs, not after Ctrl-C or SIGTERM."""
     work = Path(tempfile.mkdtemp(prefix=f"pdserve-{command}-"))
     try:
         yield work
     except Exception:
         with contextlib.suppress(OSError):
-            work.rmdir()  # where nothing is in it there are no logs to keep
+            work.rmdir()  # succeeds only if it is empty, without logs
         raise
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)

@@ -1,1 +1,1 @@
-"""`pdserve run-batch`: what was typed, where its files lie, who answers, what it shows, and how it is interrupted."""
+"""`pdserve run-batch`: its request, files, backend, progress and interruption."""

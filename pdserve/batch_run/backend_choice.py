@@ -1,4 +1,4 @@
-"""Who answers a batch: the server at --base-url, else a model loaded into this process."""
+"""Choose the backend of a batch: the server at --base-url, else a model loaded into this process."""
 
 import argparse
 import contextlib
@@ -18,28 +18,28 @@ from scheduler.config import SchedulerConfig
 from wire.errors import ConfigError, Unavailable
 from wire.options import EngineOptions, from_namespace
 
-_PASSING = (408, 425, 429)  # statuses below 500 that say nothing about what is served
+_PASSING = (408, 425, 429)  # transient statuses below 500
 
 
 class Nobody:
-    """A BatchBackend for a batch that has every answer."""
+    """A BatchBackend for a batch whose lines are all answered."""
 
     async def ask(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> Answer:  # fmt: skip
         """Raises Unavailable."""
-        raise Unavailable(f"{method} {path}: nobody is there to be asked")
+        raise Unavailable(f"{method} {path}: this batch has no backend")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelHere:
-    """A model that this process loads, its files on this machine."""
+    """A model that this process loads; its files are on this machine."""
 
     config: SchedulerConfig
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[BatchBackend]:
-        """Load it; it is ready when entered. Raises ConfigError."""
+        """Load the model; it is ready when entered. Raises ConfigError."""
         from pdserve.inner_app import inner_app
 
         async with inner_app(self.config.engine, self.config.options) as app:
@@ -48,7 +48,7 @@ class ModelHere:
 
 @dataclass(frozen=True, slots=True)
 class BatchServer:
-    """The server at --base-url; `names` are models that it is to serve."""
+    """The server at --base-url; `names` are models that it must serve."""
 
     answerer: UrlBackend
     names: tuple[str, ...]
@@ -57,7 +57,7 @@ class BatchServer:
     async def opened(self) -> AsyncIterator[BatchBackend]:
         """Open the connections. Raises ConfigError for a server without these models, Unavailable for no answer."""
         async with self.answerer as answerer:
-            self._check(await answerer.ask("GET", "/v1/models"))  # a slip in the URL is told at once
+            self._check(await answerer.ask("GET", "/v1/models"))  # report a wrong URL at once
             yield answerer
 
     def _check(self, answer: Answer) -> None:
@@ -66,33 +66,33 @@ class BatchServer:
             raise ConfigError(f"{shown} refuses the API key: --api-key, or PDSERVE_API_KEY")
         served = _served(answer)
         if served is None:
-            said = f"{shown} answers GET /v1/models with {answer.status} and names no model"
+            problem = f"{shown} answers GET /v1/models with {answer.status} and lists no model"
             if answer.status >= 500 or answer.status in _PASSING:
-                raise Unavailable(said)
-            raise ConfigError(f"{said}: --base-url is that of an OpenAI server, as http://HOST:PORT")
+                raise Unavailable(problem)
+            raise ConfigError(f"{problem}: --base-url must be that of an OpenAI server, such as http://HOST:PORT")
         for name in self.names:
             if name not in served:
                 raise ConfigError(f"--model {name} is not served at {shown}, which has {', '.join(served)}")
 
 
 async def check_models(answerer: BatchBackend, models: Collection[str], place: Path) -> None:
-    """Raise ConfigError where answers in `place` are of a model that is not served: the others would be of another."""
+    """Raise ConfigError if `place` has answers of a model not served now: the rest would come from another one."""
     if models:
         served = _served(await answerer.ask("GET", "/v1/models")) or []
         for name in sorted(set(models) - set(served)):
-            words = f"its failed lines would be asked of {', '.join(served) or '(none)'}"
-            raise ConfigError(f"{place} has good answers of the model {name}, and {words}: serve the same model")
+            rest = f"its failed lines would be answered by {', '.join(served) or '(none)'}"
+            raise ConfigError(f"{place} has good answers of the model {name}, and {rest}: serve the same model")
 
 
 def model_here(request: BatchRequest) -> ModelHere:
-    """Fetch or make what the model needs on disk. Raises ConfigError."""
+    """Prepare the model's files. Raises ConfigError."""
     namespace = argparse.Namespace(**vars(request.namespace))
     fill_model(namespace)
     return ModelHere(SchedulerConfig(from_namespace(EngineOptions, namespace), request.front))
 
 
 def server(request: BatchRequest) -> BatchServer:
-    """Return the server that was named. Raises ConfigError where the URL or the key is none."""
+    """Return the server at --base-url. Raises ConfigError for an invalid URL or key."""
     assert request.options.base_url is not None
     answerer = UrlBackend(
         request.options.base_url, request.api_key, connections=request.max_inflight, timeout_s=request.request_timeout_s

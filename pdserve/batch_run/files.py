@@ -1,4 +1,4 @@
-"""Where the files of a batch lie on this machine: one of a URL is fetched before the run, or sent after it."""
+"""The local files of a batch: an input URL is downloaded before the run, an output URL uploaded after it."""
 
 import contextlib
 import hashlib
@@ -27,7 +27,7 @@ _FOLDER = "run-batch"
 
 @dataclass(frozen=True, slots=True)
 class BatchFiles:
-    """Local paths. `target` is the URL that gets the output once it is whole, None where it stays."""
+    """Local paths. `target` is the URL to upload the finished output to, None to keep it here."""
 
     input: Path
     output: Path
@@ -36,13 +36,13 @@ class BatchFiles:
 
     @property
     def is_answered(self) -> bool:
-        """Whether a run before this one answered every line and could not send them."""
+        """Whether an earlier run answered every line but could not upload the output."""
         return self.target is not None and self.output.exists()
 
 
 @contextlib.contextmanager
 def local_files(request: BatchRequest, interruption: Interruption, environ: Mapping[str, str]) -> Iterator[BatchFiles]:
-    """Fetch the input if it is at a URL and yield the paths; what was fetched goes on leaving. Raises PdserveError."""
+    """Fetch the input if it is at a URL and yield the paths; a download is deleted on exit. Raises PdserveError."""
     rules = AddressRules.of(request.options.allow_private_urls)
     target = _target(request)
     if target is not None:
@@ -60,38 +60,38 @@ def local_files(request: BatchRequest, interruption: Interruption, environ: Mapp
 
 
 def send(request: BatchRequest, files: BatchFiles, interruption: Interruption) -> None:
-    """Send the output to its URL, whole, and remove it here. Raises BatchStopped, which says where it is kept."""
+    """Upload the output to its URL and delete it here. Raises BatchStopped with the path where it is kept."""
     rules = AddressRules.of(request.options.allow_private_urls)
     try:
         interruption.run(upload(files.output, request.output_file, rules=rules))
     except PdserveError as error:
-        kept = f"all answers are kept in {files.output}: the same command sends them"
+        kept = f"all answers are kept in {files.output}: the same command uploads them"
         raise BatchStopped(f"{error}; {kept}") from error
     files.output.unlink(missing_ok=True)
     remove_note(note_of(files.output))
 
 
 def _target(request: BatchRequest) -> RemoteUrl | None:
-    """Return where the output is sent. Raises ConfigError for what can be known of it now."""
+    """Return the upload URL, None for a local output. Raises ConfigError for errors detectable now."""
     ends, errors = (request.input_file, request.output_file), request.options.error_file
     if errors is not None and is_remote(errors):
-        raise ConfigError(f"--error-file {redacted(errors)} is a URL: it is a local file")
+        raise ConfigError(f"--error-file {redacted(errors)} is a URL: give a local file")
     if not is_remote(ends[1]):
         return None
     if request.options.retry_failed:
-        raise ConfigError(f"--retry-failed reads the output of the run before, and {redacted(ends[1])} is only written")
+        raise ConfigError(f"--retry-failed reads the previous run's output, but {redacted(ends[1])} is only written")
     if is_remote(ends[0]) and _plain(ends[0]) == _plain(ends[1]):
-        raise ConfigError(f"the output {redacted(ends[1])} is the input: name another")
+        raise ConfigError(f"the output {redacted(ends[1])} is the input: give another one")
     target = RemoteUrl.parse(ends[1])
     if target.expires_at is not None and target.expires_at <= datetime.now(UTC):
-        raise ConfigError(f"{target} has expired at {target.expires_at:%Y-%m-%d %H:%M:%S} UTC: have it signed anew")
+        raise ConfigError(f"{target} has expired at {target.expires_at:%Y-%m-%d %H:%M:%S} UTC: get a newly signed one")
     return target
 
 
 def _waiting(request: BatchRequest, source: Path, environ: Mapping[str, str]) -> Path:
-    """Return where an output waits to be sent: one place for one input, model and URL, whatever its signature."""
-    told = request.options.output_tmp_dir
-    folder = default_cache_dir(environ) / _FOLDER if told is None else Path(told)
+    """Return the path of an output before upload: the same for one input, model and URL, whatever its signature."""
+    chosen = request.options.output_tmp_dir
+    folder = default_cache_dir(environ) / _FOLDER if chosen is None else Path(chosen)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with source.open("rb") as file:

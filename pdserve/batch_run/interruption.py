@@ -1,6 +1,6 @@
-"""SIGINT and SIGTERM while a batch runs: the first ends it in order, the second at once.
+"""SIGINT and SIGTERM while a batch runs: the first stops it in order, the second at once.
 
-no work on a loop -> KeyboardInterrupt where the signal fell; work on a loop -> its task is cancelled
+no work on a loop -> KeyboardInterrupt in the main thread; work on a loop -> its task is cancelled
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from scheduler.loop import run as run_loop
 
 T = TypeVar("T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_SAID = b"\nstopping; a second signal ends it at once\n"
+_NOTICE = b"\nstopping; a second signal stops at once\n"
 
 
 class Interruption:
-    """Owns both signals of this process while entered; `number` is the one that came, None before it did."""
+    """Owns both signals of this process while entered; `number` is the first signal received, else None."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -27,7 +27,7 @@ class Interruption:
         self._work: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._come) for number in _SIGNALS}
+        self._before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         return self
 
     def __exit__(
@@ -38,22 +38,22 @@ class Interruption:
 
     @property
     def status(self) -> int:
-        """The exit status of a process that ended because of it: 130, or 143."""
+        """The exit status after the signal: 130 or 143."""
         return 128 + (self.number or signal.SIGINT)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on a loop of its own. Raises KeyboardInterrupt once a signal has ended it."""
+        """Run `work` on its own event loop. Raises KeyboardInterrupt if a signal cancels it."""
         if self.number is not None:
             work.close()
             raise KeyboardInterrupt
         try:
-            return run_loop(self._told(work))
+            return run_loop(self._cancellable(work))
         except asyncio.CancelledError:
             if self.number is None:
                 raise
             raise KeyboardInterrupt from None
 
-    async def _told(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _cancellable(self, work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.current_task()
         assert task is not None, "a loop runs tasks"
         self._work = asyncio.get_running_loop(), task
@@ -62,12 +62,12 @@ class Interruption:
         finally:
             self._work = None
 
-    def _come(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.number is not None:
             os._exit(128 + number)
         self.number = number
-        with contextlib.suppress(OSError):  # whoever listened may have had the same Ctrl-C
-            os.write(2, _SAID)
+        with contextlib.suppress(OSError):  # the reader of stderr may have got the same Ctrl-C
+            os.write(2, _NOTICE)
         if self._work is None:
             raise KeyboardInterrupt
         loop, task = self._work

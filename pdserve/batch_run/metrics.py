@@ -1,4 +1,4 @@
-"""Prometheus' figures of a batch while it runs: its own, and those of the engine in this process."""
+"""Prometheus metrics of a running batch, and of the engine in this process."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 async def serve_metrics(
     host: str, port: int, progress: Callable[[], BatchProgress | None], engine: BatchBackend | None
 ) -> AsyncIterator[int]:
-    """Serve GET /metrics on a thread of its own; yield the port. Raises ConfigError where it cannot listen."""
+    """Serve GET /metrics on a separate thread; yield the port. Raises ConfigError if it cannot listen."""
     registry, loop = CollectorRegistry(), asyncio.get_running_loop()
     registry.register(_BatchCollector(progress))
 
@@ -31,11 +31,11 @@ async def serve_metrics(
         own = generate_latest(registry)
         if engine is None:
             return own
-        asked = asyncio.run_coroutine_threadsafe(engine.ask("GET", "/metrics"), loop)
+        scrape = asyncio.run_coroutine_threadsafe(engine.ask("GET", "/metrics"), loop)
         try:
-            return own + asked.result(_ENGINE_S).body
-        except (PdserveError, FutureTimeout, CancelledError):  # the last: the batch has ended meanwhile
-            asked.cancel()
+            return own + scrape.result(_ENGINE_S).body
+        except (PdserveError, FutureTimeout, CancelledError):  # CancelledError: the batch has ended meanwhile
+            scrape.cancel()
             return own
 
     try:
@@ -56,7 +56,7 @@ class _BatchCollector(Collector):
         self._progress = progress
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the figures of the last Progress."""
+        """Yield the metrics of the last BatchProgress."""
         last = self._progress()
         if last is None:
             return
@@ -84,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        """Answer with the page."""
+        """Send the metrics page."""
         if self.path.partition("?")[0] not in ("/metrics", "/"):
             self.send_error(404)
             return
@@ -96,4 +96,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: stderr has the bar."""
+        """Log nothing: stderr shows the progress bar."""

@@ -1,4 +1,4 @@
-"""How far a batch is, on stderr: a bar on a terminal, else one plain line every 30 s."""
+"""Show the progress of a batch on stderr: a bar on a terminal, else one line every 30 s."""
 
 import asyncio
 import contextlib
@@ -16,15 +16,15 @@ _BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} lines [{elapsed}, {rate_fm
 
 
 class ProgressView:
-    """Shows the last Progress it was told. Owns the bar. A terminal that is gone is shown nothing, and ends nothing.
+    """Shows the last BatchProgress. Owns the bar. A closed terminal is ignored.
 
-    Rates are of this run alone: lines that a run before it answered count as done and not as speed.
+    Rates cover this run only: lines answered by an earlier run count as done, not towards the speed.
     """
 
     def __init__(
         self, *, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic, max_inflight: int = 1
     ) -> None:  # fmt: skip
-        """`max_inflight`: how many lines are out at once."""
+        """`max_inflight`: the number of lines in flight."""
         self._stream = stream or sys.stderr
         self._clock = clock
         self._began = clock()
@@ -35,26 +35,26 @@ class ProgressView:
 
     @property
     def seconds(self) -> float:
-        """Seconds since this was made."""
+        """Seconds since the first progress."""
         return self._clock() - self._began
 
     @property
     def last(self) -> BatchProgress | None:
-        """What it was told last."""
+        """The last progress taken."""
         return self._last
 
     def take(self, progress: BatchProgress) -> None:
-        """Take what is done; on a terminal, show it where it is time to."""
+        """Store the progress, and update the bar on a terminal."""
         if self._first is None:
             self._first, self._began = progress, self._clock()
         self._last = progress
         self._left.take(self._clock(), progress.done)
-        with _for_whoever_looks():
+        with _ignore_stream_errors():
             if self._stream.isatty():
                 self._draw(progress)
 
     def rates(self) -> tuple[float, float]:
-        """Return lines and output tokens a second."""
+        """Return lines and output tokens per second."""
         if self._first is None or self._last is None or self.seconds <= 0:
             return 0.0, 0.0
         lines = self._last.done - self._first.done
@@ -62,7 +62,7 @@ class ProgressView:
         return lines / self.seconds, tokens / self.seconds
 
     def line(self) -> str:
-        """Return how far it is in one line."""
+        """Return the progress in one line."""
         if self._last is None:
             return "0 lines answered"
         lines, tokens = self.rates()
@@ -73,14 +73,14 @@ class ProgressView:
 
     @contextlib.asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
-        """Say it again and again, whether something was answered or not; close the bar on leaving."""
+        """Show the progress periodically, even without new answers; close the bar on exit."""
         task = asyncio.create_task(self._keep())
         try:
             yield
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            with _for_whoever_looks():
+            with _ignore_stream_errors():
                 if self._bar is not None:
                     self._bar.close()
 
@@ -88,7 +88,7 @@ class ProgressView:
         while True:
             is_bar = self._stream.isatty()
             await asyncio.sleep(_BAR_EVERY_S if is_bar else EVERY_S)
-            with _for_whoever_looks():
+            with _ignore_stream_errors():
                 if not is_bar:
                     print(self.line(), file=self._stream, flush=True)
                 elif self._last is not None:
@@ -115,14 +115,14 @@ class ProgressView:
 
 
 @contextlib.contextmanager
-def _for_whoever_looks() -> Iterator[None]:
-    """Pass over a stream that takes nothing any more: answers count, not who watches them come."""
-    with contextlib.suppress(OSError, ValueError):  # ValueError: it was closed here
+def _ignore_stream_errors() -> Iterator[None]:
+    """Ignore errors of the progress stream: a batch goes on without its terminal."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed
         yield
 
 
 def _fewer(progress: BatchProgress) -> str:
-    """Say how many lines a busy server lets out at once."""
+    """Return the limit on lines in flight while the server is busy, empty otherwise."""
     return "" if progress.at_once is None else f", {progress.at_once} at once: the server is busy"
 
 

@@ -1,4 +1,4 @@
-"""What was typed to `pdserve run-batch`."""
+"""Parse the command line of `pdserve run-batch`."""
 
 import argparse
 import dataclasses
@@ -21,7 +21,7 @@ from wire.options import EngineOptions, add_flags, from_namespace
 METRICS_PORT = 8000
 MOST_INFLIGHT = 65_536
 _INFLIGHT, _INFLIGHT_AT_URL = 512, 64
-_LINE_S, _LINE_AT_URL_S = 86_400.0, 3600.0  # in this process a line waits for those before it, and nobody for the line
+_LINE_S, _LINE_AT_URL_S = 86_400.0, 3600.0  # in this process lines only wait for earlier lines
 EPILOG = """\
 examples:
   pdserve run-batch -i requests.jsonl -o results.jsonl --model ~/models/Qwen3-0.6B
@@ -29,7 +29,7 @@ examples:
   pdserve run-batch -i requests.jsonl -o results.jsonl --base-url http://127.0.0.1:9000 --retry-failed
   pdserve run-batch -i "https://bucket...?X-Amz-..." -o "https://bucket...?X-Amz-..." --model facebook/opt-125m
 
-A run that was stopped, by whatever, goes on where it was when the same command is given again. docs/batch.md
+Repeat the same command to resume a run that was stopped in any way. docs/batch.md
 """
 _TABLES = ("global_rank_table", "node_ports", "use_openai", "http_port", "ip", "kv_ip", "share_devices")
 _SERVERS = (
@@ -42,7 +42,7 @@ _USELESS = (
     "min_retries", "startup_timeout", "shutdown_timeout", "first_token_timeout", "max_queued_requests",
     "max_queued_tokens", "enable_force_include_usage", "enable_tokenizer_info_endpoint", "max_body_bytes",
 )  # fmt: skip
-"""Known and not shown: of instances that meet others, of a door that others come to, or wide open by themselves."""
+"""Accepted but not shown: for KV links, for servers with clients, or limits that are unlimited here anyway."""
 _ANSWERS_DEPEND_ON = (
     "model", "revision", "hub", "served_model_name", "dtype", "device", "quantization", "max_model_len", "engine",
     "chat_template", "chat_template_content_format", "default_chat_template_kwargs", "trust_request_chat_template",
@@ -50,8 +50,8 @@ _ANSWERS_DEPEND_ON = (
     "enable_prompt_tokens_details", "max_answer_bytes",
 )  # fmt: skip
 _KEYS = {
-    "api_key": "key to show at --base-url (env PDSERVE_API_KEY, VLLM_API_KEY). Any user of this host sees a command "
-    "line: better the variable or --api-key-file",
+    "api_key": "API key for --base-url (env PDSERVE_API_KEY, VLLM_API_KEY). Any user of this host can see a command "
+    "line: prefer the variable or --api-key-file",
     "api_key_file": "file whose first line is that key",
 }
 _WITH_URL = ("model", "served_model_name", "host", "port", "log_level", "log_format", "api_key", "api_key_file")
@@ -59,9 +59,9 @@ _WITH_URL = ("model", "served_model_name", "host", "port", "log_level", "log_for
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """A batch to run. `metrics` is where figures are served, None for nowhere; `api_key` is shown at --base-url.
+    """A batch to run. `metrics` is the address of the metrics endpoint, if any; `api_key` is sent to --base-url.
 
-    `namespace` is what was typed of engine and front end, for a model to be filled in; `typed` names the fields.
+    `namespace` has the given engine and scheduler flags, without the model's defaults; `typed` names the typed fields.
     """
 
     input_file: str = dataclasses.field(repr=False)
@@ -74,34 +74,33 @@ class BatchRequest:
 
     @property
     def engine(self) -> EngineOptions:
-        """What was typed of the engine."""
+        """The given engine flags."""
         return from_namespace(EngineOptions, self.namespace)
 
     @property
     def front(self) -> SchedulerOptions:
-        """What was typed of the front end, without what is a server's: nobody else reaches this process.
+        """The given scheduler flags, without those of the HTTP server: this process has no other clients.
 
-        Its queue takes all that --max-inflight lets out: no line is turned away, none ends for having waited.
+        Its queue has room for --max-inflight lines: no line is refused or times out in the queue.
         """
-        told = {name: value for name, value in vars(self.namespace).items() if name not in _SERVERS}
+        given = {name: value for name, value in vars(self.namespace).items() if name not in _SERVERS}
         patient = {
             "first_token_timeout": _LINE_S,
             "max_queued_requests": MOST_INFLIGHT,
             "max_queued_tokens": self.max_inflight * self.options.max_line_bytes,
         }
-        told = patient | told
-        return from_namespace(SchedulerOptions, argparse.Namespace(**told))
+        return from_namespace(SchedulerOptions, argparse.Namespace(**patient | given))
 
     @property
     def binding(self) -> dict[str, str]:
-        """What the answers depend on beside the input, by flag: a stopped run goes on only where it is the same."""
-        told = {_flag(name): _as_typed(getattr(self.namespace, name, "")) for name in _ANSWERS_DEPEND_ON}
+        """The flags that the answers depend on: a stopped run resumes only with the same values."""
+        given = {_flag(name): _as_typed(getattr(self.namespace, name, "")) for name in _ANSWERS_DEPEND_ON}
         at_url = "" if self.options.base_url is None else "a server"
-        return {name: value for name, value in (told | {"--base-url": at_url}).items() if value}
+        return {name: value for name, value in (given | {"--base-url": at_url}).items() if value}
 
     @property
     def max_inflight(self) -> int:
-        """How many lines are asked at once."""
+        """The number of lines in flight."""
         return self.options.max_inflight or (_INFLIGHT if self.options.base_url is None else _INFLIGHT_AT_URL)
 
     @property
@@ -111,7 +110,7 @@ class BatchRequest:
 
 
 def command_parser() -> CommandParser:
-    """Return the command line of run-batch."""
+    """Return the parser of run-batch."""
     parser = CommandParser(
         serves=True,
         prog="pdserve run-batch",
@@ -120,24 +119,24 @@ def command_parser() -> CommandParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="one request a line: path or URL")
-    parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="one answer a line: path or URL")
+    parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="one request per line: path or URL")
+    parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="one answer per line: path or URL")
     parser.add_argument("--url", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     options = (BatchOptions, "batch"), (EngineOptions, None), (SchedulerOptions, None)
     for options_type, title in options:
         add_flags(parser, options_type, title)
     for action in parser._actions:
         if action.dest in (*_TABLES, *_SERVERS[2:], *_USELESS):
-            action.help = argparse.SUPPRESS  # known all the same, so that what is said of them says why
+            action.help = argparse.SUPPRESS  # still parsed, so that messages can give the reason
         elif action.dest in _KEYS:
             action.help = _KEYS[action.dest]
         elif action.dest in ("host", "port"):
-            action.help = f"{action.dest} of the figures, with --enable-metrics or --metrics-port"
+            action.help = f"{action.dest} of the metrics, with --enable-metrics or --metrics-port"
     return parser
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> BatchRequest:
-    """Return what was typed. Raises ConfigError; says on stderr what has no effect."""
+    """Parse the command line. Raises ConfigError; prints flags without effect on stderr."""
     parser = command_parser()
     namespace = parser.parse_args(argv)
     refuse_empty(namespace)
@@ -156,10 +155,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Batch
 
 
 def _check_tables(namespace: argparse.Namespace, typed: Collection[str]) -> None:
-    """Take what is for ranktables out of the namespace. Raises ConfigError where it was typed."""
+    """Remove the ranktable fields from the namespace. Raises ConfigError if one was typed."""
     for name in _TABLES:
         if name in typed:
-            raise ConfigError(f"{_flag(name)} is for instances of a cluster: this is one process, without a table")
+            raise ConfigError(f"{_flag(name)} is for instances of a cluster: run-batch has one process and no table")
         vars(namespace).pop(name, None)
 
 
@@ -167,20 +166,20 @@ def _check_options(options: BatchOptions) -> None:
     for name in ("max_inflight", "max_input_bytes", "max_input_lines", "max_line_bytes"):
         value = getattr(options, name)
         if value is not None and value < 1:
-            raise ConfigError(f"{_flag(name)} {value} is out of range: 1 or more")
+            raise ConfigError(f"{_flag(name)} {value} is out of range: give 1 or more")
     limit_s = options.request_timeout
     if limit_s is not None and not 0 < limit_s < math.inf:
-        raise ConfigError(f"--request-timeout {limit_s:g} is out of range: a number of seconds above 0")
+        raise ConfigError(f"--request-timeout {limit_s:g} is out of range: give a number of seconds above 0")
     if options.max_inflight is not None and options.max_inflight > MOST_INFLIGHT:
         raise ConfigError(f"--max-inflight {options.max_inflight} is above {MOST_INFLIGHT}")
 
 
 def _check_url(typed: Collection[str]) -> None:
-    """Raise ConfigError for what only the operator of a server can say."""
+    """Raise ConfigError for flags that only the server's operator can set."""
     declared = (*dataclasses.fields(EngineOptions), *dataclasses.fields(SchedulerOptions))
     for field in declared:
         if field.name in typed and field.name not in _WITH_URL:
-            raise ConfigError(f"{_flag(field.name)} is decided where the model is served, which is --base-url")
+            raise ConfigError(f"{_flag(field.name)} is set by the server at --base-url: leave it out")
 
 
 def _metrics(namespace: argparse.Namespace, typed: Collection[str], options: BatchOptions) -> tuple[str, int] | None:
@@ -197,18 +196,18 @@ def _metrics(namespace: argparse.Namespace, typed: Collection[str], options: Bat
 
 
 def _notices(typed: Collection[str], options: BatchOptions, metrics: tuple[str, int] | None) -> list[str]:
-    """Return what was typed and does nothing, each with its reason."""
-    told = [f"{_flag(name)} (nobody is served here)" for name in _SERVERS if name in typed]
+    """Return the typed flags without effect, each with its reason."""
+    given = [f"{_flag(name)} (no HTTP server runs here)" for name in _SERVERS if name in typed]
     if options.base_url is not None:
-        told = []  # the keys are shown, and the others were refused
+        given = []  # the keys are used, and the others were refused
     where = [_flag(name) for name in ("host", "url", "port") if name in typed]
     if metrics is None and where:
-        told.append(f"{', '.join(where)} (figures are served with --metrics-port or --enable-metrics)")
-    return told
+        given.append(f"{', '.join(where)} (metrics are served only with --metrics-port or --enable-metrics)")
+    return given
 
 
 def _key(namespace: argparse.Namespace, environ: Mapping[str, str]) -> str | None:
-    """Return the key to show: of --api-key, of --api-key-file, of the environment. Raises ConfigError for no key."""
+    """Return the API key from --api-key, --api-key-file or the environment. Raises ConfigError for an invalid one."""
     options = from_namespace(SchedulerOptions, namespace)
     read_keys(options, {})
     if options.api_key:

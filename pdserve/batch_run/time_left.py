@@ -1,4 +1,4 @@
-"""How long a batch goes on, by the speed of its last lines. Pure: the time is passed in."""
+"""Estimate the remaining time of a batch from its latest lines. Pure: the time is passed in."""
 
 from collections import deque
 
@@ -6,9 +6,9 @@ _LEAST = 16  # lines of a window
 
 
 class TimeLeft:
-    """The lines of one run over time. Owns the window: as many lines as are out at once, 16 at least.
+    """The lines of one run over time. Owns the window: as many lines as are in flight, at least 16.
 
-    Lines come in waves of `max_inflight`: before a whole one, or half of the run, the speed is not known.
+    Lines finish in waves of `max_inflight`: before a whole one, or half of the run, the speed is unknown.
     """
 
     def __init__(self, max_inflight: int) -> None:
@@ -17,16 +17,16 @@ class TimeLeft:
         self._samples: deque[tuple[float, int]] = deque()
 
     def take(self, now: float, done: int) -> None:
-        """Take how many lines are done."""
+        """Record the number of finished lines."""
         self._first = done if self._first is None else self._first
         self._samples.append((now, done))
         while len(self._samples) > 2 and done - self._samples[1][1] >= max(self._wave, _LEAST):
             self._samples.popleft()
 
     def seconds(self, now: float, total: int) -> float | None:
-        """Return how long the others of `total` lines take, None where that is not known.
+        """Return the time for the rest of `total` lines, None while it is unknown.
 
-        A line that hangs has taken as long as nothing has come: so much is left at least.
+        It is at least the time since the last line finished, so that a hanging line raises it.
         """
         if self._first is None:
             return None

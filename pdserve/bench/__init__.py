@@ -1,4 +1,4 @@
-"""`pdserve bench`: what this machine gets out of the product, beside what it could."""
+"""`pdserve bench`: measure the product on this machine, and compare with the machine's limits."""
 
 from pdserve.bench.command import main
 

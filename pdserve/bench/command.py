@@ -1,4 +1,4 @@
-"""`pdserve bench`: finds what is to be measured."""
+"""`pdserve bench`: select and run a benchmark."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from wire.errors import ConfigError
 
 BENCHMARKS = {
-    "engine": "prefill, decode and offline rates of one engine, beside the machine's floors and, if asked, beside vLLM",
-    "serve": "a load on any OpenAI server: TTFT, TPOT, the longest gap, goodput, as a table, JSON and a picture",
-    "pd": "prefill and decode apart, beside two colocated instances on the same cores: which wins, and where",
+    "engine": "prefill, decode and offline rates of one engine, compared with the machine's floors and optionally vLLM",
+    "serve": "load on any OpenAI server: TTFT, TPOT, longest gap and goodput, as a table, JSON and a plot",
+    "pd": "P/D compared with two colocated instances on the same cores: which wins, and where",
 }
 
 HELP = """\
 usage: pdserve bench COMMAND [flags]
 
-Measure what this machine gets out of the product.
+Measure the product on this machine.
 
 {commands}
 
@@ -27,7 +27,7 @@ Measure what this machine gets out of the product.
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one benchmark. Raises ConfigError for one that there is not."""
+    """Run one benchmark. Raises ConfigError for an unknown one."""
     if not argv or argv[0] in ("-h", "--help"):
         commands = "\n".join(f"  {name:<8} {what}" for name, what in BENCHMARKS.items())
         print(HELP.format(commands=commands), end="")

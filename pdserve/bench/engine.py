@@ -1,12 +1,12 @@
-"""`pdserve bench engine`: rates of one engine, beside what this machine allows and, if asked, beside vLLM.
+"""`pdserve bench engine`: rates of one engine, compared with this machine's limits and optionally with vLLM.
 
-Prompts of random tokens, greedy, no end of sequence, nothing cached between runs. Contestants take turns, round by
-round; a figure is the median of the rounds, a ratio that of the medians. The rate of decoding takes the prefill's time
-off the whole run's: the difference of two long times, which means little on a disturbed machine, and nothing (null, in
-the table `disturbed`) where the prefill alone took longer. So `median_full_step_ms` times each step that decodes the
+Prompts are random tokens, greedy, without end of sequence or prefix cache. Contestants take turns, round by
+round; a figure is the median of the rounds, a ratio that of the medians. The decode rate subtracts the prefill's time
+from the whole run's: a difference of two long times, unreliable on a disturbed machine, and meaningless (null, in
+the table `disturbed`) if the prefill alone took longer. So `median_full_step_ms` times each step that decodes the
 whole batch and nothing else. `fraction` is the floor's time over the time taken: a step reads the weights and the
-batch's KV once and multiplies, at the speeds measured here before and after the rest (the better of both), whichever
-takes longer; a row is printed when it is done, with the floor measured before, the table has the better one. Rows
+batch's KV once and multiplies, at the speeds measured here before and after the runs (the better of both), whichever
+takes longer; a row is printed when it is finished, with the floor measured before; the table uses the better one. Rows
 `Python a step` follow where native kernels run the model (python_time.py). JSON lines, then the
 table as Markdown.
 """
@@ -42,9 +42,9 @@ EPILOG = """\
 examples:
   pdserve bench engine                        the default model, all cores of this process
   pdserve bench engine --peer vllm            in turn with vLLM's CPU build (benchmarks/peers/setup vllm, in a clone)
-  pdserve bench engine --only 'batch 8' 512   some rows alone
-  pdserve bench engine --only Python          what of a step is neither native nor a kernel of torch, in ms
-  pdserve bench engine --profile --threads 1  where steps spend their time, on native kernels
+  pdserve bench engine --only 'batch 8' 512   only some rows
+  pdserve bench engine --only Python          the time of a step outside native code and torch kernels, in ms
+  pdserve bench engine --profile --threads 1  where steps spend their time, with native kernels
 """
 
 
@@ -53,27 +53,27 @@ class BenchOptions:
     """Flags of `bench engine`."""
 
     model: str = flag("", "folder of the model (default: the default model)")
-    device: str = flag(AUTO, f"what is measured: {AUTO}, {', '.join(reversed(AUTO_ORDER))}; auto as for serving")
+    device: str = flag(AUTO, f"device to measure: {AUTO}, {', '.join(reversed(AUTO_ORDER))}; auto as for serving")
     dtype: str = flag("auto", "weights and KV", choices=("auto", "float32", "bfloat16"))
     threads: int | None = flag(None, "threads of the engine (default: the cores of this process)", parse=int)
-    chunk: int = flag(512, "most prompt tokens in one step, as --prefill-chunk-size", parse=int)
+    chunk: int = flag(512, "maximum prompt tokens per step, like --prefill-chunk-size", parse=int)
     repeats: int = flag(3, "rounds", parse=int)
-    only: tuple[str, ...] = flag((), "rows whose name has one of these in it (default: all)", many=True)
-    peer: str | None = flag(None, "measured in turn with ours (default: none)", choices=("vllm",))
-    peer_dtype: str | None = flag(None, "the peer's (default: ours)", choices=("bfloat16", "float32"))
-    profile: bool = flag(False, "where the time of a step goes, instead of rates")
+    only: tuple[str, ...] = flag((), "rows whose name contains one of these (default: all)", many=True)
+    peer: str | None = flag(None, "other engine to measure alternately (default: none)", choices=("vllm",))
+    peer_dtype: str | None = flag(None, "dtype of the peer (default: ours)", choices=("bfloat16", "float32"))
+    profile: bool = flag(False, "show where a step spends its time, instead of rates")
 
 
 class EngineContestant(Protocol):
-    """Who is timed."""
+    """A timed engine."""
 
     def time(self, run: BenchRun) -> float:
-        """Return the seconds that a run takes."""
+        """Return the seconds of a run."""
         ...
 
 
 def main(argv: Sequence[str]) -> int:
-    """Load, measure the machine, the engine and the peer in turn, print JSON lines and the table."""
+    """Load the model, measure the machine, the engine and the peer, print JSON lines and the table."""
     options = parse(argv)
     unwind_on_sigterm()
     threads = options.threads or usable_threads()
@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     choice = choose(options.device)
     device = choice.kind.open()
     if device.traits.pools_on_host:
-        with contextlib.suppress(NoNative):  # then the notes say that torch is what was measured
+        with contextlib.suppress(NoNative):  # then the notes report that torch is measured
             build_engine()
     from engine.loader import load_model
     from pdserve.bench.engine_core import MOST_SEQUENCES, OwnEngine
@@ -124,7 +124,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parse(argv: Sequence[str]) -> BenchOptions:
-    """Return the options of a command line. Raises ConfigError."""
+    """Parse the command line. Raises ConfigError."""
     parser = CommandParser(
         prog="pdserve bench engine",
         description=(__doc__ or "").partition(": ")[2],
@@ -136,28 +136,28 @@ def parse(argv: Sequence[str]) -> BenchOptions:
     if options.repeats < 1 or options.chunk < 1 or (options.threads or 1) < 1:
         raise ConfigError(f"--repeats {options.repeats} --chunk {options.chunk}: at least 1 of each, and of --threads")
     if not chosen(options.only) and not python_time.chosen(options.only):
-        names = "; ".join([*(case.measure for case in all_cases()), *map(python_time.measure, python_time.ASKED)])
-        raise ConfigError(f"--only {' '.join(options.only)} is in none of: {names}")
+        names = "; ".join([*(case.measure for case in all_cases()), *map(python_time.measure, python_time.CASES)])
+        raise ConfigError(f"--only {' '.join(options.only)} matches none of: {names}")
     return options
 
 
 def chosen(only: Sequence[str]) -> list[BenchCase]:
-    """Return the rows whose name has one of `only` in it; all where that is empty."""
+    """Return the rows whose name contains one of `only`; all if that is empty."""
     return [case for case in all_cases() if not only or any(part in case.measure for part in only)]
 
 
 def time_python(model: Any, options: BenchOptions) -> Iterator[str]:
-    """Measure what is asked of python_time.py; yield the lines of a table, none where native kernels do not run."""
+    """Run the selected cases of python_time.py; yield table lines, none without native kernels."""
     for name in python_time.chosen(options.only) if model._fused is not None else ():
         spent_ms = statistics.median(
-            python_time.python_ms(model, python_time.ASKED[name]) for _ in range(options.repeats)
+            python_time.python_ms(model, python_time.CASES[name]) for _ in range(options.repeats)
         )
         say(measure=python_time.measure(name), unit="ms", median_ms=spent_ms)
         yield f"| {python_time.measure(name)} | {spent_ms:.3g} ms |"
 
 
 def start_peer(options: BenchOptions, path: Path, dtype: str) -> Vllm | None:
-    """Return the peer that was asked for, ready."""
+    """Start the requested peer."""
     if options.peer is None:
         return None
     try:
@@ -171,7 +171,7 @@ def start_peer(options: BenchOptions, path: Path, dtype: str) -> Vllm | None:
 def timed(
     cases: Sequence[BenchCase], contestants: Sequence[EngineContestant], times: Sequence[Times | None], repeats: int
 ) -> Iterator[BenchCase]:
-    """Time the runs of each case `repeats` times, each with every contestant in turn; yield a case when it is done."""
+    """Time the runs of each case `repeats` times, alternating contestants; yield each finished case."""
     for case in cases:
         for run in case.runs * repeats:
             for contestant, its_times in zip(contestants, times, strict=False):
@@ -183,7 +183,7 @@ def timed(
 def row(
     case: BenchCase, ours: Times, peer: Times | None, floors: Floors, full_steps_s: dict[int, list[float]]
 ) -> dict[str, object]:
-    """Return the fields of a case that is timed."""
+    """Return the fields of a timed case."""
     rate = ours.rate(case)
     fields: dict[str, object] = {"measure": case.measure, "tokens_per_s": rate}
     fields["fraction"] = None if rate is None else floors.case_s(case) / ours.case_s(case)
@@ -213,13 +213,13 @@ def _cell(value: object) -> str:
 
 
 def say(**fields: object) -> None:
-    """Print one JSON line; numbers to four digits."""
+    """Print one JSON line, with numbers to four digits."""
     short = {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in fields.items()}
     print(json.dumps(short), flush=True)
 
 
 def cpu() -> tuple[str, list[str]]:
-    """Return the CPU's name and which of the instruction sets that matter here it has."""
+    """Return the CPU's name and its relevant instruction sets."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "").split()

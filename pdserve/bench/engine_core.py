@@ -1,4 +1,4 @@
-"""Our engine as a contestant: one EngineCore, random prompts, greedy, no end of sequence, nothing cached."""
+"""pdserve's engine as a contestant: one EngineCore, random prompts, greedy, no end of sequence, no prefix cache."""
 
 import random
 import time
@@ -9,7 +9,7 @@ from pdserve.bench.cases import BenchRun
 from wire.types import PromptState, SamplingParams
 
 MOST_SEQUENCES = 64
-"""In one step."""
+"""Per step."""
 
 
 class OwnEngine:
@@ -26,10 +26,10 @@ class OwnEngine:
             prefix_caching=False,
         )
         self._rng, self._added = random.Random(0), 0
-        self.full_steps_s: dict[int, list[float]] = {}  # of steps that decode a whole batch, by its size
+        self.full_steps_s: dict[int, list[float]] = {}  # of steps that decode a whole batch, by batch size
 
     def add(self, run: BenchRun) -> None:
-        """Queue prompts of random tokens."""
+        """Queue random prompts."""
         vocabulary = range(100, min(40_000, self.core.info.vocab_size))
         for _ in range(run.requests):
             self._added += 1
@@ -38,7 +38,7 @@ class OwnEngine:
             self.core.add(PromptState(name, name, ids, SamplingParams(max_tokens=run.out, temperature=0.0)))
 
     def time(self, run: BenchRun) -> float:
-        """Return seconds until all requests have their whole output."""
+        """Return the seconds until all requests have finished."""
         self.add(run)
         steps = self.full_steps_s.setdefault(run.requests, [])
         began, tokens = time.perf_counter(), 0
@@ -52,5 +52,5 @@ class OwnEngine:
         return time.perf_counter() - began
 
     def close(self) -> None:
-        """Give the pool back."""
+        """Free the pool."""
         self.core.close()

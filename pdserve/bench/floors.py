@@ -1,4 +1,4 @@
-"""What this machine's memory and arithmetic allow, measured with plain torch in the same run."""
+"""This machine's memory and arithmetic limits, measured with plain torch in the same run."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,21 +15,21 @@ _READ_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """GFLOP/s of the model's matrix products and GB/s of plain reads; what a token costs of both."""
+    """GFLOP/s of the model's matrix products and GB/s of plain reads; the cost of a token in both."""
 
     gflops: float
     read_gbs: float
     weight_bytes: int
-    weight_flops: int  # of one token, all linear layers but the one that makes logits
+    weight_flops: int  # per token, all linear layers except the logits'
     logit_flops: int
     kv_token_bytes: int
 
     def better(self, other: "Floors") -> "Floors":
-        """Return the best of two measurements of one machine: something else may have run beside either."""
+        """Return the better of two measurements of one machine: other programs may have disturbed either."""
         return replace(self, gflops=max(self.gflops, other.gflops), read_gbs=max(self.read_gbs, other.read_gbs))
 
     def case_s(self, case: BenchCase) -> float:
-        """Return the least seconds a case can take."""
+        """Return the minimum seconds of a case."""
         run = case.run
         steps = run.out - (0 if case.before is None else case.before.out)
         prefill = run.requests * (run.prompt * self.weight_flops + self.logit_flops) / self.gflops / 1e9
@@ -39,15 +39,15 @@ class Floors:
         return decode if case.before is not None else decode + prefill
 
     def _step_s(self, batch: int, context: int) -> float:
-        """A step reads the weights and the batch's KV once and multiplies: whichever takes longer."""
+        """Return the longer of reading weights and KV once, and multiplying."""
         read = self.weight_bytes + batch * context * self.kv_token_bytes
         return max(read / self.read_gbs, batch * (self.weight_flops + self.logit_flops) / self.gflops) / 1e9
 
 
 def measure_floors(path: Path, info: Any, say: Callable[..., None], device: Device) -> Floors:
-    """Measure on `device` at the shapes of the model's own linear layers, and say what the machine does.
+    """Measure `device` with the shapes of the model's linear layers, and print the rates.
 
-    Arithmetic is the faster of float32 and bfloat16: either may be how a bfloat16 product is made.
+    For bfloat16 the faster of float32 and bfloat16 counts: products may be computed in either.
     """
     import torch
 
@@ -84,7 +84,7 @@ def _matmul_gflops(sizes: Sequence[tuple[int, ...]], dtype: Any, device: Device)
 
 
 def _read_gbs(device: Device) -> float:
-    """Return GB/s of summing memory that no cache holds."""
+    """Return GB/s of summing memory larger than any cache."""
     import torch
 
     memory = torch.ones(_READ_BYTES // 4, device=device.torch_device)
@@ -92,7 +92,7 @@ def _read_gbs(device: Device) -> float:
 
 
 def _best_s(call: Callable[[], object], times: int, device: Device) -> float:
-    """Return the shortest seconds of `times` calls, after one to warm up: a floor is what the machine can do."""
+    """Return the shortest seconds of `times` calls, after one to warm up: a floor is the machine's best."""
     call()
     device.synchronize()
     shortest = float("inf")

@@ -1,8 +1,8 @@
-"""Milliseconds of Python a step: what the engine's thread does outside the native calls, by that thread's own CPU time.
+"""Milliseconds of Python per step: the engine thread's CPU time outside native calls.
 
-The real model decodes a whole batch, so that Python meets the caches as the layers leave them; the time inside native
-calls is taken off. Only the first few tokens of the vocabulary may be chosen: what is left of torch's and numpy's
-kernels is the price of calling them. Prompts have unlike lengths, so that every step fills some of the blocks.
+The real model decodes a whole batch, so that Python runs with the CPU caches as the layers leave them; time in native
+calls is subtracted. Only the first few tokens of the vocabulary can be chosen: what remains of torch's and numpy's
+kernels is their call overhead. Prompts have different lengths, so that every step fills some of the blocks.
 """
 
 import random
@@ -19,12 +19,12 @@ from wire.types import PromptState, SamplingParams
 BATCH = 64
 T = TypeVar("T")
 _VOCABULARY, _SHORTEST, _LENGTHS, _OUTPUTS = 32, 64, 16, 32
-ASKED: Mapping[str, SamplingParams] = {
+CASES: Mapping[str, SamplingParams] = {
     "greedy": SamplingParams(_OUTPUTS, temperature=0.0),
     "sampled": SamplingParams(_OUTPUTS, temperature=0.8, top_p=0.9, seed=7),
     "logprobs": SamplingParams(_OUTPUTS, temperature=0.0, logprobs=5),
 }
-"""What is measured, by the name that it has in the table."""
+"""The measured cases, by their name in the table."""
 
 
 def measure(name: str, batch: int = BATCH) -> str:
@@ -33,12 +33,12 @@ def measure(name: str, batch: int = BATCH) -> str:
 
 
 def chosen(only: tuple[str, ...]) -> list[str]:
-    """Return which of ASKED have one of `only` in their rows' names; all where that is empty."""
-    return [name for name in ASKED if not only or any(part in measure(name) for part in only)]
+    """Return the cases whose row names contain one of `only`; all if that is empty."""
+    return [name for name in CASES if not only or any(part in measure(name) for part in only)]
 
 
 def python_ms(model: Any, params: SamplingParams, *, batch: int = BATCH) -> float:
-    """Return the median of the steps that decode `batch` sequences of a model that native kernels run."""
+    """Return the median over steps that decode `batch` sequences on native kernels."""
     core = EngineCore(model, max_num_seqs=batch, max_num_batched_tokens=8192, prefill_chunk_size=512)
     numbers = random.Random(0)
     for i in range(batch):
@@ -50,7 +50,7 @@ def python_ms(model: Any, params: SamplingParams, *, batch: int = BATCH) -> floa
 
 
 def _steps(core: EngineCore, native: "_NativeTime") -> Iterator[tuple[float, int, int]]:
-    """Run all that waits; yield each step's seconds of Python, how many only decode, and the tokens it made."""
+    """Run until idle; yield each step's seconds of Python, number of decoding sequences, and number of new tokens."""
     while core.has_work():
         load = core.load()
         native.seconds, began = 0.0, time.thread_time()
@@ -66,7 +66,7 @@ class _NativeTime:
         self.seconds = 0.0
 
     def of(self, call: Callable[..., T]) -> Callable[..., T]:
-        """Return the function, timed."""
+        """Return a timed version of the function."""
 
         def timed(*args: object) -> T:
             began = time.thread_time()

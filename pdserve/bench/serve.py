@@ -1,4 +1,4 @@
-"""`pdserve bench serve`: a load on an OpenAI server, and what it came to."""
+"""`pdserve bench serve`: send a load to an OpenAI server and report the figures."""
 
 import asyncio
 import json
@@ -41,9 +41,9 @@ _READY_POLL_S = 0.5
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command: 0 when it was measured, 130 after Ctrl-C with what was measured so far.
+    """Run the command: 0 on success, 130 after Ctrl-C with the results so far.
 
-    Raises Unavailable, with the reasons, where no request completed.
+    Raises Unavailable, with the reasons, if no request completed.
     """
     options = parse(argv)
     arrival_times(0, options.request_rate, options.burstiness, random.Random(0))
@@ -56,14 +56,14 @@ def main(argv: Sequence[str]) -> int:
         if not bench.is_measuring:
             raise
         status = _INTERRUPTED
-    bench.tell()
+    bench.print_results()
     if not status:
         bench.check()
     return status
 
 
 class _Bench:
-    """One run. Owns what is measured, so that it is there when the run is broken off."""
+    """One run. Owns the measurements, so that they survive an interrupted run."""
 
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
@@ -108,8 +108,8 @@ class _Bench:
             self._client = ClientCpu(cpu_s() - began_cpu_s, time.perf_counter() - began_s)
             live.close()
 
-    def tell(self) -> None:
-        """Print what was measured and write what was asked for. Raises ConfigError for what cannot be written."""
+    def print_results(self) -> None:
+        """Print the results and write the requested files. Raises ConfigError if a file cannot be written."""
         options, record = self._options, self.record
         summary = summarize(record, options.metrics, options.metric_percentiles, options.goals)
         for line in report(record, summary, self._client, options.goals, pooled=options.is_pooled):
@@ -126,7 +126,7 @@ class _Bench:
             _write(Path(options.plot), to_png(picture) if options.plot.endswith(".png") else to_svg(picture))
 
     def check(self) -> None:
-        """Raise Unavailable where no request completed: figures of nothing are none."""
+        """Raise Unavailable if no request completed."""
         lines = self.record.lines.values()
         if any(line.failure is None for line in lines):
             return
@@ -135,7 +135,7 @@ class _Bench:
 
 
 async def _wait_ready(http: aiohttp.ClientSession, options: ServeOptions) -> None:
-    """Wait, as long as was asked for, until the server names its models. Raises Unavailable with what it said last."""
+    """Wait up to --ready-check-timeout-sec for /v1/models. Raises Unavailable with the last error."""
     deadline_s = time.perf_counter() + options.ready_check_timeout_sec
     while options.ready_check_timeout_sec > 0:
         try:
@@ -149,28 +149,28 @@ async def _wait_ready(http: aiohttp.ClientSession, options: ServeOptions) -> Non
 
 
 def _advised(error: Unavailable) -> Unavailable:
-    """Return the error, with what to do where nobody listens."""
-    is_nobody = isinstance(error.__cause__, aiohttp.ClientConnectorError)
-    return Unavailable(f"{error}; {START_HINT}") if is_nobody else error
+    """Return the error, with advice if nothing listens at the URL."""
+    is_refused = isinstance(error.__cause__, aiohttp.ClientConnectorError)
+    return Unavailable(f"{error}; {START_HINT}") if is_refused else error
 
 
 async def _find_model(http: aiohttp.ClientSession, options: ServeOptions) -> tuple[str, str]:
-    """Return the served name to ask for, and the folder that the server says it is from, "" without one."""
-    asked = options.asked_model
-    if asked and options.vocab_size:
-        return asked, ""
+    """Return the served name to request, and its folder as reported by the server, or ""."""
+    requested = options.asked_model
+    if requested and options.vocab_size:
+        return requested, ""
     try:
         cards = (await get_json(http, f"{options.url}/v1/models")).get("data") or []
     except Unavailable:
-        if not asked:
+        if not requested:
             raise
-        return asked, ""
+        return requested, ""
     for card in cards:
-        if asked in ("", card.get("id")):
+        if requested in ("", card.get("id")):
             return str(card["id"]), str(card.get("root") or "")
-    if not asked:
-        raise ConfigError(f"{options.url}/v1/models names no model: give --model")
-    return asked, ""
+    if not requested:
+        raise ConfigError(f"{options.url}/v1/models lists no model: give --model")
+    return requested, ""
 
 
 def _dialect(options: ServeOptions, model: str) -> ApiDialect:

@@ -1,4 +1,4 @@
-"""What a result of `pdserve bench serve` says of its run, and what its file is called."""
+"""The metadata in a result of `pdserve bench serve`, and the file name."""
 
 import re
 from datetime import datetime
@@ -8,7 +8,7 @@ from pdserve.bench.serve_options import ServeOptions
 
 
 def about(options: ServeOptions, model: str, now: datetime) -> dict[str, Any]:
-    """Return what the result says of the run, under vLLM's keys; --metadata wins."""
+    """Return the metadata of the run with vLLM's keys; --metadata wins."""
     own = {
         "date": now.strftime("%Y%m%d-%H%M%S"),
         "endpoint_type": options.backend,
@@ -27,7 +27,7 @@ def about(options: ServeOptions, model: str, now: datetime) -> dict[str, Any]:
 
 
 def file_name(options: ServeOptions, model: str, now: datetime) -> str:
-    """Return the name of the result's file: as vLLM makes it, whatever the model is called."""
+    """Return the name of the result file as in vLLM, with the model's name made safe."""
     if options.result_filename:
         return options.result_filename
     at_most = "" if options.max_concurrency is None else f"-concurrency{options.max_concurrency}"

@@ -1,4 +1,4 @@
-"""The requests of `pdserve bench serve`, out of its data set."""
+"""The requests of `pdserve bench serve`, from its data set."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ _LEAST, _MOST_PROMPT, _MOST = 4, 1024, 2048  # tokens of a ShareGPT turn, its pr
 
 
 async def make_asks(options: ServeOptions, http: aiohttp.ClientSession, model: str, folder: str) -> list[LoadRequest]:
-    """Return --num-prompts requests; a file with fewer begins anew. Raises ConfigError, Unavailable."""
+    """Return --num-prompts requests; a file with fewer is repeated. Raises ConfigError, Unavailable."""
     if options.dataset_name == "random":
         return _random(options, folder)
     if options.dataset_name == "custom":
@@ -32,7 +32,7 @@ async def make_asks(options: ServeOptions, http: aiohttp.ClientSession, model: s
 
 
 def vocabulary(folder: str) -> int:
-    """Return the vocabulary size that config.json in `folder` tells, 1,000 where there is none here."""
+    """Return the vocabulary size in config.json of `folder`, 1,000 if there is no such local file."""
     try:
         size = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")).get("vocab_size")
     except (OSError, ValueError, AttributeError):
@@ -46,18 +46,18 @@ def _random(options: ServeOptions, folder: str) -> list[LoadRequest]:
 
 
 def _custom(options: ServeOptions, one: FilePrompt) -> LoadRequest:
-    told = options.custom_output_len or options.output_len
-    return LoadRequest(one.prompt, told or one.output_len or CUSTOM_OUTPUT_LEN)
+    given = options.custom_output_len or options.output_len
+    return LoadRequest(one.prompt, given or one.output_len or CUSTOM_OUTPUT_LEN)
 
 
 async def _sharegpt(options: ServeOptions, http: aiohttp.ClientSession, model: str) -> list[LoadRequest]:
-    """Return conversations of the file, shuffled, whose prompt and answer are neither tiny nor long."""
-    told, asks = options.sharegpt_output_len or options.output_len, list[LoadRequest]()
+    """Return shuffled conversations of the file whose prompt and answer are neither too short nor too long."""
+    given, asks = options.sharegpt_output_len or options.output_len, list[LoadRequest]()
     for one in _shuffled(options):
         if len(asks) == options.num_prompts:
             break
         prompt_len = await _count(http, options.url, model, one.prompt)
-        output_len = told or await _count(http, options.url, model, one.answer or "")
+        output_len = given or await _count(http, options.url, model, one.answer or "")
         if min(prompt_len, output_len) >= _LEAST and prompt_len <= _MOST_PROMPT and prompt_len + output_len <= _MOST:
             asks.append(LoadRequest(one.prompt, output_len))
     return asks
@@ -74,7 +74,7 @@ async def _count(http: aiohttp.ClientSession, url: str, model: str, text: str) -
     answer = await get_json(http, f"{url}/tokenize", {"model": model, "prompt": text})
     count = answer.get("count") if isinstance(answer, dict) else None
     if not isinstance(count, int):
-        raise Unavailable(f"{url}/tokenize counts no tokens: give a data set of --dataset-name custom")
+        raise Unavailable(f"{url}/tokenize returns no token count: use --dataset-name custom")
     return count
 
 

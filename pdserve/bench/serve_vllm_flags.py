@@ -6,13 +6,13 @@ from wire.errors import ConfigError
 
 _NO_TOKENIZER = "prompts are made without a tokenizer"
 WITHOUT_EFFECT: Mapping[str, tuple[int, str]] = {
-    "--request-id-prefix": (1, "requests are told apart by their connections"),
+    "--request-id-prefix": (1, "requests are distinguished by their connections"),
     "--skip-tokenizer-init": (0, _NO_TOKENIZER),
     "--tokenizer-mode": (1, _NO_TOKENIZER),
     "--trust-remote-code": (0, _NO_TOKENIZER),
 }
-"""How many words stand behind each, and why it changes nothing."""
-_OTHER_SET = "the data sets are random, custom and sharegpt: any other is a file for --dataset-name custom"
+"""The number of arguments of each flag, and why it has no effect."""
+_OTHER_SET = "the data sets are random, custom and sharegpt: convert others to a file for --dataset-name custom"
 REFUSED: Mapping[str, str] = {
     "--chat-template-kwargs": "--extra-body '{\"chat_template_kwargs\": {...}}' sends them",
     "--enable-multimodal-chat": "prompts are texts or token ids",
@@ -23,24 +23,24 @@ REFUSED: Mapping[str, str] = {
     "--lora-modules": "adapters are not served",
     "--no-oversample": "give --num-prompts as many as the file has",
     "--no-stream": "without a stream there is no first token to time",
-    "--plot-dataset-stats": "--plot FILE.svg draws requests, tokens a second and latencies",
-    "--plot-timeline": "--plot FILE.svg draws requests, tokens a second and latencies",
-    "--profile": "`pdserve bench engine` says where an engine's time goes",
+    "--plot-dataset-stats": "--plot FILE.svg shows requests, tokens per second and latencies",
+    "--plot-timeline": "--plot FILE.svg shows requests, tokens per second and latencies",
+    "--profile": "`pdserve bench engine` shows where an engine spends its time",
     "--ramp-up-end-rps": "run it at several values of --request-rate",
     "--ramp-up-start-rps": "run it at several values of --request-rate",
     "--ramp-up-strategy": "run it at several values of --request-rate",
     "--random-batch-size": "each request has one prompt",
-    "--skip-chat-template": "--backend openai sends prompts without a template, openai-chat has the server's",
+    "--skip-chat-template": "--backend openai sends prompts without a template, openai-chat uses the server's",
     "--use-beam-search": "beams are not streamed, so there is no first token to time",
 }
 
 
 def settle(argv: Sequence[str]) -> tuple[list[str], str]:
-    """Return the words without those that have no effect, and a notice of these, "" where there are none.
+    """Return the arguments without flags that have no effect, and a notice of these, "" if there are none.
 
     Raises ConfigError for a flag that is refused.
     """
-    kept, told, skipped = list[str](), list[str](), 0
+    kept, dropped, skipped = list[str](), list[str](), 0
     for word in argv:
         if skipped:
             skipped -= 1
@@ -54,5 +54,5 @@ def settle(argv: Sequence[str]) -> tuple[list[str], str]:
             continue
         num_words, why = WITHOUT_EFFECT[name]
         skipped = 0 if equals else num_words
-        told.append(f"{name} ({why})")
-    return kept, f"without effect: {'; '.join(told)}" if told else ""
+        dropped.append(f"{name} ({why})")
+    return kept, f"without effect: {'; '.join(dropped)}" if dropped else ""

@@ -1,7 +1,7 @@
-"""Where the time of a step goes: the whole step and, of a model on native kernels, operation by operation.
+"""Profile a step: the whole step and, with native kernels, each operation.
 
-Each operation of the program (native/layer.h) runs alone over all layers: small ones then find their weights in a
-cache, which in a whole step come from memory. `cpu` counts this thread's time alone: what to trust on a disturbed
+Each operation of the program (native/layer.h) runs alone over all layers: small ones then have their weights in a
+cache, which in a whole step come from memory. `cpu` counts only this thread's time: more reliable on a disturbed
 machine, with --threads 1.
 """
 
@@ -28,7 +28,7 @@ _OPERATIONS = (Operation.ENTER, Operation.ATTEND, Operation.OUT, Operation.MLP)
 
 @torch.inference_mode()
 def profile(model: Any, say: Callable[..., None]) -> None:
-    """Say the milliseconds of each part, the best of a few, for decode at every batch and one prefill."""
+    """Print the milliseconds of each part, the best of a few, for decode at every batch size and one prefill."""
     steps = [(f"decode, batch {n}", n, PROMPT + OUT // 2, 1) for n in DECODE_BATCHES]
     for clock in (time.perf_counter, time.thread_time):
         for name, requests, start, count in (*steps, (f"prefill 1 x {PREFILL_PROMPT}", 1, 0, PREFILL_PROMPT)):
@@ -57,7 +57,7 @@ def _parts(model: Any, batch: StepBatch) -> Iterator[tuple[str, Callable[[], obj
 
 
 def _batch(model: Any, requests: int, start: int, count: int) -> StepBatch:
-    """Return a step of so many sequences with `start` tokens behind them, their blocks dealt at random."""
+    """Return a step of `requests` sequences after `start` tokens each, with random blocks."""
     layout, numbers = model.info.layout, random.Random(0)
     free = list(range(layout.num_blocks))
     numbers.shuffle(free)

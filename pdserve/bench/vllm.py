@@ -1,4 +1,4 @@
-"""vLLM's CPU build as a contestant: one engine in a process group of its own, stopped while others are measured."""
+"""vLLM's CPU build as a contestant: one engine in its own process group, paused while others are measured."""
 
 import json
 import os
@@ -20,16 +20,16 @@ _START_S, _RUN_S, _END_S = 600.0, 900.0, 20.0
 
 
 class PeerMissing(Exception):
-    """The peer is not there, or did not start; says how to get it, or where its log is."""
+    """The peer is missing or did not start; the message says how to install it, or where its log is."""
 
 
 class Vllm:
-    """Asks benchmarks/peers/vllm_peer.py, in the environment that benchmarks/peers/setup made, run by run."""
+    """Runs benchmarks/peers/vllm_peer.py in the environment made by benchmarks/peers/setup."""
 
     name = "vllm"
 
     def __init__(self, model: Path, *, dtype: str, environ: Mapping[str, str] = os.environ) -> None:
-        """Start it and wait until it is loaded. Raises Missing."""
+        """Start it and wait until it is loaded. Raises PeerMissing."""
         if not _SCRIPT.is_file():
             raise PeerMissing("--peer vllm needs a clone of the repository, with benchmarks/peers in it")
         home = peers_home(environ)
@@ -39,7 +39,7 @@ class Vllm:
         self.log = home / "vllm-rates.log"
         self._buffer = b""
         self._replies, theirs = os.pipe()
-        held, self._life = os.pipe()  # the guard of what stands still for long, for when we are killed
+        held, self._life = os.pipe()  # the guard's pipe, for a paused peer when we are killed
         keeper = kept(
             sorted(os.sched_getaffinity(0)), [str(python), "-u", str(_SCRIPT), str(model), dtype, str(theirs)]
         )
@@ -52,30 +52,30 @@ class Vllm:
             os.close(descriptor)
         try:
             self.version = str(self._reply(_START_S)["version"])
-        except BaseException:  # Ctrl-C too, which its session does not hear
+        except BaseException:  # Ctrl-C too, which does not reach its session
             self.close()
             raise
         self._signal(signal.SIGSTOP)
 
     @property
     def bound_to(self) -> str:
-        """What its log says of the cores it uses."""
+        """The cores it uses, from its log."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return next((line.strip() for line in lines if "core ids" in line.lower()), "not said in its log")
+        return next((line.strip() for line in lines if "core ids" in line.lower()), "not in its log")
 
     def time(self, run: BenchRun) -> float:
-        """Return the seconds of one run. Raises Missing where it ended or takes too long."""
+        """Return the seconds of one run. Raises PeerMissing if it ended or takes too long."""
         self._signal(signal.SIGCONT)
         assert self._process.stdin is not None
-        asked = {"requests": run.requests, "prompt": run.prompt, "out": run.out}
-        self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+        request = {"requests": run.requests, "prompt": run.prompt, "out": run.out}
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
         seconds = float(self._reply(_RUN_S)["seconds"])
         self._signal(signal.SIGSTOP)
         return seconds
 
     def close(self) -> None:
-        """End the whole process group."""
+        """Kill the whole process group."""
         self._signal(signal.SIGKILL)
         self._process.wait(_END_S)
         assert self._process.stdin is not None
@@ -94,7 +94,7 @@ class Vllm:
             ready, _, _ = select.select([self._replies], [], [], max(0.0, deadline - time.monotonic()))
             piece = os.read(self._replies, 4096) if ready else b""
             if not piece:
-                raise PeerMissing(f"vLLM {'ended' if ready else f'said nothing for {timeout_s:g} s'}: see {self.log}")
+                raise PeerMissing(f"vLLM {'ended' if ready else f'sent nothing for {timeout_s:g} s'}: see {self.log}")
             self._buffer += piece
         line, _, self._buffer = self._buffer.partition(b"\n")
         reply: dict[str, Any] = json.loads(line)
@@ -102,7 +102,7 @@ class Vllm:
 
 
 def peers_home(environ: Mapping[str, str]) -> Path:
-    """Return where benchmarks/peers/setup installs: $PEERS_HOME, else a folder in the user's cache."""
+    """Return the install folder of benchmarks/peers/setup: $PEERS_HOME, else a folder in the user's cache."""
     if environ.get("PEERS_HOME"):
         return Path(environ["PEERS_HOME"])
     cache = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME', '')}/.cache"
@@ -110,7 +110,7 @@ def peers_home(environ: Mapping[str, str]) -> Path:
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """All of this process's cores: by default vLLM keeps one back for its front end."""
+    """Return an environment with all of this process's cores: by default vLLM reserves one for its front end."""
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     own = {
         "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "2",

@@ -1,1 +1,1 @@
-"""The module paths by which Aphrodite's users start things: `python -m pdserve.endpoints...`."""
+"""Aphrodite's module paths of commands: `python -m pdserve.endpoints...`."""

@@ -1,1 +1,1 @@
-"""The module paths by which vLLM's users start things: `python -m pdserve.entrypoints...`."""
+"""vLLM's module paths of commands: `python -m pdserve.entrypoints...`."""

@@ -1,1 +1,1 @@
-"""The flags of all commands: one table of vLLM's, `--config cluster.yaml`, and the parser that takes both."""
+"""The flags of all commands: the table of vLLM's flags, `--config cluster.yaml`, and the parser for both."""

@@ -1,4 +1,4 @@
-"""vLLM's flags of 0.5 and 0.6 for what is not here: adapters, drafts, pictures, traces."""
+"""vLLM's 0.5 and 0.6 flags for adapters, draft models, images and traces."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -20,7 +20,7 @@ _DRAFTS: Final = (
     "--ngram-prompt-lookup-max", "--ngram-prompt-lookup-min", "--spec-decoding-acceptance-method",
     "--typical-acceptance-sampler-posterior-threshold", "--typical-acceptance-sampler-posterior-alpha",
 )  # fmt: skip
-_PICTURES: Final = (
+_IMAGES: Final = (
     "--image-input-type", "--image-token-id", "--image-input-shape", "--image-feature-size", "--image-processor",
     "--image-processor-revision", "--disable-image-processor", "--mm-processor-kwargs", "--allowed-local-media-path",
 )  # fmt: skip
@@ -39,9 +39,9 @@ ABSENT_ROWS: Final[tuple[VllmFlag, ...]] = (
         "--speculative-draft-tensor-parallel-size", "there is no speculative decoding", short="-spec-draft-tp"
     ),
     refused("--disable-logprobs-during-spec-decoding", "there is no speculative decoding", Takes.MAYBE),
-    *_refused(_PICTURES, "models are served for text alone"),
-    no_effect("--limit-mm-per-prompt", "models are served for text alone: a picture in a request is refused"),
-    no_effect("--disable-mm-preprocessor-cache", "models are served for text alone", Takes.NOTHING),
+    *_refused(_IMAGES, "only text is supported"),
+    no_effect("--limit-mm-per-prompt", "only text is supported: a request with an image is refused"),
+    no_effect("--disable-mm-preprocessor-cache", "only text is supported", Takes.NOTHING),
     supported("--otlp-traces-endpoint"),
-    no_effect("--collect-detailed-traces", "every trace has the stages of its prompts"),
+    no_effect("--collect-detailed-traces", "every trace includes the stages of its prompts"),
 )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Read `--config cluster.yaml`: one flat mapping of flags, each with the line it stands on.
+"""Read `--config cluster.yaml`: one flat mapping of flags, each with its line number.
 
-Events of the YAML parser are read and nothing is constructed, so that no tag, alias or nesting can make more of a file
-than it shows: all three are refused.
+Only events of the YAML parser are read and no object is constructed: tags, aliases and nesting, which could expand to
+more than the file shows, are refused.
 """
 
 import stat
@@ -21,14 +21,14 @@ _TRUE, _FALSE, _NULL = ("true", "yes", "on"), ("false", "no", "off"), ("", "~", 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One value as it is written; `plain` is False where it stands in quotes."""
+    """One value as written; `plain` is False for a quoted one."""
 
     text: str
     plain: bool
 
     @property
     def boolean(self) -> bool | None:
-        """What it says as a switch, None when it is none."""
+        """The value as a boolean, None if it is not one."""
         word = self.text.lower() if self.plain else ""
         return True if word in _TRUE else False if word in _FALSE else None
 
@@ -55,13 +55,13 @@ def read(path: str) -> tuple[Entry, ...]:
     for entry in entries:
         if first.setdefault(entry.flag, entry) is not entry:
             before = first[entry.flag].place.rpartition(":")[2]
-            raise ConfigError(f"{entry.place}: {entry.key} stands on line {before} already")
+            raise ConfigError(f"{entry.place}: {entry.key} is already on line {before}")
     return entries
 
 
 def _text(path: str) -> str:
     try:
-        _refuse_what_may_hang(path)
+        _refuse_blocking(path)
         with Path(path).open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
@@ -74,15 +74,15 @@ def _text(path: str) -> str:
         raise ConfigError(f"--config {path} is not UTF-8: byte {error.start}") from error
 
 
-def _refuse_what_may_hang(path: str) -> None:
-    """Raise ConfigError for a pipe or a device, whose open waits for a writer; a shell's <(...) has one."""
+def _refuse_blocking(path: str) -> None:
+    """Raise ConfigError for a pipe or a device, which may block on open; a shell's <(...) has a writer."""
     mode = Path(path).stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or path.startswith(_OWN_PIPES)):
-        raise ConfigError(f"--config {path} is no regular file: name a YAML file, or /dev/stdin for a pipe")
+        raise ConfigError(f"--config {path} is not a regular file: give a YAML file, or /dev/stdin for a pipe")
 
 
 class _Reader:
-    """Walks the events of one document. Raises ConfigError at the first that a flat mapping has no use for."""
+    """Walks the events of one document. Raises ConfigError at the first that does not belong to a flat mapping."""
 
     def __init__(self, path: str, text: str) -> None:
         self._path = path
@@ -96,10 +96,10 @@ class _Reader:
         if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and event.value in _NULL:
             return
         if not isinstance(event, yaml.MappingStartEvent):
-            raise self._error(event, "a file of flags is a mapping, as `model: /models/Qwen3-0.6B`")
+            raise self._error(event, "the file must be a mapping, such as `model: /models/Qwen3-0.6B`")
         while not isinstance(event := self._next(), yaml.MappingEndEvent):
             if not isinstance(event, yaml.ScalarEvent):
-                raise self._error(event, "a key is the name of a flag")
+                raise self._error(event, "a key must be the name of a flag")
             yield self._entry(event)
         self._end()
 
@@ -118,7 +118,7 @@ class _Reader:
 
     def _value(self, key: str, event: yaml.Event) -> Value:
         if not isinstance(event, yaml.ScalarEvent):
-            raise self._error(event, f"{key} is a value or a list of values, and nothing nested")
+            raise self._error(event, f"{key} must be a value or a list of values, nothing nested")
         self._refuse_tag(key, event)
         plain = event.style is None
         if plain and event.value.lower() in _NULL:
@@ -132,7 +132,7 @@ class _Reader:
     def _end(self) -> None:
         event = self._next()
         if not isinstance(event, yaml.StreamEndEvent):
-            raise self._error(event, "a file of flags is one document")
+            raise self._error(event, "the file must be a single YAML document")
 
     def _next(self) -> yaml.Event:
         for event in self._events:
@@ -148,12 +148,12 @@ class _Reader:
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             line = f":{mark.line + 1}" if mark else ""
-            raise ConfigError(f"{self._path}{line}: this is no YAML: {error.problem}") from error
+            raise ConfigError(f"{self._path}{line}: invalid YAML: {error.problem}") from error
         except yaml.YAMLError as error:
-            raise ConfigError(f"{self._path}: this is no YAML: {' '.join(str(error).split())}") from error
+            raise ConfigError(f"{self._path}: invalid YAML: {' '.join(str(error).split())}") from error
 
-    def _error(self, event: yaml.Event, words: str) -> ConfigError:
-        return ConfigError(f"{self._path}:{_line(event)}: {words}")
+    def _error(self, event: yaml.Event, problem: str) -> ConfigError:
+        return ConfigError(f"{self._path}:{_line(event)}: {problem}")
 
 
 def _line(event: yaml.Event) -> int:

@@ -1,4 +1,4 @@
-"""The fields of vLLM 0.33's EngineArgs that no older table has, as flags."""
+"""The fields of vLLM 0.33's EngineArgs that are in none of the older tables, as flags."""
 
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -27,48 +27,48 @@ _SWITCHES: Final = frozenset((
 ))  # fmt: skip
 
 _NO_EFFECT: Final = {
-    "how files are read is the engine's own choice": (
+    "the engine chooses how to read files": (
         "safetensors-load-strategy", "safetensors-prefetch-num-threads", "safetensors-prefetch-block-size",
         "pt-load-map-location", "use-tqdm-on-load",
     ),
     "graphs are captured for every length": ("cudagraph-capture-sizes", "max-cudagraph-capture-size"),
-    "kernels are the engine's own choice": (
+    "the engine chooses its kernels": (
         "ir-op-priority", "moe-backend", "linear-backend", "sparse-indexer-topk-backend", "all2all-backend",
         "gdn-prefill-backend", "kda-prefill-backend", "kda-decode-backend", "kernel-config",
         "enable-flashinfer-autotune", "monokernel", "disable-cascade-attn", "optimization-level",
         "performance-mode", "allow-deprecated-quantization", "kv-sharing-fast-prefill", "swa-bounded-replay",
     ),
-    "the ranks of an instance are on one host and find each other": (
+    "the ranks of an instance are on one host and connect by themselves": (
         "master-addr", "master-port", "distributed-timeout-seconds", "cpu-distributed-timeout-seconds",
         "enable-shm-tensor-arena",
     ),
-    "cores are dealt to devices by the engine": ("numa-bind", "numa-bind-nodes", "numa-bind-cpus"),
-    "an instance is divided by --tensor-parallel-size alone": (
+    "the engine assigns cores to devices": ("numa-bind", "numa-bind-nodes", "numa-bind-cpus"),
+    "only --tensor-parallel-size splits an instance": (
         "dcp-comm-backend", "dcp-q-replicate", "dcp-kv-cache-interleave-size", "cp-kv-cache-interleave-size",
         "enable-batch-sharded-sampling", "enable-ep-weight-filter", "elastic-ep-max-dp-size", "eplb-config",
         "expert-placement-strategy",
     ),
-    "more instances are entries of the ranktable": (
+    "add instances as entries of the ranktable": (
         "data-parallel-backend", "dp-sync-interval", "disable-nccl-for-dp-synchronization",
     ),
     "each step is one forward pass": (
         "enable-dbo", "ubatch-size", "dbo-decode-token-threshold", "dbo-prefill-token-threshold",
     ),
-    "blocks are named by SHA-256, and the least recently used one goes first": (
+    "blocks are hashed by SHA-256 and evicted in LRU order": (
         "prefix-caching-hash-algo", "prefix-cache-retention-interval", "prefix-match-unit",
     ),
     "--max-num-batched-tokens and --prefill-chunk-size bound a step": (
         "max-num-scheduled-tokens", "long-prefill-token-threshold", "long-prefill-token-threshold-adaptive",
         "prefill-schedule-interval",
     ),
-    "blocks are reserved as docs/admission.md has it": (
+    "docs/admission.md describes how blocks are reserved": (
         "scheduler-reserve-full-isl", "watermark", "disable-hybrid-kv-cache-manager",
     ),
-    "one uniform number draws a token, without noise": ("use-fp64-gumbel",),
+    "a token is drawn with one uniform random number, without Gumbel noise": ("use-fp64-gumbel",),
     "logs are set by --log-level and --log-format": (
         "aggregate-engine-logging", "enable-logging-iteration-details",
     ),
-    "models are served for text alone": (
+    "only text is supported": (
         "language-model-only", "interleave-mm-strings", "mm-processor-cache-gb", "mm-processor-cache-type",
         "mm-hasher-algorithm", "mm-shm-cache-max-object-size-mb", "mm-encoder-tp-mode", "mm-encoder-attn-backend",
         "mm-encoder-attn-dtype", "mm-encoder-fp8-scale-path", "mm-encoder-fp8-scale-save-path",
@@ -76,7 +76,7 @@ _NO_EFFECT: Final = {
         "mm-tensor-ipc", "mm-processor-device", "mm-ipc-gpu-memory-gb", "mm-device-do-normalize",
         "disable-chunked-mm-input", "ec-manager-config",
     ),
-    "metrics are those of docs/metrics.md": (
+    "docs/metrics.md lists the metrics": (
         "show-hidden-metrics-for-version", "per-request-spec-decode-metrics", "kv-cache-metrics",
         "kv-cache-metrics-sample", "custom-histogram-buckets", "cudagraph-metrics",
         "enable-layerwise-nvtx-tracing", "enable-mfu-metrics", "jit-monitor-mode", "jit-monitor-verbose",
@@ -86,48 +86,48 @@ _NO_EFFECT: Final = {
         "sleep-mode-backend", "sleep-mode-offload-cudagraph", "sleep-preserve-parameter-names",
         "enable-cumem-allocator", "enable-nccl-comm-suspend",
     ),
-    "failures are found and retried without it": (
+    "failures are detected and retried without it": (
         "fault-tolerance-config", "enable-fault-tolerance", "watchdog-config",
     ),
-    "unknown variables are named at the start": ("fail-on-environ-validation",),
+    "unknown variables are reported at start": ("fail-on-environ-validation",),
 }  # fmt: skip
 _REFUSED: Final = {
-    "the config and the weights are those of the model's folder": ("hf-config-path", "model-weights"),
-    "devices are named by the ranktable, or by the variables of their maker": ("device-ids",),
-    "an instance is divided by --tensor-parallel-size alone": ("enable-hc-sp", "enable-elastic-ep", "enable-eplb"),
-    "more instances are entries of the ranktable": (
+    "config and weights come from the model's folder": ("hf-config-path", "model-weights"),
+    "the ranktable or the vendor's environment variable selects devices": ("device-ids",),
+    "only --tensor-parallel-size splits an instance": ("enable-hc-sp", "enable-elastic-ep", "enable-eplb"),
+    "add instances as entries of the ranktable": (
         "data-parallel-rank", "data-parallel-start-rank", "data-parallel-size-local", "data-parallel-address",
         "data-parallel-rpc-port", "data-parallel-hybrid-lb", "data-parallel-external-lb",
         "data-parallel-multi-port-external-lb",
     ),
     "weights stay on their device": ("cpu-offload-params",),
     "there is one kind of KV pool": ("kv-cache-dtype-skip-layers",),
-    "the KV of prompts that are done stays in the pool": ("kv-offloading-size", "kv-offloading-backend"),
+    "the KV of finished prompts stays in the pool": ("kv-offloading-size", "kv-offloading-backend"),
     "set --max-num-seqs": ("max-num-active-seqs",),
     "set --max-queued-requests": ("max-num-queued-reqs",),
     "set --max-queued-tokens": ("max-num-queued-tokens",),
-    "no code of others runs in the engine": (
+    "third-party code is not run in the engine": (
         "scheduler-cls", "worker-extension-cls", "model-class-overrides", "io-processor-plugin",
     ),
     "not supported yet": ("reasoning-parser-plugin", "reasoning-config"),
     "steps are not recorded": ("enable-trace-replay",),
-    "models are served for text alone": ("enable-mm-embeds", "media-io-kwargs", "mm-encoder-only"),
+    "only text is supported": ("enable-mm-embeds", "media-io-kwargs", "mm-encoder-only"),
     "adapters are not supported: merge them into the weights": (
         "default-mm-loras", "lora-target-modules", "enable-tower-connector-lora", "specialize-active-lora",
         "enable-mixed-moe-lora-format", "enable-moe-shared-loras", "max-lora-cls-labels",
     ),
-    "answers have the fields of docs/http-api.md": ("aux-output-config",),
+    "docs/http-api.md lists the response fields": ("aux-output-config",),
     "outputs are sampled without a watermark": ("watermark-config",),
-    "models that write one token after the other are served": ("diffusion-config",),
-    "models with an engram memory are not served": ("engram-config",),
-    "models whose state is not a KV cache are not served": (
+    "only autoregressive models are supported": ("diffusion-config",),
+    "models with an engram memory are not supported": ("engram-config",),
+    "models whose state is not a KV cache are not supported": (
         "mamba-config", "mamba-cache-dtype", "mamba-ssm-cache-dtype", "mamba-block-size", "mamba-cache-mode",
         "enable-mamba-shared-prefix-checkpoint", "replayssm-buffer-len", "use-replayssm", "mamba-backend",
         "mamba-ssu-algorithm", "enable-mamba-cache-stochastic-rounding", "mamba-cache-philox-rounds",
     ),
     "logs are set by --log-level and --log-format": ("logging-config", "log-config-file"),
-    "instances hand KV on among themselves": ("kv-events-config", "ec-transfer-config"),
-    "weights are never replaced while a server runs": ("weight-transfer-config",),
+    "instances transfer KV themselves": ("kv-events-config", "ec-transfer-config"),
+    "weights cannot be replaced while a server runs": ("weight-transfer-config",),
 }  # fmt: skip
 
 
@@ -142,8 +142,8 @@ ENGINE_ARGS_ROWS: Final[tuple[VllmFlag, ...]] = (
     *_rows(no_effect, _NO_EFFECT),
     no_effect("--nnodes", "the ranks of an instance are on one host", only=("1",)),
     no_effect("--node-rank", "the ranks of an instance are on one host", only=("0",)),
-    no_effect("--prefill-context-parallel-size", "--tensor-parallel-size alone divides an instance", only=("1",)),
-    no_effect("--decode-context-parallel-size", "--tensor-parallel-size alone divides an instance", only=("1",)),
+    no_effect("--prefill-context-parallel-size", "only --tensor-parallel-size splits an instance", only=("1",)),
+    no_effect("--decode-context-parallel-size", "only --tensor-parallel-size splits an instance", only=("1",)),
     no_effect("--logprobs-mode", "log probabilities are those of the model's own logits", only=("raw_logprobs",)),
     no_effect("--offload-backend", "weights stay on their device", only=("auto",)),
     *_rows(refused, _REFUSED),

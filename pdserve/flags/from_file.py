@@ -1,4 +1,4 @@
-"""Turn the entries of `--config` into words of a command line, for the command that is given them."""
+"""Convert the entries of `--config` into command-line arguments of one command."""
 
 import argparse
 import dataclasses
@@ -21,44 +21,44 @@ _VARIABLES = {"run_dir": "PDSERVE_RUN_DIR"}
 
 
 @dataclass(frozen=True, slots=True)
-class FileWords:
-    """What a file says to one command, and which fields it says it of."""
+class FileArguments:
+    """The arguments from a file for one command, and the fields that they set."""
 
     argv: tuple[str, ...]
     fields: frozenset[str]
 
 
-def words(
+def arguments_of(
     entries: Sequence[Entry], known: Mapping[str, argparse.Action], environ: Mapping[str, str], *, serves: bool,
     joins: bool = True,
-) -> FileWords:  # fmt: skip
-    """Return the entries as flags of the command that knows `known`.
+) -> FileArguments:  # fmt: skip
+    """Return the entries as arguments of the command whose flags are `known`.
 
-    What another command of the cluster knows is passed over, so that one file is for all of them, and what a variable
-    of the environment says wins. The values of a list are one word, separated by commas, unless `joins` is False: then
-    nothing may follow these words that such a flag could take for its own. Raises ConfigError, with the place, for a
-    key no command knows and for a bad value.
+    Flags of other commands are skipped, so that one file serves all, and environment variables win over
+    the file. The values of a list are joined by commas into one argument, unless `joins` is False: then
+    no positional argument may follow that such a flag could consume. Raises ConfigError, with the place, for a
+    key of no command and for a bad value.
     """
     argv: list[str] = []
     fields: set[str] = set()
-    theirs: list[str] = []
+    foreign: list[str] = []
     elsewhere = cluster_flags()
     for entry in entries:
         action = known.get(entry.flag)
-        if action is not None and not _is_no_key(entry, action):
+        if action is not None and not _is_not_key(entry, action):
             if not _overruled(action.dest, environ):
                 argv += _checked(entry, action, joins)
                 fields.add(action.dest)
         elif find(entry.flag) is not None and entry.flag not in elsewhere:
             if serves:
-                theirs += _foreign(entry, known)
+                foreign += _foreign(entry, known)
         elif entry.flag not in elsewhere:
             raise ConfigError(f"{entry.place}: unknown key {entry.key!r}{_advice(entry, (*known, *elsewhere))}")
-    return FileWords((*argv, *theirs), frozenset(fields))
+    return FileArguments((*argv, *foreign), frozenset(fields))
 
 
 def cluster_flags() -> frozenset[str]:
-    """Return the flags that a cluster's commands have: engine, front door, `up`, where it is, and the tables' tools."""
+    """Return the flags of all cluster commands: engine, scheduler, `up`, run-batch, target, and the ranktable tools."""
     from ranktable_tools import guide
     from ranktable_tools.cli import command_parsers
     from ranktable_tools.containers import build_image, docker_run
@@ -77,8 +77,8 @@ def _may_be_key(flag: str) -> bool:
     return flag.startswith("--") and flag[2:] not in _NEVER and not flag.startswith("--no-")
 
 
-def _is_no_key(entry: Entry, action: argparse.Action) -> bool:
-    """Tell whether a flag is none for a file: --help, --config, and a switch's `no-`, which is false there."""
+def _is_not_key(entry: Entry, action: argparse.Action) -> bool:
+    """Return whether a flag is not allowed in a file: --help, --config, and `--no-X`, which is `X: false` there."""
     return action.dest in _NEVER or (action.nargs == 0 and entry.flag.startswith("--no-"))
 
 
@@ -92,7 +92,7 @@ def _overruled(dest: str, environ: Mapping[str, str]) -> bool:
 
 
 def _checked(entry: Entry, action: argparse.Action, joins: bool) -> Iterator[str]:
-    """Yield the words of one of the command's own flags. Raises ConfigError for a value that it cannot have."""
+    """Yield the arguments of one of the command's own flags. Raises ConfigError for a bad value."""
     if action.nargs == 0 or (action.nargs == "?" and not entry.is_list and entry.values[0].boolean is not None):
         yield from _switch(entry, action)
         return
@@ -109,16 +109,16 @@ def _checked(entry: Entry, action: argparse.Action, joins: bool) -> Iterator[str
     if not joins:
         yield from (entry.flag, *texts)
         return
-    # One word, however many values: a second one would take what was typed after it for its own.
+    # One argument for all values: else the flag would also consume the arguments typed after it.
     yield f"{entry.flag}={','.join(texts)}"
 
 
 def _switch(entry: Entry, action: argparse.Action) -> Iterator[str]:
-    asked = None if entry.is_list else entry.values[0].boolean
-    if asked is None:
-        raise ConfigError(f"{entry.place}: {entry.key} is true or false, not {entry.values[0].text[:80]!r}")
+    is_on = None if entry.is_list else entry.values[0].boolean
+    if is_on is None:
+        raise ConfigError(f"{entry.place}: {entry.key} must be true or false, not {entry.values[0].text[:80]!r}")
     opposite = "--no-" + entry.flag[2:]
-    if asked:
+    if is_on:
         yield entry.flag
     elif opposite in action.option_strings:
         yield opposite
@@ -129,20 +129,20 @@ def _check_value(entry: Entry, action: argparse.Action, text: str) -> None:
     try:
         value = parse(text)
     except (argparse.ArgumentTypeError, TypeError, ValueError) as error:
-        said = str(error) if isinstance(error, argparse.ArgumentTypeError) else f"{text[:80]!r} is no value for it"
-        raise ConfigError(f"{entry.place}: {entry.key}: {said}") from error
+        problem = str(error) if isinstance(error, argparse.ArgumentTypeError) else f"{text[:80]!r} is not a valid value"
+        raise ConfigError(f"{entry.place}: {entry.key}: {problem}") from error
     if action.choices is not None and value not in action.choices:
         allowed = ", ".join(map(str, action.choices))
         raise ConfigError(f"{entry.place}: {entry.key}: {text[:80]!r} is not one of {allowed}")
 
 
 def _foreign(entry: Entry, known: Mapping[str, argparse.Action]) -> tuple[str, ...]:
-    """Return the words of a flag of vLLM's. Raises ConfigError, with the place, where it is refused."""
+    """Return the arguments of a vLLM flag. Raises ConfigError, with the place, for a refused one."""
     row = find(entry.flag)
     assert row is not None, "the caller found it"
     if row.takes is Takes.NOTHING:
         if entry.values[0].boolean is None:
-            raise ConfigError(f"{entry.place}: {entry.key} is true or false, not {entry.values[0].text[:80]!r}")
+            raise ConfigError(f"{entry.place}: {entry.key} must be true or false, not {entry.values[0].text[:80]!r}")
         typed: tuple[str, ...] = (entry.flag,) if entry.values[0].boolean else ()
     else:
         typed = (f"{entry.flag}={','.join(value.text for value in entry.values)}",)
@@ -154,10 +154,10 @@ def _foreign(entry: Entry, known: Mapping[str, argparse.Action]) -> tuple[str, .
 
 
 def _advice(entry: Entry, known: Sequence[str]) -> str:
-    """Say what to write instead of a key that is none; what is a flag and no key is never proposed."""
+    """Return what to write instead of an unknown key; flags that are not keys are never proposed."""
     positive = "--" + entry.flag.removeprefix("--no-")
     if entry.flag[2:] in _NEVER:
-        return ": it is for a command line alone"
+        return ": it is allowed only on the command line"
     if entry.flag in known and positive in known:
         return f": write `{positive[2:]}: false`"
     return nearest(entry.flag, [flag for flag in known if _may_be_key(flag)]).replace("--", "")

@@ -1,4 +1,4 @@
-"""The parser of pdserve's commands: each takes `--config FILE`, those that serve take vLLM's flags too."""
+"""The parser of pdserve's commands: each accepts `--config FILE`; those that serve also accept vLLM's flags."""
 
 import argparse
 import os
@@ -18,7 +18,7 @@ CONFIG_HELP = "YAML file with flags as keys; a flag wins over the environment, w
 
 @dataclass(frozen=True, slots=True)
 class ParsedLine:
-    """A command line of our flags alone, the file's first; `from_file` are the fields that only the file names."""
+    """A command line of pdserve's flags only, the file's first; `from_file` are the fields set by the file alone."""
 
     argv: tuple[str, ...]
     from_file: frozenset[str]
@@ -26,7 +26,7 @@ class ParsedLine:
 
 
 class CommandParser(Parser):
-    """A command's own flags, `--config`, and, where it `serves`, vLLM's. Owns which fields the file alone set."""
+    """Parses a command's own flags, `--config`, and, if it `serves`, vLLM's. Owns the fields set by the file alone."""
 
     def __init__(self, *, serves: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -37,7 +37,7 @@ class CommandParser(Parser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        """Parse what was typed over what the file says; tell on stderr, once, what has no effect."""
+        """Parse the command line over the file; print one notice on stderr of flags without effect."""
         if VARIABLE in os.environ:
             complete(self)
         typed = sys.argv[1:] if args is None else args
@@ -51,11 +51,11 @@ class CommandParser(Parser):
 def prepare(
     typed: Sequence[str], parser: argparse.ArgumentParser, environ: Mapping[str, str], *, serves: bool
 ) -> ParsedLine:
-    """Return what `parser` is given: the file's flags, then those typed, vLLM's settled. Raises ConfigError."""
+    """Return the arguments for `parser`: the file's, then those typed, vLLM's converted. Raises ConfigError."""
     known = parser._option_string_actions
-    path, rest = take_config(_said_once(typed) if serves else typed)
-    said, fields = ((), frozenset()) if path is None else _of_file(path, known, environ, serves)
-    merged = (*said, *rest)
+    path, rest = take_config(_without_repeated_model(typed) if serves else typed)
+    of_file, fields = ((), frozenset()) if path is None else _of_file(path, known, environ, serves)
+    merged = (*of_file, *rest)
     alone = fields - _fields(rest, known)
     if not serves:
         return ParsedLine(merged, alone, None)
@@ -66,21 +66,21 @@ def prepare(
 def _of_file(
     path: str, known: Mapping[str, argparse.Action], environ: Mapping[str, str], serves: bool
 ) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Return the file's flags and their fields; YAML and the tables' parsers are imported for a file alone."""
+    """Return the file's arguments and fields; YAML and the tables' parsers are imported only for a file."""
     from pdserve.flags.config_file import read
-    from pdserve.flags.from_file import words
+    from pdserve.flags.from_file import arguments_of
 
-    file = words(read(path), known, environ, serves=serves)
+    file = arguments_of(read(path), known, environ, serves=serves)
     return file.argv, file.fields
 
 
-def _said_once(typed: Sequence[str]) -> tuple[str, ...]:
-    """Return the words with `--model --model X`, which vLLM's documents print, as `--model X`."""
+def _without_repeated_model(typed: Sequence[str]) -> tuple[str, ...]:
+    """Return the arguments with `--model --model X`, which appears in vLLM's documentation, as `--model X`."""
     return tuple(word for at, word in enumerate(typed) if not word == "--model" in typed[at + 1 : at + 2])
 
 
 def take_config(typed: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
-    """Return the path after --config, None without one, and the other words. Raises ConfigError."""
+    """Return the path after --config, or None, and the other arguments. Raises ConfigError."""
     paths: list[str] = []
     rest: list[str] = []
     waiting = iter(typed)
@@ -94,14 +94,14 @@ def take_config(typed: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
         else:
             rest.append(word)
     if any(not path for path in paths):
-        raise ConfigError("--config has no value: name a YAML file")
+        raise ConfigError("--config has no value: give a YAML file")
     if len(paths) > 1:
         raise ConfigError(f"--config is given {len(paths)} times: {', '.join(paths)}")
     return (paths[0] if paths else None), tuple(rest)
 
 
 def _fields(argv: Sequence[str], known: Mapping[str, argparse.Action]) -> frozenset[str]:
-    """Return the fields that a command line names, by vLLM's names of them too."""
+    """Return the fields that a command line sets, also under vLLM's names."""
     names = [dashed(word.partition("=")[0]) for word in argv]
     rows = [find(name) for name in names]
     ours = {row.becomes or row.name for row in rows if row is not None}

@@ -1,4 +1,4 @@
-"""One flag of vLLM, and what becomes of it here."""
+"""One vLLM flag, and how pdserve treats it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class FlagVerdict(StrEnum):
-    """What a command that serves does with a flag."""
+    """How a serving command treats a flag."""
 
     SUPPORTED = "supported"
     NO_EFFECT = "no effect"
@@ -14,7 +14,7 @@ class FlagVerdict(StrEnum):
 
 
 class Takes(StrEnum):
-    """How many words follow a flag; `MAYBE` is true or false, or nothing."""
+    """How many arguments a flag takes; `MAYBE`: an optional true or false."""
 
     NOTHING = "nothing"
     ONE = "one"
@@ -26,9 +26,9 @@ class Takes(StrEnum):
 class VllmFlag:
     """A row of the table.
 
-    `why` says why a flag has no effect or is refused. A flag with no effect whose `only` is not empty is refused with
-    any other value. A supported flag may be spelled otherwise here: `becomes` is our name, `spelled` makes our value of
-    theirs.
+    `why` is the reason for having no effect or being refused. If `only` is not empty, a flag with no effect is refused
+    with any other value. A supported flag may differ here: `becomes` is our name, `spelled` converts vLLM's value to
+    ours.
     """
 
     name: str
@@ -41,7 +41,7 @@ class VllmFlag:
     spelled: Callable[[str], str] | None = None
 
     def takes_value(self, value: str) -> bool:
-        """Tell whether a flag without effect may have this value."""
+        """Return whether this value of a flag without effect is accepted."""
         return not self.only or value.lower() in self.only
 
 
@@ -49,17 +49,17 @@ def supported(
     name: str, takes: Takes = Takes.ONE, *, short: str | None = None, becomes: str | None = None,
     spelled: Callable[[str], str] | None = None, why: str = "",
 ) -> VllmFlag:  # fmt: skip
-    """Return the row of a flag that does here what it does there."""
+    """Return the row of a flag that does the same as in vLLM."""
     return VllmFlag(name, FlagVerdict.SUPPORTED, takes, why, short, becomes=becomes, spelled=spelled)
 
 
 def no_effect(
     name: str, why: str, takes: Takes = Takes.ONE, *, only: tuple[str, ...] = (), short: str | None = None
 ) -> VllmFlag:
-    """Return the row of a flag that is taken and does nothing, with the values of `only` alone where it has some."""
+    """Return the row of a flag that is accepted without effect, with `only` these values if given."""
     return VllmFlag(name, FlagVerdict.NO_EFFECT, takes, why, short, only)
 
 
 def refused(name: str, why: str, takes: Takes = Takes.ONE, *, short: str | None = None) -> VllmFlag:
-    """Return the row of a flag that cannot be taken: what it asks for would not happen."""
+    """Return the row of a flag that is refused because its effect is not available."""
     return VllmFlag(name, FlagVerdict.REFUSED, takes, why, short)

@@ -1,6 +1,6 @@
-"""Turn a command line with vLLM's flags into one with ours alone. Pure.
+"""Convert a command line with vLLM's flags into one with only pdserve's. Pure.
 
-typed -> groups (a flag and the words up to the next) -> each kept, respelled, dropped with a notice, or refused
+typed -> groups (a flag and its arguments) -> each kept, converted, dropped with a notice, or refused
 """
 
 import re
@@ -18,7 +18,7 @@ _BOOLEANS = ("true", "false")
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A command line of our flags, and the rows of those that were dropped from it."""
+    """A command line of pdserve's flags, and the rows of the dropped flags."""
 
     argv: tuple[str, ...]
     without_effect: tuple[VllmFlag, ...]
@@ -26,7 +26,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A flag as typed, the value after its `=`, and the words that follow; the flag is empty before the first one."""
+    """A flag as typed, the value after its `=`, and the following arguments; before the first flag, `flag` is empty."""
 
     flag: str
     inline: str | None
@@ -40,9 +40,9 @@ class _Group:
 
 
 def settle(argv: Sequence[str], known: Collection[str]) -> Settled:
-    """Return `argv` with what is in `known`, the flags that the command itself has.
+    """Return `argv` with only flags in `known`, those of the command itself.
 
-    Raises ConfigError for a flag that is refused, with the reason, and for one that nobody knows, with the nearest.
+    Raises ConfigError for a refused flag, with the reason, and for an unknown one, with the nearest.
     """
     kept: list[str] = []
     dropped: dict[str, VllmFlag] = {}
@@ -51,7 +51,7 @@ def settle(argv: Sequence[str], known: Collection[str]) -> Settled:
         row = find(group.flag)
         name = dashed(group.flag)
         if row is not None and row.verdict is FlagVerdict.SUPPORTED and (row.becomes or row.name) in known:
-            kept += _respelled(group, row)
+            kept += _converted(group, row)
         elif group.flag in known or not group.flag:
             kept += group.typed
         elif name in known:
@@ -65,7 +65,7 @@ def settle(argv: Sequence[str], known: Collection[str]) -> Settled:
 
 
 def notice(rows: Collection[VllmFlag]) -> str:
-    """Return the one notice for flags that were dropped, with the reason of each."""
+    """Return one notice for all dropped flags, with the reason for each."""
     return "without effect: " + "; ".join(f"{row.name} ({row.why})" for row in rows)
 
 
@@ -82,8 +82,8 @@ def _groups(argv: Sequence[str]) -> Iterator[_Group]:
     yield _Group(flag, inline, tuple(words))
 
 
-def _respelled(group: _Group, row: VllmFlag) -> tuple[str, ...]:
-    """Return a supported flag by our name and with our value; `None`, vLLM's word for no value, leaves it out."""
+def _converted(group: _Group, row: VllmFlag) -> tuple[str, ...]:
+    """Return a supported flag with our name and value; it is omitted if the value is `None`, vLLM's for unset."""
     name = row.becomes or row.name
     value = group.inline if group.inline is not None else next(iter(group.words), None)
     if row.takes is not Takes.ONE or value is None:
@@ -97,9 +97,9 @@ def _respelled(group: _Group, row: VllmFlag) -> tuple[str, ...]:
 
 
 def _dropped(group: _Group, row: VllmFlag, argv: Sequence[str]) -> tuple[str, ...]:
-    """Return the words that are not the flag's own. Raises ConfigError where it is refused."""
+    """Return the arguments after the dropped flag's own. Raises ConfigError if it is refused."""
     if row.verdict is not FlagVerdict.NO_EFFECT:
-        raise ConfigError(f"{group.flag} is refused: {row.why or 'this command does not take it'}")
+        raise ConfigError(f"{group.flag} is refused: {row.why or 'this command does not support it'}")
     values, rest = _values(group, row)
     if row.takes is Takes.ONE and not values:
         raise ConfigError(f"{group.flag} has no value")
@@ -107,12 +107,12 @@ def _dropped(group: _Group, row: VllmFlag, argv: Sequence[str]) -> tuple[str, ..
         if row.name == "--tokenizer" and value not in (*_models(argv), "None"):
             raise ConfigError(f"{group.flag} {value} is refused: {row.why}")
         if not row.takes_value(value):
-            raise ConfigError(f"{group.flag} {value} is refused: {row.why}; only {', '.join(row.only)} is taken")
+            raise ConfigError(f"{group.flag} {value} is refused: {row.why}; only {', '.join(row.only)} is accepted")
     return rest
 
 
 def _values(group: _Group, row: VllmFlag) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the flag's own values and the words after them."""
+    """Return the flag's own values and the arguments after them."""
     if group.inline is not None:
         return (group.inline,), group.words
     words = group.words
@@ -123,7 +123,7 @@ def _values(group: _Group, row: VllmFlag) -> tuple[tuple[str, ...], tuple[str, .
 
 
 def _models(argv: Sequence[str]) -> Iterator[str]:
-    """Yield what the line names as its model: --model's value, and every word that could stand for it alone."""
+    """Yield possible models of the line: --model's value, and the first positional argument."""
     for group in _groups(argv):
         if group.flag == "--model" and group.inline is not None:
             yield group.inline
@@ -132,7 +132,7 @@ def _models(argv: Sequence[str]) -> Iterator[str]:
 
 
 def _unknown(group: _Group, known: Collection[str]) -> tuple[str, ...]:
-    """Return a short flag as typed, for argparse to judge. Raises ConfigError for a long one."""
+    """Return a short flag as typed, for argparse to check. Raises ConfigError for a long one."""
     if group.flag.startswith("--"):
         raise ConfigError(f"unknown flag {group.flag}{nearest(group.flag, known)}")
     return group.typed

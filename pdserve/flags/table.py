@@ -1,4 +1,4 @@
-"""The one table of vLLM's flags, by name and by short name."""
+"""The table of all vLLM flags, by name and by short name."""
 
 import difflib
 from collections.abc import Iterable
@@ -16,17 +16,17 @@ _BY_NAME: Final = {name: row for row in ROWS for name in (row.name, row.short) i
 
 
 def find(name: str) -> VllmFlag | None:
-    """Return the row of a flag, `_` for `-` forgiven as vLLM does; None when it has none."""
+    """Return the row of a flag, also with `_` for `-` as in vLLM; None if there is none."""
     return _BY_NAME.get(name) or _BY_NAME.get(dashed(name))
 
 
 def dashed(name: str) -> str:
-    """Return a long flag with dashes, as it is declared."""
+    """Return a long flag with dashes for underscores."""
     return "--" + name[2:].replace("_", "-") if name.startswith("--") else name
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return words that name the flag most like `name`; refused ones are never proposed. Empty when none is like it."""
+    """Return a `did you mean` hint for `name`, empty if no flag is similar; refused flags are never proposed."""
     taken = {row.name for row in ROWS if row.verdict is not FlagVerdict.REFUSED}
     near = difflib.get_close_matches(dashed(name), sorted({*known, *taken}), n=1)
     return f": did you mean {near[0]}?" if near else ""

@@ -1,1 +1,1 @@
-"""Models by the name they have at a hub: found there, and their files fetched into a folder of this machine."""
+"""Find models by their hub name, and download their files to a local folder."""

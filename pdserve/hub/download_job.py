@@ -1,4 +1,4 @@
-"""What is asked of a hub, and what it gave; both go between two processes as JSON."""
+"""A download request and its result, exchanged between two processes as JSON."""
 
 import json
 import re
@@ -13,16 +13,16 @@ _NAME = re.compile(rf"{_PART}(?:/{_PART})?", re.ASCII)
 
 
 def is_hub_name(text: str) -> bool:
-    """Tell whether a hub can have a model of this name: `name` or `owner/name`, and no file of a known kind."""
+    """Return whether this can be a hub model's name: `name` or `owner/name`, and not a known file type."""
     is_file = text.endswith((".gguf", ".safetensors", ".bin", ".json", ".git"))
     return bool(_NAME.fullmatch(text)) and ".." not in text and "--" not in text and not is_file
 
 
 @dataclass(frozen=True, slots=True)
 class DownloadJob:
-    """A model of a hub. `weights`: whether they are wanted; a scheduler reads none.
+    """A model of a hub. `weights`: whether to download them; a scheduler needs none.
 
-    `revision` None is the hub's main one; `download_dir` None is the hub library's own cache.
+    `revision` None is the hub's main revision; `download_dir` None is the hub library's cache.
     """
 
     name: str
@@ -46,7 +46,7 @@ class DownloadJob:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A folder with the files of one revision; `commit` is its full name at the hub, where the hub has such names."""
+    """A folder with the files of one revision; `commit` is its commit id, if the hub has them."""
 
     folder: str
     commit: str | None = None
@@ -57,7 +57,7 @@ class Snapshot:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return what `to_json` wrote. Raises ConfigError for the words of a refusal."""
+        """Return what `to_json` wrote. Raises ConfigError with the message of a refusal."""
         values = json.loads(text)
         if "refused" in values:
             raise ConfigError(values["refused"])

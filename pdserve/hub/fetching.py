@@ -1,6 +1,6 @@
-"""`python -P -m pdserve.hub.fetching`: fetch one model in a process of its own, whatever its hub's library imports.
+"""`python -P -m pdserve.hub.fetching`: download one model in a separate process, isolating the hub library's imports.
 
-stdin: Asked as JSON; stdout's last line: Snapshot, or why not; stderr: what takes time, for who waits
+stdin: DownloadJob as JSON; last line of stdout: Snapshot or refusal; stderr: progress
 """
 
 import json
@@ -17,15 +17,15 @@ Fetch = Callable[[DownloadJob, Mapping[str, str], Callable[[str], None]], Snapsh
 
 
 def main() -> int:
-    """Answer on stdout."""
+    """Download the model and print the result on stdout."""
     hold_on(os.environ)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     if not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # our own lines say how far it is
-    asked = DownloadJob.from_json(sys.stdin.readline())
-    fetch: Fetch = model_scope.fetch if asked.hub == MODEL_SCOPE else hugging_face.fetch
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # our own lines show the progress
+    job = DownloadJob.from_json(sys.stdin.readline())
+    fetch: Fetch = model_scope.fetch if job.hub == MODEL_SCOPE else hugging_face.fetch
     try:
-        answer = fetch(asked, os.environ, _say).to_json()
+        answer = fetch(job, os.environ, _say).to_json()
     except PdserveError as error:
         answer = json.dumps({"refused": str(error)})
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
-"""Which files of a repository a server reads. Pure, but for the index of the weights.
+"""Select the files of a repository that a server reads. Pure, except for reading the weights' index.
 
-config.json, tokenizer and chat template, generation settings; safetensors, and .bin only where there are none.
-Never code, and never a pickle of another name.
+config.json, tokenizer and chat template, generation settings; safetensors, and .bin only if there are none.
+Never code, and never other pickle files.
 """
 
 import re
@@ -21,41 +21,41 @@ _SMALL = re.compile(
 
 
 def small_files(names: Iterable[str]) -> list[str]:
-    """Return all but the weights; config.json is the last, so that where it is the others are too."""
+    """Return all but the weights; config.json is last, so that its presence implies the others."""
     wanted = [name for name in names if _SMALL.fullmatch(name) and not name.endswith(".index.json")]
     return sorted(wanted, key=lambda name: (name == CONFIG, name))
 
 
 def weight_file(name: str, names: Collection[str]) -> str:
-    """Return the file that holds the weights, or the index of those that do. Raises ConfigError where neither is."""
+    """Return the weight file, or the index of several. Raises ConfigError if there is neither."""
     for file in (_SAFETENSORS, _SAFETENSORS_INDEX, BIN_NAME, BIN_INDEX):
         if file in names:
             return file
     kinds = (".gguf", ".safetensors", ".bin", ".pth", ".pt", ".h5", ".msgpack", ".onnx")
     others = sorted(file for file in names if file.endswith(kinds))
-    has = f"only {', '.join(others[:3])}" if others else "no weights at all"
+    has = f"only {', '.join(others[:3])}" if others else "no weights"
     more = ": download one, and give its path" if has.endswith(".gguf") else ""
-    raise ConfigError(f"{name} has neither {_SAFETENSORS} nor {BIN_NAME}, nor an index of several; {has}{more}")
+    raise ConfigError(f"{name} has neither {_SAFETENSORS} nor {BIN_NAME}, nor an index of several; it has {has}{more}")
 
 
 def shards(index: Path) -> list[str]:
-    """Return the files that an index names. Raises ConfigError for names that are not those of files beside it."""
+    """Return the files that an index lists. Raises ConfigError for names that are not of files beside it."""
     weight_map = read_json(index).get("weight_map")
     values = weight_map.values() if isinstance(weight_map, dict) else ()
-    ending = _INDEX_OF[index.name]
-    strange = next((v for v in values if not isinstance(v, str) or Path(v).name != v or not v.endswith(ending)), None)
+    suffix = _INDEX_OF[index.name]
+    strange = next((v for v in values if not isinstance(v, str) or Path(v).name != v or not v.endswith(suffix)), None)
     if not values or strange is not None:
-        raise ConfigError(f"{index}: its weight_map names {strange!r}, not {ending} files beside it")
+        raise ConfigError(f"{index}: its weight_map lists {strange!r}, not {suffix} files beside it")
     return sorted(set(values))
 
 
 def is_index(file: str) -> bool:
-    """Tell whether `weight_file` returned an index."""
+    """Return whether `weight_file` returned an index."""
     return file in _INDEX_OF
 
 
 def is_whole(folder: Path, *, weights: bool) -> bool:
-    """Tell whether a folder that was fetched earlier has all that is needed."""
+    """Return whether a folder downloaded earlier has all needed files."""
     if not (folder / CONFIG).is_file():
         return False
     if not weights:

@@ -1,4 +1,4 @@
-"""Fetch a model from ModelScope, by its library: into that library's cache."""
+"""Download a model from ModelScope with its library, into the library's cache."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,66 +15,66 @@ _BIN = (BIN_NAME, "pytorch_model-*.bin")
 _TRUE = ("1", "ON", "YES", "TRUE")
 
 
-def fetch(asked: DownloadJob, environ: Mapping[str, str], say: Callable[[str], None]) -> Snapshot:
-    """Return the snapshot of `asked`; .bin weights only where there are no others.
+def fetch(job: DownloadJob, environ: Mapping[str, str], say: Callable[[str], None]) -> Snapshot:
+    """Return the snapshot of `job`, with .bin weights only if there are no others.
 
-    Raises ConfigError, in words, where the library is missing or says no.
+    Raises ConfigError if the library is missing or fails.
     """
-    download = _library(asked)
+    download = _library(job)
     if any(environ.get(name, "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "MODELSCOPE_OFFLINE")):
-        return _snapshot(asked, download, offline=True)
-    say(f"looking up {asked} at ModelScope")
+        return _snapshot(job, download, offline=True)
+    say(f"looking up {job} on ModelScope")
     try:
-        return _snapshot(asked, download, offline=False)
-    except _NotGiven as error:
+        return _snapshot(job, download, offline=False)
+    except _LibraryError as error:
         try:
-            found = _snapshot(asked, download, offline=True)
+            found = _snapshot(job, download, offline=True)
         except ConfigError:
             raise error from error.__cause__
-        say(f"ModelScope does not give {asked} ({_words(error.__cause__)}): taking it as it is in {found.folder}")
+        say(f"ModelScope does not provide {job} ({_message(error.__cause__)}): using the copy in {found.folder}")
         return found
 
 
-class _NotGiven(ConfigError):
-    """The library raised something."""
+class _LibraryError(ConfigError):
+    """The library raised an error."""
 
 
-def _snapshot(asked: DownloadJob, download: Callable[..., Any], *, offline: bool) -> Snapshot:
-    """Return the whole of what is wanted. Raises ConfigError, `_NotGiven` for what the library says."""
+def _snapshot(job: DownloadJob, download: Callable[..., Any], *, offline: bool) -> Snapshot:
+    """Return the complete snapshot. Raises ConfigError, and `_LibraryError` for an error of the library."""
 
     def take(patterns: tuple[str, ...]) -> Path:
         try:
             return Path(
                 download(
-                    asked.name, revision=asked.revision, cache_dir=asked.download_dir, local_files_only=offline,
+                    job.name, revision=job.revision, cache_dir=job.download_dir, local_files_only=offline,
                     allow_patterns=list(patterns),
                 )
             )  # fmt: skip
         except Exception as error:
-            raise _NotGiven(
-                f"--model {asked.name} is no folder here, and ModelScope does not give it ({_words(error)}): look for "
-                "a mistake in the name, or give a folder; a private one needs MODELSCOPE_API_TOKEN"
+            raise _LibraryError(
+                f"--model {job.name} is not a local folder, and ModelScope lacks it ({_message(error)}): check "
+                "the name, or give a folder; a private model needs MODELSCOPE_API_TOKEN"
             ) from error
 
-    folder = take(_SMALL + _SAFETENSORS if asked.weights else _SMALL)
-    if asked.weights and not is_whole(folder, weights=True):
+    folder = take(_SMALL + _SAFETENSORS if job.weights else _SMALL)
+    if job.weights and not is_whole(folder, weights=True):
         folder = take(_SMALL + _BIN)
-    if not is_whole(folder, weights=asked.weights):
-        what = f"{CONFIG} and weights" if asked.weights else CONFIG
-        raise ConfigError(f"{asked} of ModelScope has not got {what} in {folder}")
+    if not is_whole(folder, weights=job.weights):
+        what = f"{CONFIG} and weights" if job.weights else CONFIG
+        raise ConfigError(f"{job} from ModelScope lacks {what} in {folder}")
     return Snapshot(str(folder))
 
 
-def _words(error: BaseException | None) -> str:
+def _message(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def _library(asked: DownloadJob) -> Callable[..., Any]:
+def _library(job: DownloadJob) -> Callable[..., Any]:
     try:
         from modelscope.hub.snapshot_download import snapshot_download
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"--model {asked.name} from ModelScope needs {error.name}: pip install 'pdserve[modelscope]', or give "
+            f"--model {job.name} from ModelScope needs {error.name}: pip install 'pdserve[modelscope]', or give "
             "a folder, or --hub huggingface (VLLM_USE_MODELSCOPE unset)"
         ) from error
     return snapshot_download  # type: ignore[no-any-return]

@@ -1,1 +1,1 @@
-"""Offline use: the class LLM, a client of the same HTTP surface that servers have, with or without a socket."""
+"""Offline use: the class LLM, a client of the server's HTTP API, with or without a socket."""

@@ -1,4 +1,4 @@
-"""From the answer of a request for text to what LLM returns. Pure."""
+"""Convert the response to a text request into LLM's output classes. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,10 +7,10 @@ from pdserve.offline.flat_logprobs import FlatLogprobs
 from pdserve.offline.outputs import CompletionOutput, Logprob, Logprobs, PromptLogprobs, RequestOutput
 from wire.errors import InternalError
 
-Told = Mapping[str, Any]
+JsonObject = Mapping[str, Any]
 
 
-def of_completion(answer: Told, prompt: str | None, *, detokenize: bool, flat: bool) -> RequestOutput:
+def of_completion(answer: JsonObject, prompt: str | None, *, detokenize: bool, flat: bool) -> RequestOutput:
     """Return the outputs of a text_completion of one prompt."""
     choices = answer["choices"]
     first = choices[0]
@@ -19,7 +19,7 @@ def of_completion(answer: Told, prompt: str | None, *, detokenize: bool, flat: b
     return _request_output(answer, prompt, first["prompt_token_ids"], prompt_logprobs, outputs)
 
 
-def of_chat(answer: Told, prompt: str, *, detokenize: bool, flat: bool) -> RequestOutput:
+def of_chat(answer: JsonObject, prompt: str, *, detokenize: bool, flat: bool) -> RequestOutput:
     """Return the outputs of a chat.completion."""
     choices = answer["choices"]
     outputs = [_output(choice, choice["message"]["content"] if detokenize else "", flat) for choice in choices]
@@ -27,15 +27,15 @@ def of_chat(answer: Told, prompt: str, *, detokenize: bool, flat: bool) -> Reque
     return _request_output(answer, prompt, answer["prompt_token_ids"], prompt_logprobs, outputs)
 
 
-def scored(told: Sequence[Told | None]) -> list[dict[int, Logprob] | None]:
-    """Return log probabilities by position and token id; None for a position that nothing precedes."""
+def scored(fields: Sequence[JsonObject | None]) -> list[dict[int, Logprob] | None]:
+    """Return log probabilities by position and token id; None for the first position."""
     return [
-        None if one is None else {int(token_id): Logprob(**entry) for token_id, entry in one.items()} for one in told
+        None if one is None else {int(token_id): Logprob(**entry) for token_id, entry in one.items()} for one in fields
     ]
 
 
 def _request_output(
-    answer: Told, prompt: str | None, prompt_token_ids: list[int], prompt_logprobs: PromptLogprobs | None,
+    answer: JsonObject, prompt: str | None, prompt_token_ids: list[int], prompt_logprobs: PromptLogprobs | None,
     outputs: list[CompletionOutput],
 ) -> RequestOutput:  # fmt: skip
     details = answer["usage"].get("prompt_tokens_details") or {}
@@ -44,13 +44,13 @@ def _request_output(
     )  # fmt: skip
 
 
-def _of_prompt(told: Sequence[Told | None] | None, flat: bool) -> PromptLogprobs | None:
-    if told is None:
+def _of_prompt(fields: Sequence[JsonObject | None] | None, flat: bool) -> PromptLogprobs | None:
+    if fields is None:
         return None
-    return FlatLogprobs(scored(told)) if flat else scored(told)
+    return FlatLogprobs(scored(fields)) if flat else scored(fields)
 
 
-def _output(choice: Told, text: str, flat: bool) -> CompletionOutput:
+def _output(choice: JsonObject, text: str, flat: bool) -> CompletionOutput:
     ids: list[int] = choice["token_ids"]
     found = _logprobs(choice.get("logprobs"))
     total = None if found is None else sum(one[token_id].logprob for token_id, one in zip(ids, found, strict=True))
@@ -60,12 +60,12 @@ def _output(choice: Told, text: str, flat: bool) -> CompletionOutput:
     )  # fmt: skip
 
 
-def _logprobs(told: Told | None) -> Logprobs | None:
-    """Return them by token id. Raises InternalError for a server that tells them by text alone."""
-    if told is None:
+def _logprobs(fields: JsonObject | None) -> Logprobs | None:
+    """Return log probabilities by token id. Raises InternalError for a server that returns them by text only."""
+    if fields is None:
         return None
-    if "ranked" not in told:
-        raise InternalError("the server tells log probabilities by text alone: it is older than this pdserve")
-    found = scored(told["ranked"])
+    if "ranked" not in fields:
+        raise InternalError("the server returns log probabilities by text only: it is older than this pdserve")
+    found = scored(fields["ranked"])
     assert None not in found, "an output follows its prompt"
     return [one for one in found if one is not None]

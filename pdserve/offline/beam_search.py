@@ -1,4 +1,4 @@
-"""The likeliest outputs of a prompt, and how likely each is: the server searches, then reads each of them once."""
+"""Beam search: the server searches, then scores each output with one more request."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,13 +23,13 @@ async def beam_search(
     limit: int,
     progress: ProgressBar,
 ) -> list[BeamSearchOutput]:
-    """Return the hypotheses of each prompt. Raises ValueError that names the prompt that does not fit."""
+    """Return the hypotheses of each prompt. Raises ValueError with the number of a prompt that does not fit."""
 
     async def check(index: int) -> list[int]:
         ids = await token_ids(surface, index, prompts[index])
         if len(ids) + 2 > surface.max_model_len:
             raise ValueError(
-                f"prompt {index} has {len(ids)} tokens; of the model's {surface.max_model_len} two are needed behind it"
+                f"prompt {index} has {len(ids)} tokens; of the model's {surface.max_model_len} two must be left"
             )
         return ids
 
@@ -46,7 +46,7 @@ async def beam_search(
 
 
 async def _search(surface: HttpSurface, prompt: list[int], params: BeamSearchParams) -> BeamSearchOutput:
-    # One position stays free: what was found is read behind the prompt, and a server writes at least one token.
+    # One position stays free: scoring an output sends it as a prompt, and a server generates at least one token.
     most = min(params.max_tokens, surface.max_model_len - len(prompt) - 1)
     body = _GREEDY | {
         "prompt": prompt, "max_tokens": most, "ignore_eos": params.ignore_eos, "return_token_ids": True,
@@ -61,14 +61,14 @@ async def _search(surface: HttpSurface, prompt: list[int], params: BeamSearchPar
 async def _sequence(surface: HttpSurface, prompt: list[int], choice: Any) -> BeamSearchSequence:
     ids = choice["token_ids"]
     tokens = [*prompt, *ids]
-    found = await _odds(surface, tokens, len(prompt))
+    found = await _score(surface, tokens, len(prompt))
     text = (await surface.post("/detokenize", {"tokens": tokens}))["prompt"]
     total = sum(one[token_id].logprob for token_id, one in zip(ids, found, strict=True))
     return BeamSearchSequence(tokens, found, total, text, choice["finish_reason"], choice.get("stop_reason"))
 
 
-async def _odds(surface: HttpSurface, tokens: list[int], begin: int) -> list[dict[int, Logprob]]:
-    """Return how likely the tokens from `begin` on are, each behind those before it."""
+async def _score(surface: HttpSurface, tokens: list[int], begin: int) -> list[dict[int, Logprob]]:
+    """Return the log probabilities of the tokens from `begin` on."""
     body = _GREEDY | {"prompt": tokens, "max_tokens": 0, "prompt_logprobs": 0}
     choice = (await surface.post("/v1/completions", body))["choices"][0]
     return [one for one in scored(choice["prompt_logprobs"])[begin:] if one is not None]

@@ -1,4 +1,4 @@
-"""From sampling parameters to the body of a request for text. Pure."""
+"""Convert sampling parameters to the body of a text request. Pure."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,9 +8,9 @@ from pdserve.offline.sampling_params import SamplingParams
 from pdserve.offline.structured_params import structured_body
 
 _ALWAYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Sent whatever they are: a server may have other defaults."""
+"""Always sent, since a server may have other defaults."""
 _DEFAULT = SamplingParams()
-_IF_ASKED = (
+_IF_CHANGED = (
     "best_of", "presence_penalty", "frequency_penalty", "use_beam_search", "length_penalty", "early_stopping",
     "stop_token_ids", "bad_words", "ignore_eos", "min_tokens", "prompt_logprobs", "skip_special_tokens",
     "spaces_between_special_tokens", "include_stop_str_in_output", "truncate_prompt_tokens", "allowed_token_ids",
@@ -23,7 +23,7 @@ def sampling_body(params: SamplingParams, *, max_tokens: int | None, seed: int |
     params.check()
     body: dict[str, Any] = {name: getattr(params, name) for name in _ALWAYS}
     body |= {"n": params.n, "return_token_ids": True}
-    body |= {name: value for name in _IF_ASKED if (value := getattr(params, name)) != getattr(_DEFAULT, name)}
+    body |= {name: value for name in _IF_CHANGED if (value := getattr(params, name)) != getattr(_DEFAULT, name)}
     body |= {name: value for name, value in (("max_tokens", max_tokens), ("seed", seed)) if value is not None}
     if params.stops:
         body["stop"] = params.stops
@@ -32,22 +32,22 @@ def sampling_body(params: SamplingParams, *, max_tokens: int | None, seed: int |
     if params.repetition_detection is not None:
         rule = params.repetition_detection
         body["repetition_detection"] = dict(rule) if isinstance(rule, Mapping) else dataclasses.asdict(rule)
-    wish = structured_body(params.structured_outputs or params.guided_decoding)
-    return body if wish is None else body | {"structured_outputs": wish}
+    structured = structured_body(params.structured_outputs or params.guided_decoding)
+    return body if structured is None else body | {"structured_outputs": structured}
 
 
 def completion_logprobs(params: SamplingParams) -> dict[str, Any]:
-    """Return the field that asks a completion for log probabilities."""
+    """Return the log probability field of a completion request."""
     count = _num_logprobs(params)
     return {} if count is None else {"logprobs": count}
 
 
 def chat_logprobs(params: SamplingParams) -> dict[str, Any]:
-    """Return the fields that ask a chat for them."""
+    """Return the log probability fields of a chat request."""
     count = _num_logprobs(params)
     return {} if count is None else {"logprobs": True, "top_logprobs": count}
 
 
 def _num_logprobs(params: SamplingParams) -> int | None:
-    """Return how many are wanted; listed tokens alone need none but the output's own."""
+    """Return the number of log probabilities per position; 0 with logprob_token_ids alone."""
     return 0 if params.logprobs is None and params.logprob_token_ids else params.logprobs

@@ -1,4 +1,4 @@
-"""Do the same with many things, a bounded number of them at once, in their order."""
+"""Apply an async function to many items, a bounded number at once."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -9,7 +9,7 @@ R = TypeVar("R")
 
 
 async def bounded(things: Sequence[T], work: Callable[[T], Awaitable[R]], limit: int) -> list[R]:
-    """Return what `work` makes of each thing; the first error cancels what is under way and is raised."""
+    """Return the results of `work` in order; the first error cancels the rest and is raised."""
     made: list[R | None] = [None] * len(things)
     waiting = iter(enumerate(things))
     try:

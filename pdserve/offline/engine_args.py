@@ -1,4 +1,4 @@
-"""The keywords of LLM as one object and as flags of a script: vLLM's EngineArgs and FlexibleArgumentParser.
+"""The keywords of LLM as an object and as a script's flags: vLLM's EngineArgs and FlexibleArgumentParser.
 
 EngineArgs.add_cli_args(parser) -> parser.parse_args() -> LLM(**vars(args)), or LLM.from_engine_args(EngineArgs...)
 """
@@ -31,17 +31,17 @@ _OWN: dict[str, Any] = {
 }
 _DEFAULTS = {"model": "", "seed": 0}
 _INTERNAL = ("_api_process_count", "_api_process_rank")
-_HIDDEN = DECIDED | {"api_key"}  # a key is for the environment: any user of this host sees a command line
+_HIDDEN = DECIDED | {"api_key"}  # a key belongs in the environment: any user of this host can see a command line
 
 
 def _names() -> list[str]:
-    ours = [field.name for options in (EngineOptions, SchedulerOptions) for field in dataclasses.fields(options)]
-    theirs = [_field(row) for row in _rows()]
-    return [name for name in dict.fromkeys((*ours, *_OWN, *theirs)) if name not in _HIDDEN]
+    own = [field.name for options in (EngineOptions, SchedulerOptions) for field in dataclasses.fields(options)]
+    vllms = [_field(row) for row in _rows()]
+    return [name for name in dict.fromkeys((*own, *_OWN, *vllms)) if name not in _HIDDEN]
 
 
 def _rows() -> list[VllmFlag]:
-    """Return vLLM's flags of an engine; those with a dot are parts of another's value."""
+    """Return vLLM's engine flags; those with a dot set part of another flag's value."""
     return [row for row in (*ENGINE_ROWS, *ABSENT_ROWS, *RECENT_ROWS, *ENGINE_ARGS_ROWS) if _field(row).isidentifier()]
 
 
@@ -56,7 +56,7 @@ _Fields: Any = dataclasses.make_dataclass(
 
 
 class EngineArgs(_Fields):  # type: ignore[misc]
-    """Every keyword of LLM; None is what LLM does without it. A dataclass: `asdict` gives the keywords back."""
+    """Every keyword of LLM; None means LLM's default. A dataclass: `asdict` returns the keywords."""
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -75,23 +75,23 @@ class EngineArgs(_Fields):  # type: ignore[misc]
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
-        """Return the keywords that were typed, without the script's own flags."""
+        """Return the keywords from parsed flags, without the script's own flags."""
         given = vars(args)
         return cls(**{field.name: given[field.name] for field in dataclasses.fields(cls) if field.name in given})
 
     def keywords(self) -> dict[str, Any]:
-        """Return what LLM is to be given."""
+        """Return the keyword arguments for LLM."""
         given = vars(self).items()
-        return {name: value for name, value in given if value is not None or name == "seed"}  # None is a seed, too
+        return {name: value for name, value in given if value is not None or name == "seed"}  # None is a valid seed
 
 
 class FlexibleArgumentParser(CommandParser):
-    """argparse that takes `_` for `-` in flags, and `--config FILE` with flags as keys; what was typed wins."""
+    """argparse that accepts `_` for `-` in flags, and `--config FILE` with flags as keys; the command line wins."""
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        """Return the flags. Ends the script with status 2 where they are wrong."""
+        """Return the flags. Exits the script with status 2 for wrong ones."""
         typed = sys.argv[1:] if args is None else args
         try:
             return super().parse_args([_with_dashes(word) for word in typed], namespace)

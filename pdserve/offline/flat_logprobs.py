@@ -1,4 +1,4 @@
-"""Log probabilities of many positions in six flat lists: no object for each entry that a garbage collector visits."""
+"""Log probabilities of many positions in six flat lists, without an object per entry for the garbage collector."""
 
 from collections.abc import Iterable, Sequence
 from typing import overload
@@ -9,9 +9,9 @@ Position = dict[int, Logprob]
 
 
 class FlatLogprobs(Sequence[Position]):
-    """Reads as a list of {token id: Logprob}, which it makes at each read; a position without entries is {}.
+    """Reads as a list of {token id: Logprob}, created on each access; a position without entries is {}.
 
-    Those of position i are `start_indices[i]` to `end_indices[i]` of the other four lists.
+    The entries of position i are `start_indices[i]` to `end_indices[i]` of the other four lists.
     """
 
     def __init__(self, positions: Iterable[Position | None] = ()) -> None:
@@ -49,7 +49,7 @@ class FlatLogprobs(Sequence[Position]):
     @overload
     def __getitem__(self, index: slice) -> "FlatLogprobs": ...
     def __getitem__(self, index: int | slice) -> "Position | FlatLogprobs":
-        """Return one position, or some of them as an object of this class."""
+        """Return one position, or a slice as a FlatLogprobs."""
         if isinstance(index, slice):
             return FlatLogprobs(self[at] for at in range(*index.indices(len(self))))
         return {

@@ -1,4 +1,4 @@
-"""Texts and chats: every prompt checked first, then all of them asked for, a bounded number at once."""
+"""Generate texts and chats: first check every prompt, then send all, a bounded number at once."""
 
 import functools
 import hashlib
@@ -22,12 +22,12 @@ from pdserve.offline.sampling_params import SamplingParams
 from wire.errors import InvalidRequest
 
 Chat = Mapping[str, Any]
-"""The fields of a conversation, `messages` among them."""
+"""The fields of a conversation, including `messages`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt or chat to be continued; `seed` None is a random one, `cache_salt` that of all prompts of an LLM."""
+    """One prompt or chat; `seed` None is a random one, `cache_salt` is common to all prompts of an LLM."""
 
     index: int
     prompt: PromptInput | Chat
@@ -40,7 +40,7 @@ class Job:
 async def generate(surface: HttpSurface, jobs: Sequence[Job], limit: int, progress: ProgressBar) -> list[RequestOutput]:
     """Return the outputs in the order of the jobs.
 
-    Raises ValueError that names the prompt, before any is computed where that can be known, and what the server ails.
+    Raises ValueError with the prompt's number, if possible before any is computed, and the server's errors.
     """
     rooms = await bounded(jobs, lambda job: _room(surface, job), limit)
 
@@ -56,7 +56,7 @@ async def generate(surface: HttpSurface, jobs: Sequence[Job], limit: int, progre
 
 
 def seed_of(params: SamplingParams, own: int | None, number: int) -> int | None:
-    """Return the seed of the prompt with this number since LLM was made; `own` is LLM's."""
+    """Return the seed of a prompt; `own` is LLM's seed, `number` counts prompts since LLM was created."""
     if params.seed is not None or own is None:
         return params.seed
     return int.from_bytes(hashlib.sha256(f"{own}:{number}".encode()).digest()[:8], "big") >> 1

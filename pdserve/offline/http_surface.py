@@ -1,4 +1,4 @@
-"""The HTTP surface as LLM uses it: JSON in and out, a busy server asked again, errors raised as our own."""
+"""LLM's HTTP client: JSON requests and responses, retries for a busy server, errors of the product's error tree."""
 
 import asyncio
 import random
@@ -23,19 +23,19 @@ from wire.errors import (
 
 _CARD = {"id", "root", "max_model_len"}
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 10.0
-_PASSING = (Overloaded, Unavailable, DeadlineExceeded)  # the last: it waited too long in the queue
+_PASSING = (Overloaded, Unavailable, DeadlineExceeded)  # DeadlineExceeded: the request waited too long in the queue
 _ERRORS: Mapping[int, type[PdserveError]] = {
     401: ConfigError, 403: ConfigError, 404: UnknownModel, 429: Overloaded, 503: Unavailable, 504: DeadlineExceeded,
 }  # fmt: skip
 
 
 class HttpSurface:
-    """One server and one of its models. `retry_for_s` may be set anew for the questions that follow."""
+    """A client of one model of a server. `retry_for_s` may be changed for later requests."""
 
     def __init__(
         self, answerer: BatchBackend, *, retry_for_s: float, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> None:
-        """`retry_for_s`: how long a server that has become busy, or cannot be reached, is asked again."""
+        """`retry_for_s`: how long to retry while the server is busy or cannot be reached."""
         self._answerer = answerer
         self.retry_for_s = retry_for_s
         self._sleep = sleep
@@ -44,7 +44,7 @@ class HttpSurface:
         self.max_model_len = 0
 
     async def choose(self, model: str) -> None:
-        """Take the model of this name, the first served where it is empty. Raises ConfigError with those there are."""
+        """Select the model of this name, the first if it is empty. Raises ConfigError that lists the served models."""
         cards = await self._cards()
         try:
             card = await self.get_json(f"/v1/models/{quote(model, safe='/')}") if model else cards[0]
@@ -54,7 +54,7 @@ class HttpSurface:
         self.model, self.root, self.max_model_len = card["id"], card["root"], card["max_model_len"]
 
     async def _cards(self) -> list[Any]:
-        """Return what is told of each model, of one at least. Raises ConfigError where that is not told as here."""
+        """Return the entries of /v1/models, at least one. Raises ConfigError if they lack pdserve's fields."""
         try:
             cards: list[Any] = (await self.get_json("/v1/models"))["data"]
             if cards and all(one.keys() >= _CARD for one in cards):
@@ -62,10 +62,10 @@ class HttpSurface:
         except ConfigError as refused:
             raise ConfigError(f"{refused} (LLM(api_key=...), or PDSERVE_API_KEY)") from None
         except (UnknownModel, InvalidRequest, ValueError, KeyError, TypeError, AttributeError):
-            pass  # no server of models
+            pass  # not a model server
         raise ConfigError(
-            "GET /v1/models tells of no model with its root and max_model_len: cluster has to be the URL of a pdserve "
-            "scheduler, as http://HOST:9000"
+            "GET /v1/models lists no model with root and max_model_len: cluster must be the URL of a pdserve "
+            "scheduler, such as http://HOST:9000"
         )
 
     async def get_json(self, path: str) -> Any:
@@ -77,14 +77,14 @@ class HttpSurface:
         return (await self._ask("GET", path, b"")).body.decode()
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Return the JSON that answers a body for the chosen model.
+        """Post a body for the selected model and return the JSON response.
 
-        Raises InvalidRequest for one that is refused, and what the server ails.
+        Raises InvalidRequest if it is refused, and the server's errors.
         """
         return orjson.loads((await self.post_whole(path, body)).body)
 
     async def post_whole(self, path: str, body: Mapping[str, Any]) -> Answer:
-        """Return the answer to the same with its headers. Raises as `post`."""
+        """Post a body and return the response with its headers. Raises as `post`."""
         return await self._ask("POST", path, orjson.dumps({"model": self.model, **body}))
 
     async def _ask(self, method: str, path: str, body: bytes) -> Answer:
@@ -106,13 +106,13 @@ class HttpSurface:
 
 
 def error_of(answer: Answer) -> PdserveError:
-    """Return what a refusal says as an error of ours."""
+    """Convert an error response to an exception."""
     try:
-        words = str(orjson.loads(answer.body)["error"]["message"])
+        message = str(orjson.loads(answer.body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        words = answer.body[:200].decode(errors="replace")
+        message = answer.body[:200].decode(errors="replace")
     if (kind := _ERRORS.get(answer.status)) is not None:
-        return kind(words)
+        return kind(message)
     if 400 <= answer.status < 500:
-        return InvalidRequest(words)
-    return InternalError(f"HTTP {answer.status}: {words}")
+        return InvalidRequest(message)
+    return InternalError(f"HTTP {answer.status}: {message}")

@@ -1,7 +1,7 @@
-"""An uncaught Ctrl-C ends a script by SIGINT, as Python has it: a shell sees 130, and a loop of it ends too.
+"""Keep Python's behaviour that an uncaught Ctrl-C ends a script by SIGINT: the status is 130, and shell loops end.
 
-CPython notes it in a flag, which every later eval of a text clears. torch's handler at the interpreter's end imports
-tabulate where that is installed, whose namedtuples are such texts: the status would be 1. So it is imported before.
+CPython records it in a flag, which any later eval of a string clears. torch's exit handler imports
+tabulate, if installed, whose namedtuples use eval: the status would be 1. So it is imported earlier.
 """
 
 import contextlib
@@ -9,8 +9,8 @@ import importlib
 import sys
 
 
-def import_what_torch_would_at_the_end() -> None:
-    """Call it once an engine is loaded; nothing where that runs without torch."""
+def import_tabulate() -> None:
+    """Import tabulate if torch is loaded; to be called once an engine is loaded."""
     if "torch" in sys.modules:
         with contextlib.suppress(ImportError):
             importlib.import_module("tabulate")

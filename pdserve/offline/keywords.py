@@ -1,6 +1,6 @@
 """The keywords of LLM(...): the flags of `pdserve serve` and vLLM's, with underscores.
 
-keywords -> words of a command line -> settled as typed ones are -> options
+keywords -> command-line arguments -> vLLM's converted as for commands -> options
 """
 
 import dataclasses
@@ -31,12 +31,12 @@ _OFFLINE: Mapping[str, Any] = {
     "max_queued_requests": 100_000, "max_queued_tokens": 10**9, "max_answer_bytes": 2**30, "max_body_bytes": 2**28,
     "enable_prompt_tokens_details": True, "log_level": "WARNING",
 }  # fmt: skip
-"""Nobody waits at the door offline, so that what protects it is wide."""
+"""Offline there are no other clients to protect the server from, so the limits are large."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeywordOptions:
-    """A command line for a server of ours, and what it says."""
+    """Command-line arguments for a pdserve server, and their options."""
 
     words: tuple[str, ...]
     engine: EngineOptions
@@ -44,9 +44,9 @@ class KeywordOptions:
 
 
 def read_keywords(model: str, keywords: Mapping[str, Any]) -> KeywordOptions:
-    """Return what the keywords say; one line on stderr names those without effect.
+    """Convert the keywords to options; print one line on stderr for those without effect.
 
-    Raises TypeError for one that nobody knows, with the nearest, and ConfigError for one that is refused.
+    Raises TypeError for an unknown keyword, with the nearest, and ConfigError for a refused one.
     """
     for name, value in keywords.items():
         _check_name(name, value)
@@ -67,30 +67,30 @@ def read_keywords(model: str, keywords: Mapping[str, Any]) -> KeywordOptions:
 
 
 def as_keywords(words: str) -> str:
-    """Return words about flags as words about keywords; the flags of a command to type stay."""
+    """Replace flags in a message by keywords, except flags of a command to run."""
     return re.sub(r"(?<!install )--([a-z][a-z0-9-]*)", _keyword, words.removeprefix("argument "))
 
 
-def fill_model(told: KeywordOptions) -> SchedulerConfig:
-    """Return the options with a folder that the engine reads: fetched, made or converted. Raises ConfigError."""
+def fill_model(options: KeywordOptions) -> SchedulerConfig:
+    """Return the options with a prepared model folder. Raises ConfigError."""
     from pdserve.engine_flags import check_engine_flags
     from pdserve.model import ensure_default
     from pdserve.up_request import fill_model as fill
 
     parser = _parser()
-    namespace = parser.parse_args(told.words)
-    if not told.engine.model:
+    namespace = parser.parse_args(options.words)
+    if not options.engine.model:
         namespace.model = str(ensure_default(os.environ))
         namespace.served_model_name = [*getattr(namespace, "served_model_name", []), Path(namespace.model).name]
-    check_engine_flags(told.engine)
+    check_engine_flags(options.engine)
     fill(namespace)
     return SchedulerConfig(from_namespace(EngineOptions, namespace), from_namespace(SchedulerOptions, namespace))
 
 
 def without_effect_on_cluster(keywords: Mapping[str, Any]) -> str | None:
-    """Return the notice for keywords that a running cluster has decided already, None where there are none.
+    """Return a notice for keywords that cannot change a running cluster, None if there are none.
 
-    Raises TypeError for one that nobody knows.
+    Raises TypeError for an unknown keyword.
     """
     for name, value in keywords.items():
         _check_name(name, value)
@@ -109,7 +109,7 @@ def _check_name(name: str, value: object) -> None:
     if name in DECIDED:
         if value is None:
             return
-        raise ConfigError(f"{name} is for servers: LLM takes none")
+        raise ConfigError(f"{name} is for servers: leave it out for LLM")
     ours = {field.name for options in (EngineOptions, SchedulerOptions) for field in dataclasses.fields(options)}
     if name in ours or find(_flag(name)) is not None:
         return
@@ -119,7 +119,7 @@ def _check_name(name: str, value: object) -> None:
 
 
 def _words(name: str, value: Any) -> Sequence[str]:
-    """Return a keyword as typed on a command line; None leaves it out."""
+    """Return a keyword as command-line arguments, none for None."""
     flag, row = _flag(name), find(_flag(name))
     if value is None:
         return ()

@@ -1,4 +1,4 @@
-"""Refuse prompts that do not fit before anything is computed, and cut the outputs that would not fit behind theirs."""
+"""Refuse prompts that do not fit before anything is computed, and limit outputs to the remaining context."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,35 +8,35 @@ from pdserve.offline.prompts import PromptInput
 from pdserve.offline.sampling_params import SamplingParams
 from wire.errors import InvalidRequest
 
-_SPECIAL = 16  # tokens that a tokenizer may put around a text
+_SPECIAL = 16  # special tokens that a tokenizer may add to a text
 
 
 async def room_for(surface: HttpSurface, index: int, prompt: PromptInput, params: SamplingParams) -> int | None:
-    """Return how many tokens a text or list of ids may be continued by, None for all that is left.
+    """Return the max_tokens for a text or list of ids, None for the rest of the context.
 
-    Only a text that may not fit is tokenised for it. Raises ValueError that names prompt `index`.
+    Only texts that may not fit are tokenised. Raises ValueError with the number `index` of the prompt.
     """
-    asked, most = params.max_tokens, surface.max_model_len
+    max_tokens, most = params.max_tokens, surface.max_model_len
     if prompt.token_ids is None:
         assert prompt.text is not None
-        if asked is not None and params.bound_prompt and _at_most(prompt.text) + asked <= most:
-            return asked
-    elif len(prompt.token_ids) + (asked or most) <= most:
-        return asked
+        if max_tokens is not None and params.bound_prompt and _at_most(prompt.text) + max_tokens <= most:
+            return max_tokens
+    elif len(prompt.token_ids) + (max_tokens or most) <= most:
+        return max_tokens
     return _left(index, await _count(surface, index, prompt, params), params, most)
 
 
 async def room_behind_chat(
     surface: HttpSurface, index: int, conversation: Mapping[str, Any], params: SamplingParams
 ) -> int | None:
-    """Return the same of a conversation, whose template is rendered for it; None leaves it to the server."""
+    """Return the same for a conversation, rendering its template; None leaves it to the server."""
     num_tokens = (await _tokenize(surface, index, conversation))["count"]
     left = _left(index, num_tokens, params, surface.max_model_len)
     return None if params.max_tokens is None else left
 
 
 async def token_ids(surface: HttpSurface, index: int, prompt: PromptInput) -> list[int]:
-    """Return a prompt's token ids. Raises ValueError where the text cannot be tokenised."""
+    """Return a prompt's token ids. Raises ValueError if the text cannot be tokenised."""
     if prompt.token_ids is not None:
         return list(prompt.token_ids)
     ids: list[int] = (await _tokenize(surface, index, {"prompt": prompt.text}))["tokens"]
@@ -44,7 +44,7 @@ async def token_ids(surface: HttpSurface, index: int, prompt: PromptInput) -> li
 
 
 async def _count(surface: HttpSurface, index: int, prompt: PromptInput, params: SamplingParams) -> int:
-    """Return how many tokens a prompt has; of a text that is to be cut and too long to be tokenised, the most."""
+    """Return a prompt's number of tokens; max_model_len for a text to truncate that is too long to tokenise."""
     if prompt.token_ids is not None:
         return len(prompt.token_ids)
     try:
@@ -76,5 +76,5 @@ def _left(index: int, num_tokens: int, params: SamplingParams, most: int) -> int
 
 
 def _at_most(text: str) -> int:
-    """A token is one byte of text at least, but for the few that a normaliser makes: those the server refuses."""
+    """Return an upper bound of a text's tokens, one per byte. The server refuses texts that a normaliser expands."""
     return len(text.encode("utf-8", "surrogatepass")) + _SPECIAL

@@ -1,4 +1,4 @@
-"""`LLM`: text, chats, vectors and scores from a Python script, by an engine here or by a cluster."""
+"""`LLM`: texts, chats, vectors and scores in a Python script, from a local engine or a cluster."""
 
 import secrets
 import sys
@@ -30,7 +30,7 @@ from pdserve.offline.prompts import Prompts, conversations, one_each, read_promp
 from pdserve.offline.sampling_params import BeamSearchParams, SamplingParams
 from pdserve.offline.tokenizer import SetTokenizer, load_tokenizer
 from pdserve.offline.unsupported import MEMBERS, refuse
-from pdserve.offline.user_errors import plainly
+from pdserve.offline.user_errors import hide_internal_frames
 from scheduler.memory import release_free
 
 R = TypeVar("R")
@@ -38,28 +38,28 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LLM:
-    """One model, asked from a script. Owns the thread in which its server runs, or in which it is asked.
+    """One model, used from a script. Owns the thread that runs its engine or its client.
 
         LLM("facebook/opt-125m")                                  an engine in this process
-        LLM("facebook/opt-125m", prefill=1, decode=1)             a prefill and a decode instance, processes of ours
+        LLM("facebook/opt-125m", prefill=1, decode=1)             a prefill and a decode instance, as child processes
         LLM("facebook/opt-125m", cluster="http://host:9000")      a running cluster
 
-    `model` is a folder or a name at the hub, empty for the default model; of a cluster it is a served name. Other
-    keywords are flags of `pdserve serve` or of vLLM, with underscores: those without effect are named once on stderr,
-    unknown ones raise TypeError. A script draws the same outputs whenever it runs, unless `seed` is another one, or
-    None for random ones. `api_key` is for a cluster (default: $PDSERVE_API_KEY), `tokenizer` for get_tokenizer there,
-    `max_in_flight` the most requests at once.
+    `model` is a folder or a hub name, empty for the default model; with a cluster it is a served name. Other
+    keywords are flags of `pdserve serve` or of vLLM, with underscores: those without effect are listed once on stderr,
+    unknown ones raise TypeError. A script samples the same outputs in every run, unless `seed` is changed, or
+    None for random seeds. `api_key` is for a cluster (default: $PDSERVE_API_KEY), `tokenizer` for its get_tokenizer,
+    `max_in_flight` the maximum of requests at once.
 
-    Close it, or use it as a context manager; at the end of the script it closes itself.
+    Close it, or use it as a context manager; it closes itself when the script exits.
     """
 
-    @plainly
+    @hide_internal_frames
     def __init__(
         self, model: str = "", *, tokenizer: str | None = None, seed: int | None = 0, cluster: str | None = None,
         api_key: str | None = None, prefill: int | None = None, decode: int | None = None,
         max_in_flight: int | None = None, **keywords: Any,
     ) -> None:  # fmt: skip
-        """Load the model, or find it. Raises ConfigError for what cannot be had, Unavailable where nobody answers."""
+        """Load the model, or connect to it. Raises ConfigError for wrong input, Unavailable for no response."""
         if tokenizer is not None and cluster is None:
             keywords["tokenizer"] = tokenizer
         with only_meanwhile():
@@ -71,11 +71,11 @@ class LLM:
             self._set_tokenizer: SetTokenizer | None = None
             self._cache_salt: str | None = None
             self._thread: LoopThread[HttpSurface] = LoopThread(self._opening.open)
-        self._close = weakref.finalize(self, _close, self._thread)  # at the interpreter's end too
+        self._close = weakref.finalize(self, _close, self._thread)  # at interpreter exit too
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
-        """Return what these keywords make. Raises as LLM(...) does."""
+        """Return an LLM with these keywords. Raises as LLM(...) does."""
         return cls(**engine_args.keywords())
 
     def __enter__(self) -> Self:
@@ -85,31 +85,31 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """End what LLM started: threads, the engine, processes. More than once does no harm."""
+        """Stop what LLM started: threads, the engine, processes. Idempotent."""
         self._close()
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Raises NotImplementedError with the reason for what vLLM's class has, AttributeError for all else."""
+        """Raises NotImplementedError with the reason for members of vLLM's class, AttributeError for others."""
         if name in MEMBERS:
             raise NotImplementedError(f"LLM has no {name}: {MEMBERS[name]}")
         raise AttributeError(f"LLM has no {name}", name=name, obj=self)
 
-    @plainly
+    @hide_internal_frames
     def generate(
         self, prompts: Prompts | None = None, sampling_params: Params = None, *,
         prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None, use_tqdm: UseTqdm = True,
         priority: int | Sequence[int] | None = None, **others: None,
     ) -> list[RequestOutput]:  # fmt: skip
-        """Continue each prompt, by one set of parameters or one each; return the outputs in the prompts' order.
+        """Continue each prompt, with one set of parameters or one each; return the outputs in prompt order.
 
-        A prompt is a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}. Raises ValueError that
-        names the prompt that is wrong or too long before anything is computed.
+        A prompt is a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}. Before
+        anything is computed, raises ValueError with the number of a prompt that is wrong or too long.
         """
         refuse("generate", others)
         given = read_prompts(prompt_token_ids if prompts is None else prompts)
         return self._generate(given, sampling_params, priority, use_tqdm)
 
-    @plainly
+    @hide_internal_frames
     def chat(
         self, messages: Sequence[Any], sampling_params: Params = None, use_tqdm: UseTqdm = True,
         lora_request: None = None, priority: int | Sequence[int] | None = None, chat_template: str | None = None,
@@ -117,26 +117,26 @@ class LLM:
         continue_final_message: bool = False, tools: None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None, **others: None,
     ) -> list[RequestOutput]:  # fmt: skip
-        """Answer a conversation, or each of several, as a server's /v1/chat/completions does."""
+        """Answer one conversation or several, like /v1/chat/completions."""
         refuse("chat", {"lora_request": lora_request, **others})
         if chat_template_content_format != "auto":
             raise NotImplementedError("chat_template_content_format is for all chats: give it to LLM(...)")
         if tools:
             raise NotImplementedError("tools are not supported: leave them out")
-        told = {
+        options = {
             "add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message,
             "chat_template": chat_template, "chat_template_kwargs": chat_template_kwargs,
         }  # fmt: skip
-        fields = {name: value for name, value in told.items() if value is not None}
+        fields = {name: value for name, value in options.items() if value is not None}
         chats = [{"messages": conversation, **fields} for conversation in conversations(messages)]
         return self._generate(chats, sampling_params, priority, use_tqdm)
 
-    @plainly
+    @hide_internal_frames
     def beam_search(
         self, prompts: Prompts, params: BeamSearchParams | Sequence[BeamSearchParams], lora_request: None = None,
         use_tqdm: UseTqdm = False, **others: None,
     ) -> list[BeamSearchOutput]:  # fmt: skip
-        """Return the likeliest outputs of each prompt, the best first. Raises ValueError that names a wrong prompt."""
+        """Return the likeliest outputs of each prompt, best first. Raises ValueError with a wrong prompt's number."""
         refuse("beam_search", {"lora_request": lora_request, **others})
         given = read_prompts(prompts)
         wanted = one_each(params, len(given), None, "sets of parameters")
@@ -147,28 +147,28 @@ class LLM:
                 lambda surface, limit: beams.beam_search(surface, given, wanted, limit, progress)  # type: ignore[arg-type]
             )
 
-    @plainly
+    @hide_internal_frames
     def embed(
         self, prompts: Prompts, *, use_tqdm: UseTqdm = True, dimensions: int | None = None,
         truncate_prompt_tokens: int | None = None, **others: None,
     ) -> list[EmbeddingRequestOutput]:  # fmt: skip
-        """Return a vector for each prompt, of length 1."""
+        """Return a vector of norm 1 for each prompt."""
         refuse("embed", others)
         given = read_prompts(prompts)
         options = _given(dimensions=dimensions, truncate_prompt_tokens=truncate_prompt_tokens)
         with ProgressBar(len(given), use_tqdm) as progress:
             return self._run(lambda surface, limit: vectors.embed(surface, given, options, limit, progress))
 
-    @plainly
+    @hide_internal_frames
     def encode(
         self, prompts: Prompts, pooling_params: None = None, *, pooling_task: str | None = None,
         use_tqdm: UseTqdm = True, truncate_prompt_tokens: int | None = None, **others: None,
     ) -> list[PoolingRequestOutput]:  # fmt: skip
-        """Return what the model's pooler makes of each prompt: the vector that `embed` returns."""
+        """Return the output of the model's pooler for each prompt: the same vector as `embed`."""
         refuse("encode", {"pooling_params": pooling_params, **others})
         if pooling_task not in (None, "embed", "encode"):
             raise NotImplementedError(
-                f"pooling_task {pooling_task!r} is not supported, only embed: one vector a prompt"
+                f"pooling_task {pooling_task!r} is not supported, only embed: one vector per prompt"
             )
         found = self.embed(prompts, use_tqdm=use_tqdm, truncate_prompt_tokens=truncate_prompt_tokens)
         return [
@@ -176,12 +176,12 @@ class LLM:
             for one in found
         ]
 
-    @plainly
+    @hide_internal_frames
     def score(
         self, data_1: str | Sequence[str], data_2: str | Sequence[str], *, use_tqdm: UseTqdm = True,
         truncate_prompt_tokens: int | None = None, **others: None,
     ) -> list[ScoringRequestOutput]:  # fmt: skip
-        """Return how alike texts are: one text against each other one, or pair by pair."""
+        """Return the similarity of texts: one text against each of the others, or pair by pair."""
         refuse("score", others)
         pairs = vectors.Pairs.read(data_1, data_2)
         options = _given(truncate_prompt_tokens=truncate_prompt_tokens)
@@ -189,34 +189,34 @@ class LLM:
             return self._run(lambda surface, limit: vectors.score(surface, pairs, options, limit, progress))
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Let no later text or chat of this LLM find what is cached by now; return True.
+        """Make later texts and chats of this LLM ignore everything cached so far; return True.
 
-        They get another salt, so that other clients of a cluster keep what they have; old blocks go as others come.
+        They get a new salt, so that other clients of a cluster keep their cache; old blocks are evicted as needed.
         """
         self._cache_salt = secrets.token_hex(8)
         return True
 
     @property
     def model_config(self) -> ModelConfig:
-        """What is known of the model."""
+        """The known part of the model's configuration."""
         surface = self._thread.value
         return ModelConfig(
             surface.root, surface.model, self._tokenizer or surface.root, surface.max_model_len, self._seed
         )
 
-    @plainly
+    @hide_internal_frames
     def get_tokenizer(self) -> Any:
-        """Return the one that was set, else the model's, as transformers makes it of a folder on this machine."""
+        """Return the tokenizer that was set, else the model's, loaded by transformers from a local folder."""
         if self._set_tokenizer is not None:
             return self._set_tokenizer.tokenizer
         return load_tokenizer(self._tokenizer, self._thread.value.root)
 
     def set_tokenizer(self, tokenizer: Any) -> None:
-        """Let `tokenizer` encode the texts of generate, and decode outputs of generate and chat, from now on."""
+        """Use `tokenizer` from now on to encode generate's texts, and to decode the outputs of generate and chat."""
         self._set_tokenizer = SetTokenizer(tokenizer)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return what `generate` takes where it is given nothing: vLLM's defaults, or what generation_config says."""
+        """Return the parameters that `generate` uses by default: vLLM's, or those of generation_config."""
         from scheduler.model.generation_defaults import read_defaults
 
         source, override = self._opening.generation_config, self._opening.override_generation_config
@@ -226,9 +226,9 @@ class LLM:
             repetition_penalty=found.repetition_penalty, max_tokens=found.max_new_tokens or 16,
         )  # fmt: skip
 
-    @plainly
+    @hide_internal_frames
     def get_metrics(self) -> list[Metric]:
-        """Return the server's figures, as /metrics has them."""
+        """Return the server's metrics from /metrics."""
         return read_metrics(self._run(lambda surface, limit: surface.get_text("/metrics")))
 
     def _generate(
@@ -256,14 +256,14 @@ class LLM:
 
 
 def _close(thread: LoopThread[HttpSurface]) -> None:
-    """Close it, and give back what the C library keeps of freed weights and KV: of others it would be fragments."""
+    """Close the thread, and return the C library's freed memory to the system, to avoid fragmentation."""
     thread.close()
     if not sys.is_finalizing():
         release_free()
 
 
 class _Numbers:
-    """Numbers the prompts of one LLM, from whichever thread they come."""
+    """Numbers the prompts of one LLM across threads."""
 
     def __init__(self) -> None:
         self._lock, self._next = threading.Lock(), 0
@@ -280,7 +280,7 @@ def _given(**values: Any) -> dict[str, Any]:
 
 
 def _check_params(params: Any) -> None:
-    """Before anything is computed: they may have been changed since they were made."""
+    """Check the parameters again: they may have been changed since their creation."""
     _check_kind(params, SamplingParams, "sampling_params")
     params.check()
 

@@ -1,6 +1,6 @@
-"""An event loop in a thread of its own, over something that stays open while it runs.
+"""An event loop in a separate thread, with a resource that stays open while it runs.
 
-start -> open ... run, run, run ... close or loss -> runs are cancelled -> closed -> the thread ends
+start -> open ... run, run, run ... close or failure -> runs are cancelled -> closed -> the thread ends
 """
 
 import asyncio
@@ -18,14 +18,14 @@ from wire.errors import ConfigError, Unavailable
 T = TypeVar("T")
 R = TypeVar("R")
 _CANCEL_S = 30.0
-_LOOK_S = 1.0  # how often who waits looks whether the thread still lives
+_LOOK_S = 1.0  # how often a waiting caller checks that the thread still lives
 
 
 class LoopThread(Generic[T]):
-    """Owns the thread. `run` may be called by any other; Ctrl-C cancels what it waits for, and nothing else."""
+    """Owns the thread. Any other thread may call `run`; Ctrl-C cancels only the work of that call."""
 
     def __init__(self, open_: Callable[[], AbstractAsyncContextManager[T]], *, close_s: float = 60.0) -> None:
-        """Start the thread and return when `open_` is entered. Raises what that raises.
+        """Start the thread and return when `open_` is entered. Raises the exceptions of `open_`.
 
         `close_s`: how long closing may take.
         """
@@ -49,7 +49,7 @@ class LoopThread(Generic[T]):
 
     @property
     def value(self) -> T:
-        """What is open. Raises what ended the loop, Unavailable once this is closed."""
+        """The open resource. Raises the error that ended the loop, Unavailable once this is closed."""
         value = self._value
         if value is None:
             self._thread.join(self._close_s)
@@ -57,9 +57,9 @@ class LoopThread(Generic[T]):
         return value
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
-        """Return what `work` returns. Raises what it raises, and what ended the loop meanwhile.
+        """Run `work` and return its result. Raises its exceptions, and the error that ended the loop meanwhile.
 
-        Raises ConfigError in a fork of the process that made this: no thread of it is there.
+        Raises ConfigError in a fork of the creating process, which lacks its threads.
         """
         if self._is_a_fork:
             work.close()
@@ -75,7 +75,7 @@ class LoopThread(Generic[T]):
             self._thread.join(self._close_s)
             raise self._failure or Unavailable("this LLM was closed meanwhile") from None
         except KeyboardInterrupt:
-            self._tell(run.cancel)
+            self._call_soon(run.cancel)
             concurrent.futures.wait([run.future], _CANCEL_S)
             raise
 
@@ -87,32 +87,32 @@ class LoopThread(Generic[T]):
             raise self._failure or Unavailable("this LLM is closed") from None
 
     def _result(self, run: "_Run[R]") -> R:
-        """Wait for it. Raises Unavailable where the loop had its last turn before it could begin."""
+        """Wait for the result. Raises Unavailable if the loop ended before the work began."""
         while True:
             try:
                 return run.future.result(_LOOK_S)
             except TimeoutError:
                 is_over = not self._thread.is_alive()
                 if run.future.done():
-                    return run.future.result()  # it may have raised that itself
+                    return run.future.result()  # the work may have raised TimeoutError itself
                 if is_over:
                     run.drop()
                     raise self._failure or Unavailable("this LLM is closed") from None
 
     def close(self) -> None:
-        """Cancel what runs, close what is open and end the thread. More than once, and in a fork, does no harm."""
+        """Cancel running work, close the resource and end the thread. Idempotent; no effect in a fork."""
         if self._is_a_fork:
             return
-        self._tell(self._end)
-        if threading.current_thread() is not self._thread:  # which may be the one that collects garbage
+        self._call_soon(self._end)
+        if threading.current_thread() is not self._thread:  # the garbage collector may run on it
             self._thread.join(self._close_s)
 
     @property
     def _is_a_fork(self) -> bool:
         return os.getpid() != self._process
 
-    def _tell(self, what: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is left to be told
+    def _call_soon(self, what: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is left to do
             self._loop.call_soon_threadsafe(what)
 
     def _end(self) -> None:
@@ -124,7 +124,7 @@ class LoopThread(Generic[T]):
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._hold())
-        except BaseException as error:  # noqa: BLE001 - the thread's outermost frame: told to whoever waits
+        except BaseException as error:  # noqa: BLE001 - the thread's outermost frame: raised in the waiting callers
             self._failure = None if isinstance(error, asyncio.CancelledError) else error
             if not self._opened.done():
                 self._opened.set_exception(self._failure or Unavailable("this LLM was closed while it was opened"))
@@ -142,11 +142,11 @@ class LoopThread(Generic[T]):
             try:
                 await self._stop.wait()
             finally:
-                self._value = None  # it holds the app and the model, whoever still holds this
+                self._value = None  # release the app and the model even if this object lives on
                 await self._end_runs()
 
     async def _end_runs(self) -> None:
-        """Nothing may ask what is about to be closed."""
+        """Cancel all work before the resource is closed."""
         tasks = [run.task for run in self._runs if run.task is not None]
         for task in tasks:
             task.cancel()
@@ -154,7 +154,7 @@ class LoopThread(Generic[T]):
 
 
 class _Run(Generic[R]):
-    """One piece of work, and who waits for it. Everything but `future` is the loop's."""
+    """One piece of work and its future. Only `future` may be used outside the loop's thread."""
 
     def __init__(self, work: Coroutine[Any, Any, R], runs: "set[_Run[Any]]") -> None:
         self.future: concurrent.futures.Future[R] = concurrent.futures.Future()
@@ -162,17 +162,17 @@ class _Run(Generic[R]):
         self._work, self._runs = work, runs
 
     def begin(self) -> None:
-        """Start it."""
+        """Start the work."""
         self._runs.add(self)
         self.task = asyncio.get_running_loop().create_task(self._work)
         self.task.add_done_callback(self._ended)
 
     def drop(self) -> None:
-        """It will never begin."""
+        """Discard work that will never begin."""
         self._work.close()
 
     def cancel(self) -> None:
-        """End it early; it has not begun where Ctrl-C came before it was handed over."""
+        """Cancel the work, also if Ctrl-C came before it was passed to the loop."""
         if self.task is not None:
             self.task.cancel()
         elif self.future.cancel():
@@ -189,16 +189,16 @@ class _Run(Generic[R]):
 
 
 class _Executor(concurrent.futures.ThreadPoolExecutor):
-    """Threads, and the caller's own where none takes work any more: a script that ends leaves much to be closed."""
+    """A thread pool that runs work in the caller's thread at interpreter exit, when much remains to be closed."""
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[R]:
-        """Do it in a thread, or now."""
+        """Run `fn` in a thread, or immediately."""
         try:
             return super().submit(fn, *args, **kwargs)
-        except RuntimeError:  # the interpreter is ending
+        except RuntimeError:  # the interpreter is exiting
             future: concurrent.futures.Future[R] = concurrent.futures.Future()
             try:
                 future.set_result(fn(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001 - as a thread does: whoever waits raises it
+            except BaseException as error:  # noqa: BLE001 - as in a thread: raised by the future
                 future.set_exception(error)
             return future

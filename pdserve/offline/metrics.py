@@ -1,4 +1,4 @@
-"""The figures of a server, as vLLM's get_metrics returns them."""
+"""A server's metrics, in the form of vLLM's get_metrics."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,21 +14,21 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Counter(Metric):
-    """What only grows."""
+    """A value that only grows."""
 
     value: float
 
 
 @dataclass(frozen=True, slots=True)
 class Gauge(Metric):
-    """What goes up and down."""
+    """A value that goes up and down."""
 
     value: float
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram(Metric):
-    """How often a value was at most each bound, how often there was one, and their sum."""
+    """Cumulative counts by upper bound, the total count, and the sum of the values."""
 
     count: int
     sum: float
@@ -36,7 +36,7 @@ class Histogram(Metric):
 
 
 def read_metrics(page: str) -> list[Metric]:
-    """Return the series of a page in Prometheus' text format, in its order."""
+    """Return the series of a page in Prometheus text format, in page order."""
     from prometheus_client.parser import text_string_to_metric_families
 
     return [metric for family in text_string_to_metric_families(page) for metric in _of_family(family)]

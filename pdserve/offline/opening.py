@@ -1,4 +1,4 @@
-"""From the arguments of LLM(...) to what is to be opened."""
+"""Decide from the arguments of LLM(...) which server to open."""
 
 import functools
 import os
@@ -20,7 +20,7 @@ _CLUSTER_RETRY_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What opens the server, how many requests it is given at once, and where defaults of parameters come from."""
+    """How to open the server, the maximum of requests in flight, and the source of default parameters."""
 
     open: Callable[[], Opened]
     in_flight: int
@@ -32,16 +32,16 @@ def opening(
     model: str, keywords: Mapping[str, Any], *, cluster: str | None, api_key: str | None, prefill: int | None,
     decode: int | None, max_in_flight: int | None,
 ) -> Opening:  # fmt: skip
-    """Return what the arguments ask for. Raises ValueError, TypeError or ConfigError for what cannot be."""
+    """Return the server for the arguments. Raises ValueError, TypeError or ConfigError for wrong ones."""
     if max_in_flight is not None and max_in_flight < 1:
         raise ValueError(f"max_in_flight is {max_in_flight}, must be 1 or more")
     pair = prefill is not None or decode is not None
     if cluster is not None:
         if pair:
-            raise ValueError("cluster is a running one, prefill and decode start one: give either")
+            raise ValueError("cluster uses a running cluster, prefill and decode start one: give either")
         return _of_cluster(model, keywords, cluster, api_key, max_in_flight)
     if api_key is not None:
-        raise ValueError("api_key is for a cluster: an engine of one's own asks for none")
+        raise ValueError("api_key is for a cluster: a local engine needs none")
     return _of_own(model, keywords, (prefill or 1, decode or 1) if pair else None, max_in_flight)
 
 
@@ -66,20 +66,20 @@ def _of_own(
     from pdserve.offline.keywords import as_keywords, fill_model, read_keywords
 
     name_backends()
-    told = read_keywords(model, keywords)
-    if keywords.get("log_level") is not None:  # else the script's own logging is left as it is
-        logs.configure(told.engine.log_level, log_format=told.engine.log_format)
-    in_flight = max_in_flight or max(_LEAST_IN_FLIGHT, 2 * told.engine.max_num_seqs)
+    options_read = read_keywords(model, keywords)
+    if keywords.get("log_level") is not None:  # else keep the script's own logging
+        logs.configure(options_read.engine.log_level, log_format=options_read.engine.log_format)
+    in_flight = max_in_flight or max(_LEAST_IN_FLIGHT, 2 * options_read.engine.max_num_seqs)
     if pair is not None:
-        wait_s = told.scheduler.startup_timeout
+        wait_s = options_read.scheduler.startup_timeout
         open_: Callable[[], Opened] = functools.partial(
-            open_pair, told.words, *pair, connections=in_flight, startup_timeout_s=wait_s
+            open_pair, options_read.words, *pair, connections=in_flight, startup_timeout_s=wait_s
         )
     else:
         try:
-            open_ = functools.partial(open_local, fill_model(told))
+            open_ = functools.partial(open_local, fill_model(options_read))
             share_one_arena()
         except ConfigError as error:
             raise ConfigError(as_keywords(str(error))) from error
-    options = told.scheduler
+    options = options_read.scheduler
     return Opening(open_, in_flight, options.generation_config, options.override_generation_config)

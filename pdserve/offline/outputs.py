@@ -1,9 +1,9 @@
-"""What LLM returns: vLLM's output classes, field by field.
+"""LLM's outputs: vLLM's output classes, field by field.
 
-RequestOutput -> CompletionOutput -> {token id: Logprob} a position
+RequestOutput -> CompletionOutput -> {token id: Logprob} per position
 BeamSearchOutput -> BeamSearchSequence
 PoolingRequestOutput -> PoolingOutput; EmbeddingRequestOutput -> EmbeddingOutput; ScoringRequestOutput -> ScoringOutput
-Attributes can be set, as there: scripts label outputs with their own.
+As in vLLM, attributes can be set: scripts add their own.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from pdserve.offline.request_stats import RequestStateStats
 
 @dataclass
 class Logprob:
-    """How likely a token was: natural logarithm, its place among all tokens (1 is the likeliest), its text alone."""
+    """A token's log probability (natural), its rank among all tokens (1 is the likeliest), and its own text."""
 
     logprob: float
     rank: int | None = None
@@ -30,8 +30,8 @@ PromptLogprobs = Sequence[dict[int, Logprob] | None]
 class CompletionOutput:
     """One output of a prompt. `cumulative_logprob` and `logprobs` are None where they were not requested.
 
-    `finish_reason` is stop or length; `stop_reason` the text or token id that stopped it, None at the model's own end.
-    Adapters, experts and transfer parameters are None: there are none.
+    `finish_reason` is stop or length; `stop_reason` is the text or token id that stopped it, None for the model's EOS.
+    `lora_request`, `routed_experts` and `kv_transfer_params` are always None.
     """
 
     index: int
@@ -46,15 +46,15 @@ class CompletionOutput:
     kv_transfer_params: None = field(default=None, repr=False)
 
     def finished(self) -> bool:
-        """Tell whether it has ended: always."""
+        """Return whether it has finished: always true."""
         return self.finish_reason is not None
 
 
 @dataclass
 class RequestOutput:
-    """A prompt and its outputs. `prompt` is None where token ids were given; of a chat it is the rendered template.
+    """A prompt and its outputs. `prompt` is None if token ids were given, and a chat's rendered template.
 
-    Adapters, encoders and transfer parameters are None: there are none.
+    `lora_request`, the encoder fields and `kv_transfer_params` are always None.
     """
 
     request_id: str
@@ -73,7 +73,7 @@ class RequestOutput:
 
 @dataclass
 class BeamSearchSequence:
-    """One hypothesis: its tokens and its text, both behind the prompt's, and the sum of its tokens' logarithms."""
+    """One hypothesis: tokens and text, each including the prompt's, and the sum of its tokens' log probabilities."""
 
     tokens: list[int]
     logprobs: list[dict[int, Logprob]]
@@ -92,7 +92,7 @@ class BeamSearchOutput:
 
 @dataclass(repr=False)
 class PoolingOutput:
-    """What a model read out of one prompt."""
+    """The pooler's output for one prompt."""
 
     data: list[float]
 
@@ -103,7 +103,7 @@ class PoolingOutput:
 
 @dataclass
 class PoolingRequestOutput:
-    """A prompt and what was read out of it."""
+    """A prompt and its pooled output."""
 
     request_id: str
     outputs: PoolingOutput
@@ -139,14 +139,14 @@ class EmbeddingRequestOutput:
 
 @dataclass
 class ScoringOutput:
-    """How alike two texts are."""
+    """The similarity of two texts."""
 
     score: float
 
 
 @dataclass
 class ScoringRequestOutput:
-    """A pair and its score. `prompt_token_ids` are empty: the server says the score alone."""
+    """A pair and its score. `prompt_token_ids` is empty: the server returns the score only."""
 
     request_id: str
     outputs: ScoringOutput

@@ -1,6 +1,6 @@
-"""`python -P -m pdserve.offline.pair_process FOLDER ...`: `pdserve up` that ends with the process which started it.
+"""`python -P -m pdserve.offline.pair_process FOLDER ...`: `pdserve up` that dies with its parent process.
 
-FOLDER is the run folder. It is that process's to remove; where it was killed it is removed here, with the secret in it.
+FOLDER is the run folder, with the cluster secret. The parent removes it; if the parent is killed, this process does.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The progress bar of a run: prompts done, and how many tokens a second went in and came out."""
+"""The progress bar of a run: finished prompts, input and output tokens per second."""
 
 from collections.abc import Callable
 from typing import Any, Self
@@ -9,10 +9,10 @@ UseTqdm = bool | Callable[..., Any]
 
 
 class ProgressBar:
-    """A bar on standard error, none where that is no terminal. Owns the counts. Use as a context manager."""
+    """A bar on stderr if that is a terminal. Owns the counts. Use as a context manager."""
 
     def __init__(self, total: int, use_tqdm: UseTqdm, what: str = "Processed prompts") -> None:
-        """`use_tqdm`: whether there is a bar, or what makes one as tqdm does."""
+        """`use_tqdm`: whether to show a bar, or a replacement for tqdm."""
         self._bar = _bar(total, use_tqdm, what)
         self._tokens_in = self._tokens_out = 0
 
@@ -24,13 +24,13 @@ class ProgressBar:
             self._bar.close()
 
     def done(self, output: RequestOutput) -> None:
-        """Count a prompt that has ended."""
+        """Count a finished prompt."""
         self._tokens_in += len(output.prompt_token_ids)
         self._tokens_out += sum(len(one.token_ids) for one in output.outputs)
         self.step(1)
 
     def step(self, count: int) -> None:
-        """Count so many, without tokens of theirs."""
+        """Advance the bar by `count` without counting tokens."""
         if self._bar is None:
             return
         elapsed_s = self._bar.format_dict.get("elapsed") or 0.0
@@ -43,9 +43,9 @@ class ProgressBar:
 def _bar(total: int, use_tqdm: UseTqdm, what: str) -> Any:
     if not use_tqdm:
         return None
-    told: dict[str, Any] = {"total": total, "desc": what, "dynamic_ncols": True}
+    arguments: dict[str, Any] = {"total": total, "desc": what, "dynamic_ncols": True}
     if callable(use_tqdm):
-        return use_tqdm(**told)
+        return use_tqdm(**arguments)
     from tqdm import tqdm
 
-    return tqdm(**told, disable=None)
+    return tqdm(**arguments, disable=None)

@@ -1,4 +1,4 @@
-"""What may be given as prompts and parameters, made into one list of each. Pure."""
+"""Convert the accepted forms of prompts and parameters to lists. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ Prompts = OnePrompt | Sequence[OnePrompt]
 
 @dataclass(frozen=True, slots=True)
 class PromptInput:
-    """One prompt: its token ids where they were given, else its text."""
+    """One prompt: its token ids if given, else its text."""
 
     text: str | None
     token_ids: Sequence[int] | None = None
@@ -36,7 +36,7 @@ class PromptInput:
 
 
 def read_prompts(given: Prompts | None) -> list[PromptInput]:
-    """Return the prompts of one prompt or of several. Raises TypeError or ValueError naming the one that is wrong."""
+    """Return a list of one or several prompts. Raises TypeError or ValueError with the number of a wrong one."""
     if given is None:
         raise TypeError("generate needs prompts")
     if isinstance(given, str | bytes | Mapping) or _is_ids(given) or not isinstance(given, Iterable):
@@ -47,7 +47,7 @@ def read_prompts(given: Prompts | None) -> list[PromptInput]:
 
 
 def conversations(given: Sequence[Any]) -> list[list[Mapping[str, Any]]]:
-    """Return the conversations of one or of several. Raises TypeError or ValueError naming the one that is wrong."""
+    """Return a list of one or several conversations. Raises TypeError or ValueError with the number of a wrong one."""
     many = [given] if given and all(isinstance(message, Mapping) for message in given) else list(given)
     for index, messages in enumerate(many):
         if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
@@ -58,11 +58,11 @@ def conversations(given: Sequence[Any]) -> list[list[Mapping[str, Any]]]:
 
 
 def one_each(given: T | Sequence[T] | None, count: int, default: T, name: str) -> list[T]:
-    """Return one value for each of `count` prompts. Raises ValueError where there are more or fewer."""
+    """Return one value for each of `count` prompts. Raises ValueError for another number of values."""
     if given is None:
         return [default] * count
     if not isinstance(given, Sequence) or isinstance(given, str):
-        return [given] * count  # T itself is no sequence
+        return [given] * count  # T itself is not a sequence
     if len(given) != count:
         raise ValueError(f"{count} prompts and {len(given)} {name}: give one for all, or one each")
     return list(given)
@@ -104,7 +104,7 @@ def _checked(index: int, prompt: PromptInput) -> PromptInput:
 
 
 def _is_ids(given: Any) -> bool:
-    """Whether it is a list of whole numbers, not empty; True and False are none."""
+    """Return whether this is a non-empty list of integers, booleans excluded."""
     return (
         isinstance(given, Sequence)
         and not isinstance(given, str | bytes)

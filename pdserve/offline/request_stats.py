@@ -1,4 +1,4 @@
-"""When a request came, was scheduled and had its tokens: vLLM's RequestStateStats, from Server-Timing. Pure."""
+"""The times of a request as vLLM's RequestStateStats, from the Server-Timing header. Pure."""
 
 import re
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ _STAGE = re.compile(r"([a-z_]+);dur=([0-9.]+)")
 
 @dataclass(slots=True)
 class RequestStateStats:
-    """`arrival_time` is seconds since 1970; the others that end in _ts are of this machine's monotonic clock.
+    """`arrival_time` is in seconds since 1970; fields with _ts are on this machine's monotonic clock.
 
-    A prompt is scheduled where an instance has begun with it. The last token's time is that of the whole answer.
+    A prompt is scheduled when an instance begins it. The last token's time is the end of the response.
     """
 
     num_generation_tokens: int = 0
@@ -26,7 +26,7 @@ class RequestStateStats:
 def request_stats(
     server_timing: str, *, arrival_time: float, queued_ts: float, last_token_ts: float, num_tokens: int
 ) -> RequestStateStats:
-    """Return the times of one request; a stage that the header does not name took none."""
+    """Return the times of one request; a stage missing in the header took no time."""
     stages_s = {name: float(milliseconds) / 1000 for name, milliseconds in _STAGE.findall(server_timing)}
     waited_s = stages_s.get("queue", 0.0)
     first_s = waited_s + stages_s.get("reserve", 0.0) + stages_s.get("prefill", 0.0)

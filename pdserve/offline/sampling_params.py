@@ -1,6 +1,6 @@
-"""How outputs are chosen: vLLM's SamplingParams and BeamSearchParams, with its fields, defaults and limits.
+"""Sampling parameters: vLLM's SamplingParams and BeamSearchParams, with vLLM's fields, defaults and limits.
 
-A field that is wrong is refused when the object is made, and once more when it is used.
+Fields are checked when the object is created, and again when it is used.
 """
 
 import copy
@@ -11,11 +11,11 @@ from enum import Enum
 from typing import Any, Self
 
 from pdserve.offline.structured_params import StructuredOutputsParams, structured_body
-from pdserve.offline.user_errors import plainly
+from pdserve.offline.user_errors import hide_internal_frames
 
 
 class RequestOutputKind(Enum):
-    """How vLLM's engine gives outputs while it generates; `generate` returns them whole, whichever is asked for."""
+    """How vLLM's engine emits outputs while generating; `generate` always returns complete outputs."""
 
     CUMULATIVE = 0
     DELTA = 1
@@ -24,9 +24,9 @@ class RequestOutputKind(Enum):
 
 @dataclass(slots=True)
 class RepetitionDetectionParams:
-    """When an output that repeats itself ends; `max_pattern_size` 0 is never. The server checks it.
+    """When to stop an output that repeats itself; never for `max_pattern_size` 0. The server checks it.
 
-    The last tokens are one pattern of `min_pattern_size` (0: 1) to `max_pattern_size` tokens, `min_count` times.
+    It stops when it ends in a pattern of `min_pattern_size` (0: 1) to `max_pattern_size` tokens `min_count` times.
     """
 
     max_pattern_size: int = 0
@@ -38,8 +38,8 @@ class RepetitionDetectionParams:
 class SamplingParams:
     """The parameters of one prompt or of many. Raises ValueError naming the field, its value and its limit.
 
-    `max_tokens` None is all the room that is left. `seed` None is made of LLM's seed and the prompt's number, random
-    where LLM has none. `logprobs` -1 is the whole vocabulary, where `max_logprobs` allows it.
+    `max_tokens` None is the rest of the context. `seed` None is derived from LLM's seed and the prompt's number, random
+    if LLM has none. `logprobs` -1 is the whole vocabulary, if `max_logprobs` allows it.
     """
 
     n: int = 1
@@ -76,13 +76,13 @@ class SamplingParams:
     guided_decoding: StructuredOutputsParams | Mapping[str, Any] | None = None
     logits_processors: Sequence[Callable[..., Any]] | None = None
     flat_logprobs: bool = False
-    # What changes no output here: how outputs are streamed, kept and cached.
+    # Accepted without effect: how outputs are streamed, kept and cached.
     output_kind: RequestOutputKind | None = None
     stream_interval: int | None = None
     skip_clone: bool = False
     skip_reading_prefix_cache: bool | None = None
     routed_experts_prompt_start: int = 0
-    # What would, and is refused: _REFUSED says why.
+    # Refused because they would change outputs: _REFUSED has the reasons.
     extra_args: Mapping[str, Any] | None = None
     prompt_logprob_start: int | None = None
     prompt_logprob_token_ids: list[int] | None = None
@@ -90,17 +90,17 @@ class SamplingParams:
     trace_decode_token_ids: list[int] | None = None
     watermarking: bool | None = None
 
-    @plainly
+    @hide_internal_frames
     def __post_init__(self) -> None:
         self.check()
 
     def __repr__(self) -> str:
-        """Return every field, as a call that makes the same object."""
+        """Return the call that creates an equal object, with every field."""
         return f"SamplingParams({', '.join(f'{field.name}={getattr(self, field.name)!r}' for field in fields(self))})"
 
     @classmethod
     def from_optional(cls, **values: Any) -> Self:
-        """Return the parameters with the default wherever None is given."""
+        """Return the parameters with the default for each None."""
         return cls(**{name: value for name, value in values.items() if value is not None})
 
     def clone(self) -> Self:
@@ -108,7 +108,7 @@ class SamplingParams:
         return copy.deepcopy(self)
 
     def check(self) -> None:
-        """Raise ValueError for the first field that is out of its limits."""
+        """Raise ValueError for the first field outside its limits."""
         for name, least, most in _NUMBERS:
             _check_number(name, getattr(self, name), least, most)
         for name, small in _COUNTS:
@@ -133,19 +133,19 @@ class SamplingParams:
         if not all(self.stops):
             raise ValueError("stop has an empty text")
         if self.stops and not self.detokenize:
-            raise ValueError("stop needs detokenize: without text no stop text is found")
+            raise ValueError("stop needs detokenize: stop texts are searched in the text")
         if self.truncate_prompt_tokens is not None and not (
             self.truncate_prompt_tokens >= 1 or self.truncate_prompt_tokens == -1
         ):
-            raise ValueError(f"truncate_prompt_tokens is {self.truncate_prompt_tokens}, must be -1 or 1 and more")
-        for name, (nothing, words) in _REFUSED.items():
+            raise ValueError(f"truncate_prompt_tokens is {self.truncate_prompt_tokens}, must be -1, or 1 or more")
+        for name, (nothing, why) in _REFUSED.items():
             if getattr(self, name) not in nothing:
-                raise ValueError(f"{name} is not supported: {words}")
+                raise ValueError(f"{name} is not supported: {why}")
         rule = self.repetition_detection
         if not isinstance(rule, RepetitionDetectionParams | Mapping | None):
             raise ValueError(f"repetition_detection is {rule!r}, must be RepetitionDetectionParams or a mapping")
         if self.structured_outputs is not None and self.guided_decoding is not None:
-            raise ValueError("structured_outputs and guided_decoding both say what the output must be: give one")
+            raise ValueError("structured_outputs and guided_decoding both constrain the output: give one")
         structured_body(self.structured_outputs or self.guided_decoding)
 
     @property
@@ -155,7 +155,7 @@ class SamplingParams:
 
     @property
     def bound_prompt(self) -> bool:
-        """Whether a prompt has to fit as it is."""
+        """Whether a prompt must fit without truncation."""
         return self.truncate_prompt_tokens is None
 
 
@@ -173,10 +173,10 @@ class BeamSearchParams:
     skip_special_tokens: bool = True
     watermarking: bool | None = None
 
-    @plainly
+    @hide_internal_frames
     def __post_init__(self) -> None:
         if self.structured_outputs is not None:
-            raise ValueError("structured_outputs is not supported for beams: generate has it")
+            raise ValueError("structured_outputs is not supported for beams: use generate")
         if self.watermarking:
             raise ValueError(f"watermarking is not supported: {_REFUSED['watermarking'][1]}")
         _check_count("beam_width", self.beam_width, 1)
@@ -184,21 +184,21 @@ class BeamSearchParams:
         _check_number("length_penalty", self.length_penalty, -100, 100)
         if self.temperature != 0:
             raise ValueError(
-                f"temperature is {self.temperature:g}, must be 0: beams are ranked by the model's own odds"
+                f"temperature is {self.temperature:g}, must be 0: beams are ranked by the model's log probabilities"
             )
 
 
 _NONE: tuple[Any, ...] = (None,)
 _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "logits_processors": ((None, [], ()), "none are run, for the engine may be on another machine"),
-    "extra_args": ((None, {}), "they are for plugins of vLLM's engine, which is not run here"),
-    "prompt_logprob_start": (_NONE, "prompt_logprobs tells all of them, from the first"),
-    "prompt_logprob_token_ids": (_NONE, "prompt_logprobs=-1 tells all of them, with LLM(max_logprobs=-1)"),
-    "thinking_token_budget": ((None, -1), "max_tokens bounds thoughts and answer together"),
-    "trace_decode_token_ids": (_NONE, "prompt_logprobs says how likely given tokens are"),
+    "logits_processors": ((None, [], ()), "the engine may be on another machine"),
+    "extra_args": ((None, {}), "they are for plugins of vLLM's engine, which pdserve does not use"),
+    "prompt_logprob_start": (_NONE, "prompt_logprobs returns all of them, from the first"),
+    "prompt_logprob_token_ids": (_NONE, "prompt_logprobs=-1 returns all of them, with LLM(max_logprobs=-1)"),
+    "thinking_token_budget": ((None, -1), "max_tokens limits thoughts and answer together"),
+    "trace_decode_token_ids": (_NONE, "prompt_logprobs returns the log probabilities of given tokens"),
     "watermarking": ((None, False), "outputs are sampled without a watermark"),
 }
-"""Fields of vLLM's that would change an output: the values that do not, and why others are refused."""
+"""vLLM's fields that would change outputs: the values that do not, and why others are refused."""
 _NUMBERS: tuple[tuple[str, float, float], ...] = (
     ("presence_penalty", -2, 2), ("frequency_penalty", -2, 2), ("repetition_penalty", 0.01, 100), ("temperature", 0, 2),
     ("top_p", 0, 1), ("min_p", 0, 1), ("length_penalty", -100, 100),

@@ -1,8 +1,8 @@
-"""What LLM asks: an engine in this process, a running cluster, or a prefill/decode pair of its own.
+"""The servers of LLM: an engine in this process, a running cluster, or its own prefill/decode pair.
 
 open_local    inner_app, without a socket
-open_cluster  somebody's URL
-open_pair     `pdserve up` as a child, on a port, with a key and in a folder of its own; it ends with us
+open_cluster  the URL of a running server
+open_pair     `pdserve up` as a child, with its own port, API key and folder; it dies with us
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from batch.backend import NO_HEADERS, Answer, BatchBackend
 from batch.inflight import Inflight
 from pdserve.client import Client
 from pdserve.offline.http_surface import HttpSurface
-from pdserve.offline.interrupted import import_what_torch_would_at_the_end
+from pdserve.offline.interrupted import import_tabulate
 from pdserve.ports import free_ports
 from pdserve.process_plan import ProcessPlan
 from pdserve.processes import KILL_WAIT_S, POLL_S, Child, stop
@@ -37,9 +37,9 @@ _WRONG_INPUT = 2
 _STOP_S = 45.0
 _CLUSTER_ANSWER_S = 3600.0
 _OWN_ANSWER_S = 86_400.0
-_MOST_CONNECTIONS = 512  # to a pair of our own: a process may open about a thousand files
+_MOST_CONNECTIONS = 512  # to our own pair: a process may open about a thousand files
 _LOCAL_RETRY_S = 600.0
-_FIRST_RETRY_S = 5.0  # a mistyped URL is to be said soon
+_FIRST_RETRY_S = 5.0  # a mistyped URL must fail soon
 
 
 @contextlib.asynccontextmanager
@@ -54,7 +54,7 @@ async def open_local(config: SchedulerConfig) -> AsyncIterator[HttpSurface]:
             app = await stack.enter_async_context(inner_app(config.engine, config.options))
         except ConfigError as error:
             raise ConfigError(as_keywords(str(error))) from error
-        import_what_torch_would_at_the_end()
+        import_tabulate()
         yield await _surface(AppBackend(app), "", _LOCAL_RETRY_S)
 
 
@@ -63,7 +63,7 @@ async def open_cluster(
     url: str, model: str, api_key: str | None, *, connections: int, retry_for_s: float,
     timeout_s: float = _CLUSTER_ANSWER_S,
 ) -> AsyncIterator[HttpSurface]:  # fmt: skip
-    """Ask a running server. Raises ConfigError where the model is not there, Unavailable where the server is not."""
+    """Connect to a running server. Raises ConfigError if it lacks the model, Unavailable if it does not respond."""
     from batch.url_backend import UrlBackend
 
     async with UrlBackend(url, api_key, connections=connections, timeout_s=timeout_s) as answerer:
@@ -72,17 +72,17 @@ async def open_cluster(
 
 @contextlib.asynccontextmanager
 async def open_pair(
-    words: Sequence[str], prefill: int, decode: int, *, connections: int, startup_timeout_s: float
+    arguments: Sequence[str], prefill: int, decode: int, *, connections: int, startup_timeout_s: float
 ) -> AsyncIterator[HttpSurface]:
-    """Start a cluster of our own here. Raises what it ends with, as ConfigError or Unavailable, with its last lines."""
+    """Start a cluster on this machine. Raises ConfigError or Unavailable with its last log lines if it fails."""
     key, (port,) = secrets.token_urlsafe(24), free_ports(1, _HOST)
     folder = Path(tempfile.mkdtemp(prefix="pdserve-llm-"))
     flags = ("--host", _HOST, "--port", str(port), "--prefill", str(prefill), "--decode", str(decode))
-    command = (sys.executable, "-P", "-m", "pdserve.offline.pair_process", str(folder), *flags, *words)
+    command = (sys.executable, "-P", "-m", "pdserve.offline.pair_process", str(folder), *flags, *arguments)
     plan = ProcessPlan("cluster", "scheduler", f"{_HOST}:{port}", command, {"PDSERVE_API_KEY": key})
     url = f"http://{_HOST}:{port}"
     try:
-        # This thread stays as long as the child: to the kernel it is the parent.
+        # This thread must outlive the child: to the kernel it is the parent.
         child = Child(plan, folder / "cluster.log", os.environ)
         try:
             await _until_ready(child, Client(url), startup_timeout_s)
@@ -92,13 +92,13 @@ async def open_pair(
             ) as surface:  # fmt: skip
                 yield surface
         finally:
-            _end(child)  # on this thread: nothing else runs on it any more
+            _end(child)  # blocking is fine: nothing else runs on this thread now
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end(child: Child) -> None:
-    """Stop it and take its exit status, which comes after its last thread."""
+    """Stop the child and reap it, which is possible only after its last thread has ended."""
     stop([child.record], scheduler_grace_s=_STOP_S)
     deadline = time.monotonic() + KILL_WAIT_S
     while child.ended() is None and time.monotonic() < deadline:
@@ -118,7 +118,7 @@ async def _until_ready(child: Child, client: Client, timeout_s: float) -> None:
 
 
 class Considerate:
-    """A BatchBackend over another, of which a server that is busy is asked less at once: `most` at most."""
+    """A BatchBackend that reduces the requests in flight, `most` at most, while the server is busy."""
 
     def __init__(self, answerer: BatchBackend, most: int) -> None:
         self._answerer = answerer
@@ -127,7 +127,7 @@ class Considerate:
     async def ask(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> Answer:  # fmt: skip
-        """Return the answer. Raises what the other does."""
+        """Return the answer. Raises as the wrapped backend."""
         return await self._inflight.ask(functools.partial(self._answerer.ask, method, path, body, headers))
 
 

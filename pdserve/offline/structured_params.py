@@ -1,11 +1,11 @@
-"""What an output must be: the fields of vLLM's StructuredOutputsParams, and of GuidedDecodingParams before it."""
+"""Structured outputs: the fields of vLLM's StructuredOutputsParams, and of its older GuidedDecodingParams."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from json import loads
 from typing import Any
 
-from pdserve.offline.user_errors import plainly
+from pdserve.offline.user_errors import hide_internal_frames
 
 _COMPILERS = ("backend", "disable_fallback")
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -13,10 +13,10 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 @dataclass(slots=True)
 class StructuredOutputsParams:
-    """Exactly one of KINDS, and how white space may stand in JSON. Raises ValueError for none or several.
+    """Exactly one of KINDS, and the white space allowed in JSON. Raises ValueError for none or several.
 
-    `disable_additional_properties`: objects of a JSON schema that do not say otherwise have no others than it names.
-    `backend` and `disable_fallback` choose a compiler of vLLM's, and have no effect: the engine chooses its own.
+    `disable_additional_properties`: by default, objects of a JSON schema have only the properties it names.
+    `backend` and `disable_fallback` choose vLLM's grammar compiler and have no effect.
     """
 
     json: str | dict[str, Any] | None = None
@@ -31,7 +31,7 @@ class StructuredOutputsParams:
     backend: str | None = None
     disable_fallback: bool = False
 
-    @plainly
+    @hide_internal_frames
     def __post_init__(self) -> None:
         given = [kind for kind in KINDS if getattr(self, kind) not in (None, False)]
         if len(given) != 1:
@@ -39,18 +39,18 @@ class StructuredOutputsParams:
 
     def body(self) -> dict[str, Any]:
         """Return the value of the field `structured_outputs` of a request."""
-        told = {
+        values = {
             field.name: value for field in fields(self) if (value := getattr(self, field.name)) not in (None, False)
         }
-        told = {name: value for name, value in told.items() if name not in _COMPILERS}
-        if told.pop("disable_additional_properties", False) and self.json is not None:
-            told["json"] = _closed(_read_schema(self.json))
-        return told
+        values = {name: value for name, value in values.items() if name not in _COMPILERS}
+        if values.pop("disable_additional_properties", False) and self.json is not None:
+            values["json"] = _closed(_read_schema(self.json))
+        return values
 
 
 @dataclass(slots=True)
 class GuidedDecodingParams(StructuredOutputsParams):
-    """The older name of the same."""
+    """The older name of StructuredOutputsParams."""
 
 
 def structured_body(given: StructuredOutputsParams | Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -61,12 +61,12 @@ def structured_body(given: StructuredOutputsParams | Mapping[str, Any] | None) -
 
 
 def _read_schema(given: str | dict[str, Any]) -> Any:
-    """Return a schema as an object. Raises ValueError for a text that is no JSON."""
+    """Parse a schema given as text. Raises ValueError for invalid JSON."""
     return loads(given) if isinstance(given, str) else given
 
 
 def _closed(schema: Any) -> Any:
-    """Return a schema whose objects have no properties but those that it names, where they do not say otherwise."""
+    """Set `additionalProperties` to false in all objects of a schema that do not set it."""
     if isinstance(schema, list):
         return [_closed(one) for one in schema]
     if not isinstance(schema, dict):

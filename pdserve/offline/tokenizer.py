@@ -1,4 +1,4 @@
-"""The tokenizer of a model, as transformers makes it."""
+"""A model's tokenizer, loaded by transformers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,37 +11,37 @@ from pdserve.offline.sampling_params import SamplingParams
 from wire.errors import ConfigError
 
 
-def load_tokenizer(asked: str | None, root: str) -> Any:
-    """Return AutoTokenizer's object for the folder or name `asked`, else for `root`, what the server calls its model.
+def load_tokenizer(source: str | None, root: str) -> Any:
+    """Return AutoTokenizer's object for the folder or name `source`, else for `root`, the server's model folder.
 
-    Raises ConfigError where it is not on this machine, or transformers is not installed.
+    Raises ConfigError if the folder is not on this machine or transformers is not installed.
     """
     with only_meanwhile():
         name_backends()  # transformers may import torch
-        return _load(asked, root)
+        return _load(source, root)
 
 
-def _load(asked: str | None, root: str) -> Any:
+def _load(source: str | None, root: str) -> Any:
     try:
         from transformers import AutoTokenizer
     except ModuleNotFoundError as error:
         raise ConfigError("a tokenizer needs transformers: pip install 'pdserve[engine]'") from error
-    if asked is None and not Path(root).is_dir():
-        raise ConfigError(f"the model {root!r} is on another machine: name its tokenizer, LLM(..., tokenizer=FOLDER)")
-    return AutoTokenizer.from_pretrained(asked or root)
+    if source is None and not Path(root).is_dir():
+        raise ConfigError(f"the model {root!r} is on another machine: give its tokenizer, LLM(..., tokenizer=FOLDER)")
+    return AutoTokenizer.from_pretrained(source or root)
 
 
 class SetTokenizer:
-    """A tokenizer of the script's own over the model's token ids, used here: the server sees ids alone."""
+    """The script's own tokenizer for the model's token ids, applied here: the server gets only ids."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
 
     def encoded(self, prompts: Sequence[Any], params: Sequence[SamplingParams]) -> list[Any]:
-        """Return the prompts with token ids in place of texts; chats stay. Raises ValueError for stop texts."""
+        """Return the prompts with texts encoded to token ids; chats are unchanged. Raises ValueError for stop texts."""
         for one in params:
             if one.stops:
-                raise ValueError(f"stop is {one.stops!r}: stop texts are found by the model's own tokenizer alone")
+                raise ValueError(f"stop is {one.stops!r}: stop texts need the model's own tokenizer")
         return [
             PromptInput(one.text, self.tokenizer.encode(one.text), one.cache_salt)
             if isinstance(one, PromptInput) and one.token_ids is None
@@ -50,7 +50,7 @@ class SetTokenizer:
         ]
 
     def decode(self, outputs: Sequence[RequestOutput], params: Sequence[SamplingParams]) -> None:
-        """Make the texts of outputs anew."""
+        """Replace the texts of outputs by this tokenizer's decoding."""
         for output, one in zip(outputs, params, strict=True):
             for choice in output.outputs if one.detokenize else ():
                 choice.text = self.tokenizer.decode(choice.token_ids, skip_special_tokens=one.skip_special_tokens)

@@ -1,14 +1,14 @@
-"""What vLLM's offline classes have and ours have not, each with its reason."""
+"""Members of vLLM's offline classes that pdserve's lack, each with the reason."""
 
 from collections.abc import Mapping
 from typing import Any
 
-_ENGINE = "the engine may be in another process, and is spoken to by requests alone"
-_SLEEP = "close() gives all memory back, and LLM(...) loads the model again"
-_QUEUE = "generate and chat take all prompts at once, and several threads may call them"
-_RENDERED = "generate takes texts and token ids, and chat renders messages"
-_WEIGHTS = "weights are those of the folder: LLM(...) loads another one"
-_PROFILE = "`pdserve bench engine` says where the time goes"
+_ENGINE = "the engine may be in another process, and only accepts requests"
+_SLEEP = "close() frees all memory, and LLM(...) loads the model again"
+_QUEUE = "generate and chat accept all prompts at once, and several threads may call them"
+_RENDERED = "generate accepts texts and token ids, and chat renders messages"
+_WEIGHTS = "the weights come from the folder: create another LLM for another one"
+_PROFILE = "`pdserve bench engine` shows where the time is spent"
 
 MEMBERS: Mapping[str, str] = {
     "apply_model": _ENGINE,
@@ -20,54 +20,54 @@ MEMBERS: Mapping[str, str] = {
     "enqueue": _QUEUE,
     "enqueue_chat": _QUEUE,
     "finish_weight_update": _WEIGHTS,
-    "get_world_size": "tensor_parallel_size is what LLM(...) was given",
+    "get_world_size": "it is the tensor_parallel_size given to LLM(...)",
     "init_weight_transfer_engine": _WEIGHTS,
     "input_processor": _RENDERED,
-    "llm_engine": f"{_ENGINE}; model_config, get_tokenizer() and get_metrics() say what is known of it",
+    "llm_engine": f"{_ENGINE}; model_config, get_tokenizer() and get_metrics() return what is known",
     "preprocess_chat": _RENDERED,
     "preprocess_cmpl": _RENDERED,
-    "release_kv_cache_memory": "LLM(..., kv_cache_memory=...) says how much there is, and close() gives it back",
+    "release_kv_cache_memory": "LLM(..., kv_cache_memory=...) sets its size, and close() frees it",
     "renderer": _RENDERED,
     "request_counter": "a request's id is RequestOutput.request_id",
     "reset_mm_cache": "prompts are texts or token ids",
-    "reward": "models of rewards are not supported",
+    "reward": "reward models are not supported",
     "sleep": _SLEEP,
     "start_profile": _PROFILE,
     "start_weight_update": _WEIGHTS,
     "stop_profile": _PROFILE,
-    "supported_tasks": "generate, embed and score say of themselves where a model lacks them",
+    "supported_tasks": "generate, embed and score raise an error if the model lacks them",
     "update_weights": _WEIGHTS,
-    "vllm_config": f"{_ENGINE}; model_config says what is known of it",
-    "wait_for_completion": "generate and chat return when all is complete",
+    "vllm_config": f"{_ENGINE}; model_config has what is known",
+    "wait_for_completion": "generate and chat return when all prompts are complete",
     "wake_up": _SLEEP,
 }
-"""Of LLM."""
+"""Members of LLM."""
 
-_ASYNC = "several threads may call one LLM, and `pdserve serve` is asked by any OpenAI client"
+_ASYNC = "several threads may call one LLM, and any OpenAI client can use `pdserve serve`"
 NAMES: Mapping[str, str] = {
     "AsyncEngineArgs": _ASYNC,
     "AsyncLLMEngine": _ASYNC,
     "ClassificationOutput": MEMBERS["classify"],
     "ClassificationRequestOutput": MEMBERS["classify"],
-    "LLMEngine": "an LLM batches what it is given, from several threads too",
-    "PoolingParams": "a vector is pooled as the model is trained to; embed(dimensions=...) shortens it",
+    "LLMEngine": "an LLM batches its prompts, also from several threads",
+    "PoolingParams": "the model defines its pooling; embed(dimensions=...) shortens vectors",
     "PromptType": "a prompt is a text, token ids, a TextPrompt or a TokensPrompt",
-    "initialize_ray_cluster": "a cluster is described by a ranktable, and LLM(cluster=URL) asks it",
+    "initialize_ray_cluster": "a ranktable describes a cluster, and LLM(cluster=URL) uses it",
 }
-"""Of the package."""
+"""Names of the package."""
 
 KEYWORDS: Mapping[str, str] = {
-    "concurrency_limit": "LLM(..., max_in_flight=...) bounds what runs at once",
+    "concurrency_limit": "LLM(..., max_in_flight=...) limits the requests in flight",
     "lora_request": "adapters are not supported: merge them into the weights",
     "mm_processor_kwargs": "prompts are texts or token ids",
-    "pooling_params": "a vector is pooled as the model is trained to; dimensions=... shortens it",
-    "tokenization_kwargs": "SamplingParams(truncate_prompt_tokens=...) cuts a prompt; for other tokens give their ids",
+    "pooling_params": "the model defines its pooling; dimensions=... shortens vectors",
+    "tokenization_kwargs": "SamplingParams(truncate_prompt_tokens=...) truncates a prompt; else give token ids",
 }
-"""Of LLM's methods."""
+"""Keywords of LLM's methods."""
 
 
 def refuse(method: str, given: Mapping[str, Any]) -> None:
-    """Take vLLM's keywords that say nothing; raise NotImplementedError for one that does, TypeError for an unknown."""
+    """Accept vLLM's keywords that are None; raise NotImplementedError for other values, TypeError for unknown ones."""
     for name, value in given.items():
         if name not in KEYWORDS:
             raise TypeError(f"LLM.{method} has no keyword {name!r}")

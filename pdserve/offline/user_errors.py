@@ -1,6 +1,6 @@
-"""Errors of LLM as its user reads them: from the line that called it, without the frames of ours and what caused them.
+"""Shorten the tracebacks of LLM's errors: they start at the user's line, without internal frames and causes.
 
-What is no answer to the caller, an error inside the engine say, keeps every frame.
+Errors that are not about the call, such as those inside the engine, keep every frame.
 """
 
 import functools
@@ -17,15 +17,15 @@ _OWN = "pdserve.offline."
 _OF_INPUT = (ValueError, TypeError, NotImplementedError)
 
 
-def plainly(method: Callable[P, R]) -> Callable[P, R]:
-    """Return a method whose errors that are an answer to its caller have no frame of ours, and no cause."""
+def hide_internal_frames(method: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a method so that errors about its call have no internal frames and no cause."""
 
     @functools.wraps(method)
-    def told(*args: P.args, **kwargs: P.kwargs) -> R:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         with _Border():
             return method(*args, **kwargs)
 
-    return told
+    return wrapper
 
 
 class _Border:
@@ -33,13 +33,13 @@ class _Border:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if error is not None and _is_answer(error, at):
+        if error is not None and _is_about_call(error, at):
             error.__cause__, error.__suppress_context__ = None, True
-            error.__traceback__ = None  # what is raised on gets the frames of whoever called
+            error.__traceback__ = None  # re-raising adds the caller's frames
 
 
-def _is_answer(error: BaseException, at: TracebackType | None) -> bool:
-    """Whether it tells the caller something: an error of ours, one raised here about what was given, or his Ctrl-C."""
+def _is_about_call(error: BaseException, at: TracebackType | None) -> bool:
+    """Return whether the error is about the call: a pdserve error, one raised here about an argument, or Ctrl-C."""
     if isinstance(error, KeyboardInterrupt):
         return True
     if isinstance(error, PdserveError):

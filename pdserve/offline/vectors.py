@@ -15,7 +15,7 @@ from pdserve.offline.progress import ProgressBar
 from pdserve.offline.prompts import PromptInput
 from wire.errors import InvalidRequest
 
-_PAIRS = 32  # of one request
+_PAIRS = 32  # per request
 
 
 async def embed(
@@ -23,7 +23,7 @@ async def embed(
 ) -> list[EmbeddingRequestOutput]:
     """Return the vector of each prompt, in order; `options` are fields of /v1/embeddings.
 
-    Raises ValueError that names the prompt.
+    Raises ValueError with the prompt's number.
     """
 
     async def read(indexed: tuple[int, PromptInput]) -> list[int]:
@@ -32,7 +32,7 @@ async def embed(
         except ValueError:
             if "truncate_prompt_tokens" not in options:
                 raise
-            return []  # too long to be tokenised whole: the server cuts the text
+            return []  # too long to tokenise: the server truncates the text
 
     async def work(indexed: tuple[int, list[int]]) -> EmbeddingRequestOutput:
         index, ids = indexed
@@ -50,21 +50,21 @@ async def embed(
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Texts to be compared: one left text with each right one, or as many as there are right ones."""
+    """Texts to compare: one left text with each right one, or pair by pair."""
 
     left: Sequence[str]
     right: Sequence[str]
 
     @classmethod
     def read(cls, left: str | Sequence[str], right: str | Sequence[str]) -> "Pairs":
-        """Return the pairs. Raises ValueError where the numbers do not go together."""
+        """Return the pairs. Raises ValueError if the numbers do not match."""
         lefts, rights = ([one] if isinstance(one, str) else list(one) for one in (left, right))
         if not lefts or not rights or len(lefts) not in (1, len(rights)):
             raise ValueError(f"{len(lefts)} texts against {len(rights)}: give one, or as many as there are others")
         return cls(lefts, rights)
 
     def parts(self) -> list["Pairs"]:
-        """Return them in requests of _PAIRS."""
+        """Split the pairs into requests of _PAIRS."""
         starts = range(0, len(self.right), _PAIRS)
         cuts = [slice(start, start + _PAIRS) for start in starts]
         return [Pairs(self.left if len(self.left) == 1 else self.left[cut], self.right[cut]) for cut in cuts]
@@ -73,7 +73,7 @@ class Pairs:
 async def score(
     surface: HttpSurface, pairs: Pairs, options: Mapping[str, Any], limit: int, progress: ProgressBar
 ) -> list[ScoringRequestOutput]:
-    """Return the score of each pair, in order. Raises ValueError for texts that are refused."""
+    """Return the score of each pair, in order. Raises ValueError for refused texts."""
 
     async def work(part: Pairs) -> list[ScoringRequestOutput]:
         try:
@@ -89,9 +89,9 @@ async def score(
     return [one for part in await bounded(pairs.parts(), work, limit) for one in part]
 
 
-def _floats(told: str) -> list[float]:
-    """Return the numbers of little-endian float32 in base64."""
-    numbers = array("f", base64.b64decode(told))
+def _floats(encoded: str) -> list[float]:
+    """Decode base64 of little-endian float32."""
+    numbers = array("f", base64.b64decode(encoded))
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers.tolist()

@@ -1,4 +1,4 @@
-"""`pdserve up --ray`: instances on the nodes of a Ray cluster. Only session.py and actor.py import ray, when asked to.
+"""`pdserve up --ray`: instances on the nodes of a Ray cluster. Only session.py and actor.py import ray, on use.
 
 driver   `pdserve up`: scheduler, global table, a RemoteChild for each instance    (site, remote_child, roll, session)
 node     an actor for each instance: its files, its process, its log               (actor, host)

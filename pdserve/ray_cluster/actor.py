@@ -1,4 +1,4 @@
-"""The actor: what Ray runs on a node for one instance. Takes and gives text alone."""
+"""The actor that Ray runs on a node for one instance. Its arguments and results are text."""
 
 import os
 from typing import Any
@@ -11,7 +11,7 @@ from wire.errors import ConfigError, PdserveError, to_name
 
 
 class InstanceActor:
-    """One instance's place on a node. Ray runs its methods on the worker's main thread, which stays as long as it."""
+    """Hosts one instance on a node. Ray runs its methods on the worker's main thread, which lives as long as it."""
 
     def __init__(self) -> None:
         import ray
@@ -22,19 +22,19 @@ class InstanceActor:
         self._host = RayInstanceHost(NodePlace(context.get_node_id(), ray.util.get_node_ip_address(), ids), os.environ)
 
     def do(self, verb: str, text: str) -> tuple[bool, str]:
-        """Return whether it was done, and the answer or the Failure as text: no exception crosses."""
+        """Return whether the call succeeded, and its result or a RemoteFailure as text: no exception is sent."""
         return answer(self._host, verb, text)
 
 
 def answer(host: RayInstanceHost, verb: str, text: str) -> tuple[bool, str]:
-    """Do what one call says: `seat` with a Wanted, `start` with Orders, `news` with a Look, `stop`."""
+    """Handle one call: `seat` with a NodeRequest, `start` with Orders, `news` with a Look, or `stop`."""
     try:
         return True, _do(host, verb, text)
     except PdserveError as error:
         return False, encode(RemoteFailure(to_name(error), str(error)))
     except RanktableError as error:
         return False, encode(RemoteFailure(ConfigError.__name__, str(error)))
-    except Exception as error:  # noqa: BLE001 - a call's outermost frame: the driver says it
+    except Exception as error:  # noqa: BLE001 - a call's outermost frame: the driver reports it
         return False, encode(
             RemoteFailure("Unavailable" if isinstance(error, OSError) else "InternalError", repr(error))
         )

@@ -1,4 +1,4 @@
-"""Where the Ray cluster is: what --address may say. Pure."""
+"""Parse --address, the address of the Ray cluster. Pure."""
 
 import re
 from ipaddress import ip_address
@@ -10,18 +10,18 @@ _ADDRESS = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]
 
 
 def parse_address(text: str) -> str:
-    """Return --address as Ray takes it: `auto` or HOST:PORT of the head's control store. Raises ConfigError."""
+    """Return --address as Ray expects it: `auto` or HOST:PORT of the head's control store. Raises ConfigError."""
     if text == AUTO:
         return text
     if text.startswith("ray://"):
         raise ConfigError(
-            f"--address {text}: Ray's client protocol is not taken, the scheduler has to run on a node of the cluster: "
+            f"--address {text}: Ray's client protocol is not supported, the scheduler must run on a cluster node: "
             "give the HOST:PORT that `ray start --head` printed, 6379 by default"
         )
     match = _ADDRESS.fullmatch(text)
     if match is None:
         raise ConfigError(
-            f"--address {text!r} is no address of a Ray cluster: write HOST:PORT, as 10.0.0.18:6379, or auto"
+            f"--address {text!r} is not a Ray cluster's address: write HOST:PORT, such as 10.0.0.18:6379, or auto"
         )
     port = int(match["port"])
     if not 0 < port < 65536:
@@ -36,7 +36,7 @@ def split(address: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether other machines cannot reach this host's address."""
+    """Return whether the address is only reachable from this host."""
     if host == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""One instance on its node: the folder with its tables, its process, and what that says. Knows nothing of Ray."""
+"""One instance on its node: the folder with its tables, its process, and its log. Independent of Ray."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from ranktable_tools.secret import SECRET_NAME
 from wire.errors import ConfigError, Incompatible
 
 _MOST_BYTES = 65_536
-_RAYS_OWN = ("RAY_", "OMP_NUM_THREADS")  # what Ray sets for its workers: an instance counts its own threads
+_RAYS_OWN = ("RAY_", "OMP_NUM_THREADS")  # set by Ray for its workers: an instance counts its own threads
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlace:
-    """What Ray says of the place: the node, its address, the ids of the devices it gave us, by resource."""
+    """The node as Ray reports it: id, address, and the ids of the devices assigned to us, by resource."""
 
     node_id: str
     ip: str
@@ -30,7 +30,7 @@ class NodePlace:
 
 
 class RayInstanceHost:
-    """Owns the instance's folder and process. The thread that starts it must stay: the process dies with it."""
+    """Owns the instance's folder and process. The process dies with the thread that starts it."""
 
     def __init__(self, where: NodePlace, environ: Mapping[str, str], temporary: Path | None = None) -> None:
         self._where = where
@@ -41,7 +41,7 @@ class RayInstanceHost:
         self._global_name = ""
 
     def seat(self, wanted: NodeRequest) -> Seat:
-        """Return where the instance can run. Raises Incompatible, and RanktableError where an NPU has no address."""
+        """Return the instance's address and devices. Raises Incompatible, RanktableError if an NPU has no address."""
         if wanted.version != __version__:
             raise Incompatible(f"pdserve {__version__} is installed on this node, {wanted.version} where `up` runs")
         ids = self._device_ids(wanted)
@@ -51,9 +51,9 @@ class RayInstanceHost:
         return Seat(where.node_id, where.ip, self._port, ids, tuple(ips[device_id] for device_id in ids))
 
     def start(self, orders: Orders) -> None:
-        """Write the files and start the process; one that died has been there before. Raises OSError, ConfigError."""
+        """Write the files and start the process, the first or after one died. Raises OSError, ConfigError."""
         if self._child is not None and self._child.exit_status is None:
-            raise ConfigError(f"{orders.name} runs here already, as pid {self._child.record.pid}")
+            raise ConfigError(f"{orders.name} already runs here, as pid {self._child.record.pid}")
         if self._port is None:
             raise ConfigError(f"{orders.name} has no seat here yet")
         for name, text in (
@@ -74,17 +74,17 @@ class RayInstanceHost:
         self._child = Child(plan, self._log, self._environ, again=True, folder=folder if folder.is_dir() else None)
 
     def news(self, look: Look) -> News:
-        """Return how the process is and whole lines of its log, 64 KiB at most; the last one too once it has ended.
+        """Return the process's status and complete lines of its log, 64 KiB at most; after its end also a partial one.
 
-        A new global table is put in place of the one before by a rename: the process follows it.
+        A new global table replaces the old one by a rename, which the process notices.
         """
-        assert self._child is not None, "it was started"
+        assert self._child is not None, "start() was called"
         if look.global_table is not None:
             self._write(self._global_name, look.global_table)
-        status = self._child.exit_status  # before its log is read: then all it said is there
+        status = self._child.exit_status  # before reading the log, which is then complete
         with self._log.open("rb") as file:
             file.seek(look.offset)
-            data = file.read(_MOST_BYTES + 1)  # at once: what is said meanwhile is no part of it
+            data = file.read(_MOST_BYTES + 1)  # one read: lines written meanwhile are left for the next call
         data, more = data[:_MOST_BYTES], len(data) > _MOST_BYTES
         if status is None and not more:
             data = data[: data.rfind(b"\n") + 1]
@@ -92,11 +92,11 @@ class RayInstanceHost:
         return News(self._child.record.pid, text, look.offset + len(data), more, status)
 
     def stop(self) -> bool:
-        """End the process, by SIGTERM first, and take the folder away; return whether it had to be killed."""
+        """Stop the process, by SIGTERM first, and delete the folder; return whether it had to be killed."""
         killed = False
         if self._child is not None:
             killed = bool(stop([self._child.record]))
-            self._child.ended()  # takes its exit status, so that no zombie stays
+            self._child.ended()  # reaps it, so that no zombie remains
         self._private.close()
         return killed
 
@@ -105,13 +105,13 @@ class RayInstanceHost:
         return self._private.path / "log"
 
     def _device_ids(self, wanted: NodeRequest) -> tuple[str, ...]:
-        """Return the ids of the devices that Ray gave us, where it says as many numbers as are wanted."""
+        """Return the device ids assigned by Ray, if they are numbers and as many as requested, else those requested."""
         given = tuple(self._where.device_ids.get(wanted.kind, ()))
         is_numbers = all(device_id.isascii() and device_id.isdecimal() for device_id in given)
         return given if is_numbers and len(given) == len(wanted.device_ids) else wanted.device_ids
 
     def _free_port(self) -> int:
-        """Return the port we had, if nothing has taken it since, so that the table need not change."""
+        """Return the previous port if it is still free, so that the table need not change, else a free one."""
         if self._port is not None:
             try:
                 require_free(self._where.ip, self._port)
@@ -123,5 +123,5 @@ class RayInstanceHost:
 
     def _write(self, name: str, text: str) -> None:
         if Path(name).name != name:
-            raise ConfigError(f"{name!r} is no name of a file")
+            raise ConfigError(f"{name!r} is not a file name")
         write_private(self._private.path / name, text)

@@ -1,4 +1,4 @@
-"""Find out whether there is a Ray cluster at an address that takes us, within a deadline: Ray's own is long."""
+"""Check that a Ray cluster at an address accepts us, within a deadline shorter than Ray's own."""
 
 import re
 import socket
@@ -16,7 +16,7 @@ _FAILED_CHECK = re.compile(r"Check failed: (?:[^ ]+ (?:[|&]{2} [^ ]+ )*)?(.+)")
 
 
 def load() -> Any:
-    """Return the package ray. Raises ConfigError where it is not installed."""
+    """Import ray. Raises ConfigError if it is not installed."""
     try:
         import ray
     except ImportError as error:
@@ -25,26 +25,26 @@ def load() -> Any:
 
 
 def check_reachable(address: str, timeout_s: float = _HEALTH_S) -> None:
-    """Ask the cluster in a process of its own, which can be ended. Raises ConfigError saying what came of it."""
+    """Check the cluster in a separate process with a timeout. Raises ConfigError with the reason."""
     load()
     if address != AUTO:
         try:
             socket.create_connection(split(address), _DIAL_S).close()
         except OSError as error:
-            raise ConfigError(f"--address {address}: nothing answers there: {error}") from error
+            raise ConfigError(f"--address {address}: nothing listens there: {error}") from error
     where = () if address == AUTO else ("--address", address)
     command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "health-check", *where]
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
         raise ConfigError(f"--address {address}: no Ray cluster answers there within {timeout_s:g} s") from None
-    if asked.returncode:
-        raise ConfigError(f"--address {address}: no Ray cluster that we can join: {why(asked.stderr or asked.stdout)}")
+    if done.returncode:
+        raise ConfigError(f"--address {address}: cannot join the Ray cluster: {why(done.stderr or done.stdout)}")
 
 
-def why(said: str) -> str:
-    """Return what matters of Ray's output: the check that failed, else its last line."""
-    failed = _FAILED_CHECK.search(said)
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    words = failed[1] if failed else lines[-1] if lines else "it says nothing"
-    return words if len(words) <= _MOST_CHARS else words[: _MOST_CHARS - 3] + "..."
+def why(output: str) -> str:
+    """Return the relevant line of Ray's output: the failed check, else the last line."""
+    failed = _FAILED_CHECK.search(output)
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    line = failed[1] if failed else lines[-1] if lines else "it printed nothing"
+    return line if len(line) <= _MOST_CHARS else line[: _MOST_CHARS - 3] + "..."

@@ -1,4 +1,4 @@
-"""What driver and node tell each other, as text: Ray carries strings, never objects of ours. Read with checks."""
+"""Messages between driver and node, validated on receipt. They are text: Ray never pickles our objects."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class NodeRequest:
-    """What an instance needs of a node; `device_ids` are its devices where the node's Ray names none."""
+    """What an instance needs of a node; `device_ids` are its devices if Ray assigns none there."""
 
     kind: str
     device_ids: tuple[str, ...]
@@ -32,7 +32,7 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What to run there: the command line's flags, the files it reads, and the folder relative paths start from."""
+    """What to run on the node: flags, the files it reads, and the base folder of relative paths."""
 
     name: str
     role: str
@@ -47,7 +47,7 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the driver asks, the log from which byte on, and says with it: the global table, where it is new."""
+    """A poll by the driver: the log offset to read from, and the global table if it has changed."""
 
     offset: int
     global_table: str | None
@@ -55,8 +55,8 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """How the process is: `log` is what it said since the byte asked for, `offset` the next one, `more` whether more is
-    there already; `exit_status` is None while it runs, a signal's number below 0.
+    """The process's status: `log` is its output from the requested offset, `offset` the next one, `more` whether more
+    is available; `exit_status` is None while it runs, negative for a signal.
     """
 
     pid: int
@@ -68,28 +68,28 @@ class News:
 
 @dataclass(frozen=True, slots=True)
 class RemoteFailure:
-    """What went wrong: a leaf of our error tree, and its words."""
+    """An error: the name of a leaf of the error tree, and its message."""
 
     error: str
     words: str
 
 
 def encode(message: Any) -> str:
-    """Return a message as text."""
+    """Serialize a message."""
     return json.dumps(dataclasses.asdict(message))
 
 
 def decode(kind: type[T], text: str) -> T:
-    """Return a message of one kind. Raises InternalError where the text is another one."""
+    """Parse a message of type `kind`. Raises InternalError for any other text."""
     hints = get_type_hints(kind)
     try:
-        told = json.loads(text)
+        fields = json.loads(text)
     except ValueError as error:
         raise InternalError(f"{kind.__name__}: not JSON: {error}") from error
-    if not isinstance(told, dict) or set(told) != set(hints):
-        found = sorted(told) if isinstance(told, dict) else type(told).__name__
+    if not isinstance(fields, dict) or set(fields) != set(hints):
+        found = sorted(fields) if isinstance(fields, dict) else type(fields).__name__
         raise InternalError(f"{kind.__name__} has {found}, expected {sorted(hints)}")
-    return kind(**{name: _checked(f"{kind.__name__}.{name}", hints[name], value) for name, value in told.items()})
+    return kind(**{name: _checked(f"{kind.__name__}.{name}", hints[name], value) for name, value in fields.items()})
 
 
 def _checked(what: str, hint: Any, value: object) -> object:

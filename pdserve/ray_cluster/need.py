@@ -1,4 +1,4 @@
-"""What one instance needs of a Ray node, in Ray's resources, and what is said where no node has it. Pure."""
+"""What one instance needs of a Ray node, in Ray's resources, and the error if no node has it. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from typing import Final
 from ranktable_tools.devices.kinds import DeviceKind, kind_named
 
 STRATEGIES: Final = ("spread", "pack", "strict-spread", "strict-pack")
-"""How instances lie on nodes: apart or together, as far as there is room, or (strict) not at all."""
+"""How to place instances on nodes: spread or packed, as far as possible or (strict) always."""
 
 RESOURCES: Final[Mapping[DeviceKind, str]] = {"npu": "NPU", "cuda": "GPU", "cpu": "CPU"}
-"""What Ray calls each kind of device."""
+"""Ray's resource name of each device kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +22,12 @@ class Need:
 
     @property
     def resource(self) -> str:
-        """What Ray calls the device: NPU, GPU or CPU."""
+        """Ray's resource name: NPU, GPU or CPU."""
         return RESOURCES[self.kind]
 
     @property
     def bundle(self) -> dict[str, float]:
-        """Return the bundle of its placement group."""
+        """The bundle for the placement group."""
         return {self.resource: float(self.num_ranks)}
 
     def __str__(self) -> str:
@@ -35,16 +35,16 @@ class Need:
 
 
 def need_of(device: str, num_ranks: int) -> Need:
-    """Return what an instance with `--device` and that many ranks needs; auto is the CPU, as on one machine."""
+    """Return the need of an instance with `--device` and `num_ranks` ranks; auto means the CPU."""
     return Need(kind_named(device), num_ranks)
 
 
 def no_room(
     need: Need, num_instances: int, strategy: str, nodes: Sequence[Mapping[str, float]], waited_s: float
 ) -> str:
-    """Return the sentence for a cluster whose `nodes` (resources of each) did not take the instances in time."""
+    """Return the error message for a cluster whose `nodes` (resources of each) had no room in time."""
     having = [f"{node[need.resource]:g}" for node in nodes if node.get(need.resource)]
     return (
         f"the Ray cluster had no room for {num_instances} instances of {need} each ({strategy}) within {waited_s:g} s: "
-        f"it has {len(nodes)} nodes, with {need.resource} {', '.join(having) or 'on none'} (used ones included)"
+        f"it has {len(nodes)} nodes, with {need.resource} {', '.join(having) or 'on none'} (including those in use)"
     )

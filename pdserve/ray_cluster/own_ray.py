@@ -1,4 +1,4 @@
-"""A Ray of our own, for `up --ray` without --address: on this machine alone, on loopback, with a token of its own."""
+"""A private Ray cluster for `up --ray` without --address: on this machine, on loopback only, with its own token."""
 
 import os
 import secrets
@@ -8,19 +8,19 @@ from typing import Any
 from pdserve.ray_cluster.private_folder import PrivateFolder
 from ranktable_tools.json_file import write_private
 
-_OBJECT_STORE_BYTES = 100 * 2**20  # the least Ray takes is 75 MiB; nothing of ours is stored there
+_OBJECT_STORE_BYTES = 100 * 2**20  # Ray's minimum is 75 MiB; pdserve stores nothing there
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Ray's switch for systems where it makes no cluster: then its address is 127.0.0.1, and it listens on no other."""
+"""Ray's switch for systems without cluster support: it then listens on 127.0.0.1 only."""
 
 
 class OwnRay:
-    """Owns a private folder: Ray's sockets and logs, and the token without which nobody may ask it anything."""
+    """Owns a private folder with Ray's sockets, logs, and the token that every request to it needs."""
 
     def __init__(self) -> None:
         self._folder = PrivateFolder()
 
     def prepare(self, environ: MutableMapping[str, str]) -> None:
-        """Set what Ray reads when it is imported and when its processes start."""
+        """Set the variables that Ray reads on import and when its processes start."""
         token = self._folder.path / "token"
         write_private(token, secrets.token_hex(32))
         environ.update(LOOPBACK_ONLY)
@@ -28,15 +28,15 @@ class OwnRay:
         environ.pop("RAY_AUTH_TOKEN", None)
 
     def arguments(self, num_cpus: int) -> dict[str, Any]:
-        """Return what `ray.init` is told; `num_cpus` is what the instances need, where this machine has fewer."""
+        """Return the arguments of `ray.init`; `num_cpus`, the instances' need, raises the machine's number of CPUs."""
         return {
             "address": "local",
             "num_cpus": max(num_cpus, os.cpu_count() or 1),
             "include_dashboard": False,
             "object_store_memory": _OBJECT_STORE_BYTES,
-            "_temp_dir": str(self._folder.path / "r"),  # which Ray opens to all: ours around it is not
+            "_temp_dir": str(self._folder.path / "r"),  # Ray makes it world-readable; its parent is private
         }
 
     def close(self) -> None:
-        """Take the folder away."""
+        """Delete the folder."""
         self._folder.close()

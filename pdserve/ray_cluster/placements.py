@@ -1,4 +1,4 @@
-"""Who sits where: the global table that follows the instances from node to node."""
+"""The placement of instances on nodes, and the global table that follows it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +12,11 @@ from wire.errors import ConfigError
 
 
 class Placements:
-    """Owns the seats and the table's file, which is replaced whole, by a rename, whenever an instance sits elsewhere.
+    """Owns the seats and the table file, which is replaced by a rename whenever an instance moves.
 
-    An instance that was lost keeps its entry, so that the others keep theirs, until it sits again or another takes one
-    of its devices or its port. There is no table before all have sat, and none while a role has no entry: then the file
-    stays as it is.
+    A lost instance keeps its entry until it is placed again or another instance takes one
+    of its devices or its port. No table is written before all are placed or while a role has no entry: the file then
+    stays unchanged.
     """
 
     def __init__(self, names: Sequence[str], scheduler_ip: str, folder: Path) -> None:
@@ -29,16 +29,16 @@ class Placements:
 
     @property
     def path(self) -> Path:
-        """Where the global table is."""
+        """The path of the global table."""
         return self._folder / global_name(self._scheduler.server_ip)
 
     @property
     def scheduler_path(self) -> Path:
-        """Where the scheduler's local table is."""
+        """The path of the scheduler's local table."""
         return self._folder / local_name(self._scheduler.server_ip, HOST)
 
     def sit(self, name: str, server: TableServer) -> None:
-        """Give an instance its entry. Raises ConfigError where another that is there has a device or the port of it."""
+        """Set an instance's entry. Raises ConfigError if another live instance has one of its devices or its port."""
         for other, theirs in list(self._seats.items()):
             clash = None if other == name else _clash(server, theirs)
             if clash is not None and other not in self._lost:
@@ -49,11 +49,11 @@ class Placements:
         self._lost.discard(name)
 
     def lose(self, name: str) -> None:
-        """Note that an instance is there no more."""
+        """Mark an instance as lost."""
         self._lost.add(name)
 
     def table(self) -> GlobalTable | None:
-        """Return the table as it is now, None where there is none."""
+        """Return the current table, None if it is incomplete."""
         if self._written is None and len(self._seats) < len(self._names):
             return None
         prefill, decode = (
@@ -64,11 +64,11 @@ class Placements:
 
     @property
     def text(self) -> str:
-        """The text of the table that was written last; empty before."""
+        """The text of the last table written; empty before the first."""
         return "" if self._written is None else global_text(self._written)
 
     def write(self) -> str | None:
-        """Write the table where it is another than the last one; return its digest then. Raises RanktableError."""
+        """Write the table if it has changed and return its digest, else None. Raises RanktableError."""
         table = self.table()
         if table is None or table == self._written:
             return None

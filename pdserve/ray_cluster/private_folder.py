@@ -1,4 +1,4 @@
-"""A folder for this process alone, which the next one takes away where this one is killed."""
+"""A folder private to this process; if the process is killed, the next one deletes it."""
 
 import fcntl
 import os
@@ -11,7 +11,7 @@ _LOCK = "lock"
 
 
 class PrivateFolder:
-    """Owns a new folder of mode 0700 and, while the process lives, the lock in it that says so."""
+    """Owns a new folder of mode 0700, and a lock in it that is held while the process lives."""
 
     def __init__(self, base: Path | None = None) -> None:
         base = base or Path(tempfile.gettempdir())
@@ -20,16 +20,16 @@ class PrivateFolder:
         draft = self.path / f"{_LOCK}.new"
         self._held = draft.open("w")
         fcntl.flock(self._held, fcntl.LOCK_EX)
-        draft.rename(self.path / _LOCK)  # seen only once it is held
+        draft.rename(self.path / _LOCK)  # visible only once it is locked
 
     def close(self) -> None:
-        """Take it away."""
+        """Delete the folder."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._held.close()
 
 
 def sweep(base: Path) -> None:
-    """Take away the folders of ours whose processes are gone: nobody holds their locks."""
+    """Delete our folders whose processes are gone: their locks are free."""
     for folder in base.glob(f"{_PREFIX}*"):
         try:
             with (folder / _LOCK).open("r+") as lock:
@@ -37,5 +37,5 @@ def sweep(base: Path) -> None:
                     continue
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
-        except OSError:  # in use, another user's, or going away
+        except OSError:  # in use, another user's, or being deleted
             continue

@@ -1,7 +1,7 @@
-"""One instance as the driver sees it, from its place on a node to its end. Looks and never waits.
+"""The driver's view of one instance, from its placement to its end. It polls and never blocks.
 
 seating ---> waiting (the table lacks others) ---> starting ---> running ---> ended
-   `-------------`------------------------------------`-------------`--> lost: the node, the actor or its answers
+   `-------------`------------------------------------`-------------`--> lost: the node, the actor or its replies
 """
 
 import time
@@ -24,43 +24,43 @@ _WRONG_INPUT = 2
 
 
 class PendingAnswer(Protocol):
-    """An answer that is on its way."""
+    """A pending reply."""
 
     def poll(self) -> str | None:
-        """Return it, None while there is none. Raises InstanceLost where none can come, else the error of the node."""
+        """Return the reply, None while it is pending. Raises InstanceLost if none can come, else the node's error."""
         ...
 
 
 class Handle(Protocol):
-    """An actor: the place of one instance on a node, had or waited for."""
+    """An actor that hosts one instance on a node, placed or still waiting for room."""
 
     def ask(self, verb: str, text: str) -> PendingAnswer:
-        """Ask it to do something; it does one thing at a time."""
+        """Send a request; the actor handles one at a time."""
         ...
 
     def kill(self) -> None:
-        """End it, and the process with it, at once."""
+        """Kill the actor and its process."""
         ...
 
 
 class Seating(Protocol):
-    """What an instance needs of the table."""
+    """The table operations that an instance needs."""
 
     def sit(self, name: str, seat: Seat) -> None:
-        """Enter it. Raises ConfigError."""
+        """Enter the instance into the table. Raises ConfigError."""
         ...
 
     def orders(self, name: str, seat: Seat) -> Orders | None:
-        """Return what to run there, None while the table is not whole."""
+        """Return what to run on the node, None while the table is incomplete."""
         ...
 
     def table(self) -> str:
-        """Return the text of the global table as it is now."""
+        """Return the text of the current global table."""
         ...
 
 
 class RemoteChild:
-    """Owns one start of an instance. `handle` outlives it where only the process died."""
+    """Owns one start of an instance. `handle` outlives it if only the process died."""
 
     def __init__(
         self, plan: ProcessPlan, handle: Handle, seating: Seating, log: Path, *, place_s: float, offset: int = 0,
@@ -73,28 +73,28 @@ class RemoteChild:
         self.exit_status: int | None = None
         self._plan, self._seating, self._log, self._place_s, self._clock = plan, seating, log, place_s, clock
         self._end: str | None = None
-        self._table = ""  # what its node has
+        self._table = ""  # the one its node has
         self._pending: PendingAnswer | None = None
-        self._asked, self._due, self._next = "", 0.0, 0.0
+        self._verb, self._due, self._next = "", 0.0, 0.0
         self._stage = self._seat_down
 
-    def ask_seat(self, wanted: NodeRequest) -> None:
-        """Begin: ask for a seat, which is there once Ray has room for the actor."""
+    def request_seat(self, wanted: NodeRequest) -> None:
+        """Request a seat, which is available once Ray has room for the actor."""
         self._ask("seat", encode(wanted), self._place_s)
 
     @property
     def record(self) -> ProcessRecord:
-        """What names it for others: no pid, which would be another machine's."""
+        """The record, without a pid, which would be another machine's."""
         address = "" if self.seat is None else f"{self.seat.ip}:{self.seat.port}"
         return ProcessRecord(self._plan.name, self._plan.role, 0, 0, address, str(self._log))
 
     @property
     def marks(self) -> Mapping[str, Mark]:
-        """Return none: they stay on its node."""
+        """Return none: they are not sent from the node."""
         return {}
 
     def ended(self) -> str | None:
-        """Look once; return how it ended, None while it has not."""
+        """Poll once; return how it ended, None while it runs."""
         if self._end is None:
             try:
                 self._stage()
@@ -142,26 +142,26 @@ class RemoteChild:
             return
         news = decode(News, answer)
         self.offset = news.offset
-        with suppress(OSError), open_log(self._log) as file:  # a full disk costs the log
+        with suppress(OSError), open_log(self._log) as file:  # a full disk loses the log only
             file.write(news.log.encode())
         self._next = self._clock() + (0.0 if news.more else NEWS_EVERY_S)
         if news.exit_status is not None and not news.more:
             self.exit_status = news.exit_status
-            words = status_words(news.exit_status)
-            self._end = f"{self._plan.name} ended with {words}: {last_line(self._log)} (log: {self._log})"
+            status = status_words(news.exit_status)
+            self._end = f"{self._plan.name} ended with {status}: {last_line(self._log)} (log: {self._log})"
 
     def _ask(self, verb: str, text: str, limit_s: float) -> None:
-        self._pending, self._asked = self.handle.ask(verb, text), verb
+        self._pending, self._verb = self.handle.ask(verb, text), verb
         self._due = self._clock() + limit_s
 
     def _answer(self) -> str | None:
-        """Return the answer to what was asked, None while there is none. Raises DeadlineExceeded, InstanceLost."""
-        assert self._pending is not None, "something was asked"
+        """Return the reply to the last request, None while it is pending. Raises DeadlineExceeded, InstanceLost."""
+        assert self._pending is not None, "a request was sent"
         answer = self._pending.poll()
         if answer is not None:
             self._pending = None
         elif self._clock() > self._due:
-            what = "no node had room" if self._asked == "seat" else f"no answer to {self._asked!r}"
-            limit_s = self._place_s if self._asked == "seat" else ANSWER_S
+            what = "no node had room" if self._verb == "seat" else f"no reply to {self._verb!r}"
+            limit_s = self._place_s if self._verb == "seat" else ANSWER_S
             raise DeadlineExceeded(f"{what} within {limit_s:g} s")
         return answer

@@ -1,4 +1,4 @@
-"""Our session with a Ray cluster: one placement group, an actor for each of its bundles."""
+"""The session with a Ray cluster: one placement group with an actor in each bundle."""
 
 import atexit
 import os
@@ -26,7 +26,7 @@ _ID_LINE = re.compile(r"\s*(class_name|actor_id|pid|namespace|ip): ")
 
 
 class RaySession:
-    """Owns the connection, the placement group and the actors; `close` gives all of it back."""
+    """Owns the connection, the placement group and the actors; `close` releases them all."""
 
     def __init__(self, address: str | None, num_cpus: int) -> None:
         """Connect to the cluster at `address`, or start one here. Raises ConfigError, Unavailable."""
@@ -39,12 +39,12 @@ class RaySession:
                 self._own.prepare(os.environ)
                 arguments = self._own.arguments(num_cpus)
             else:
-                assert address is not None, "it has one or the other"
+                assert address is not None, "without an address _own is set"
                 check_reachable(address)
                 arguments = {"address": address}
             self._ray = load()
             _connect(self._ray, arguments)
-        except BaseException:  # Ctrl-C too: what Ray started so far is ended
+        except BaseException:  # Ctrl-C too: stop what Ray has started so far
             if "ray" in sys.modules:
                 sys.modules["ray"].shutdown()
             self._forget_folder()
@@ -58,23 +58,23 @@ class RaySession:
     def reserve(
         self, need: Need, num_instances: int, strategy: str, timeout_s: float, say: Callable[[str], None]
     ) -> None:
-        """Take the room for all instances at once. Raises Unavailable, with what is there, after `timeout_s`."""
+        """Reserve the resources of all instances at once. After `timeout_s` raises Unavailable with the nodes'."""
         from ray.util.placement_group import placement_group
 
         self._need = need
         ray_strategy = strategy.upper().replace("-", "_")
         self._group = placement_group([need.bundle] * num_instances, strategy=ray_strategy)
-        deadline, told = time.monotonic() + timeout_s, False
+        deadline, has_said = time.monotonic() + timeout_s, False
         while not self._group.wait(_ROOM_POLL_S):
             if time.monotonic() > deadline:
                 nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
                 raise Unavailable(no_room(need, num_instances, strategy, nodes, timeout_s))
-            if not told:
+            if not has_said:
                 say(f"waiting: the Ray cluster has no room yet for {num_instances} instances of {need} each")
-            told = True
+            has_said = True
 
     def place(self, index: int) -> "RayHandle":
-        """Start the actor of one instance in its bundle; it is there as soon as Ray has the bundle on a node."""
+        """Start the actor of one instance in its bundle; it runs once Ray has placed the bundle on a node."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         assert self._need is not None, "reserved"
@@ -93,9 +93,9 @@ class RaySession:
         return handle
 
     def close(self) -> bool:
-        """End the actors, leave, and end the Ray we started; return whether Ray took it in time.
+        """Kill the actors, disconnect, and stop the Ray we started; return whether that finished in time.
 
-        Where its head is gone it would take it never: then this process ends without Ray's own farewell.
+        If the head node is gone, disconnecting never returns: this process then exits without Ray's exit handlers.
         """
         leaving = threading.Thread(target=self._leave, name="leave-ray", daemon=True)
         leaving.start()
@@ -108,7 +108,7 @@ class RaySession:
     def _leave(self) -> None:
         for handle in self._handles:
             handle.kill()
-        self._ray.shutdown()  # the placement group ends with us
+        self._ray.shutdown()  # the placement group ends with the session
 
     def _forget_folder(self) -> None:
         if self._own is not None:
@@ -116,35 +116,35 @@ class RaySession:
 
 
 class RayHandle:
-    """One actor."""
+    """Handle of one actor."""
 
     def __init__(self, ray: Any, actor: Any) -> None:
         self._ray, self._actor = ray, actor
 
     def ask(self, verb: str, text: str) -> "RayPending":
-        """Send a call; it waits in Ray until the actor has a place."""
+        """Send a call; Ray queues it until the actor is placed."""
         return RayPending(self._ray, self._actor.do.remote(verb, text))
 
     def kill(self) -> None:
-        """End it at once; one that is gone is fine."""
+        """Kill the actor; no error if it is gone."""
         _quietly(self._ray, lambda: self._ray.kill(self._actor))
 
 
 class RayPending:
-    """The answer to one call."""
+    """The pending reply to one call."""
 
     def __init__(self, ray: Any, reference: Any) -> None:
         self._ray, self._reference = ray, reference
 
     def poll(self) -> str | None:
-        """Return the answer, None while there is none. Raises InstanceLost, and what the node says went wrong."""
+        """Return the reply, None while it is pending. Raises InstanceLost, and the node's error."""
         ready, _ = self._ray.wait([self._reference], timeout=0)
         if not ready:
             return None
         try:
             done, text = self._ray.get(self._reference, timeout=_GET_S)
         except self._ray.exceptions.RayError as error:
-            raise InstanceLost(_words(error)) from error
+            raise InstanceLost(_one_line(error)) from error
         if done:
             return str(text)
         failure = decode(RemoteFailure, text)
@@ -156,12 +156,12 @@ def _connect(ray: Any, arguments: dict[str, Any]) -> None:
         try:
             ray.init(log_to_driver=False, logging_level="ERROR", **arguments)
         except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, AssertionError, OSError) as error:
-            raise ConfigError(f"no session with the Ray cluster: {_words(error)}") from error
+            raise ConfigError(f"cannot connect to the Ray cluster: {_one_line(error)}") from error
 
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Ray takes SIGTERM for itself."""
+    """Restore the signal handlers afterwards: Ray replaces the one of SIGTERM."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
     try:
@@ -172,15 +172,15 @@ def _signals_kept() -> Iterator[None]:
 
 
 def _quietly(ray: Any, do: Callable[[], Any]) -> None:
-    """Give back what may be gone already."""
+    """Call `do`, ignoring errors for a resource that is gone."""
     try:
         do()
     except (ray.exceptions.RayError, ValueError, RuntimeError):
         return
 
 
-def _words(error: BaseException) -> str:
-    """Return what an error of Ray says in one line, without the ids that it lists."""
+def _one_line(error: BaseException) -> str:
+    """Return a Ray error's message in one line, without the ids that it lists."""
     lines = (line for line in str(error).splitlines() if not _ID_LINE.match(line))
-    words = " ".join(" ".join(lines).split()) or repr(error)
-    return words if len(words) <= _MOST_CHARS else words[: _MOST_CHARS - 3] + "..."
+    message = " ".join(" ".join(lines).split()) or repr(error)
+    return message if len(message) <= _MOST_CHARS else message[: _MOST_CHARS - 3] + "..."

@@ -28,7 +28,7 @@ _STOP_S = INSTANCE_GRACE_S + KILL_WAIT_S
 
 
 class RayConnection(Protocol):
-    """What is asked of Ray."""
+    """The operations of a Ray session."""
 
     @property
     def node_ip(self) -> str:
@@ -38,20 +38,20 @@ class RayConnection(Protocol):
     def reserve(
         self, need: Need, num_instances: int, strategy: str, timeout_s: float, say: Callable[[str], None]
     ) -> None:
-        """Take the room for all instances at once. Raises Unavailable."""
+        """Reserve the resources of all instances at once. Raises Unavailable."""
         ...
 
     def place(self, index: int) -> Handle:
-        """Begin to place an instance."""
+        """Start placing an instance."""
         ...
 
     def close(self) -> bool:
-        """Give everything back; return whether that was done in time."""
+        """Release everything; return whether that finished in time."""
         ...
 
 
 class RaySite:
-    """Owns the session with Ray, the instances placed in it, and the table that says where they are."""
+    """Owns the session with Ray, the instances placed in it, and the table of their placement."""
 
     def __init__(
         self, request: UpRequest, folder: RunFolder, say: Callable[[str], None],
@@ -61,29 +61,29 @@ class RaySite:
         self._request, self._folder, self._say, self._join = request, folder, say, join
         self._names = [f"prefill-{i}" for i in range(options.prefill)] + [f"decode-{i}" for i in range(options.decode)]
         self._need = need_of(request.engine.device, request.engine.tensor_parallel_size or 1)
-        self._environ = dict(os.environ)  # the scheduler's: Ray's variables are for Ray
+        self._environ = dict(os.environ)  # for the scheduler: without the variables set for Ray
         self._session: RayConnection | None = None
-        self._roll: Placements | None = None
+        self._current_placements: Placements | None = None
         self._children: dict[str, RemoteChild] = {}
 
     def plans(self) -> Sequence[ProcessPlan]:
-        """Join the cluster, make room in it and seat all instances; return them and the scheduler."""
+        """Join the cluster, reserve resources and place all instances; return them and the scheduler."""
         request, options = self._request, self._request.options
         address = None if options.address is None else parse_address(options.address)
-        self._tell_address(address)
+        self._print_address(address)
         self._session = session = self._join(address, self._num_cpus())
         session.reserve(self._need, len(self._names), options.ray_strategy, request.startup_timeout_s, self._say)
-        self._roll = roll = Placements(self._names, session.node_ip, self._folder.tables)
+        self._current_placements = roll = Placements(self._names, session.node_ip, self._folder.tables)
         ensure_secret(self._folder.tables)
         plans = [ProcessPlan(name, name.partition("-")[0], "", (), {}) for name in self._names]
         for plan in plans:
             self._begin(plan, again=False)
         self._wait_seated()
-        read_global(str(roll.path))  # what no process would take is said once, and here
+        read_global(str(roll.path))  # report an invalid table once, here
         return (*plans, self._scheduler_plan(roll))
 
     def spawn(self, plan: ProcessPlan, again: bool) -> Watched:
-        """Start the scheduler here, an instance again where it was, or in another place where that is lost."""
+        """Start the scheduler here; restart an instance on its node, or on another one if that is lost."""
         if plan.role == "scheduler":
             return Child(plan, self._folder.log(plan.name), self._environ, again=again)
         return self._begin(plan, again=True) if again else self._children[plan.name]
@@ -104,11 +104,11 @@ class RaySite:
             return self._stop_instances(at_once)
         finally:
             if not self._session.close():
-                self._say("Ray does not answer: left without it; what it started ends with it")
+                self._say("Ray does not respond: disconnected; its processes end with it")
 
     def sit(self, name: str, seat: Seat) -> None:
-        """Enter an instance into the table, which is written where that changes it."""
-        roll = self._of_roll()
+        """Enter an instance into the table, and write the table if it changed."""
+        roll = self._placements()
         roll.sit(name, _server(seat))
         self._say(f"{name} is placed on {seat.ip} (node {seat.node_id[:12]}), {self._devices(seat)}, port {seat.port}")
         digest = roll.write()
@@ -116,8 +116,8 @@ class RaySite:
             self._say(f"wrote {roll.path}, digest {digest}")
 
     def orders(self, name: str, seat: Seat) -> Orders | None:
-        """Return what an instance runs, None while the table is not whole."""
-        roll = self._of_roll()
+        """Return what an instance runs, None while the table is incomplete."""
+        roll = self._placements()
         if roll.table() is None:
             return None
         return Orders(
@@ -129,14 +129,14 @@ class RaySite:
 
     def table(self) -> str:
         """Return the text of the global table in use."""
-        return self._of_roll().text
+        return self._placements().text
 
-    def _of_roll(self) -> Placements:
-        assert self._roll is not None, "the cluster was joined"
-        return self._roll
+    def _placements(self) -> Placements:
+        assert self._current_placements is not None, "the cluster was joined"
+        return self._current_placements
 
     def _begin(self, plan: ProcessPlan, *, again: bool) -> RemoteChild:
-        """Begin one start of an instance, on its actor where that lives."""
+        """Begin one start of an instance, on its existing actor if that lives."""
         assert self._session is not None, "the cluster was joined"
         log, before = self._log(plan.name, again=again), self._children.get(plan.name)
         place_s, index = self._request.startup_timeout_s, self._names.index(plan.name)
@@ -145,16 +145,16 @@ class RaySite:
         else:
             if before is not None:
                 before.handle.kill()
-                self._of_roll().lose(plan.name)
+                self._placements().lose(plan.name)
             child = RemoteChild(plan, self._session.place(index), self, log, place_s=place_s)
         first = index * self._need.num_ranks
         ids = tuple(str(first + rank) for rank in range(self._need.num_ranks))
-        child.ask_seat(NodeRequest(self._need.kind, ids, __version__))
+        child.request_seat(NodeRequest(self._need.kind, ids, __version__))
         self._children[plan.name] = child
         return child
 
     def _wait_seated(self) -> None:
-        """Wait until every instance has its seat. Raises Unavailable where one is lost, or has none in its time."""
+        """Wait until every instance is placed. Raises Unavailable if one is lost or not placed in time."""
         while any(child.seat is None for child in self._children.values()):
             for child in self._children.values():
                 end = child.ended() if child.seat is None else None
@@ -163,14 +163,14 @@ class RaySite:
             time.sleep(POLL_S / 2)
 
     def _stop_instances(self, at_once: Callable[[], bool]) -> Sequence[str]:
-        asked: dict[str, PendingAnswer] = {
+        pending_stops: dict[str, PendingAnswer] = {
             name: child.handle.ask("stop", "") for name, child in self._children.items() if not child.is_lost
         }
-        killed, deadline = set(asked), time.monotonic() + _STOP_S
-        while asked and time.monotonic() < deadline and not at_once():
-            for name, answer in [(name, _stopped(pending)) for name, pending in asked.items()]:
+        killed, deadline = set(pending_stops), time.monotonic() + _STOP_S
+        while pending_stops and time.monotonic() < deadline and not at_once():
+            for name, answer in [(name, _stopped(pending)) for name, pending in pending_stops.items()]:
                 if answer is not None:
-                    del asked[name]
+                    del pending_stops[name]
                 if answer == "stopped":
                     killed.discard(name)
             time.sleep(POLL_S / 2)
@@ -190,19 +190,19 @@ class RaySite:
     def _devices(self, seat: Seat) -> str:
         return f"{self._need.resource} {','.join(seat.device_ids)}"
 
-    def _tell_address(self, address: str | None) -> None:
+    def _print_address(self, address: str | None) -> None:
         if address is None:
-            self._say("starting Ray on this machine, on 127.0.0.1 alone")
+            self._say("starting Ray on this machine, on 127.0.0.1 only")
         elif ":" in address and is_loopback(split(address)[0]):
             self._say(f"joining the Ray cluster at {address}")
         else:
             self._say(
-                f"joining the Ray cluster at {address}; whoever reaches Ray's ports there can run what they like as "
-                "its user, unless it asks for a token: docs/ray.md"
+                f"joining the Ray cluster at {address}; anyone who can reach Ray's ports there can run any program as "
+                "its user, unless it requires a token: docs/ray.md"
             )
 
     def _log(self, name: str, *, again: bool) -> Path:
-        """Return where what the instance says is kept; the last run's log is kept beside it."""
+        """Return the path of the instance's log; the last run's log is kept beside it."""
         log = self._folder.log(name)
         open_log(log, anew=not again).close()
         return log

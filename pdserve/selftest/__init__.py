@@ -1,4 +1,4 @@
-"""`pdserve selftest`: does what this machine has compute, move and capture what it should?"""
+"""`pdserve selftest`: test that this machine's device computes, transfers KV and captures graphs correctly."""
 
 from pdserve.selftest.command import main
 

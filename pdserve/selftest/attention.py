@@ -1,6 +1,6 @@
-"""The attention contract in miniature: each kind of step and of layer by the device's backend, against the reference.
+"""Compare the device's attention backend with the reference, for each kind of step and layer.
 
-A row tries every dtype that models are served in, and the device's block size beside the largest that peers have.
+Each check covers every dtype of served models, the device's block size and the largest block size of any peer.
 """
 
 import functools
@@ -33,7 +33,7 @@ _LAYERS = {
 
 
 def attention_checks(device: Device, make: Callable[[], AttentionBackend]) -> Iterator[SelftestCheck]:
-    """Yield the checks; the backend is made by the first of them, so that a failure of that is a row too."""
+    """Yield the checks; the first one creates the backend, so that a failure to create it is a row too."""
     backend = functools.cache(make)
     for name, parts in _STEPS.items():
         yield SelftestCheck("attention", name, functools.partial(_attend, device, backend, _GROUPED, parts))

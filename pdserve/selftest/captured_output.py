@@ -1,4 +1,4 @@
-"""What libraries print by themselves while rows run: kept out of the table, its end in the report."""
+"""Capture what libraries print while checks run: it is kept out of the table; its end is in the report."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ _TAIL_BYTES = 4_096
 
 @contextlib.contextmanager
 def stderr_into(log: Path) -> Iterator[None]:
-    """Have file descriptor 2 of this process lead to the end of `log` meanwhile."""
+    """Redirect file descriptor 2 of this process to append to `log`."""
     sys.stderr.flush()
     before = os.dup(2)
     try:
@@ -25,7 +25,7 @@ def stderr_into(log: Path) -> Iterator[None]:
 
 
 def tail(log: Path) -> list[str]:
-    """Return its last lines that are not empty, none where there is no such file."""
+    """Return the last non-empty lines, none if the file does not exist."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))

@@ -1,4 +1,4 @@
-"""What the self-test consists of: checks that are run one after another, and how each went."""
+"""The checks of the self-test, run one after another, and their results."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -8,15 +8,15 @@ from enum import StrEnum
 GROUPS = (
     "attention", "sampler", "memory", "graphs", "network", "experts", "linear layers", "links", "model",
 )  # fmt: skip
-"""In the order in which they are run."""
+"""In the order of their runs."""
 
 
 class NotHere(Exception):
-    """A check that this machine or device cannot be put to, and why: no failure."""
+    """A check that does not apply to this machine or device, with the reason; not a failure."""
 
 
 class CheckStatus(StrEnum):
-    """How a check went."""
+    """The outcome of a check."""
 
     OK = "ok"
     FAILED = "FAILED"
@@ -25,7 +25,7 @@ class CheckStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SelftestCheck:
-    """One row. `run` returns what is worth saying of it, raises Wrong or anything else where it fails, or NotHere."""
+    """One row. `run` returns a remark, raises NotHere, or fails with Wrong or any other exception."""
 
     group: str
     name: str
@@ -33,12 +33,12 @@ class SelftestCheck:
 
 
 class Wrong(Exception):
-    """The result of an op, a link or a model is not what it should be, in words."""
+    """An op, a link or a model gave a wrong result; the message describes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How one check went; `words` are one line."""
+    """The result of one check; `words` is a one-line message."""
 
     group: str
     name: str
@@ -48,7 +48,7 @@ class Result:
 
 
 def run_all(checks: Iterable[SelftestCheck]) -> Iterator[Result]:
-    """Run each check and yield its result as it is there; a failure ends none of the others."""
+    """Run each check and yield its result at once; a failure does not stop the others."""
     for check in checks:
         began = time.monotonic()
         verdict, words = _run(check)
@@ -62,5 +62,5 @@ def _run(check: SelftestCheck) -> tuple[CheckStatus, str]:
         return CheckStatus.NOT_HERE, str(why)
     except Wrong as error:
         return CheckStatus.FAILED, str(error)
-    except Exception as error:  # noqa: BLE001 - a check's outermost frame: a driver's library raises what it likes
+    except Exception as error:  # noqa: BLE001 - a check's outermost frame: driver libraries raise any exception
         return CheckStatus.FAILED, f"{type(error).__name__}: {error}"

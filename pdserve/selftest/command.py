@@ -1,4 +1,4 @@
-"""`pdserve selftest`: every op, link and way of serving on one device, as a table and one file for a bug report."""
+"""`pdserve selftest`: test every op, link and serving mode on one device; print a table and write a report file."""
 
 import argparse
 import contextlib
@@ -27,15 +27,15 @@ from wire.errors import ConfigError
 from wire.options import add_flags, flag, from_namespace
 
 EPILOG = """\
-Every op of a step is compared with the reference on the CPU, a few MB of KV cross each link that the device can have,
-and a tiny random model gives the tokens of transformers, combined and by prefill and decode. Nothing is downloaded.
-A row that is `not here` says what is missing; it is no failure.
+Every op of a step is compared with the reference on the CPU, a few MB of KV are sent over each link that the device
+supports, and a tiny random model must give the tokens of transformers, combined and by P/D. Nothing is downloaded.
+A row `not here` shows what is missing; it is not a failure.
 
 examples:
-  pdserve selftest                                 on the device that --device auto would take
-  pdserve selftest --device npu --index 1          on the second NPU shown to this process
-  pdserve selftest --only links 'linear layers'    two groups of rows alone
-  pdserve selftest --report /tmp/selftest.md       exit status 1 where anything failed; the file says what and where
+  pdserve selftest                                 on the device that --device auto would choose
+  pdserve selftest --device npu --index 1          on the second NPU visible to this process
+  pdserve selftest --only links 'linear layers'    only two groups of rows
+  pdserve selftest --report /tmp/selftest.md       exit status 1 if a check failed; details are in the file
 """
 
 
@@ -43,27 +43,27 @@ examples:
 class SelftestOptions:
     """Flags of `selftest`."""
 
-    device: str = flag(AUTO, f"what is tested: {AUTO}, {', '.join(reversed(AUTO_ORDER))}; auto as for serving")
-    index: int = flag(0, "which of the devices that this process is shown", parse=int)
+    device: str = flag(AUTO, f"device to test: {AUTO}, {', '.join(reversed(AUTO_ORDER))}; auto as for serving")
+    index: int = flag(0, "index among the devices visible to this process", parse=int)
     only: tuple[str, ...] = flag(
-        (), f"rows whose group or name has one of these in it; the groups are {', '.join(GROUPS)} (default: all)",
+        (), f"rows whose group or name contains one of these; the groups are {', '.join(GROUPS)} (default: all)",
         many=True,
     )  # fmt: skip
-    report: str = flag("", "file for the bug report (default: pdserve-selftest-DEVICE-TIME.md, here)")
+    report: str = flag("", "file for the report (default: pdserve-selftest-DEVICE-TIME.md in the current folder)")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command: 0 where nothing failed, 1 where something did. Raises ConfigError for a device it lacks.
+    """Run the command: 0 if no check failed, else 1. Raises ConfigError for a missing device.
 
-    Ctrl-C ends it with what was found so far in the report.
+    On Ctrl-C the report has the results so far.
     """
     options = parse(argv)
-    logs.configure("ERROR")  # a fallback is a row and a note here
+    logs.configure("ERROR")  # a fallback appears as a row and a note
     unwind_on_sigterm()
     prepare_torch(usable_threads())
     choice = choose(options.device)
     if choice.kind.traits.pools_on_host and options.index:
-        raise ConfigError(f"--index {options.index}: the {choice.kind.traits.kind} is one device, 0")
+        raise ConfigError(f"--index {options.index}: there is one {choice.kind.traits.kind} device, 0")
     device = choice.kind.open(options.index)
     device.activate()
     began = time.strftime("%Y-%m-%d %H:%M:%S %z")
@@ -77,15 +77,15 @@ def main(argv: Sequence[str]) -> int:
     for note in notes:
         if "reference" in note or "instead of" in note:
             print(f"note: {note}", flush=True)
-    _tell(results, len(results), path)
+    _print_summary(results, len(results), path)
     return 1 if any(result.verdict is CheckStatus.FAILED for result in results) else 0
 
 
 def parse(argv: Sequence[str]) -> SelftestOptions:
-    """Return the options of a command line. Raises ConfigError."""
+    """Parse the command line. Raises ConfigError."""
     parser = CommandParser(
         prog="pdserve selftest",
-        description="Try every op, link and way of serving on one device, and write a report.",
+        description="Test every op, link and serving mode on one device, and write a report.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -94,16 +94,16 @@ def parse(argv: Sequence[str]) -> SelftestOptions:
     if options.index < 0:
         raise ConfigError(f"--index {options.index}: the first device is 0")
     if options.report and not Path(options.report).absolute().parent.is_dir():
-        raise ConfigError(f"--report {options.report}: {Path(options.report).absolute().parent} is no folder")
+        raise ConfigError(f"--report {options.report}: {Path(options.report).absolute().parent} is not a folder")
     return options
 
 
 def _run(
     device: Device, options: SelftestOptions, work: Path, report: SelftestReport
 ) -> tuple[list[Result], tuple[str, ...]]:  # fmt: skip
-    """Run the rows that were asked for; return how they went, and the notes of the tiny model's load.
+    """Run the requested rows; return their results, and notes from loading the tiny model.
 
-    The report is there from the first row on: one that hangs, or ends the process, is named in it as running.
+    The report is written before each row: one that hangs, or ends the process, is listed in it as running.
     """
     from pdserve.selftest.pd import TinyModel
 
@@ -114,10 +114,10 @@ def _run(
         far = FarProcesses(work)
         stack.callback(far.close)
         known = _checks(device, model, results, far, stack)
-        checks = [check for check in known if _is_asked(check, options.only)]
+        checks = [check for check in known if _is_selected(check, options.only)]
         if not checks:
             groups = ", ".join(dict.fromkeys(check.group for check in known))
-            raise ConfigError(f"--only {' '.join(options.only)} is in no row's name; the groups are {groups}")
+            raise ConfigError(f"--only {' '.join(options.only)} matches no row; the groups are {groups}")
         try:
             for check in checks:
                 running = f"{check.group}: {check.name}"
@@ -128,18 +128,18 @@ def _run(
                 print(row(len(results), len(checks), results[-1]), flush=True)
         except KeyboardInterrupt:
             report.write(results, len(checks), running)
-            _tell(results, len(checks), report.path)
+            _print_summary(results, len(checks), report.path)
             raise
     report.tested = replace(report.tested, notes=model.notes)
     report.write(results, len(checks))
     return results, model.notes
 
 
-def _tell(results: Sequence[Result], num_checks: int, path: Path) -> None:
+def _print_summary(results: Sequence[Result], num_checks: int, path: Path) -> None:
     print(f"{summary(results, num_checks)}\nreport: {path}", flush=True)
 
 
-def _is_asked(check: SelftestCheck, only: Sequence[str]) -> bool:
+def _is_selected(check: SelftestCheck, only: Sequence[str]) -> bool:
     return not only or any(part in f"{check.group}: {check.name}" for part in only)
 
 
@@ -173,7 +173,7 @@ def _checks(
 
 
 def _twin(device: Device) -> Device:
-    """Return the next card that this process is shown, or the same one where there is one."""
+    """Return the next card visible to this process, or the same one if it is the only one."""
     import torch
 
     kind, _, index = device.name.partition(":")
@@ -184,9 +184,9 @@ def _twin(device: Device) -> Device:
 def _usable_links(
     device: Device, twin: Device, links: Sequence[SelftestCheck], results: Sequence[Result]
 ) -> Callable[[], list[str]]:
-    """Return what tells the transports that carry KV from the device to itself within a process.
+    """Return a function that returns the transports that work from the device to its twin within one process.
 
-    Links that were not asked for are tried then.
+    It runs the link checks that --only left out.
     """
     from pdserve.selftest.links import works_within
 

@@ -1,7 +1,7 @@
-"""The self-test's child processes: one for each device that is the far end of links, made when the first one needs it.
+"""The self-test's child processes: one for each device at the far end of links, started on first use.
 
-A child that dies, or says nothing in time, fails the row that asked it; the next row gets a new one. None outlives the
-self-test: they are ended when it ends, and end by themselves when it is killed.
+A child that dies, or does not reply in time, fails the current row; the next row gets a new one. None outlives the
+self-test: it stops them on exit, and they exit by themselves when it is killed.
 """
 
 import contextlib
@@ -19,44 +19,44 @@ from pdserve.selftest.captured_output import tail
 from pdserve.selftest.check import Wrong
 
 COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "pdserve.selftest.far_end")
-_START_S, _ANSWER_S = 120.0, 60.0  # the first answer comes behind the import of torch and the opening of a card
+_START_S, _ANSWER_S = 120.0, 60.0  # the first reply includes importing torch and opening a card
 _LEAVE_S = 5.0
 _CHUNK = 65_536
 
 
 class FarProcess:
-    """Owner of one child; `log` takes what it and its libraries print."""
+    """Owns one child; it and its libraries print to `log`."""
 
     def __init__(self, device: str, log: Path) -> None:
-        self._log, self._answered, self._rest = log, False, b""
-        with log.open("ab") as told:
+        self._log, self._has_replied, self._rest = log, False, b""
+        with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [*COMMAND, device], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=told, bufsize=0,
-                process_group=0,  # Ctrl-C is for the self-test, which ends it
+                [*COMMAND, device], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, bufsize=0,
+                process_group=0,  # Ctrl-C reaches the self-test, which stops the child
             )  # fmt: skip
 
-    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Return its answer. Raises Wrong where it has none in time or is gone, and then it is ended."""
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Send a request and return the reply. Without one in time, stop the child and raise Wrong."""
         try:
-            with contextlib.suppress(BrokenPipeError):  # its end is read below
-                self._pipe(self._process.stdin).write(json.dumps(question).encode() + b"\n")
-            line = self._read(_ANSWER_S if self._answered else _START_S)
+            with contextlib.suppress(BrokenPipeError):  # its exit is noticed below
+                self._pipe(self._process.stdin).write(json.dumps(request).encode() + b"\n")
+            line = self._read(_ANSWER_S if self._has_replied else _START_S)
         except BaseException:
             self.close()
             raise
-        self._answered = True
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise Wrong(f"at the far end: {answer['error']}")
-        return answer
+        self._has_replied = True
+        reply: dict[str, Any] = json.loads(line)
+        if "error" in reply:
+            raise Wrong(f"at the far end: {reply['error']}")
+        return reply
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether the child still runs."""
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End it, in the hardest way if need be. Idempotent."""
+        """Stop the child, by SIGKILL if needed. Idempotent."""
         for pipe in (self._process.stdin, self._process.stdout):
             self._pipe(pipe).close()
         for number in (None, signal.SIGTERM, signal.SIGKILL):
@@ -72,7 +72,7 @@ class FarProcess:
             selector.register(pipe, selectors.EVENT_READ)
             while b"\n" not in self._rest:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise Wrong(f"the far end said nothing within {within_s:g} s{self._last_words()}")
+                    raise Wrong(f"the far end sent nothing within {within_s:g} s{self._last_words()}")
                 chunk = os.read(pipe.fileno(), _CHUNK)
                 if not chunk:
                     raise Wrong(f"the far end ended{self._status()}{self._last_words()}")
@@ -88,24 +88,24 @@ class FarProcess:
         return f" by {signal.Signals(-status).name}" if status < 0 else f" with status {status}"
 
     def _last_words(self) -> str:
-        """What it printed last, in one line."""
+        """Return the last line it printed."""
         return "".join(f": {line}" for line in tail(self._log)[-1:])
 
     @staticmethod
     def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-        assert pipe is not None, "Popen was told to make both"
+        assert pipe is not None, "Popen made both"
         return pipe
 
 
 class FarProcesses:
-    """Owner of the children by device. `folder` takes their logs."""
+    """Owns the children by device; their logs are in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._by_device: dict[str, FarProcess] = {}
 
     def of(self, device: str) -> FarProcess:
-        """Return the one of this device, as "cuda:1", started anew where it is gone."""
+        """Return the child of a device such as "cuda:1", restarted if it is gone."""
         found = self._by_device.get(device)
         if found is None or not found.is_alive:
             if found is not None:
@@ -115,6 +115,6 @@ class FarProcesses:
         return found
 
     def close(self) -> None:
-        """End them all. Idempotent."""
+        """Stop all children. Idempotent."""
         while self._by_device:
             self._by_device.popitem()[1].close()

@@ -1,4 +1,4 @@
-"""Linear layers in each quantised form that the device's traits name, against their dequantised weights."""
+"""Compare linear layers in each quantised format of the device's traits with their dequantised weights."""
 
 import functools
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ _OUTPUTS, _INPUTS, _GROUP = 256, 512, 128
 
 
 def linear_checks(device: Device) -> Iterator[SelftestCheck]:
-    """Yield a check for each form; one that says so where there is none."""
+    """Yield a check for each format, or one that reports that there are none."""
     if not device.traits.kept_linears:
         yield SelftestCheck("linear layers", "quantised", functools.partial(_none, device))
     for name in device.traits.kept_linears:
@@ -46,12 +46,12 @@ def _compare(device: Device, name: str) -> str:
             raise Wrong(f"{sort}: {why}")
         tried.append(sort)
     if not tried:
-        raise NotHere("; ".join(reasons) or "it takes none of the forms that are tried here")
+        raise NotHere("; ".join(reasons) or "it supports none of the formats tested here")
     return ", ".join(tried)
 
 
 def _weights(device: torch.device) -> Iterator[tuple[str, Grouped, bool]]:
-    """Yield random weights as AWQ and GPTQ (4 bits in groups, with zeros) and as W8A8 (8 bits, a scale a row)."""
+    """Yield random weights as in AWQ and GPTQ (4 bits in groups, with zeros) and W8A8 (8 bits, one scale per row)."""
     numbers = torch.Generator().manual_seed(1)
 
     def codes(low: int, high: int, dtype: torch.dtype) -> torch.Tensor:

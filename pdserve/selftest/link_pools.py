@@ -1,6 +1,6 @@
-"""The pools of both ends of a link that is tried: filled from one seed, read back as a digest of each tensor.
+"""The pools at both ends of a link under test: filled from a seed, read back as a digest of each tensor.
 
-Each end has blocks of its own size, dealt at random. torch is imported for pools on devices alone.
+Each end has its device's block size and random block order. torch is imported only for pools on devices.
 """
 
 from collections.abc import Sequence
@@ -16,19 +16,19 @@ from wire.errors import ConfigError
 from wire.kv_layout import KvTensor, PoolLayout
 
 NUM_TOKENS = 700
-"""5.7 MB, and no whole number of blocks."""
+"""5.7 MB, not a whole number of blocks."""
 _TENSORS = tuple(KvTensor(layer, name, 8, 64, "float16") for layer in range(4) for name in ("k", "v"))
 Bytes = npt.NDArray[np.uint8]
 
 
 def make_pool(device: Device) -> Memory:
-    """Return a pool of some blocks more than the tokens take. Raises ConfigError where it does not fit."""
+    """Return a pool with a few blocks more than the tokens need. Raises ConfigError if it does not fit."""
     size = device.traits.block_size
     return device.make_pool(PoolLayout(_TENSORS, num_blocks=-(-NUM_TOKENS // size) + 5, block_size=size))
 
 
 def lacking(transport: str, device: Device, pool: Memory) -> str | None:
-    """Return why the transport cannot be used with this pool, in words that name the device, or None."""
+    """Return why the transport cannot be used with this pool, in a message with the device, or None."""
     try:
         make_transports((transport,), pool)
     except ConfigError as error:
@@ -37,7 +37,7 @@ def lacking(transport: str, device: Device, pool: Memory) -> str | None:
 
 
 def deal_blocks(layout: PoolLayout, seed: int) -> list[int]:
-    """Return the blocks of the tokens, in their order."""
+    """Return random blocks for the tokens, in token order."""
     dealt = np.random.default_rng(seed).permutation(layout.num_blocks)
     return [int(block) for block in dealt[: layout.num_blocks_for(NUM_TOKENS)]]
 
@@ -68,7 +68,7 @@ def read(pool: Memory) -> Bytes:
 
 
 def digests(data: Bytes, layout: PoolLayout, blocks: Sequence[int]) -> list[int]:
-    """Return the digest of each tensor's bytes of all tokens, in the tokens' order."""
+    """Return a digest of each tensor's bytes of all tokens, in token order."""
     return [xxhash.xxh3_64_intdigest(_rows(data, layout, tensor, blocks).tobytes()) for tensor in range(len(_TENSORS))]
 
 

@@ -1,7 +1,7 @@
-"""A few MB of KV over each transport, from the device to its twin, to the CPU and back: byte for byte, with the rate.
+"""Send a few MB of KV over each transport, from the device to its twin, to the CPU and back; compare all bytes.
 
 The sender is in this process and the receiver in a child (far_end.py), as prefill and decode instances are. The twin
-is the next card that is shown here, or the same one where there is one.
+is the next visible card, or the same one if it is the only one.
 """
 
 import functools
@@ -23,11 +23,11 @@ from wire.types import KvEndpoint, Ticket
 _DEADLINE_S = 60.0
 _GROUPS = "process_group"
 _BETWEEN_PROCESSES = ("cuda_ipc", _GROUPS)
-"""A process cannot open the handle of its own memory, and one thread issues what a group does on a card."""
+"""A process cannot open a handle of its own memory, and one thread issues all of a group's operations on a card."""
 
 
 def link_checks(device: Device, twin: Device, host: Device, far: FarProcesses) -> Iterator[SelftestCheck]:
-    """Yield a check for each transport and pair; `host` is the CPU."""
+    """Yield a check for each transport and device pair; `host` is the CPU."""
     pairs = [(device, twin)]
     if not device.traits.pools_on_host:
         pairs += [(device, host), (host, device)]
@@ -38,7 +38,7 @@ def link_checks(device: Device, twin: Device, host: Device, far: FarProcesses) -
 
 
 def works_within(name: str, device: Device) -> bool:
-    """Whether both ends of this transport may be one process's, on one device."""
+    """Return whether both ends of this transport may be in one process, on one device."""
     return device.traits.pools_on_host or name not in _BETWEEN_PROCESSES
 
 
@@ -52,11 +52,11 @@ def _send(name: str, source: Device, target: Device, far: FarProcesses) -> str:
         try:
             why = end.ask({"open": name}).get("lacking")
             if why is None:
-                words = _hand_over(name, pool, end)
+                remark = _hand_over(name, pool, end)
                 end.ask({"shut": True})
-                return words
+                return remark
         except BaseException:
-            end.close()  # nobody knows what it is at: the next row has a new one
+            end.close()  # its state is unknown: the next row gets a new child
             raise
         raise NotHere(why)
     finally:
@@ -64,21 +64,21 @@ def _send(name: str, source: Device, target: Device, far: FarProcesses) -> str:
 
 
 def _in_common(name: str, source: Device, target: Device) -> str | None:
-    """Say why two devices do not speak the same over this transport, or None."""
+    """Return why two devices are incompatible over this transport, or None."""
     one, other = source.traits, target.traits
     for transport, ours, theirs in (
         (_GROUPS, one.collective, other.collective), ("mooncake", one.one_sided, other.one_sided)
     ):  # fmt: skip
         if name == transport and ours != theirs:
-            return f"{one.kind} speaks {ours} there and {other.kind} {theirs}"
+            return f"{one.kind} uses {ours} and {other.kind} uses {theirs}"
     collective = collective_of(source.name)
     if name == _GROUPS and source.name == target.name and collective is not None and not collective.on_host:
-        return f"{collective.name} takes one rank a card, and one card is shown here"
+        return f"{collective.name} allows one rank per card, and only one card is visible here"
     return None
 
 
 def _hand_over(name: str, pool: Memory, end: FarProcess) -> str:
-    """Send the tokens twice, the second time into other blocks: the first one dialled and took scratch memory."""
+    """Send the tokens twice, to different blocks: the first time includes connecting and allocating memory."""
     events, blocks = _Events(), link_pools.deal_blocks(pool.layout, 1)
     sent = link_pools.digests(link_pools.fill(pool), pool.layout, blocks)
     sender = KvSender(
@@ -95,7 +95,7 @@ def _hand_over(name: str, pool: Memory, end: FarProcess) -> str:
             arrived = end.ask({"digests": seed})["digests"]
             wrong = [tensor for tensor, digest in enumerate(sent) if arrived[tensor] != digest]
             if wrong:
-                raise Wrong(f"the bytes of tensor {wrong[0]} are others than were sent, and no digest showed it")
+                raise Wrong(f"the received bytes of tensor {wrong[0]} differ from those sent, and no digest showed it")
     finally:
         sender.close()
     return f"{stats.kv_bytes / 1e6:.1f} MB, {stats.kv_bytes / max(stats.seconds, 1e-9) / 1e9:.2f} GB/s"
@@ -106,7 +106,7 @@ def _ticket(fields: dict[str, Any]) -> Ticket:
 
 
 class _Events:
-    """Hears of one ticket after another: implements SenderEvents."""
+    """Waits for the outcome of one ticket after another; implements SenderEvents."""
 
     def __init__(self) -> None:
         self._done = threading.Event()
@@ -114,9 +114,9 @@ class _Events:
         self._error: str | None = None
 
     def wait(self) -> SendStats:
-        """Return what the sender measured. Raises Wrong with what became of the ticket else."""
+        """Return the sender's statistics. Raises Wrong with the reason if the ticket failed."""
         if not self._done.wait(_DEADLINE_S):
-            raise Wrong(f"nothing was heard of the ticket within {_DEADLINE_S:g} s")
+            raise Wrong(f"the ticket was not finished within {_DEADLINE_S:g} s")
         if self._stats is None:
             raise Wrong(self._error or "the ticket ended")
         stats, self._stats = self._stats, None
@@ -124,11 +124,11 @@ class _Events:
         return stats
 
     def acked(self, ticket_id: str, stats: SendStats) -> None:
-        """The receiver has it."""
+        """Record the statistics of a received prompt."""
         self._stats = stats
         self._done.set()
 
     def failed(self, ticket_id: str, error: PdserveError) -> None:
-        """It went wrong."""
+        """Record the error."""
         self._error = str(error)
         self._done.set()

@@ -1,4 +1,4 @@
-"""What else a step takes of a device: the sampler, its memory and marks, linear layers that stay quantised, graphs."""
+"""Check the rest of a step on a device: sampler, memory, events and graphs."""
 
 import functools
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def op_checks(device: Device) -> Iterator[SelftestCheck]:
     yield SelftestCheck("sampler", "greedy", run(_greedy, device))
     yield SelftestCheck("sampler", "seeded draws", run(_drawn, device))
     yield SelftestCheck("sampler", "top_k, top_p and banned tokens", run(_filtered, device))
-    yield SelftestCheck("memory", "a KV pool, its rules and its marks", run(_pool, device))
+    yield SelftestCheck("memory", "a KV pool, its alignment and events", run(_pool, device))
     yield SelftestCheck("graphs", "captured work on new inputs", run(_graph, device))
 
 
@@ -31,11 +31,11 @@ def _greedy(device: Device) -> str:
     logits = _logits()
     got = _sampled(device, logits, [_row(i, temperature=0.0) for i in range(_ROWS)])
     _same(got, logits.argmax(axis=1).tolist())
-    return f"{_ROWS} rows of {_VOCAB} as numpy chooses"
+    return f"{_ROWS} rows of {_VOCAB} as chosen by numpy"
 
 
 def _drawn(device: Device) -> str:
-    """The inverse CDF of each row's own random number, in float64 by numpy."""
+    """Compare with the inverse CDF of each row's random number, in float64 by numpy."""
     logits, rows = _logits(), [_row(i, temperature=0.7, seed=11 + i) for i in range(_ROWS)]
     weights = np.exp((logits - logits.max(axis=1, keepdims=True)).astype(np.float64) / 0.7)
     chances = weights.cumsum(axis=1) / weights.sum(axis=1, keepdims=True)
@@ -44,7 +44,7 @@ def _drawn(device: Device) -> str:
         int(np.searchsorted(chance, number, side="right")) for chance, number in zip(chances, numbers, strict=True)
     ]
     _same(_sampled(device, logits, rows), wanted)
-    return f"{_ROWS} rows as numpy draws them with the same numbers"
+    return f"{_ROWS} rows as drawn by numpy with the same numbers"
 
 
 def _filtered(device: Device) -> str:
@@ -68,7 +68,7 @@ def _pool(device: Device) -> str:
         if tensor is None:
             tensor = torch.frombuffer(pool.buffer, dtype=torch.uint8)
         if tensor.data_ptr() % device.traits.pool_alignment:
-            raise Wrong(f"a pool at {tensor.data_ptr():#x}, not at a multiple of {device.traits.pool_alignment}")
+            raise Wrong(f"the pool is at {tensor.data_ptr():#x}, not a multiple of {device.traits.pool_alignment}")
         sent = torch.randint(0, 256, (layout.total_bytes,), dtype=torch.uint8)
         tensor.copy_(sent)
         mark = device.event()
@@ -78,9 +78,9 @@ def _pool(device: Device) -> str:
             back = tensor.to("cpu", copy=True)
         mark.synchronize()
         if not mark.is_done:
-            raise Wrong("a mark that was waited for is not reached")
+            raise Wrong("an event is not done after waiting for it")
         if not torch.equal(back, sent):
-            raise Wrong("what was read back is not what was written")
+            raise Wrong("the bytes read back differ from those written")
     finally:
         pool.close()
     now = device.memory()
@@ -89,7 +89,7 @@ def _pool(device: Device) -> str:
 
 def _graph(device: Device) -> str:
     if not device.captures_graphs:
-        raise NotHere("this device captures none")
+        raise NotHere("this device does not capture graphs")
     place = device.torch_device
     numbers, weight = torch.zeros(4, 64, device=place), torch.eye(64, device=place) * 3
     made = torch.zeros(4, 64, device=place)
@@ -103,18 +103,18 @@ def _graph(device: Device) -> str:
         graph.replay()
         device.synchronize()
         if not torch.equal(made.cpu(), torch.full((4, 64), 3 * value)):
-            raise Wrong(f"replayed on {value}, it made {float(made[0, 0]):g} instead of {3 * value:g}")
+            raise Wrong(f"a replay on {value} gave {float(made[0, 0]):g} instead of {3 * value:g}")
     return "replayed twice"
 
 
 def _logits() -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-    """Return [_ROWS, _VOCAB] logits with a clear order: what one device rounds otherwise than another is not it."""
+    """Return [_ROWS, _VOCAB] logits whose order does not depend on a device's rounding."""
     return np.random.default_rng(3).normal(scale=4, size=(_ROWS, _VOCAB)).astype(np.float32)
 
 
 def _row(number: int, *, banned: tuple[int, ...] = (), **params: float) -> SampleRow:
-    told = SamplingParams(max_tokens=1, **params)  # type: ignore[arg-type]
-    return SampleRow(number, told, 0, 3 + number, banned)
+    sampling = SamplingParams(max_tokens=1, **params)  # type: ignore[arg-type]
+    return SampleRow(number, sampling, 0, 3 + number, banned)
 
 
 def _sampled(

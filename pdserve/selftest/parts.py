@@ -1,4 +1,4 @@
-"""Norms, gated MLPs, rotations and experts by the device's own ops: random networks take them, beside the original."""
+"""Check the device's own ops for norms, gated MLPs, rotations and experts against the originals in random networks."""
 
 import functools
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from pdserve.selftest.check import NotHere, SelftestCheck, Wrong
 
 
 def part_checks(device: Device) -> Iterator[SelftestCheck]:
-    """Yield the checks; each says so where the device has no ops of its own."""
+    """Yield the checks; each raises NotHere if the device has no ops of its own."""
     yield SelftestCheck("network", "norms, gated MLPs and rotations", functools.partial(_replace, device))
     yield SelftestCheck("experts", "in groups", functools.partial(_group, device))
 
 
 def _replace(device: Device) -> str:
     if device.traits.attention not in REPLACERS:
-        raise NotHere(f"{device.traits.kind} runs them as transformers writes them")
+        raise NotHere(f"{device.traits.kind} uses the ops of transformers")
     lines = replace_modules(_network(device), device)
     if any(STAYED in line for line in lines):
         raise Wrong("; ".join(lines))
@@ -27,15 +27,15 @@ def _replace(device: Device) -> str:
 
 def _group(device: Device) -> str:
     if device.traits.attention not in REPLACERS:
-        raise NotHere(f"{device.traits.kind} runs them as transformers does")
+        raise NotHere(f"{device.traits.kind} uses the ops of transformers")
     lines = [line for line in replace_modules(_network(device, "mixtral"), device) if "experts" in line]
     if not any(line.startswith("by ") for line in lines):
-        raise Wrong("; ".join(lines) or "none were found")
+        raise Wrong("; ".join(lines) or "no experts were replaced")
     return "; ".join(lines)
 
 
 def _network(device: Device, family: str = "llama") -> torch.nn.Module:
-    """Return a random network of two layers in bfloat16, heads of 64, that runs our attention."""
+    """Return a random bfloat16 network of two layers, with head size 64 and pdserve's attention."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from engine.attention.registered import NAME, register

@@ -1,4 +1,4 @@
-"""A tiny random model on the device: P/D = combined = transformers, token for token, all in this process."""
+"""Check a tiny random model on the device: P/D = combined = transformers, token for token, all in this process."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ Outputs = list[list[int]]
 
 
 class TinyModel:
-    """The model's folder, its prompts, and what was made of them so far. One process's checks share it."""
+    """The model's folder, its prompts and the reference outputs, shared by the checks of a process."""
 
     def __init__(self, folder: Path, device: str) -> None:
         self.folder, self.device = folder, device
@@ -37,7 +37,7 @@ class TinyModel:
 
     @functools.cached_property
     def reference(self) -> Outputs:
-        """What plain transformers makes of the prompts, on the CPU."""
+        """The outputs of plain transformers on the CPU."""
         from engine.oracle import Oracle
 
         _save_model(self.folder)
@@ -53,7 +53,7 @@ class TinyModel:
 
 
 def model_checks(model: TinyModel, transports: Callable[[], Sequence[str]]) -> Iterator[SelftestCheck]:
-    """Yield the checks; `transports` are asked for when they are needed."""
+    """Yield the checks; `transports` is called when it is needed."""
     yield SelftestCheck("model", "combined = transformers", functools.partial(_combined, model))
     yield SelftestCheck("model", "P/D = transformers", functools.partial(_pd, model, transports))
 
@@ -81,7 +81,7 @@ def _compare(reference: Outputs, got: Outputs) -> None:
     for number, (one, two) in enumerate(zip(reference, got, strict=True)):
         if one != two:
             place = next((i for i, pair in enumerate(zip(one, two, strict=False)) if pair[0] != pair[1]), len(two))
-            raise Wrong(f"prompt {number} (of {_LENGTHS[number]} tokens) parts from transformers at token {place}")
+            raise Wrong(f"prompt {number} (of {_LENGTHS[number]} tokens) differs from transformers at token {place}")
 
 
 async def _serve(model: TinyModel, seats: Sequence[tuple[Role, int]], transport: str | None, path: str) -> Outputs:
@@ -97,9 +97,9 @@ async def _serve(model: TinyModel, seats: Sequence[tuple[Role, int]], transport:
             expected.append(ExpectedInstance(index, f"{role.value}-0", role, address, _HOST, (str(number),)))
         cluster = Cluster(tuple(expected), lambda address: instances[address].connection())
         async with _running(build_control(cluster, ControlLimits())) as control:
-            asked = (_ask(control, number, prompt, path) for number, prompt in enumerate(model.prompts))
-            return list(await asyncio.gather(*asked))
-    raise AssertionError("the stack swallows nothing")
+            outputs = (_ask(control, number, prompt, path) for number, prompt in enumerate(model.prompts))
+            return list(await asyncio.gather(*outputs))
+    raise AssertionError("the stack suppresses no exception")
 
 
 @contextlib.asynccontextmanager
@@ -108,7 +108,7 @@ async def _running(control: Control) -> AsyncIterator[Control]:
     try:
         async with asyncio.timeout(_READY_S):
             while not control.ready():  # noqa: ASYNC110
-                await asyncio.sleep(_POLL_S)  # as `pdserve verify` waits: the registry tells nobody
+                await asyncio.sleep(_POLL_S)  # as in `pdserve verify`: the registry does not notify
         yield control
     except TimeoutError as error:
         raise DeadlineExceeded(f"the instances were not ready within {_READY_S:g} s") from error
@@ -129,12 +129,12 @@ async def _ask(control: Control, number: int, prompt: Sequence[int], path: str) 
         if isinstance(event, NewToken) and event.token_id is not None:
             tokens.append(event.token_id)
         elif isinstance(event, PromptDone) and event.path != path:
-            raise HandoffFailed(f"prompt {number} went by {event.path}, not by {path}")
+            raise HandoffFailed(f"prompt {number} took the path {event.path}, not {path}")
     return tokens
 
 
 def _save_model(folder: Path) -> None:
-    """Make a random Llama of 0.4 M parameters, heads of 64 so that every kernel takes them, logits well apart."""
+    """Save a random Llama of 0.4 M parameters, with a head size of 64 for all kernels, and well separated logits."""
     from transformers import AutoModelForCausalLM, LlamaConfig
     from transformers.utils import logging as transformers_logging
 

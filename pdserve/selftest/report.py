@@ -1,6 +1,6 @@
-"""The one file of a self-test: read by people at the top, by programs in the JSON block below it. Without secrets.
+"""The report file of a self-test: text at the top, for programs a JSON block below it. Without secrets.
 
-A bug report takes it as it is: it is Markdown.
+It is Markdown, to be pasted into a bug report.
 """
 
 import json
@@ -22,14 +22,14 @@ _MORE_VARIABLES = (
     "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH", "ASCEND_SLOG_PRINT_TO_STDOUT", "ASCEND_GLOBAL_LOG_LEVEL",
     "P2P_HCCL_BUFFSIZE", "HCCL_WHITELIST_DISABLE", "NCCL_DEBUG", "NCCL_MAX_NCHANNELS", "GOMP_SPINCOUNT",
 )  # fmt: skip
-"""Shown beside those of `pdserve collect-env`."""
+"""Shown in addition to those of `pdserve collect-env`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """What was tested: the device, why it was taken, what it says of itself, and notes of the tiny model's load.
+    """What was tested: the device, why it was chosen, its description, and notes from loading the tiny model.
 
-    `command` is what was typed, `began` the local time of its start.
+    `command` is the command line, `began` its local start time.
     """
 
     device: str
@@ -41,14 +41,14 @@ class Tested:
 
 
 def row(number: int, total: int, result: Result) -> str:
-    """Return the line that the terminal shows of a check as it ends."""
+    """Return the terminal's line for a finished check."""
     place, what = f"[{number}/{total}]", f"{result.group}: {result.name}"
     line = f"{place:<8} {result.verdict.value:<9} {what:<52} {result.seconds:6.2f} s  {result.words}"
     return printable(line.rstrip())
 
 
 def summary(results: Sequence[Result], num_checks: int) -> str:
-    """Return the last line: how many of each, and of how many checks where not all have ended."""
+    """Return the last line: the count of each status, and the total if not all checks have finished."""
     counts = Counter(result.verdict for result in results)
     parts = [f"{counts[verdict]} {verdict.value}" for verdict in CheckStatus if counts[verdict]]
     checks = f"{num_checks} check{'' if num_checks == 1 else 's'}"
@@ -57,9 +57,9 @@ def summary(results: Sequence[Result], num_checks: int) -> str:
 
 
 class SelftestReport:
-    """The file, written anew after each row: whole or as it was. The machine is asked once.
+    """The report file, replaced atomically after each row. Facts about the machine are read once.
 
-    `logs` is the folder where what libraries print goes to files of its own.
+    `logs` is the folder of the files with library output.
     """
 
     def __init__(self, path: Path, tested: Tested, machine: Machine, logs: Path) -> None:
@@ -70,7 +70,7 @@ class SelftestReport:
         self._facts["environment"] = {**self._facts["environment"], **more}
 
     def write(self, results: Sequence[Result], num_checks: int, running: str | None = None) -> None:
-        """Write what is known; `running` is the row that has begun and has not ended. Raises OSError."""
+        """Write the results so far; `running` is the unfinished row. Raises OSError."""
         text = redacted(_text(self.tested, results, num_checks, self._facts, running, self._logs), self._secrets)
         part = self.path.with_name(f"{self.path.name}.part")
         part.write_text(text, encoding="utf-8")
@@ -90,7 +90,7 @@ def _text(
         for title, section in facts.items()
         for line in (f"[{title}]", *(f"{name}: {printable(value)}" for name, value in section.items()), "")
     ]
-    said = [
+    output = [
         line
         for log in sorted(logs.glob("*.log"))
         if (printed := tail(log))
@@ -102,14 +102,14 @@ def _text(
         "num_checks": num_checks, "running": running,
     }  # fmt: skip
     stopped = [] if running is None else [
-        "", f"This row had begun and not ended: **{running}**",
-        f"(what libraries printed meanwhile lies in {logs} if a signal ended the process)",
+        "", f"This row was started but did not finish: **{running}**",
+        f"(library output is in {logs} if a signal ended the process)",
     ]  # fmt: skip
     lines = [
         f"# pdserve selftest on {tested.device}: {summary(results, num_checks)}", "",
         f"{tested.choice}; {tested.described}",
         f"({tested.began}: `{tested.command}`)", *stopped, *(f"- {note}" for note in tested.notes), "",
-        "```text", *table, "", *sections[:-1], *said, "```", "",
+        "```text", *table, "", *sections[:-1], *output, "```", "",
         "```json", json.dumps(document, indent=2), "```", "",
     ]  # fmt: skip
     return "\n".join(lines)
@@ -121,5 +121,5 @@ def _secret_files(environ: Mapping[str, str]) -> list[Path]:
 
 
 def default_path(device: str, stamp: str, folder: str | None = None) -> Path:
-    """Return where the report goes when nobody said: the current folder."""
+    """Return the default report path, in the current folder."""
     return Path(folder or os.getcwd()) / f"pdserve-selftest-{device.replace(':', '')}-{stamp}.md"

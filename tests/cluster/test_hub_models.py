@@ -106,7 +106,7 @@ def test_code_beside_a_local_model_never_runs(hub: FakeHub, tmp_path: Path) -> N
         up = command.up()
 
         assert up.returncode == 0, up.stderr
-        assert "--trust-remote-code (code that comes with a model is never run)" in up.stderr
+        assert "--trust-remote-code (a model's own code is never run)" in up.stderr
         assert complete(command.patient, "tiny") == expected
     finally:
         command("down")

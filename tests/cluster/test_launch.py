@@ -25,12 +25,12 @@ def test_one_file_starts_every_role_and_each_says_its_part(tmp_path: Path, fake_
     assert answer.status == 200
     for log in logs.values():
         assert log.count("without effect: --use-v2-block-manager") == 1
-        assert "--trust-remote-code (code that comes with a model is never run)" in log
+        assert "--trust-remote-code (a model's own code is never run)" in log
     prefill, decode = cluster.ports
     assert f"ports: control 0.0.0.0:{prefill}, KV any free port of 127.0.0.1, " in logs["prefill-0"]
     assert f"ports: control 0.0.0.0:{decode}, KV any free port of " in logs["decode-0"]
     assert "devices: rank 0 = device 4, rank 1 = device 5 on CPU cores" in logs["prefill-0"]
-    assert "without effect on an instance: --chat-template (the scheduler has the front door)" in logs["decode-0"]
+    assert "without effect on an instance: --chat-template (the scheduler serves the API)" in logs["decode-0"]
     public = f"ports: OpenAI API 0.0.0.0:{cluster.port}"
     assert f"{public}\ndevices: none\nnext: it waits for prefill-0 " in logs["scheduler"]
 
@@ -38,10 +38,10 @@ def test_one_file_starts_every_role_and_each_says_its_part(tmp_path: Path, fake_
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--middleware=s",), "--middleware is refused: no code of others runs in the front door"),
+        (("--middleware=s",), "--middleware is refused: third-party code is not run in the scheduler"),
         (("--max-num-seq=8",), "unknown flag --max-num-seq: did you mean --max-num-seqs?"),
         (("--ip=192.0.2.7",), "--ip 192.0.2.7 is not server_ip"),
-        (("--kv-ip=192.0.2.7",), "--kv-ip 192.0.2.7 is no address of this machine"),
+        (("--kv-ip=192.0.2.7",), "--kv-ip 192.0.2.7 is not an address of this machine"),
     ],
 )
 def test_a_flag_that_cannot_be_taken_ends_the_process_with_2(

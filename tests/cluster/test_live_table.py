@@ -153,7 +153,7 @@ def test_up_starts_none_again_that_its_table_has_no_more_until_it_is_back(tmp_pa
         table["server_group_list"][2]["server_count"] = "1"
 
         replace(path, json.dumps(table))
-        pdserve.wait_log("its entry is gone from the table: it is not started again")
+        pdserve.wait_log("its entry is gone from the table: it is not restarted")
         assert "decode-0 ended with exit status 0" in pdserve.folder.log("supervisor").read_text()
         (line,) = (line for line in pdserve("status").stdout.splitlines() if line.startswith("decode-0"))
         assert "removed" in line

@@ -113,7 +113,9 @@ def test_while_a_cluster_starts_there_it_says_so_and_announces_none(quickstart: 
         first.communicate(timeout=300)
 
     assert (second.returncode, second.stdout) == (2, "")
-    words = f"quickstart: a cluster is starting at http://127.0.0.1:{quickstart.port}: `pdserve status` shows how far"
+    words = (
+        f"quickstart: a cluster is starting at http://127.0.0.1:{quickstart.port}: `pdserve status` shows its progress"
+    )
     assert second.stderr.startswith(words)
     assert len(second.stderr.splitlines()) == 1
 

@@ -39,7 +39,7 @@ def test_one_device_in_two_instances_ends_every_process_naming_the_flag(
     assert status == 2
     last = process.log.splitlines()[-1]
     assert "A device_id can be used only once in prefill server and decode server." in last
-    assert last.endswith("Two instances may have one GPU where every process is started with --share-devices")
+    assert last.endswith("Two instances may share a GPU if every process is started with --share-devices")
 
 
 def test_two_instances_of_one_device_serve_where_every_process_says_so(tmp_path: Path, fake_model: Path) -> None:

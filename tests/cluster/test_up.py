@@ -63,7 +63,7 @@ def test_while_one_starts_a_second_up_says_that(pdserve: Pdserve) -> None:
         first.communicate(timeout=DEADLINE_S)
 
     url = f"http://127.0.0.1:{pdserve.port}"
-    words = f"a cluster is starting at {url}: `pdserve status` shows how far, `pdserve down` stops it"
+    words = f"a cluster is starting at {url}: `pdserve status` shows its progress, `pdserve down` stops it"
     assert (second.returncode, second.stderr) == (2, f"pdserve up: {words}\n")
     assert first.returncode == 0
     assert not pdserve.state.is_starting
@@ -134,7 +134,7 @@ def test_ctrl_c_that_is_held_down_ends_it_as_one_does(pdserve: Pdserve) -> None:
     ("wanted", "status", "words"),
     [
         ("starting", 130, "stopping"),
-        ("ready:", 0, "stopping; requests under way have 30 s (Ctrl-C or SIGTERM again: at once)"),
+        ("ready:", 0, "stopping; requests in progress have 30 s (Ctrl-C or SIGTERM again: at once)"),
     ],
 )
 def test_ctrl_c_leaves_nothing_however_often_it_is_pressed(

@@ -122,7 +122,7 @@ def test_down_while_a_detached_cluster_starts_ends_the_up_in_words(pdserve: Pdse
 
     assert down.stdout == "stopped prefill-0, decode-0, scheduler\n"
     assert up.returncode == 1
-    words = "the cluster was ended before it was ready, by `pdserve down` or by a signal to its supervisor"
+    words = "the cluster was stopped before it was ready, by `pdserve down` or by a signal to its supervisor"
     assert said == f"pdserve up: {words}\n"
 
 

@@ -75,4 +75,4 @@ def test_features_are_exact_and_so_for_float32_alone(tiny_model: Path) -> None:
     done = _verify("--model", str(tiny_model), "--dtype", "bfloat16")
 
     assert done.returncode == 2
-    assert done.stderr.strip().endswith("--features is exact, and so for --dtype float32 alone, not bfloat16")
+    assert done.stderr.strip().endswith("--features compares exactly and needs --dtype float32, not bfloat16")

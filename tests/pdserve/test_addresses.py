@@ -31,16 +31,18 @@ def test_kv_ip_is_an_address_of_this_machine_that_peers_take() -> None:
     check_kv_address(None, TABLE)
     check_kv_address("10.0.0.18", TABLE, lambda: ("10.0.0.18",))
     check_kv_address("10.0.1.18", Trust(secret=Secret(b"s" * 32)), lambda: ("10.0.1.18",))
-    with pytest.raises(ConfigError, match=r"--kv-ip '10.0.0.\*' is no address of a host"):
+    with pytest.raises(ConfigError, match=r"--kv-ip '10.0.0.\*' is not an IP address such as"):
         check_kv_address("10.0.0.*", TABLE)
-    with pytest.raises(ConfigError, match=r"--kv-ip 10.0.9.9 is no address of this machine: it has 10.0.0.18, 127"):
+    with pytest.raises(
+        ConfigError, match=r"--kv-ip 10.0.9.9 is not an address of this machine, which has 10.0.0.18, 127"
+    ):
         check_kv_address("10.0.9.9", TABLE, lambda: ("10.0.0.18",))
     with pytest.raises(Incompatible, match=r"10.0.1.18 is not in the global table .* no cluster secret"):
         check_kv_address("10.0.1.18", TABLE, lambda: ("10.0.1.18",))
 
 
 def test_each_address_of_this_machine_is_named_once() -> None:
-    with pytest.raises(ConfigError, match=r"it has 127.0.0.1, 10.0.0.18, ::1$"):
+    with pytest.raises(ConfigError, match=r"which has 127.0.0.1, 10.0.0.18, ::1$"):
         check_kv_address("10.0.9.9", TABLE, lambda: ("127.0.0.1", "10.0.0.18", "::1"))
 
 

@@ -100,13 +100,13 @@ def test_work_that_was_told_to_end_as_it_left_is_not_called_done(tmp_path: Path)
 _TOLD_LATE = """
 import contextlib
 from pdserve import background
-passed_on_to = background._passed_on_to
+forward_signals = background._forward_signals
 @contextlib.contextmanager
 def and_tells(pid, told):
-    with passed_on_to(pid, told):
+    with forward_signals(pid, told):
         yield
         os.kill(os.getpid(), signal.SIGTERM)
-background._passed_on_to = and_tells
+background._forward_signals = and_tells
 """
 
 
@@ -123,7 +123,7 @@ def test_work_that_others_end_before_it_left_is_told_in_words(tmp_path: Path, en
     with _command(_TOLD + end, tmp_path / "log") as command:
         _, err = command.communicate(timeout=300)
 
-    words = "the cluster was ended before it was ready, by `pdserve down` or by a signal to its supervisor"
+    words = "the cluster was stopped before it was ready, by `pdserve down` or by a signal to its supervisor"
     assert err.splitlines()[-1] == f"wire.errors.Unavailable: {words}"
 
 
@@ -131,4 +131,4 @@ def test_work_that_is_killed_is_told(tmp_path: Path) -> None:
     with _command("os.kill(os.getpid(), signal.SIGKILL)", tmp_path / "log") as command:
         _, err = command.communicate(timeout=300)
 
-    assert err.splitlines()[-1] == "wire.errors.Unavailable: what starts the cluster was ended by SIGKILL"
+    assert err.splitlines()[-1] == "wire.errors.Unavailable: the process that starts the cluster was killed by SIGKILL"

@@ -13,7 +13,7 @@ from pdserve.bench import main, python_time
 from pdserve.bench.cases import BenchCase, BenchRun, Times, all_cases, goals
 from pdserve.bench.engine import chosen, parse, row, table, timed
 from pdserve.bench.floors import Floors
-from pdserve.bench.python_time import ASKED, python_ms
+from pdserve.bench.python_time import CASES, python_ms
 from pdserve.bench.vllm import PeerMissing, Vllm
 from tests.engine.tiny_models import make_tiny_model
 from wire.errors import ConfigError
@@ -37,7 +37,7 @@ def test_a_row_is_measured_beside_its_floor(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("native_libraries")
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", CASES)
 def test_python_is_measured_apart_from_what_is_native(name: str, tmp_path: Path) -> None:
     path = make_tiny_model("llama", tmp_path / "tiny")
     model = load_model(path, dtype="float32", block_size=16, kv_cache_memory=1 << 24, num_threads=1).model
@@ -45,7 +45,7 @@ def test_python_is_measured_apart_from_what_is_native(name: str, tmp_path: Path)
         pytest.skip("there are no native kernels")
     weights = model._fused._weights
 
-    assert python_ms(model, ASKED[name], batch=4) > 0
+    assert python_ms(model, CASES[name], batch=4) > 0
     assert model._fused._weights is weights
     model.close()
 
@@ -132,7 +132,7 @@ def test_every_row_has_a_goal_and_a_line_in_the_table() -> None:
     ("argv", "words"),
     [
         (["--repeats", "0"], "--repeats 0"),
-        (["--only", "nothing"], "nothing is in none of: prefill 1 x 512"),
+        (["--only", "nothing"], "nothing matches none of: prefill 1 x 512"),
         (["--peer", "hal"], "hal"),
     ],
 )

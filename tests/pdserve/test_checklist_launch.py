@@ -107,7 +107,7 @@ def test_http_port_is_another_than_port_and_free(start: Start) -> None:
         busy = listener.getsockname()[1]
 
         said = start("decode", "--port", "8089", "--http-port", "8089")
-        assert "--http-port 8089 is --port 8089 too: give each a port of its own" in said
+        assert "--http-port 8089 equals --port 8089: give two different ports" in said
         said = start("decode", "--port", str(free_ports(1)[0]), "--http-port", str(busy))
         assert f"--http-port {busy} on 127.0.0.1: in use by another process" in said
 

@@ -145,7 +145,7 @@ def test_a_run_folder_that_cannot_be_read_is_in_the_report(
     (tmp_path / "state.json").write_text("{}")
 
     assert main(["collect-env", "--device-type", "cpu"]) == 0
-    assert f"{tmp_path}/state.json is not a state pdserve wrote" in capsys.readouterr().out
+    assert f"{tmp_path}/state.json was not written by pdserve" in capsys.readouterr().out
     assert main(["collect-env", "--run-dir", str(tmp_path)]) == 2
 
 

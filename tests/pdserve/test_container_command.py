@@ -124,7 +124,7 @@ def test_without_pyyaml_the_scripts_run_and_a_file_is_refused_in_words(script: s
 
     assert (helped.returncode, "--config cluster.yaml" in helped.stdout) == (0, True), helped.stderr
     assert refused.returncode == 2
-    assert refused.stderr.startswith(f"{script}: --config needs the Python package yaml, which is not here: ")
+    assert refused.stderr.startswith(f"{script}: --config needs the Python package yaml, which is not installed: ")
     assert refused.stderr.count("\n") == 1
 
 

@@ -77,7 +77,7 @@ def test_what_serves_one_model_asks_for_the_device(
 @pytest.mark.parametrize(
     ("device", "words"),
     [
-        ("auto", "--attention-backend npu: no npu card is shown here"),
+        ("auto", "--attention-backend npu: no npu card is visible here"),
         ("cpu", "--attention-backend 'npu' is not one of auto, cpu, reference, the backends of --device cpu"),
     ],
 )
@@ -104,7 +104,7 @@ def test_an_instance_of_a_ranktable_asks_for_the_device(
     assert launch.main(plan.command[plan.command.index("--host") :]) == 2
     out, err = capsys.readouterr()
     assert SAID in err
-    assert "devices: rank 0 = device 0 on 0 (CUDA_VISIBLE_DEVICES=0, as it was set)" in out
+    assert "devices: rank 0 = device 0 on 0 (CUDA_VISIBLE_DEVICES=0, already set)" in out
 
 
 @pytest.mark.usefixtures("card")

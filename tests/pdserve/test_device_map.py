@@ -53,10 +53,9 @@ def test_a_container_with_the_entrys_cards_alone_leaves_the_variable_alone(tmp_p
 
     assert (npu.value, cuda.value) == (None, None)
     assert npu.line == (
-        "devices: rank 0 = device 4 on card 0, rank 1 = device 5 on card 1 "
-        f"(every card shown here; {NPU} is left unset)"
+        f"devices: rank 0 = device 4 on card 0, rank 1 = device 5 on card 1 (every visible card; {NPU} stays unset)"
     )
-    assert f"{CUDA} is left unset" in cuda.line
+    assert f"{CUDA} stays unset" in cuda.line
 
 
 def test_the_entrys_own_cards_in_another_order_are_named_in_its_order(tmp_path: Path) -> None:
@@ -69,7 +68,7 @@ def test_the_entrys_own_cards_in_another_order_are_named_in_its_order(tmp_path: 
 
 
 def test_as_many_cards_that_are_others_are_refused_by_the_id_that_is_not_there(tmp_path: Path) -> None:
-    words = rf"device 5 of the table is none of the npu cards shown here \(4,6\): .* set {NPU}"
+    words = rf"device 5 of the table is not among the npu cards visible here \(4,6\): .* set {NPU}"
     with pytest.raises(ConfigError, match=words):
         map_devices("npu", ["4", "5"], npus(tmp_path, 4, 6), dev=tmp_path)
 
@@ -84,7 +83,7 @@ def test_without_nvidia_smi_the_order_of_the_entrys_own_numbers_is_not_guessed(t
         (tmp_path / name).touch()
 
     assert mapped("cuda", "0,1", {"PATH": "/nowhere"}, tmp_path).value is None
-    with pytest.raises(ConfigError, match=rf"nvidia-smi does not say which of the cards 0,1 is which: set {CUDA}"):
+    with pytest.raises(ConfigError, match=rf"nvidia-smi does not identify the cards 0,1: set {CUDA}"):
         map_devices("cuda", ["1", "0"], {"PATH": "/nowhere"}, dev=tmp_path)
 
 
@@ -115,7 +114,7 @@ def test_without_nvidia_smi_cards_are_counted_and_never_guessed(tmp_path: Path) 
         (tmp_path / name).touch()
 
     assert mapped("cuda", "4,5", {"PATH": "/nowhere"}, tmp_path).value is None
-    with pytest.raises(ConfigError, match=rf"nvidia-smi does not say which of the cards 0,1 is which: set {CUDA}"):
+    with pytest.raises(ConfigError, match=rf"nvidia-smi does not identify the cards 0,1: set {CUDA}"):
         map_devices("cuda", ["1"], {"PATH": "/nowhere"}, dev=tmp_path)
 
 
@@ -133,7 +132,7 @@ def test_a_value_that_was_set_is_obeyed(tmp_path: Path) -> None:
     found = mapped("npu", "4,5", environ, tmp_path)
 
     assert found.value is None
-    assert found.line == f"devices: rank 0 = device 4 on 3, rank 1 = device 5 on 2 ({NPU}=3, 2, as it was set)"
+    assert found.line == f"devices: rank 0 = device 4 on 3, rank 1 = device 5 on 2 ({NPU}=3, 2, already set)"
 
 
 @pytest.mark.parametrize("preset", ["", "3"])
@@ -143,12 +142,12 @@ def test_a_value_that_was_set_and_is_too_short_is_refused_with_both(tmp_path: Pa
 
 
 def test_too_few_cards_are_refused_with_both_numbers(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"1 npu cards are shown here \(4\), the table's entry has 2 \(4,5\)"):
+    with pytest.raises(ConfigError, match=r"1 npu cards are visible here \(4\), the table's entry has 2 \(4,5\)"):
         map_devices("npu", ["4", "5"], npus(tmp_path, 4), dev=tmp_path)
-    with pytest.raises(ConfigError, match=r"0 cuda cards are shown here \(none\)"):
+    with pytest.raises(ConfigError, match=r"0 cuda cards are visible here \(none\)"):
         map_devices("cuda", ["4"], {"PATH": "/nowhere"}, dev=tmp_path)
 
 
 def test_a_device_that_is_not_shown_is_refused_by_its_id(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=rf"device 6 of the table is none of the npu .*\(0,1,2,3\): .* set {NPU}"):
+    with pytest.raises(ConfigError, match=rf"device 6 of the table is not among the npu .*\(0,1,2,3\): .* set {NPU}"):
         map_devices("npu", ["6"], npus(tmp_path, 0, 1, 2, 3), dev=tmp_path)

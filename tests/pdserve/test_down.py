@@ -36,7 +36,7 @@ def test_a_cluster_that_was_started_otherwise_is_named(
 
     assert capsys.readouterr().out == (
         f"nothing was stopped: no cluster of `pdserve up` runs in {tmp_path}; the one at {url} was started otherwise: "
-        "end its processes, or name its folder by --run-dir\n"
+        "stop its processes yourself, or give its folder by --run-dir\n"
     )
 
 
@@ -48,7 +48,7 @@ def test_what_else_answers_there_is_no_cluster(
         monkeypatch.setattr("pdserve.down.DEFAULT_URL", url)
         assert cli.main(["down", "--run-dir", str(tmp_path)]) == 0
 
-    assert capsys.readouterr().out == "nothing runs here\n"
+    assert capsys.readouterr().out == "no cluster is running here\n"
 
 
 def test_a_port_that_nobody_answers_is_nothing(
@@ -58,4 +58,4 @@ def test_a_port_that_nobody_answers_is_nothing(
 
     assert cli.main(["down", "--run-dir", str(tmp_path)]) == 0
 
-    assert capsys.readouterr().out == "nothing runs here\n"
+    assert capsys.readouterr().out == "no cluster is running here\n"

@@ -19,7 +19,7 @@ WRONG = [
     (["--device", "npu"], "--device npu: torch_npu is not installed: run scripts/install"),
     (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
     (["--model", "/no/model", "--max-n", "0"], "--max-n 0 is out of range"),
-    (["--model", ""], "--model '' has no value, as a variable that is not set gives it"),
+    (["--model", ""], "--model '' is empty, as from an unset variable"),
 ]
 
 
@@ -87,9 +87,9 @@ def test_a_length_that_positions_scaled_or_a_fake_may_have_is_left_to_the_instan
 TP_2 = ("--tensor-parallel-size", "2")
 FAKE_TP_2 = ("--engine", "fake", *TP_2)
 SHORT = [
-    (2, "20000-20001", (), "has 2 ports: 3 ranks (3 instances x 1) take one each"),
-    (3, "20000-20003", FAKE_TP_2, "has 4 ports: 8 ranks (4 instances x 2) take one each"),
-    (3, "20000-20006", TP_2, "has 7 ports: 8 ranks (4 instances x 2) take one each"),
+    (2, "20000-20001", (), "has 2 ports: 3 ranks (3 instances x 1) need one each"),
+    (3, "20000-20003", FAKE_TP_2, "has 4 ports: 8 ranks (4 instances x 2) need one each"),
+    (3, "20000-20006", TP_2, "has 7 ports: 8 ranks (4 instances x 2) need one each"),
     (3, "20000-20002", ("--kv-transport", "shm", "process_group"), "has 3 ports: 4 ranks (4 instances x 1)"),
 ]
 ENOUGH = [
@@ -122,4 +122,4 @@ def test_a_range_with_a_port_for_each_rank_that_listens_on_one_is_enough(ports: 
 def test_serve_takes_no_default_for_a_model_that_is_an_empty_word(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", ""]) == 2
 
-    assert capsys.readouterr().err.startswith("pdserve serve: MODEL '' has no value, as a variable that is not set")
+    assert capsys.readouterr().err.startswith("pdserve serve: MODEL '' is empty, as from an unset variable")

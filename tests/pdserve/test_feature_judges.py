@@ -12,11 +12,11 @@ from pdserve.feature_cases import FeatureCase, Vocabulary, make_cases
 from pdserve.feature_judges import (
     CaseOutput,
     CasePrompt,
+    best_of_all,
     equal_logprobs,
     equal_prompt_logprobs,
     equal_tokens,
     equal_vectors,
-    likeliest_of_all,
     reads_as,
 )
 from pdserve.feature_preemption import SHORT, SWAP
@@ -79,7 +79,9 @@ def test_log_probabilities_may_differ_by_rounding_alone() -> None:
     assert "output 1: a log probability is 0.0002 off" in str(
         equal_logprobs(reference, [ASK], [CaseOutput({0: [7, 8]}, {0: [TOLD[0], off]})])
     )
-    assert "1 told in place of 2" in str(equal_logprobs(reference, [ASK], [CaseOutput({0: [7, 8]}, {0: [TOLD[0]]})]))
+    assert "1 log probabilities in place of 2" in str(
+        equal_logprobs(reference, [ASK], [CaseOutput({0: [7, 8]}, {0: [TOLD[0]]})])
+    )
 
 
 def test_log_probabilities_of_a_prompt_are_judged_with_the_tokens_that_follow() -> None:
@@ -90,18 +92,18 @@ def test_log_probabilities_of_a_prompt_are_judged_with_the_tokens_that_follow() 
 
     assert judged([7, 8], None, TOLD[0]) == "None"
     assert "token 0" in judged([7, 8], TOLD[0], TOLD[0])
-    assert "4 told in place of 2" in judged([7, 8], None, TOLD[0], None, TOLD[0])
+    assert "4 log probabilities in place of 2" in judged([7, 8], None, TOLD[0], None, TOLD[0])
     assert "token 1: (9,) in place of (8,)" in judged([7, 9], None, TOLD[0])
 
 
-def test_the_likeliest_of_all_sequences_have_to_be_those_of_the_reference() -> None:
+def test_the_best_of_all_sequences_have_to_be_those_of_the_reference() -> None:
     reference = script(Decoded((3,)), Decoded((1,)))
     ask = CasePrompt((1,), SamplingParams(max_tokens=1, n=2, best_of=3))
     sums = (-2.0, -3.0, -1.0)
     likely: dict[int, list[TokenLogprobs | None]] = {i: [TokenLogprobs(value, 1)] for i, value in enumerate(sums)}
 
-    assert likeliest_of_all(reference, [ask], [CaseOutput({0: [1], 1: [2], 2: [3]}, dict(likely))]) is None
-    assert likeliest_of_all(reference, [ask], [CaseOutput({0: [1], 1: [3], 2: [2]}, dict(likely))]) is not None
+    assert best_of_all(reference, [ask], [CaseOutput({0: [1], 1: [2], 2: [3]}, dict(likely))]) is None
+    assert best_of_all(reference, [ask], [CaseOutput({0: [1], 1: [3], 2: [2]}, dict(likely))]) is not None
 
 
 def test_vectors_are_compared_after_what_was_asked_of_them() -> None:
@@ -120,7 +122,7 @@ def test_a_reader_judges_the_text_without_its_end() -> None:
 
     assert reads(script(), [ask], [CaseOutput({0: [1, 2, 0]})]) is None
     assert reads(script(), [ask], [CaseOutput({0: [1, 3]})]) == "prompt 0: '13'"
-    assert reads(script(), [ask], [CaseOutput()]) == "a prompt without any sequence"
+    assert reads(script(), [ask], [CaseOutput()]) == "a prompt has no sequence"
 
 
 def test_cells_say_why_they_are_not_equal_and_the_last_line_which_features_are_not() -> None:
@@ -137,13 +139,13 @@ def test_cells_say_why_they_are_not_equal_and_the_last_line_which_features_are_n
     cells = judge(case, columns, script(Decoded((5,))))
 
     assert cells == [
-        Cell(EQUAL), Cell(WRONG, "it went by local, not by handoff"), Cell(EQUAL), Cell(WRONG, "not served"),
+        Cell(EQUAL), Cell(WRONG, "its path was local, not handoff"), Cell(EQUAL), Cell(WRONG, "not served"),
         Cell(MEANINGLESS, SHORT),
     ]  # fmt: skip
     assert report(list(columns), {"greedy": cells}) == [
         "feature  combined  P/D shm  P/D tcp  P/D none  after preemption (swap)",
         "greedy   equal     WRONG    equal    WRONG     n/a",
-        "WRONG: greedy, P/D shm: it went by local, not by handoff",
+        "WRONG: greedy, P/D shm: its path was local, not handoff",
         "WRONG: greedy, P/D none: not served",
         f"n/a: greedy, after preemption (swap): {SHORT}",
         "not equal: greedy",

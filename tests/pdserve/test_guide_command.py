@@ -103,7 +103,7 @@ def test_without_pyyaml_a_file_is_refused_in_words() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={}, check=False)
 
     assert done.returncode == 2
-    assert "-ERROR: --config needs the Python package yaml, which is not here: " in done.stderr
+    assert "-ERROR: --config needs the Python package yaml, which is not installed: " in done.stderr
     assert done.stderr.count("\n") == 1
 
 

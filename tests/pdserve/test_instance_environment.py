@@ -62,7 +62,7 @@ def test_auto_looks_the_entrys_cards_up_before_anything_can_open_another(tmp_pat
 
     assert (made.device, environ["CUDA_VISIBLE_DEVICES"]) == ("auto", "GPU-6,GPU-7")
     assert made.device_line is not None
-    assert made.device_line.endswith("(CUDA_VISIBLE_DEVICES=GPU-6,GPU-7), should they work here")
+    assert made.device_line.endswith("(CUDA_VISIBLE_DEVICES=GPU-6,GPU-7), if they are usable")
 
 
 def test_auto_stays_on_the_cpu_where_the_entrys_cards_are_not_shown_and_says_why(tmp_path: Path) -> None:
@@ -76,8 +76,8 @@ def test_auto_stays_on_the_cpu_where_the_entrys_cards_are_not_shown_and_says_why
 
     assert (made.device, environ) == ("cpu", before)
     assert made.device_line is not None
-    assert made.device_line.startswith("devices: the CPU, because 1 cuda cards are shown here (0), ")
-    with pytest.raises(ConfigError, match="1 cuda cards are shown here"):
+    assert made.device_line.startswith("devices: the CPU, because 1 cuda cards are visible here (0), ")
+    with pytest.raises(ConfigError, match="1 cuda cards are visible here"):
         prepare_environment(
             EngineOptions(device="cuda"), _plan(tmp_path), environ,
             run=lambda command: ToolOutput(tuple(command), one, 0), dev=tmp_path,

@@ -178,7 +178,7 @@ def test_from_elsewhere_the_last_figures_are_shown_and_it_says_why(capsys: pytes
         found, lost = out.splitlines()[2:]
         assert _words(found) == 'tcp up 250 us 117.0 MB/s on 2 1 shm: the peer said "no?[31m"'
         assert lost.split()[4:8] == ["shm", "down", "-", "-"]
-        assert "links are measured on the scheduler's own host" in err
+        assert "run this on the scheduler's host" in err
         assert cli.main(["links", "--url", url, "--mib", "0"]) == 1  # one instance is lost
         assert capsys.readouterr().err == ""
 
@@ -216,7 +216,7 @@ def test_the_door_of_a_wildcard_is_found_by_an_address_of_this_host_and_by_no_ot
     for host in ("127.0.0.1", "192.0.2.1"):
         tried.append(host)
         with pytest.raises(admin_client.NoAdminSocket):
-            admin_client.open_door(f"http://{host}:9000")
+            admin_client.connect_admin(f"http://{host}:9000")
 
     assert tried == ["127.0.0.1", "127.0.0.1", "0.0.0.0", "::", "192.0.2.1"]
 

@@ -25,7 +25,7 @@ def test_an_unknown_name_is_answered_with_those_there_are(run_dir: str) -> None:
 
 
 def test_no_logs_at_all_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nothing was started there"):
+    with pytest.raises(ConfigError, match="no cluster was started there"):
         find(str(tmp_path), None)
 
 
@@ -95,5 +95,5 @@ def test_a_state_that_cannot_be_read_keeps_no_log_from_being_shown(
     assert cli.main(["logs", "--run-dir", run_dir, "scheduler"]) == 0
 
     shown = capsys.readouterr()
-    assert "state.json is not a state pdserve wrote" in shown.err
+    assert "state.json was not written by pdserve" in shown.err
     assert shown.out == "one\ntwo\n"

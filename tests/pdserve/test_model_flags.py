@@ -75,7 +75,7 @@ def test_flag_and_checkpoint_must_agree_without_torch(tmp_path: Path) -> None:
 def test_flag_and_file_must_agree(tmp_path: Path, gguf_file: Path) -> None:
     with pytest.raises(ConfigError, match=rf"--quantization awq, but {gguf_file} is GGUF"):
         with_plain_model(EngineOptions(model=str(gguf_file), quantization="awq"), {})
-    with pytest.raises(ConfigError, match=rf"--quantization gguf, but {tmp_path} is no \.gguf file"):
+    with pytest.raises(ConfigError, match=rf"--quantization gguf, but {tmp_path} is neither a \.gguf file"):
         with_plain_model(EngineOptions(model=str(tmp_path), quantization="gguf"), {})
 
 
@@ -138,7 +138,7 @@ def test_a_folder_is_no_name_even_where_a_hub_could_have_it(
     plain = with_plain_model(EngineOptions(model="facebook/opt-125m", download_dir="/models"), {})
 
     assert (plain.model, fetches) == ("facebook/opt-125m", [])
-    with pytest.raises(ConfigError, match="--revision v1 is for a model of a hub, and facebook/opt-125m is none"):
+    with pytest.raises(ConfigError, match="--revision v1 is for a hub model, and facebook/opt-125m is a folder"):
         with_plain_model(EngineOptions(model="facebook/opt-125m", revision="v1"), {})
 
 

@@ -104,7 +104,7 @@ def test_a_limit_and_a_temperature_are_asked_for_where_they_were_typed(server: H
 
 
 @pytest.mark.parametrize(
-    ("command", "said"), [("chat", "all the context that is left"), ("complete", "the server's; pdserve's is 16")]
+    ("command", "said"), [("chat", "the rest of the context"), ("complete", "the server's; pdserve's is 16")]
 )
 def test_help_says_how_long_an_answer_may_be(command: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

@@ -95,7 +95,7 @@ def test_every_command_takes_a_file_and_refuses_an_unknown_key_with_its_line(
     [
         ("device-type: tpu", ":1: device-type: 'tpu' is not one of cpu, cuda, npu"),
         ("ports: [1, 2]", ":1: ports takes one value, not a list of 2"),
-        ("api-server: maybe", ":1: api-server is true or false, not 'maybe'"),
+        ("api-server: maybe", ":1: api-server must be true or false, not 'maybe'"),
         ("ip: &a 10.0.0.1\nsave-dir: *a", ":2: *a is an alias: write the value out"),
     ],
 )

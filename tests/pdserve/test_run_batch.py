@@ -157,8 +157,8 @@ def test_only_what_failed_is_asked_again(tmp_path: Path, loopback: Loopback) -> 
     nothing = run(tmp_path, *COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", *NO_MODEL, "--retry-failed")
 
     assert first.err.splitlines()[-1] == (
-        "the same command with --retry-failed asks the failed lines again; a line that was refused (400 to 422) is to "
-        "be mended in the input first"
+        "the same command with --retry-failed retries the failed lines; a line that was refused (400 to 422) must "
+        "be fixed in the input first"
     )
     assert again.out.startswith("4 lines answered (0 errors) in "), again.err
     assert again.out.endswith(", 3 of them by an earlier run: out.jsonl\n")
@@ -211,7 +211,7 @@ def test_failed_lines_are_not_asked_of_a_server_that_serves_another_model_by_now
     ended = run(tmp_path, *words)
 
     assert ended.status == 2
-    assert "out.jsonl has good answers of the model m-7b, and its failed lines would be asked of tiny" in ended.err
+    assert "out.jsonl has good answers of the model m-7b, and its failed lines would be answered by tiny" in ended.err
     assert loopback.asked == {}
     assert not (tmp_path / "out.jsonl.journal").exists(), "a run without the flag would go on with its answers"
 
@@ -353,7 +353,9 @@ def test_a_model_that_is_lost_on_the_way_leaves_a_batch_that_goes_on(
     monkeypatch.setattr(logs, "configure", lambda *args, **kwargs: None)
     typed = ["-i", str(source), "-o", str(output), "--max-inflight", "1"]
 
-    with pytest.raises(BatchStopped, match=f"^the engine is lost; {number} of 4 lines are answered and kept: the same"):
+    with pytest.raises(
+        BatchStopped, match=f"^the engine is lost; {number} of 4 lines are answered and saved: the same"
+    ):
         run_batch.main(typed)
     before = output.exists()
     monkeypatch.setattr(run_batch, "model_here", lambda request: Dying(100))
@@ -372,9 +374,9 @@ def test_lines_that_name_another_model_have_the_flag_that_names_it_so(
 
     assert run_batch.main(["-i", str(source), "-o", str(output)]) == 0
     first, second, third = capsys.readouterr().err.splitlines()[-3:]
-    assert first == "the first error is that of 'id-one': the model 'tiny' does not exist here; served: a"
-    assert second == "--served-model-name NAME gives the model here the name that the lines have"
-    assert third.startswith("the same command with --retry-failed asks")
+    assert first == "the first error is 'id-one': the model 'tiny' does not exist here; served: a"
+    assert second == "--served-model-name NAME gives the model here the name in the lines"
+    assert third.startswith("the same command with --retry-failed retries")
 
 
 def test_misspelt_fields_are_named_once_at_the_end_with_their_lines(
@@ -402,7 +404,7 @@ def test_a_signal_while_the_model_ends_after_all_answers_asks_nobody_to_go_on(
     said = capsys.readouterr()
     assert (status, texts(output.read_bytes())) == (0, SAID)
     assert said.out.startswith("4 lines answered (0 errors)")
-    assert "go on with" not in said.err
+    assert "resume with" not in said.err
 
 
 class Dying:

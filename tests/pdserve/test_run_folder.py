@@ -94,7 +94,7 @@ def test_a_folder_without_state_has_none(tmp_path: Path) -> None:
 def test_state_of_another_form_is_refused_by_its_path(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text('{"processes": [{"pid": 1}]}')
 
-    with pytest.raises(ConfigError, match=r"state\.json is not a state pdserve wrote"):
+    with pytest.raises(ConfigError, match=r"state\.json was not written by pdserve"):
         RunFolder(tmp_path).read()
 
 
@@ -165,7 +165,7 @@ def test_a_new_run_puts_every_log_of_the_last_aside_also_of_instances_it_has_not
     folder.log("decode-1").parent.mkdir()
     folder.log("decode-1").write_text("of a cluster with two\n")
 
-    folder.put_logs_aside()
+    folder.rename_old_logs()
 
     assert not folder.log("decode-1").exists()
     assert folder.log("decode-1").with_name("decode-1.log.1").read_text() == "of a cluster with two\n"
@@ -252,7 +252,7 @@ def test_last_line_skips_blank_lines(tmp_path: Path) -> None:
 def test_state_that_is_no_object_is_refused_by_its_path(tmp_path: Path, text: str) -> None:
     (tmp_path / "state.json").write_bytes(text.encode(errors="surrogateescape"))
 
-    with pytest.raises(ConfigError, match=r"state\.json is not a state pdserve wrote"):
+    with pytest.raises(ConfigError, match=r"state\.json was not written by pdserve"):
         RunFolder(tmp_path).read()
 
 
@@ -260,7 +260,8 @@ def test_a_folder_that_cannot_be_is_refused_with_what_to_do(tmp_path: Path) -> N
     (tmp_path / "file").touch()
     folder = RunFolder(tmp_path / "file" / "run")
     words = (
-        rf"the run folder {folder.path} cannot be used: Not a directory: name another, by --run-dir or PDSERVE_RUN_DIR"
+        rf"the run folder {folder.path} cannot be used: Not a directory: "
+        "give another one by --run-dir or PDSERVE_RUN_DIR"
     )
 
     with pytest.raises(ConfigError, match=words):

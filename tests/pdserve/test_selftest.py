@@ -226,7 +226,7 @@ def test_each_check_ends_alone_and_in_one_line() -> None:
         (["--device", "tpu"], "--device 'tpu' is not one of auto, cpu, cuda, npu"),
         (["--index", "-1"], "--index -1: the first device is 0"),
         (["--report", "/nowhere/at/all.md"], "/nowhere/at is no folder"),
-        (["--device", "cpu", "--only", "nothing"], "--only nothing is in no row's name"),
+        (["--device", "cpu", "--only", "nothing"], "--only nothing matches no row"),
     ],
 )
 def test_mistakes_are_told_in_a_line(typed: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -287,7 +287,7 @@ def test_a_row_that_ends_the_process_is_named_in_the_report(tmp_path: Path, monk
     document = json.loads(text.partition("```json\n")[2].partition("\n```")[0])
     assert document["running"].startswith("sampler: ")
     assert text.startswith("# pdserve selftest on cpu: stopped after 0 of 4 checks\n")
-    assert f"This row had begun and not ended: **{document['running']}**\n(what libraries printed" in text
+    assert f"This row was started but did not finish: **{document['running']}**\n(library output is in" in text
     assert list(tmp_path.iterdir()) == [tmp_path / "r.md"]
 
 
@@ -355,8 +355,8 @@ def test_help_names_the_groups_that_there_are(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--only", "nosuch"), "--only nosuch is in no row's name; the groups are attention, "),
-        (("--device", "cpu", "--index", "4"), "--index 4: the cpu is one device, 0"),
+        (("--only", "nosuch"), "--only nosuch matches no row; the groups are attention, "),
+        (("--device", "cpu", "--index", "4"), "--index 4: there is one cpu device, 0"),
     ],
 )
 def test_what_names_no_row_or_device_is_refused_with_what_there_is(flags: tuple[str, ...], words: str) -> None:

@@ -88,7 +88,7 @@ def test_a_byte_that_is_lost_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
     status, results = run(tmp_path / "r.md", *LINKS)
 
     assert (status, [one["verdict"] for one in results]) == (1, ["FAILED", "FAILED"])
-    assert "tensor 0 are others than were sent" in results[0]["words"]
+    assert "tensor 0 differ from those sent" in results[0]["words"]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_far_end_that_says_nothing_is_ended_the_hard_way(tmp_path: Path, monke
 
     status, results = run(tmp_path / "r.md", "--device", "cpu", "--only", "links: tcp")
 
-    assert (status, results[0]["words"]) == (1, "the far end said nothing within 0.5 s")
+    assert (status, results[0]["words"]) == (1, "the far end sent nothing within 0.5 s")
     assert children_of(os.getpid()) == []
 
 
@@ -223,7 +223,10 @@ def test_whatever_ends_the_self_test_ends_its_child(number: signal.Signals, stat
 def test_a_device_of_groups_with_one_rank_a_card_says_so_before_a_child_is_asked() -> None:
     card = FakeDevice(0, CUDA)
 
-    assert links._in_common("process_group", card, card) == "nccl takes one rank a card, and one card is shown here"
+    assert (
+        links._in_common("process_group", card, card)
+        == "nccl allows one rank per card, and only one card is visible here"
+    )
     assert links._in_common("process_group", card, FakeDevice(1, CUDA)) is None
     assert links._in_common("tcp", card, card) is None
 

@@ -153,7 +153,7 @@ def test_memory_that_cannot_be_read_means_none_and_ends_nothing() -> None:
 
     rig.keeper.tick(0.0, is_calm=True)
 
-    assert (rig.made, rig.said) == ([], ["the spare cannot be started: no /proc; another is made in 1 s"])
+    assert (rig.made, rig.said) == ([], ["the spare cannot be started: no /proc; another is started in 1 s"])
 
 
 def test_only_a_warm_one_is_taken_and_another_made_after_it() -> None:
@@ -181,7 +181,7 @@ def test_one_that_dies_is_made_again_until_it_died_too_often() -> None:
             rig.made[-1].end_words = "spare ended"
 
     assert len(rig.made) == 2
-    assert rig.said == ["spare ended; another is made in 1 s", "spare ended; no other is made"]
+    assert rig.said == ["spare ended; another is started in 1 s", "spare ended; no other is started"]
     assert rig.keeper.record.note == "spare ended"
 
 

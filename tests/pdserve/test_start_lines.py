@@ -80,8 +80,8 @@ def test_an_instance_that_the_table_has_elsewhere_is_warned_of(tmp_path: Path, h
     lines = instance_lines(config, _plan(tmp_path, 1, address=server_ip), kv_host(config), None, {})
 
     assert [line for line in lines if line.startswith("warning: ")] == [
-        f"warning: --host {host} does not listen on {server_ip}, where the table has this instance and the scheduler "
-        f"looks for it: give --host {server_ip} or --host 0.0.0.0, unless a proxy or a namespace is in front"
+        f"warning: --host {host} does not listen on {server_ip}, to which, by the table, the scheduler "
+        f"connects: give --host {server_ip} or --host 0.0.0.0, unless a proxy or a network namespace is between"
     ]
 
 
@@ -115,7 +115,7 @@ def test_the_scheduler_says_whom_it_waits_for_and_where_it_will_answer(tmp_path:
     assert lines == (
         f"ports: OpenAI API {host}:9000",
         "devices: none",
-        "next: it waits for prefill-0 10.0.0.18:8088, decode-0 10.0.0.18:8089; once it is ready, ask: "
+        "next: it waits for prefill-0 10.0.0.18:8088, decode-0 10.0.0.18:8089; once it is ready, try: "
         f"curl http://{reached}/v1/models",
     )
 
@@ -126,4 +126,4 @@ def test_the_scheduler_of_use_openai_0_says_what_it_serves(tmp_path: Path) -> No
     first, _, last = scheduler_lines(engine, replace(_plan(tmp_path, None), use_openai=False))
 
     assert first == "ports: /generate 127.0.0.1:9000"
-    assert last.endswith("ask: curl http://127.0.0.1:9000/health")
+    assert last.endswith("try: curl http://127.0.0.1:9000/health")

@@ -211,7 +211,7 @@ def test_another_server_is_not_taken_for_a_cluster(capsys: pytest.CaptureFixture
     with served_page("process_cpu_seconds_total 3\n") as url:
         assert cli.main(["status", "--url", url]) == 1
 
-    assert "is no pdserve scheduler" in capsys.readouterr().err
+    assert "is not a pdserve scheduler" in capsys.readouterr().err
 
 
 def test_a_cluster_of_up_that_does_not_answer_is_shown_by_its_processes(
@@ -233,7 +233,7 @@ def test_a_cluster_of_up_that_does_not_answer_is_shown_by_its_processes(
         (["--url", "https://h:1"], "write http://HOST:PORT"),
         (["--url", "http://h:port"], "--url 'http://h:port'"),
         (["--url", "http://h:1/other"], "write http://HOST:PORT"),
-        (["--url", "http://h:1", "--run-dir", "/x"], "give one of them"),
+        (["--url", "http://h:1", "--run-dir", "/x"], "give only one"),
     ],
 )
 def test_a_wrong_address_is_refused(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,7 +126,7 @@ def test_the_loss_of_the_last_of_a_role_is_the_end(cluster: _Cluster, name: str)
         cluster.supervisor.tick(now)
     cluster.wait_dead(name.replace("_", "-"))
 
-    with pytest.raises(Unavailable, match=rf"^no {role} is left, the cluster ends; gave up on .*: no such device"):
+    with pytest.raises(Unavailable, match=rf"^no {role} process is left, .*; gave up on .*: no such device"):
         cluster.supervisor.tick(3.0)
 
 
@@ -178,7 +178,7 @@ def test_one_whose_entry_is_gone_is_not_started_again_until_it_is_back(cluster: 
         cluster.supervisor.tick(now)
     assert len(cluster.spawned) == 2
     assert (cluster.record("decode-0").note, cluster.record("decode-0").restarts) == ("removed", 0)
-    assert cluster.said[0].endswith("; its entry is gone from the table: it is not started again")
+    assert cluster.said[0].endswith("; its entry is gone from the table: it is not restarted")
     assert len(cluster.said) == 1
     cluster.removed.clear()
     cluster.supervisor.tick(40.0)
@@ -209,5 +209,5 @@ def test_one_that_was_removed_is_none_that_is_left(cluster: _Cluster) -> None:
         cluster.supervisor.tick(now)
     cluster.wait_dead("decode-0")
 
-    with pytest.raises(Unavailable, match="no decode is left"):
+    with pytest.raises(Unavailable, match="no decode process is left"):
         cluster.supervisor.tick(30.0)

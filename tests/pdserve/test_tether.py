@@ -187,5 +187,5 @@ def test_whoever_was_told_nothing_holds_on_to_nobody() -> None:
 
 @pytest.mark.parametrize("told", ["", "x", "1000000", "-1"])
 def test_what_is_no_pipe_is_refused(told: str) -> None:
-    with pytest.raises(ConfigError, match=f"{VARIABLE} is '{told}', which is no pipe of ours"):
+    with pytest.raises(ConfigError, match=f"{VARIABLE} is '{told}', which is not a pipe"):
         hold_on({VARIABLE: told})

@@ -64,7 +64,7 @@ def test_down_takes_nothing_from_an_up_that_holds_the_folder(
         assert cli.main(["down", "--run-dir", str(tmp_path)]) == 0
 
         assert folder.tables.exists()
-    assert capsys.readouterr().out == "nothing runs here\n"
+    assert capsys.readouterr().out == "no cluster is running here\n"
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_lists_of_texts_say_the_same_again_and_keys_stand_on_no_command_line() -
 
 @pytest.mark.parametrize("flag", ["--global-rank-table", "--node-ports", "--use-openai", "--http-port"])
 def test_what_up_decides_itself_is_refused_and_not_in_its_help(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match=f"{flag} is decided by `pdserve up` itself"):
+    with pytest.raises(ConfigError, match=f"{flag} is set by `pdserve up` itself"):
         parse([flag, "1"])
     with pytest.raises(SystemExit):
         parse(["--help"])
@@ -58,9 +58,7 @@ def test_what_up_decides_itself_is_refused_and_not_in_its_help(flag: str, capsys
 )
 @pytest.mark.parametrize("value", ["", " "])
 def test_a_value_that_is_empty_is_refused_and_no_default_taken(flag: str, value: str) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"^{flag} '{value}' has no value, as a variable that is not set gives it: give"
-    ):
+    with pytest.raises(ConfigError, match=rf"^{flag} '{value}' is empty, as from an unset variable: give"):
         parse([f"{flag}={value}"])
 
 
@@ -85,8 +83,8 @@ def test_under_ray_too_there_is_a_limit(flags: tuple[str, ...], words: str) -> N
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--address", "10.0.0.18:6379"), "is that of a Ray cluster: give --ray too"),
-        (("--ray", "--address", "ray://10.0.0.18:10001"), "Ray's client protocol is not taken"),
+        (("--address", "10.0.0.18:6379"), "is the address of a Ray cluster: give --ray too"),
+        (("--ray", "--address", "ray://10.0.0.18:10001"), "Ray's client protocol is not supported"),
         (("--ray", "--ray-strategy", "near"), "invalid choice: 'near'"),
     ],
 )

@@ -45,7 +45,7 @@ def test_a_machine_without_cards_has_one_pair_and_says_so() -> None:
 
     assert pairs.pairs == (DeviceKindPair("cpu", "cpu"),)
     assert pairs.describe() == (
-        "devices: cpu -> cpu, the only pair that this machine can form: no fake card is shown here"
+        "devices: cpu -> cpu, the only pair that this machine can form: no fake card is visible here"
     )
 
 
@@ -61,7 +61,7 @@ def test_one_pair_is_asked_for_by_its_kinds(asked: str, ends: tuple[str, str]) -
     ("asked", "words"),
     [
         ("tpu", "--device 'tpu' is not one of auto, cpu, fake, npu"), ("cpu:npu", "--device npu: CANN is missing"),
-        ("cpu:fake:cpu", "names 3 ends: a pair is P:D, as cpu:npu"), ("cpu:", "--device '' is not one of"),
+        ("cpu:fake:cpu", "names 3 ends: a pair is P:D, such as cpu:npu"), ("cpu:", "--device '' is not one of"),
     ],
 )  # fmt: skip
 def test_a_pair_that_cannot_be_is_refused_in_words(asked: str, words: str) -> None:
@@ -86,7 +86,7 @@ def test_each_pair_has_the_transports_that_both_its_ends_can() -> None:
     assert {"process_group", "tcp"} <= set(mixed.names)
     assert mixed.lacking["shm"] == "the KV pool is on fake:0: peers can map host memory only"
     assert "tcp" in npus.names
-    assert npus.lacking["process_group"] == "groups are made by gloo on cpu, by hccl on npu"
+    assert npus.lacking["process_group"] == "process groups use gloo on cpu but hccl on npu"
     with pytest.raises(ConfigError, match="--transport shm cannot run here: the KV pool is on fake:0"):
         choose("shm", pair=DeviceKindPair("fake", "cpu"))
 
@@ -145,5 +145,5 @@ def test_every_pair_and_every_kind_alone_is_compared(
 def test_features_are_of_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pdserve.verify.logs.configure", lambda _: None)
 
-    with pytest.raises(ConfigError, match="--features is for one device at both ends, not cpu:fake"):
+    with pytest.raises(ConfigError, match="--features needs the same device at both ends, not cpu:fake"):
         verify.main(["--features", "--device", "cpu:fake"])

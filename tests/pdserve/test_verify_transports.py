@@ -63,7 +63,7 @@ def test_each_that_runs_is_compared_and_the_others_are_named_with_the_reason(
 
     assert "not run: P/D over mooncake: its package is missing" in said
     assert [line for line in said if line.startswith("served by P/D")] == [
-        "served by P/D over shm: 4,096 bytes of KV crossed", "served by P/D over tcp: 4,096 bytes of KV crossed",
+        "served by P/D over shm: 4,096 bytes of KV sent", "served by P/D over tcp: 4,096 bytes of KV sent",
     ]  # fmt: skip
     equal = "equal: P/D over shm = P/D over tcp = combined = transformers (not run: mooncake)"
     parted = "DIFFERENT: P/D over tcp against transformers: prompt 0, token 2: 8 instead of 7"
@@ -72,5 +72,7 @@ def test_each_that_runs_is_compared_and_the_others_are_named_with_the_reason(
 
 @pytest.mark.parametrize("typed", [["--prompts", "0"], ["--max-tokens", "1"], ["--max-tokens", "1", "--features"]])
 def test_too_few_prompts_or_tokens_to_prove_a_hand_off_are_refused(typed: list[str]) -> None:
-    with pytest.raises(ConfigError, match="at least one prompt and two tokens: prefill makes the first one alone"):
+    with pytest.raises(
+        ConfigError, match="give at least one prompt and two tokens: the first token is prefill's alone"
+    ):
         verify.parse(typed)

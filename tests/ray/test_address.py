@@ -14,7 +14,7 @@ def test_what_ray_takes_is_taken(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("ray://10.0.0.18:10001", "Ray's client protocol is not taken"),
+        ("ray://10.0.0.18:10001", "Ray's client protocol is not supported"),
         ("10.0.0.18", "write HOST:PORT"),
         ("", "write HOST:PORT"),
         ("http://10.0.0.18:8265", "write HOST:PORT"),

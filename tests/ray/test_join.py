@@ -30,7 +30,7 @@ def test_nothing_of_ours_imports_ray_before_it_is_asked_for(monkeypatch: pytest.
 def test_nobody_at_the_address_is_said_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-    with pytest.raises(ConfigError, match=f"--address 127.0.0.1:{port}: nothing answers there: "):
+    with pytest.raises(ConfigError, match=f"--address 127.0.0.1:{port}: nothing listens there: "):
         check_reachable(f"127.0.0.1:{port}")
 
 
@@ -46,7 +46,7 @@ def test_one_that_answers_nothing_is_left_after_the_deadline() -> None:
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        ("", "it says nothing"),
+        ("", "it printed nothing"),
         ("Traceback\n  File\nray.exceptions.RpcError: Timed out\n", "ray.exceptions.RpcError: Timed out"),
         (
             "[x C] loader.cc:115: Check failed: has_token || ignore_mode No token was found. Create one.\n*** Stack\n",

@@ -20,6 +20,6 @@ def test_a_cluster_without_room_is_described_with_what_it_has() -> None:
 
     assert no_room(Need("npu", 2), 3, "spread", nodes, 60.0) == (
         "the Ray cluster had no room for 3 instances of 2 NPU each (spread) within 60 s: it has 2 nodes, with NPU 4 "
-        "(used ones included)"
+        "(including those in use)"
     )
     assert "with GPU on none" in no_room(Need("cuda", 1), 2, "pack", nodes, 60.0)

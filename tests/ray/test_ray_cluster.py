@@ -199,7 +199,7 @@ def test_a_killed_supervisor_leaves_no_instance_and_gives_the_room_back(up: RayU
 
     _, left = psutil.wait_procs([watcher, *below, *instances], timeout=300)
     assert left == []
-    assert up("down").stdout == "nothing runs here\n"
+    assert up("down").stdout == "no cluster is running here\n"
     assert up.up().returncode == 0  # the one node has room again
 
 
@@ -233,7 +233,7 @@ def test_no_room_is_said_with_what_there_is(up: RayUp) -> None:
     assert refused.returncode == 1
     (line,) = refused.stderr.splitlines()[-1:]
     assert "had no room for 2 instances of 1 CPU each (spread) within 3 s" in line
-    assert "with CPU 1 (used ones included)" in line
+    assert "with CPU 1 (including those in use)" in line
 
 
 @pytest.mark.parametrize("token", [None, "f" * 32])
@@ -246,7 +246,7 @@ def test_who_has_not_the_token_of_the_cluster_is_refused_in_words(up: RayUp, tok
     refused = up.up()
 
     assert refused.returncode == 2
-    assert "no Ray cluster that we can join: " in refused.stderr
+    assert "cannot join the Ray cluster: " in refused.stderr
     assert "oken" in refused.stderr.splitlines()[-1]
 
 
@@ -281,8 +281,8 @@ def test_a_ray_of_our_own_listens_on_loopback_alone_and_leaves_nothing(own: OwnR
     assert len(everything) >= 6  # gcs_server, raylet, two workers, two instances, the scheduler
     assert {ip.removeprefix("::ffff:") for ip in listening} == {"127.0.0.1"}
     assert front.returncode == 0
-    assert "starting Ray on this machine, on 127.0.0.1 alone" in said
-    assert "Ray does not answer" not in said
+    assert "starting Ray on this machine, on 127.0.0.1 only" in said
+    assert "Ray does not respond" not in said
     _, left = psutil.wait_procs(everything, timeout=300)
     assert left == []
     assert folders

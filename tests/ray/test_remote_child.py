@@ -44,7 +44,7 @@ class _Rig:
         log.touch()
         plan = ProcessPlan("decode-0", "decode", "", (), {})
         self.child = RemoteChild(plan, self.handle, self.seating, log, place_s=PLACE_S, clock=lambda: self.now)
-        self.child.ask_seat(NodeRequest("cpu", ("0",), "0"))
+        self.child.request_seat(NodeRequest("cpu", ("0",), "0"))
 
     def run(self) -> None:
         """Go on until its news are asked for."""
@@ -140,7 +140,7 @@ def test_an_actor_that_answers_no_more_is_lost(rig: _Rig) -> None:
 
     assert rig.child.ended() is None
     rig.now += ANSWER_S + 0.1
-    assert "no answer to 'news' within 30 s" in (rig.child.ended() or "")
+    assert "no reply to 'news' within 30 s" in (rig.child.ended() or "")
 
 
 def test_it_waits_for_the_other_role_and_not_for_ever(rig: _Rig) -> None:

@@ -182,10 +182,10 @@ def test_closing_what_never_joined_does_nothing(rig: _Rig) -> None:
 @pytest.mark.parametrize(
     ("address", "says"),
     [
-        (None, "starting Ray on this machine, on 127.0.0.1 alone"),
+        (None, "starting Ray on this machine, on 127.0.0.1 only"),
         ("127.0.0.1:6379", "joining the Ray cluster at 127.0.0.1:6379"),
-        ("10.0.0.18:6379", "can run what they like as its user, unless it asks for a token"),
-        ("auto", "can run what they like as its user, unless it asks for a token"),
+        ("10.0.0.18:6379", "can run any program as its user, unless it requires a token"),
+        ("auto", "can run any program as its user, unless it requires a token"),
     ],
 )
 def test_what_it_means_to_join_a_cluster_is_said(tmp_path: Path, address: str | None, says: str) -> None:

@@ -1,1 +1,1 @@
-"""Requests to an OpenAI server, when their answers' pieces came, and the figures that follow."""
+"""Send requests to an OpenAI server, time the pieces of the answers, and compute the figures."""

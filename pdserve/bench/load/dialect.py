@@ -1,4 +1,4 @@
-"""How a request is written for each route, and what its answer says."""
+"""Build the request body of each route, and parse its response."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from wire.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """What one event says; `is_output` where it carries output, `usage` are prompt and completion tokens."""
+    """One parsed event; `is_output`: it carries output; `usage`: prompt and completion tokens."""
 
     text: str = ""
     is_output: bool = False
@@ -21,26 +21,26 @@ class StreamEvent:
 
 
 class ApiDialect(Protocol):
-    """One route."""
+    """The request and response format of one route."""
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """The path of the route."""
         ...
 
     @property
     def is_streamed(self) -> bool:
-        """Whether the answer comes in pieces."""
+        """Whether the response is streamed."""
         ...
 
     def body(self, ask: LoadRequest) -> dict[str, Any]:
-        """Return what is posted."""
+        """Return the request body."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Completions:
-    """/v1/completions; `fields` go into every request and win."""
+    """/v1/completions; `fields` are added to every request and win."""
 
     model: str
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -49,13 +49,13 @@ class Completions:
 
     def body(self, ask: LoadRequest) -> dict[str, Any]:
         """Return a body with the prompt as text or as token ids."""
-        asked = {"model": self.model, "prompt": ask.prompt, "max_tokens": ask.max_tokens}
-        return asked | _streamed() | dict(self.fields)
+        fields = {"model": self.model, "prompt": ask.prompt, "max_tokens": ask.max_tokens}
+        return fields | _streamed() | dict(self.fields)
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """/v1/chat/completions; `fields` go into every request and win."""
+    """/v1/chat/completions; `fields` are added to every request and win."""
 
     model: str
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -65,15 +65,15 @@ class Chat:
     def body(self, ask: LoadRequest) -> dict[str, Any]:
         """Return a body with the prompt as the user's message. Raises ConfigError for token ids."""
         if not isinstance(ask.prompt, str):
-            raise ConfigError("a chat takes text: token ids go to --backend openai")
+            raise ConfigError("a chat needs text: use --backend openai for token ids")
         messages = [{"role": "user", "content": ask.prompt}]
-        asked = {"model": self.model, "messages": messages, "max_completion_tokens": ask.max_tokens}
-        return asked | _streamed() | dict(self.fields)
+        fields = {"model": self.model, "messages": messages, "max_completion_tokens": ask.max_tokens}
+        return fields | _streamed() | dict(self.fields)
 
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """/v1/embeddings, answered at once; `fields` go into every request and win."""
+    """/v1/embeddings, not streamed; `fields` are added to every request and win."""
 
     model: str
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -90,9 +90,9 @@ def _streamed() -> dict[str, Any]:
 
 
 def read_piece(event: Any) -> StreamEvent:
-    """Return what an event of either route says. Raises ValueError for one that is none."""
+    """Parse an event of either text route. Raises ValueError for an invalid one."""
     if not isinstance(event, dict):
-        raise ValueError(f"an event that is no object: {str(event)[:80]}")
+        raise ValueError(f"an event is not an object: {str(event)[:80]}")
     if event.get("error"):
         return StreamEvent(error=error_words(event))
     with _of_known_form(event):
@@ -105,9 +105,9 @@ def read_piece(event: Any) -> StreamEvent:
 
 
 def read_whole(answer: Any) -> StreamEvent:
-    """Return what an answer says that is not streamed: its prompt tokens. Raises ValueError for one that is none."""
+    """Parse a response that is not streamed: its prompt tokens. Raises ValueError for an invalid one."""
     if not isinstance(answer, dict) or "data" not in answer:
-        raise ValueError(f"no list of vectors: {str(answer)[:80]}")
+        raise ValueError(f"not a list of vectors: {str(answer)[:80]}")
     with _of_known_form(answer):
         return StreamEvent(finish="stop", usage=_usage(answer))
 
@@ -117,7 +117,7 @@ def _of_known_form(event: Any) -> Iterator[None]:
     try:
         yield
     except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"an event of another form: {str(event)[:80]}") from error
+        raise ValueError(f"an event has another form: {str(event)[:80]}") from error
 
 
 def _usage(answer: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -128,7 +128,7 @@ def _usage(answer: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def error_words(answer: Any) -> str:
-    """Return what an error's body says, in OpenAI's form or another."""
+    """Return the message of an error body, in OpenAI's form or another."""
     error = answer.get("error", answer) if isinstance(answer, dict) else answer
     if isinstance(error, dict):
         error = error.get("message") or error.get("detail") or error

@@ -1,4 +1,4 @@
-"""Send each request of a load when it is due, with so many under way at most."""
+"""Send each request of a load when it is due, with a limit on concurrent requests."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from pdserve.bench.load.timeline import Timeline
 
 
 class Send(Protocol):
-    """Sends one request that was due at a time of the run's clock; `number` counts them from 0."""
+    """Sends one request, due at a time of the run's clock; `number` counts from 0."""
 
     async def __call__(self, number: int, ask: LoadRequest, due_s: float) -> Timeline:
         """Return its timeline, failed or not."""
@@ -28,9 +28,9 @@ async def drive(
     max_concurrency: int | None = None, seen: Callable[[LoadRecord], None] = _unseen,
     sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
 ) -> None:  # fmt: skip
-    """Send `asks` at `times_s` after now; return when all have ended. `seen` is told of each end.
+    """Send `asks` at `times_s` after now; return when all have ended. `seen` is called after each.
 
-    Cancelled, it ends what is under way; `record` keeps what ended before.
+    Cancelling it cancels the requests in progress; `record` keeps those that have ended.
     """
     places = None if max_concurrency is None else asyncio.Semaphore(max_concurrency)
 

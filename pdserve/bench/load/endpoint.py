@@ -1,4 +1,4 @@
-"""One server's route: sends a request and notes when each piece of the answer comes."""
+"""Send requests to one route of a server and record the time of each piece of the response."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -15,8 +15,8 @@ from pdserve.bench.load.sse import EventReader
 from pdserve.bench.load.timeline import RequestFailure, Timeline
 
 NO_CONNECTION = "no connection"
-"""The kind of failure where nobody listens."""
-_MOST_WORDS = 64 << 10  # bytes read of an answer that is an error
+"""The kind of failure if nothing listens."""
+_MOST_ERROR_BYTES = 64 << 10  # bytes read of an error response
 
 
 class _Failed(Exception):
@@ -31,7 +31,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Sends requests in one dialect to one base URL; `clock` counts seconds."""
+    """Sends requests in one dialect to one base URL; `clock` returns seconds."""
 
     http: aiohttp.ClientSession
     base_url: str
@@ -42,19 +42,19 @@ class Endpoint:
         self, ask: LoadRequest, due_s: float | None = None, *, more: Mapping[str, Any] | None = None,
         on_first: Callable[[], None] = _nothing,
     ) -> Timeline:  # fmt: skip
-        """Return the request's timeline; a failure is in it, and raised never. `more` fields go into the body."""
+        """Return the request's timeline, which includes any failure instead of raising. `more` is added to the body."""
         sent_s = self.clock()
         answer = _Answer(self.clock, on_first)
         body = orjson.dumps({**self.dialect.body(ask), **(more or {})})
         try:
-            await self._hear(body, answer)
+            await self._receive(body, answer)
             failure = answer.lacking()
         except _Failed as error:
             failure = error.failure
         except aiohttp.ClientConnectorError as error:
             failure = RequestFailure(NO_CONNECTION, system_words(error.os_error))
         except TimeoutError:
-            failure = RequestFailure("deadline", f"no whole answer within {self.http.timeout.total or 0:g} s")
+            failure = RequestFailure("deadline", f"no complete answer within {self.http.timeout.total or 0:g} s")
         except (aiohttp.ClientError, ConnectionError) as error:
             failure = RequestFailure("broke off", str(error) or type(error).__name__)
         except ValueError as error:
@@ -62,11 +62,11 @@ class Endpoint:
         line = answer.timeline(sent_s if due_s is None else due_s, sent_s)
         return line if failure is None else replace(line, failure=failure, end_s=self.clock())
 
-    async def _hear(self, body: bytes, answer: "_Answer") -> None:
+    async def _receive(self, body: bytes, answer: "_Answer") -> None:
         headers = {"Content-Type": "application/json"}
         async with self.http.post(self.base_url + self.dialect.path, data=body, headers=headers) as response:
             if response.status != 200:
-                raise _Failed(f"HTTP {response.status}", _words(await response.content.read(_MOST_WORDS)))
+                raise _Failed(f"HTTP {response.status}", _words(await response.content.read(_MOST_ERROR_BYTES)))
             if not self.dialect.is_streamed:
                 answer.take_whole(await response.read())
                 return
@@ -77,7 +77,7 @@ class Endpoint:
 
 
 class _Answer:
-    """What has come of one answer."""
+    """The response received so far."""
 
     def __init__(self, clock: Callable[[], float], on_first: Callable[[], None]) -> None:
         self._clock, self._on_first = clock, on_first
@@ -89,7 +89,7 @@ class _Answer:
         self._finished = self._done = False
 
     def take(self, data: bytes) -> None:
-        """Note one event. Raises _Failed for an error, ValueError for what is no event."""
+        """Record one event. Raises _Failed for an error, ValueError for an invalid event."""
         now = self._clock()
         if data == b"[DONE]":
             self._done = True
@@ -108,12 +108,12 @@ class _Answer:
         self._finished = self._finished or piece.finish is not None
 
     def take_whole(self, data: bytes) -> None:
-        """Note an answer that is not streamed: it has an end and no pieces. Raises ValueError."""
+        """Record a response that is not streamed: it has an end and no pieces. Raises ValueError."""
         piece = read_whole(orjson.loads(data))
         self._usage, self._end_s, self._finished, self._has_pieces = piece.usage, self._clock(), True, False
 
     def lacking(self) -> RequestFailure | None:
-        """Return what the whole answer lacks."""
+        """Return the failure of an incomplete response, None for a complete one."""
         if not self._finished:
             return RequestFailure("broke off", "the stream ended without a finish_reason")
         if self._usage is None:
@@ -123,7 +123,7 @@ class _Answer:
         return None
 
     def timeline(self, due_s: float, sent_s: float) -> Timeline:
-        """Return it with what came so far; an answer whose tokens are no text has its end as its only piece."""
+        """Return the timeline so far; a response without text pieces has its end as its only piece."""
         end_s = sent_s if self._end_s is None else self._end_s
         pieces = tuple(self._pieces_s)
         if self._finished and self._has_pieces and not pieces:

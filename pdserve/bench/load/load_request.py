@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """A prompt, as text or as token ids, and the most tokens of its answer."""
+    """A prompt, as text or as token ids, and the maximum tokens of its answer."""
 
     prompt: str | tuple[int, ...]
     max_tokens: int

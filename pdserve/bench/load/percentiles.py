@@ -1,4 +1,4 @@
-"""Mean, median, spread and percentiles of measured times, as numpy counts them."""
+"""Mean, median, standard deviation and percentiles of measured times, as in numpy."""
 
 import math
 import statistics
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the percentile with straight lines between neighbours; 0 for no values."""
+    """Return the linearly interpolated percentile; 0 for no values."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -19,7 +19,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The figures of one kind of time; zeros where nothing was measured."""
+    """The statistics of one kind of time; zeros if nothing was measured."""
 
     mean: float
     median: float
@@ -28,7 +28,7 @@ class Spread:
 
 
 def spread(values: Sequence[float], percents: Sequence[float]) -> Spread:
-    """Return the figures of `values`, in their unit; `std` is that of the whole population."""
+    """Return the statistics of `values`, in their unit; `std` is the population's."""
     percentiles = {percent: percentile(values, percent) for percent in percents}
     if not values:
         return Spread(0.0, 0.0, 0.0, percentiles)

@@ -1,4 +1,4 @@
-"""A picture of a load: when each request waited and streamed, tokens a second, and how latencies lie."""
+"""Plot a load: when each request waited and streamed, tokens per second, and the latency distribution."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ _MOST_BARS, _TICKS, _BINS = 400, 6, 60
 
 
 def draw(lines: Sequence[Timeline], *, title: str) -> Picture:
-    """Return the picture of what ended: bars over time (grey: to the first token), rates, and latencies' shares."""
+    """Return the plot of all ended requests: bars over time (grey: to the first token), rates, and latencies."""
     panels: list[Callable[[Sequence[Timeline], float], Iterator[Shape]]] = [_bars, _rates, _shares]
     shapes: list[Shape] = [Label(_LEFT, 22, title, size=14)]
     for place, panel in enumerate(panels):
@@ -39,7 +39,7 @@ def _bars(lines: Sequence[Timeline], top: float) -> Iterator[Shape]:
 
 
 def _rates(lines: Sequence[Timeline], top: float) -> Iterator[Shape]:
-    yield Label(_LEFT, top - 6, "output tokens a second")
+    yield Label(_LEFT, top - 6, "output tokens per second")
     began_s, span_s = _time_span(lines)
     yield from _seconds_below(top, span_s)
     step_s, tokens = span_s / _BINS, [0.0] * _BINS
@@ -54,7 +54,7 @@ def _rates(lines: Sequence[Timeline], top: float) -> Iterator[Shape]:
 
 
 def _shares(lines: Sequence[Timeline], top: float) -> Iterator[Shape]:
-    yield Label(_LEFT, top - 6, "share of requests that took at most so many milliseconds")
+    yield Label(_LEFT, top - 6, "share of requests within this latency (milliseconds)")
     whole = [line for line in lines if line.failure is None]
     curves = {name: sorted(1000 * s for line in whole for s in times_s(line, name)) for name, _ in _CURVES}
     positive = [value for values in curves.values() for value in values if value > 0]

@@ -1,4 +1,4 @@
-"""A picture as PNG, by Pillow: `pip install 'pdserve[plot]'`."""
+"""Write a picture as PNG with Pillow: `pip install 'pdserve[plot]'`."""
 
 import importlib.util
 import io
@@ -6,18 +6,18 @@ import io
 from pdserve.bench.load.shapes import Box, Label, Path, Picture
 from wire.errors import ConfigError
 
-SCALE = 2  # pixels of the file for each of the picture
+SCALE = 2  # file pixels per picture pixel
 _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
 
 
 def require_png() -> None:
-    """Raise ConfigError where PNG cannot be written."""
+    """Raise ConfigError if PNG cannot be written."""
     if importlib.util.find_spec("PIL") is None:
-        raise ConfigError("a PNG needs Pillow: pip install 'pdserve[plot]', or name a file that ends in .svg")
+        raise ConfigError("a PNG needs Pillow: pip install 'pdserve[plot]', or give a file that ends in .svg")
 
 
 def to_png(picture: Picture) -> bytes:
-    """Return the file. Raises ConfigError without Pillow."""
+    """Return the file's bytes. Raises ConfigError without Pillow."""
     require_png()
     from PIL import Image, ImageDraw, ImageFont
 

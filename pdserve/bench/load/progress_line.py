@@ -1,4 +1,4 @@
-"""The line that shows a load while it runs, on stderr, where that is a terminal."""
+"""The progress line of a running load, on stderr if that is a terminal."""
 
 import sys
 from typing import TextIO
@@ -10,7 +10,7 @@ from pdserve.bench.load.record import LoadRecord
 
 
 class LiveLine:
-    """Shows done, errors, output tokens a second and the median TTFT so far. Owns the line on the terminal."""
+    """Shows finished requests, errors, output tokens per second and the median TTFT. Owns the terminal line."""
 
     def __init__(self, num_requests: int, *, shown: bool, file: TextIO | None = None) -> None:
         stream = sys.stderr if file is None else file
@@ -21,7 +21,7 @@ class LiveLine:
         self._bar = tqdm(total=num_requests, file=stream, disable=not self._shown, unit="req", leave=False)
 
     def see(self, record: LoadRecord) -> None:
-        """Show one more end: the newest of `record`."""
+        """Update the line with the latest request of `record`."""
         if not self._shown:
             return
         line = record.lines[next(reversed(record.lines))]
@@ -34,11 +34,11 @@ class LiveLine:
         self._bar.update(1)
 
     def words(self, duration_s: float) -> str:
-        """Return what stands behind the bar."""
+        """Return the text after the bar."""
         rate = self._tokens / duration_s if duration_s > 0 else 0.0
         ttft = f"{1000 * percentile(self._ttfts_s, 50):.0f} ms" if self._ttfts_s else "-"
         return f"{self._errors} errors, {rate:.0f} tok/s, p50 TTFT {ttft}"
 
     def close(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         self._bar.close()

@@ -1,4 +1,4 @@
-"""Requests out of files: JSON lines with a prompt each, and ShareGPT's conversations."""
+"""Read requests from files: JSON lines with prompts, and ShareGPT conversations."""
 
 import json
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from wire.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class FilePrompt:
-    """One prompt of a file; `answer` or `output_len` say how long its answer is to be, where the file does."""
+    """One prompt of a file; `answer` or `output_len` determine the length of its answer, if given."""
 
     prompt: str
     output_len: int | None = None
@@ -19,7 +19,7 @@ class FilePrompt:
 
 
 def read_custom(path: Path) -> Iterator[FilePrompt]:
-    """Yield each line of `{"prompt": "...", "output_tokens": 64}`, the second if it is there. Raises ConfigError."""
+    """Yield each line of `{"prompt": "...", "output_tokens": 64}`, the second optional. Raises ConfigError."""
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
@@ -36,7 +36,7 @@ def read_sharegpt(path: Path) -> Iterator[FilePrompt]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"--dataset-path {path} cannot be read: {error}") from error
     if not isinstance(conversations, list):
-        raise ConfigError(f"--dataset-path {path} is no list of conversations, as ShareGPT's file is")
+        raise ConfigError(f"--dataset-path {path} is not a list of conversations as in ShareGPT's file")
     for one in conversations:
         turns = one.get("conversations") if isinstance(one, dict) else None
         if isinstance(turns, list) and len(turns) >= 2:
@@ -49,11 +49,11 @@ def _custom(place: str, line: str) -> FilePrompt:
     try:
         fields: Any = json.loads(line)
     except ValueError as error:
-        raise ConfigError(f"{place}: no JSON: {error}") from error
+        raise ConfigError(f"{place}: invalid JSON: {error}") from error
     prompt = fields.get("prompt") if isinstance(fields, dict) else None
     if not isinstance(prompt, str) or not prompt:
-        raise ConfigError(f'{place}: it has no "prompt" of text')
+        raise ConfigError(f'{place}: it has no "prompt" text')
     tokens = fields.get("output_tokens")
     if tokens is not None and (not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1):
-        raise ConfigError(f'{place}: "output_tokens" is {tokens!r}, not a number from 1 on')
+        raise ConfigError(f'{place}: "output_tokens" is {tokens!r}, not a number of 1 or more')
     return FilePrompt(prompt, tokens)

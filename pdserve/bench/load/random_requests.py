@@ -1,4 +1,4 @@
-"""Prompts of random tokens: ids for completions, words of about a token each for a chat."""
+"""Random prompts: token ids for completions, words of about one token each for a chat."""
 
 import math
 import random
@@ -21,7 +21,7 @@ _WORDS = re.findall(
 
 @dataclass(frozen=True, slots=True)
 class RequestSizes:
-    """Sizes of random requests, in tokens; lengths are even over `ratio` below and above theirs."""
+    """Sizes of random requests, in tokens; lengths are uniform within `ratio` below and above them."""
 
     input_len: int
     output_len: int
@@ -37,14 +37,14 @@ class RequestSizes:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt and answer together."""
+        """The tokens of the longest prompt and answer together."""
         return self.prefix_len + _around(self.input_len, self.ratio)[1] + _around(self.output_len, self.ratio)[1]
 
 
 def random_asks(
     count: int, shape: RequestSizes, numbers: random.Random, *, vocabulary: int | None
 ) -> list[LoadRequest]:
-    """Return requests of token ids from 100 up to `vocabulary`, 40,000 at most; of words where that is None."""
+    """Return requests of token ids from 100 up to `vocabulary`, 40,000 at most; of words if that is None."""
     source: Sequence[int | str] = _WORDS if vocabulary is None else _ids(vocabulary)
     prefix = numbers.choices(source, k=shape.prefix_len)
     return [_ask(shape, source, prefix, numbers) for _ in range(count)]
@@ -63,7 +63,7 @@ def _ask(
 
 def _ids(vocabulary: int) -> range:
     if vocabulary <= FIRST_ID:
-        raise ConfigError(f"--vocab-size {vocabulary}: random prompts are of ids from {FIRST_ID} on: give more")
+        raise ConfigError(f"--vocab-size {vocabulary}: random prompts use ids from {FIRST_ID}: give more")
     return range(FIRST_ID, min(vocabulary, MOST_IDS))
 
 

@@ -1,4 +1,4 @@
-"""What has been measured so far."""
+"""The record of a running load."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -15,37 +15,37 @@ class LoadRecord:
     ended_s: float = 0.0
     lines: dict[int, Timeline] = field(default_factory=dict)
     under_way: dict[int, float] = field(default_factory=dict)
-    """When those were sent that have not ended; after a load that was broken off, what it broke off."""
+    """Send times of requests in progress; after an interrupted load, of the interrupted requests."""
 
     def begin(self, now_s: float) -> None:
         """Start the clock of the run."""
         self.began_s = self.ended_s = now_s
 
     def start(self, number: int, now_s: float) -> None:
-        """Note that a request is sent now."""
+        """Record that a request is sent."""
         self.under_way[number] = now_s
 
     def add(self, number: int, line: Timeline, now_s: float) -> None:
-        """Take the timeline of a request that ended."""
+        """Add the timeline of an ended request."""
         self.under_way.pop(number, None)
         self.lines[number] = line
         self.ended_s = now_s
 
     @property
     def duration_s(self) -> float:
-        """From the start to the last end so far."""
+        """Seconds from the start to the latest end."""
         return self.ended_s - self.began_s
 
     @property
     def in_order(self) -> list[Timeline]:
-        """All that ended, in the order of their requests."""
+        """The ended requests, by number."""
         return [self.lines[number] for number in sorted(self.lines)]
 
     @property
     def unfinished(self) -> int:
-        """Requests that had not ended when the run did."""
+        """The number of requests that have not ended."""
         return self.num_requests - len(self.lines)
 
     def errors(self) -> Counter[str]:
-        """How many failures of each kind."""
+        """Count the failures of each kind."""
         return Counter(line.failure.kind for line in self.lines.values() if line.failure is not None)

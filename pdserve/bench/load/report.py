@@ -1,4 +1,4 @@
-"""A load's result for the eyes."""
+"""A load's result as text."""
 
 from collections.abc import Iterator, Mapping
 
@@ -11,10 +11,10 @@ from pdserve.text_table import printable, text_table
 def report(
     record: LoadRecord, summary: Summary, client: ClientCpu, goals: Mapping[str, float], *, pooled: bool = False
 ) -> Iterator[str]:
-    """Yield the lines: what ended how, rates, times, and what is to be known before believing them.
+    """Yield the lines: outcomes, rates, times, and warnings.
 
-    Where nothing completed there are no rates and times, and of vectors (`pooled`) none of output tokens: zeros would
-    be no figures.
+    If nothing completed there are no rates and times, and for vectors (`pooled`) no output token rates: zeros would
+    be meaningless.
     """
     ended = [f"{summary.completed} requests completed", f"{summary.failed} failed"]
     if summary.unfinished:
@@ -36,7 +36,7 @@ def report(
 def _errors(record: LoadRecord) -> Iterator[str]:
     for kind, count in record.errors().most_common():
         first = next(line.failure for line in record.in_order if line.failure and line.failure.kind == kind)
-        yield printable(f"  {count} x {kind}, first: {first.words or 'no words'}")
+        yield printable(f"  {count} x {kind}, first: {first.words or 'no message'}")
 
 
 def _rates(summary: Summary, goals: Mapping[str, float], pooled: bool) -> Iterator[str]:
@@ -51,7 +51,7 @@ def _rates(summary: Summary, goals: Mapping[str, float], pooled: bool) -> Iterat
     if summary.good is not None:
         kept = " ".join(f"{name}:{limit:g}" for name, limit in goals.items())
         share = summary.good / max(1, summary.completed + summary.failed)
-        rows.append(["goodput", f"{summary.rate(summary.good):.2f} /s", f"{share:.0%} of the requests keep {kept}"])
+        rows.append(["goodput", f"{summary.rate(summary.good):.2f} /s", f"{share:.0%} of the requests meet {kept}"])
     yield from text_table(("", "rate", ""), rows)
 
 

@@ -1,4 +1,4 @@
-"""A load's result as JSON, under the keys of vLLM's `bench serve`, so that what reads those reads ours."""
+"""A load's result as JSON with the keys of vLLM's `bench serve`, for tools that read those."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,15 +9,15 @@ from pdserve.bench.load.summary import Summary
 from pdserve.bench.load.timeline import Timeline
 
 DETAILS = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "generated_texts", "errors")
-"""Keys with a value for each request, left out without --save-detailed, as there."""
+"""Keys with a value for each request, omitted without --save-detailed as in vLLM."""
 
 
 def measured(
     record: LoadRecord, summary: Summary, client: ClientCpu, *, detailed: bool, pooled: bool = False
 ) -> dict[str, Any]:
-    """Return the measured part of the result; times of single requests are in seconds, all others as named.
+    """Return the measured part of the result; times of single requests are in seconds, others in the unit of the key.
 
-    `pooled`: of vectors, which have two keys of their own, and one input a request.
+    `pooled`: for vectors, which have two extra keys, and one input per request.
     """
     fields = _totals(summary) | _lists(record.in_order, record.began_s) | _spreads(summary)
     if not detailed:
@@ -46,7 +46,7 @@ def _totals(summary: Summary) -> dict[str, Any]:
         "total_token_throughput": summary.rate(summary.input_tokens + summary.output_tokens),
         "max_output_tokens_per_s": summary.peak_output_tokens,
         "max_concurrent_requests": summary.peak_requests,
-        "rtfx": 0.0,  # of speech alone
+        "rtfx": 0.0,  # only for speech
     }
 
 

@@ -1,4 +1,4 @@
-"""The HTTP connections of a load: as many as there are requests, each with one deadline."""
+"""The HTTP connections of a load: unlimited, with a timeout per request."""
 
 import os
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _KEYS = "$PDSERVE_API_KEY, $VLLM_API_KEY or $OPENAI_API_KEY"
 
 
 def open_session(headers: Mapping[str, str], timeout_s: float, environ: Mapping[str, str]) -> aiohttp.ClientSession:
-    """Return a session that shows `headers`, and the environment's key where they name none."""
+    """Return a session that sends `headers`, and the environment's API key if they have none."""
     connector = aiohttp.TCPConnector(limit=0, ssl=trusting(environ.get("PDSERVE_CERT_FILE")))
     shown = dict(headers)
     key = api_key(environ)
@@ -26,12 +26,12 @@ def open_session(headers: Mapping[str, str], timeout_s: float, environ: Mapping[
 
 
 def api_key(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the key that a load shows: pdserve's own, else $OPENAI_API_KEY, None without any."""
+    """Return the API key to send: pdserve's own variables', else $OPENAI_API_KEY, or None."""
     return own_key(environ) or environ.get("OPENAI_API_KEY", "").strip() or None
 
 
 async def get_json(http: aiohttp.ClientSession, url: str, body: Mapping[str, Any] | None = None) -> Any:
-    """Return the JSON of a GET, or of a POST of `body`. Raises Unavailable."""
+    """Return the JSON response of a GET, or a POST of `body`. Raises Unavailable."""
     try:
         async with http.request("GET" if body is None else "POST", url, json=body) as response:
             content, status = await response.read(), response.status

@@ -1,4 +1,4 @@
-"""What a picture is made of, in pixels from its upper left corner."""
+"""The shapes of a picture, in pixels from its upper left corner."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle, filled or with a border alone."""
+    """A rectangle, filled or with only a border."""
 
     x: float
     y: float
@@ -28,7 +28,7 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Words on the line `y`, from, around or up to `x`."""
+    """Text with its baseline at `y`, to the right of, centred on or to the left of `x`."""
 
     x: float
     y: float

@@ -1,10 +1,10 @@
-"""Server-sent events out of a stream of bytes (WHATWG HTML, section 9.2)."""
+"""Parse server-sent events from a byte stream (WHATWG HTML, section 9.2)."""
 
 _MOST_BYTES = 64 << 20
 
 
 class EventReader:
-    """Gives the data of each event as soon as its last byte is there. Owns what has come of the next one."""
+    """Returns the data of each event once it is complete. Owns the incomplete one."""
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._rest, self._most = b"", most_bytes

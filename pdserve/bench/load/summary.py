@@ -1,4 +1,4 @@
-"""The figures of one load."""
+"""The summary of one load."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ GOALS = ("ttft", "tpot", "e2el", "longest_gap")
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a load came to; times of `spreads` in milliseconds, rates per second of the run."""
+    """The figures of a load; `spreads` in milliseconds, rates per second of the run."""
 
     duration_s: float
     completed: int
@@ -42,7 +42,7 @@ class Summary:
 def summarize(
     record: LoadRecord, metrics: Sequence[str], percents: Sequence[float], goals: Mapping[str, float]
 ) -> Summary:
-    """Return the figures of what ended; `goals` are milliseconds that a good request needs at most."""
+    """Summarize the ended requests; `goals` are the maximum milliseconds of a good request."""
     lines = record.in_order
     whole = [line for line in lines if line.failure is None]
     return Summary(
@@ -60,7 +60,7 @@ def summarize(
 
 
 def times_s(line: Timeline, metric: str) -> Sequence[float]:
-    """Return what one request adds to a metric, in seconds."""
+    """Return one request's values of a metric, in seconds."""
     match metric:
         case "ttft":
             return (line.ttft_s,)
@@ -79,12 +79,12 @@ def times_s(line: Timeline, metric: str) -> Sequence[float]:
 
 
 def is_good(line: Timeline, goals: Mapping[str, float]) -> bool:
-    """Tell whether a request keeps every goal, in milliseconds; what it has not (TPOT of one token) it keeps."""
+    """Return whether a request meets every goal, in milliseconds; a missing value (TPOT of one token) does."""
     return all(1000 * value <= goal for name, goal in goals.items() for value in times_s(line, name))
 
 
 def peak_output_tokens(lines: Sequence[Timeline]) -> float:
-    """Return the most output tokens in one second of the run; the tokens of an answer lie evenly on its pieces."""
+    """Return the most output tokens in one second of the run, dividing an answer's tokens evenly among its pieces."""
     if not lines:
         return 0.0
     began_s = min(line.sent_s for line in lines)
@@ -97,7 +97,7 @@ def peak_output_tokens(lines: Sequence[Timeline]) -> float:
 
 
 def peak_requests(lines: Sequence[Timeline], sent_s: Iterable[float] = ()) -> int:
-    """Return the most requests under way at one moment, failed ones too; those of `sent_s` never ended."""
+    """Return the maximum of concurrent requests, including failed ones; those of `sent_s` never ended."""
     began = [(line.sent_s, 1) for line in lines] + [(at_s, 1) for at_s in sent_s]
     changes = sorted(began + [(line.end_s, -1) for line in lines])
     peak = now = 0

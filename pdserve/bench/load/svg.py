@@ -1,4 +1,4 @@
-"""A picture as SVG."""
+"""Write a picture as SVG."""
 
 from html import escape
 
@@ -6,7 +6,7 @@ from pdserve.bench.load.shapes import Box, Label, Path, Picture, Shape
 
 
 def to_svg(picture: Picture) -> bytes:
-    """Return the file."""
+    """Return the file's bytes."""
     size = f'width="{picture.width}" height="{picture.height}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {picture.width} {picture.height}"'
     lines = [f'{head} font-family="sans-serif">', f'<rect {size} fill="white"/>', *map(_element, picture.shapes)]

@@ -1,4 +1,4 @@
-"""When one request was sent and the pieces of its answer came, and what follows from that."""
+"""The send and receive times of one request, and its latencies."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -6,7 +6,7 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class RequestFailure:
-    """Why a request has no whole answer: its kind, by which failures are counted, and the words."""
+    """Why a request has no complete answer: a kind, by which failures are counted, and a message."""
 
     kind: str
     words: str
@@ -19,8 +19,8 @@ class RequestFailure:
 class Timeline:
     """One request, its times in seconds of one clock; token counts are the server's own (`usage`).
 
-    A piece is an event of the stream that carries output; it may hold several tokens. `due_s` is when the load meant
-    to send it, `sent_s` when it had a place under --max-concurrency.
+    A piece is a stream event with output of one or more tokens. `due_s` is when the load planned
+    to send it, `sent_s` when --max-concurrency allowed it.
     """
 
     due_s: float
@@ -34,12 +34,12 @@ class Timeline:
 
     @property
     def queue_s(self) -> float:
-        """How long it waited in the client."""
+        """The wait in the client."""
         return self.sent_s - self.due_s
 
     @property
     def ttft_s(self) -> float:
-        """From sending to the first piece; 0 where there was none."""
+        """From sending to the first piece; 0 if there was none."""
         return self.pieces_s[0] - self.sent_s if self.pieces_s else 0.0
 
     @property
@@ -49,7 +49,7 @@ class Timeline:
 
     @property
     def tpot_s(self) -> float | None:
-        """What each token after the first took on average; None for an answer of one."""
+        """The average time of each token after the first; None for an answer of one token."""
         return (self.e2el_s - self.ttft_s) / (self.output_len - 1) if self.output_len > 1 else None
 
     @property
@@ -59,5 +59,5 @@ class Timeline:
 
     @property
     def longest_gap_s(self) -> float:
-        """The longest wait for a piece after the first; 0 where there was none."""
+        """The longest wait for a piece after the first; 0 if there was none."""
         return max(self.itls_s, default=0.0)

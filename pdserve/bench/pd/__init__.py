@@ -1,4 +1,4 @@
-"""`pdserve bench pd`: prefill and decode apart beside colocated instances, on the same cores."""
+"""`pdserve bench pd`: P/D compared with colocated instances on the same cores."""
 
 from pdserve.bench.pd.command import main
 

@@ -1,4 +1,4 @@
-"""`pdserve bench pd`: P/D and colocated on the same cores, side by side."""
+"""`pdserve bench pd`: compare P/D with colocated instances on the same cores."""
 
 import json
 import os
@@ -34,7 +34,7 @@ _MOST_LEN = 2048
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command: 0, or 1 where a request of ours failed."""
+    """Run the command: 0, or 1 if a request failed."""
     request = parse(argv)
     loads = chosen(request)
     unwind_on_sigterm()
@@ -45,26 +45,26 @@ def main(argv: Sequence[str]) -> int:
             outcomes += _one_round(request, loads, number)
     finally:
         if outcomes:
-            _tell(request, medians(outcomes))
+            _print_results(request, medians(outcomes))
     return 1 if any(one.failed for one in outcomes) else 0
 
 
 def chosen(request: PdRequest) -> tuple[Load, ...]:
-    """Return the loads of --quick and --only. Raises ConfigError where none is left or one is too long."""
+    """Return the loads of --quick and --only. Raises ConfigError if none is left or one is too long."""
     options = request.options
     every = all_loads(quick=options.quick)
     loads = tuple(load for load in every if not options.only or any(part in load.name for part in options.only))
     if not loads:
-        raise ConfigError(f"--only {' '.join(options.only)} is in none of: {'; '.join(load.name for load in every)}")
+        raise ConfigError(f"--only {' '.join(options.only)} matches none of: {'; '.join(load.name for load in every)}")
     longest = max(load.longest for load in loads)
     most = _max_len(request)
     if longest > most:
-        raise ConfigError(f"the longest request has {longest} tokens, and {request.model} takes {most}: try --quick")
+        raise ConfigError(f"the longest request has {longest} tokens, but {request.model} supports {most}: try --quick")
     return loads
 
 
 def say(line: str) -> None:
-    """Tell how far it is, beside the figures."""
+    """Print progress to stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -92,7 +92,7 @@ async def _measure(
     contestant: ServerContestant, loads: Sequence[Load], request: PdRequest, seed: int
 ) -> list[BenchOutcome]:
     async with open_session({}, _TIMEOUT_S, os.environ) as http:
-        way = await _way(contestant, http)
+        way = await _route(contestant, http)
         warm = await send_load(WARM_UP, way, vocabulary(str(request.model)), seed, time.perf_counter)
         failed = [line.failure for line in warm.watched if line.failure is not None]
         if failed:
@@ -116,7 +116,7 @@ async def _one_load(
     return outcome(contestant.name, load, sent, use, ClientCpu(share, wall_s).share)
 
 
-async def _way(contestant: ServerContestant, http: aiohttp.ClientSession) -> RequestRoute:
+async def _route(contestant: ServerContestant, http: aiohttp.ClientSession) -> RequestRoute:
     endpoints = []
     for url in contestant.urls:
         cards = (await get_json(http, f"{url}/v1/models")).get("data")
@@ -125,7 +125,7 @@ async def _way(contestant: ServerContestant, http: aiohttp.ClientSession) -> Req
     return PairWithoutProxy(*endpoints) if contestant.hands_off else InTurn(endpoints)
 
 
-def _tell(request: PdRequest, outcomes: Sequence[BenchOutcome]) -> None:
+def _print_results(request: PdRequest, outcomes: Sequence[BenchOutcome]) -> None:
     for line in table.lines(outcomes):
         print(line)
     if request.options.json:

@@ -1,4 +1,4 @@
-"""Who is measured: our pair, our colocated instances, and vLLM's of both kinds, as processes on the same cores."""
+"""The contestants: pdserve's P/D pair and colocated instances, and vLLM's, as processes on the same cores."""
 
 import json
 import os
@@ -25,7 +25,7 @@ _KV_TRANSFER = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffe
 
 @dataclass(frozen=True, slots=True)
 class ServerContestant:
-    """Processes to start, and how they are asked: at `urls` in turn, or (`hands_off`) at the first for the second."""
+    """Processes to start, and their URLs: used in turn, or (`hands_off`) as prefill and decode."""
 
     name: str
     plans: tuple[ProcessPlan, ...]
@@ -35,12 +35,12 @@ class ServerContestant:
 
     @property
     def is_ours(self) -> bool:
-        """Whether its one URL tells our metrics."""
+        """Whether it is pdserve, with pdserve's metrics at its one URL."""
         return self.ready_path == "/ready"
 
 
 def halves(cores: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the cores of each of two instances, as a table of two deals them; one core is both's."""
+    """Return the cores of each of two instances, as a ranktable divides them; a single core is shared."""
     middle = len(cores) // 2
     return (cores[:middle], cores[middle:]) if middle else (cores, cores)
 
@@ -54,7 +54,7 @@ def our_pair(folder: Path, flags: Sequence[str], device: str = AUTO) -> ServerCo
 
 def our_colocated(flags: Sequence[str], cores: Sequence[int], device: str = AUTO) -> ServerContestant:
     """Return two combined instances behind one scheduler, each with half of the cores, and the cards of our pair."""
-    *ports, door = free_ports(3, HOST)
+    *ports, front_port = free_ports(3, HOST)
     plans = []
     cards = _cards(device)
     for i, (port, share) in enumerate(zip(ports, halves(cores), strict=True)):
@@ -62,13 +62,13 @@ def our_colocated(flags: Sequence[str], cores: Sequence[int], device: str = AUTO
         plans.append(ProcessPlan(f"combined-{i}", "combined", f"{HOST}:{port}", kept(share, command), cards[i]))
     addresses = ",".join(f"{HOST}:{port}" for port in ports)
     python = (sys.executable, "-P", "-m", "pdserve.bench.pd.colocated", addresses)
-    serve = (*python, "--host", HOST, "--port", str(door), *flags)
-    plans.append(ProcessPlan("scheduler", "scheduler", f"{HOST}:{door}", serve, {}))
-    return ServerContestant(COLOCATED, tuple(plans), (_url(door),))
+    serve = (*python, "--host", HOST, "--port", str(front_port), *flags)
+    plans.append(ProcessPlan("scheduler", "scheduler", f"{HOST}:{front_port}", serve, {}))
+    return ServerContestant(COLOCATED, tuple(plans), (_url(front_port),))
 
 
 def _cards(device: str) -> tuple[Mapping[str, str], ...]:
-    """Return what shows each of two instances the card that it would have in a table, as device 0 and device 1."""
+    """Return the variables that give each of two instances its card in a table, device 0 and device 1."""
     kind = find_kind() if device == AUTO else kind_named(device)
     dealt = deal_to_instances(device, 2, 1, os.environ)
     if any(dealt) or kind == "cpu":
@@ -77,13 +77,13 @@ def _cards(device: str) -> tuple[Mapping[str, str], ...]:
         maps = [map_devices(kind, [str(i)], os.environ) for i in range(2)]
     except (ConfigError, RanktableError):
         if device == AUTO:
-            return dealt  # each takes what it finds
+            return dealt  # each instance chooses by itself
         raise
     return tuple({} if one is None or one.value is None else {one.variable: one.value} for one in maps)
 
 
 def vllm(binary: str, model: Path, dtype: str, max_len: int, cores: Sequence[int], *, pair: bool) -> ServerContestant:
-    """Return two of vLLM's CPU servers, each with half of the cores; `pair`: joined by its NIXL connector."""
+    """Return two of vLLM's CPU servers, each with half of the cores; `pair`: connected by its NIXL connector."""
     ports, sides = free_ports(2, HOST), free_ports(2, HOST)
     shares = halves(cores)
     plans = tuple(
@@ -95,7 +95,7 @@ def vllm(binary: str, model: Path, dtype: str, max_len: int, cores: Sequence[int
 
 
 def kept(cores: Sequence[int], command: Sequence[str]) -> tuple[str, ...]:
-    """Return the command that becomes `command` on `cores`."""
+    """Return the command that runs `command` on `cores` through keeper.py."""
     return (sys.executable, "-P", "-m", "pdserve.bench.pd.keeper", ",".join(map(str, cores)), *command)
 
 
@@ -116,7 +116,7 @@ def _vllm(
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)), "VLLM_NIXL_SIDE_CHANNEL_HOST": HOST,
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side),
     }  # fmt: skip
-    everywhere = sorted(os.sched_getaffinity(0))  # it binds its own threads, its front end to none
+    everywhere = sorted(os.sched_getaffinity(0))  # vLLM binds its own threads, but not its front end
     return ProcessPlan(name, "vllm", f"{HOST}:{port}", kept(everywhere, command), env)
 
 

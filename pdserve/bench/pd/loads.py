@@ -1,4 +1,4 @@
-"""The loads that tell prefill and decode apart from colocated, and how each is sent."""
+"""The loads that compare P/D with colocated instances, and how each is sent."""
 
 import asyncio
 import random
@@ -16,9 +16,9 @@ from pdserve.bench.pd.request_routes import RequestRoute, nothing
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Random requests of one shape: at `rate` a second where there is one, else `at_once` under way.
+    """Random requests of one shape: at `rate` per second if given, else `at_once` in parallel.
 
-    With `streams`, those of `stream_shape` run when the requests come, all at once: only their gaps count.
+    With `streams`, requests of `stream_shape` are running when the others arrive at once: only their gaps count.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Load:
 
     @property
     def longest(self) -> int:
-        """Tokens of its longest prompt and answer together."""
+        """The tokens of its longest prompt and answer together."""
         return max(shape.longest for shape in (self.shape, self.stream_shape) if shape is not None)
 
 
@@ -40,14 +40,14 @@ WARM_UP = Load("warm-up", 4, RequestSizes(64, 8), at_once=2)
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What came of a load: all requests, and those whose gaps count."""
+    """The results of a load: all requests, and those whose gaps count."""
 
     record: LoadRecord
     watched: Sequence[Timeline]
 
 
 def all_loads(*, quick: bool) -> tuple[Load, ...]:
-    """Return the loads of the peers' comparison and the burst on running streams; `quick`: small ones."""
+    """Return the loads of the peers' comparison and the burst on running streams; `quick`: smaller ones."""
     if quick:
         short, stream = RequestSizes(32, 8), RequestSizes(16, 48)
         return (
@@ -66,8 +66,8 @@ def all_loads(*, quick: bool) -> tuple[Load, ...]:
 
 
 async def send_load(load: Load, way: RequestRoute, vocabulary: int, seed: int, clock: Callable[[], float]) -> Sent:
-    """Send it and return what came. The same seed is the same load; no two loads share a prompt."""
-    numbers = random.Random(f"{seed} {load.name}")  # else one would find the KV of another's prompts cached
+    """Send a load and return the results. The seed determines the load; no two loads share a prompt."""
+    numbers = random.Random(f"{seed} {load.name}")  # else one load's prompts could be cached by another
     asks = random_asks(load.requests, load.shape, numbers, vocabulary=vocabulary)
     if load.stream_shape is not None:
         streams = random_asks(load.streams, load.stream_shape, numbers, vocabulary=vocabulary)
@@ -92,7 +92,7 @@ async def _burst_on_streams(
             line = await way.send(ask, on_first=nothing if begun is None else begun.set)
         finally:
             if begun is not None:
-                begun.set()  # one that failed is waited for no more
+                begun.set()  # also for a failed one
         record.add(number, line, clock())
 
     begun = [asyncio.Event() for _ in streams]

@@ -1,4 +1,4 @@
-"""The flags of `pdserve bench pd`; the engine's go to every instance."""
+"""The flags of `pdserve bench pd`; engine flags are passed to every instance."""
 
 import argparse
 import os
@@ -9,42 +9,42 @@ from pathlib import Path
 from devices.table import AUTO
 from pdserve.engine_flags import check_device
 from pdserve.flags.parser import CommandParser
-from pdserve.up_request import fill_model, stay_off_few_cards, to_flags
+from pdserve.up_request import fill_model, to_flags, use_cpu_for_few_cards
 from wire.errors import ConfigError
 from wire.options import EngineOptions, add_flags, flag, from_namespace
 
 _DECIDED = ("host", "port", "ip", "kv_ip", "http_port", "share_devices", "tensor_parallel_size")
-_NUM_INSTANCES = 2  # of each contestant
+_NUM_INSTANCES = 2  # per contestant
 EPILOG = """\
 examples:
   pdserve bench pd                                 the default model: four loads, P/D and colocated, a few minutes
-  pdserve bench pd --quick                         small loads: does it work, not which wins
-  pdserve bench pd --rounds 3 --json pd.json       medians of three starts of each, figures as JSON too
+  pdserve bench pd --quick                         small loads: to see that it works, not which wins
+  pdserve bench pd --rounds 3 --json pd.json       medians of three starts of each, also as JSON
   pdserve bench pd --vllm ~/.cache/pdserve-peers/vllm/bin/python
-                                                   beside vLLM's pair and two of its replicas (benchmarks/peers)
+                                                   also vLLM's pair and two of its replicas (benchmarks/peers)
 
-Each contestant has all cores of this process, half of them an instance; the front door and the client share them.
-P/D wins where prefill would hold up running streams; colocated wins where one role of the pair is the limit: the lines
-under the table say which it was.
+Each contestant has all cores of this process, half of them per instance; scheduler and client share them.
+P/D wins where prefill would delay running streams; colocated wins where one role of the pair is the bottleneck: the
+lines under the table show which.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PdOptions:
-    """Flags of `bench pd` alone."""
+    """Flags that only `bench pd` has."""
 
     quick: bool = flag(False, "small loads")
     rounds: int = flag(1, "starts of each contestant, in turn; figures are medians", parse=int)
-    seed: int = flag(0, "of prompts and arrivals", parse=int)
-    only: tuple[str, ...] = flag((), "loads whose name has one of these in it (default: all)", many=True)
+    seed: int = flag(0, "seed of prompts and arrivals", parse=int)
+    only: tuple[str, ...] = flag((), "loads whose name contains one of these (default: all)", many=True)
     vllm: str = flag("", "Python or `vllm` of an environment with vLLM's CPU build: its pair and replicas too")
-    startup_timeout: float = flag(600.0, "seconds that each contestant has to be ready", parse=float)
-    json: str = flag("", "write the figures into this file")
+    startup_timeout: float = flag(600.0, "seconds for each contestant to become ready", parse=float)
+    json: str = flag("", "write the figures to this file")
 
 
 @dataclass(frozen=True, slots=True)
 class PdRequest:
-    """What was typed; `flags`, which have `device` too, go to every process of ours."""
+    """The parsed options; `flags`, including `device`, are passed to every pdserve process."""
 
     options: PdOptions
     model: Path
@@ -55,11 +55,11 @@ class PdRequest:
 
 
 def parse(argv: Sequence[str]) -> PdRequest:
-    """Return what was typed, with the default model where none was named. Raises ConfigError."""
+    """Parse the command line, with the default model if none is given. Raises ConfigError."""
     parser = CommandParser(
         prog="pdserve bench pd",
         usage="pdserve bench pd [flags]",
-        description="Measure prefill and decode apart beside two colocated instances on the same cores.",
+        description="Compare P/D with two colocated instances on the same cores.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -71,18 +71,18 @@ def parse(argv: Sequence[str]) -> PdRequest:
     namespace = parser.parse_args(argv)
     for name in _DECIDED:
         if name in namespace:
-            raise ConfigError(f"--{name.replace('_', '-')} is decided by `pdserve bench pd` itself: leave it out")
+            raise ConfigError(f"--{name.replace('_', '-')} is set by `pdserve bench pd` itself: leave it out")
     options = from_namespace(PdOptions, namespace)
     if options.rounds < 1:
         raise ConfigError(f"--rounds {options.rounds}: at least 1")
     if not options.startup_timeout > 0:
         raise ConfigError(f"--startup-timeout {options.startup_timeout:g}: more than 0 s")
     if options.vllm and not os.access(options.vllm, os.X_OK):
-        raise ConfigError(f"--vllm {options.vllm} is no program: give the Python of vLLM's environment")
+        raise ConfigError(f"--vllm {options.vllm} is not executable: give the Python of vLLM's environment")
     fill_model(namespace)
     engine = from_namespace(EngineOptions, namespace)
     check_device(engine)
-    stay_off_few_cards(namespace, _NUM_INSTANCES)
+    use_cpu_for_few_cards(namespace, _NUM_INSTANCES)
     engine = from_namespace(EngineOptions, namespace)
     cores = tuple(sorted(os.sched_getaffinity(0)))
     return PdRequest(options, Path(engine.model), engine.dtype, to_flags(namespace), cores, engine.device)

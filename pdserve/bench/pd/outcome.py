@@ -1,4 +1,4 @@
-"""What one contestant made of one load."""
+"""The outcome of one load for one contestant."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from pdserve.bench.pd.utilisation import Use
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One column: its name in JSON and in words, and whether more of it is better."""
+    """One figure: its JSON key, title and description, and whether more is better."""
 
     key: str
     title: str
@@ -24,13 +24,13 @@ FIGURES = (
     Figure("ttft_p50_ms", "TTFT p50", "first token"),
     Figure("tpot_p50_ms", "TPOT p50", "time per token"),
     Figure("longest_gap_p99_ms", "longest gap p99", "longest gap"),
-    Figure("output_tokens_per_s", "out tok/s", "output tokens a second", more_is_better=True),
+    Figure("output_tokens_per_s", "out tok/s", "output tokens per second", more_is_better=True),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class BenchOutcome:
-    """Figures by key, or the words of a failure; `use` is of our own contestants alone."""
+    """Figures by key, or a failure message; only pdserve's contestants have `use`."""
 
     contestant: str
     load: str
@@ -42,7 +42,7 @@ class BenchOutcome:
 
 
 def outcome(contestant: str, load: Load, sent: Sent, use: Use | None, client_share: float) -> BenchOutcome:
-    """Return the figures of a load: first tokens of the requests, gaps of what is watched, tokens of all."""
+    """Compute the figures of a load: TTFT of the requests, gaps of the watched ones, tokens of all."""
     lines = sent.record.in_order
     whole = [line for line in lines if line.failure is None]
     failures = [str(line.failure) for line in lines if line.failure is not None]
@@ -60,7 +60,7 @@ def outcome(contestant: str, load: Load, sent: Sent, use: Use | None, client_sha
 
 
 def medians(outcomes: Sequence[BenchOutcome]) -> list[BenchOutcome]:
-    """Return one outcome for each contestant and load, in their order: medians of figures and use over the rounds."""
+    """Return one outcome for each contestant and load, in order: medians of figures and use over the rounds."""
     rounds: dict[tuple[str, str], list[BenchOutcome]] = {}
     for one in outcomes:
         rounds.setdefault((one.contestant, one.load), []).append(one)

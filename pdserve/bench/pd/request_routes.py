@@ -1,4 +1,4 @@
-"""How a request gets to a contestant: to its URLs in turn, or to vLLM's P first and with its tickets to D."""
+"""How requests reach a contestant: its URLs in turn, or vLLM's P first and then, with its KV parameters, D."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ _PREFILL_HERE: dict[str, Any] = {
 
 
 def nothing() -> None:
-    """Tell nobody."""
+    """Do nothing."""
 
 
 class RequestRoute(Protocol):
@@ -27,13 +27,13 @@ class RequestRoute(Protocol):
     async def send(
         self, ask: LoadRequest, due_s: float | None = None, *, on_first: Callable[[], None] = nothing
     ) -> Timeline:
-        """Return its timeline; `on_first` is called when its first piece comes."""
+        """Return its timeline; `on_first` is called at its first piece."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class InTurn:
-    """Endpoints one after the other."""
+    """Round-robin over endpoints."""
 
     endpoints: Sequence[Endpoint]
     _turns: Iterator[int] = field(default_factory=itertools.count)
@@ -41,13 +41,13 @@ class InTurn:
     async def send(
         self, ask: LoadRequest, due_s: float | None = None, *, on_first: Callable[[], None] = nothing
     ) -> Timeline:
-        """Send to the next one."""
+        """Send to the next endpoint."""
         return await self.endpoints[next(self._turns) % len(self.endpoints)].send(ask, due_s, on_first=on_first)
 
 
 @dataclass(frozen=True, slots=True)
 class PairWithoutProxy:
-    """vLLM's pair without a proxy: the prompt to P for one token, then to D with what P answers."""
+    """vLLM's pair without a proxy: the prompt goes to P for one token, then to D with P's KV parameters."""
 
     prefill: Endpoint
     decode: Endpoint
@@ -55,7 +55,7 @@ class PairWithoutProxy:
     async def send(
         self, ask: LoadRequest, due_s: float | None = None, *, on_first: Callable[[], None] = nothing
     ) -> Timeline:
-        """Send to both; the request begins when it goes to P."""
+        """Send to both; the request's time starts at P."""
         sent_s = self.prefill.clock()
         body = self.prefill.dialect.body(ask) | {"max_tokens": 1, "stream": False, "kv_transfer_params": _PREFILL_HERE}
         del body["stream_options"]

@@ -1,4 +1,4 @@
-"""Start a contestant's processes, wait until they answer, and leave none behind."""
+"""Start a contestant's processes, wait until they are ready, and stop them all afterwards."""
 
 import contextlib
 import os
@@ -14,20 +14,20 @@ from pdserve.readiness import ask
 from pdserve.run_folder import ProcessRecord
 from wire.errors import DeadlineExceeded, Unavailable
 
-_GRACE_S, _PEER_GRACE_S = 10.0, 60.0  # vLLM killed leaves its shared memory behind
+_GRACE_S, _PEER_GRACE_S = 10.0, 60.0  # a killed vLLM leaves its shared memory behind
 
 
 @contextlib.contextmanager
 def started(contestant: ServerContestant, folder: Path, timeout_s: float, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold its processes, ready within `timeout_s`; logs in `folder`.
+    """Run its processes, ready within `timeout_s`; logs in `folder`.
 
-    Raises Unavailable when one ends, DeadlineExceeded when one does not answer in time, both with where the logs are.
+    Raises Unavailable when one ends, DeadlineExceeded when one is not ready in time, both with the log paths.
     """
     children: list[Child] = []
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH" or contestant.is_ours}
     try:
         for plan in contestant.plans:
-            children.append(Child(plan, folder / f"{plan.name}.log", environ))  # each is ours from its start on
+            children.append(Child(plan, folder / f"{plan.name}.log", environ))  # so that _stop gets all started
         say(f"{contestant.name}: starting {', '.join(plan.name for plan in contestant.plans)}")
         began_s = time.monotonic()
         _wait(contestant, children, timeout_s)
@@ -37,8 +37,8 @@ def started(contestant: ServerContestant, folder: Path, timeout_s: float, say: C
         for process in _stop(children, contestant):
             say(f"{process.name} did not stop in time and was killed (log: {process.log})")
         for child in children:
-            child.ended()  # which reaps it
-        children.clear()  # the pipes close: a guard (keeper.py) ends what is left of a group
+            child.ended()  # reaps it
+        children.clear()  # closes the pipes: a guard (keeper.py) kills the rest of a group
 
 
 def _stop(children: Sequence[Child], contestant: ServerContestant) -> Sequence[ProcessRecord]:

@@ -10,7 +10,7 @@ from pdserve.text_table import text_table
 
 
 def lines(outcomes: Sequence[BenchOutcome]) -> Iterator[str]:
-    """Yield a row for each load and figure with a column for each contestant and the best, then who wins and why."""
+    """Yield a row for each load and figure with a column per contestant and the best one, then winners and reasons."""
     contestants = list(dict.fromkeys(one.contestant for one in outcomes))
     yield from text_table(("load", "figure", *contestants, "best"), list(_rows(outcomes, contestants)))
     yield ""
@@ -23,7 +23,7 @@ def lines(outcomes: Sequence[BenchOutcome]) -> Iterator[str]:
 
 
 def as_json(outcomes: Sequence[BenchOutcome]) -> list[dict[str, Any]]:
-    """Return an object for each outcome, its figures beside its names."""
+    """Return an object for each outcome, with its figures and names."""
     return [
         {
             "load": one.load, "contestant": one.contestant, **one.figures, "failed": one.failed,

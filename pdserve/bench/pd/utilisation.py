@@ -1,4 +1,4 @@
-"""How busy each instance was and what the KV hop took, from two looks at the scheduler's metrics."""
+"""How busy each instance was and how long KV hops took, from two samples of the scheduler's metrics."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from pdserve.client import Sample
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What the counters said at one moment: step seconds by the instance's name, and the KV hops."""
+    """The counters at one moment: step seconds by instance name, and the KV hops."""
 
     step_s: Mapping[str, float]
     hops: float
@@ -18,7 +18,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Between two moments: the share of the time each instance computed, and a hop's mean time and size."""
+    """Between two moments: each instance's share of time computing, and a hop's mean time and size."""
 
     busy: Mapping[str, float]
     hops: int
@@ -27,7 +27,7 @@ class Use:
 
 
 def count(samples: Iterable[Sample]) -> Counted:
-    """Return the counters of a scheduler's page."""
+    """Return the counters of a scheduler's metrics page."""
     names: dict[str, str] = {}
     seconds: dict[str, float] = {}
     totals: dict[str, float] = {}

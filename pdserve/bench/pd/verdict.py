@@ -1,4 +1,4 @@
-"""Which contestant wins, where, and why: words that follow from the figures alone."""
+"""Describe which contestant wins, where and why, from the figures alone."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,14 +6,14 @@ from pdserve.bench.pd.contestants import COLOCATED, PAIR, VLLM_COLOCATED, VLLM_P
 from pdserve.bench.pd.outcome import FIGURES, BenchOutcome, Figure
 
 EVEN = 1.05
-"""Figures whose ratio is below this are even: less than what two runs of one contestant differ by."""
+"""Figures whose ratio is below this are even: two runs of one contestant differ by more."""
 _APART, _SATURATED = 0.2, 0.85  # shares of the time
 
 
 def winner(figure: Figure, outcomes: Sequence[BenchOutcome]) -> tuple[str, float] | None:
-    """Return who is best at a figure and by what factor over the next; None where two are even or one is alone.
+    """Return the best contestant of a figure and its factor over the next; None if they are even or it is alone.
 
-    Outcomes with failures compete not.
+    Outcomes with failures do not compete.
     """
     whole = [one for one in outcomes if not one.failed and one.figures[figure.key] > 0]
     ordered = sorted(whole, key=lambda one: one.figures[figure.key], reverse=figure.more_is_better)
@@ -25,7 +25,7 @@ def winner(figure: Figure, outcomes: Sequence[BenchOutcome]) -> tuple[str, float
 
 
 def where(outcomes: Sequence[BenchOutcome]) -> Iterator[str]:
-    """Yield what each of P/D and colocated wins from the other, then how P/D stands beside the others."""
+    """Yield what P/D and colocated win against each other, then how P/D compares with the others."""
     here = {one.contestant for one in outcomes}
     if {PAIR, COLOCATED} <= here:
         yield from _wins(outcomes, PAIR, COLOCATED)
@@ -33,7 +33,7 @@ def where(outcomes: Sequence[BenchOutcome]) -> Iterator[str]:
         if {PAIR, other} <= here:
             won = [best for _, best in _contests(outcomes, PAIR, other)]
             ours, theirs = sum(best == PAIR for best in won), sum(best == other for best in won)
-            yield f"{PAIR} beside {other}: better in {ours} of {len(won)} figures, worse in {theirs}, else even"
+            yield f"{PAIR} against {other}: better in {ours} of {len(won)} figures, worse in {theirs}, else even"
 
 
 def _wins(outcomes: Sequence[BenchOutcome], one: str, other: str) -> Iterator[str]:
@@ -45,7 +45,7 @@ def _wins(outcomes: Sequence[BenchOutcome], one: str, other: str) -> Iterator[st
 
 
 def _contests(outcomes: Sequence[BenchOutcome], one: str, other: str) -> Iterator[tuple[str, str | None]]:
-    """Yield, of each load and figure of two, what it is, with its factor, and who is better."""
+    """Yield a description with the factor, and the better contestant, for each load and figure of two."""
     for load in _loads(outcomes):
         both = [each for each in outcomes if each.load == load and each.contestant in (one, other)]
         for figure in FIGURES:
@@ -55,7 +55,7 @@ def _contests(outcomes: Sequence[BenchOutcome], one: str, other: str) -> Iterato
 
 
 def why(outcomes: Sequence[BenchOutcome]) -> Iterator[str]:
-    """Yield, load by load, which instances were busy and what that means."""
+    """Yield, for each load, which instances were busy and what that means."""
     for load in _loads(outcomes):
         for one in outcomes:
             if one.load == load and one.use is not None and one.use.busy:
@@ -68,7 +68,7 @@ def _busy_words(one: BenchOutcome) -> str:
     words = ", ".join(f"{name} {share:.0%} busy" for name, share in ordered)
     (most, high), (least, low) = ordered[0], ordered[-1]
     if high - low >= _APART and high >= _SATURATED:
-        return f"{words}: {most} was the limit, {(1 - low):.0%} of {least}'s time went unused"
+        return f"{words}: {most} was the limit, {(1 - low):.0%} of {least}'s time was idle"
     if high - low >= _APART:
         return f"{words}: {most} did more of the work, and neither was the limit"
     if low >= _SATURATED:

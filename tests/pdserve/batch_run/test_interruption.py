@@ -56,7 +56,7 @@ def test_the_first_signal_ends_it_in_order(code: str, number: signal.Signals, st
     child.send_signal(number)
 
     said = child.communicate(timeout=300)
-    assert said == ("cancelled\n", "\nstopping; a second signal ends it at once\n")
+    assert said == ("cancelled\n", "\nstopping; a second signal stops at once\n")
     assert child.returncode == status
 
 

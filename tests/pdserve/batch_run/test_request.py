@@ -23,16 +23,19 @@ def parsed(*typed: str, **environ: str) -> BatchRequest:
         (("-o", "a"), "-i/--input-file"),
         ((*ENDS, "--max-inflight", "0"), "--max-inflight 0 is out of range"),
         ((*ENDS, "--max-inflight", "70000"), "--max-inflight 70000 is above 65536"),
-        ((*ENDS, "--request-timeout", "0"), "--request-timeout 0 is out of range: a number of seconds above 0"),
-        ((*ENDS, "--request-timeout", "nan"), "--request-timeout nan is out of range: a number of seconds above 0"),
+        ((*ENDS, "--request-timeout", "0"), "--request-timeout 0 is out of range: give a number of seconds above 0"),
+        (
+            (*ENDS, "--request-timeout", "nan"),
+            "--request-timeout nan is out of range: give a number of seconds above 0",
+        ),
         ((*ENDS, "--max-line-bytes", "0"), "--max-line-bytes 0 is out of range"),
         ((*ENDS, "--metrics-port", "70000"), "70000, is not in 1..65535"),
         ((*ENDS, "--max-infligth", "3"), "did you mean --max-inflight?"),
-        ((*ENDS, "--model", " "), "--model ' ' has no value"),
+        ((*ENDS, "--model", " "), "--model ' ' is empty"),
         ((*ENDS, "--global-rank-table", "t.json"), "--global-rank-table is for instances of a cluster"),
         ((*ENDS, "--lora-modules", "a"), "--lora-modules is refused: adapters are not supported"),
-        ((*AT_URL, "--dtype", "float32"), "--dtype is decided where the model is served"),
-        ((*AT_URL, "--max-logprobs", "3"), "--max-logprobs is decided where the model is served"),
+        ((*AT_URL, "--dtype", "float32"), "--dtype is set by the server at --base-url"),
+        ((*AT_URL, "--max-logprobs", "3"), "--max-logprobs is set by the server at --base-url"),
     ],
 )
 def test_a1_4_what_is_wrong_is_refused_in_words(typed: tuple[str, ...], words: str) -> None:
@@ -89,7 +92,7 @@ def test_nobody_has_to_show_a_key_to_the_model_in_this_process(capsys: pytest.Ca
     told = parsed(*ENDS, "--api-key", "k", "--ssl-keyfile", "f", VLLM_API_KEY="v")
 
     assert (told.api_key, told.front.api_key, told.front.ssl_keyfile) == (None, (), None)
-    assert "without effect: --api-key (nobody is served here); --ssl-keyfile" in capsys.readouterr().err
+    assert "without effect: --api-key (no HTTP server runs here); --ssl-keyfile" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -109,7 +112,7 @@ def test_figures_are_served_where_vllms_flags_say(typed: tuple[str, ...], where:
 def test_an_address_without_figures_has_a_notice(capsys: pytest.CaptureFixture[str]) -> None:
     parsed(*ENDS, "--port", "8000", "--url", "127.0.0.1")
 
-    said = "without effect: --url, --port (figures are served with --metrics-port or --enable-metrics)\n"
+    said = "without effect: --url, --port (metrics are served only with --metrics-port or --enable-metrics)\n"
     assert capsys.readouterr().err == said
 
 

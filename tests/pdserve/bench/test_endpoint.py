@@ -113,9 +113,9 @@ def test_vectors_have_an_end_and_no_tokens() -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b'{"object": "list"}', "no event: no list of vectors"),
+        (b'{"object": "list"}', "no event: not a list of vectors"),
         (b"{", "no event: "),
-        (b'{"data": [], "usage": {"prompt_tokens": [7]}}', "no event: an event of another form"),
+        (b'{"data": [], "usage": {"prompt_tokens": [7]}}', "no event: an event has another form"),
         (b'{"data": []}', "no usage: the server does not count tokens"),
     ],
 )
@@ -136,12 +136,12 @@ def test_what_is_no_vector_is_a_failure(body: bytes, words: str) -> None:
         ([Sent(1, completion("a", "stop") + b"data: [DONE]\n\n")], 200, "no usage: the server does not count tokens"),
         ([Sent(1, completion("a", "stop"))], 200, "no usage: the stream ended before it"),
         ([Sent(1, completion("a")), Sent(1, b"data: hm\n\n")], 200, "no event: "),
-        ([Sent(1, completion("a")), Sent(1, b"data: 7\n\n")], 200, "no event: an event that is no object: 7"),
-        ([Sent(1, event({"choices": [None]}))], 200, "no event: an event of another form: {'choices': [None]}"),
-        ([Sent(1, event({"choices": {"text": "a"}}))], 200, "no event: an event of another form"),
-        ([Sent(1, event({"choices": [{"text": 7}]}))], 200, "no event: an event of another form"),
-        ([Sent(1, event({"choices": [{"delta": {"content": ["a"]}}]}))], 200, "no event: an event of another form"),
-        ([Sent(1, event({"usage": {"prompt_tokens": [7]}}))], 200, "no event: an event of another form"),
+        ([Sent(1, completion("a")), Sent(1, b"data: 7\n\n")], 200, "no event: an event is not an object: 7"),
+        ([Sent(1, event({"choices": [None]}))], 200, "no event: an event has another form: {'choices': [None]}"),
+        ([Sent(1, event({"choices": {"text": "a"}}))], 200, "no event: an event has another form"),
+        ([Sent(1, event({"choices": [{"text": 7}]}))], 200, "no event: an event has another form"),
+        ([Sent(1, event({"choices": [{"delta": {"content": ["a"]}}]}))], 200, "no event: an event has another form"),
+        ([Sent(1, event({"usage": {"prompt_tokens": [7]}}))], 200, "no event: an event has another form"),
         ([Sent(1, completion("a")), Sent(1, None)], 200, "broke off: "),
     ],
 )

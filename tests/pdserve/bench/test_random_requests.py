@@ -57,7 +57,7 @@ def test_impossible_sizes_are_refused(shape: dict[str, int], words: str) -> None
 
 
 def test_too_small_a_vocabulary_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--vocab-size 100: random prompts are of ids from 100 on"):
+    with pytest.raises(ConfigError, match="--vocab-size 100: random prompts use ids from 100"):
         random_asks(1, RequestSizes(1, 1), random.Random(0), vocabulary=100)
 
 
@@ -81,9 +81,9 @@ def test_lines_of_a_custom_file_are_prompts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{", "line 2: no JSON"),
-        ("[]", 'line 2: it has no "prompt" of text'),
-        ('{"prompt": ""}', 'line 2: it has no "prompt" of text'),
+        ("{", "line 2: invalid JSON"),
+        ("[]", 'line 2: it has no "prompt" text'),
+        ('{"prompt": ""}', 'line 2: it has no "prompt" text'),
         ('{"prompt": "a", "output_tokens": 0}', 'line 2: "output_tokens" is 0'),
         ('{"prompt": "a", "output_tokens": true}', 'line 2: "output_tokens" is True'),
     ],

@@ -67,10 +67,10 @@ def test_the_report_says_errors_by_kind_and_warns_of_a_busy_client() -> None:
 
     assert lines[0] == "2 requests completed, 1 failed, 1 unfinished in 3.00 s"
     assert lines[1] == "  1 x HTTP 429, first: the queue? is full"
-    assert any(line.startswith("goodput") and "33% of the requests keep ttft:600" in line for line in lines)
+    assert any(line.startswith("goodput") and "33% of the requests meet ttft:600" in line for line in lines)
     (ttft,) = [line for line in lines if line.startswith("ttft (time to first token)")]
     assert ttft.split()[-4:] == ["1250.00", "750.00", "1250.00", "1985.00"]
-    assert lines[-1].startswith("warning: this client took 90% of a core")
+    assert lines[-1].startswith("warning: this client used 90% of a core")
 
 
 def test_where_nothing_completed_the_report_has_no_table_of_zeros() -> None:

@@ -42,7 +42,7 @@ def test_a_password_in_the_url_becomes_a_header_and_is_shown_nowhere() -> None:
     assert parse(["--base-url", "http://me:p@a", "--header", "authorization=Bearer x"]).headers == {
         "authorization": "Bearer x"
     }
-    with pytest.raises(ConfigError, match=r"^--base-url a:1: it begins with http"):
+    with pytest.raises(ConfigError, match=r"^--base-url a:1: it must begin with http"):
         parse(["--base-url", "me:pass@a:1"])
     with pytest.raises(ConfigError, match="--base-url has a query"):
         parse(["--base-url", "http://a:1?key=pass"])
@@ -111,21 +111,21 @@ def test_vllms_flags_that_cannot_be_are_refused_with_what_to_do(name: str) -> No
         (["--goodput", "ttft"], "--goodput ttft: write NAME:MILLISECONDS"),
         (["--goodput", "speed:3"], "--goodput speed:3: of ttft"),
         (["--percentile-metrics", "ttft,speed"], "--percentile-metrics speed: there are ttft"),
-        (["--metric-percentiles", "101"], "percentiles are from 0 to 100"),
-        (["--metric-percentiles", "x"], "no percentiles"),
+        (["--metric-percentiles", "101"], "percentiles must be from 0 to 100"),
+        (["--metric-percentiles", "x"], "is not a list of percentiles"),
         (["--dataset-name", "custom"], "it needs --dataset-path FILE"),
         (["--dataset-path", "f"], "random prompts need no --dataset-path"),
-        (["--dataset-name", "custom", "--dataset-path", "no/f"], "--dataset-path no/f is not there"),
+        (["--dataset-name", "custom", "--dataset-path", "no/f"], "--dataset-path no/f does not exist"),
         (["--random-input-len", "0"], "--random-input-len 0 --random-output-len 128 .*: at least 1, 1 and 0"),
         (["--random-range-ratio", "1"], "--random-range-ratio 1 is not in"),
         (["--port", "99999"], "http://127.0.0.1:99999: the port is not a number from 1 to 65535"),
         (["--base-url", "http://h:x"], "http://h:x: the port is not a number from 1 to 65535"),
-        (["--plot", "f.jpg"], "--plot f.jpg: name a file that ends in .svg or .png"),
-        (["--base-url", "localhost:9000"], "--base-url localhost:9000: it begins with http"),
+        (["--plot", "f.jpg"], "--plot f.jpg: give a file that ends in .svg or .png"),
+        (["--base-url", "localhost:9000"], "--base-url localhost:9000: it must begin with http"),
         (["--backend", "openai-embeddings", "--goodput", "ttft:9"], "vectors have no ttft, only e2el"),
         (["--backend", "openai-embeddings", "--percentile-metrics", "itl,e2el"], "vectors have no itl, only e2el"),
-        (["--extra-body", "{"], "--extra-body {: no JSON"),
-        (["--extra-body", "[1]"], "no JSON object"),
+        (["--extra-body", "{"], "--extra-body {: invalid JSON"),
+        (["--extra-body", "[1]"], "not a JSON object"),
         (["--header", "x"], "--header takes KEY=VALUE"),
         (["--requests-rate", "3"], "did you mean --request-rate"),
     ],

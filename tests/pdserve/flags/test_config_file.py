@@ -43,16 +43,16 @@ def test_a_switch_is_a_plain_word(file: Path, written: str, said: bool | None) -
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("port: 1\nhost: a\nport: 2\n", ":3: port stands on line 1 already"),
-        ("max_n: 1\nmax-n: 2\n", ":2: max-n stands on line 1 already"),
+        ("port: 1\nhost: a\nport: 2\n", ":3: port is already on line 1"),
+        ("max_n: 1\nmax-n: 2\n", ":2: max-n is already on line 1"),
         ("model: m\nport:\n", ":2: port has no value: leave the line out"),
         ("port: null\n", ":1: port has no value"),
         ("port: [1, ]\nhost: []\n", ":2: host is an empty list"),
-        ("scheduler:\n  port: 1\n", ":2: scheduler is a value or a list of values, and nothing nested"),
-        ("a: [[1]]\n", ":1: a is a value or a list of values, and nothing nested"),
-        ("- port\n", ":1: a file of flags is a mapping"),
-        ("port\n", ":1: a file of flags is a mapping"),
-        ("? [a]\n: 1\n", ":1: a key is the name of a flag"),
+        ("scheduler:\n  port: 1\n", ":2: scheduler must be a value or a list of values, nothing nested"),
+        ("a: [[1]]\n", ":1: a must be a value or a list of values, nothing nested"),
+        ("- port\n", ":1: the file must be a mapping"),
+        ("port\n", ":1: the file must be a mapping"),
+        ("? [a]\n: 1\n", ":1: a key must be the name of a flag"),
         ("a: &x 1\nb: *x\n", r":2: \*x is an alias: write the value out"),
         (
             "a: !!python/object/apply:os.system [id]\n",
@@ -60,10 +60,10 @@ def test_a_switch_is_a_plain_word(file: Path, written: str, said: bool | None) -
         ),
         ("a: !!python/name:os.system ''\n", ":1: a has the tag 'tag:yaml.org,2002:python/name:os.system'"),
         ("a: !!binary aGk=\n", ":1: a has the tag"),
-        ("a: 1\n---\nb: 2\n", ":3: a file of flags is one document"),
-        ("a: 1\nb: [1\nc: 2\n", ":3: this is no YAML"),
-        ("a: 1\n\tb: 2\n", ":2: this is no YAML"),
-        ("a: \x01\n", ": this is no YAML"),
+        ("a: 1\n---\nb: 2\n", ":3: the file must be a single YAML document"),
+        ("a: 1\nb: [1\nc: 2\n", ":3: invalid YAML"),
+        ("a: 1\n\tb: 2\n", ":2: invalid YAML"),
+        ("a: \x01\n", ": invalid YAML"),
     ],
 )
 def test_anything_else_is_refused_with_its_line(file: Path, text: str, words: str) -> None:
@@ -79,7 +79,7 @@ def test_a_pipe_nobody_writes_to_is_refused_and_a_shells_own_is_read(tmp_path: P
     os.write(into, b"port: 1\n")
     os.close(into)
 
-    with pytest.raises(ConfigError, match=rf"--config {tmp_path}/pipe is no regular file: name a YAML file"):
+    with pytest.raises(ConfigError, match=rf"--config {tmp_path}/pipe is not a regular file: give a YAML file"):
         read(str(tmp_path / "pipe"))
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         read(str(tmp_path))

@@ -78,9 +78,9 @@ def test_an_instances_own_address_is_none_of_a_cluster_on_one_machine(file: Path
         serve.parse([model, "--ip=10.0.0.1"])
     with pytest.raises(ConfigError, match=r"--share-devices is for the instances of a ranktable"):
         serve.parse([model, "--share-devices"])
-    with pytest.raises(ConfigError, match=r"--kv-ip is decided by `pdserve up` itself"):
+    with pytest.raises(ConfigError, match=r"--kv-ip is set by `pdserve up` itself"):
         up_request.parse(["--model", model, "--kv-ip=10.0.0.1"])
-    with pytest.raises(ConfigError, match=r"--share-devices is decided by `pdserve up` itself"):
+    with pytest.raises(ConfigError, match=r"--share-devices is set by `pdserve up` itself"):
         up_request.parse(["--model", model, "--share-devices"])
     file.write_text("ip: 10.0.0.1\nshare-devices: yes\n")
     assert serve.parse([model, "--config", str(file)]).engine.model == model
@@ -119,16 +119,16 @@ def test_one_file_serves_commands_that_know_only_some_of_it(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("port: abc", r":1: port: 'abc' is no value for it"),
+        ("port: abc", r":1: port: 'abc' is not a valid value"),
         ("kv-cache-memory: lots", r":1: kv-cache-memory: 'lots' is not a size"),
         ("device: tpu", r":1: device: 'tpu' is not one of auto, cpu"),
-        ("kv-digests: 1", r":1: kv-digests is true or false, not '1'"),
+        ("kv-digests: 1", r":1: kv-digests must be true or false, not '1'"),
         ("port: [1, 2]", r":1: port takes one value, not a list of 2"),
-        ("config: other.yaml", r":1: unknown key 'config': it is for a command line alone"),
-        ("help: true", r":1: unknown key 'help': it is for a command line alone"),
+        ("config: other.yaml", r":1: unknown key 'config': it is allowed only on the command line"),
+        ("help: true", r":1: unknown key 'help': it is allowed only on the command line"),
         ("model: m\nmiddleware: s", r":2: --middleware is refused"),
         ("model: m\n\nkv-cache-dtype: fp8", r":3: --kv-cache-dtype fp8 is refused"),
-        ("enforce-eager: 3", r":1: enforce-eager is true or false"),
+        ("enforce-eager: 3", r":1: enforce-eager must be true or false"),
         ("no-kv-digests: true", r":1: unknown key 'no-kv-digests': write `kv-digests: false`"),
     ],
 )
@@ -177,7 +177,7 @@ def test_flags_of_the_front_door_have_one_notice_on_an_instance(file: Path) -> N
     typed = typed_over_file(["--chat-template", "t", "--startup-timeout=3", "--config", str(file)], {})
 
     assert typed.notices == (
-        "without effect on an instance: --chat-template, --startup-timeout (the scheduler has the front door)",
+        "without effect on an instance: --chat-template, --startup-timeout (the scheduler serves the API)",
     )
 
 

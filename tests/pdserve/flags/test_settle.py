@@ -44,7 +44,7 @@ def test_flags_without_effect_are_told_once_each_with_the_reason() -> None:
     assert made.argv == ()
     assert notice(made.without_effect) == (
         "without effect: --use-v2-block-manager (there is one kind of KV pool); "
-        "--seed (a request's own seed decides, and without one it gets a random one)"
+        "--seed (a request without a seed of its own gets a random one)"
     )
 
 
@@ -70,10 +70,10 @@ def test_a_dropped_flag_takes_its_own_words_and_no_other(typed: tuple[str, ...],
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        (("--middleware", "s"), r"^--middleware is refused: no code of others"),
+        (("--middleware", "s"), r"^--middleware is refused: third-party code"),
         (("--tool-call-parser=k",), r"--tool-call-parser is refused: tool calls"),
-        (("--kv-cache-dtype", "fp8"), r"--kv-cache-dtype fp8 is refused: KV is kept .*; only auto is taken"),
-        (("-pp", "2"), r"^-pp 2 is refused: .*--tensor-parallel-size alone; only 1 is taken"),
+        (("--kv-cache-dtype", "fp8"), r"--kv-cache-dtype fp8 is refused: KV is kept .*; only auto is accepted"),
+        (("-pp", "2"), r"^-pp 2 is refused: only --tensor-parallel-size splits an instance; only 1 is accepted"),
         (("--enable-chunked-prefill=False",), r"--enable-chunked-prefill False is refused: prompts are always"),
         (("--lora-modules", "a=b", "c=d"), r"--lora-modules is refused: adapters are not supported"),
         (("--load-format", "dummy"), r"--load-format dummy is refused: .*auto, safetensors, gguf, pt"),

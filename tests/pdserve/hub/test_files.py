@@ -48,5 +48,7 @@ def test_safetensors_go_before_bin(names: list[str], taken: str) -> None:
 
 
 def test_other_weights_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"a/b has neither .* nor an index of several; only consolidated\.00\.pth$"):
+    with pytest.raises(
+        ConfigError, match=r"a/b has neither .* nor an index of several; it has only consolidated\.00\.pth$"
+    ):
         weight_file("a/b", ["config.json", "consolidated.00.pth"])

@@ -119,7 +119,7 @@ def test_the_token_is_sent(
     kind: str, hub: FakeHub, fetched: Callable[..., Snapshot], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     hub.needs_token.add(LLAMA)
-    with pytest.raises(ConfigError, match=rf"{hub.url} has no model of that name, or a private one: .*set HF_TOKEN"):
+    with pytest.raises(ConfigError, match=rf"{hub.url} has no such model, or a private one: .*set HF_TOKEN"):
         fetched(LLAMA)
     hub.seen.clear()
     if kind == "variable":
@@ -147,7 +147,7 @@ def test_a_gated_model_says_what_to_do(hub: FakeHub, fetched: Callable[..., Snap
 
 
 def test_a_name_that_the_hub_has_not_got(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
-    with pytest.raises(ConfigError, match=r"--model facebook/opt-125 is no folder here, and .* has no model of that"):
+    with pytest.raises(ConfigError, match=r"--model facebook/opt-125 is not a local folder, and .* has no such model"):
         fetched("facebook/opt-125")
 
 
@@ -173,33 +173,35 @@ def test_without_a_hub_what_is_here_is_taken(how: str, hub: FakeHub, fetched: Ca
 
 def test_without_a_hub_and_a_copy_it_says_what_to_do(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
     words = (
-        rf"--model {QWEN} is no folder here; HF_HUB_OFFLINE is set, and no copy of it is here: run `pdserve model path"
+        rf"--model {QWEN} is not a local folder; HF_HUB_OFFLINE is set, and no copy is cached: run `pdserve model path"
     )
 
     with pytest.raises(ConfigError, match=words):
         fetched(QWEN, environ={"HF_HUB_OFFLINE": "1"})
     fetched(QWEN, weights=False)
-    with pytest.raises(ConfigError, match="has only a part of it: run `pdserve model path"):
+    with pytest.raises(ConfigError, match="is incomplete: run `pdserve model path"):
         fetched(QWEN, environ={"HF_HUB_OFFLINE": "1"})
 
 
 def test_a_repository_that_is_no_model(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
     folder = hub.repos[QWEN]
     (folder / "model.safetensors").rename(folder / "model-q4.gguf")
-    with pytest.raises(ConfigError, match=r"nor an index of several; only model-q4\.gguf: download one, and give its"):
+    with pytest.raises(
+        ConfigError, match=r"nor an index of several; it has only model-q4\.gguf: download one, and give its"
+    ):
         fetched(QWEN)
     (folder / "config.json").unlink()
-    with pytest.raises(ConfigError, match=r"has no config\.json: it is no model that can be served"):
+    with pytest.raises(ConfigError, match=r"has no config\.json: it cannot be served"):
         fetched(QWEN)
 
 
 def test_an_index_that_leads_elsewhere_is_refused(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
     file = hub.repos[LLAMA] / "model.safetensors.index.json"
     file.write_text(index("safetensors", "../../model"))
-    with pytest.raises(ConfigError, match=r"weight_map names '\.\./\.\./model\.safetensors', not \.safetensors files"):
+    with pytest.raises(ConfigError, match=r"weight_map lists '\.\./\.\./model\.safetensors', not \.safetensors files"):
         fetched(LLAMA)
     file.write_text(index("safetensors", "gone"))
-    with pytest.raises(ConfigError, match=r"names gone\.safetensors, which the repository has not got"):
+    with pytest.raises(ConfigError, match=r"lists gone\.safetensors, which the repository lacks"):
         fetched(LLAMA)
 
 
@@ -215,7 +217,7 @@ def test_large_files_are_told_one_by_one(hub: FakeHub, fetched: Callable[..., Sn
 def test_a_folder_that_cannot_be_written_is_named(fetched: Callable[..., Snapshot], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
-    with pytest.raises(ConfigError, match=rf"{OPT} cannot be kept here: .*{tmp_path}/file"):
+    with pytest.raises(ConfigError, match=rf"{OPT} cannot be stored here: .*{tmp_path}/file"):
         fetched(OPT, download_dir=str(tmp_path / "file"))
 
 
@@ -225,6 +227,6 @@ def test_without_the_library_it_says_how_to_get_it(
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
 
     with pytest.raises(
-        ConfigError, match=rf"--model {OPT} is no folder here, and fetching it needs huggingface_hub: pip"
+        ConfigError, match=rf"--model {OPT} is not a local folder, and downloading it needs huggingface_hub: pip"
     ):
         fetched(OPT)

@@ -111,7 +111,7 @@ def test_without_a_network_it_takes_what_is_here(library: Callable[..., Library]
     snapshot = fetch(asked(), {}, said.append)
 
     assert said[1] == (
-        f"ModelScope does not give {NAME} (ConnectionError: no route): taking it as it is in {snapshot.folder}"
+        f"ModelScope does not provide {NAME} (ConnectionError: no route): using the copy in {snapshot.folder}"
     )
 
 
@@ -119,7 +119,7 @@ def test_what_the_library_says_is_told_with_what_to_do(library: Callable[..., Li
     library()
 
     with pytest.raises(
-        ConfigError, match=rf"--model {NAME} is no folder here, and ModelScope .*does not exist\): look"
+        ConfigError, match=rf"--model {NAME} is not a local folder, and ModelScope .*does not exist\): check"
     ):
         fetch(asked(), {}, silent)
 
@@ -127,7 +127,7 @@ def test_what_the_library_says_is_told_with_what_to_do(library: Callable[..., Li
 def test_a_model_without_weights_is_refused(library: Callable[..., Library]) -> None:
     library("config.json", "model.gguf")
 
-    with pytest.raises(ConfigError, match=rf"{NAME} of ModelScope has not got config\.json and weights"):
+    with pytest.raises(ConfigError, match=rf"{NAME} from ModelScope lacks config\.json and weights"):
         fetch(asked(), {}, silent)
 
 

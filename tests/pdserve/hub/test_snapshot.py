@@ -66,8 +66,8 @@ def test_a_command_ends_with_status_2_and_what_to_do(tmp_path: Path) -> None:
 
     assert done.returncode == 2
     assert done.stderr == (
-        "pdserve model: --model facebook/opt-125m is no folder here; HF_HUB_OFFLINE is set, and no copy of it is here: "
-        "run `pdserve model path facebook/opt-125m` where there is a network, or give a folder\n"
+        "pdserve model: --model facebook/opt-125m is not a local folder; HF_HUB_OFFLINE is set, and no copy is cached: "
+        "run `pdserve model path facebook/opt-125m` with network access, or give a folder\n"
     )
 
 

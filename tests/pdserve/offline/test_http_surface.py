@@ -146,7 +146,7 @@ async def test_a_key_that_is_refused_says_where_keys_come_from() -> None:
     ],
 )  # fmt: skip
 async def test_a_server_of_another_kind_is_said_to_be_one(told: Answer) -> None:
-    with pytest.raises(ConfigError, match=r"^GET /v1/models tells of no model .* has to be the URL of") as said:
+    with pytest.raises(ConfigError, match=r"^GET /v1/models lists no model .* must be the URL of") as said:
         await HttpSurface(Script(told), retry_for_s=0).choose("")
 
     assert "html" not in str(said.value)

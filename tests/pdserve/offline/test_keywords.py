@@ -148,10 +148,10 @@ def test_every_field_of_vllms_engine_args_is_taken_or_refused_with_its_reason(na
     [
         ({"gpu_memory_utilisation": 0.5}, TypeError, "did you mean gpu_memory_utilization?"),
         ({"max_length": 5}, TypeError, "LLM has no keyword 'max_length'"),
-        ({"hf_overrides": {"a": 1}}, ConfigError, "hf_overrides is refused: write it into the model's config.json"),
+        ({"hf_overrides": {"a": 1}}, ConfigError, "hf_overrides is refused: set it in the model's config.json"),
         ({"dtype": "int3"}, ConfigError, "dtype"),
         ({"max_model_len": "long"}, ConfigError, "max_model_len"),
-        ({"port": 8000}, ConfigError, "port is for servers: LLM takes none"),
+        ({"port": 8000}, ConfigError, "port is for servers: leave it out for LLM"),
         ({"tokenizer": "other"}, ConfigError, "tokenizer other is refused"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,

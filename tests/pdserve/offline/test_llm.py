@@ -275,16 +275,16 @@ def test_vectors_have_length_1_and_scores_are_their_cosines(local: LLM) -> None:
 def test_what_is_not_there_is_refused_in_words(local: LLM) -> None:
     for call, words in (
         (lambda: local.classify("a"), "LLM has no classify: models of one class score pairs"),
-        (lambda: local.reward("a"), "LLM has no reward: models of rewards are not supported"),
-        (lambda: local.sleep(level=1), r"LLM has no sleep: close\(\) gives all memory back"),
+        (lambda: local.reward("a"), "LLM has no reward: reward models are not supported"),
+        (lambda: local.sleep(level=1), r"LLM has no sleep: close\(\) frees all memory"),
         (lambda: local.llm_engine.model_config, "LLM has no llm_engine: .* model_config"),
-        (lambda: local.renderer, "LLM has no renderer: generate takes texts and token ids"),
+        (lambda: local.renderer, "LLM has no renderer: generate accepts texts and token ids"),
         (lambda: local.model_config.is_encoder_decoder, "model_config has no is_encoder_decoder: hf_config has"),
         (lambda: local.chat(CHAT, chat_template_content_format="openai"), "is for all chats"),
         (lambda: local.encode("a", pooling_task="token_embed"), "'token_embed' is not supported"),
         (lambda: local.generate("a", lora_request=object()), "adapters are not supported"),  # type: ignore[arg-type]
         (lambda: local.encode("a", object()), "pooling_params is not supported: "),  # type: ignore[arg-type]
-        (lambda: local.embed("a", tokenization_kwargs={"a": 1}), "for other tokens give their ids"),  # type: ignore[arg-type]
+        (lambda: local.embed("a", tokenization_kwargs={"a": 1}), "else give token ids"),  # type: ignore[arg-type]
     ):
         with pytest.raises(NotImplementedError, match=words):
             call()
@@ -374,7 +374,7 @@ def test_a_set_tokenizer_reads_prompts_and_writes_texts(model: Path, local: LLM)
         own = Shouting(llm.get_tokenizer())
         llm.set_tokenizer(own)
         (output,) = llm.generate("THE QUICK BROWN FOX", GREEDY)
-        with pytest.raises(ValueError, match="stop texts are found by the model's own tokenizer"):
+        with pytest.raises(ValueError, match="stop texts need the model's own tokenizer"):
             llm.generate("a", SamplingParams(stop="b"))
         assert llm.get_tokenizer() is own
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pdserve import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
-from pdserve.offline.user_errors import plainly
+from pdserve.offline.user_errors import hide_internal_frames
 from tests.cluster.conftest import fake_model  # noqa: F401 - a fixture
 from wire.errors import ConfigError, InstanceLost, InternalError, InvalidRequest
 
@@ -105,7 +105,7 @@ def _raise(error: Exception) -> None:
 
 @pytest.mark.parametrize("error", [ConfigError("x"), InvalidRequest("x")])
 def test_an_answer_to_the_caller_has_no_cause(error: Exception) -> None:
-    found = raised(lambda: plainly(_raise)(error))
+    found = raised(lambda: hide_internal_frames(_raise)(error))
 
     assert found is error
     assert frames(error) == ["raised", "<lambda>"]
@@ -113,14 +113,14 @@ def test_an_answer_to_the_caller_has_no_cause(error: Exception) -> None:
 
 def test_ctrl_c_shows_the_callers_line_alone() -> None:
     with pytest.raises(KeyboardInterrupt) as caught:
-        plainly(_raise)(KeyboardInterrupt())  # type: ignore[arg-type]
+        hide_internal_frames(_raise)(KeyboardInterrupt())  # type: ignore[arg-type]
 
     assert frames(caught.value) == ["test_ctrl_c_shows_the_callers_line_alone"]
 
 
 @pytest.mark.parametrize("error", [InternalError("x"), InstanceLost("x"), ValueError("of somebody else"), OSError()])
 def test_what_is_no_answer_keeps_all_of_its_frames(error: Exception) -> None:
-    found = raised(lambda: plainly(_raise)(error))
+    found = raised(lambda: hide_internal_frames(_raise)(error))
 
     assert found is error
     assert frames(error)[:1] == ["_raise"]

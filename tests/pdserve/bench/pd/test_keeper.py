@@ -52,5 +52,5 @@ def test_cores_are_dealt_as_a_table_of_two_deals_them() -> None:
 
 def test_what_are_no_cores_is_refused() -> None:
     assert parse_cores("0,3") == {0, 3}
-    with pytest.raises(ConfigError, match="'all' are no cores"):
+    with pytest.raises(ConfigError, match="'all' is not a list of cores"):
         parse_cores("all")

@@ -34,10 +34,10 @@ def test_engine_flags_go_to_every_process(model: Path) -> None:
     [
         (["--rounds", "0"], "--rounds 0: at least 1"),
         (["--startup-timeout", "0"], "--startup-timeout 0: more than 0 s"),
-        (["--port", "9000"], "--port is decided by `pdserve bench pd` itself"),
-        (["--vllm", "no/such"], "--vllm no/such is no program"),
-        (["--only", "nothing"], "--only nothing is in none of: one at a time"),
-        ([], "the longest request has 576 tokens, and .* takes 512: try --quick"),
+        (["--port", "9000"], "--port is set by `pdserve bench pd` itself"),
+        (["--vllm", "no/such"], "--vllm no/such is not executable"),
+        (["--only", "nothing"], "--only nothing matches none of: one at a time"),
+        ([], "the longest request has 576 tokens, but .* supports 512: try --quick"),
     ],
 )
 def test_mistakes_are_refused_in_words(model: Path, argv: list[str], words: str) -> None:

@@ -31,8 +31,8 @@ def test_wins_are_told_with_their_load_and_factor() -> None:
         "  first token, burst: 1.50x",
         "  longest gap, burst: 4.50x",
         "colocated wins 1 of 4 figures:",
-        "  output tokens a second, burst: 1.50x",
-        "P/D beside vLLM P/D: better in 2 of 4 figures, worse in 1, else even",
+        "  output tokens per second, burst: 1.50x",
+        "P/D against vLLM P/D: better in 2 of 4 figures, worse in 1, else even",
     ]
 
 
@@ -46,8 +46,8 @@ def test_the_busier_instance_is_named_with_what_the_other_left_unused() -> None:
     ]
 
     assert list(why(outcomes)) == [
-        "burst, P/D: decode-0 97% busy, prefill-0 30% busy: decode-0 was the limit, 70% of prefill-0's time went "
-        "unused; a KV hop took 2.2 ms for 3.0 MiB",
+        "burst, P/D: decode-0 97% busy, prefill-0 30% busy: decode-0 was the limit, 70% of prefill-0's time was "
+        "idle; a KV hop took 2.2 ms for 3.0 MiB",
         "burst, colocated: combined-0 99% busy, combined-1 90% busy: both were at their limit",
         "slow, P/D: decode-0 50% busy, prefill-0 10% busy: decode-0 did more of the work, and neither was the limit",
         "slow, colocated: combined-1 35% busy, combined-0 30% busy: neither was the limit",
