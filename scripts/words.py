@@ -49,11 +49,13 @@ _PRODUCT = (
     "batch", "decode_worker", "devices", "engine", "instance", "kvtransfer", "native", "pdserve", "prefill_worker",
     "ranktable_tools", "scheduler", "telemetry", "wire",
 )  # fmt: skip
-_EXEMPT = re.compile(r"_pb2|zh-CN|^CHANGELOG\.md$|^tests/|^docs/log\.md$|^docs/adr/|^scripts/words\.py$")
-"""Generated code, translations, history and tests."""
+_EXEMPT = re.compile(
+    r"_pb2|zh-CN|^tests/|^docs/(adr/|log\.md$|(conformance|broken-inputs)\.md$)|^CHANGELOG\.md$|^scripts/words\.py$"
+)
+"""Generated code, translations, history, tests, and pages made from tests' names."""
 _LEAST_WORDS = 3
 _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-_CODE = re.compile(r"``.*?``|`[^`]*`|https?://\S+")
+_CODE = re.compile(r"``.*?``|`[^`]*`|https?://\S+|\]\([^)]*\)")
 
 
 def main(argv: Sequence[str]) -> int:

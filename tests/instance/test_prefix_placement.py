@@ -72,7 +72,7 @@ async def first_turn_beside_another(control: Control) -> Answer:
     await anext(events)  # the first token is P's, the second D's
     answer = await collect(control.dispatch.start(request(FIRST)))
     await events.aclose()  # type: ignore[attr-defined]
-    await until(control, lambda: not any(instance.books.sequences for instance in control.registry.living()))
+    await until(control, lambda: not any(instance.in_flight.sequences for instance in control.registry.living()))
     return answer
 
 
