@@ -24,7 +24,7 @@ GAUGES = {
     "held_prompts": "Prompts that are computed and not yet handed off",
     "progress_age_s": "Seconds since the engine last made progress",
     "slowest_turn_s": "Longest recent time between two progress marks, in seconds",
-    "starved_s": "Seconds in which the process was ready but got no CPU, since its start",
+    "starved_s": "Seconds in which the process was stopped or waited for a CPU, since its start",
     "steps": "Steps of the engine since the start",
     "step_seconds": "Seconds spent in steps since the start",
     "tokens_computed": "Tokens of prompts and outputs computed by the model since the start",

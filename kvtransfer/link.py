@@ -198,7 +198,6 @@ class Link:
         )
         self._reader = LinkReader(
             dialled.stream, dialled.outlet, self._key.instance_id, post=self._queue.put, note=self._note,
-            clock=self._settings.clock,
         )  # fmt: skip
         self._reader.start()
         self.check_open()

@@ -1,6 +1,7 @@
 """A link's reading thread, and which of reader and writer closes their connection."""
 
 import threading
+import time
 from collections.abc import Callable
 
 from kvtransfer.frame import Abort, Ack, Nack, Read, Renew, Signal, Taken, TicketMessage, WireError, decode
@@ -24,9 +25,9 @@ class LinkReader:
     def __init__(
         self, stream: Stream, outlet: Outlet, peer_id: str, *,
         post: Callable[[MessageReceived | ProbeAnswered | LinkOver], None],
-        note: Callable[[TicketMessage], None], clock: Callable[[], float],
+        note: Callable[[TicketMessage], None],
     ) -> None:  # fmt: skip
-        self._stream, self._outlet, self._peer_id, self._post, self._clock = stream, outlet, peer_id, post, clock
+        self._stream, self._outlet, self._peer_id, self._post = stream, outlet, peer_id, post
         self._note = note
         self._num_users = 1
         self._lock = threading.Lock()
@@ -74,7 +75,7 @@ class LinkReader:
                 self._note(message)
                 self._post(MessageReceived(message))
             case Signal():
-                self._post(ProbeAnswered(message, self._clock()))
+                self._post(ProbeAnswered(message, time.monotonic()))
             case _:
                 raise WireError(f"a receiver sent {type(message).__name__}")
 

@@ -210,7 +210,7 @@ class OutgoingTickets:
 
     def _put(self, sending: _Sending, put: Put, behind: bool) -> None:
         if sending.started is None:
-            sending.started = self._settings.clock()
+            sending.started = time.monotonic()
         if put.mark is not None and not put.mark.is_done:
             self._outbox.flush()  # send what is complete before waiting for the mark
             self._await(put.mark)
@@ -281,7 +281,7 @@ class OutgoingTickets:
             self.tend()  # a long put over a slow link must not expire the leases of others
 
     def _acked(self, sending: _Sending) -> None:
-        ticket, now = sending.ticket, self._settings.clock()
+        ticket, now = sending.ticket, time.monotonic()
         if not ticket.ack():
             raise HandoffFailed("the receiver acked a ticket that was not committed")
         del self._sendings[ticket.ticket_id]

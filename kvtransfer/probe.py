@@ -7,6 +7,7 @@ The receiver's half is probed.py.
 """
 
 import secrets
+import time
 from dataclasses import dataclass, field
 
 from kvtransfer.device_memory import region_of
@@ -79,7 +80,7 @@ class SpeedProbe:
             if len(running.round_trips) < _NUM_PINGS:
                 self._ping(running)
             else:
-                running.started = self._settings.clock()
+                running.started = time.monotonic()
                 self._send(running)
         elif answer.signal.kind is MessageType.PROBED and number in running.under_way:
             running.under_way.remove(number)
@@ -109,7 +110,7 @@ class SpeedProbe:
     def _ping(self, running: _Running) -> None:
         self._number += 1
         self._outbox.flush()
-        running.ping_sent = self._number, self._settings.clock()
+        running.ping_sent = self._number, time.monotonic()
         self._outbox.add([encode(Signal(MessageType.PING, self._number))])
         self._outbox.flush()
 

@@ -89,7 +89,7 @@ class ReceiverTicket:
     def open(
         self, link: int, source: SendingRank, num_tokens: int, first_token: int, now: float, *, receipt: bool = False
     ) -> None:
-        """Bind one rank of P to its link; with `receipt` the rank must send one before the commit.
+        """Bind one rank of P to its link; with `receipt` the rank must send one before its share is ready.
 
         Raises HandoffFailed for an unknown sender and for other tokens.
         """

@@ -81,7 +81,7 @@ def _with_snapshot(options: EngineOptions, environ: Mapping[str, str], *, weight
     """Return the options with the downloaded folder of a hub model, and without the hub flags."""
     if not _is_at_hub(options):
         if options.revision is not None:
-            raise ConfigError(f"--revision {options.revision} is for a hub model, and {options.model} is a folder")
+            raise ConfigError(f"--revision {options.revision} is for a hub model, and {options.model} is not one")
         return replace(options, download_dir=None, hub=None)
     folder = find_snapshot(_download_job(options, environ, weights=weights), environ).folder
     return replace(options, model=folder, revision=None, download_dir=None, hub=None)

@@ -26,7 +26,7 @@ class TargetCluster:
     @property
     def nothing_there(self) -> str:
         """The error message if there is no response."""
-        return f"nothing answers at {self.base_url}: {START_HINT}, -or give another scheduler by --url http://HOST:PORT"
+        return f"nothing answers at {self.base_url}: {START_HINT}, or give another scheduler by --url http://HOST:PORT"
 
 
 def add_where(parser: argparse.ArgumentParser) -> None:

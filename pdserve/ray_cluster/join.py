@@ -31,7 +31,7 @@ def check_reachable(address: str, timeout_s: float = _HEALTH_S) -> None:
         try:
             socket.create_connection(split(address), _DIAL_S).close()
         except OSError as error:
-            raise ConfigError(f"--address {address}: nothing listens there: {error}") from error
+            raise ConfigError(f"--address {address}: cannot connect: {error}") from error
     where = () if address == AUTO else ("--address", address)
     command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "health-check", *where]
     try:

@@ -44,7 +44,7 @@ def _measure(rig: Rig, num_bytes: int = 1 << 20, timeout_s: float = DEADLINE_S) 
 
 @pytest.mark.parametrize("transport", BOTH)
 def test_figures_come_of_a_link_that_was_dialled_for_it_and_no_pool_is_touched(transport: str) -> None:
-    with _live_rig(transport) as rig:
+    with make_rig(transport) as rig:  # whose clock stands, as that of a starved process does
         fill(rig.d_pool, range(64), 256)
         before = bytes(rig.d_pool.buffer)
 
