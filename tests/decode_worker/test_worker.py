@@ -236,7 +236,7 @@ def test_a_prompt_the_engine_refuses_after_all_ends_in_words() -> None:
 
         (failed,) = it.events
         assert isinstance(failed, Failed)
-        assert "here already" in failed.message
+        assert "is already" in failed.message
         it.core.release("d")
 
 

@@ -71,7 +71,7 @@ def test_pods_find_each_other_serve_and_come_and_go(tmp_path: Path, engine: str)
     assert grown == [["127.0.0.1"], ["127.0.0.2"], ["127.0.0.3", "127.0.0.4"]]
     assert shrunk == [["127.0.0.1"], ["127.0.0.2"], ["127.0.0.4"]]
     assert parts == {"scheduler-0", "prefill-0", "decode-1"}
-    assert said.startswith(("no work is left", "the instance has ended"))
+    assert said.startswith(("no work is left", "the instance has exited"))
     assert {status for _, _, status in cluster.kube.calls} <= {200, 409}
 
 
@@ -96,7 +96,7 @@ def test_a_pod_that_is_deleted_under_load_ends_no_request(tmp_path: Path) -> Non
     assert {each.json()["usage"]["completion_tokens"] for each in (*answers, after)} == {200}
     assert had[0] >= 1
     assert retried == [0]
-    assert said.startswith(("no work is left", "the instance has ended"))
+    assert said.startswith(("no work is left", "the instance has exited"))
 
 
 @pytest.mark.cluster

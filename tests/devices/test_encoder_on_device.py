@@ -127,6 +127,6 @@ def test_an_encoder_whose_device_is_lost_ends_its_instance(bert: Path, monkeypat
         engine.add(PromptState(name, "r", TEXTS[0], SamplingParams(max_tokens=1), pooling=Pooling()))
         ((failed, error),) = engine.step().failed
         assert failed == name
-        assert "InstanceLost: fake:0 does not even do a tiny op" in str(error)
+        assert "InstanceLost: fake:0 fails a small test op" in str(error)
     assert [type(error) for error in told] == [InstanceLost]
     engine.close()

@@ -192,7 +192,7 @@ def test_a_child_that_cannot_start_says_why(folder: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "executable", "/bin/false")
     made = CompilingChild("llguidance", tokenizer_of(folder), _LIMITS)
 
-    with pytest.raises(Unavailable, match="does not start"):
+    with pytest.raises(Unavailable, match="failed to start"):
         made.compile(_EASY)
 
     made.close()

@@ -60,7 +60,7 @@ _MANY_LEAD_TO_MANY = json.dumps(
         ("json", _MANY_LEAD_TO_MANY, r"allOf and \$ref of the schema lead to more than 200000 parts, the limit"),
         ("regex", "a|" * 500_000, "1000000 bytes, the limit is 65536"),
         ("regex", "", "regex is empty"),
-        ("regex", "\ud800", "regex is no text"),
+        ("regex", "\ud800", "regex is not valid text"),
         ("choice", "[]", "0 texts, must have 1 to 4096"),
         ("choice", '["a", 1]', "a list of texts"),
         ("choice", '"a"', "a list of texts"),

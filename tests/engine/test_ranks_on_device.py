@@ -133,7 +133,7 @@ def test_each_rank_has_its_pool_on_a_device_of_its_own(two: LoadedRanks) -> None
     assert own.mark() is not None, "each layer that was computed is marked"
     assert any(note.startswith("rank 1 of 2 on fake:0: card 7: ") for note in two.notes)
     assert "2 ranks add up by gloo" in two.notes
-    with pytest.raises(TypeError, match="the KV pool of rank 1 of 2 lies on a device of its own process"):
+    with pytest.raises(TypeError, match="the KV pool of rank 1 of 2 is on a device of another process"):
         _ = other.buffer
 
 

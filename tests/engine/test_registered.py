@@ -58,7 +58,7 @@ def test_what_no_backend_does_is_refused_by_name() -> None:
     layer = _Layer(0)
     attach(layer, _Recorder())
 
-    with pytest.raises(ConfigError, match="_Layer asks its attention for position_bias"):
+    with pytest.raises(ConfigError, match="_Layer passes position_bias to its attention"):
         _call(layer, position_bias=torch.zeros(1))
     with pytest.raises(ConfigError, match="both directions"):
         _call(layer, is_causal=False)

@@ -195,7 +195,7 @@ def test_a_peers_pool_is_never_a_target(host: FakeHost) -> None:
     theirs = slots.place(0, window((1, 2), 4, 0, 8))
     mine = RegionRuns(Region(bytes(theirs.runs.num_bytes)), 0, whole(theirs.runs.num_bytes))
 
-    with pytest.raises(ValueError, match="only readable"):
+    with pytest.raises(ValueError, match="read-only"):
         process_mover().copy(mine, theirs, StopFlag())
 
 

@@ -58,7 +58,7 @@ def test_the_first_seed_whose_answer_has_one_is_taken() -> None:
     (ask,) = settled(case, spoken("abababababababab", "abcdefghijklmnop"), decode).asks
 
     assert (ask.params.seed, ask.stops) == (DRAWN.seed + 1, ("i",))
-    with pytest.raises(ConfigError, match="no seed of 20"):
+    with pytest.raises(ConfigError, match="none of 20 seeds"):
         settled(case, spoken("abababababababab"), decode)
 
 

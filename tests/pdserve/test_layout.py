@@ -45,7 +45,7 @@ def test_cards_of_a_variable_that_is_set_are_dealt_out(tmp_path: Path, monkeypat
     assert shown(2, 1, 1, "cuda") == ["2", "3", "7", None]
     assert shown(3, 3, 1, "cuda") == ["2", "3", "7", "5", "2", "3", None]
     assert shown(1, 1, 1, "cpu") == [None, None, None]
-    with pytest.raises(ConfigError, match=r"'2,3, 7,5' shows 4 cards, 2 instances of 5 ranks take 10 \(5 at least\)"):
+    with pytest.raises(ConfigError, match=r"'2,3, 7,5' shows 4 cards, 2 instances of 5 ranks need 10 \(5 at least\)"):
         shown(1, 1, 5, "cuda")
 
 
@@ -75,7 +75,7 @@ def test_auto_deals_the_cards_where_there_are_enough(tmp_path: Path, monkeypatch
 def test_npus_of_a_variable_that_is_set_are_never_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "6")
 
-    with pytest.raises(ConfigError, match=r"'6' shows 1 cards, 2 instances of 1 ranks take 2 \(2 at least\)"):
+    with pytest.raises(ConfigError, match=r"'6' shows 1 cards, 2 instances of 1 ranks need 2 \(2 at least\)"):
         lay_out(ClusterShape(1, 1, "h", 9000, (), "npu"), tmp_path)
 
 
@@ -102,7 +102,7 @@ def test_errors_name_the_flag() -> None:
         parse(["--prefill", "0", "--model", "/m"])
     with pytest.raises(ConfigError, match="--port 0"):
         parse(["--port", "0", "--model", "/m"])
-    with pytest.raises(ConfigError, match="--node-ports is decided"):
+    with pytest.raises(ConfigError, match="--node-ports is set by"):
         parse(["--node-ports", "1,2", "--model", "/m"])
 
 

@@ -324,7 +324,7 @@ def test_ctrl_c_between_two_rows_loses_neither_the_last_one_nor_the_report(
     said = capsys.readouterr().out.splitlines()
     assert said[-2:] == ["stopped after 1 of 3 checks: 1 ok", f"report: {tmp_path / 'r.md'}"]
     assert text.startswith("# pdserve selftest on cpu: stopped after 1 of 3 checks: 1 ok\n")
-    assert (document["running"], "had begun" in text) == (None, False)
+    assert (document["running"], "did not finish" in text) == (None, False)
 
 
 def test_ctrl_c_before_the_first_row_names_no_report(

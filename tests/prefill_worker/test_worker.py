@@ -278,7 +278,7 @@ def test_a_prompt_the_engine_refuses_after_all_ends_in_words_and_its_ticket_too(
 
         (failed,) = it.events
         assert isinstance(failed, Failed)
-        assert "here already" in failed.message
+        assert "is already" in failed.message
         assert ("abort", ticket_for(state).ticket_id) in it.sender.said
 
 

@@ -40,7 +40,7 @@ def test_a_host_in_order_ends_with_0(files: list[str], capsys: pytest.CaptureFix
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("ranktable doctor on ")
     assert "ok    tables          1 prefill, 1 decode; this process is prefill-0" in lines
-    assert "to mend" not in lines[-1]
+    assert "to fix" not in lines[-1]
 
 
 def test_something_to_mend_ends_with_1(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:

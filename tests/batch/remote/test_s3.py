@@ -135,9 +135,9 @@ async def test_a1_16_an_expired_url_fails_in_words(bucket: Bucket, tmp_path: Pat
     # A key that expires in the past cannot be asked of version 4: its date is.
     urls = [_in_the_past(bucket, method, version) for method in ("get_object", "put_object")]
 
-    with pytest.raises(ConfigError, match=r"answered 403 .*: AccessDenied: Request has expired .*good until") as down:
+    with pytest.raises(ConfigError, match=r"answered 403 .*: AccessDenied: Request has expired .*valid until") as down:
         await download(urls[0], tmp_path / "in", rules=LOOPBACK, limits=DOWN)
-    with pytest.raises(ConfigError, match=r"answered 403 .*: AccessDenied: Request has expired .*good until") as up:
+    with pytest.raises(ConfigError, match=r"answered 403 .*: AccessDenied: Request has expired .*valid until") as up:
         await upload(sent, urls[1], rules=LOOPBACK, limits=UP)
 
     assert bucket.gate.refused == ["Request has expired"] * 2

@@ -84,7 +84,7 @@ def test_a_key_comes_from_the_flag_the_file_or_the_environment(tmp_path: Path) -
     assert parsed(*AT_URL, "--api-key-file", str(file), PDSERVE_API_KEY="ours").api_key == "from-file"
     assert parsed(*AT_URL, "--api-key", "sk-typed", PDSERVE_API_KEY="ours").api_key == "sk-typed"
     assert "sk-typed" not in repr(parsed(*AT_URL, "--api-key", "sk-typed"))
-    with pytest.raises(ConfigError, match="a key of 3 characters is none"):
+    with pytest.raises(ConfigError, match="a key of 3 characters is invalid"):
         parsed(*AT_URL, "--api-key", "a b")
 
 
