@@ -17,6 +17,7 @@ if __name__ == "__main__":  # import it again as a module, where Ctrl-C is handl
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from pdserve.cli import guarded
 from pdserve.config_pipe import kept_config
@@ -29,7 +30,7 @@ from pdserve.tether import hold_on
 from ranktable_tools.devices.kinds import kind_named, may_share
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.launch_plan import LaunchPlan, resolve
-from ranktable_tools.node_ports import refuse_other_order, refuse_port_of_scheduler
+from ranktable_tools.node_ports import other_order, refuse_port_of_scheduler
 from telemetry.start_marks import PROCESS, StartMarks
 from wire.errors import ConfigError
 from wire.failpoints import process_failpoints
@@ -82,9 +83,13 @@ def plan_of(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan:
             raise
         advice = f"{error} Two instances may share a GPU if every process is started with --share-devices"
         raise RanktableError(advice, code=error.code, place=error.place, value=error.value) from error
-    _check_port(namespace, plan, environ)
+    _check_port(namespace, plan)
     _check_model(namespace)
-    return plan
+    if plan.index is None or "port" not in namespace:
+        return plan
+    node_ports = table_variables(namespace, environ).get("NODE_PORTS", "")
+    warning = other_order(node_ports, plan.global_table, plan.index, namespace.port)
+    return replace(plan, warnings=tuple(filter(None, (*plan.warnings, warning))))
 
 
 def _check_model(namespace: argparse.Namespace) -> None:
@@ -94,16 +99,13 @@ def _check_model(namespace: argparse.Namespace) -> None:
         raise ConfigError(f"--model {model} is not a folder")
 
 
-def _check_port(namespace: argparse.Namespace, plan: LaunchPlan, environ: Mapping[str, str]) -> None:
-    """Refuse a --port that the scheduler would not find, or an instance port equal to the scheduler's on its host."""
+def _check_port(namespace: argparse.Namespace, plan: LaunchPlan) -> None:
+    """Refuse a --port that is out of range, or an instance port equal to the scheduler's on its host."""
     from scheduler.config import DEFAULT_PORT
 
     port = getattr(namespace, "port", DEFAULT_PORT)
     if not 0 < port < 65536:
         raise ConfigError(f"--port {port} is not in 1..65535")
-    if plan.index is not None and "port" in namespace:
-        node_ports = table_variables(namespace, environ).get("NODE_PORTS", "")
-        refuse_other_order(node_ports, plan.global_table, plan.index, port)
     source = "NODE_PORTS" if plan.has_node_ports else "the global table"
     refuse_port_of_scheduler(plan.instance_addresses, plan.global_table.scheduler, port, source)
 
@@ -136,7 +138,9 @@ def _launch(argv: Sequence[str]) -> int:
     process_failpoints()  # a wrong setting ends the process before it serves
     with kept_config(argv) as kept:
         plan = plan_of(kept, os.environ)
-        say((describe(plan), *plan.notes, *(f"warning: {warning}" for warning in plan.warnings)))
+        say((describe(plan), *plan.notes))
+        for warning in plan.warnings:
+            print(f"warning: {warning}", file=sys.stderr, flush=True)
         from pdserve import role_process  # slow imports, only for a valid plan
 
         return role_process.run(kept, plan, marks)

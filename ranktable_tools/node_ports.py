@@ -76,21 +76,23 @@ def refuse_port_of_scheduler(
             )
 
 
-def refuse_other_order(value: str, table: GlobalTable, index: int, port: int) -> None:
-    """Raise RanktableError if NODE_PORTS assigns an instance's --port to another: the scheduler would mix them up.
+def other_order(value: str, table: GlobalTable, index: int, port: int) -> str | None:
+    """Return a warning if NODE_PORTS has an instance's --port for another: the scheduler may mix them up.
 
-    A value that does not fit the table, or does not contain the port, is left for the scheduler to reject.
+    A port mapping, or a table that has changed since, looks the same. A value that does not fit the table is left for
+    the scheduler to reject.
     """
     try:
         ports = parse_node_ports(value, table)
     except RanktableError:
-        return
-    if port in ports and ports[index] != port:
-        own, other = table.instances[index], table.instances[ports.index(port)]
-        raise RanktableError(
-            f'NODE_PORTS is "{value}": it has {port}, the --port of {own}, for {other}, and {ports[index]} for {own}: '
-            "write the ports in table order, all prefill instances and then all decode, or change --port"
-        )
+        return None
+    if port not in ports or ports[index] == port:
+        return None
+    return (
+        f'NODE_PORTS is "{value}": the scheduler expects {table.instances[index]} on port {ports[index]}, and --port '
+        f"is {port}, which is the port of {table.instances[ports.index(port)]}: check that the ports are in table "
+        f"order, all prefill instances first, unless port {ports[index]} is mapped to {port} or the table has changed"
+    )
 
 
 def _refuse_shared(value: str, ports: Sequence[int], instances: Sequence[InstanceEntry]) -> None:

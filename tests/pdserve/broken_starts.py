@@ -64,7 +64,6 @@ TABLES = (
     }),
     _scheduler("scheduler: port 0", "--port=0"),
     _decode("port 0", "--port=0"),
-    _decode("an instance: NODE_PORTS in another order than the table", NODE_PORTS="8089,8088"),
     _scheduler("scheduler: USE_OPENAI is neither 1 nor 0", USE_OPENAI="yes"),
 )  # fmt: skip
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve import launch
+from pdserve import launch, role_process
 from pdserve.ports import free_ports
 from ranktable_tools.commands import GenArguments, gen
 from tests.engine.tiny_models import VOCAB_SIZE, save_tiny_tokenizer
@@ -71,6 +71,37 @@ def test_a8_102_node_ports_fit_the_table(start: Start, value: str) -> None:
 
 def test_a8_102_an_instance_ignores_node_ports(start: Start) -> None:
     assert "NODE_PORTS" not in start("prefill", "--tensor-parallel-size=4", NODE_PORTS="nonsense")
+
+
+@pytest.mark.parametrize(
+    ("port", "node_ports", "has_for_another"),
+    [
+        ("8089", "8088,8089", None),
+        ("8090", "8088,8089", None),
+        ("8089", "nonsense", None),
+        ("8089", "8089,8088", "the scheduler expects decode-0 on port 8088, and --port is 8089, which is the port of"),
+        ("8088", "8088,8089", "the scheduler expects decode-0 on port 8089, and --port is 8088, which is the port of"),
+    ],
+    ids=["in-order", "not-in-it", "does-not-fit", "other-order-or-table-changed", "container-publishes-8088-as-8089"],
+)
+def test_an_instance_starts_with_one_warning_if_node_ports_has_its_port_for_another(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    port: str, node_ports: str, has_for_another: str | None,
+) -> None:  # fmt: skip
+    made = gen(GenArguments(["4,5"], ["6,7"], True, str(tmp_path), "127.0.0.1", None, "cpu"), lambda line: None, {})
+    monkeypatch.setenv("GLOBAL_RANK_TABLE_FILE_PATH", str(tmp_path / made.global_name))
+    monkeypatch.setenv("RANK_TABLE_FILE_PATH", str(tmp_path / made.locals[1].file_name))
+    monkeypatch.setenv("NODE_PORTS", node_ports)
+    monkeypatch.setattr(role_process, "run", lambda argv, plan, marks: 0)
+
+    assert launch.main([f"--model={model}", "--port", port]) == 0
+
+    said = capsys.readouterr().err
+    if has_for_another is None:
+        assert said == ""
+    else:
+        assert said.startswith(f'warning: NODE_PORTS is "{node_ports}": {has_for_another} prefill-0: ')
+        assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize("value", ["2", "yes", ""])
