@@ -5,14 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from scheduler.load.loads import InstanceLoad, PromptFacts, link_share
-from scheduler.load.obstacles import obstacles, of_end, of_start
+from scheduler.load.obstacles import first_reasons, obstacles, of_end, of_start
 from wire.errors import NeverFits, Unavailable
 from wire.types import Role
 
 Pair = tuple[InstanceLoad, InstanceLoad]
 """The instances that prefill and decode a prompt; the same one twice if it stays there."""
 
-_MOST_SHOWN = 4
 _GOES_ON = 2
 """The smallest output, in tokens, that needs decoding: the first token comes with the prompt."""
 _WORTH_SEQUENCES = 4
@@ -78,9 +77,7 @@ def why_waiting(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> str:
     pairs = [pair for pair in _pairs(loads, prompt) if _fits(*pair, prompt)]
     peers = _count_peers(loads)
     found = [next(obstacles(start, end, prompt, link_share(start, end, *peers)), "") for start, end in pairs]
-    reasons = list(dict.fromkeys(found))
-    more = f"; and {len(reasons) - _MOST_SHOWN} more" if len(reasons) > _MOST_SHOWN else ""
-    return "" if "" in found else "; ".join(reasons[:_MOST_SHOWN]) + more
+    return "" if "" in found else first_reasons(list(dict.fromkeys(found)))
 
 
 def _count_peers(loads: Sequence[InstanceLoad]) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from scheduler.instances import Instance
 from scheduler.limits import ControlLimits
 from scheduler.load.loads import InstanceLoad
+from scheduler.load.obstacles import first_reasons
 from scheduler.membership.compatibility import (
     ExpectedInstance,
     SameHost,
@@ -162,9 +163,11 @@ class Registry:
         return bool(coming) and (Role.COMBINED in roles or roles >= {Role.PREFILL, Role.DECODE})
 
     def no_path(self) -> Unavailable:
-        """Return the client's error when nothing can serve its request: the missing instances and KV gaps."""
+        """Return the client's error when nothing can serve its request: missing instances, KV gaps, or else roles."""
         lost = ", ".join(missing.name for missing in self.missing())
-        missing = "; ".join(filter(None, (lost, *map(str, self.gaps()))))
+        roles = {instance.role for instance in self.living()}
+        absent = " and ".join(f"a {role} instance" for role in (Role.PREFILL, Role.DECODE) if role not in roles)
+        missing = "; ".join(filter(None, (lost, first_reasons([str(gap) for gap in self.gaps()])))) or absent
         return Unavailable(f"no path can serve this now; missing: {missing}")
 
     def gaps(self) -> list[KvGap]:

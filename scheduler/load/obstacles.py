@@ -1,9 +1,11 @@
 """Explain, with the values, why a pair of instances cannot take a prompt now. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from scheduler.load.loads import InstanceLoad, LinkShare, PromptFacts
 from wire.held_kv_limit import hold_limit
+
+_MOST_SHOWN = 4
 
 
 def obstacles(start: InstanceLoad, decode: InstanceLoad, prompt: PromptFacts, share: LinkShare) -> Iterator[str]:
@@ -35,6 +37,12 @@ def of_start(start: InstanceLoad, prompt: PromptFacts) -> Iterator[str]:
     if held >= limit:
         yield f"{start.name} holds {held} tokens of KV for its receivers (limit {limit})"
     yield from _of_blocks(start, prompt)
+
+
+def first_reasons(reasons: Sequence[str]) -> str:
+    """Return the first reasons, and how many more there are: a large cluster has a thousand pairs."""
+    more = f"; and {len(reasons) - _MOST_SHOWN} more" if len(reasons) > _MOST_SHOWN else ""
+    return "; ".join(reasons[:_MOST_SHOWN]) + more
 
 
 def _of_silence(load: InstanceLoad) -> Iterator[str]:

@@ -146,6 +146,29 @@ async def test_a_scheduler_never_ready_names_what_is_missing() -> None:
     running.cancel()
 
 
+@pytest.mark.parametrize(
+    ("roles", "missing"),
+    [
+        ("P", "a decode instance"),
+        ("D", "a prefill instance"),
+        ("", "a prefill instance and a decode instance"),
+        ("PPPDD", "; and 2 more"),
+    ],
+)
+@virtual
+async def test_a_client_without_a_path_learns_what_is_missing_in_few_words(roles: str, missing: str) -> None:
+    cluster = FakeCluster(roles)
+    registry = cluster.control.registry
+    for index, role in enumerate(roles):
+        cluster.boot(index, endpoints=(KvEndpoint("shm" if role == "P" else "tcp", f"at {index}", "boot/1", 0),))
+    running = asyncio.create_task(registry.run())
+    await until(lambda: not registry.missing())
+
+    shown = [str(gap) for gap in registry.gaps()][:4]
+    assert str(registry.no_path()) == f"no path can serve this now; missing: {'; '.join(shown)}{missing}"
+    running.cancel()
+
+
 @virtual
 async def test_an_instance_that_comes_late_or_again_is_taken_in() -> None:
     cluster = FakeCluster("PD")
