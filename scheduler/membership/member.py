@@ -120,7 +120,8 @@ class Member:
                 await asyncio.sleep(self._limits.refused_retry_s)
 
     def _state_after(self, error: PdserveError) -> MemberState:
-        if isinstance(error, Loading):
+        is_late = isinstance(error, DeadlineExceeded)  # a process that loads may be too busy to answer in time
+        if isinstance(error, Loading) or (is_late and self.state is MemberState.STARTING):
             return MemberState.STARTING
         return MemberState.LOST if self.description else MemberState.CONNECTING
 

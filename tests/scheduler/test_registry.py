@@ -13,7 +13,7 @@ from telemetry.capped_logs import LINES
 from tests.scheduler.fake_cluster import FakeCluster, collect, control_over, describe, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.connection import Connection, Session
-from wire.errors import DeadlineExceeded, Incompatible, Loading, PdserveError, Unavailable
+from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, Loading, PdserveError, Unavailable
 from wire.kv_layout import KvTensor
 from wire.messages import OpenSession
 from wire.types import PROTOCOL_VERSION, InstanceDescription, KvEndpoint, ModelIdentity, Role
@@ -229,15 +229,26 @@ class Stranger:
         """Nothing is open."""
 
 
+@pytest.mark.parametrize(
+    ("later", "state"),
+    [
+        (Loading("loading its model"), "starting"),
+        (DeadlineExceeded("no answer within 5 s"), "starting"),
+        (InstanceLost("nothing listens"), "lost"),
+    ],
+    ids=["it-loads", "it-answers-late", "it-is-gone"],
+)
 @virtual
-async def test_an_instance_that_restarts_is_starting_while_it_loads() -> None:
+async def test_an_instance_that_restarts_is_starting_while_it_loads(later: PdserveError, state: str) -> None:
     cluster = FakeCluster("PD")
     cluster.boot(0)
-    loading = itertools.repeat(Loading(f"{cluster.expected[0].address}: loading its model"))
+    first = Loading(f"{cluster.expected[0].address}: still loading")
+    loading = itertools.chain([first], itertools.repeat(later))
     restarted = False
 
     def connect(address: str) -> Connection:
-        return Stranger(loading) if restarted else cluster.network.connect(address)
+        loads = restarted and address == cluster.expected[0].address
+        return Stranger(loading) if loads else cluster.network.connect(address)
 
     control = control_over(cluster.expected, connect, ControlLimits())
     running = asyncio.create_task(control.registry.run())
@@ -246,8 +257,10 @@ async def test_an_instance_that_restarts_is_starting_while_it_loads() -> None:
     cluster.kill(0)
     await until(lambda: control.view().instances[0].state == "lost")
 
-    await until(lambda: control.view().instances[0].state == "starting")
-    assert control.view().instances[0].why == "loading its model"
+    await until(lambda: control.view().instances[0].why == "still loading")
+    assert control.view().instances[0].state == "starting"
+    await until(lambda: control.view().instances[0].why == str(later))
+    assert control.view().instances[0].state == state
     running.cancel()
 
 
