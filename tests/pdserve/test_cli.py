@@ -75,7 +75,9 @@ def test_examples_of_the_ranktable_tools_are_taken(
         with suppress(SystemExit):
             parser().parse_args([*command, "--help"])
 
-    for words in _examples(capsys.readouterr().out, start):
+    examples = _examples(capsys.readouterr().out, start)
+    assert examples
+    for words in examples:
         parser().parse_args(take_config(words)[1])
 
 
