@@ -91,7 +91,7 @@ def give(path: Path, owner: int) -> None:
 def _check_file(path: Path, status: os.stat_result, owners: set[int | None], cure: str) -> None:
     mode = stat.S_IMODE(status.st_mode)
     if not stat.S_ISREG(status.st_mode):
-        raise RanktableError(f"{path} is no regular file; {_MOVE}")
+        raise RanktableError(f"{path} is not a regular file; {_MOVE}")
     if mode & 0o077:
         raise RanktableError(f"{path} has mode {mode:04o}, others must not reach it: chmod 600 {path}")
     if status.st_uid not in owners:

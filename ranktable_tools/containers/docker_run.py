@@ -69,7 +69,9 @@ def command_parser() -> OneLineParser:
     parser.add_argument("--container-work-dir", metavar="DIR", help="its path in the container (default: the same)")
     parser.add_argument("--local-table", metavar="FILE", help=f"default: {LOCAL_VARIABLE}")
     parser.add_argument("--global-table", metavar="FILE", help=f"default: {GLOBAL_VARIABLE}")
-    parser.add_argument("--instance", type=int, metavar="N", help="without a local table: its number within its role, from 0")
+    parser.add_argument(
+        "--instance", type=int, metavar="N", help="without a local table: its number within its role, from 0"
+    )
     parser.add_argument("--name", help="of the container (default: pdserve-ROLE-DEVICES)")
     parser.add_argument("--volume", action="append", default=[], metavar="HOST:CONTAINER[:ro]", help="one more mount")
     parser.add_argument("--shm-size", default=SHM_SIZE, metavar="SIZE", help=f"of /dev/shm (default: {SHM_SIZE})")

@@ -68,7 +68,7 @@ def _check(keys: Sequence[str], where: str) -> None:
     for key in keys:
         if not _KEY.fullmatch(key):
             raise ConfigError(
-                f"{where}: a key of {len(key)} characters is invalid: use 1 to 512 visible ASCII characters without spaces"
+                f"{where}: a key of {len(key)} characters is invalid: use 1 to 512 visible ASCII characters, no spaces"
             )
 
 

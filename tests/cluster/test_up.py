@@ -102,7 +102,7 @@ def test_down_where_nothing_runs_is_fine(pdserve: Pdserve) -> None:
     down = pdserve("down")
 
     assert down.returncode == 0
-    assert down.stdout.startswith("nothing ")
+    assert down.stdout.startswith("no cluster ")
 
 
 def test_b_shutdown_3_in_front_it_stops_all_on_sigterm(pdserve: Pdserve) -> None:

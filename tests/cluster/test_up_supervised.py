@@ -92,7 +92,7 @@ def test_a_killed_supervisor_leaves_nothing(pdserve: Pdserve) -> None:
 
     _, left = psutil.wait_procs([watcher, *below], timeout=300)
     assert left == []
-    assert pdserve("down").stdout.startswith("nothing ")
+    assert pdserve("down").stdout.startswith("no cluster ")
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -101,7 +101,7 @@ def test_an_instance_opens_its_encoder_on_the_device_of_its_flag(bert: Path, mon
     assert loaded is not None
     engine, notes = loaded
     assert (engine.info.device, engine.info.layout.block_size) == ("fake:0", TRAITS.block_size)
-    assert notes[0] == "device fake, as asked (fake:0: tensors of the CPU)"
+    assert notes[0] == "device fake, as requested (fake:0: tensors of the CPU)"
     engine.close()
 
 

@@ -216,7 +216,7 @@ def test_a_child_dies_with_its_parent(folder: Path) -> None:
         "from engine.grammar.source import GrammarKind, GrammarSource\n"
         "from engine.grammar.tokenizer_file import TokenizerFile\n"
         "child = CompilingChild('llguidance', TokenizerFile(sys.argv[1], (2,), 333), GrammarLimits())\n"
-        "child.compile(Source(Kind.REGEX, 'a'))\n"
+        "child.compile(GrammarSource(GrammarKind.REGEX, 'a'))\n"
         "print(child.pid, flush=True)\n"
         "sys.stdin.read()\n"
     )

@@ -42,7 +42,7 @@ _MANY_LEAD_TO_MANY = json.dumps(
     [
         ("json", "", "json is empty"),
         ("json", " ", "json is empty"),
-        ("json", "{}", "says nothing"),
+        ("json", "{}", "allows anything"),
         ("json", "3", "json is 3, must be an object"),
         ("json", "[]", r"json is \[\], must be an object"),
         ("json", "{", "not JSON"),

@@ -51,7 +51,7 @@ def held_cc(native_libraries: None, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return tmp_path / "go"
 
 
-@pytest.mark.parametrize(("mirror", "name"), [(structs, "Decoder"), (attention, "Layer")])
+@pytest.mark.parametrize(("mirror", "name"), [(structs, "DecoderStruct"), (attention, "AttentionLayer")])
 def test_structs_of_other_sizes_leave_work_to_torch(
     mirror: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

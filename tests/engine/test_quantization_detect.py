@@ -139,7 +139,7 @@ def test_a_flag_that_contradicts_the_checkpoint_names_both(
         ({**hf_fp8(None).config, "weight_block_size": [128]}, r"block size \[128\] must be two positive"),
         ({"quant_method": "bitsandbytes"}, "quantised by bitsandbytes, which is not supported: only awq, gptq"),
         ({"bits": 4}, "no quant_method"),
-        ([4], "is list, not an object"),
+        ([4], "must be an object, not list"),
     ],
 )
 def test_a_layout_that_is_not_supported_is_refused_by_name(config: Any, words: str, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def run_dir(tmp_path: Path) -> str:
 
 
 def test_an_unknown_name_is_answered_with_those_there_are(run_dir: str) -> None:
-    with pytest.raises(ConfigError, match="there are prefill-0, scheduler"):
+    with pytest.raises(ConfigError, match="the logs are prefill-0, scheduler"):
         find(run_dir, "decode-7")
 
 

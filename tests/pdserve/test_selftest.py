@@ -124,7 +124,7 @@ def test_one_broken_op_fails_its_own_row_and_the_report_names_it(
 
     failed = [name for name, verdict in verdicts(document).items() if verdict == "FAILED"]
     assert (status, failed, document["failed"]) == (1, ["attention: window"], ["attention: window"])
-    assert "window 20: off by" in text
+    assert "window 20: largest difference" in text
     assert "FAILED" in capsys.readouterr().out
     assert text.startswith("# pdserve selftest on fake:0: ")
     assert verdicts(document)["links: process_group, fake:0 to fake:0"] == "ok"
@@ -225,7 +225,7 @@ def test_each_check_ends_alone_and_in_one_line() -> None:
     [
         (["--device", "tpu"], "--device 'tpu' is not one of auto, cpu, cuda, npu"),
         (["--index", "-1"], "--index -1: the first device is 0"),
-        (["--report", "/nowhere/at/all.md"], "/nowhere/at is no folder"),
+        (["--report", "/nowhere/at/all.md"], "/nowhere/at is not a folder"),
         (["--device", "cpu", "--only", "nothing"], "--only nothing matches no row"),
     ],
 )
