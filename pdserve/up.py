@@ -39,11 +39,11 @@ def main(argv: Sequence[str]) -> int:
     check_kv_room(request.engine, request.options.prefill + request.options.decode, is_here=not request.options.ray)
     _export_secrets(request)
     folder = RunFolder(Path(request.options.run_dir or default_run_dir(os.environ)).absolute())
+    require_none(folder)
+    require_free(request.engine.host, request.engine.port)  # before the folder is created
     interrupts = Interrupts()
     interrupts.take()
     try:
-        require_none(folder)
-        require_free(request.engine.host, request.engine.port)  # before the folder is created
         with folder.lock():
             cluster = _Cluster(request, folder, interrupts)
             if not request.options.detach:

@@ -76,6 +76,7 @@ def test_an_up_that_is_refused_makes_no_run_folder(
 ) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 320, "max_position_embeddings": 512}')
     save_tiny_tokenizer(tmp_path)
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     with socket.create_server(("127.0.0.1", 0)) as busy:
         typed = flag.format(busy.getsockname()[1])
         flags = (f"--model={tmp_path}", "--engine=fake", typed, f"--run-dir={tmp_path / 'run'}")
@@ -83,6 +84,7 @@ def test_an_up_that_is_refused_makes_no_run_folder(
 
     assert words in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
 
 
 # One process, which knows no tether, is there; whoever starts it does not know yet.
