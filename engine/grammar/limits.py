@@ -12,8 +12,9 @@ MIB = 1024 * KIB
 class GrammarLimits:
     """Bounds of a request's text, of one compile, and of the cache.
 
-    `optional_properties` limits those of one object of a schema, including those from allOf and $ref: the time to
-    compile them grows with their square. `merged_parts` bounds the work of counting them.
+    `optional_properties` limits those of one object of a schema, including those from allOf, $ref and the largest
+    option of anyOf and oneOf: the time to compile them grows with their square. `merged_parts` bounds the work of
+    counting them.
 
     `cpu_s` and `memory_bytes` (above its idle size) end the compiling process; `compile_s` is the longest wait for its
     answer, `wait_s` the longest in the queue of `queue_length`. On a busy machine it may get 1/30 of a core.

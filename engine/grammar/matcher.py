@@ -6,6 +6,7 @@ import numpy as np
 
 from engine.grammar.bits import set_bit
 from engine.grammar.interface import Bits, TextGrammar, TextMatcher
+from engine.grammar.source import GrammarKind
 from engine.grammar.tokenizer_file import TokenizerFile
 from wire.errors import InvalidGrammar
 
@@ -13,8 +14,8 @@ from wire.errors import InvalidGrammar
 class CompiledGrammar:
     """The Grammar over any backend's text grammar. `cost_bytes` is its approximate memory."""
 
-    def __init__(self, text: TextGrammar, tokenizer: TokenizerFile, cost_bytes: int) -> None:
-        self._text, self._tokenizer = text, tokenizer
+    def __init__(self, text: TextGrammar, tokenizer: TokenizerFile, kind: GrammarKind, cost_bytes: int) -> None:
+        self._text, self._tokenizer, self._kind = text, tokenizer, kind
         self.cost_bytes = cost_bytes
 
     @property
@@ -24,7 +25,7 @@ class CompiledGrammar:
 
     def matcher(self, stop_token_ids: Sequence[int] = ()) -> "SequenceMatcher":
         """Return a matcher at the start of the text for a request with these stop ids. Any thread."""
-        return SequenceMatcher(self._text.start(), self._tokenizer, stop_token_ids)
+        return SequenceMatcher(self._text.start(), self._tokenizer, self._kind, stop_token_ids)
 
 
 class SequenceMatcher:
@@ -34,8 +35,10 @@ class SequenceMatcher:
     where their text may follow. After such an id only such ids follow, so that a request with ignore_eos can continue.
     """
 
-    def __init__(self, text: TextMatcher, tokenizer: TokenizerFile, stop_token_ids: Sequence[int]) -> None:
-        self._text, self._vocab_size = text, tokenizer.vocab_size
+    def __init__(
+        self, text: TextMatcher, tokenizer: TokenizerFile, kind: GrammarKind, stop_token_ids: Sequence[int]
+    ) -> None:
+        self._text, self._kind, self._vocab_size = text, kind, tokenizer.vocab_size
         self._eos = frozenset(_in_vocabulary(tokenizer.eos_token_ids, tokenizer.vocab_size))
         self._enders = self._eos | set(_in_vocabulary(stop_token_ids, tokenizer.vocab_size))
         self._ended = False
@@ -93,9 +96,9 @@ class SequenceMatcher:
         return row
 
     def _at_limit(self, error: InvalidGrammar) -> InvalidGrammar:
+        change = "make it unambiguous" if self._kind is GrammarKind.GRAMMAR else "simplify it"
         return InvalidGrammar(
-            f"the grammar cannot go on after {self._length} output tokens: {error}; make it unambiguous, or request "
-            "fewer tokens"
+            f"the grammar cannot go on after {self._length} output tokens: {error}; {change}, or request fewer tokens"
         )
 
 

@@ -2,23 +2,25 @@
 
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote
 
 from engine.grammar.limits import GrammarLimits
 from wire.errors import InvalidGrammar
 
+_PART, _OPTION = 2, 8  # the work of a visit, where that of a property or a name is 1
+
 
 def check_properties(schema: object, limits: GrammarLimits) -> None:
-    """Raise InvalidGrammar where an object, with its allOf and $ref, has too many optional properties."""
-    left = limits.merged_parts
+    """Raise InvalidGrammar where an object has too many optional properties.
+
+    Those of its allOf and $ref count, and those of the largest option of its anyOf and oneOf.
+    """
+    objects = _Objects(schema, limits)
     for part in parts_of(schema):
-        if not part.keys() & {"properties", "allOf"}:
-            continue  # the target of a $ref alone is a part itself
-        optional, seen = _optional_properties(part, schema, left)
-        left -= seen
-        if left < 0:
-            raise InvalidGrammar(
-                f"allOf and $ref of the schema lead to more than {limits.merged_parts} parts, the limit"
-            )
+        if not part.keys() & {"properties", "allOf"} and len(part.keys() & {"$ref", "anyOf", "oneOf"}) < 2:
+            continue  # the target of a $ref alone is a part itself, and so is each option
+        names, needed = objects.merged(part)
+        optional = len(names - needed)
         if optional > limits.optional_properties:
             raise InvalidGrammar(
                 f"an object of the schema has {optional} optional properties, the limit is {limits.optional_properties}"
@@ -37,39 +39,72 @@ def parts_of(value: object) -> Iterator[dict[str, Any]]:
             left.extend(part)
 
 
-def _optional_properties(part: dict[str, Any], schema: object, most: int) -> tuple[int, int]:
-    """Return how many optional properties the object has, and how many parts, properties and names were visited.
+class _Objects:
+    """Merges the parts of a schema that are one object, in a bounded number of visits altogether."""
 
-    Stops after `most` visits.
-    """
-    names, needed, seen = set[str](), set[str](), set[int]()
-    left: list[Any] = [part]
-    size = 0
-    while left and size <= most:
-        one = left.pop()
-        size += 1
-        if not isinstance(one, dict) or id(one) in seen:
-            continue
-        seen.add(id(one))
-        properties, required, merged = one.get("properties"), one.get("required"), one.get("allOf")
-        if isinstance(properties, dict):
-            names |= properties.keys()
-            size += len(properties)
-        if isinstance(required, list):
-            needed.update(name for name in required if isinstance(name, str))
-            size += len(required)
-        if isinstance(merged, list):
-            left.extend(merged)
-        left.append(_target(one.get("$ref"), schema))
-    return len(names - needed), size
+    def __init__(self, schema: object, limits: GrammarLimits) -> None:
+        self._limits, self._visits = limits, 0
+        self._merging = set[int]()
+        anchors = {part["$anchor"]: part for part in parts_of(schema) if isinstance(part.get("$anchor"), str)}
+        references = {part["$ref"] for part in parts_of(schema) if isinstance(part.get("$ref"), str)}
+        self._targets = {reference: _target(reference, schema, anchors) for reference in references}
+
+    def merged(self, part: object, depth: int = 0) -> tuple[set[str], set[str]]:
+        """Return the names of an object's properties and the required ones, with its largest options.
+
+        Raises InvalidGrammar after too many visits of parts, properties and names.
+        """
+        names, needed, parts = set[str](), set[str](), set[int]()
+        choices = []
+        left: list[Any] = [part]
+        while left:
+            one = left.pop()
+            self._visit(_PART)
+            if not isinstance(one, dict) or id(one) in self._merging:
+                continue
+            self._merging.add(id(one))
+            parts.add(id(one))
+            properties, required, reference = one.get("properties"), one.get("required"), one.get("$ref")
+            if isinstance(properties, dict):
+                self._visit(len(properties))
+                names |= properties.keys()
+            if isinstance(required, list):
+                self._visit(len(required))
+                needed.update(name for name in required if isinstance(name, str))
+            if isinstance(reference, str):
+                left.append(self._targets[reference])
+            if isinstance(one.get("allOf"), list):
+                left.extend(one["allOf"])
+            choices += [one[key] for key in ("anyOf", "oneOf") if isinstance(one.get(key), list)]
+
+        def added(option: tuple[set[str], set[str]]) -> int:
+            more, required = option
+            self._visit(_OPTION + len(more) + len(required))
+            return len(more - required - names - needed) - len((required - needed) & names)
+
+        for options in choices if depth < self._limits.nesting else ():  # no backend merges deeper ones
+            more, required = max((self.merged(option, depth + 1) for option in options), key=added, default=((), ()))
+            names.update(more)
+            needed.update(required)
+        self._merging -= parts
+        return names, needed
+
+    def _visit(self, count: int) -> None:
+        self._visits += count
+        if self._visits > self._limits.merged_parts:
+            raise InvalidGrammar(
+                "allOf, anyOf, oneOf and $ref of the schema lead to more than "
+                f"{self._limits.merged_parts} parts, the limit"
+            )
 
 
-def _target(reference: object, schema: object) -> object:
-    """Return the part of the schema at a JSON pointer, None where there is no such part."""
-    if not isinstance(reference, str):
-        return None
+def _target(reference: str, schema: object, anchors: dict[str, dict[str, Any]]) -> object:
+    """Return the part of the schema that a $ref refers to, None where there is no such part."""
+    pointer = unquote(reference.removeprefix("#"))
+    if pointer and not pointer.startswith("/"):
+        return anchors.get(pointer)
     found = schema
-    for key in reference.removeprefix("#").split("/")[1:]:
+    for key in pointer.split("/")[1:]:
         name = key.replace("~1", "/").replace("~0", "~")
         if isinstance(found, dict):
             found = found.get(name)

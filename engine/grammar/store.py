@@ -156,7 +156,7 @@ class GrammarStore:
             backend = self._backend(job.source.backend)  # one that is not installed is refused before a child starts
             compiled = self._child(job.source.backend).compile(job.source)
             text = backend.build(compiled.form)
-            return CompiledGrammar(text, self._tokenizer, compiled.cost_bytes)
+            return CompiledGrammar(text, self._tokenizer, job.source.kind, compiled.cost_bytes)
         except PdserveError as error:
             return error
         except Exception as error:  # noqa: BLE001 - the outermost frame of a compile: answered and logged

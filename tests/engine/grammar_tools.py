@@ -34,11 +34,11 @@ def compiled(tokenizer: TokenizerFile, wish: StructuredOutput) -> CompiledGramma
     backend = LlguidanceBackend(tokenizer, LIMITS, StepLimits())
     source = read_source(wish, LIMITS)
     if source.backend != XGRAMMAR:
-        return CompiledGrammar(backend.build(backend.compile(source)), tokenizer, 0)
+        return CompiledGrammar(backend.build(backend.compile(source)), tokenizer, source.kind, 0)
     from engine.grammar.xgrammar_backend import XgrammarBackend
 
     second = XgrammarBackend(tokenizer, LIMITS, backend.token_bytes())
-    return CompiledGrammar(second.build(second.compile(source)), tokenizer, 0)
+    return CompiledGrammar(second.build(second.compile(source)), tokenizer, source.kind, 0)
 
 
 def allowed_ids(matcher: Matcher, vocab_size: int = PADDED) -> set[int]:

@@ -55,7 +55,8 @@ def _limited(folder: Path, make_s: float = 0.0) -> CompiledGrammar:
             tokenizer, LLMatcher.grammar_from_regex("a[a-z]{0,40}|b[a-z]{0,4}"), log_level=0, limits=limits
         )
 
-    return CompiledGrammar(LlguidanceGrammar(make, tokenizer, longest_s=0.05), tokenizer_of(folder), 0)
+    text = LlguidanceGrammar(make, tokenizer, longest_s=0.05)
+    return CompiledGrammar(text, tokenizer_of(folder), GrammarKind.REGEX, 0)
 
 
 def _write(matcher: Matcher, ids: list[int]) -> None:
@@ -138,11 +139,11 @@ def test_an_ambiguity_behind_the_walk_ends_its_sequence_with_the_limit(folder: P
     """The walk reads 256 tokens; here the ambiguous part begins behind the 300th."""
     backend = LlguidanceBackend(tokenizer_of(folder), GrammarLimits(fill_s=60), StepLimits(grammar_items=500))
     form = backend.compile(GrammarSource(GrammarKind.GRAMMAR, 'start: w{300} e\nw: "w"\ne: e e | /[0-9]/'))
-    matcher = CompiledGrammar(backend.build(form), tokenizer_of(folder), 0).matcher()
+    matcher = CompiledGrammar(backend.build(form), tokenizer_of(folder), GrammarKind.GRAMMAR, 0).matcher()
 
     with pytest.raises(
         InvalidGrammar,
-        match=r"cannot go on after [345]\d\d output tokens: .*limit 500.*; make it unambiguous",
+        match=r"cannot go on after [345]\d\d output tokens: .*limit 500.*; make it unambiguous, or request",
     ):
         _write(matcher, [*_ids(folder, "w") * 300, *_ids(folder, "7") * 500])
 
@@ -152,8 +153,8 @@ def test_a_step_that_takes_too_long_ends_its_own_sequence(folder: Path) -> None:
     form = LLMatcher.grammar_from_regex("[a-z]{3}")
     text = LlguidanceGrammar(lambda: LLMatcher(tokenizer, form, log_level=0), tokenizer, longest_s=1e-9)
 
-    with pytest.raises(InvalidGrammar, match="one step of the grammar takes"):
-        allowed_ids(CompiledGrammar(text, tokenizer_of(folder), 0).matcher())
+    with pytest.raises(InvalidGrammar, match=r"one step .* takes .*; simplify it, or request fewer tokens"):
+        allowed_ids(CompiledGrammar(text, tokenizer_of(folder), GrammarKind.REGEX, 0).matcher())
 
 
 def test_so_does_a_slow_step_of_xgrammar(folder: Path) -> None:
@@ -167,7 +168,7 @@ def test_so_does_a_slow_step_of_xgrammar(folder: Path) -> None:
     quick = backend.build(form)
     slow = XgrammarGrammar(backend, quick.compiled, longest_s=1e-9)
 
-    _write(CompiledGrammar(quick, tokenizer, 0).matcher(), _ids(folder, "a"))
+    _write(CompiledGrammar(quick, tokenizer, GrammarKind.REGEX, 0).matcher(), _ids(folder, "a"))
     with pytest.raises(InvalidGrammar, match=r"one step of the grammar takes .* the limit is 1e-09 s"):
         slow.start().allowed()
     with pytest.raises(InvalidGrammar, match=r"one step of the grammar takes .* the limit is 1e-09 s"):

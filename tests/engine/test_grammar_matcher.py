@@ -149,7 +149,7 @@ def test_a_matcher_past_its_limits_fails_in_words(folder: Path) -> None:
     tokenizer, limits = tokenizer_of(folder), GrammarLimits()
     backend = LlguidanceBackend(tokenizer, limits, StepLimits(grammar_items=400))
     form = f"{GrammarKind.GRAMMAR} " + LLMatcher.grammar_from_lark("start: e\ne: e e e | e e | /[a-z]/")
-    matcher = CompiledGrammar(backend.build(form), tokenizer, 0).matcher()
+    matcher = CompiledGrammar(backend.build(form), tokenizer, GrammarKind.GRAMMAR, 0).matcher()
     a = _ids(folder, "a")[0]
 
     def run() -> None:

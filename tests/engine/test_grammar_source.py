@@ -1,6 +1,7 @@
 """What a request may ask its output to be: refused in words before anything is compiled, or brought into one form."""
 
 import json
+import sys
 
 import pytest
 
@@ -16,6 +17,11 @@ _LIMITS = GrammarLimits()
 def _optional(count: int, *required: str) -> str:
     """Return the schema of an object with so many properties, of which few are required."""
     return json.dumps({"properties": {f"p{i}": {"type": "integer"} for i in range(count)}, "required": required})
+
+
+def _object(letter: str, count: int = 900) -> dict[str, object]:
+    """Return the schema of an object with so many optional properties."""
+    return {"properties": {f"{letter}{i}": {} for i in range(count)}}
 
 
 def _spread(parts: int, count: int, keyword: str = "allOf") -> str:
@@ -35,6 +41,24 @@ _MANY_LEAD_TO_MANY = json.dumps(
     {"$defs": {"a": {"allOf": [{}] * 5000}}, "anyOf": [{"allOf": [{"$ref": "#/$defs/a"}]}] * 1000},
     separators=(",", ":"),
 )
+_NULL: dict[str, object] = {"type": "null"}
+_A, _B, _C = _object("a"), _object("b"), _object("c")
+_TWO_OBJECTS_IN_ONE: list[dict[str, object]] = [
+    _A | {"anyOf": [_NULL, _B, _object("c", 3)]},
+    _A | {"oneOf": [_B]},
+    _A | {"anyOf": [_NULL, {"$ref": "#/$defs/b"}], "$defs": {"b": {"oneOf": [_B, _NULL]}}},
+    _A | {"anyOf": [_A, _object("b", 901) | {"required": [f"a{i}" for i in range(9)]}, _C]},
+    {"anyOf": [_A, _NULL], "oneOf": [_NULL, _B]},
+    {"allOf": [{"anyOf": [_NULL, _A]}, {"anyOf": [_NULL, _B]}]},
+    {"anyOf": [_A], "$ref": "#/$defs/b", "$defs": {"b": _B}},
+    _A | {"$ref": "#/%24defs/%62", "$defs": {"b": _B}},
+    _A | {"$ref": "#b%20c", "$defs": {"b": _B | {"$anchor": "b c"}}},
+]
+_OPTIONS_LEAD_TO_OPTIONS = {
+    "$defs": {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}"}]} for i in range(60)},
+    "properties": {},
+    "$ref": "#/$defs/d0",
+}
 
 
 @pytest.mark.parametrize(
@@ -57,7 +81,9 @@ _MANY_LEAD_TO_MANY = json.dumps(
         ("json", '{"anyOf": [' + _optional(1001) + "]}", "1001 optional properties, the limit is 1000"),
         ("json", _spread(3, 900), "2700 optional properties, the limit is 1000"),
         ("json", _THROUGH_REFERENCES, "1200 optional properties, the limit is 1000"),
-        ("json", _MANY_LEAD_TO_MANY, r"allOf and \$ref of the schema lead to more than 200000 parts, the limit"),
+        *(("json", json.dumps(schema), "1800 optional prop.*, the limit is 1000") for schema in _TWO_OBJECTS_IN_ONE),
+        ("json", _MANY_LEAD_TO_MANY, r"allOf, anyOf, oneOf and \$ref .* lead to more than 200000 parts, the limit"),
+        ("json", json.dumps(_OPTIONS_LEAD_TO_OPTIONS), "lead to more than 200000 parts, the limit"),
         ("regex", "a|" * 500_000, "1000000 bytes, the limit is 65536"),
         ("regex", "", "regex is empty"),
         ("regex", "\ud800", "regex is not valid text"),
@@ -90,10 +116,33 @@ def test_required_properties_are_no_optional_ones() -> None:
         '{"$ref": "#/allOf/7", "allOf": [1]}',
         '{"$ref": "#/allOf/' + "1" * 5000 + '", "allOf": [1]}',
         json.dumps({"properties": {f"p{i}": {"$ref": "#"} for i in range(999)}}),
+        json.dumps(_object("a", 600) | {"anyOf": [_object(letter, 400) for letter in "bcd"], "oneOf": []}),
+        json.dumps(_A | {"anyOf": [_B | {"required": [f"b{i}" for i in range(900)]}, {"$ref": "#"}]}),
+        json.dumps(_A | {"items": _B | {"$ref": "#nowhere"}}),
+        json.dumps(_A | {"items": _B | {"$ref": "#c"}, "$defs": {"c": _NULL | {"$anchor": "c"}}}),
     ],
 )
 def test_only_what_is_one_object_counts_together(schema: str) -> None:
     assert read_source(StructuredOutput("json", schema), _LIMITS).kind is GrammarKind.JSON
+
+
+def test_a_reference_is_split_only_once() -> None:
+    """A pointer of 32,000 names that 1,400 parts lead to would otherwise block the instance's event loop."""
+    each: list[object] = [{"allOf": 0, "$ref": "#"} for _ in range(1400)]
+    schema = json.dumps({"$ref": "#" + "/" * 32_000, "x": each}, separators=(",", ":"))
+    split: list[str] = []
+
+    def note(frame: object, event: str, function: object) -> None:
+        if event == "c_call" and getattr(function, "__name__", "") == "split":
+            split.append(event)
+
+    sys.setprofile(note)
+    try:
+        read_source(StructuredOutput("json", schema), _LIMITS)
+    finally:
+        sys.setprofile(None)
+
+    assert 1 <= len(split) <= 2
 
 
 def test_another_backend_is_unknown() -> None:
