@@ -12,7 +12,7 @@ _HOST = "127.0.0.1"
 
 
 class AppBackend:
-    """A BatchBackend over `app`. After a cancelled request the app has `grace_s` to end by itself."""
+    """A BatchBackend over `app`. After a cancellation the app has `grace_s` seconds to finish by itself."""
 
     def __init__(self, app: ASGIApp, *, grace_s: float = 10.0) -> None:
         self._app = app
@@ -21,7 +21,7 @@ class AppBackend:
     async def ask(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
     ) -> Answer:  # fmt: skip
-        """Return the app's answer. Raises Unavailable where the app fails or ends without one."""
+        """Return the app's answer. Raises Unavailable if the app fails or ends without one."""
         exchange = _Exchange(body)
         task = asyncio.ensure_future(self._app(_scope(method, path, body, headers), exchange.receive, exchange.send))
         try:
@@ -31,13 +31,13 @@ class AppBackend:
             await self._end(task)
             raise
         if task.cancelled():
-            raise Unavailable(f"{method} {path}: the app gave the request up")
+            raise Unavailable(f"{method} {path}: the app cancelled the request")
         if (error := task.exception()) is not None:
-            raise Unavailable(f"{method} {path}: the app broke off with {type(error).__name__}") from error
+            raise Unavailable(f"{method} {path}: the app failed with {type(error).__name__}") from error
         return exchange.answer(f"{method} {path}")
 
     async def _end(self, task: "asyncio.Future[None]") -> None:
-        """Wait until the app has ended; cancel it after `grace_s`, and await its end."""
+        """Wait up to `grace_s` seconds for the app to finish, then cancel it."""
         try:
             await asyncio.wait((task,), timeout=self._grace_s)
         finally:
@@ -81,7 +81,7 @@ class _Exchange:
     def answer(self, asked: str) -> Answer:
         """Return the answer. Raises Unavailable unless it is complete."""
         if self._status is None or not self.over.is_set():
-            raise Unavailable(f"{asked}: the app ended without a whole answer")
+            raise Unavailable(f"{asked}: the app ended before its answer was complete")
         return Answer(self._status, self._headers, b"".join(self._parts))
 
 

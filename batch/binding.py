@@ -1,6 +1,6 @@
-"""The settings besides the lines on which answers depend, such as the model: two runs' answers mix only if these match.
+"""The settings besides the input on which answers depend, such as the model. Pure.
 
-Pure.
+The answers of two runs are mixed only if their settings are equal.
 """
 
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def difference(recorded: Mapping[str, Any], binding: Mapping[str, Any]) -> str | None:
-    """Describe the first difference between a `recorded` run's binding and `binding`; None where they are equal."""
+    """Describe the first difference between a `recorded` run's binding and `binding`; None if they are equal."""
     had, has = _text(recorded), _text(binding)
     for name in (*has, *had):
         was, now = had.get(name, "(none)"), has.get(name, "(none)")

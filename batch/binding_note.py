@@ -1,4 +1,4 @@
-"""A note beside an output with failed lines: the binding of its answers, for a later retry of those lines.
+"""A note beside an output with failed lines: the settings on which its answers depend, for a later retry.
 
 One line, in the format of a journal's header (journal_record.py).
 """
@@ -22,12 +22,12 @@ def note_of(output: Path) -> Path:
 
 
 def check_place_of_note(path: Path, output: Path) -> None:
-    """Raise ConfigError where the file at `path` is not a note: a run would replace or remove it."""
+    """Raise ConfigError if the file at `path` is not a note, because a run would overwrite or delete it."""
     _read(path, output)
 
 
 def write_note(path: Path, binding: Mapping[str, Any]) -> None:
-    """Write the note, replacing an earlier one. Raises OSError, also where another file is there."""
+    """Write the note, replacing an earlier one. Raises OSError, also if the file there is not a note."""
     if not _is_free(path):
         raise OSError(errno.EEXIST, "it is not a pdserve note", str(path))
     with WholeFile(path) as file:
@@ -43,24 +43,24 @@ def remove_note(path: Path) -> None:
 
 
 def check_note(path: Path, binding: Mapping[str, Any], output: Path, journal: Path | None) -> None:
-    """Raise ConfigError where the note's binding, that of the answers in `output`, differs from `binding`.
+    """Raise ConfigError if the note's binding, that of the answers in `output`, differs from `binding`.
 
-    `journal` is that of a stopped run, None where there is none.
+    `journal` is the path of a stopped run's journal, None if there is none.
     """
     recorded = _read(path, output)
     changed = None if recorded is None else difference(recorded, binding)
     if changed is None:
         return
     if journal is None:
-        remedy = f"ask what failed as the rest was asked, or remove {path} to have both in one file"
+        remedy = f"retry the failed lines with the first run's settings, or remove {path} to mix both in one file"
     else:
-        after = f"{journal} has those of a run after it that was stopped"
-        remedy = f"{after}: end that one first, without asking what failed again"
+        later = f"{journal} holds the answers of a later run that was stopped"
+        remedy = f"{later}: finish that run first, without --retry-failed"
     raise ConfigError(f"{output} has the answers of another run: {changed}; {remedy}")
 
 
 def _read(path: Path, output: Path) -> dict[str, Any] | None:
-    """Return the note's binding, None where there is no note. Raises ConfigError where it is not a note."""
+    """Return the note's binding, None if there is no note. Raises ConfigError if it is not a note."""
     try:
         content = _content(path)
     except OSError as error:
@@ -69,7 +69,7 @@ def _read(path: Path, output: Path) -> dict[str, Any] | None:
         return None
     recorded = decode_header(content)
     if recorded is None:
-        remedy = f"remove it, or name another output than {output}"
+        remedy = f"remove it, or choose an output other than {output}"
         raise ConfigError(f"{path} is not a pdserve note, or is damaged: {remedy}")
     return recorded
 
@@ -80,7 +80,7 @@ def _is_free(path: Path) -> bool:
 
 
 def _content(path: Path) -> bytes | None:
-    """Return the file, up to the largest size of a note; None where there is none. Raises OSError."""
+    """Return the file, up to the largest size of a note; None if there is none. Raises OSError."""
     try:
         with path.open("rb") as file:
             return file.read(_MOST_BYTES)

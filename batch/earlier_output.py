@@ -26,7 +26,7 @@ class Earlier:
     models: frozenset[str] = frozenset()
 
     def records(self) -> Iterator[JournalRecord]:
-        """Yield the wanted answers. Raises ConfigError where the file no longer has some of them."""
+        """Yield the wanted answers. Raises ConfigError if the file no longer has some of them."""
         left = dict(self.wanted)
         if not left:
             return
@@ -38,8 +38,8 @@ class Earlier:
                     del left[answered["custom_id"]]
                     yield JournalRecord(position, outcome)
         if left:
-            lost = f"{len(left)} answers are missing: run the command again"
-            raise ConfigError(f"{self.place} has changed since it was read, {lost}")
+            lost = f"answers missing: {len(left)}. Run the command again"
+            raise ConfigError(f"{self.place} has changed since it was read; {lost}")
 
 
 def of_output(output: Path, source: InputFile, journal: Journal, check: Callable[[], None]) -> Earlier:
@@ -54,15 +54,15 @@ def of_output(output: Path, source: InputFile, journal: Journal, check: Callable
         for number, answered, line in _answered(output):
             custom_id = answered["custom_id"]
             if custom_id not in positions:
-                words = f"answers {shown_id(custom_id)}, which the input does not have: it is the output of another one"
-                raise ConfigError(f"{output}: line {number} {words}")
+                words = f"answers {shown_id(custom_id)}, which is not in the input"
+                raise ConfigError(f"{output}: line {number} {words}: this output belongs to another input")
             if good_outcome(answered, line) is not None:
                 good[custom_id] = positions[custom_id]
                 models |= _models(answered) if positions[custom_id] in nameless else frozenset()
     except FileNotFoundError:
         if journal.is_empty:
-            words = "only the output of a run that ended has lines to ask again"
-            raise ConfigError(f"{output} is not there: {words}") from None
+            words = "there are no failed lines to retry: run the batch without --retry-failed first"
+            raise ConfigError(f"{output} does not exist, so {words}") from None
     if good:
         check()
     wanted = {custom_id: position for custom_id, position in good.items() if not journal.has(position)}
@@ -96,7 +96,7 @@ def _requests(source: InputFile) -> tuple[dict[str, int], set[int]]:
 def _answered(path: Path) -> Iterator[tuple[int, dict[str, Any], bytes]]:
     """Yield the lines of an output: number, object, bytes.
 
-    Raises FileNotFoundError, and ConfigError for a file that cannot be read or a line not from an output.
+    Raises FileNotFoundError, and ConfigError for a file that cannot be read or a line that no output has.
     """
     try:
         with path.open("rb") as file:
@@ -113,7 +113,7 @@ def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         return parse_line(line)
     except BadLine as problem:
-        raise ConfigError(f"{path}: line {number} {problem}: it is not the output of a batch") from None
+        raise ConfigError(f"{path}: line {number} {problem}: this file is not a batch output") from None
 
 
 def _models(answered: Mapping[str, Any]) -> frozenset[str]:

@@ -21,12 +21,12 @@ _MARKS = {
     b"\xef\xbb\xbf": "begins with a byte order mark: save it as UTF-8 without one",
     b"\xff\xfe": "is UTF-16: save it as UTF-8",
     b"\xfe\xff": "is UTF-16: save it as UTF-8",
-    b"\x1f\x8b": "is packed by gzip: unpack it first",
+    b"\x1f\x8b": "is gzip-compressed: decompress it first",
 }
 
 
 class UnusableLines(ConfigError):
-    """Lines of an input cannot be used; the message has a line for each of the first ones."""
+    """Lines of an input cannot be used; the message lists the first 20, one per line."""
 
 
 class InputFile:
@@ -44,7 +44,7 @@ class InputFile:
 
     @classmethod
     def open(cls, path: Path, limits: InputLimits) -> Self:
-        """Read all of it. Raises ConfigError, and UnusableLines, which lists the unusable lines."""
+        """Read the whole file. Raises ConfigError, and UnusableLines, which lists the unusable lines."""
         source = cls(path, _open(path))
         try:
             with os.fdopen(os.dup(source._descriptor), "rb") as file:
@@ -66,7 +66,7 @@ class InputFile:
         return self._numbers[position]
 
     def line(self, position: int) -> bytes:
-        """Return a request's line. Raises BatchStopped where it changed since the first read."""
+        """Return a request's line. Raises BatchStopped if it changed since the first read."""
         try:
             content = os.pread(self._descriptor, self._lengths[position], self._offsets[position])
         except OSError as error:
@@ -89,7 +89,7 @@ class InputFile:
     def _scan(self, file: BinaryIO, limits: InputLimits) -> None:
         size = os.fstat(self._descriptor).st_size
         if size > limits.max_bytes:
-            raise ConfigError(f"{self.path} has {size} bytes; {limits.max_bytes} are the limit (--max-input-bytes)")
+            raise ConfigError(f"{self.path} is {size} bytes long; the limit is {limits.max_bytes} (--max-input-bytes)")
         _check_mark(self.path, file.read(3))
         file.seek(0)
         problems, seen, digest = _Problems(), _CustomIds(), hashlib.sha256()
@@ -102,14 +102,15 @@ class InputFile:
                 raise ConfigError(f"{self.path} has more than {limits.max_lines} lines, the limit (--max-input-lines)")
             try:
                 if line.num_bytes > limits.max_line_bytes:
-                    limit = f"{limits.max_line_bytes} are the limit (--max-line-bytes)"
-                    raise BadLine(f"has {line.num_bytes} bytes; {limit}")
+                    limit = f"the limit is {limits.max_line_bytes} (--max-line-bytes)"
+                    raise BadLine(f"is {line.num_bytes} bytes long; {limit}")
                 seen.add(parse_line(line.content)["custom_id"], line.number)
             except BadLine as problem:
                 problems.add(line.number, str(problem))
             self._add(offset, line.number, line.content)
         if end != size:
-            raise ConfigError(f"{self.path} should have {size} bytes, but {end} were read: it is being written")
+            why = "wait until no program writes to it"
+            raise ConfigError(f"{self.path} was {size} bytes long, but {end} bytes were read: {why}")
         problems.check(self.path)
         self.digest = digest.hexdigest()
 
@@ -127,7 +128,7 @@ class _CustomIds:
         self._numbers: dict[bytes, int] = {}
 
     def add(self, custom_id: str, number: int) -> None:
-        """Add the one of line `number`. Raises BadLine if an earlier line has it."""
+        """Add the custom_id of line `number`. Raises BadLine if an earlier line has it."""
         digest = hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
         first = self._numbers.setdefault(digest, number)
         if first != number:
@@ -153,7 +154,8 @@ class _Problems:
             return
         more = [f"and {self._count - len(self._shown)} more"] if self._count > len(self._shown) else []
         lines = "1 line" if self._count == 1 else f"{self._count} lines"
-        raise UnusableLines("\n  ".join((f"{path}: nothing was run, for {lines} cannot be used:", *self._shown, *more)))
+        head = f"{path}: nothing was run, because {lines} cannot be used:"
+        raise UnusableLines("\n  ".join((head, *self._shown, *more)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,7 @@ def _open(path: Path) -> int:
         raise ConfigError(f"{path}: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ConfigError(f"{path} is not a regular file: lines are read more than once, so write them into one")
+        raise ConfigError(f"{path} is not a regular file: the input is read twice, so save it to a file first")
     return descriptor
 
 

@@ -45,7 +45,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
-    """Local files and the options of their run. Every line has its answer in the output, in the order of the input.
+    """The local files and the options of a run. The output has an answer to every line, in the order of the input.
 
     `error_path` gets a copy of the failed lines. `binding` are the settings besides the input on which answers depend,
     such as model and dtype: a stopped run resumes only if they are the same. `retry_failed` keeps the good answers
@@ -64,7 +64,7 @@ class BatchJob:
     def __post_init__(self) -> None:
         """Raises ConfigError."""
         if self.max_inflight < 1:
-            raise ConfigError(f"{self.max_inflight} lines at once are below 1")
+            raise ConfigError(f"--max-inflight is {self.max_inflight}; must be at least 1")
         for path, what in ((self.output_path, "the output"), (self.error_path, "the error file")):
             if path is not None and not path.name:
                 raise ConfigError(f"{what} {path} is a folder: name a file")

@@ -29,7 +29,7 @@ class Journal:
         self.path = path
         self.num_done = self.num_failed = self.prompt_tokens = self.completion_tokens = 0
         self._descriptor = descriptor
-        self._closing = threading.Lock()  # held where the descriptor is used by a thread, and where it is closed
+        self._closing = threading.Lock()  # held while a thread uses the descriptor, and while it is closed
         self._is_open = True
         self._end = 0
         self._is_synced = True
@@ -42,7 +42,7 @@ class Journal:
     def open(cls, path: Path, binding: Mapping[str, Any], num_requests: int) -> Self:
         """Resume the journal of an earlier run with the same `binding`, or start one.
 
-        Raises ConfigError where it cannot be written, another run has it, or it is of another input or binding.
+        Raises ConfigError if it cannot be written, another run has locked it, or it has another input or binding.
         """
         journal = cls(path, _locked(path), num_requests)
         try:
@@ -83,7 +83,7 @@ class Journal:
                     raise
 
     def forget_failed(self) -> None:
-        """Drop the answers of failed lines, which are sent again; their new answers count."""
+        """Drop the answers of failed lines, so that these lines are sent again."""
         for position in self._failed:
             self._offsets[position] = _NOTHING
         self.num_done -= len(self._failed)
@@ -162,7 +162,7 @@ class Journal:
     def _take(self, record: JournalRecord, length: int) -> None:
         """Count a record of an earlier run, once per position: the first, but a good answer replaces a failure.
 
-        One past the end of the input is from a longer input: it counts as an answer, and `_take_up` refuses it.
+        A record past the end of the input is from a longer input: it counts as an answer, and `_take_up` refuses it.
         """
         self.is_empty = False
         if record.position >= len(self._offsets):

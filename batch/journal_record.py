@@ -36,7 +36,7 @@ def encode(record: JournalRecord) -> bytes:
 
 
 def decode(line: bytes) -> JournalRecord | None:
-    """Return the record of a line with its LF; None where it is not a complete record."""
+    """Return the record of a line with its LF; None if it is not a complete record."""
     content = _opened(line)
     if content is None:
         return None
@@ -54,7 +54,7 @@ def encode_header(binding: Mapping[str, Any]) -> bytes:
 
 
 def decode_header(line: bytes) -> dict[str, Any] | None:
-    """Return the binding in the first line; None where it is not a complete header."""
+    """Return the binding in the first line; None if it is not a complete header."""
     content = _opened(line)
     try:
         binding = None if content is None else orjson.loads(content)

@@ -40,7 +40,7 @@ class LineAttempts:
     async def ask(self, content: bytes) -> LineOutcome:
         """Return the outcome of one line of the input.
 
-        Raises BatchStopped where the server is at fault, not the line: it is down, or refuses the key.
+        Raises BatchStopped if the server is at fault, not the line: it is down, or refuses the key.
         """
         request = parse_line(content)
         custom_id, request_id = request["custom_id"], new_request_id()
@@ -94,7 +94,7 @@ class LineAttempts:
 
     async def _give_up(self, answer: Answer | None, lost: PdserveError | None) -> Answer:
         """Return the last answer, or raise the last error, as the line's; raise BatchStopped if the server is down."""
-        last = str(lost) if answer is None else f"the server answers {answer.status}, {words_of(answer)}"
+        last = str(lost) if answer is None else f"the server answers {answer.status}: {words_of(answer)}"
         if (problem := await self._health_problem()) is not None:
             raise BatchStopped(f"{last}, and {problem}")
         if answer is None:
@@ -109,7 +109,7 @@ class LineAttempts:
                 async with asyncio.timeout(_PROBE_S):
                     status = (await self._backend.ask("GET", path)).status
             except (Unavailable, TimeoutError):
-                return f"nobody answers {path}"
+                return f"{path} does not respond"
             if status >= 500:
                 return f"{path} answers {status}"
         return None

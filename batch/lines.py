@@ -47,5 +47,5 @@ def _why(content: bytes, error: orjson.JSONDecodeError) -> str:
     if content.strip() in (b"{", b"["):
         return "is the start of JSON over several lines: each request must be on one line"
     if "depth limit" in error.msg:
-        return "is nested too deeply: 1024 levels are the limit"
+        return "is nested too deeply: the limit is 1024 levels"
     return f"is not JSON: {error.msg} at column {error.colno}"

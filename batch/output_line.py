@@ -54,7 +54,7 @@ def answered(custom_id: str, request_id: str, path: str, answer: Answer) -> Line
         body = orjson.loads(answer.body)
     except orjson.JSONDecodeError:
         if is_good:
-            message = f"the answer, of status {answer.status} and {len(answer.body)} bytes, is not JSON"
+            message = f"the answer (status {answer.status}, {len(answer.body)} bytes) is not JSON"
             return failed(custom_id, request_id, 502, message)
         body = None
     if not is_good:
@@ -78,7 +78,7 @@ def good_outcome(parsed: Mapping[str, Any], line: bytes) -> LineOutcome | None:
 
 
 def failed(custom_id: str, request_id: str, status: int, message: str, param: str | None = None) -> LineOutcome:
-    """Return the line of a request that was not sent, or not answered: `status` is the matching HTTP status."""
+    """Return the outcome of a request that was not sent or not answered; `status` is the matching HTTP status."""
     return _failed(custom_id, request_id, status, _error(status, message, param))
 
 

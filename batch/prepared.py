@@ -18,7 +18,7 @@ from wire.errors import ConfigError
 
 
 class PreparedJob:
-    """A job to run once. Owns the input's descriptor and the journal with its lock; leave it by `with`."""
+    """A job to run once. Owns the input's descriptor and the journal with its lock; use it in a `with` statement."""
 
     def __init__(self, job: BatchJob, source: InputFile, journal: Journal) -> None:
         self.job = job
@@ -33,13 +33,13 @@ class PreparedJob:
 
     @property
     def left(self) -> int:
-        """How many of them have no answer yet; with none left, no backend is used."""
+        """How many lines have no answer yet; if there are none, no backend is used."""
         return self.total - self.journal.num_done - len(self.earlier.wanted)
 
     def take_over(self) -> None:
         """Copy the answers of the earlier output into the journal, after all checks have passed.
 
-        Raises OSError where they cannot be written, ConfigError where that output has changed.
+        Raises OSError if they cannot be written, ConfigError if that output has changed.
         """
         for record in self.earlier.records():
             self.journal.append(record)
@@ -74,7 +74,7 @@ def prepare(job: BatchJob) -> PreparedJob:
     try:
         for path, what in _written(job):
             if source.is_at(path) or source.is_at(beside(path)):
-                raise ConfigError(f"{what} {path} would be written over the input: name another file")
+                raise ConfigError(f"{what} {path} would overwrite the input: choose another path")
         binding = {"input": f"sha256 {source.digest}", **job.binding}
         prepared = PreparedJob(job, source, Journal.open(job.journal_path, binding, len(source)))
     except BaseException:
@@ -91,10 +91,10 @@ def prepare(job: BatchJob) -> PreparedJob:
 
 
 def _earlier(job: BatchJob, source: InputFile, journal: Journal) -> Earlier:
-    """Return the answers to keep. An output without a note, which has no failed lines, is not mixed with a journal.
+    """Return the answers to keep. If the output has no note but the journal has answers, only the journal is used.
 
-    That journal is from a later run, which may have other settings. If it is from a stopped retry, it already has the
-    answers that an output without a note gave it.
+    The journal may be from a later run with other settings. If it is from a stopped retry, the good answers of the
+    output were copied into it before that retry sent any line.
     """
     if not journal.is_empty and not job.note_path.exists():
         return of_journal(source, journal)
@@ -112,7 +112,7 @@ def _check_places(job: BatchJob) -> None:
     places = [os.path.realpath(path) for path, _ in written]
     for (path, what), place in zip(written, places, strict=True):
         if places.count(place) > 1:
-            raise ConfigError(f"{what} {path} would be written twice: name another file")
+            raise ConfigError(f"{what} {path} would be written twice: choose another path")
 
 
 def _written(job: BatchJob) -> list[tuple[Path, str]]:

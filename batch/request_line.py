@@ -37,7 +37,7 @@ def question_of(request: Mapping[str, Any]) -> Question:
         supported = ", ".join(ENDPOINTS)
         raise LineRefused(f"URL {_shown(url)} is not a supported endpoint. Supported endpoints: {supported}", "url")
     if method != "POST":
-        raise LineRefused(f"method {_shown(method)} is not supported: a line's method is POST", "method")
+        raise LineRefused(f"method {_shown(method)} is not supported: the method must be POST", "method")
     if not isinstance(body, dict):
         what = f"is a JSON {json_name(body)}, not an object" if "body" in request else "is missing"
         raise LineRefused(f"the line's body {what}", "body")

@@ -12,9 +12,8 @@ from wire.failpoints import failpoint
 def write_results(prepared: PreparedJob, gives_up: threading.Event) -> bool:
     """Write both files whole, in the order of the input, and remove the journal; return False if `gives_up` was set.
 
-    Where lines failed, a note beside the output has the binding of the answers.
-
-    If killed, it can be repeated from the journal, which is removed last. Raises OSError.
+    If lines failed, the run's settings are written to a note beside the output. The journal is removed last, so that
+    the results can be written again after a kill. Raises OSError.
     """
     job = prepared.job
     with ExitStack() as stack:

@@ -29,9 +29,9 @@ _log = EventLogger("batch")
 class BatchProgress:
     """The progress of a run. `done` includes errors and an earlier run's answers; the tokens are those of all.
 
-    `first_error` is the custom_id and the error of the first line that failed in this run, empty where none did.
+    `first_error` is the custom_id and the error of the first line that failed in this run, empty if none did.
     `warnings` counts the lines of each of the first 20 different warnings in this run.
-    `at_once` is the number of lines in flight that a busy server allows, None where it is `max_inflight`.
+    `at_once` is the number of lines in flight that a busy server allows, None if it is `max_inflight`.
     """
 
     total: int
@@ -50,7 +50,7 @@ async def run_batch(
 ) -> BatchProgress:  # fmt: skip
     """Answer every line and write the output; return the final progress, with `done` equal to `total`.
 
-    `on_progress` is called at the start and after each line. Raises BatchStopped, or CancelledError where the caller
+    `on_progress` is called at the start and after each line. Raises BatchStopped, or CancelledError if the caller
     cancels: then no line is in flight any more, all answers are kept, and the same job resumes from there.
     """
     with _with_progress(prepared), _kept(prepared.journal):
@@ -150,7 +150,7 @@ def _with_progress(prepared: PreparedJob) -> Iterator[None]:
         yield
     except BatchStopped as error:
         done = f"{prepared.journal.num_done} of {prepared.total} lines are answered and kept in {prepared.journal.path}"
-        raise BatchStopped(f"{error}; {done}: the same command goes on from there") from error
+        raise BatchStopped(f"{error}; {done}: the same command resumes from there") from error
 
 
 @contextlib.contextmanager

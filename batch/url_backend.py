@@ -36,7 +36,7 @@ class UrlBackend:
         self._session: aiohttp.ClientSession | None = None
 
     def __repr__(self) -> str:
-        """Return it without key and path."""
+        """Return the server's host and port, without key and path."""
         return f"UrlBackend({self.shown})"
 
     async def __aenter__(self) -> Self:
@@ -99,7 +99,7 @@ def _reason(error: BaseException) -> str:
         return "the connection was lost"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return f"no HTTP answer came ({type(error).__name__})"
+    return f"no HTTP answer was received ({type(error).__name__})"
 
 
 def _parse(base_url: str) -> tuple[str, str]:
@@ -114,7 +114,7 @@ def _parse(base_url: str) -> tuple[str, str]:
     if not host:
         raise ConfigError("the base URL has no host: use http://HOST:PORT")
     if "@" in parts.netloc or parts.query or parts.fragment:
-        raise ConfigError("the base URL has a user, a query or a fragment: leave them out; give a key by --api-key")
+        raise ConfigError("the base URL has a user, a query or a fragment: remove them; pass a key with --api-key")
     named = f"[{host}]" if ":" in host else host
     shown = f"{parts.scheme}://{named}" + (f":{port}" if port is not None else "")
     return shown + parts.path.rstrip("/").removesuffix("/v1").rstrip("/"), shown

@@ -54,7 +54,7 @@ class WholeFile:
     def appear(self) -> None:
         """Rename the settled file to its path, replacing an existing one. Raises OSError."""
         if not os.path.samestat(self._beside.lstat(), os.fstat(self._file.fileno())):
-            raise OSError(errno.EBUSY, "another run writes it too", str(self._path))
+            raise OSError(errno.EBUSY, "another run is writing the same file", str(self._path))
         os.rename(self._beside, self._path)
         sync_folder(self._path.parent)
 
@@ -65,7 +65,7 @@ def beside(path: Path) -> Path:
 
 
 def check_place(path: Path, what: str) -> None:
-    """Raise ConfigError where no file can appear at `path`: a folder, a link, a device, or a file that is read-only."""
+    """Raise ConfigError if no file can appear at `path`: a folder, a link, a device, or a file that is read-only."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -81,7 +81,7 @@ def check_place(path: Path, what: str) -> None:
 
 
 def check_folder(path: Path, what: str) -> None:
-    """Raise ConfigError where no file can be created beside `path`."""
+    """Raise ConfigError if no file can be created beside `path`."""
     folder = path.parent
     if not folder.is_dir():
         raise ConfigError(f"{what} {path}: there is no folder {folder}")

@@ -4,8 +4,8 @@
     cpu.py  cuda.py  npu.py   one file per kind: its Traits, why it cannot be used, how to open one of its devices
     torch_device.py           the common part of accelerators with a torch device module
 
-A kind is looked up by name, checked with `lacking`, and opened, which returns a Device. Adding a kind takes one file
-and one page of docs (docs/devices.md).
+A kind is looked up by name, checked with `lacking`, and opened, which returns a Device. Adding a kind takes one file,
+its row in table.py, its name in the choices of --device (wire/options.py), and one page of docs (docs/devices.md).
 """
 
 from collections.abc import Callable
@@ -99,7 +99,7 @@ class Graph(Protocol):
     """A captured sequence of launches over fixed memory."""
 
     def replay(self, host_lengths: "dict[str, list[int]] | None" = None) -> None:
-        """Launch it again. `host_lengths` are new values, by keyword, of the lists that ops read from the host."""
+        """Launch it again. `host_lengths` maps a keyword to the new contents of a list that ops read on the host."""
         ...
 
 

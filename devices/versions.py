@@ -1,6 +1,7 @@
 """The versions of driver, CUDA or CANN, torch and torch_npu on this machine, and whether they fit together.
 
-    versions --mismatch of a kind--> "why (driver 570.86, CUDA 13.0, torch 2.13.0+cu130)"
+`cuda_mismatch` and `npu_mismatch` return why the versions do not fit, followed by the versions found, such as
+"(driver 570.86, CUDA 13.0, torch 2.13.0+cu130)".
 
 Read from files and from packages' metadata: no tool is run, torch_npu is not imported.
 """

@@ -67,7 +67,7 @@ def load_model(
     `quantization` must be the checkpoint's, None uses it. Steps of up to `max_graph_rows` sequences are replayed from
     graphs, where the device and the model allow it. `step_s` is the time limit of a step. `on_read` is called when
     reading the weights starts; `weights_fd` names a memfd for packed weights. Sets torch's thread count for the whole
-    process. Raises ConfigError, before the weights are read where the config suffices.
+    process. Raises ConfigError, before the weights are read if the config shows the error.
     """
     device = device or CpuDevice()
     device.activate()

@@ -31,7 +31,7 @@ class Probed:
             self._expected = signal.number
 
     def takes(self, message: TicketMessage) -> TypeGuard[Frame]:
-        """Return whether `message` is a probe's frame. Raises WireError for another message where one is expected."""
+        """Return whether `message` is a probe's frame. Raises WireError if it is not, but one is expected."""
         if self._expected is None:
             return False
         if not isinstance(message, Frame):

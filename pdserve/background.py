@@ -77,7 +77,7 @@ def _has_left(read: int) -> bool:
 
 
 def _status(pid: int) -> int:
-    """Wait for the child and return its exit status. Raises Unavailable where a signal killed it."""
+    """Wait for the child and return its exit status. Raises Unavailable if a signal killed it."""
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status < 0:
         raise Unavailable(f"the process that starts the cluster was killed by {signal.Signals(-status).name}")

@@ -33,7 +33,7 @@ def map_devices(
 ) -> DeviceMap | None:  # fmt: skip
     """Return the map of an instance's ranks, None on CPUs.
 
-    Raises ConfigError with both numbers where there are fewer cards than ranks, and RanktableError where the driver's
+    Raises ConfigError with both numbers if there are fewer cards than ranks, and RanktableError if the driver's
     tool fails.
     """
     variable = traits_of(kind).visible_variable

@@ -63,7 +63,7 @@ def describe(plan: LaunchPlan) -> str:
 def plan_of(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan:
     """Return the role of this process from environment, flags and tables; wait for tables not yet completed.
 
-    Raises ConfigError, and RanktableError, which suggests --share-devices where two instances have one device.
+    Raises ConfigError, and RanktableError, which suggests --share-devices if two instances have one device.
     """
     from scheduler.config import SchedulerOptions
 

@@ -44,14 +44,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def find_folder(environ: Mapping[str, str], options: EngineOptions) -> Path:
-    """Return the folder of --model, or of the default model. Raises ConfigError where it cannot be provided."""
+    """Return the folder of --model, or of the default model. Raises ConfigError if it cannot be provided."""
     if not options.model:
         return ensure_default(environ)
     return Path(with_plain_model(options, environ).model)
 
 
 def ensure_default(environ: Mapping[str, str]) -> Path:
-    """Return the default model's folder. Raises ConfigError where the engine is not installed."""
+    """Return the default model's folder. Raises ConfigError if the engine is not installed."""
     try:
         from engine.checkpoints.default_model import ensure_default_model
     except ModuleNotFoundError as error:

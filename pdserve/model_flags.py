@@ -18,7 +18,7 @@ def with_plain_model(options: EngineOptions, environ: Mapping[str, str], *, weig
     """Return the options with --model a folder of safetensors and tokenizer.json; its old value stays a served name.
 
     Files are downloaded or converted once. A scheduler needs no `weights`. Raises ConfigError
-    where --quantization and the files differ, naming both, and for a model that cannot be provided, with the reason.
+    if --quantization and the files differ, naming both, and for a model that cannot be provided, with the reason.
     """
     from engine.checkpoints.gguf_folder import ensure_converted, find_gguf
     from engine.checkpoints.plain_folder import ensure_plain

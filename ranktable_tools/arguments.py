@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ranktable_tools.dialects.dialect import ReadOptions
+from ranktable_tools.dialects.registry import DIALECTS
 from ranktable_tools.errors import RanktableError
 
 CONFIG_HELP = "With pdserve installed, --config FILE reads these flags from YAML; a flag that is typed wins."
@@ -71,9 +72,8 @@ def add_device_lists(parser: argparse.ArgumentParser) -> None:
 
 def add_dialect(parser: argparse.ArgumentParser) -> None:
     """Add --dialect, for a table whose structure does not determine its dialect."""
-    parser.add_argument(
-        "--dialect", metavar="NAME", help="modelarts, hccl-1.0, hccl-1.2, kubeinfer, omni-merged, mindie or vllm-ascend"
-    )
+    *others, last = (dialect.name for dialect in DIALECTS)
+    parser.add_argument("--dialect", metavar="NAME", help=f"{', '.join(others)} or {last}")
 
 
 def add_read_options(parser: argparse.ArgumentParser) -> None:

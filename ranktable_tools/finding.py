@@ -28,7 +28,7 @@ class Finding:
         return f"{_named(self.file)}: {note}{self.message}{instead} [{self.code}]"
 
     def as_json(self) -> dict[str, object]:
-        """Return the finding as `--format json` prints it; a value over 1,000 characters becomes a cut string."""
+        """Return the finding as `--format json` prints it; a value over 1,000 characters is truncated to a string."""
         return {
             "file": self.file,
             "severity": self.severity,

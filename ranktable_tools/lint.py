@@ -16,9 +16,10 @@ from ranktable_tools.rules.rule import RuleOptions
 
 @dataclass(frozen=True, slots=True)
 class LintOptions:
-    """Options of lint: dialect (None: detected), what is allowed, the scheduler's NODE_PORTS, notes as errors.
+    """Options of lint. `dialect` None: detected. `share_devices`: instances may share a GPU.
 
-    `part` accepts a table of one host, with missing groups, as it is before the merge.
+    `node_ports` is the scheduler's NODE_PORTS, None: not checked. `strict`: notes count as errors. `part` accepts a
+    table of one host, with missing groups, as it is before the merge.
     """
 
     dialect: str | None = None

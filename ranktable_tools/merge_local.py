@@ -23,7 +23,7 @@ def instance_of(path: str, table: Table) -> TableInstance:
     if table.kind == "cluster":
         raise RanktableError(f"{path}: is a global table; merge-local joins local ones (merge joins global ones)")
     if not table.instances:
-        raise RanktableError(f"{path}: is the scheduler's local table, it has no device to join")
+        raise RanktableError(f"{path}: is the scheduler's local table, which has no devices to merge")
     return table.instances[0]
 
 

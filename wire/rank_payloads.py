@@ -26,7 +26,7 @@ def unpack_error(payload: bytes, before: str = "") -> PdserveError | None:
 
 
 def read_object(payload: bytes, cls: type[Any]) -> dict[str, Any]:
-    """Return the fields of a dumped dataclass. Raises ValueError where they are not exactly the fields of `cls`."""
+    """Return the fields of a dumped dataclass. Raises ValueError if they are not exactly the fields of `cls`."""
     values = json.loads(payload)
     wanted = {field.name for field in dataclasses.fields(cls)}
     if not isinstance(values, dict) or values.keys() != wanted:

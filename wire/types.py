@@ -10,7 +10,7 @@ STEP_TOKEN_EDGES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 163
 
 
 class Role(StrEnum):
-    """What an instance is currently used for. Policy, not a binary."""
+    """What an instance is currently used for. A policy: every role runs the same program."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -78,7 +78,7 @@ class SamplingParams:
     `best_of` sequences are generated; the client gets the `n` with the highest log probability (None: n).
     `allowed_token_ids` and `bad_words` (each the ids of one word) are off when empty. `logprobs` and `prompt_logprobs`
     are how many of the best tokens to return at each position beside the actual one; 0 is that one only, None nothing.
-    `logprob_token_ids` replace the best at output positions; `repetition_detection` None detects nothing.
+    `logprob_token_ids` replace the best at output positions; None turns `repetition_detection` off.
     """
 
     max_tokens: int
@@ -129,7 +129,7 @@ class SamplingParams:
 class Pooling:
     """Options of a pooling request, which generates no text: one vector, or one score from a cross-encoder.
 
-    `kind` is embed or score. `how` the hidden states are pooled: last, mean or cls (the first token's); empty: the
+    `kind` is embed or score. `how`: the pooling method, last, mean or cls (the first token's state); empty: the
     model's default. `dimensions` truncates the vector, None keeps all; `normalize` scales it to length 1, None is the
     model's default. Tokens from `second_text` on are the second text of a pair, None for a single text.
     """
@@ -282,7 +282,7 @@ class InstanceDescription:
     """The properties of an instance, fixed for the life of its process (`epoch` is random per process).
 
     `kv_digests`: whether it requires a digest of every KV frame; a link omits them only if neither end requires them.
-    `kv_transports` are all known, best first, as `shm`; one it does not offer with the reason, as `shm: not named`.
+    `kv_transports` lists every known transport, best first: `shm` if offered, else `shm: reason`.
     """
 
     instance_id: str
@@ -320,9 +320,9 @@ class LoadSnapshot:
     estimate for the prompt tokens being computed. `starved_s` is how long the machine has kept the process from running
     since it started.
     `prefix_tokens_sought` were looked up among the computed blocks, of which `prefix_tokens_found` were cached.
-    `blocks_swapped` of preempted sequences have copies outside the pool. Of all `steps`, which computed
-    `tokens_computed`, `step_tokens` counts those with at most STEP_TOKEN_EDGES tokens each and more than the bound
-    before; its last entry counts those above all bounds.
+    `blocks_swapped` of preempted sequences have copies outside the pool. All `steps` together computed
+    `tokens_computed`. `step_tokens[i]` counts the steps with at most STEP_TOKEN_EDGES[i] tokens and more than the
+    previous bound; its last entry counts those above all bounds.
     """
 
     blocks_total: int
@@ -358,7 +358,7 @@ class LoadSnapshot:
 class LinkStatus:
     """The sender's status of the links to one peer.
 
-    `transport` is the one in use. `passed_over` has one text per better transport, why it is not used. Round trip and
+    `transport` is the one in use. `passed_over` states, for each better transport, why it is not used. Round trip and
     bandwidth are from the last measurement, 0 if there was none. `failures` counts lost links, `fallbacks` how often a
     worse transport had to be used.
     """

@@ -47,14 +47,14 @@ class AddressRules:
         return cls(tuple(_network(text) for text in networks))
 
     def refusal(self, address: str) -> str | None:
-        """Return why `address` (numeric) may not be connected to, or None where it may."""
+        """Return why `address` (numeric) may not be connected to, or None if it may."""
         try:
             meant = _meant(ip_address(address))
         except ValueError:
             return f"{address!r} is not an IP address in its full form"
         for network, kind in _NEVER:
             if meant in network:
-                return f"{address} is never connected to ({kind})"
+                return f"pdserve never connects to {address} ({kind})"
         if _is_public(meant) or any(meant in network for network in self.allow_private):
             return None
         return f"{address} is not a public address: --allow-private-urls {meant} allows it"
@@ -67,7 +67,7 @@ def _network(text: str) -> Network:
         raise ConfigError(f"{text!r} is not a network: {error}; write it as 10.0.0.0/8") from error
     for never, kind in _NEVER:
         if network.version == never.version and network.subnet_of(never):  # type: ignore[arg-type]
-            raise ConfigError(f"{text} cannot be allowed: it is never connected to ({kind})")
+            raise ConfigError(f"{text} cannot be allowed: pdserve never connects to such addresses ({kind})")
     return network
 
 

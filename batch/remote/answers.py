@@ -20,7 +20,7 @@ _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 
 
 async def failure(response: aiohttp.ClientResponse, url: RemoteUrl, patience: ExchangeDeadline) -> Exception:
-    """Return the error for an unsuccessful answer: Transient, or ConfigError where a retry would fail too."""
+    """Return the error for an unsuccessful answer: Transient, or ConfigError if a retry would fail too."""
     detail = await _detail(response, url, patience)
     status = f"{response.status} {redacted_words(response.reason or '', str(url.url))}".strip()
     message = f"the server answered {status}{': ' if detail else ''}{detail}"

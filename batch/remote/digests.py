@@ -14,11 +14,11 @@ _DIGEST = re.compile(r"\bsha-256=:([A-Za-z0-9+/=]+):")
 _GOOGLE = re.compile(r"\bmd5=([A-Za-z0-9+/=]+)")
 _MD5_ETAG = re.compile(r'"?([0-9a-fA-F]{32})"?')
 _STORES = ("x-amz-request-id", "x-obs-request-id", "x-oss-request-id", "x-cos-request-id")
-"""Headers of stores whose ETag is the MD5 of a file uploaded by one PUT, unless they encrypt it by a key service."""
+"""Headers of stores whose ETag is the MD5 of a file uploaded by one PUT, unless they encrypt it with a key service."""
 
 
 class Digests:
-    """Checks one file against the checksums in its answer's headers, if they have the whole file's md5 or sha-256.
+    """Checks one file against the whole file's md5 and sha-256 in its answer's headers, as far as these are there.
 
     An ETag is not used: its content is up to the server.
     """
@@ -48,7 +48,7 @@ class Digests:
 
 
 def stored_md5(headers: Mapping[str, str]) -> bytes | None:
-    """Return the MD5 of the stored file from the answer to a PUT, None where it has none."""
+    """Return the MD5 of the stored file from the answer to a PUT, None if it has none."""
     value = _first(_GOOGLE, _all(headers, "x-goog-hash"))
     if value is None and "x-ms-request-id" in headers:
         value = headers.get("Content-MD5")

@@ -83,7 +83,7 @@ class _Fetch:
             part.num_bytes += len(piece)
             if part.num_bytes >= window_end:
                 window_end = part.num_bytes + waits.window_bytes
-                patience.expect(f"{waits.window_bytes} bytes more", waits.idle_s)
+                patience.expect(f"further {waits.window_bytes} bytes", waits.idle_s)
             if self._on_bytes is not None:
                 self._on_bytes(part.num_bytes, part.length)
         if part.length is not None and part.num_bytes != part.length:
@@ -100,7 +100,7 @@ class _Fetch:
             if _acceptable_length(response, url, self._limits.max_bytes) is None or not begun.is_continued(
                 response.headers
             ):
-                raise Transient("the server answered with other bytes than the rest of the file")
+                raise Transient("the server's answer is not the rest of the file")
             self._part = begun
         elif response.status == 200:
             length = _acceptable_length(response, url, self._limits.max_bytes)
@@ -117,14 +117,14 @@ class _Fetch:
 def _redirected(response: aiohttp.ClientResponse, url: RemoteUrl) -> RemoteUrl:
     if url.is_presigned:
         raise ConfigError(
-            f"{url}: the server answered {response.status}, and a presigned URL is not followed elsewhere; "
+            f"{url}: the server answered {response.status}, and redirects of a presigned URL are not followed; "
             "is it signed for the bucket's own region?"
         )
     return url.target(response.headers.get("Location", ""))
 
 
 def _acceptable_length(response: aiohttp.ClientResponse, url: RemoteUrl, max_bytes: int) -> int | None:
-    """Return the answer's length, if it has one. Raises ConfigError where the body is encoded or too long."""
+    """Return the answer's length, if it has one. Raises ConfigError if the body is encoded or too long."""
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in _PLAIN:
         raise ConfigError(f"{url}: the file is stored with Content-Encoding {encoding!r:.40}; store it as plain text")

@@ -59,10 +59,10 @@ class Peers:
         body: AsyncIterable[bytes] | None = None,
         expect100: bool = False,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Yield the answer to one request, redirects unfollowed; its connection is closed at the end.
+        """Yield the answer to one request, without following redirects; the connection is closed at the end.
 
-        Raises ConfigError where the address is not allowed or the certificate not trusted, Transient where the
-        network fails or `patience` ends.
+        Raises ConfigError if the address is not allowed or the certificate not trusted, Transient if the
+        network fails or `patience` expires.
         """
         sockets = CheckedSockets(self.rules)
 
@@ -130,4 +130,4 @@ def _translated(url: RemoteUrl, sockets: CheckedSockets, patience: ExchangeDeadl
     except TimeoutError:
         raise Transient(str(patience)) from None
     except (aiohttp.ClientError, OSError) as error:
-        raise Transient(f"the connection broke: {system_words(error)}") from None
+        raise Transient(f"the connection was lost: {system_words(error)}") from None

@@ -7,7 +7,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Seconds that one exchange waits for each step, and the least speed of a transfer."""
+    """Seconds that one exchange waits for each step, and the lowest allowed speed of a transfer."""
 
     connect_s: float = 10.0
     """For the name, the connection and the certificate together."""

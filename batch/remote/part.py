@@ -16,7 +16,7 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 @dataclass(slots=True)
 class FilePart:
-    """The first `num_bytes` bytes of a file of `length` bytes, None where that is unknown. Owned by one download."""
+    """The first `num_bytes` bytes of a file of `length` bytes, None if that is unknown. Owned by one download."""
 
     etag: str | None
     length: int | None
@@ -31,7 +31,7 @@ class FilePart:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that request the rest; empty where the whole file is needed again."""
+        """The headers that request the rest; empty if the whole file is needed again."""
         if self.etag is None or not self.num_bytes or self.num_bytes == self.length:
             return {}
         return {"Range": f"bytes={self.num_bytes}-", "If-Range": self.etag}

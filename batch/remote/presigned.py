@@ -28,7 +28,7 @@ def missing_headers(query: str) -> list[str]:
 
 
 def expires_at(query: str) -> datetime | None:
-    """Return when the signature expires, or None where the query does not have it in a known form."""
+    """Return when the signature expires, or None if the query does not have it in a known form."""
     values = dict(_pairs(query))
     try:
         if "expires" in values and "signature" in values:

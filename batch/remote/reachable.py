@@ -11,9 +11,9 @@ _WAIT_S = 10.0
 
 
 async def check_reach(url: RemoteUrl, rules: AddressRules, *, wait_s: float = _WAIT_S) -> None:
-    """Resolve the host; raise ConfigError, with the reasons, where the rules allow none of its addresses.
+    """Resolve the host; raise ConfigError, with the reasons, if the rules allow none of its addresses.
 
-    Does not connect; a transfer checks the address again when it connects. Raises Unavailable where the name is
+    Does not connect; a transfer checks the address again when it connects. Raises Unavailable if the name is
     unknown or does not resolve within `wait_s`.
     """
     loop = asyncio.get_running_loop()

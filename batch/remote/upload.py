@@ -34,9 +34,9 @@ async def upload(
     on_bytes: Progress | None = None,
     resolver: AbstractResolver | None = None,
 ) -> int:
-    """PUT the file at `path` to `url` with its length, and its Content-MD5 where the URL allows one; return its bytes.
+    """PUT the file at `path` to `url` with its length, and its Content-MD5 if the URL allows one; return its bytes.
 
-    Where the URL allows none, the MD5 in the store's answer is compared. The file is not removed.
+    If the URL allows none, the MD5 in the store's answer is compared. The file is not removed.
     Raises ConfigError for a URL or an address that is not allowed, for an answer that a retry would not change (with
     the server's message), and for a file that cannot be read or changes; Unavailable when all tries failed;
     DeadlineExceeded after `limits.whole_s`.
@@ -91,7 +91,8 @@ class _Sending:
                 raise Transient("the server does not support Expect: 100-continue")
             patience.expect("rest of the answer", self._limits.waits.idle_s)
             if response.status in REDIRECTS:
-                raise ConfigError(f"{target}: the server answered {response.status}, and a PUT is not sent elsewhere")
+                why = "redirects of a PUT are not followed"
+                raise ConfigError(f"{target}: the server answered {response.status}, and {why}")
             if not 200 <= response.status < 300:
                 raise await failure(response, target, patience)
             if self._sent < self._size:
@@ -104,10 +105,10 @@ class _Sending:
         return {**md5, "Content-Length": str(self._size)}
 
     def _check_stored(self, headers: Mapping[str, str], target: RemoteUrl) -> None:
-        """Raise Transient where the store has other bytes; a store that got the MD5 has compared it itself."""
+        """Raise Transient if the stored file differs; a store that received the MD5 has compared it itself."""
         stored = None if target.takes_headers else stored_md5(headers)
         if stored not in (None, self._md5):
-            raise Transient(f"the stored file has MD5 {stored.hex()}, but this one has {self._md5.hex()}")
+            raise Transient(f"the stored file has MD5 {stored.hex()}, but the local file has {self._md5.hex()}")
 
     def _connected(self, patience: ExchangeDeadline) -> None:
         if self._asks_first:

@@ -33,7 +33,7 @@ class RemoteUrl:
 
     @classmethod
     def parse(cls, text: str) -> "RemoteUrl":
-        """Parse `text`. Raises ConfigError, without its secrets, where another parser might find another host in it."""
+        """Parse `text`. Raises ConfigError, without its secrets, if parsers might disagree about its host."""
         if len(text) > _MAX_CHARS:
             raise ConfigError(f"{redacted(text)[:300]}: {len(text)} characters are above the limit of {_MAX_CHARS}")
         shown = redacted(text)
@@ -48,7 +48,7 @@ class RemoteUrl:
             raise ConfigError(f"{shown!r}: the host or the port cannot be read") from None
         if missing := missing_headers(found.url.raw_query_string):
             names = redacted_words(", ".join(missing), text)
-            raise ConfigError(f"{shown!r}: signed for headers that are not sent ({names}): sign it for host alone")
+            raise ConfigError(f"{shown!r}: signed for headers that are not sent ({names}): sign the URL for host alone")
         return found
 
     def __str__(self) -> str:
@@ -76,19 +76,21 @@ class RemoteUrl:
 
     @property
     def expires_at(self) -> datetime | None:
-        """When a presigned URL expires, None where unknown."""
+        """When a presigned URL expires, None if unknown."""
         return expires_at(self.url.raw_query_string)
 
     def target(self, location: str) -> "RemoteUrl":
-        """Return the target of a redirect. Raises ConfigError where it may not be followed."""
-        if not location or _unreadable(location):
-            raise ConfigError(f"{self} leads to {redacted(location)!r}: {_unreadable(location) or 'nowhere'}")
+        """Return the target of a redirect. Raises ConfigError if it may not be followed."""
+        if not location:
+            raise ConfigError(f"{self} redirects without a Location header")
+        if why := _unreadable(location):
+            raise ConfigError(f"{self} redirects to {redacted(location)!r}: {why}")
         try:
             found = RemoteUrl.parse(urljoin(str(self.url), location))
         except ValueError:
-            raise ConfigError(f"{self} leads to {redacted(location)!r}, which cannot be read") from None
+            raise ConfigError(f"{self} redirects to {redacted(location)!r}, which is not a valid URL") from None
         if self.url.scheme == "https" and found.url.scheme != "https":
-            raise ConfigError(f"{self} leads to {found}: no redirect is followed from https to http")
+            raise ConfigError(f"{self} redirects to {found}: redirects from https to http are not followed")
         return found
 
 
@@ -107,7 +109,7 @@ def _defect(text: str) -> str | None:
     if parts is None:
         return "a URL of a file begins with http:// or https:// and a host; for a bucket, make a presigned URL"
     if "@" in parts["authority"]:
-        return "a URL of a file carries no user and password"
+        return "a URL of a file must not contain a user or password"
     authority = _AUTHORITY.fullmatch(parts["authority"])
     return _host_defect(authority["host"]) if authority else "the host or the port cannot be read"
 

@@ -3,8 +3,8 @@
     benchmarks/peers/setup iperf3 nixl mooncake          into $PEERS_HOME
     python benchmarks/peers/run.py --sizes 1 64 256 --rounds 6
 
-Each but iperf3 is two processes, and its first move of every size is checked byte by byte. benchmarks/kv_transfer.py
-runs the same peers in turn with ours.
+Every peer except iperf3 runs as two processes, and its first transfer of every size is checked byte by byte.
+benchmarks/kv_transfer.py runs the same peers in turn with ours.
 """
 
 import argparse

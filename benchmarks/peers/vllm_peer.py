@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def seconds_of(engine: Any, numbers: random.Random, *, requests: int, prompt: int, out: int) -> float:
-    """Return the seconds in which so many prompts complete their output."""
+    """Return the seconds that `requests` prompts take to finish."""
     from vllm import SamplingParams
 
     prompts = [{"prompt_token_ids": numbers.choices(range(_FIRST_ID, _LAST_ID), k=prompt)} for _ in range(requests)]

@@ -1,11 +1,11 @@
 """The requests of a soak: one function for each kind. Each sends one request and returns its outcome.
 
-answered  as expected, and equal to every earlier answer to the same body
-refused   a bad request got the expected status, with a message
-left      the client disconnected in the middle, on purpose
-`told`    an error with a message: a status of 429 or from 500 up, or an error event that ends the stream
-wrong     an answer other than the expected one
-unended   no answer within the deadline, or a stream or connection that stopped without an error
+`answered`  as expected, and equal to every earlier answer to the same body
+`refused`   a bad request got the expected status, with a message
+`left`      the client disconnected in the middle, on purpose
+`told`      an error with a message: a status of 429 or from 500 up, or an error event that ends the stream
+`wrong`     an answer other than the expected one
+`unended`   no answer within the deadline, or a stream or connection that stopped without an error
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class Unexpected(Exception):
 
 @dataclass
 class SoakClient:
-    """Sends requests for one model to one URL; owns the earlier answers, which equal bodies must get again."""
+    """Sends requests for one model to one URL; keeps earlier answers: an equal body must get an equal answer."""
 
     session: aiohttp.ClientSession
     model: str
@@ -200,7 +200,7 @@ async def _bad(client: SoakClient) -> tuple[str, str]:
     ) as response:
         content = await response.read()
     if response.status != due or not _message(content):
-        return WRONG, f"{change!r:.80}: {response.status} in place of {due}: {content[:160]!r}"
+        return WRONG, f"{change!r:.80}: {response.status} instead of {due}: {content[:160]!r}"
     return REFUSED, ""
 
 
@@ -221,7 +221,7 @@ async def _streamed(client: SoakClient, body: dict[str, Any]) -> tuple[str, str 
 
 
 def _check(status: int, content: bytes) -> None:
-    """Raise ServerFailed for a status of a server without room or path, Unexpected for any other but 200."""
+    """Raise ServerFailed for a status of 429 or from 500 up, Unexpected for any other but 200."""
     if status != 200:
         raise (ServerFailed if status == 429 or status >= 500 else Unexpected)(f"{status}: {_message(content)}")
 

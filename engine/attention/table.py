@@ -38,7 +38,7 @@ MAKERS: dict[str, Maker] = {REFERENCE: _reference, "cpu": _cpu, "cuda": _cuda, "
 
 
 def make_backend(name: str, device: Device, threads: Threads | None = None) -> AttentionBackend:
-    """Return the backend called `name`; `auto` is the device's own. Raises ConfigError where it cannot run here."""
+    """Return the backend called `name`; `auto` is the device's own. Raises ConfigError if it cannot run here."""
     own = device.traits.attention
     name = own if name == AUTO else name
     if name not in (own, REFERENCE):

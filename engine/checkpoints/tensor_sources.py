@@ -37,7 +37,7 @@ class TensorSource:
     stacked: bool = False
 
     def shape(self, weights: Weights) -> tuple[int, ...]:
-        """Return the shape of the result. Raises ValueError where the columns do not fit each other."""
+        """Return the shape of the result. Raises ValueError if the columns do not fit each other."""
         shapes = [self.column_shape(weights, column) for column in range(len(self.columns))]
         first, dim = shapes[0], self.dim
         if any(one[:dim] + one[dim + 1 :] != first[:dim] + first[dim + 1 :] for one in shapes):
@@ -47,7 +47,7 @@ class TensorSource:
         return (*first[:dim], sum(one[dim] for one in shapes), *first[dim + 1 :])
 
     def column_shape(self, weights: Weights, column: int) -> tuple[int, ...]:
-        """Return the shape of one column. Raises ValueError where its tensors' shapes differ."""
+        """Return the shape of one column. Raises ValueError if its tensors' shapes differ."""
         names = self.columns[column]
         shapes = {weights.shape(name) for name in names}
         if len(shapes) != 1:

@@ -8,7 +8,7 @@ from wire.structured_output import LLGUIDANCE
 
 
 def make_backend(name: str, tokenizer: TokenizerFile, limits: GrammarLimits) -> Backend:
-    """Load `name` for one tokenizer. Raises NotInstalled, or InvalidGrammar where it cannot use the tokenizer."""
+    """Load `name` for one tokenizer. Raises NotInstalled, or InvalidGrammar if it cannot use the tokenizer."""
     try:
         from engine.grammar.llguidance_backend import LlguidanceBackend
 

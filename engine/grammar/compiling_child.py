@@ -67,8 +67,8 @@ class CompilingChild:
     def compile(self, source: GrammarSource) -> GrammarForm:
         """Compile `source` in the child.
 
-        Raises InvalidGrammar where it refuses or crashes, Unavailable where no child starts, and
-        DeadlineExceeded where it does not answer in time. Retries once if the child was killed from outside.
+        Raises InvalidGrammar if it refuses or crashes, Unavailable if no child starts, and
+        DeadlineExceeded if it does not answer in time. Retries once if the child was killed from outside.
         """
         try:
             return self._compile_once(source)

@@ -148,7 +148,7 @@ def _repeat(token: _Token, text: str, limits: GrammarLimits) -> str:
         if bound and (len(bound) > 9 or int(bound) > limits.repetitions):
             raise _wrong(token.position, text, f"{bound} repetitions, the limit is {limits.repetitions}")
     if most and int(most) < int(least):
-        raise _wrong(token.position, text, f"{token.text} repeats from {least} to {most}")
+        raise _wrong(token.position, text, f"{token.text}: the lower bound is above the upper")
     return f"{{{int(least)}{comma}{most}}}"
 
 

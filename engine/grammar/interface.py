@@ -74,7 +74,7 @@ class Matcher(Protocol):
         ...
 
     def replay(self, token_ids: Sequence[int]) -> None:
-        """Advance by the outputs of a resumed sequence. Raises InvalidGrammar where one is not allowed."""
+        """Advance by the outputs of a resumed sequence. Raises InvalidGrammar if one is not allowed."""
         ...
 
     def fill(self, row: Bits) -> None:

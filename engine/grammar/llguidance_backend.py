@@ -29,7 +29,7 @@ class LlguidanceBackend:
     """Compiles for one tokenizer. Thread-safe once made."""
 
     def __init__(self, tokenizer: TokenizerFile, limits: GrammarLimits, steps: StepLimits) -> None:
-        """Load the tokenizer (0.3 s for 49,152 tokens). Raises InvalidGrammar where llguidance cannot use it."""
+        """Load the tokenizer (0.3 s for 49,152 tokens). Raises InvalidGrammar if llguidance cannot use it."""
         self._limits = limits
         self._tokenizer = _load(tokenizer)
         self._steps = steps

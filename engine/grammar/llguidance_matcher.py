@@ -29,7 +29,7 @@ class LlguidanceGrammar:
     def __init__(self, make: Callable[[], LLMatcher], tokenizer: LLTokenizer, *, longest_s: float) -> None:
         """`make` returns a fresh matcher. `longest_s` bounds the CPU time of a step, including `make`.
 
-        Raises InvalidGrammar where the new matcher is in error.
+        Raises InvalidGrammar if the new matcher is in error.
         """
         self._make = make
         self.tokenizer, self.longest_s = tokenizer, longest_s
@@ -120,7 +120,7 @@ class LlguidanceMatcher:
 
 
 def check(matcher: LLMatcher) -> None:
-    """Raise InvalidGrammar, with the matcher's message, where it is in error."""
+    """Raise InvalidGrammar, with the matcher's message, if it is in error."""
     if matcher.is_error():
         raise InvalidGrammar(in_one_line(matcher.get_error().split("\n<", 1)[0].strip()))
 
@@ -128,7 +128,7 @@ def check(matcher: LLMatcher) -> None:
 def in_one_line(message: str) -> str:
     """Return a parser's error and its position on one line, without excerpts of its input."""
     if message.startswith("NoExtension"):
-        return "no text satisfies it"
+        return "no text matches the grammar"
     found = re.search(r"^error: .*", message, re.MULTILINE)
     if found is not None and len(message) > _MOST_CHARS:
         return found.group()[:_MOST_CHARS]

@@ -56,13 +56,13 @@ class SequenceMatcher:
         return taken
 
     def replay(self, token_ids: Sequence[int]) -> None:
-        """Advance by the outputs of a resumed sequence. Raises InvalidGrammar where one is not allowed."""
+        """Advance by the outputs of a resumed sequence. Raises InvalidGrammar if one is not allowed."""
         for token_id in token_ids:
             if not self.advance(token_id):
                 raise InvalidGrammar(f"output token {self._length} is {token_id}, which its grammar does not allow")
 
     def fill(self, row: Bits) -> None:
-        """Write the allowed ids into `row` [ceil(vocab_size / 32)] int32; raises InvalidGrammar where none is."""
+        """Write the allowed ids into `row` [ceil(vocab_size / 32)] int32. Raises InvalidGrammar if none is allowed."""
         row[:] = 0 if self._ended else self._text_row()
         if self._ended or self._text.accepting:
             for token_id in self._enders:

@@ -9,7 +9,7 @@ _BRACES = re.compile(r"(?<!\\)\{\s*(\d*)\s*,?\s*(\d*)\s*\}")
 
 
 def check_repetitions(text: str, limits: GrammarLimits) -> None:
-    """Raise InvalidGrammar where a regex or grammar repeats something more often than the limit."""
+    """Raise InvalidGrammar if a regex or grammar repeats something more often than the limit."""
     for found in _BRACES.finditer(text):
         for bound in found.groups():
             if len(bound) > 9 or int(bound or 0) > limits.repetitions:

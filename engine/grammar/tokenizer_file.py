@@ -16,7 +16,7 @@ class TokenizerFile:
     vocab_size: int
 
     def read(self) -> str:
-        """Return the file's text. Raises InvalidGrammar where it cannot be read: no grammar can be compiled."""
+        """Return the file's text. Raises InvalidGrammar if it cannot be read: no grammar can be compiled."""
         try:
             return Path(self.path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

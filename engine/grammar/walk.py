@@ -15,7 +15,7 @@ _GRAMMAR_STEPS = 256  # an ambiguous grammar's work grows with the text
 
 
 def walk(matcher: TextMatcher, limits: GrammarLimits, kind: GrammarKind) -> None:
-    """Generate a random text. Raises InvalidGrammar where there is none, a limit is reached, or a step is slow."""
+    """Generate a random text. Raises InvalidGrammar if there is none, a limit is reached, or a step is slow."""
     chooser = random.Random(0)  # noqa: S311 - not a secret
     for step in range(_GRAMMAR_STEPS if kind is GrammarKind.GRAMMAR else _STEPS):
         began = time.thread_time()
@@ -26,7 +26,7 @@ def walk(matcher: TextMatcher, limits: GrammarLimits, kind: GrammarKind) -> None
 
 
 def check_time(took_s: float, limit_s: float) -> None:
-    """Raise InvalidGrammar where one step took too much CPU time."""
+    """Raise InvalidGrammar if one step took too much CPU time."""
     if took_s > limit_s:
         raise InvalidGrammar(f"one step of the grammar takes {took_s:.3f} s of CPU time, the limit is {limit_s:g} s")
 
@@ -35,6 +35,6 @@ def _step(matcher: TextMatcher, chooser: random.Random, *, is_first: bool) -> bo
     allowed = np.flatnonzero(np.unpackbits(matcher.allowed().view(np.uint8), bitorder="little"))
     if not len(allowed):
         if is_first and not matcher.accepting:
-            raise InvalidGrammar("no text satisfies it")
+            raise InvalidGrammar("no text matches the grammar")
         return False
     return matcher.advance(int(chooser.choice(allowed)))

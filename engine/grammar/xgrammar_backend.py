@@ -34,7 +34,7 @@ class XgrammarBackend:
     """Compiles for one tokenizer, given as each token's bytes."""
 
     def __init__(self, tokenizer: TokenizerFile, limits: GrammarLimits, token_bytes: Sequence[bytes]) -> None:
-        """Load the library. Raises ModuleNotFoundError where it is not installed."""
+        """Load the library. Raises ModuleNotFoundError if it is not installed."""
         self._limits = limits
         self._library = load_binding()
         eos = [token_id for token_id in tokenizer.eos_token_ids if token_id < len(token_bytes)]
@@ -155,7 +155,7 @@ class XgrammarMatcher:
         return taken
 
     def allowed(self) -> Bits:
-        """Return which text tokens may follow. Raises InvalidGrammar where finding them took too long."""
+        """Return which text tokens may follow. Raises InvalidGrammar if finding them took too long."""
         row = np.zeros((1, (self._num_tokens + 31) // 32), dtype=np.int32)
         began = time.thread_time()
         limited = self._matcher.fill_next_token_bitmask(row, 0, False)

@@ -22,7 +22,7 @@ class Binding:
 
 
 def load_binding() -> Binding:
-    """Load the library; a second call reuses it. Raises ModuleNotFoundError where a part is not installed."""
+    """Load the library; a second call reuses it. Raises ModuleNotFoundError if a part is not installed."""
     spec = find_spec("xgrammar")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("No module named 'xgrammar'", name="xgrammar")

@@ -22,7 +22,7 @@ _ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # added to a stored zero, by GPTQ for
 def find_quantization(path: Path, asked: str | None) -> Layout | None:
     """Return the quantised layout of the checkpoint in folder `path`, None where its weights are plain.
 
-    `asked` is --quantization. Raises ConfigError, with both values, where flag and checkpoint differ, and for
+    `asked` is --quantization. Raises ConfigError, with both values, if flag and checkpoint differ, and for
     unsupported layouts.
     """
     config = read_quantization_config(path)

@@ -80,7 +80,7 @@ class KeptFormat(Protocol):
         ...
 
     def pack(self, weight: KeptWeight, dtype: torch.dtype) -> Kernel:
-        """Return the kernel. Raises RuntimeError, as torch does, where the device refuses."""
+        """Return the kernel. Raises RuntimeError, as torch does, if the device refuses."""
         ...
 
     def deviation(self, weight: KeptWeight, rows: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:

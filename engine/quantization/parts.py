@@ -20,7 +20,7 @@ def matrix_shape(stored: Weights, name: str, dtypes: tuple[torch.dtype, ...]) ->
 
 
 def part_shape(stored: Weights, name: str) -> tuple[int, ...]:
-    """Return the shape of a tensor. Raises ConfigError where it is missing."""
+    """Return the shape of a tensor. Raises ConfigError if it is missing."""
     try:
         return stored.shape(name)
     except KeyError as error:

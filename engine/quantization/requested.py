@@ -7,7 +7,7 @@ from wire.errors import ConfigError
 
 
 def check_asked(path: Path, asked: str, config: QuantizationConfig | None) -> None:
-    """Raise ConfigError, with both values, where they differ. `config` is that of `path`, None where it has none."""
+    """Raise ConfigError, with both values, if they differ. `config` is that of `path`, None if it has none."""
     if config is None:
         raise ConfigError(f"--quantization {asked}, but {path} is not quantised: no quantization_config in config.json")
     method = "compressed-tensors" if asked == "smoothquant" else asked

@@ -73,7 +73,7 @@ def find_grid(
     block: tuple[int, int] | None,
     group_sizes: frozenset[int] = frozenset(),
 ) -> ScaleGrid:
-    """Return the grid for the shape of the scale; `block` is the config's. Raises ConfigError where none fits.
+    """Return the grid for the shape of the scale; `block` is the config's. Raises ConfigError if none fits.
 
     `group_sizes` are the config's: with a shorter last group, the shape alone would imply another group size.
     """

@@ -50,7 +50,7 @@ def unpack_step(payload: bytes) -> StepBatch:
 
 
 def pack_copies(sources: Sequence[int], targets: Sequence[int]) -> bytes:
-    """Return source and target blocks or slots as bytes. Raises ValueError where their numbers differ."""
+    """Return source and target blocks or slots as bytes. Raises ValueError if their numbers differ."""
     if len(sources) != len(targets):
         raise ValueError(f"{len(sources)} blocks cannot be copied to {len(targets)}")
     return _little_endian(array("i", (*sources, *targets))).tobytes()

@@ -36,7 +36,7 @@ def plan_devices(
     """Return the plan of all pools together, where rank i has `free[i]` bytes; all get as many blocks as the smallest.
 
     `asked` bytes are for all pools together, as on the host; `devices` describe, for messages, each rank's device and
-    the memory left for steps. Raises ConfigError where the pools do not fit.
+    the memory left for steps. Raises ConfigError if the pools do not fit.
     """
     if asked is not None:
         plan = _plan_all(tensors, len(free), asked, block_size, length)

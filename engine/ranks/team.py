@@ -62,7 +62,7 @@ class Team:
     def __init__(self, setups: Sequence[RankSetup], on_lost: OnLost, program: str = PROGRAM) -> None:
         """Start a process with the module `program` for each setup; the first is rank 1.
 
-        Raises InternalError where they cannot be started.
+        Raises InternalError if they cannot be started.
         """
         self._on_lost, self._num_ranks, self._program = on_lost, len(setups) + 1, program
         self._children: list[_Child] = []

@@ -36,7 +36,7 @@ class ConfigMap:
 
     @property
     def data(self) -> Mapping[str, str]:
-        """Its texts by key."""
+        """Its values by key."""
         found: Mapping[str, str] = self.document.get("data") or {}
         return found
 
@@ -81,7 +81,7 @@ class KubeApi:
         return ConfigMap(name, self._call("GET", f"configmaps/{quote(name)}"))
 
     def replace(self, old: ConfigMap, data: Mapping[str, str]) -> None:
-        """Replace the data that was read by `data`. Status 409: another writer was first, nothing was changed."""
+        """Write `data` in place of what was read. Status 409: another writer was first, nothing was changed."""
         self._call("PUT", f"configmaps/{quote(old.name)}", {**old.document, "data": dict(data)})
 
     def set_keys(self, name: str, data: Mapping[str, str | None]) -> None:
@@ -126,9 +126,9 @@ def _document(what: str, status: int, text: bytes) -> dict[str, Any]:
     try:
         document = json.loads(text)
     except ValueError as error:
-        raise KubeError(f"{what}: status {status} and no JSON: {text[:80]!r}", status) from error
+        raise KubeError(f"{what}: status {status}, and the body is not JSON: {text[:80]!r}", status) from error
     if not isinstance(document, dict):
-        raise KubeError(f"{what}: status {status} and no object: {text[:80]!r}", status)
+        raise KubeError(f"{what}: status {status}, and the body is not a JSON object: {text[:80]!r}", status)
     if status >= 300:
         raise KubeError(f"{what}: status {status}: {document.get('message', '')}", status)
     return document

@@ -14,7 +14,7 @@ ANSWER_NULLS = dict.fromkeys(
 )  # fmt: skip
 """Keys of a complete answer that vLLM sends as null when unused, and that its clients read."""
 CHOICE_NULLS = dict.fromkeys(("token_ids", "routed_experts", "weight_versions"))
-"""Such keys of each choice."""
+"""The same for each choice."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,10 @@ log = EventLogger("registry")
 
 @dataclass(frozen=True, slots=True)
 class KvGap:
-    """A prefill and a decode instance, by table index, without a common KV transport; `why` has both values."""
+    """A prefill and a decode instance, by table index, without a common KV transport.
+
+    `why` names the transports of both.
+    """
 
     sender: int
     receiver: int
@@ -34,7 +37,7 @@ class KvPairs:
         self._gaps: dict[tuple[int, int], KvGap] = {}
 
     def meet(self, expected: ExpectedInstance, description: InstanceDescription) -> None:
-        """Check the pairs of a newly accepted instance with all accepted before."""
+        """Check a newly accepted instance against all accepted earlier."""
         self._met[expected.index] = expected, description
         for other in list(self._met):
             for sender, receiver in ((expected.index, other), (other, expected.index)):

@@ -16,7 +16,7 @@ async def test_an_error_of_the_app_is_unavailable_and_names_its_kind_alone() -> 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         raise ZeroDivisionError("a secret")
 
-    with pytest.raises(Unavailable, match=r"POST /x: the app broke off with ZeroDivisionError$"):
+    with pytest.raises(Unavailable, match=r"POST /x: the app failed with ZeroDivisionError$"):
         await AppBackend(app).ask("POST", "/x", b"{}")
 
 
@@ -24,7 +24,7 @@ async def test_an_app_that_says_nothing_is_unavailable() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         pass
 
-    with pytest.raises(Unavailable, match="without a whole answer"):
+    with pytest.raises(Unavailable, match="before its answer was complete"):
         await AppBackend(app).ask("GET", "/x")
 
 

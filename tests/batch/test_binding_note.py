@@ -26,7 +26,7 @@ def test_a_file_that_is_none_of_ours_is_refused_before_anything_is_asked(
         prepare(replace(job, retry_failed=retry_failed))
 
     assert str(refused.value) == (
-        f"{job.note_path} is not a pdserve note, or is damaged: remove it, or name another output than "
+        f"{job.note_path} is not a pdserve note, or is damaged: remove it, or choose an output other than "
         f"{job.output_path}"
     )
     assert job.note_path.read_bytes() == content

@@ -97,7 +97,8 @@ async def test_a_retry_that_was_stopped_goes_on(ended: BatchJob) -> None:
 
 def test_without_an_output_there_is_nothing_to_ask_again(job: BatchJob) -> None:
     assert _refusal(replace(job, retry_failed=True)) == (
-        f"{job.output_path} is not there: only the output of a run that ended has lines to ask again"
+        f"{job.output_path} does not exist, so there are no failed lines to retry: "
+        "run the batch without --retry-failed first"
     )
 
 
@@ -105,8 +106,8 @@ async def test_an_output_of_another_input_is_refused_and_nothing_of_it_kept(ende
     write_lines(ended.input_path, [line(n) for n in range(20)])
 
     assert _refusal(ended) == (
-        f"{ended.output_path}: line 21 answers 'request-20', which the input does not have: it is the output of "
-        "another one"
+        f"{ended.output_path}: line 21 answers 'request-20', which is not in the input: this output belongs "
+        "to another input"
     )
 
 
@@ -147,7 +148,7 @@ async def test_failed_lines_are_not_asked_of_another_model_than_the_rest(job: Ba
     ):
         refusal = _refusal(replace(again, binding=binding))
         assert refusal.startswith(f"{job.output_path} has the answers of another run: {words}")
-        assert refusal.endswith(f"or remove {job.note_path} to have both in one file")
+        assert refusal.endswith(f"or remove {job.note_path} to mix both in one file")
     progress = await run_job(replace(again, binding={"--model": "a", "--dtype": "float32"}), Scripted())
 
     assert (progress.done, progress.errors) == (NUM_LINES, 0)
@@ -242,5 +243,5 @@ async def test_a_retry_that_goes_no_further_than_its_preparation_leaves_no_journ
 async def test_an_output_that_lost_answers_since_it_was_read_is_refused(ended: BatchJob) -> None:
     with prepare(ended) as prepared:
         ended.output_path.write_bytes(b"")
-        with pytest.raises(ConfigError, match=r"out\.jsonl has changed since it was read, 27 answers are missing"):
+        with pytest.raises(ConfigError, match=r"out\.jsonl has changed since it was read; answers missing: 27"):
             await run_batch(prepared, Scripted(), on_progress=ignore)

@@ -92,7 +92,7 @@ def test_all_bad_lines_are_named_at_once(path: Path) -> None:
     told = _refused(path, content).splitlines()
 
     assert told == [
-        f"{path}: nothing was run, for 4 lines cannot be used:",
+        f"{path}: nothing was run, because 4 lines cannot be used:",
         "  line 2 is the start of JSON over several lines: each request must be on one line",
         "  line 4 has no custom_id",
         "  line 6 repeats the custom_id 'a' of line 1",
@@ -109,7 +109,7 @@ def test_of_many_bad_lines_the_first_20_are_named_and_the_rest_counted(path: Pat
 
 
 def test_one_bad_line_is_one_line(path: Path) -> None:
-    assert "for 1 line cannot be used" in _refused(path, b"x")
+    assert "because 1 line cannot be used" in _refused(path, b"x")
 
 
 def test_a_custom_id_repeated_thrice_names_the_first_each_time(path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_custom_id_repeated_thrice_names_the_first_each_time(path: Path) -> No
     [
         (b"\xef\xbb\xbf" + _line("a"), "begins with a byte order mark: save it as UTF-8 without one"),
         (_line("a").decode().encode("utf-16"), "is UTF-16: save it as UTF-8"),
-        (gzip.compress(_line("a"), mtime=0), "is packed by gzip: unpack it first"),
+        (gzip.compress(_line("a"), mtime=0), "is gzip-compressed: decompress it first"),
         (b"\xfe\xff" + _line("a").decode().encode("utf-16-be"), "is UTF-16: save it as UTF-8"),
         (_line("a") + b"\n\x00\n", "line 2 has a NUL byte at column 1"),
         (b'{"custom_id": "\xff"}', "line 1 is not UTF-8"),
@@ -145,7 +145,7 @@ def test_a_line_may_be_as_long_as_the_limit_and_no_byte_longer(path: Path, end: 
 
     assert _read(path, _line("x") + b"\n" + fits + end, limits) == [(1, _line("x")), (2, fits)]
     told = _refused(path, _line("x") + b"\n" + _line("a" * (65 - len(_line("")))) + end, limits)
-    assert "line 2 has 65 bytes; 64 are the limit (--max-line-bytes)" in told
+    assert "line 2 is 65 bytes long; the limit is 64 (--max-line-bytes)" in told
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
@@ -156,18 +156,18 @@ def test_the_line_after_a_long_one_is_read_as_it_is(path: Path, length: int, end
     told = _refused(path, b"x" * length + end + _line("a") + b"\n" + b"{", limits)
 
     assert [one.split()[1] for one in told.splitlines()[1:]] == ["1", "3"]
-    assert f"line 1 has {length} bytes" in told
+    assert f"line 1 is {length} bytes long" in told
 
 
 def test_a_2_mb_line_is_refused_by_default(path: Path) -> None:
-    assert "line 1 has 2000027 bytes; 1048576 are the limit" in _refused(path, _line("a", x="y" * (2_000_000)))
+    assert "line 1 is 2000027 bytes long; the limit is 1048576" in _refused(path, _line("a", x="y" * (2_000_000)))
 
 
 def test_more_lines_or_bytes_than_the_limit_are_refused(path: Path) -> None:
     lines = b"\n".join(_line(f"r{i}") for i in range(5))
 
     assert "has more than 4 lines, the limit (--max-input-lines)" in _refused(path, lines, InputLimits(max_lines=4))
-    words = f"has {len(lines)} bytes; 50 are the limit (--max-input-bytes)"
+    words = f"is {len(lines)} bytes long; the limit is 50 (--max-input-bytes)"
     assert words in _refused(path, lines, InputLimits(max_bytes=50))
     assert len(_read(path, b"\n\n" + lines, InputLimits(max_lines=5, max_bytes=len(lines) + 2))) == 5
 
@@ -193,7 +193,7 @@ def test_what_is_longer_than_it_says_is_refused_and_nothing_of_it_repeated() -> 
         InputFile.open(Path("/proc/self/environ"), LIMITS)
 
     assert "PATH" not in str(refused.value)
-    assert "it is being written" in str(refused.value)
+    assert "wait until no program writes to it" in str(refused.value)
 
 
 def test_a_line_that_was_changed_is_not_run(path: Path) -> None:

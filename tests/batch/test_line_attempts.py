@@ -106,5 +106,5 @@ async def test_a_hang_of_a_server_that_is_gone_stops_the_run() -> None:
         _hanging(Unavailable("no")), policy, Inflight(1), random.Random(0), CappedLog(EventLogger("test"))
     )
 
-    with pytest.raises(BatchStopped, match=r"no complete answer within 7 s .*, and nobody answers /health"):
+    with pytest.raises(BatchStopped, match=r"no complete answer within 7 s .*, and /health does not respond"):
         await asker.ask(json.dumps(line(0)).encode())

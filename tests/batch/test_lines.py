@@ -22,7 +22,7 @@ from batch.lines import BadLine, parse_line, shown_id
         (b'{"custom_id": "a"}\x00', "has a NUL byte at column 19"),
         (b'{"custom_id": "\xff"}', "is not UTF-8: byte 0xff at column 16"),
         ('{"custom_id": "é"}'.encode("latin-1"), "is not UTF-8: byte 0xe9 at column 16"),
-        (b'{"custom_id": "a", "body": ' + b"[" * 5000, "is nested too deeply: 1024 levels are the limit"),
+        (b'{"custom_id": "a", "body": ' + b"[" * 5000, "is nested too deeply: the limit is 1024 levels"),
         (b'{"custom_id": "a", "body": ' + b'{"a":' * 5000 + b"1" + b"}" * 5001, "is nested too deeply"),
         (b'[{"custom_id": "a"}]', "is a JSON array, not an object"),
         (b'"custom_id"', "is a JSON string, not an object"),

@@ -124,7 +124,7 @@ def test_a_good_answer_that_is_no_json_is_an_error(body: bytes) -> None:
     line = _answered(Answer(200, {}, body))
 
     assert line["response"]["status_code"] == 502
-    assert line["error"]["message"] == f"the answer, of status 200 and {len(body)} bytes, is not JSON"
+    assert line["error"]["message"] == f"the answer (status 200, {len(body)} bytes) is not JSON"
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,8 @@ def test_an_output_that_is_the_input_is_refused(job: BatchJob, name: str) -> Non
     os.link(job.input_path, job.input_path.with_name("hard"))
     content = job.input_path.read_bytes()
 
-    assert "written over the input" in _refused(replace(job, output_path=job.input_path.parent / name))
-    assert "written over the input" in _refused(replace(job, error_path=job.input_path.parent / name))
+    assert "would overwrite the input" in _refused(replace(job, output_path=job.input_path.parent / name))
+    assert "would overwrite the input" in _refused(replace(job, error_path=job.input_path.parent / name))
     assert job.input_path.read_bytes() == content
 
 
@@ -64,13 +64,13 @@ def test_an_input_named_through_a_link_is_the_input(job: BatchJob) -> None:
     link = job.input_path.with_name("link")
     link.symlink_to(job.input_path)
 
-    assert "written over the input" in _refused(replace(job, input_path=link, output_path=job.input_path))
+    assert "would overwrite the input" in _refused(replace(job, input_path=link, output_path=job.input_path))
 
 
 def test_an_input_where_the_run_keeps_its_own_files_is_refused(job: BatchJob) -> None:
     for place in (job.journal_path, beside(job.output_path)):
         job.input_path.rename(place)
-        assert "written over the input" in _refused(replace(job, input_path=place))
+        assert "would overwrite the input" in _refused(replace(job, input_path=place))
         place.rename(job.input_path)
 
 
@@ -109,7 +109,7 @@ def test_an_output_without_a_name_is_refused(job: BatchJob, name: str) -> None:
 
 @pytest.mark.parametrize("inflight", [0, -1])
 def test_fewer_than_one_line_at_once_is_refused(job: BatchJob, inflight: int) -> None:
-    with pytest.raises(ConfigError, match=f"{inflight} lines at once are below 1"):
+    with pytest.raises(ConfigError, match=f"--max-inflight is {inflight}; must be at least 1"):
         replace(job, max_inflight=inflight)
 
 

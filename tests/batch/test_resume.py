@@ -49,7 +49,7 @@ async def test_a_cancelled_run_takes_its_asks_back_and_keeps_what_it_has(job: Ba
 async def test_a_server_that_is_gone_is_quoted(job: BatchJob) -> None:
     error = {"error": {"message": "no decode instance is ready"}}
 
-    with pytest.raises(BatchStopped, match="answers 503, no decode instance is ready, and /health answers 503; 0 of"):
+    with pytest.raises(BatchStopped, match="answers 503: no decode instance is ready, and /health answers 503; 0 of"):
         await run_job(job, Scripted(lambda n, times: says(error, 503), probe=503))
 
 

@@ -48,8 +48,8 @@ async def test_a_stopped_run_over_an_output_of_another_binding_is_ended_first(jo
         prepare(retry)
     assert str(refused.value) == (
         f"{job.output_path} has the answers of another run: --dtype was float32 and is bfloat16 now; "
-        f"{job.journal_path} has those of a run after it that was stopped: end that one first, without asking what "
-        "failed again"
+        f"{job.journal_path} holds the answers of a later run that was stopped: finish that run first, without "
+        "--retry-failed"
     )
     await run_job(replace(retry, retry_failed=False), Scripted(_in("bfloat16")))
     assert [one["response"]["body"]["dtype"] for one in read_lines(job.output_path)] == ["bfloat16"] * 4

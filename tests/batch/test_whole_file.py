@@ -70,7 +70,7 @@ def test_two_writers_of_one_place_do_not_mix(path: Path) -> None:
         second.write(b"second")
         first.settle()
         second.settle()
-        with pytest.raises(OSError, match="another run writes it too"):
+        with pytest.raises(OSError, match="another run is writing the same file"):
             first.appear()
         second.appear()
 

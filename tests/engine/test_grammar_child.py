@@ -70,10 +70,10 @@ def test_the_child_has_no_torch(child: CompilingChild) -> None:
         ("regex", "[", "unclosed character class"),
         ("regex", "(" * 20_000 + "a" + ")" * 20_000, "nest"),
         ("json", '{"type": "nope"}', "Invalid type: nope"),
-        ("json", '{"$ref": "#"}', "no text satisfies it"),
+        ("json", '{"$ref": "#"}', "no text matches the grammar"),
         ("json", '{"type": "string", "pattern": "["}', "unclosed character class"),
         ("json_object", "", None),
-        ("grammar", "root ::= root", "no text satisfies it"),
+        ("grammar", "root ::= root", "no text matches the grammar"),
         ("grammar", "root ::= " + "(" * 10_000 + '"a"' + ")" * 10_000, "nested 10000 deep"),
         ("grammar", "start: " + "(" * 10_000 + '"a"' + ")" * 10_000, "too deeply nested"),
         ("grammar", 'root ::= "a"{0,2147483647}', "2147483647 repetitions"),
@@ -260,7 +260,7 @@ def test_xgrammar_compiles_in_a_child_without_torch_too(folder: Path) -> None:
     try:
         assert made.compile(replace(_EASY, backend="xgrammar")).form
         assert not [entry.path for entry in psutil.Process(made.pid).memory_maps() if "torch" in entry.path]
-        with pytest.raises(InvalidGrammar, match="no text satisfies it"):
+        with pytest.raises(InvalidGrammar, match="no text matches the grammar"):
             made.compile(GrammarSource(GrammarKind.GRAMMAR, "root ::= root", "xgrammar"))
         with pytest.raises(InvalidGrammar, match="Nest layer exceeded"):
             made.compile(

@@ -70,7 +70,7 @@ def test_spaces_written_as_a_recursion_become_a_terminal() -> None:
         ('root ::= "a"\n  y', "line 2: rule 'y' is not defined"),
         ('"b"\nroot ::= "a"', "line 1: a rule must begin with"),
         ('root ::= "a"\n\n%', "line 3: '%' cannot be read"),
-        ('root ::= "a"{2,1}', "repeats from 2 to 1"),
+        ('root ::= "a"{2,1}', r"\{2,1\}: the lower bound is above the upper"),
         ('root ::= "a"{0,2147483647}', "2147483647 repetitions, the limit is 100000"),
         ("root ::= " + "(" * 10_000, "nested 10000 deep, the limit is 64"),
         (r'root ::= "\q"', r"\\q is not an escape"),

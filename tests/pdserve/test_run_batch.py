@@ -79,7 +79,7 @@ def test_a1_24_malformed_lines_end_the_run_before_the_model_is_looked_for(tmp_pa
     ended = run(tmp_path, *COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", *NO_MODEL)
 
     assert ended.status == 2
-    assert "nothing was run, for 3 lines cannot be used" in ended.err
+    assert "nothing was run, because 3 lines cannot be used" in ended.err
     for words in ("  line 2 ", "  line 4 has no custom_id", "  line 6 repeats the custom_id 'id-one' of line 1"):
         assert any(line.startswith(words) for line in ended.err.splitlines()), "each on a line of its own"
     assert "/no/such/model" not in ended.err
@@ -176,7 +176,7 @@ def test_a_file_of_somebody_else_where_the_note_would_be_ends_the_run_before_the
     ended = run(tmp_path, *COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", *NO_MODEL)
 
     assert ended.status == 2
-    assert "out.jsonl.asked is not a pdserve note, or is damaged: remove it, or name another output than" in ended.err
+    assert "out.jsonl.asked is not a pdserve note, or is damaged: remove it, or choose an output other" in ended.err
     assert "/no/such/model" not in ended.err
     assert strange.read_text() == "what I asked\n"
 
@@ -192,9 +192,9 @@ def test_failed_lines_are_not_asked_of_another_model_than_the_rest(tmp_path: Pat
     here = run(tmp_path, *words, *NO_MODEL, "--retry-failed")
 
     assert (other.status, here.status) == (2, 2)
-    assert "another run: --served-model-name was (none) and is other now; ask what failed as the rest" in other.err
+    assert "another run: --served-model-name was (none) and is other now; retry the failed lines with" in other.err
     assert "--model was tiny and is /no/such/model now" in here.err
-    assert "or remove out.jsonl.asked to have both in one file" in here.err
+    assert "or remove out.jsonl.asked to mix both in one file" in here.err
     assert (tmp_path / "out.jsonl").read_bytes() == before
     assert sum(loopback.asked.values()) == 3
 

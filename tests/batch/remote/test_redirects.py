@@ -66,7 +66,7 @@ async def test_loopback_is_refused_before_any_connection(tmp_path: Path, host: s
      "100.100.100.200"],
 )  # fmt: skip
 async def test_other_addresses_in_the_url_itself_are_refused_too(tmp_path: Path, host: str) -> None:
-    with pytest.raises(ConfigError, match=r"is not a public address|is never connected to"):
+    with pytest.raises(ConfigError, match=r"is not a public address|pdserve never connects to"):
         await download(f"http://{host}/latest/meta-data/", tmp_path / "in", rules=AddressRules(), limits=LIMITS)
 
 
@@ -74,7 +74,8 @@ async def test_other_addresses_in_the_url_itself_are_refused_too(tmp_path: Path,
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "169.254.169.254", "fe80::1", "10.1.2.3", "::ffff:127.0.0.1"])
 async def test_a_name_counts_by_its_address(tmp_path: Path, name: str, address: str) -> None:
     names = Names([address])
-    with pytest.raises(ConfigError, match=f"http://{name}/in: {address} is "):
+    refusal = f"({address} is not a public address|pdserve never connects to {address} )"
+    with pytest.raises(ConfigError, match=f"http://{name}/in: {refusal}"):
         await download(f"http://{name}/in", tmp_path / "in", rules=AddressRules(), limits=LIMITS, resolver=names)
 
     assert names.lookups == 1
@@ -134,17 +135,17 @@ async def test_a_redirect_is_followed_to_the_file(tmp_path: Path, status: str) -
 @pytest.mark.parametrize(
     ("location", "why"),
     [
-        ("http://169.254.169.254/latest/meta-data/", "is never connected to"),
+        ("http://169.254.169.254/latest/meta-data/", "pdserve never connects to"),
         ("http://127.0.0.2:1/", "is not a public address"),
         ("//127.0.0.2:1/", "is not a public address"),
-        ("http://[::ffff:169.254.169.254]/", "is never connected to"),
+        ("http://[::ffff:169.254.169.254]/", "pdserve never connects to"),
         ("http://2130706433/", "must be in its full form"),
-        ("http://ok.example@127.0.0.2/", "no user and password"),
+        ("http://ok.example@127.0.0.2/", "must not contain a user or password"),
         ("file:///etc/passwd", "begins with http:// or https://"),
         ("http://ok.example\\@127.0.0.2/", "no backslash"),
         ("http://ok.example/#@127.0.0.2/", "no fragment"),
         ("http://\u24d4k.example/", "only visible ASCII characters"),
-        ("", "nowhere"),
+        ("", "redirects without a Location header"),
     ],
 )
 async def test_a_redirect_is_checked_as_the_url_is(tmp_path: Path, location: str, why: str) -> None:
@@ -168,7 +169,7 @@ async def test_redirects_end(tmp_path: Path) -> None:
 )
 async def test_a_presigned_url_is_followed_nowhere(tmp_path: Path, query: str) -> None:
     async with raw_server(in_turn(_to("/elsewhere"))) as server:
-        with pytest.raises(ConfigError, match=r"\(hidden\): the server answered 302, and a presigned URL") as caught:
+        with pytest.raises(ConfigError, match=r"\(hidden\): the .* 302, and redirects of a presigned URL") as caught:
             await download(server.url(f"/in{query}"), tmp_path / "in", rules=LOOPBACK, limits=LIMITS)
 
         assert len(server.asked) == 1
@@ -177,12 +178,12 @@ async def test_a_presigned_url_is_followed_nowhere(tmp_path: Path, query: str) -
 
 async def test_a_redirect_to_a_presigned_url_is_followed_once(tmp_path: Path) -> None:
     async with raw_server(in_turn(_to("/b?sig=SECRET"), _to("/c"))) as server:
-        with pytest.raises(ConfigError, match=r"/b\?\(hidden\): the server answered 302, and a presigned URL"):
+        with pytest.raises(ConfigError, match=r"/b\?\(hidden\): the .* 302, and redirects of a presigned URL"):
             await download(server.url("/a"), tmp_path / "in", rules=LOOPBACK, limits=LIMITS)
 
         assert [asked.target for asked in server.asked] == ["/a", "/b?sig=SECRET"]
 
 
 async def test_no_redirect_leads_from_https_to_http() -> None:
-    with pytest.raises(ConfigError, match="no redirect is followed from https to http"):
+    with pytest.raises(ConfigError, match="redirects from https to http are not followed"):
         RemoteUrl.parse("https://h/a").target("http://h/b")

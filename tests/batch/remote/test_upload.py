@@ -205,7 +205,7 @@ async def test_a_success_before_the_whole_body_is_none(big: Path) -> None:
 async def test_a_put_is_sent_nowhere_else(small: Path) -> None:
     words, asked = await _refusal(in_turn(answer("307 Temporary", b"", "Location: http://127.0.0.1:1/")), small)
 
-    assert words.endswith("the server answered 307, and a PUT is not sent elsewhere")
+    assert words.endswith("the server answered 307, and redirects of a PUT are not followed")
     assert len(asked) == 1
 
 
@@ -302,7 +302,7 @@ async def test_what_a_store_took_otherwise_is_sent_again(small: Path, torn: tupl
 async def test_a_store_that_always_takes_something_else_is_said_with_both_sums(small: Path) -> None:
     words, asked = await _refusal(in_turn(_stored(*TORN["S3"])), small)
 
-    assert f": the stored file has MD5 {OTHER.hex()}, but this one has {MD5.hex()} (tried 3 times)" in words
+    assert f": the stored file has MD5 {OTHER.hex()}, but the local file has {MD5.hex()} (tried 3 times)" in words
     assert len(asked) == 3
 
 
