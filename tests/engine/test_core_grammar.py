@@ -118,7 +118,7 @@ def test_a_grammar_that_can_go_no_further_ends_its_own_prompt_in_its_words() -> 
 
         ((name, error),) = answers.failed
         assert (name, type(error)) == ("short", InvalidGrammar)
-        assert "the grammar allows no token after 3 output tokens" in str(error)
+        assert "no token may follow the 3 that are there" in str(error)
         assert climbs(answers.tokens["short", 0])
         assert answers.tokens["free", 0] == wanted(prompt("free", 9))
         assert core.blocks.num_used == 0

@@ -62,7 +62,7 @@ def test_structs_of_other_sizes_leave_work_to_torch(
     kernels = find_kernels(1)
 
     assert kernels.threads is None
-    assert f"struct {name} has " in kernels.note
+    assert f"struct {name} is " in kernels.note
 
 
 def test_ranks_do_as_rank_0_found_it(llama: Path) -> None:

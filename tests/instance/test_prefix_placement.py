@@ -94,7 +94,7 @@ def test_the_next_turn_goes_to_the_decode_instance_that_holds_the_chat_and_sends
     assert first.done[0].decode_instance == second.done[0].decode_instance == "decode-127.0.0.1:6"
     held = (len(FIRST) + 20 - 1) // 16 * 16
     assert second.done[0].times.kv_bytes // TOKEN_BYTES == len(FIRST) + 40 - held
-    assert "held" in second.done[0].reason
+    assert "cached" in second.done[0].reason
 
 
 def test_another_tenant_and_a_cluster_without_the_cache_are_placed_by_load_alone(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_a_folder_is_no_name_even_where_a_hub_could_have_it(
     plain = with_plain_model(EngineOptions(model="facebook/opt-125m", download_dir="/models"), {})
 
     assert (plain.model, fetches) == ("facebook/opt-125m", [])
-    with pytest.raises(ConfigError, match="--revision v1 is for a hub model, and facebook/opt-125m is a folder"):
+    with pytest.raises(ConfigError, match="--revision v1 is for a hub model, and facebook/opt-125m is not one"):
         with_plain_model(EngineOptions(model="facebook/opt-125m", revision="v1"), {})
 
 
