@@ -70,7 +70,9 @@ class Follower:
 
 class Half:
     def __enter__(self): return self
-    def __exit__(self, *_): process.Channel(socket.socket(fileno=int(sys.argv[2])), process.RankMessageKind).send(8, timeout_s=9)
+    def __exit__(self, *_):
+        channel = process.Channel(socket.socket(fileno=int(sys.argv[2])), process.RankMessageKind)
+        channel.send(8, timeout_s=9)
 
 follower.Follower = Follower
 sys.exit(process.main([sys.argv[1], str(os.getppid())], lambda *_: Half()))
