@@ -22,10 +22,10 @@ from instance.http import build_server
 from instance.table_watch import EntryWatch
 from native.ticker import start_ticker
 from ranktable_tools.launch_plan import LaunchPlan
+from rpc.grpc_server import GrpcServer
 from telemetry.logs import EventLogger
 from telemetry.start_marks import LOADED, SESSION, WEIGHTS, StartMarks
 from wire.errors import InstanceLost, PdserveError
-from wire.grpc_server import GrpcServer
 
 log = EventLogger("instance")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from wire.channel import MAX_MESSAGE_BYTES
+from rpc.channel import MAX_MESSAGE_BYTES
 from wire.messages import Step
 from wire.types import PromptLogprobs, StageTimes, TokenLogprobs, TokenOutput
 

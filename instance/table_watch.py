@@ -19,9 +19,9 @@ from ranktable_tools.table_file import read_global
 from ranktable_tools.table_looker import TableLooker
 from ranktable_tools.tables import GlobalTable, LocalTable
 from ranktable_tools.watched_table import WatchedTable
+from security.trust import Trust
 from telemetry.logs import EventLogger
 from wire.errors import ConfigError
-from wire.trust import Trust
 
 log = EventLogger("table")
 

@@ -10,10 +10,10 @@ from kvtransfer.handshake import greet
 from kvtransfer.hello import NONCE_BYTES, Hello
 from kvtransfer.stream import LinkLost, Stream
 from kvtransfer.transport import Outlet, Timeouts, Transport
+from security.trust import Trust
 from telemetry.logs import EventLogger
 from wire.errors import Incompatible, InstanceLost, PdserveError
 from wire.kv_transports import NOT_OFFERED
-from wire.trust import Trust
 from wire.types import KvEndpoint
 
 _log = EventLogger("kvtransfer")

@@ -24,9 +24,9 @@ from kvtransfer.proof import (
 )
 from kvtransfer.stream import LinkLost, Stream, expect
 from kvtransfer.transport import Inlet, Outlet, Timeouts, Transport
+from security.trust import Trust
 from telemetry.capped_logs import CappedLog
 from wire.errors import Incompatible, PdserveError, from_name, to_name
-from wire.trust import Trust
 
 
 def greet(

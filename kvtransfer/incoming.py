@@ -12,10 +12,10 @@ from kvtransfer.stream import LinkLost, Stream
 from kvtransfer.ticket_table import TicketTable
 from kvtransfer.transport import Inlet, Timeouts, Transport
 from kvtransfer.transports import READS_POOL
+from security.trust import Trust
 from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
 from wire.errors import PdserveError
-from wire.trust import Trust
 
 _log = EventLogger("kvtransfer")
 _UNKNOWN = "an unknown peer"

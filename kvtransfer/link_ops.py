@@ -7,10 +7,10 @@ from devices.interface import Event
 from kvtransfer.frame import Abort, Ack, Nack, Read, Signal
 from kvtransfer.interface import PoolMemory, SenderEvents, SendStats
 from kvtransfer.transport import Timeouts, Transport
+from security.trust import Trust
 from wire.errors import PdserveError
 from wire.failpoints import Failpoints
 from wire.kv_layout import ONLY_RANK, Rank
-from wire.trust import Trust
 from wire.types import Ticket
 
 

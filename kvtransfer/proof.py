@@ -15,9 +15,9 @@ from kvtransfer import shm
 from kvtransfer.frame import MessageType, WireError, pack, pack_text, unpack_texts
 from kvtransfer.hello import NONCE_BYTES, Hello
 from kvtransfer.stream import LinkLost, Stream
+from security.secret import PROOF_BYTES, Prover, Side, differ, readable
+from security.trust import Trust, printable
 from wire.errors import Incompatible, Unavailable
-from wire.secret import PROOF_BYTES, Prover, Side, differ, readable
-from wire.trust import Trust, printable
 
 _CHALLENGE = struct.Struct(f"!{NONCE_BYTES}s{PROOF_BYTES}s")
 _PROOF = struct.Struct(f"!{PROOF_BYTES}s")

@@ -37,7 +37,7 @@ class RankMessage(IntEnum):
 class HalfSettings:
     """Settings with which a rank sends and receives its part: of its instance, its links and its trusted peers.
 
-    `secret` is the cluster secret's bytes in hex digits. `addresses` and `loopback` are those of wire/trust.Trust.
+    `secret` is the cluster secret's bytes in hex digits. `addresses` and `loopback` are those of security/trust.Trust.
     """
 
     instance_id: str

@@ -21,10 +21,10 @@ from kvtransfer.routes import Routes
 from kvtransfer.totals import Life, merge_links
 from kvtransfer.transport import Timeouts
 from kvtransfer.transports import make_transports
+from security.trust import Trust
 from wire.errors import DeadlineExceeded, Draining, Incompatible, PdserveError, Unavailable
 from wire.failpoints import Failpoints, process_failpoints
 from wire.kv_layout import Rank
-from wire.trust import Trust
 from wire.types import KvEndpoint, LinkStatus, Ticket
 
 _JOIN_S = 5.0

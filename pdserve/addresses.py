@@ -9,9 +9,9 @@ from devices.table import traits_of
 from ranktable_tools.addresses import LOOPBACK, canonical, is_address
 from ranktable_tools.devices.kinds import DeviceKind
 from ranktable_tools.interfaces import interface_addresses, interface_of
+from security.trust import Trust
 from wire.errors import ConfigError
 from wire.options import EngineOptions
-from wire.trust import Trust
 
 _DEFAULT_HOST: Final = EngineOptions().host
 

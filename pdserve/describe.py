@@ -18,11 +18,11 @@ from ranktable_tools.digest import table_digest
 from ranktable_tools.node_ports import instance_addresses
 from ranktable_tools.peers import peer_addresses
 from ranktable_tools.table_file import read_global
+from rpc.grpc_connection import GrpcConnection
 from scheduler.membership.compatibility import ExpectedInstance, SameHost, check_identity, check_pair, check_version
+from security.tls import TlsFiles, tls_files
+from security.trust import Trust, find_trust
 from wire.errors import ConfigError, Incompatible, PdserveError
-from wire.grpc_connection import GrpcConnection
-from wire.tls import TlsFiles, tls_files
-from wire.trust import Trust, find_trust
 from wire.types import InstanceDescription, Role
 
 _TIMEOUT_S = 3.0

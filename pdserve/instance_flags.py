@@ -11,9 +11,9 @@ from pdserve.step_tokens import check_step_tokens
 from ranktable_tools.addresses import own_hosts
 from ranktable_tools.launch_plan import CoreShare, LaunchPlan, core_share
 from scheduler import config as scheduler_config
+from security.trust import Trust
 from wire.errors import ConfigError
 from wire.options import EngineOptions, from_namespace
-from wire.trust import Trust
 from wire.types import Role
 
 _OF_LAUNCH = ("global_rank_table", "node_ports", "use_openai")

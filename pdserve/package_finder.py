@@ -12,7 +12,7 @@ from types import ModuleType
 ROOT = str(Path(__file__).resolve().parents[1])
 NAMES = frozenset((
     "batch", "decode_worker", "devices", "engine", "instance", "kvtransfer", "native", "prefill_worker",
-    "ranktable_tools", "scheduler", "telemetry", "wire",
+    "ranktable_tools", "rpc", "scheduler", "security", "telemetry", "wire",
 ))  # fmt: skip
 
 

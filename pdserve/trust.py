@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from ranktable_tools.launch_plan import LaunchPlan
 from ranktable_tools.peers import peer_addresses
+from security.tls import tls_files
+from security.trust import Trust, find_trust
 from wire.options import EngineOptions
-from wire.tls import tls_files
-from wire.trust import Trust, find_trust
 
 
 def trust_of(plan: LaunchPlan, environ: Mapping[str, str], options: EngineOptions | None = None) -> Trust:

@@ -19,6 +19,7 @@ from pdserve.processes import Child, stop
 from pdserve.trust import trust_of
 from pdserve.verify_devices import DeviceKindPair
 from ranktable_tools.launch_plan import resolve
+from rpc.grpc_connection import GrpcConnection
 from scheduler.control import Control
 from scheduler.limits import ControlLimits
 from scheduler.membership.compatibility import ExpectedInstance
@@ -26,7 +27,6 @@ from scheduler.process import cluster_of
 from scheduler.request import GenerationRequest, NewToken, PromptDone
 from scheduler.serving import Cluster, build_control
 from wire.errors import DeadlineExceeded, HandoffFailed, Unavailable
-from wire.grpc_connection import GrpcConnection
 from wire.types import Role, SamplingParams
 
 START_TIMEOUT_S = 300.0

@@ -7,6 +7,7 @@ import socket
 
 from native.ticker import start_ticker
 from ranktable_tools.launch_plan import LaunchPlan
+from rpc.grpc_connection import GrpcConnection
 from scheduler.config import SchedulerConfig
 from scheduler.http.certificate import Https, read_https
 from scheduler.http.open_files import raise_open_files
@@ -17,9 +18,8 @@ from scheduler.loop import run as run_loop
 from scheduler.membership.entries import Entries
 from scheduler.serving import Cluster, open_serving
 from scheduler.table_watch import TableWatch
+from security.trust import Trust
 from telemetry.logs import EventLogger
-from wire.grpc_connection import GrpcConnection
-from wire.trust import Trust
 
 log = EventLogger("scheduler")
 

@@ -1,6 +1,6 @@
 """The interface between scheduler and instance: gRPC between processes, plain queues inside one.
 
-Both implementations (`wire/grpc_connection.py`, `wire/inprocess.py`) pass the same contract tests.
+Both implementations (`rpc/grpc_connection.py`, `wire/inprocess.py`) pass the same contract tests.
 """
 
 from collections.abc import AsyncIterator

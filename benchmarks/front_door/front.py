@@ -12,13 +12,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.front_door.places import DEVICE_IDS, HOST, ROLES
+from rpc.grpc_connection import GrpcConnection
 from scheduler.config import SchedulerConfig, parse
 from scheduler.loop import run as run_loop
 from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.process import serve_cluster
 from scheduler.serving import Cluster
 from telemetry import logs
-from wire.grpc_connection import GrpcConnection
 
 
 def main() -> None:

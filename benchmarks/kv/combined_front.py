@@ -14,10 +14,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pdserve import combined
 from pdserve.serve import parse
+from rpc.grpc_connection import GrpcConnection
 from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.process import Cluster, serve_cluster
 from telemetry import logs
-from wire.grpc_connection import GrpcConnection
 from wire.types import Role
 
 

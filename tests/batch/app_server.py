@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Generator
 import uvicorn
 from starlette.types import ASGIApp
 
-from wire.tls import TlsFiles
+from security.tls import TlsFiles
 
 DEADLINE_S = 300.0
 

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from batch.url_backend import UrlBackend
 from tests.batch.app_server import DEADLINE_S, serving
-from tests.wire.certificates import Authority
+from tests.security.certificates import Authority
 from wire.errors import ConfigError, Unavailable
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,7 @@ import pytest
 
 from pdserve.client import Client
 from tests.cluster.pdserve_command import Pdserve
-from tests.wire.certificates import Authority
+from tests.security.certificates import Authority
 
 pytestmark = pytest.mark.cluster
 KEY = "sk-cluster-0123456789abcdef"

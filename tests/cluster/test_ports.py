@@ -17,9 +17,9 @@ from pdserve.ports import free_ports
 from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.secret import ensure_secret
 from scheduler.links.admin_socket import door_name
+from security.trust import spell
 from tests.cluster.guide import GuideCluster, Tables
 from tests.cluster.listening import Listening, documented, sockets_of
-from wire.trust import spell
 from wire.types import PROTOCOL_VERSION
 
 pytestmark = pytest.mark.cluster

@@ -8,9 +8,9 @@ import pytest
 
 from ranktable_tools.secret import ensure_secret
 from ranktable_tools.table_file import read_global
+from security.secret import Secret
 from tests.cluster.guide import GuideCluster, Process
-from tests.wire.certificates import Authority
-from wire.secret import Secret
+from tests.security.certificates import Authority
 
 pytestmark = pytest.mark.cluster
 

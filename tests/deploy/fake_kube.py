@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from ranktable_tools.kube.api import Access
-from wire.tls import TlsFiles
+from security.tls import TlsFiles
 
 NAMESPACE = "models"
 Object = dict[str, Any]

@@ -19,7 +19,7 @@ from tests.cluster.guide import START_TIMEOUT_S, STOP_TIMEOUT_S, GuideCluster, P
 from tests.deploy.fake_kube import NAMESPACE, Cluster, serving
 from tests.deploy.helm_template import CLONE, documents, merged_values
 from tests.deploy.kube_schemas import containers, pod_templates
-from tests.wire.certificates import Authority
+from tests.security.certificates import Authority
 
 Object = dict[str, Any]
 SECRET = "k" * 64

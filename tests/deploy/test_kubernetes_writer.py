@@ -16,7 +16,7 @@ from ranktable_tools.kube.retry_loop import Stop, repeat
 from ranktable_tools.kube.writer import ConfigMapNames, Writer
 from tests.deploy.fake_kube import Cluster, access, serving
 from tests.deploy.kube_parts import part
-from tests.wire.certificates import Authority
+from tests.security.certificates import Authority
 
 PLACES = ConfigMapNames("parts", "ranktable", "app=pdserve")
 

@@ -14,6 +14,8 @@ from devices.interface import Traits
 from engine.oracle import generate_greedy
 from instance import ranks
 from instance.local import LocalInstance
+from security.secret import Secret
+from security.trust import Trust
 from tests.devices.fake_device import VISIBLE, CardKind, FakeKind
 from tests.engine.tiny_models import make_tiny_model
 from tests.instance.device_pair import NUM_TOKENS, PROMPTS, START_S, config, cross, prompt, serve_alone, serve_pair
@@ -21,8 +23,6 @@ from tests.instance.pair import running
 from tests.instance.test_handoff import wait_empty
 from wire.errors import ConfigError, PdserveError
 from wire.messages import Failed, LinkMeasured, MeasureLink, Prefill, Reserve, Reserved
-from wire.secret import Secret
-from wire.trust import Trust
 from wire.types import LinkStatus, Role, StageTimes
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ import pytest
 
 from instance.session import InstanceSession
 from tests.instance.pair import DEADLINE_S, FAKE, Client, instance_config, running
-from tests.wire.reach import Reach, in_process, over_grpc
+from tests.rpc.reach import Reach, in_process, over_grpc
 from wire.errors import InstanceLost
 from wire.messages import (
     Cancel,

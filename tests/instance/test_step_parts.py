@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from instance.step_parts import MOST_BYTES, parts_of
-from wire.channel import MAX_MESSAGE_BYTES
+from rpc.channel import MAX_MESSAGE_BYTES
 from wire.convert_messages import event_to_pb
 from wire.messages import Step
 from wire.types import FinishReason, LoadSnapshot, PromptLogprobs, StageTimes, TokenLogprobs, TokenOutput

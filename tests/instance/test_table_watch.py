@@ -15,10 +15,10 @@ from ranktable_tools.digest import table_digest
 from ranktable_tools.launch_plan import resolve
 from ranktable_tools.table_file import read_global
 from ranktable_tools.watched_table import WatchedTable
+from security.trust import find_trust
 from tests.instance.pair import DEADLINE_S, Client, instance_config, running
 from wire.errors import ConfigError, Unavailable
 from wire.messages import Generate, OpenSession, Refused, Step, TableRead
-from wire.trust import find_trust
 from wire.types import PromptState, Role, SamplingParams
 
 Document = dict[str, Any]

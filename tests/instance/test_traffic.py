@@ -15,7 +15,7 @@ import pytest
 from instance.local import LocalInstance
 from tests.instance.pair import DEADLINE_S, instance_config
 from tests.instance.traffic import Line, Traffic
-from tests.wire.reach import Reach, in_process, over_grpc
+from tests.rpc.reach import Reach, in_process, over_grpc
 from wire.messages import OpenSession
 from wire.types import Role
 

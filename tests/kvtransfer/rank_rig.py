@@ -20,11 +20,11 @@ from kvtransfer.rank_half import RankHalf
 from kvtransfer.rank_messages import HalfSettings
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
+from security.trust import Trust
 from tests.kvtransfer.rig import DEADLINE_S, Clock, Pool, Recorder
 from wire.errors import InstanceLost
 from wire.failpoints import Failpoints
 from wire.kv_layout import KvTensor, PoolLayout, Rank
-from wire.trust import Trust
 from wire.types import Ticket
 
 _HALF = """

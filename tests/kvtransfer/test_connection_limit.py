@@ -19,11 +19,11 @@ from kvtransfer.shm import POOL_SEALS
 from kvtransfer.staging import whole
 from kvtransfer.stream import Stream, expect
 from kvtransfer.tcp import TcpOutlet
+from security.trust import Trust
 from tests.kvtransfer.every_transport import EVERY_TRANSPORT
 from tests.kvtransfer.rig import DEADLINE_S, TENSORS, RawSender, Rig, endpoint_of, fill, make_rig, read, until
 from wire.errors import ConfigError, Incompatible, InstanceLost, Unavailable
 from wire.kv_layout import KvTensor
-from wire.trust import Trust
 from wire.types import PROTOCOL_VERSION, KvEndpoint, Ticket
 
 BLOCKS = (1, 2, 3, 4, 5)

@@ -40,11 +40,11 @@ from kvtransfer.receiver import KvReceiver
 from kvtransfer.stream import LinkLost, Stream, expect
 from kvtransfer.transport import Timeouts
 from kvtransfer.transports import NAMES, make_transports
+from security.secret import Secret
+from security.trust import Trust
 from tests.kvtransfer.rig import DEADLINE_S, TENSORS, Pool, Recorder, until
 from wire.errors import Incompatible, InstanceLost, PdserveError
 from wire.kv_layout import PoolLayout
-from wire.secret import Secret
-from wire.trust import Trust
 from wire.types import PROTOCOL_VERSION, KvEndpoint
 
 SECRET, OTHER = Secret(b"the-cluster-secret-of-the-tests-"), Secret(b"another-" * 8)

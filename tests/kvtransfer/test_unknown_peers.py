@@ -21,12 +21,12 @@ from kvtransfer.sender import KvSender
 from kvtransfer.shm import ShmInlet
 from kvtransfer.staging import whole
 from kvtransfer.terms import RankHeads, Terms
+from security.secret import Secret
+from security.trust import Trust
 from telemetry.capped_logs import LINES
 from tests.kvtransfer.rig import DEADLINE_S, TENSORS, Pool, Recorder, until
 from wire.errors import HandoffFailed, Unavailable
 from wire.kv_layout import Heads, KvTensor, PoolLayout, Rank
-from wire.secret import Secret
-from wire.trust import Trust
 from wire.types import PROTOCOL_VERSION
 
 LAYOUT = PoolLayout(TENSORS, num_blocks=8, block_size=4)

@@ -4,10 +4,10 @@ import pytest
 
 from pdserve.addresses import check_kv_address, network_variables, with_own_address
 from ranktable_tools.interfaces import interface_addresses, interface_of
+from security.secret import Secret
+from security.trust import Trust
 from wire.errors import ConfigError, Incompatible
 from wire.options import EngineOptions
-from wire.secret import Secret
-from wire.trust import Trust
 
 TABLE = Trust(addresses=frozenset({"10.0.0.18"}), loopback=False)
 

@@ -16,14 +16,14 @@ from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.digest import table_digest
 from ranktable_tools.secret import ensure_secret
 from ranktable_tools.table_file import read_global
-from tests.wire.certificates import Authority
+from rpc.grpc_server import GrpcServer
+from security.secret import Secret
+from security.tls import TlsFiles
+from security.trust import Trust
+from tests.security.certificates import Authority
 from wire.errors import ConfigError
 from wire.fake_instance import FakeInstance
-from wire.grpc_server import GrpcServer
 from wire.kv_layout import KvTensor
-from wire.secret import Secret
-from wire.tls import TlsFiles
-from wire.trust import Trust
 from wire.types import PROTOCOL_VERSION, InstanceDescription, KvEndpoint, ModelIdentity, Role
 
 HOST = "127.0.0.1"

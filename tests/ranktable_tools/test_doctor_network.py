@@ -17,7 +17,7 @@ from ranktable_tools.doctor.machine import Machine
 from ranktable_tools.doctor.network import bypasses, check_address, check_ports, check_proxy, check_reach
 from ranktable_tools.doctor.tcp import ask_port, can_listen
 from tests.ranktable_tools.bench import ELSEWHERE, HERE, Bench, server, tables
-from tests.wire.certificates import Authority
+from tests.security.certificates import Authority
 
 SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 

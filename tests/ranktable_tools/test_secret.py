@@ -11,9 +11,9 @@ import pytest
 
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.secret import check_owner, check_secret, ensure_secret, give
+from security.secret import MAX_SECRET_BYTES, MIN_SECRET_BYTES, read_secret
 from tests.ranktable_tools.stranger import as_a_stranger, as_an_owner_who_may_not
 from wire.errors import ConfigError
-from wire.secret import MAX_SECRET_BYTES, MIN_SECRET_BYTES, read_secret
 
 GOOD = b"s" * MIN_SECRET_BYTES
 

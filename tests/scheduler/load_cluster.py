@@ -14,6 +14,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rpc.grpc_connection import GrpcConnection
+from rpc.grpc_server import GrpcServer
 from scheduler import loop
 from scheduler.config import parse
 from scheduler.membership.compatibility import ExpectedInstance
@@ -23,8 +25,6 @@ from telemetry import logs
 from tests.scheduler.fake_cluster import TABLE_DIGEST, describe
 from tests.scheduler.load_client import status_of
 from wire.fake_instance import FakeInstance
-from wire.grpc_connection import GrpcConnection
-from wire.grpc_server import GrpcServer
 from wire.types import Role
 
 ROOT = Path(__file__).parents[2]

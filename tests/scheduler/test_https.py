@@ -12,10 +12,10 @@ from scheduler.config import SchedulerOptions
 from scheduler.http.certificate import read_https
 from scheduler.http.server import listen
 from scheduler.http.server import serve as serve_app
+from security.tls import TlsFiles
 from tests.scheduler.conftest import Serve
-from tests.wire.certificates import Authority
+from tests.security.certificates import Authority
 from wire.errors import ConfigError
-from wire.tls import TlsFiles
 
 pytestmark = pytest.mark.anyio
 DEADLINE_S = 300.0

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from rpc.grpc_connection import GrpcConnection
+from rpc.grpc_server import GrpcServer
 from scheduler.control import Control
 from scheduler.limits import ControlLimits
 from scheduler.membership.compatibility import ExpectedInstance
@@ -15,8 +17,6 @@ from tests.scheduler.fake_cluster import collect, control_over, describe, expect
 from tests.scheduler.virtual_time import until
 from wire.errors import InstanceLost
 from wire.fake_instance import FakeInstance
-from wire.grpc_connection import GrpcConnection
-from wire.grpc_server import GrpcServer
 from wire.types import Role
 
 PROMPT = (5, 6, 7)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("decode_worker", "engine", "instance", "kvtransfer", "prefill_worker", "scheduler", "wire")
+PACKAGES = ("decode_worker", "engine", "instance", "kvtransfer", "prefill_worker", "rpc", "scheduler", "wire")
 LEVELS = ("debug", "info", "warning", "error")
 
 

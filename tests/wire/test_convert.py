@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rpc.channel import MAX_MESSAGE_BYTES
 from wire import cluster_pb2 as pb
-from wire.channel import MAX_MESSAGE_BYTES
 from wire.check_prompt import MAX_LOGPROBS, check_params
 from wire.convert import (
     describe_prompt,

@@ -8,13 +8,13 @@ from native.ticker import start_ticker
 from pdserve import combined
 from pdserve.cli import guarded
 from pdserve.tether import hold_on
+from rpc.grpc_connection import GrpcConnection
 from scheduler.config import parse
 from scheduler.loop import run
 from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.process import serve_cluster
 from scheduler.serving import Cluster
 from telemetry import logs
-from wire.grpc_connection import GrpcConnection
 from wire.types import Role
 
 

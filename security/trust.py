@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+from security.secret import Secret, find_secret
+from security.tls import TlsFiles
 from telemetry.logs import EventLogger
 from wire.errors import Incompatible
-from wire.secret import Secret, find_secret
-from wire.tls import TlsFiles
 
 log = EventLogger("trust")
 

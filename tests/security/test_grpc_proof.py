@@ -14,20 +14,20 @@ import pytest
 from google.protobuf.internal import api_implementation
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from rpc.grpc_connection import GrpcConnection
+from rpc.grpc_server import GrpcServer
+from security.grpc_proof import Metadata, ProofCheck, prove
+from security.nonces import NONCE_LIFE_S
+from security.secret import Secret
+from security.trust import Trust
 from telemetry.capped_logs import LINES, WINDOW_S
 from wire import cluster_pb2 as pb
 from wire import cluster_pb2_grpc as pb_grpc
 from wire.connection import InstanceService
 from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, PdserveError
 from wire.fake_instance import FakeInstance
-from wire.grpc_connection import GrpcConnection
-from wire.grpc_proof import Metadata, ProofCheck, prove
-from wire.grpc_server import GrpcServer
 from wire.kv_layout import KvTensor
 from wire.messages import OpenSession
-from wire.nonces import NONCE_LIFE_S
-from wire.secret import Secret
-from wire.trust import Trust
 from wire.types import PROTOCOL_VERSION, InstanceDescription, ModelIdentity, Role
 
 DEADLINE_S = 300.0

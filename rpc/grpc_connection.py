@@ -1,6 +1,6 @@
 """The scheduler's side of the scheduler/instance interface over gRPC: one bidirectional stream per session.
 
-The server's side is wire/grpc_server.py.
+The server's side is rpc/grpc_server.py.
 """
 
 import asyncio
@@ -11,16 +11,16 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from rpc.channel import CHANNEL_OPTIONS, LOADING, MAX_MESSAGE_BYTES
+from rpc.packing import pack
+from security.grpc_proof import Metadata, prove
+from security.trust import Trust
 from wire import cluster_pb2 as pb
 from wire import cluster_pb2_grpc as pb_grpc
-from wire.channel import CHANNEL_OPTIONS, LOADING, MAX_MESSAGE_BYTES
 from wire.convert import description_from_pb
 from wire.convert_messages import command_to_pb, event_from_pb
 from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, InvalidRequest, Loading, PdserveError, to_name
-from wire.grpc_proof import Metadata, prove
 from wire.messages import Command, Event, Generate, OpenSession, Prefill, Refused, Reserve
-from wire.packing import pack
-from wire.trust import Trust
 from wire.types import InstanceDescription
 
 _EOF: Any = vars(grpc.aio)["EOF"]  # the stubs lack it

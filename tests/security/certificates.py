@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from security.tls import TlsFiles
 from tests.conftest import MISSING
-from wire.tls import TlsFiles
 
 _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from wire.grpc_connection import GrpcSession
+from rpc.grpc_connection import GrpcSession
 
 
 class Call:

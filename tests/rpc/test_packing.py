@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rpc.packing import PACK_BYTES, pack
 from wire import cluster_pb2 as pb
-from wire.packing import PACK_BYTES, pack
 
 _SIZES = st.lists(st.integers(1, PACK_BYTES * 3 // 2), max_size=12)
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from wire.nonces import NONCE_BYTES, NONCE_LIFE_S, NonceMint
+from security.nonces import NONCE_BYTES, NONCE_LIFE_S, NonceMint
 
 OPENER = bytes(range(32))
 

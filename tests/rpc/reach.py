@@ -4,9 +4,9 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 
+from rpc.grpc_connection import GrpcConnection
+from rpc.grpc_server import GrpcServer
 from wire.connection import Connection, InstanceService
-from wire.grpc_connection import GrpcConnection
-from wire.grpc_server import GrpcServer
 from wire.inprocess import InProcessConnection
 
 Reach = Callable[[InstanceService], AbstractAsyncContextManager[Connection]]

@@ -4,10 +4,10 @@ import logging
 
 import pytest
 
+from security.grpc_proof import peer_address
+from security.secret import Secret
+from security.trust import Trust, find_trust, printable, spell
 from wire.errors import Incompatible
-from wire.grpc_proof import peer_address
-from wire.secret import Secret
-from wire.trust import Trust, find_trust, printable, spell
 
 SECRET = Secret(b"s" * 32)
 

@@ -9,17 +9,17 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from rpc.channel import LOADING, SERVER_OPTIONS
+from rpc.packing import pack
+from security.grpc_proof import ProofCheck
+from security.trust import Trust
 from telemetry.logs import EventLogger
 from wire import cluster_pb2 as pb
-from wire.channel import LOADING, SERVER_OPTIONS
 from wire.connection import InstanceService, ServedSession
 from wire.convert import description_to_pb
 from wire.convert_messages import command_from_pb, event_to_pb
 from wire.errors import ConfigError, InvalidRequest, PdserveError, appearance
-from wire.grpc_proof import ProofCheck
 from wire.messages import Command, OpenSession
-from wire.packing import pack
-from wire.trust import Trust
 
 log = EventLogger("wire")
 

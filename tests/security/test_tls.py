@@ -9,11 +9,11 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.wire.certificates import Authority
-from tests.wire.test_grpc_proof import DEADLINE_S, DESCRIPTION, HELLO, SECRET, connected, serving
+from security.tls import TlsFiles, tls_files
+from security.trust import Trust
+from tests.security.certificates import Authority
+from tests.security.test_grpc_proof import DEADLINE_S, DESCRIPTION, HELLO, SECRET, connected, serving
 from wire.errors import ConfigError, DeadlineExceeded, InstanceLost, PdserveError
-from wire.tls import TlsFiles, tls_files
-from wire.trust import Trust
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@
              <- its nonce, its proof, fingerprint    server
     client   Describe | Session, with the three values of `_KEYS` as metadata ---->
 
-If neither side has a secret, the proofs are empty and the server checks the client's address (wire/trust.py).
+If neither side has a secret, the proofs are empty and the server checks the client's address (security/trust.py).
 """
 
 import secrets
@@ -15,13 +15,13 @@ from typing import Any, NoReturn
 
 import grpc
 
+from security.nonces import NonceMint
+from security.secret import MAX_NONCE_BYTES, MIN_NONCE_BYTES, Prover, Side, differ, readable
+from security.trust import Trust, printable
 from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
 from wire import cluster_pb2 as pb
 from wire.errors import Incompatible
-from wire.nonces import NonceMint
-from wire.secret import MAX_NONCE_BYTES, MIN_NONCE_BYTES, Prover, Side, differ, readable
-from wire.trust import Trust, printable
 
 log = EventLogger("trust")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from security.secret import Prover, Secret, Side, differ, find_secret, read_secret, readable
 from tests.ranktable_tools.stranger import as_a_stranger, as_an_owner_who_may_not
 from wire.errors import ConfigError
-from wire.secret import Prover, Secret, Side, differ, find_secret, read_secret, readable
 
 TEXT = "5f" * 32
 SECRET, OTHER = Secret(TEXT.encode()), Secret(b"x" * 32)
@@ -70,7 +70,7 @@ def test_a_file_of_another_user_is_refused_with_both(tmp_path: Path, monkeypatch
         fields[4] = owner + 4242
         return os.stat_result(fields)
 
-    monkeypatch.setattr("wire.secret.os.fstat", owned_by_another)
+    monkeypatch.setattr("security.secret.os.fstat", owned_by_another)
 
     with pytest.raises(ConfigError, match=f"belongs to user {owner + 4242}, not to {os.geteuid()}"):
         read_secret(path)

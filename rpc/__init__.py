@@ -1,0 +1,1 @@
+"""Scheduler and instance over gRPC: the client, the server, the channel's options, several messages in one."""
