@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from native.build import build_all
 from native.cache import NoNative
 from pdserve import ports
+from tests.combinations import mark_the_rest_long
 
 # A busy machine is no defect. CI draws the same examples each time, so that a change is judged by what it did; new ones
 # are drawn at a desk and by `scripts/test --all`.
@@ -66,6 +67,12 @@ def ports_of_its_own() -> Iterator[None]:
         chosen = functools.wraps(ports._ports_of_no_connection)(lambda: own)
         patch.setattr(ports, "_ports_of_no_connection", chosen)
         yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Do this before `-m "not long"` chooses."""
+    mark_the_rest_long(items)
 
 
 @pytest.hookimpl(wrapper=True)

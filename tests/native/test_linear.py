@@ -14,6 +14,11 @@ from engine.fused.weights import PackedMemory, packed_bytes
 from native.engine_library import EngineLibrary, Threads, build_engine
 
 _SHAPES = ((1, 2), (16, 6), (33, 64), (96, 130), (320, 64))
+_SHAPES_AND_BIAS = [  # every second one in scripts/test
+    pytest.param(shape, bias, marks=[pytest.mark.long] if bias == number % 2 else [])
+    for number, shape in enumerate(_SHAPES)
+    for bias in (False, True)
+]
 _ROWS = (1, 2, 5, 12, 13, 31, 97)
 _KERNELS = ("plain", "avx2", "avx512", "avx512_bf16", "amx")  # by number
 _BFLOAT16_ROWS = ("avx512_bf16", "amx")
@@ -101,8 +106,7 @@ def _exact(rows: torch.Tensor, layer: torch.nn.Linear) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", list(FORMATS), ids=str)
-@pytest.mark.parametrize("shape", _SHAPES, ids=str)
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("shape", "bias"), _SHAPES_AND_BIAS, ids=str)
 def test_products_are_those_of_plain_arithmetic(
     kernel: Kernel, shape: tuple[int, int], dtype: torch.dtype, bias: bool
 ) -> None:

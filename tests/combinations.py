@@ -1,0 +1,46 @@
+"""Cases of a cross product that together have every combination of a few of its parameters' values."""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+
+def cover(cases: Sequence[Mapping[str, object]], strength: int) -> set[int]:
+    """Return the places of enough cases: any `strength` values that one case has together, one of these has too.
+
+    Greedy: the case with most new combinations comes next, among equals the first.
+    """
+    combinations = [set(itertools.combinations(case.items(), min(strength, len(case)))) for case in cases]
+    chosen: set[int] = set()
+    missing = set().union(*combinations)
+    while missing:
+        best = max(range(len(cases)), key=lambda place: len(combinations[place] & missing))
+        chosen.add(best)
+        missing -= combinations[best]
+    return chosen
+
+
+def mark_the_rest_long(items: Sequence[pytest.Item]) -> None:
+    """Leave cases of tests with `combinations(strength)` to `scripts/test --all`, but for those that cover the rest."""
+    groups: dict[tuple[int, object, str], list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        mark = item.get_closest_marker("combinations")
+        if mark is not None and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            groups[mark.args[0], item.parent, item.originalname].append(item)
+    for (strength, _, _), group in groups.items():
+        chosen = cover([_parameters(item) for item in group], strength)
+        for place, item in enumerate(group):
+            if place not in chosen:
+                item.add_marker(pytest.mark.long)
+
+
+def _parameters(item: pytest.Function) -> dict[str, tuple[int, ...]]:
+    """Return the values' identities; names that are set together are one parameter."""
+    values = {name: id(value) for name, value in item.callspec.params.items()}
+    together = [mark.args[0] for mark in item.iter_markers("parametrize")]
+    names = [one.replace(" ", "").split(",") if isinstance(one, str) else one for one in together]
+    return {"-".join(some): tuple(values.pop(name) for name in some) for some in names} | {
+        name: (value,) for name, value in values.items()
+    }

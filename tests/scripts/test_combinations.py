@@ -1,0 +1,58 @@
+"""Of a cross product, cases that have every combination of a few parameters' values."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from tests.combinations import cover
+
+pytest_plugins = ["pytester"]
+FACTORS = {"backend": 9, "batch": 8, "block_size": 2, "contiguous": 2}
+CASES = [dict(zip(FACTORS, values, strict=True)) for values in itertools.product(*map(range, FACTORS.values()))]
+
+
+def _pairs(cases: Sequence[Mapping[str, int]]) -> set[tuple[tuple[str, int], ...]]:
+    return {pair for case in cases for pair in itertools.combinations(case.items(), 2)}
+
+
+def test_every_pair_of_values_is_in_a_chosen_case() -> None:
+    chosen = [CASES[place] for place in cover(CASES, 2)]
+
+    assert _pairs(chosen) == _pairs(CASES)
+    assert len(chosen) == 9 * 8
+
+
+def test_with_strength_one_every_value_is_in_a_chosen_case() -> None:
+    chosen = [CASES[place] for place in cover(CASES, 1)]
+
+    assert {name: {case[name] for case in chosen} for name in FACTORS} == {
+        name: set(range(count)) for name, count in FACTORS.items()
+    }
+    assert len(chosen) == 9
+
+
+def test_every_case_of_one_parameter_is_chosen() -> None:
+    cases = [{"host": place} for place in range(20)]
+
+    assert cover(cases, 2) == cover(cases, 1) == set(range(20))
+
+
+def test_the_other_cases_are_marked_long(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
+        "import pytest\n"
+        "from tests.combinations import mark_the_rest_long\n"
+        "@pytest.hookimpl(tryfirst=True)\n"
+        "def pytest_collection_modifyitems(items): mark_the_rest_long(items)\n"
+    )
+    pytester.makepyfile(
+        "import pytest\n"
+        "@pytest.mark.combinations(1)\n"
+        "@pytest.mark.parametrize('a', range(5))\n"
+        "@pytest.mark.parametrize('b', range(3))\n"
+        "def test_both(a, b): assert isinstance(a, int)\n"
+    )
+
+    result = pytester.runpytest("-m", "not long", "-W", "ignore")
+
+    result.assert_outcomes(passed=5, deselected=10)
