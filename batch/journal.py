@@ -12,8 +12,8 @@ from typing import Any, Self
 
 from batch.binding import difference
 from batch.journal_record import JournalRecord, decode, decode_header, encode, encode_header, is_cut_header
+from processes.failpoints import failpoint
 from wire.errors import ConfigError
-from wire.failpoints import failpoint
 
 _MODE = 0o600
 _NOTHING = 2**64 - 1  # no record begins there

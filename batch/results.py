@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from batch.binding_note import remove_note, write_note
 from batch.prepared import PreparedJob
 from batch.whole_file import WholeFile
-from wire.failpoints import failpoint
+from processes.failpoints import failpoint
 
 
 def write_results(prepared: PreparedJob, gives_up: threading.Event) -> bool:

@@ -38,13 +38,13 @@ from batch.prepared import prepare  # noqa: E402
 from batch.runner import run_batch  # noqa: E402
 from batch.url_backend import UrlBackend  # noqa: E402
 from benchmarks.hop import command_output  # noqa: E402
+from flags.options import EngineOptions  # noqa: E402
 from pdserve.bench.pd.utilisation import Counted, between, count  # noqa: E402
 from pdserve.client import parse_metrics  # noqa: E402
 from pdserve.inner_app import inner_app  # noqa: E402
 from pdserve.ports import free_ports  # noqa: E402
 from scheduler.config import SchedulerOptions  # noqa: E402
 from scheduler.loop import run as run_loop  # noqa: E402
-from wire.options import EngineOptions  # noqa: E402
 
 PATH = "/v1/completions"
 FIRST_ID, LAST_ID = 10, 300

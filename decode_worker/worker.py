@@ -16,10 +16,10 @@ from engine.finish import finish_of
 from engine.grammar.interface import Grammar
 from engine.interface import Engine, PooledPrompt
 from kvtransfer.interface import Receiver
+from processes.failpoints import failpoint
 from telemetry.logs import EventLogger
 from wire.convert import read_prompt
 from wire.errors import Cancelled, HandoffFailed, InvalidRequest, NoCapacity, PdserveError, to_name
-from wire.failpoints import failpoint
 from wire.messages import Event, Failed, Pooled, Refused, Reserved
 from wire.types import PromptState, StageTimes, Ticket, TokenOutput
 

@@ -5,7 +5,7 @@
     torch_device.py           the common part of accelerators with a torch device module
 
 A kind is looked up by name, checked with `lacking`, and opened, which returns a Device. Adding a kind takes one file,
-its row in table.py, its name in the choices of --device (wire/options.py), and one page of docs (docs/devices.md).
+its row in table.py, its name in the choices of --device (flags/options.py), and one page of docs (docs/devices.md).
 """
 
 from collections.abc import Callable

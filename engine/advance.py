@@ -11,7 +11,7 @@ from engine.pooling.collected import Collected
 from engine.prompt import Prompt, ScheduledTokens
 from engine.step import Candidates, StepOutput
 from engine.step_reader import PieceOutput
-from wire.failpoints import failpoint
+from processes.failpoints import failpoint
 from wire.types import TokenLogprobs, TokenOutput
 
 

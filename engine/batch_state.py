@@ -19,9 +19,9 @@ from engine.prompt import Prompt, ScheduledTokens
 from engine.requirements import blocks_needed
 from engine.sequence import Sequence
 from engine.step import Model
+from processes.failpoints import PREEMPT, process_failpoints
 from telemetry.logs import EventLogger
 from wire.errors import NoCapacity
-from wire.failpoints import PREEMPT, process_failpoints
 
 _log = EventLogger("engine")
 _TURN = attrgetter("turn")

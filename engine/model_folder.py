@@ -8,6 +8,7 @@ import torch
 
 from engine.attention.registered import NAME
 from engine.checkpoints.checkpoint import Checkpoint, eos_token_ids, model_length, open_checkpoint
+from engine.checkpoints.model_identity import identify, name_of
 from engine.checkpoints.stored_weights import StoredWeights
 from engine.headless import HeadlessWeights, is_headless, tie_head
 from engine.interface import EngineInfo
@@ -19,7 +20,6 @@ from engine.quantization.load import kept_note, make_keeper, plain_weights
 from engine.rope_lengths import rope_lengths
 from engine.row_check import check_untried
 from wire.kv_layout import PoolLayout
-from wire.model_identity import identify, name_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.checkpoints.model_identity import read_json
 from wire.errors import ConfigError
-from wire.model_identity import read_json
 
 _MODES = {
     "pooling_mode_mean_tokens": "mean",

@@ -27,9 +27,9 @@ from kvtransfer.rank_ends import RankReceiver, RankSender
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
 from native.ticker import run_time
+from processes.failpoints import process_failpoints
 from telemetry.logs import EventLogger
 from wire.errors import ConfigError, PdserveError
-from wire.failpoints import process_failpoints
 
 log = EventLogger("instance")
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 from devices.interface import Traits
 from devices.table import AUTO, find_kind, traits_of
+from flags.options import QUANTIZATIONS, EngineOptions
 from kvtransfer.transports import NAMES
 from ranktable_tools.core_quota import usable_threads
 from ranktable_tools.launch_plan import LaunchPlan
 from security.trust import Trust
 from wire.errors import ConfigError
-from wire.options import QUANTIZATIONS, EngineOptions
 from wire.types import Role
 
 _REFERENCE = "reference"  # attention on every kind of device

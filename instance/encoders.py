@@ -5,12 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from devices.table import choose
+from engine.checkpoints.model_identity import check_folder, identify, name_of, read_json
 from engine.interface import Engine
 from engine.torch_start import loading, prepare_torch
 from engine.watched import OnLost, guard_of
 from instance.config import InstanceConfig
 from wire.errors import ConfigError
-from wire.model_identity import check_folder, identify, name_of, read_json
 
 
 def may_be_encoder(model: str) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from engine.interface import Chunk, Engine, OnLayer, StepResult
 from telemetry.histogram import BucketHistogram
 from telemetry.logs import EventLogger
-from wire.progress import progress_limit
+from wire.shared_limits import progress_limit
 from wire.types import STEP_TOKEN_EDGES
 
 log = EventLogger("engine")

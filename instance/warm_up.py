@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 from engine.torch_start import prepare_torch
+from flags.options import EngineOptions
 from instance.encoders import may_be_encoder
 from native.builder import find_library
 from native.libraries import RECIPES
 from wire.errors import PdserveError
-from wire.options import EngineOptions
 
 _BUILD_S = 900.0
 _LOOK_S = 1.0

@@ -20,8 +20,8 @@ from kvtransfer.receiver import KvReceiver, close_receivers
 from kvtransfer.sender import close_senders
 from kvtransfer.ticket_table import ReceiverCounts
 from kvtransfer.totals import add_counts, merge_links, merge_stats
+from processes.failpoints import Failpoints
 from wire.errors import Incompatible, PdserveError
-from wire.failpoints import Failpoints
 from wire.types import KvEndpoint, LinkStatus, Ticket
 
 MakeSender = Callable[[PoolMemory, SenderEvents], RankSender]

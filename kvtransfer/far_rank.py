@@ -33,12 +33,12 @@ from kvtransfer.rank_messages import (
 from kvtransfer.rank_outbox import RankOutbox
 from kvtransfer.ticket_table import ReceiverCounts
 from kvtransfer.totals import Life, merge_links
+from processes.rank_channel import Channel, ChannelClosed, Message
+from processes.rank_payloads import pack_error, unpack_error
 from security.trust import LiveAddresses, Trust
 from telemetry.logs import EventLogger
 from wire.errors import InternalError, PdserveError, Unavailable
 from wire.kv_layout import Rank
-from wire.rank_channel import Channel, ChannelClosed, Message
-from wire.rank_payloads import pack_error, unpack_error
 from wire.types import KvEndpoint, LinkStatus, Ticket
 
 _log = EventLogger("kvtransfer")

@@ -7,9 +7,9 @@ from devices.interface import Event
 from kvtransfer.frame import Abort, Ack, Nack, Read, Signal
 from kvtransfer.interface import PoolMemory, SenderEvents, SendStats
 from kvtransfer.transport import Timeouts, Transport
+from processes.failpoints import Failpoints
 from security.trust import Trust
 from wire.errors import PdserveError
-from wire.failpoints import Failpoints
 from wire.kv_layout import ONLY_RANK, Rank
 from wire.types import Ticket
 

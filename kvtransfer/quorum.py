@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvtransfer.interface import ReceiverEvents
+from processes.failpoints import Failpoints
 from telemetry.logs import EventLogger
 from wire.errors import HandoffFailed, InternalError, PdserveError, Unavailable
-from wire.failpoints import Failpoints
 
 _log = EventLogger("kvtransfer")
 

@@ -37,12 +37,12 @@ from kvtransfer.rank_outbox import RankOutbox
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
 from native.ticker import run_time
+from processes.rank_channel import Channel, ChannelClosed, Message
+from processes.rank_payloads import pack_error, unpack_error
 from security.secret import Secret
 from security.trust import LiveAddresses, Trust
 from telemetry.logs import EventLogger
 from wire.errors import HandoffFailed, InternalError, PdserveError
-from wire.rank_channel import Channel, ChannelClosed, Message
-from wire.rank_payloads import pack_error, unpack_error
 
 _log = EventLogger("kvtransfer")
 _SEND_S, _JOIN_S, _LOOK_S = 10.0, 6.0, 1.0

@@ -1,4 +1,4 @@
-"""The messages between rank 0 and a rank that transfers its own KV, over a Unix socket (wire/rank_channel.py).
+"""The messages between rank 0 and a rank that transfers its own KV, over a Unix socket (processes/rank_channel.py).
 
 about a ticket | length of its id: 16 bits | id | 64-bit integers, text, or JSON, by kind; little-endian
 about a rank   | JSON
@@ -18,7 +18,7 @@ from enum import IntEnum
 from kvtransfer.interface import SendStats
 from kvtransfer.ticket_table import ReceiverCounts
 from kvtransfer.totals import Life
-from wire.rank_payloads import read_object
+from processes.rank_payloads import read_object
 from wire.types import KvEndpoint, LinkStatus, Ticket
 
 _LENGTH = struct.Struct("<H")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from kvtransfer.rank_messages import RankMessage
-from wire.rank_channel import Channel
+from processes.rank_channel import Channel
 
 _TICK_S = 0.25
 _JOIN_S = 6.0

@@ -21,11 +21,11 @@ from kvtransfer.stream import Stream
 from kvtransfer.ticket_table import ReceiverCounts, TicketTable
 from kvtransfer.transport import Timeouts, Transport
 from kvtransfer.transports import make_transports
+from processes.failpoints import Failpoints, process_failpoints
 from security.trust import Trust
 from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
 from wire.errors import Incompatible, Unavailable, to_name
-from wire.failpoints import Failpoints, process_failpoints
 from wire.types import KvEndpoint, Ticket
 
 _log = EventLogger("kvtransfer")

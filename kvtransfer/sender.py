@@ -21,9 +21,9 @@ from kvtransfer.routes import Routes
 from kvtransfer.totals import Life, merge_links
 from kvtransfer.transport import Timeouts
 from kvtransfer.transports import make_transports
+from processes.failpoints import Failpoints, process_failpoints
 from security.trust import Trust
 from wire.errors import DeadlineExceeded, Draining, Incompatible, PdserveError, Unavailable
-from wire.failpoints import Failpoints, process_failpoints
 from wire.kv_layout import Rank
 from wire.types import KvEndpoint, LinkStatus, Ticket
 

@@ -18,9 +18,9 @@ from kvtransfer.slots import SlotMap
 from kvtransfer.suspect_frames import SuspectFrames
 from kvtransfer.ticket import ReceiverTicket
 from kvtransfer.transport import Inlet
+from processes.failpoints import Failpoints
 from telemetry.logs import EventLogger
 from wire.errors import HandoffFailed, PdserveError, to_name
-from wire.failpoints import Failpoints
 from wire.kv_layout import Heads
 
 _log = EventLogger("kvtransfer")

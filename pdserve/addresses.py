@@ -6,12 +6,12 @@ from typing import Final
 
 from devices.network import interface_variables
 from devices.table import traits_of
+from flags.options import EngineOptions
 from ranktable_tools.addresses import LOOPBACK, canonical, is_address
 from ranktable_tools.devices.kinds import DeviceKind
 from ranktable_tools.interfaces import interface_addresses, interface_of
 from security.trust import Trust
 from wire.errors import ConfigError
-from wire.options import EngineOptions
 
 _DEFAULT_HOST: Final = EngineOptions().host
 

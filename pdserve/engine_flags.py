@@ -3,10 +3,10 @@
 import argparse
 from collections.abc import Mapping
 
+from flags.options import EngineOptions
 from pdserve.subprocess_call import apart
 from wire.errors import ConfigError
 from wire.kv_transports import ONE_HOST
-from wire.options import EngineOptions
 
 
 def check_engine_flags(options: EngineOptions, instances: int = 1) -> None:

@@ -7,7 +7,7 @@ the failpoint engine.preempt makes the engine preempt each of the others, by the
 from collections.abc import Mapping, Sequence
 
 from pdserve.feature_judges import CaseOutput, CasePrompt
-from wire.failpoints import AFTER, PREEMPT, VARIABLE
+from processes.failpoints import AFTER, PREEMPT, VARIABLE
 
 SWAP, REBUILD = "after preemption (swap)", "after preemption (rebuild)"
 FLAGS: Mapping[str, tuple[str, ...]] = {SWAP: (), REBUILD: ("--swap-bytes", "0")}

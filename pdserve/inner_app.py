@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 from starlette.types import ASGIApp
 
+from flags.options import EngineOptions
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.control import Control
 from scheduler.limits import ControlLimits
@@ -14,7 +15,6 @@ from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.serving import Cluster, Serving, open_serving
 from telemetry.logs import EventLogger
 from wire.errors import ConfigError, PdserveError
-from wire.options import EngineOptions
 from wire.types import Role
 
 log = EventLogger("inner_app")

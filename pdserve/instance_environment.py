@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from devices.table import AUTO
+from flags.options import EngineOptions
 from pdserve.addresses import network_variables
 from pdserve.device_map import DeviceMap, map_devices
 from ranktable_tools.devices.kinds import DeviceKind, find_kind, kind_named
@@ -13,7 +14,6 @@ from ranktable_tools.devices.tools import Run, run_tool
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.launch_plan import LaunchPlan
 from wire.errors import ConfigError
-from wire.options import EngineOptions
 
 HCCL_TABLE: Final = "RANK_TABLE_FILE"  # torch_npu would build its process groups from it
 

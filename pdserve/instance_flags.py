@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from devices.table import AUTO
+from flags.options import EngineOptions, from_namespace
 from instance.config import InstanceConfig
 from pdserve.flags.parser import prepare
 from pdserve.step_tokens import check_step_tokens
@@ -13,7 +14,6 @@ from ranktable_tools.launch_plan import CoreShare, LaunchPlan, core_share
 from scheduler import config as scheduler_config
 from security.trust import Trust
 from wire.errors import ConfigError
-from wire.options import EngineOptions, from_namespace
 from wire.types import Role
 
 _OF_LAUNCH = ("global_rank_table", "node_ports", "use_openai")

@@ -8,12 +8,12 @@ from devices.cpu import TRAITS as CPU
 from devices.host_memory import available_bytes
 from devices.table import AUTO, traits_of
 from engine.checkpoints.dtypes import choose_dtype, read_cpu_flags
+from engine.checkpoints.model_identity import read_json, stored_tensors
 from engine.memory_plan import MIN_SEQUENCE_TOKENS, plan_pool
+from flags.options import EngineOptions
 from ranktable_tools.devices.kinds import find_kind as shown_kind
 from wire.errors import ConfigError
 from wire.kv_layout import KvTensor, PoolLayout, Rank
-from wire.model_identity import read_json, stored_tensors
-from wire.options import EngineOptions
 
 _HEADS_KEY: Final[Mapping[str, str]] = {
     "llama": "num_key_value_heads", "mistral": "num_key_value_heads", "qwen2": "num_key_value_heads",

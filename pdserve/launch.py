@@ -19,6 +19,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from flags.options import EngineOptions
 from pdserve.cli import guarded
 from pdserve.config_pipe import kept_config
 from pdserve.engine_flags import refuse_empty
@@ -27,14 +28,13 @@ from pdserve.hub.download_job import is_hub_name
 from pdserve.start_lines import say
 from pdserve.table_wait import when_completed
 from pdserve.tether import hold_on
+from processes.failpoints import process_failpoints
 from ranktable_tools.devices.kinds import kind_named, may_share
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.launch_plan import LaunchPlan, resolve
 from ranktable_tools.node_ports import other_order, refuse_port_of_scheduler
 from telemetry.start_marks import PROCESS, StartMarks
 from wire.errors import ConfigError
-from wire.failpoints import process_failpoints
-from wire.options import EngineOptions
 
 USAGE = """\
 start_servers.sh starts one process of a cluster; its local ranktable determines its role. Environment:

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from flags.options import EngineOptions, from_namespace
 from pdserve.flags.parser import CommandParser
 from pdserve.model_flags import with_plain_model
 from pdserve.run_folder import default_cache_dir
 from wire.errors import ConfigError
-from wire.options import EngineOptions, from_namespace
 
 EPILOG = """\
 examples:

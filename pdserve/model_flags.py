@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from engine.checkpoints.model_identity import read_json
+from flags.options import EngineOptions
 from pdserve.hub.download_job import HUGGING_FACE, MODEL_SCOPE, DownloadJob, is_hub_name
 from pdserve.hub.snapshot import find_snapshot
 from pdserve.run_folder import default_cache_dir
 from scheduler.model.files import read_model_files
 from wire.errors import ConfigError
-from wire.model_identity import read_json
-from wire.options import EngineOptions
 
 
 def with_plain_model(options: EngineOptions, environ: Mapping[str, str], *, weights: bool = True) -> EngineOptions:

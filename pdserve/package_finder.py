@@ -11,8 +11,8 @@ from types import ModuleType
 
 ROOT = str(Path(__file__).resolve().parents[1])
 NAMES = frozenset((
-    "batch", "decode_worker", "devices", "engine", "instance", "kvtransfer", "native", "prefill_worker",
-    "ranktable_tools", "rpc", "scheduler", "security", "telemetry", "wire",
+    "batch", "decode_worker", "devices", "engine", "flags", "instance", "kvtransfer", "native", "prefill_worker",
+    "processes", "ranktable_tools", "rpc", "scheduler", "security", "telemetry", "wire",
 ))  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from flags.options import Parser
 from pdserve import up
 from pdserve.cli import guarded
 from pdserve.client import Client
@@ -14,7 +15,6 @@ from pdserve.question import ask, served_model
 from pdserve.readiness import ask as ask_ready
 from pdserve.run_folder import RunFolder, default_run_dir
 from wire.errors import PdserveError, Unavailable
-from wire.options import Parser
 
 DEFAULT_PORT = 9000
 QUESTION = "What is the capital of France, and what is it known for?"

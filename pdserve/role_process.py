@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
+from flags.options import EngineOptions
 from pdserve.addresses import check_kv_address, with_own_address
 from pdserve.engine_flags import check_engine_flags
 from pdserve.flags.parser import prepare
@@ -17,7 +18,6 @@ from ranktable_tools.launch_plan import LaunchPlan
 from telemetry import logs
 from telemetry.start_marks import StartMarks
 from wire.errors import ConfigError
-from wire.options import EngineOptions
 
 
 def run(argv: Sequence[str], plan: LaunchPlan, marks: StartMarks) -> int:

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Sequence
 
+from flags.options import EngineOptions, add_flags, from_namespace
 from native.ticker import start_ticker
 from pdserve.engine_flags import check_device, check_engine_flags, refuse_empty
 from pdserve.flags.parser import CommandParser
@@ -21,7 +22,6 @@ from scheduler.process import serve_cluster
 from scheduler.serving import Cluster
 from telemetry import logs
 from wire.errors import ConfigError, PdserveError
-from wire.options import EngineOptions, add_flags, from_namespace
 from wire.types import Role
 
 DEFAULT_PORT = 8000

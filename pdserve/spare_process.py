@@ -15,11 +15,11 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from flags.options import EngineOptions, from_namespace
 from pdserve import launch
 from pdserve.run_folder import open_log
 from pdserve.tether import hold_on
 from telemetry.start_marks import VARIABLE, WARM, StartMarks
-from wire.options import EngineOptions, from_namespace
 
 MOST_BYTES = 1 << 20  # of a command line with its environment: the largest pipe without privileges
 _NICE = 19

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from flags.options import EngineOptions
 from ranktable_tools.addresses import canonical, is_address
 from ranktable_tools.launch_plan import LaunchPlan
 from wire.kv_transports import ONE_HOST
-from wire.options import EngineOptions
 
 if TYPE_CHECKING:
     from instance.config import InstanceConfig  # the scheduler imports this module and may lack the engine's packages

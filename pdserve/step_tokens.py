@@ -1,8 +1,8 @@
 """The guide's rule for --max-num-batched-tokens: at least the model's length."""
 
+from flags.options import EngineOptions
 from scheduler.model.files import read_model_files
 from wire.errors import ConfigError
-from wire.options import EngineOptions
 
 
 def check_step_tokens(options: EngineOptions) -> None:

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
+from flags.options import EngineOptions
 from ranktable_tools.launch_plan import LaunchPlan
 from ranktable_tools.peers import peer_addresses
 from security.tls import tls_files
 from security.trust import Trust, find_trust
-from wire.options import EngineOptions
 
 
 def trust_of(plan: LaunchPlan, environ: Mapping[str, str], options: EngineOptions | None = None) -> Trust:

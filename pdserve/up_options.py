@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from flags.options import flag
 from pdserve.ray_cluster.need import STRATEGIES
-from wire.options import flag
 
 
 @dataclass(frozen=True, slots=True)

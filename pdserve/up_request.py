@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from flags.options import EngineOptions, add_flags, from_namespace
 from pdserve import model
 from pdserve.card_shortage import why_cpu
 from pdserve.engine_flags import check_device, check_engine_flags, refuse_empty
@@ -20,7 +21,6 @@ from pdserve.up_options import UpOptions
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.model.files import read_model_files
 from wire.errors import ConfigError
-from wire.options import EngineOptions, add_flags, from_namespace
 
 DEFAULT_PORT = 9000
 EPILOG = """\

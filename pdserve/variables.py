@@ -15,7 +15,7 @@ VARIABLES: Final[Mapping[str, str]] = {
     "PDSERVE_API_KEY": "API keys that clients must send, one per line; also sent by `pdserve` commands",
     "PDSERVE_CACHE_DIR": "folder of prepared models and native libraries (default: `~/.cache/pdserve`)",
     "PDSERVE_CERT_FILE": "certificate that `pdserve` commands trust, for a self-signed server",
-    "PDSERVE_FAILPOINTS": "for tests: the points at which a process fails (`wire/failpoints.py`)",
+    "PDSERVE_FAILPOINTS": "for tests: the points at which a process fails (`processes/failpoints.py`)",
     "PDSERVE_NATIVE": "`off`: no native code",
     "PDSERVE_PYTHON": "the Python that the scripts of `deploy/` run",
     "PDSERVE_RUN_DIR": "folder of state and logs (`--run-dir`; default: `~/.local/state/pdserve`)",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from devices.table import AUTO
+from flags.options import EngineOptions, add_flags, flag, from_namespace
 from kvtransfer.transports import NAMES
 from pdserve import model
 from pdserve.flags.parser import CommandParser
@@ -21,7 +22,6 @@ from pdserve.work_folder import work_folder
 from scheduler.model.files import read_model_files
 from telemetry import logs
 from wire.errors import ConfigError
-from wire.options import EngineOptions, add_flags, flag, from_namespace
 
 if TYPE_CHECKING:
     from engine.oracle import Oracle

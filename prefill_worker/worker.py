@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from engine.grammar.interface import Grammar
 from engine.interface import Chunk, Engine, Prefilled
 from kvtransfer.interface import Sender, SendStats
+from processes.failpoints import failpoint
 from telemetry.logs import EventLogger
 from wire.convert import describe_prompt
 from wire.errors import Cancelled, InvalidRequest, NoCapacity, PdserveError, to_name
-from wire.failpoints import failpoint
-from wire.held_kv_limit import hold_limit
 from wire.messages import Event, Failed, HandedOff
+from wire.shared_limits import hold_limit
 from wire.types import PromptState, StageTimes, Ticket
 
 log = EventLogger("prefill")

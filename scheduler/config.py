@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from flags.options import EngineOptions, Parser, add_flags, flag, from_namespace, parse_bytes
 from scheduler.templates.chat_options import CONTENT_FORMATS, ChatSettings, checked_kwargs, parse_kwargs
 from wire.errors import ConfigError
-from wire.options import EngineOptions, Parser, add_flags, flag, from_namespace, parse_bytes
 
 DEFAULT_PORT = 9000
 

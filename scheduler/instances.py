@@ -34,7 +34,7 @@ from wire.messages import (
     Step,
     TableRead,
 )
-from wire.progress import progress_limit
+from wire.shared_limits import progress_limit
 from wire.types import InstanceDescription, LoadSnapshot, PromptLogprobs, Role, TokenOutput
 
 log = EventLogger("instances")

@@ -12,7 +12,7 @@ from scheduler.load.loads import InstanceLoad
 from scheduler.model.kind import ModelKind
 from scheduler.placement import Plan
 from scheduler.registry import Registry
-from wire.held_kv_limit import hold_limit
+from wire.shared_limits import hold_limit
 from wire.types import Role
 
 Pair = tuple[int | None, int]

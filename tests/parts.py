@@ -20,7 +20,17 @@ LIMIT_S = 3600.0
 PARTS = {
     "engine": ("engine", "native", "npu", "devices"),
     "transfer": ("kvtransfer", "prefill_worker", "decode_worker", "instance"),
-    "scheduler": ("scheduler", "rpc", "security", "wire", "telemetry", "batch", "ranktable_tools"),
+    "scheduler": (
+        "scheduler",
+        "flags",
+        "processes",
+        "rpc",
+        "security",
+        "wire",
+        "telemetry",
+        "batch",
+        "ranktable_tools",
+    ),
     "commands": ("pdserve", "conformance", "docs", "scripts", "benchmarks"),
     "cluster": ("cluster", "deploy", "ray"),
     "faults": ("faults",),

@@ -1,1 +1,1 @@
-"""Data and protocol between processes: types, messages, errors, KV layout, and the scheduler/instance interface."""
+"""What processes say to each other: types, messages, errors, KV layout, codec, the scheduler/instance interface."""

@@ -7,8 +7,8 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.checkpoints.model_identity import read_json
 from wire.errors import ConfigError
-from wire.model_identity import read_json
 
 BIN_NAME = "pytorch_model.bin"
 BIN_INDEX = "pytorch_model.bin.index.json"

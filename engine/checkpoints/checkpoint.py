@@ -8,10 +8,10 @@ from typing import Any
 import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
+from engine.checkpoints.model_identity import check_folder, read_json, stored_tensors
 from engine.checkpoints.refusals import refuse_unsupported
 from engine.rope_lengths import longest_sequence
 from wire.errors import ConfigError
-from wire.model_identity import check_folder, read_json, stored_tensors
 
 _STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 

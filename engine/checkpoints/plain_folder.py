@@ -18,8 +18,8 @@ from engine.checkpoints.bin_files import BIN_INDEX, BinFiles, check_archive, fin
 from engine.checkpoints.conversion_child import TIMEOUT_S, answer_caller, convert_apart
 from engine.checkpoints.file_digest import DIGEST_DIGITS, file_digest
 from engine.checkpoints.model_cache import make_once
+from engine.checkpoints.model_identity import read_json
 from wire.errors import ConfigError
-from wire.model_identity import read_json
 
 _FORMAT = "1"  # version of the result; a new one converts again
 _COPIED = (".json", ".jinja", ".txt", ".model")

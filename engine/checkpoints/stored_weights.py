@@ -14,9 +14,9 @@ from typing import Self
 
 import torch
 
+from engine.checkpoints.model_identity import StoredTensor, stored_tensors
 from engine.checkpoints.weights import TensorSlice
 from wire.errors import ConfigError
-from wire.model_identity import StoredTensor, stored_tensors
 
 _PIECE_BYTES = 1 << 30  # of one read: Linux reads at most 2 GiB at once
 _DTYPES = {

@@ -9,8 +9,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from engine.checkpoints.model_identity import read_json
 from wire.errors import ConfigError
-from wire.model_identity import read_json
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 

@@ -16,10 +16,10 @@ from transformers.utils import logging as transformers_logging
 from devices.cpu import CpuDevice
 from devices.interface import Device
 from engine.checkpoints.dtypes import choose_dtype, read_cpu_flags
+from engine.checkpoints.model_identity import stored_tensors
 from engine.pooling.vectors import finish_vector
 from engine.pooling_settings import PoolingSettings, read_settings
 from wire.errors import ConfigError
-from wire.model_identity import stored_tensors
 from wire.types import Pooling, PromptState
 
 _STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoints.model_identity import read_json
 from wire.errors import ConfigError
-from wire.model_identity import read_json
 
 _KEYS = ("quantization_config", "compression_config")
 _SIDE_FILES = {

@@ -1,4 +1,4 @@
-"""The kinds of messages between rank 0 and another rank on their channel (wire/rank_channel.py)."""
+"""The kinds of messages between rank 0 and another rank on their channel (processes/rank_channel.py)."""
 
 from enum import IntEnum
 

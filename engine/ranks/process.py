@@ -21,9 +21,9 @@ from engine.ranks.channel import RankMessageKind
 from engine.ranks.setup import RankSetup
 from engine.torch_start import loading, prepare_torch
 from native.ticker import start_ticker
+from processes.rank_channel import Channel, ChannelClosed, Message
+from processes.rank_payloads import pack_error
 from telemetry.logs import EventLogger, configure
-from wire.rank_channel import Channel, ChannelClosed, Message
-from wire.rank_payloads import pack_error
 
 log = EventLogger("engine")
 

@@ -4,8 +4,8 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
+from processes.rank_payloads import read_object
 from wire.kv_layout import KvTensor, Rank
-from wire.rank_payloads import read_object
 
 
 @dataclass(frozen=True, slots=True)

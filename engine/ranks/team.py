@@ -22,11 +22,11 @@ from devices.table import traits_of
 from engine.ranks.channel import RankMessageKind
 from engine.ranks.marks import Marks, make_marks
 from engine.ranks.setup import RankSetup
+from processes.rank_channel import Channel, ChannelClosed, Message
+from processes.rank_payloads import unpack_error
 from telemetry.logs import EventLogger
 from wire.errors import InstanceLost, InternalError, PdserveError
 from wire.kv_layout import Rank
-from wire.rank_channel import Channel, ChannelClosed, Message
-from wire.rank_payloads import unpack_error
 
 log = EventLogger("engine")
 

@@ -12,11 +12,11 @@ import orjson
 from batch.app_backend import AppBackend
 from batch.backend import NO_HEADERS, Answer, BatchBackend
 from batch.url_backend import UrlBackend
+from flags.options import EngineOptions, from_namespace
 from pdserve.batch_run.request import BatchRequest
 from pdserve.up_request import fill_model
 from scheduler.config import SchedulerConfig
 from wire.errors import ConfigError, Unavailable
-from wire.options import EngineOptions, from_namespace
 
 _PASSING = (408, 425, 429)  # transient statuses below 500
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from wire.options import flag, parse_bytes
+from flags.options import flag, parse_bytes
 
 
 @dataclass(frozen=True, slots=True)

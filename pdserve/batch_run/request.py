@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from flags.options import EngineOptions, add_flags, from_namespace
 from pdserve.batch_run.options import BatchOptions
 from pdserve.client import own_key
 from pdserve.engine_flags import refuse_empty
@@ -16,7 +17,6 @@ from pdserve.flags.parser import CommandParser
 from scheduler.config import SchedulerOptions
 from scheduler.http.keys import read_keys
 from wire.errors import ConfigError
-from wire.options import EngineOptions, add_flags, from_namespace
 
 METRICS_PORT = 8000
 MOST_INFLIGHT = 65_536

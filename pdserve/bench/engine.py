@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from devices.table import AUTO, AUTO_ORDER, choose
 from engine.torch_start import prepare_torch
+from flags.options import EngineOptions, add_flags, flag, from_namespace
 from native.cache import NoNative
 from native.engine_library import build_engine
 from pdserve import model
@@ -34,7 +35,6 @@ from pdserve.flags.parser import CommandParser
 from pdserve.termination import unwind_on_sigterm
 from ranktable_tools.core_quota import usable_threads
 from wire.errors import ConfigError
-from wire.options import EngineOptions, add_flags, flag, from_namespace
 
 KV_BYTES = 2 << 30
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")

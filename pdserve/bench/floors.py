@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from devices.interface import Device
+from engine.checkpoints.model_identity import stored_tensors
 from pdserve.bench.cases import PREFILL_PROMPT, BenchCase
-from wire.model_identity import stored_tensors
 
 _READ_BYTES = 1 << 30
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from flags.options import add_flags, flag, from_namespace
 from pdserve.bench.load.png import require_png
 from pdserve.bench.load.random_requests import RequestSizes
 from pdserve.bench.load.summary import GOALS, METRICS
 from pdserve.bench.serve_vllm_flags import settle
 from pdserve.flags.parser import CommandParser
 from wire.errors import ConfigError
-from wire.options import add_flags, flag, from_namespace
 
 BACKENDS = ("openai", "vllm", "openai-chat", "openai-embeddings")
 _OF_VECTORS = {"e2el", "client_queue_time"}

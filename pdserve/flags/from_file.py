@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from flags.options import EngineOptions
 from pdserve.batch_run.options import BatchOptions
 from pdserve.flags.config_file import Entry
 from pdserve.flags.row import Takes
@@ -13,7 +14,6 @@ from pdserve.flags.table import find, nearest
 from pdserve.up_options import UpOptions
 from scheduler.config import SchedulerOptions
 from wire.errors import ConfigError
-from wire.options import EngineOptions
 
 _NEVER = ("config", "help")
 _WHERE = ("--url", "--run-dir")

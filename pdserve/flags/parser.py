@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flags.options import Parser
 from pdserve.completion import VARIABLE, complete
 from pdserve.flags.settle import notice, settle
 from pdserve.flags.table import dashed, find
 from wire.errors import ConfigError
-from wire.options import Parser
 
 CONFIG_HELP = "YAML file with flags as keys; a flag wins over the environment, which wins over the file"
 

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from engine.checkpoints.bin_files import BIN_INDEX, BIN_NAME
+from engine.checkpoints.model_identity import read_json
 from wire.errors import ConfigError
-from wire.model_identity import read_json
 
 CONFIG = "config.json"
 _SAFETENSORS, _SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Self
 
+from flags.options import EngineOptions, add_flags
 from pdserve.flags.absent_rows import ABSENT_ROWS
 from pdserve.flags.engine_args_rows import ENGINE_ARGS_ROWS
 from pdserve.flags.engine_rows import ENGINE_ROWS
@@ -19,7 +20,6 @@ from pdserve.flags.table import dashed
 from pdserve.offline.keywords import DECIDED
 from scheduler.config import SchedulerOptions
 from wire.errors import ConfigError
-from wire.options import EngineOptions, add_flags
 
 _OWN: dict[str, Any] = {
     "cluster": str,

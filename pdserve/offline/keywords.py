@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flags.options import EngineOptions, Parser, add_flags, from_namespace, is_switch
 from pdserve.flags.parser import prepare
 from pdserve.flags.row import FlagVerdict, Takes
 from pdserve.flags.table import ROWS, find
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from wire.errors import ConfigError
-from wire.options import EngineOptions, Parser, add_flags, from_namespace, is_switch
 
 DECIDED = frozenset((
     "host", "port", "ip", "kv_ip", "http_port", "share_devices", "global_rank_table", "node_ports", "use_openai",

@@ -12,6 +12,7 @@ from pathlib import Path
 from devices.interface import Device
 from devices.table import AUTO, AUTO_ORDER, choose, find_kind
 from engine.torch_start import prepare_torch
+from flags.options import add_flags, flag, from_namespace
 from pdserve.flags.parser import CommandParser
 from pdserve.selftest.captured_output import stderr_into
 from pdserve.selftest.check import GROUPS, CheckStatus, Result, SelftestCheck, run_all
@@ -24,7 +25,6 @@ from ranktable_tools.devices.kinds import kind_named
 from ranktable_tools.doctor.machine import Machine
 from telemetry import logs
 from wire.errors import ConfigError
-from wire.options import add_flags, flag, from_namespace
 
 EPILOG = """\
 Every op of a step is compared with the reference on the CPU, a few MB of KV are sent over each link that the device

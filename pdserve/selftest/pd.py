@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from flags.options import EngineOptions
 from instance.config import InstanceConfig
 from instance.local import LocalInstance
 from pdserve.selftest.check import NotHere, SelftestCheck, Wrong
@@ -17,7 +18,6 @@ from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.request import GenerationRequest, NewToken, PromptDone
 from scheduler.serving import Cluster, build_control
 from wire.errors import DeadlineExceeded, HandoffFailed, PdserveError
-from wire.options import EngineOptions
 from wire.types import Role, SamplingParams
 
 _HOST = "127.0.0.1"

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from scheduler.api.body import read_json
+from scheduler.api.near_names import near_name
 from scheduler.api.refusals import WITHOUT_EFFECT, refuse_fields
 from scheduler.api.schemas import Body
 from scheduler.app_context import AppContext
-from wire.near_names import near_name
 
 AnyBody = TypeVar("AnyBody", bound=Body)
 _NAME = re.compile("[A-Za-z0-9_.-]+")  # safe in headers and logs

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from scheduler.load.prefixes import Chain
-from wire.held_kv_limit import hold_limit
+from wire.shared_limits import hold_limit
 from wire.types import Role
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from scheduler.load.loads import InstanceLoad, LinkShare, PromptFacts
-from wire.held_kv_limit import hold_limit
+from wire.shared_limits import hold_limit
 
 _MOST_SHOWN = 4
 

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
+from processes.failpoints import failpoint
 from scheduler.inbox import Arrival, PromptStep, SessionLost, Work
 from scheduler.instances import Instance
 from scheduler.limits import ControlLimits
@@ -16,7 +17,6 @@ from scheduler.patience import patient
 from scheduler.prompt_run import PromptRun
 from telemetry.logs import EventLogger
 from wire.errors import DeadlineExceeded, InstanceLost, PdserveError
-from wire.failpoints import failpoint
 from wire.messages import Failed, HandedOff, Prefill, Refused, Reserve, Reserved
 from wire.types import StageTimes, Ticket
 

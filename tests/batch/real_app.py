@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
+from flags.options import EngineOptions
 from scheduler.app import build_app
 from scheduler.app_context import AppContext, ReadyReport
 from scheduler.config import SchedulerConfig, SchedulerOptions
@@ -15,7 +16,6 @@ from scheduler.model.files import read_model_files
 from scheduler.model.generation_defaults import GenerationDefaults
 from scheduler.observability.metrics import Metrics
 from scheduler.tokens import Tokens
-from wire.options import EngineOptions
 
 NAME = "tiny"
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from processes.failpoints import BATCH_POINTS, VARIABLE
 from tests.batch.killed_run import job_in, run
 from tests.batch.scripted import line, plain, read_lines, write_lines
-from wire.failpoints import BATCH_POINTS, VARIABLE
 
 CLONE = Path(__file__).parents[2]
 NUM_LINES = 60

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from processes.failpoints import VARIABLE
 from tests.batch.scripted import plain, write_lines
 from tests.batch.test_kill import CLONE, KILLED
 from tests.engine.tiny_models import make_tiny_model
-from wire.failpoints import VARIABLE
 
 pytestmark = [pytest.mark.long, pytest.mark.cluster]
 NUM_LINES = 80

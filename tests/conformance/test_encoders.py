@@ -13,6 +13,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModel, AutoModelForSequenceClassification
 
+from flags.options import EngineOptions
 from instance.config import InstanceConfig
 from instance.local import LocalInstance
 from scheduler.app import build_app
@@ -26,7 +27,6 @@ from scheduler.serving import Cluster, build_control, report
 from scheduler.tokens import Tokens
 from tests.engine.tiny_encoders import VOCABULARY, make_bert, make_cross_encoder
 from tests.scheduler.virtual_time import until
-from wire.options import EngineOptions
 from wire.types import Role
 
 pytestmark = pytest.mark.anyio

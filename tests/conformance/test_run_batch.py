@@ -14,6 +14,7 @@ from batch.app_backend import AppBackend
 from batch.job import BatchJob
 from batch.prepared import prepare
 from batch.runner import run_batch
+from flags.options import EngineOptions
 from pdserve.inner_app import inner_app
 from scheduler.config import SchedulerOptions
 from tests.cluster.conftest import ENGINE_FLAGS
@@ -21,7 +22,6 @@ from tests.conformance.conftest import FLAGS
 from tests.conformance.test_encoders import save_words
 from tests.engine.tiny_encoders import make_bert
 from tests.pdserve.batches import Ended, chat, read, request, run, without_ids, write
-from wire.options import EngineOptions
 
 pytestmark = pytest.mark.cluster
 

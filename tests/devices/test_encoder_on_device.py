@@ -7,8 +7,10 @@ import pytest
 from devices.cpu import CpuDevice
 from devices.interface import Device
 from devices.table import KINDS
+from engine.checkpoints.model_identity import identify
 from engine.pooling.core import EncoderCore
 from engine.pooling.encoder import load_encoder
+from flags.options import EngineOptions
 from instance.config import InstanceConfig
 from instance.encoders import load_encoder_engine
 from tests.devices.card_device import CardDevice
@@ -16,8 +18,6 @@ from tests.devices.dying_device import FAULT, DyingDevice
 from tests.devices.fake_device import TRAITS, FakeDevice, FakeKind
 from tests.engine.tiny_encoders import TEXTS, make_bert, make_cross_encoder
 from wire.errors import ConfigError, InstanceLost, PdserveError
-from wire.model_identity import identify
-from wire.options import EngineOptions
 from wire.types import Pooling, PromptState, Role, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from devices.table import KINDS
-from wire.options import EngineOptions
+from flags.options import EngineOptions
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("cuda", "npu", "nccl", "hccl")
@@ -25,7 +25,7 @@ BEHIND_THE_SEAM = (
     "ranktable_tools/",  # tables and tools of operators; imports nothing of ours, so it cannot ask the seam
 )  # fmt: skip
 ALLOWED = {
-    "wire/options.py": "the words of --device: wire lies below devices and cannot ask it; a test compares them",
+    "flags/options.py": "the words of --device: flags lies beside devices and cannot ask it; a test compares them",
     "engine/attention/table.py": "one row a backend, by the name that a kind's traits give",
     "engine/device_modules.py": "one row a kind that brings modules of its own, looked up by its traits",
     "pdserve/env_facts.py": "torch_npu among the packages whose versions a bug report shows",

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 from engine.checkpoints.bin_conversion import convert_bin
 from engine.checkpoints.bin_files import BIN_INDEX, BIN_NAME, find_bin_files
+from engine.checkpoints.model_identity import weight_files
 from tests.engine.bin_models import Marking, save_bin
 from wire.errors import ConfigError
-from wire.model_identity import weight_files
 
 EMBEDDINGS = "model.embed_tokens.weight"
 

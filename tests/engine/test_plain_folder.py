@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, dynamic_module_utils
 
 from engine.checkpoints.bin_files import BIN_NAME
+from engine.checkpoints.model_identity import identify
 from engine.checkpoints.plain_folder import _make, ensure_plain, lacking
 from engine.loader import load_model
 from scheduler.model.files import read_model_files
@@ -23,7 +24,6 @@ from tests.engine.step_runner import generate
 from tests.engine.tiny_models import make_tiny_model
 from tests.pdserve.hub.printed_models import put_code
 from wire.errors import ConfigError
-from wire.model_identity import identify
 
 PROMPTS = [[2, 304, 81, 14, 298], [2, 33, 44, 55, 66, 77, 88]]
 TEXTS = ("hello, how are you?", "  two  spaces\n\n\ttab 12345 I've", "日本語 🎉 café", "a<|im_end|>b <|endoftext|>", "")

@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForSequenceClassification, LlamaConfig, MistralConfig, T5Config
 
+from engine.checkpoints.model_identity import identify
 from engine.pooling.core import EncoderCore
 from engine.pooling.encoder import is_encoder, load_encoder
 from engine.pooling.vectors import finish_vector
 from engine.pooling_settings import PoolingSettings, read_settings
 from tests.engine.tiny_encoders import TEXTS, VOCABULARY, make_bert, make_cross_encoder, say_pooling
 from wire.errors import ConfigError, InternalError, InvalidRequest, PromptTooLong
-from wire.model_identity import identify
 from wire.types import Pooling, PromptState, SamplingParams
 
 

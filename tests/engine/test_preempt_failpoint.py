@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from engine.core import EngineCore
+from processes.failpoints import VARIABLE, process_failpoints
 from tests.engine.fake_engines import CONFIG, Answers, assert_answers, engine, prompt, wanted
-from wire.failpoints import VARIABLE, process_failpoints
 from wire.types import PromptState
 
 pytestmark = pytest.mark.usefixtures("runs_ahead")

@@ -16,8 +16,8 @@ from engine.ranks.follower import Follower, pack_pool
 from engine.ranks.packing import pack_step
 from engine.ranks.setup import RankSetup
 from engine.step import BatchSequence, StepBatch
+from processes.rank_channel import Channel
 from wire.kv_layout import KvTensor
-from wire.rank_channel import Channel
 
 _SETUP = RankSetup("/models/x", "float32", 1, 2, 16, "auto", None, (), 1, 10.0)
 _WAIT_S = 300.0

@@ -19,11 +19,11 @@ import pytest
 from engine.ranks.channel import RankMessageKind
 from engine.ranks.load import LoadedRanks, RanksOptions, load_ranks
 from engine.step import BatchSequence, SampleRow, StepBatch
+from processes.rank_channel import Channel
+from processes.rank_payloads import pack_error
 from tests.engine.step_runner import GREEDY
 from tests.engine.tiny_models import make_tiny_model
 from wire.errors import InstanceLost, PdserveError
-from wire.rank_channel import Channel
-from wire.rank_payloads import pack_error
 
 _STEP_S = 2.0
 _WAIT_S = 300.0

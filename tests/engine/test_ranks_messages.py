@@ -16,8 +16,8 @@ from engine.ranks.marks import Marks, make_marks
 from engine.ranks.packing import pack_copies, pack_step, unpack_copies, unpack_step
 from engine.ranks.setup import RankLoaded, RankSetup
 from engine.step import BatchSequence, StepBatch
+from processes.rank_channel import Channel, ChannelClosed
 from wire.kv_layout import KvTensor, Rank
-from wire.rank_channel import Channel, ChannelClosed
 
 _SETUP = RankSetup("/models/x", "float32", 1, 2, 16, "auto", None, (2, 3), 2, 10.0)
 _TENSORS = (KvTensor(0, "k", 3, 64, "float32"), KvTensor(0, "v", 3, 64, "float32"))

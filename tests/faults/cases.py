@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from wire.failpoints import POINTS
+from processes.failpoints import POINTS
 
 HITS: dict[str, tuple[int, ...]] = {"kv.send.mid": (3,), "decode.token": (1, 5)}
 """Which hit of a point fails where it is not the first: a frame in the middle of a chunk, D's first and fifth token."""

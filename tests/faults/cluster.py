@@ -19,12 +19,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from engine.fake import FakeConfig, expected_tokens
 from pdserve.client import parse_metrics
 from pdserve.ports import free_ports
+from processes.failpoints import VARIABLE
 from ranktable_tools.launch_plan import resolve
 from tests.cluster.guide import GuideCluster
 from tests.faults.asking import Seen
 from tests.faults.launch import LEASE_S
 from wire.errors import Unavailable
-from wire.failpoints import VARIABLE
 from wire.types import SamplingParams
 
 VOCAB_SIZE, CHUNK, PROMPT_TOKENS = 320, 16, 60

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from processes.failpoints import POINTS
 from tests.faults.cases import ANSWER, CASES, CLOSED, ERROR, LONG_TOKENS, MAX_TOKENS, Case
 from tests.faults.cluster import PROMPT_TOKENS
 from tests.faults.launch import LEASE_S, SILENCE_S
 from tests.faults.running import NUM_STREAMS, Measured
-from wire.failpoints import POINTS
 
 _ROW = re.compile(r"^\| `([^`]+)` \| (\w+) \|", re.MULTILINE)
 _WORDS = {ANSWER: "the fault-free answer", ERROR: "an error event", CLOSED: "its connection closes"}

@@ -3,7 +3,7 @@
 import pytest
 
 from pdserve import launch
-from wire.failpoints import VARIABLE, process_failpoints
+from processes.failpoints import VARIABLE, process_failpoints
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,11 @@
 
 import pytest
 
+from processes.failpoints import POINTS, Failpoints
 from tests.cluster.guide import CLONE
 from tests.faults.cases import ANSWER, CASES, ERROR, HITS
 from tests.faults.running import Measured
 from tests.faults.table import render, rows_of
-from wire.failpoints import POINTS, Failpoints
 
 MEASURED = [
     Measured(case.place, case.action, case.victim, {ANSWER: 2, ERROR: 1}, "lost | req-12ab", 12.3, 45.6, None)

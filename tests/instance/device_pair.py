@@ -5,13 +5,13 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from flags.options import EngineOptions
 from instance.config import InstanceConfig
 from tests.devices.fake_device import FakeDevice, FakeKind
 from tests.engine.tiny_models import VOCAB_SIZE
 from tests.instance.pair import Client, running
 from tests.instance.test_handoff import wait_empty
 from wire.messages import Failed, Generate, HandedOff, Prefill, Refused, Reserve, Reserved, Step
-from wire.options import EngineOptions
 from wire.types import PromptState, Role, SamplingParams, StageTimes
 
 NUM_TOKENS, CHUNK = 12, 48

@@ -6,12 +6,12 @@ import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+from flags.options import EngineOptions
 from instance.config import InstanceConfig
 from instance.local import LocalInstance
 from wire.connection import Session
 from wire.errors import PdserveError
 from wire.messages import Event, OpenSession
-from wire.options import EngineOptions
 from wire.types import Role
 
 FAKE = {"vocab_size": 500, "max_model_len": 256, "num_layers": 3}

@@ -6,6 +6,7 @@ import pytest
 
 from devices import table
 from engine.core import EngineCore
+from flags.options import EngineOptions
 from instance.build import build_engine
 from instance.config import InstanceConfig
 from tests.devices.dying_device import FAULT, DyingDevice
@@ -13,7 +14,6 @@ from tests.devices.fake_device import FakeDevice, FakeKind
 from tests.engine.fake_engines import run
 from tests.engine.tiny_models import make_tiny_model
 from wire.errors import InstanceLost, PdserveError
-from wire.options import EngineOptions
 from wire.types import PromptState, Role, SamplingParams
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from flags.options import EngineOptions
 from instance.config import InstanceConfig
 from wire.errors import ConfigError
-from wire.options import EngineOptions
 from wire.types import Role
 
 

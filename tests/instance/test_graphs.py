@@ -7,13 +7,13 @@ import pytest
 from devices import table
 from engine.core import EngineCore
 from engine.oracle import Oracle
+from flags.options import EngineOptions
 from instance.build import build_engine
 from instance.config import InstanceConfig
 from tests.devices.capturing_device import CapturingDevice
 from tests.devices.fake_device import FakeKind
 from tests.engine.fake_engines import run
 from tests.engine.tiny_models import make_tiny_model
-from wire.options import EngineOptions
 from wire.types import PromptState, Role, SamplingParams
 
 

@@ -4,6 +4,7 @@ import socket
 
 import pytest
 
+from flags.options import EngineOptions
 from instance.config import InstanceConfig
 from instance.kv_address import kv_host, kv_source
 from kvtransfer.tcp import connect, listen
@@ -11,7 +12,6 @@ from kvtransfer.transport import Timeouts
 from kvtransfer.transports import make_transports
 from tests.kvtransfer.rig import TENSORS, Pool
 from wire.kv_layout import PoolLayout
-from wire.options import EngineOptions
 from wire.types import KvEndpoint, Role
 
 OWN = ("10.0.0.18", "10.0.1.18")

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from flags.options import EngineOptions
 from instance.config import InstanceConfig
 from tests.engine.tiny_encoders import make_bert, make_cross_encoder
 from tests.instance.pair import instance_config, running
 from wire.messages import Cancel, Generate, Pooled, Refused, Reserve, Step
-from wire.options import EngineOptions
 from wire.types import Pooling, PromptState, Role, SamplingParams
 
 TEXT = tuple(range(3, 20))

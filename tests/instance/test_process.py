@@ -21,7 +21,7 @@ import atexit, sys, time
 from pathlib import Path
 from instance import process
 from instance.config import InstanceConfig
-from wire.options import EngineOptions
+from flags.options import EngineOptions
 from wire.types import Role
 
 def load_for_ever(config, on_lost, on_read):
@@ -74,7 +74,7 @@ from instance.config import InstanceConfig
 from pdserve.cli import guarded
 from tests.devices.dying_device import DyingDevice
 from tests.engine.fake_engines import CONFIG, prompt
-from wire.options import EngineOptions
+from flags.options import EngineOptions
 from wire.types import Role
 
 class Dying(FakeModel):

@@ -2,9 +2,9 @@
 
 import pytest
 
+from flags.options import EngineOptions
 from instance.config import InstanceConfig
 from instance.ranks import deal_cores
-from wire.options import EngineOptions
 from wire.types import Role
 
 

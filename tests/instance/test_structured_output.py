@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from flags.options import EngineOptions
 from instance.config import InstanceConfig
 from tests.engine.tiny_models import make_tiny_model
 from tests.instance.pair import Client, running
 from wire.messages import Failed, Generate, HandedOff, Prefill, Refused, Reserve, Reserved, Step
-from wire.options import EngineOptions
 from wire.types import FinishReason, PromptState, Role, SamplingParams, StructuredOutput, TokenOutput
 
 _PROMPT = tuple(range(3, 40))

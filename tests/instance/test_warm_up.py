@@ -17,7 +17,7 @@ _LOADS = """
 import sys
 from pathlib import Path
 from instance.warm_up import import_all
-from wire.options import EngineOptions
+from flags.options import EngineOptions
 
 path = sys.argv[1]
 import_all(EngineOptions(model=path))

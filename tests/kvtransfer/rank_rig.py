@@ -20,10 +20,10 @@ from kvtransfer.rank_half import RankHalf
 from kvtransfer.rank_messages import HalfSettings
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
+from processes.failpoints import Failpoints
 from security.trust import Trust
 from tests.kvtransfer.rig import DEADLINE_S, Clock, Pool, Recorder
 from wire.errors import InstanceLost
-from wire.failpoints import Failpoints
 from wire.kv_layout import KvTensor, PoolLayout, Rank
 from wire.types import Ticket
 

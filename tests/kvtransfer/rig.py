@@ -22,8 +22,8 @@ from kvtransfer.shm import POOL_SEALS
 from kvtransfer.staging import whole
 from kvtransfer.transport import Outlet, Timeouts
 from kvtransfer.transports import make_transports
+from processes.failpoints import Failpoints
 from wire.errors import PdserveError
-from wire.failpoints import Failpoints
 from wire.kv_layout import KvTensor, PoolLayout
 from wire.types import PROTOCOL_VERSION, KvEndpoint, Ticket
 

@@ -13,12 +13,12 @@ from kvtransfer.outgoing_tickets import OutgoingTickets
 from kvtransfer.rank_messages import RankMessage
 from kvtransfer.sender_ticket import SenderState, SenderTicket
 from kvtransfer.slots import BlockWindow
+from processes.rank_channel import Channel, Message
 from tests.kvtransfer.every_transport import EVERY_TRANSPORT
 from tests.kvtransfer.rank_rig import make_rank_rig, random_kv
 from tests.kvtransfer.rig import DEADLINE_S, Rig, fill, make_rig, read, until
 from wire.errors import InstanceLost
 from wire.kv_layout import KvTensor
-from wire.rank_channel import Channel, Message
 
 P_BLOCKS, D_BLOCKS = range(5), (10, 11, 12, 13, 14)
 ONE_TENSOR = (KvTensor(0, "k", 2, 8, "float32"),)  # its rows lie in one piece, which `tcp` sends from the pool itself

@@ -30,14 +30,14 @@ from kvtransfer.rank_messages import (
     unpack_ticket,
 )
 from kvtransfer.ticket_table import ReceiverCounts
+from processes.failpoints import Failpoints
+from processes.rank_channel import Channel, ChannelClosed, Message
+from processes.rank_payloads import pack_error, unpack_error
 from security.trust import LiveAddresses, Trust
 from tests.kvtransfer.rank_rig import RankRig, make_rank_rig, random_kv, tensors
 from tests.kvtransfer.rig import DEADLINE_S, Pool, Recorder, until
 from wire.errors import ConfigError, HandoffFailed, InstanceLost, NoCapacity, Unavailable
-from wire.failpoints import Failpoints
 from wire.kv_layout import PoolLayout, Rank
-from wire.rank_channel import Channel, ChannelClosed, Message
-from wire.rank_payloads import pack_error, unpack_error
 from wire.types import KvEndpoint, LinkStatus, Ticket
 
 NUM_TOKENS, BLOCK_IDS = 150, {16: (9, 3, 4, 5, 30, 1, 7, 12, 13, 20), 128: (2, 0)}

@@ -18,6 +18,7 @@ from kvtransfer.stream import Stream
 from kvtransfer.tcp import TcpInlet, TcpOutlet
 from kvtransfer.terms import RankHeads, Terms
 from kvtransfer.transport import Timeouts
+from processes.failpoints import Failpoints
 from tests.faults.proxy import FaultProxy, Message
 from tests.kvtransfer.rank_rig import RankRig, make_rank_rig, random_kv
 from tests.kvtransfer.rig import (
@@ -35,7 +36,6 @@ from tests.kvtransfer.rig import (
     until,
 )
 from wire.errors import NoCapacity
-from wire.failpoints import Failpoints
 from wire.kv_layout import Heads, KvTensor, PoolLayout
 from wire.types import KvEndpoint, Ticket
 

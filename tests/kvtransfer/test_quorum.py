@@ -21,8 +21,8 @@ from kvtransfer.sender_ticket import SenderTicket
 from kvtransfer.terms import Terms
 from kvtransfer.ticket import ReceiverTicket
 from kvtransfer.ticket_table import TicketTable
+from processes.failpoints import Failpoints
 from wire.errors import HandoffFailed, NoCapacity, PdserveError
-from wire.failpoints import Failpoints
 from wire.kv_layout import KvTensor, PoolLayout, Rank
 
 MODEL = (KvTensor(0, "k", 3, 2, "float16"), KvTensor(1, "latent", 1, 3, "float16"))

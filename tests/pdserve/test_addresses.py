@@ -2,12 +2,12 @@
 
 import pytest
 
+from flags.options import EngineOptions
 from pdserve.addresses import check_kv_address, network_variables, with_own_address
 from ranktable_tools.interfaces import interface_addresses, interface_of
 from security.secret import Secret
 from security.trust import Trust
 from wire.errors import ConfigError, Incompatible
-from wire.options import EngineOptions
 
 TABLE = Trust(addresses=frozenset({"10.0.0.18"}), loopback=False)
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from flags.options import EngineOptions, Parser, add_flags, from_namespace
 from pdserve import cli, run_folder
 from pdserve.engine_flags import check_engine_flags
 from pdserve.model_flags import check_model
 from pdserve.ports import free_ports
-from wire.options import EngineOptions, Parser, add_flags, from_namespace
 
 WRONG = [
     (["--kv-transport", "hccl"], "--kv-transport 'hccl' is not one of cuda_ipc, shm, process_group, mooncake, tcp"),

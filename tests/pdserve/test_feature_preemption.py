@@ -10,7 +10,7 @@ from pdserve.feature_judges import CaseOutput, CasePrompt
 from pdserve.feature_preemption import FLAGS, REBUILD, SHORT, SWAP, VECTOR, environment_of
 from pdserve.feature_runs import FeatureOutputs
 from pdserve.verify_features import EQUAL, MEANINGLESS, WRONG, Cell, judge
-from wire.failpoints import VARIABLE, Failpoints
+from processes.failpoints import VARIABLE, Failpoints
 from wire.types import Pooling, SamplingParams
 
 PARAMS = SamplingParams(max_tokens=9, temperature=0.0)

@@ -8,12 +8,12 @@ import httpx
 import psutil
 import pytest
 
+from flags.options import EngineOptions
 from instance.local import LocalInstance
 from pdserve.inner_app import inner_app
 from scheduler.config import SchedulerOptions
 from tests.engine.tiny_models import make_tiny_model
 from wire.errors import ConfigError, InternalError, PdserveError
-from wire.options import EngineOptions
 
 pytestmark = pytest.mark.anyio
 WAIT_S = 300.0

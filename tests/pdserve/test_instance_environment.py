@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from flags.options import EngineOptions
 from pdserve.instance_environment import prepare_environment
 from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.devices.tools import ToolOutput
 from ranktable_tools.launch_plan import LaunchPlan, resolve
 from wire.errors import ConfigError
-from wire.options import EngineOptions
 
 GPUS = "".join(f"{i}, GPU-{i}, NVIDIA H200, 570.1, 1, 143771\n" for i in range(8))
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from flags.options import EngineOptions
 from pdserve.instance_flags import check_tensor_parallel, launch, typed_over_file
 from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.launch_plan import LaunchPlan, resolve
 from wire.errors import ConfigError
-from wire.options import EngineOptions
 from wire.types import Role
 
 

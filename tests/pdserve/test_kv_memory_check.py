@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from engine.checkpoints.checkpoint import open_checkpoint
+from engine.checkpoints.model_identity import read_json
 from engine.kv_probe import rehearse
+from flags.options import EngineOptions
 from pdserve import kv_memory_check
 from pdserve.kv_memory_check import check_kv_room, kv_tensors
 from tests.engine.tiny_models import KINDS, make_tiny_model
 from wire.errors import ConfigError
-from wire.model_identity import read_json
-from wire.options import EngineOptions
 
 
 @pytest.fixture(scope="module")

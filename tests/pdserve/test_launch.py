@@ -7,11 +7,11 @@ from dataclasses import fields
 
 import pytest
 
+from flags.groups import GROUPS, GUIDE
+from flags.options import EngineOptions
 from pdserve import cli, launch
 from scheduler.config import SchedulerOptions
 from tests.pdserve.broken_starts import TABLES
-from wire.flag_groups import GROUPS, GUIDE
-from wire.options import EngineOptions
 
 _HEAVY = {
     "devices.table", "fastapi", "google.protobuf", "grpc", "numpy", "orjson", "pydantic", "torch",

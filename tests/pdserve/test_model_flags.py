@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from engine.checkpoints.gguf_folder import converted_path
+from engine.checkpoints.model_identity import read_json
+from flags.options import EngineOptions
 from pdserve import cli, model_flags, up_request
 from pdserve.hub.download_job import DownloadJob, Snapshot
 from pdserve.model_flags import with_plain_model
 from tests.engine.tiny_gguf import write_tiny_gguf
 from wire.errors import ConfigError
-from wire.model_identity import read_json
-from wire.options import EngineOptions
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_other_models_are_left_alone(tmp_path: Path) -> None:
 def test_flag_and_checkpoint_must_agree_without_torch(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "gptq"}}')
     script = (
-        "import sys; from pdserve.model_flags import with_plain_model; from wire.options import EngineOptions\n"
+        "import sys; from pdserve.model_flags import with_plain_model; from flags.options import EngineOptions\n"
         "try: with_plain_model(EngineOptions(model=sys.argv[1], quantization='awq'), {})\n"
         "except Exception as error: print('torch' in sys.modules, error)"
     )

@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 
 from engine.fused.area import NAME
+from flags.options import EngineOptions
 from pdserve.process_plan import ProcessPlan
 from pdserve.run_folder import RunFolder
 from pdserve.site import LocalSite
 from pdserve.up_options import UpOptions
 from pdserve.up_request import UpRequest
-from wire.options import EngineOptions
 
 _DEADLINE_S = 60.0
 _SAYS = """

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from flags.options import EngineOptions
 from instance.config import InstanceConfig
 from instance.kv_address import kv_host
 from pdserve.start_lines import instance_lines, scheduler_lines
 from ranktable_tools.commands import GenArguments, gen
 from ranktable_tools.launch_plan import LaunchPlan, resolve
-from wire.options import EngineOptions
 from wire.types import Role
 
 

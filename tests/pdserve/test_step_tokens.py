@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from flags.options import EngineOptions
 from pdserve.step_tokens import check_step_tokens
 from wire.errors import ConfigError
-from wire.options import EngineOptions
 
 
 @pytest.fixture

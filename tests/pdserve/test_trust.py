@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from flags.options import EngineOptions
 from pdserve.instance_flags import launch
 from pdserve.layout import ClusterShape, environment, lay_out
 from pdserve.trust import trust_of
 from ranktable_tools.launch_plan import resolve
 from wire.errors import ConfigError
-from wire.options import EngineOptions
 
 SHAPE = ClusterShape(1, 1, "127.0.0.1", 9000, ())
 

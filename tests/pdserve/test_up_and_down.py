@@ -20,7 +20,7 @@ from pdserve import up
 from pdserve.cli import guarded
 from pdserve.site import LocalSite
 from pdserve.up_options import UpOptions
-from wire.options import EngineOptions
+from flags.options import EngineOptions
 
 def plans(self):
     print("laying out", flush=True)
@@ -95,7 +95,7 @@ from pdserve.cli import guarded
 from pdserve.process_plan import ProcessPlan
 from pdserve.site import LocalSite
 from pdserve.up_options import UpOptions
-from wire.options import EngineOptions
+from flags.options import EngineOptions
 
 start = subprocess.Popen.__init__
 

@@ -4,12 +4,12 @@ import argparse
 
 import pytest
 
+from flags.options import EngineOptions, Parser, add_flags, from_namespace
 from pdserve.flags.parser import CommandParser
 from pdserve.up_options import UpOptions
 from pdserve.up_request import parse, to_flags
 from scheduler.config import SchedulerOptions
 from wire.errors import ConfigError
-from wire.options import EngineOptions, Parser, add_flags, from_namespace
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from flags.options import EngineOptions
 from pdserve.process_plan import ProcessPlan
 from pdserve.processes import Watched
 from pdserve.ray_cluster.messages import Orders, decode
@@ -19,7 +20,6 @@ from ranktable_tools.errors import RanktableError
 from ranktable_tools.table_file import read_global
 from tests.ray.scripted import Answer, ScriptedSession, seat
 from wire.errors import InstanceLost, Unavailable
-from wire.options import EngineOptions
 
 
 def _on_two_nodes(index: int, time: int) -> Answer:

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from flags.options import EngineOptions
 from scheduler.app import build_app
 from scheduler.app_context import AppContext, ReadyReport
 from scheduler.config import SchedulerConfig, SchedulerOptions
@@ -18,7 +19,6 @@ from scheduler.model.files import read_model_files
 from scheduler.model.generation_defaults import GenerationDefaults
 from scheduler.observability.metrics import Metrics
 from scheduler.tokens import Tokens
-from wire.options import EngineOptions
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"

@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
+from flags.options import EngineOptions
 from scheduler.app import build_app
 from scheduler.app_context import AppContext
 from scheduler.config import SchedulerConfig, SchedulerOptions
@@ -20,7 +21,6 @@ from scheduler.observability.metrics import Metrics
 from scheduler.serving import report
 from scheduler.tokens import Tokens
 from tests.scheduler.fake_cluster import FakeCluster
-from wire.options import EngineOptions
 
 KEYS = ("one", "two", "three")
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from flags.options import EngineOptions
 from pdserve.ports import free_ports
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.links import admin_socket
@@ -24,7 +25,6 @@ from scheduler.serving import Cluster
 from tests.scheduler.fake_cluster import TABLE_DIGEST, FakeCluster
 from tests.scheduler.virtual_time import until
 from wire.messages import MeasureLink
-from wire.options import EngineOptions
 
 pytestmark = pytest.mark.anyio
 WAIT_S = 300.0

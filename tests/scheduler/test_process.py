@@ -11,12 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from flags.options import EngineOptions
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.process import serve_cluster
 from scheduler.serving import Cluster
 from tests.scheduler.fake_cluster import TABLE_DIGEST, FakeCluster
 from wire.errors import ConfigError
-from wire.options import EngineOptions
 
 pytestmark = pytest.mark.anyio
 WAIT_S = 300.0

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from flags.options import EngineOptions
 from scheduler.api.refusals import TRANSFER_FIELDS
 from scheduler.app import build_app
 from scheduler.app_context import AppContext, ReadyReport
@@ -21,7 +22,6 @@ from tests.scheduler.virtual_time import until, virtual
 from wire.errors import InvalidRequest
 from wire.fake_instance import FakeInstance
 from wire.messages import Command, Prefill, Reserve
-from wire.options import EngineOptions
 
 SOMEWHERE = "10.0.0.9"
 VALUES: tuple[Any, ...] = (

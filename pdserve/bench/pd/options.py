@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from devices.table import AUTO
+from flags.options import EngineOptions, add_flags, flag, from_namespace
 from pdserve.engine_flags import check_device
 from pdserve.flags.parser import CommandParser
 from pdserve.up_request import fill_model, to_flags, use_cpu_for_few_cards
 from wire.errors import ConfigError
-from wire.options import EngineOptions, add_flags, flag, from_namespace
 
 _DECIDED = ("host", "port", "ip", "kv_ip", "http_port", "share_devices", "tensor_parallel_size")
 _NUM_INSTANCES = 2  # per contestant

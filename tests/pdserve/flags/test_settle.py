@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flags.options import EngineOptions, from_namespace
 from pdserve.flags.settle import notice, settle
 from scheduler.config import parser
 from wire.errors import ConfigError
-from wire.options import EngineOptions, from_namespace
 
 KNOWN = frozenset(parser()._option_string_actions)
 

@@ -6,10 +6,10 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from flags.options import EngineOptions
 from pdserve.flags.row import FlagVerdict, Takes
 from pdserve.flags.table import ROWS, find, nearest
 from scheduler.config import SchedulerOptions
-from wire.options import EngineOptions
 
 # Names, short names and arities as they are declared in the source packages of vLLM 0.5.0, 0.5.3.post1, 0.5.5, 0.6.0,
 # 0.6.2, 0.6.3.post1, 0.6.4.post1 and 0.6.6.post1: engine/arg_utils.py, entrypoints/openai/cli_args.py and

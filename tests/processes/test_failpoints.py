@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from processes.failpoints import ACTIONS, BATCH_POINTS, POINTS, VARIABLE, Failpoints, process_failpoints
 from wire.errors import ConfigError, InternalError
-from wire.failpoints import ACTIONS, BATCH_POINTS, POINTS, VARIABLE, Failpoints, process_failpoints
 
 
 def test_unset_failpoints_do_nothing() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
+from flags.options import EngineOptions, Parser, add_flags, from_namespace, parse_bytes
 from wire.errors import ConfigError
-from wire.options import EngineOptions, Parser, add_flags, from_namespace, parse_bytes
 
 
 def read(*argv: str) -> EngineOptions:

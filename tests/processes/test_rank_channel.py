@@ -8,7 +8,7 @@ from enum import IntEnum
 
 import pytest
 
-from wire.rank_channel import Channel, ChannelClosed
+from processes.rank_channel import Channel, ChannelClosed
 
 DEADLINE_S = 300.0
 _MANY_BYTES = 8 << 20

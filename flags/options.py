@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from flags.groups import place_of, rank_of
 from wire.errors import ConfigError
-from wire.flag_groups import place_of, rank_of
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.checkpoints.model_identity import identify, name_of, stored_tensors, weight_files
 from wire.errors import ConfigError
-from wire.model_identity import identify, name_of, stored_tensors, weight_files
 
 _Tensors = dict[str, bytes]
 _TENSORS: _Tensors = {"a.weight": bytes(range(200)) * 1000, "b.weight": b"\x01\x02" * 50}

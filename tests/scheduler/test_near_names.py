@@ -2,7 +2,7 @@
 
 import pytest
 
-from wire.near_names import edit_distance, near_name
+from scheduler.api.near_names import edit_distance, near_name
 
 KNOWN = ("max_tokens", "temperature", "top_k", "top_p", "n", "seed", "stop", "min_tokens", "logprobs")
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from processes.rank_payloads import pack_error, read_object, unpack_error
 from wire.errors import ConfigError, HandoffFailed, InternalError
-from wire.rank_payloads import pack_error, read_object, unpack_error
 
 
 @dataclass

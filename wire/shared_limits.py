@@ -1,0 +1,17 @@
+"""Limits that the scheduler and an instance compute alike, each from its own figures."""
+
+SLOW_TURNS = 4.0
+MOST_S = 120.0
+
+
+def progress_limit(slowest_turn_s: float, *, least_s: float) -> float:
+    """Return how long an engine may show no progress before it is stuck, in seconds.
+
+    That is `least_s`, or SLOW_TURNS times the slowest turn (at most MOST_S) if that is more.
+    """
+    return max(least_s, min(SLOW_TURNS * slowest_turn_s, MOST_S))
+
+
+def hold_limit(pool: int) -> int:
+    """Return how many blocks (or tokens) of finished KV may wait before prefilling new prompts stops: half the pool."""
+    return max(1, pool // 2)
