@@ -3,7 +3,7 @@
     instance/engine_loop  --calls-->  Engine (engine/core.py: batcher + blocks + sequences, ints only)
                                         |  launch(StepBatch) -> PendingStep.collect()
                                         v
-                                      Model (engine/torch_model.py: weights, pool, attention, sampler | engine/fake.py)
+                                      Model (engine/torch_model.py: weights, pool, attention, sampler)
 
 One thread calls the engine; only `blocks` (its own lock) may be used from others.
 """

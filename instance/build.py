@@ -1,5 +1,6 @@
 """Build an instance's parts from its config: the engine over a real or the fake model, the KV sender and receiver."""
 
+import importlib
 import os
 import time
 from collections.abc import Callable
@@ -32,6 +33,8 @@ from telemetry.logs import EventLogger
 from wire.errors import ConfigError, PdserveError
 
 log = EventLogger("instance")
+FAKE_ENGINE = "testing.instance.fake_engine"
+"""The module of `--engine fake`, loaded by this name: the product imports no fake."""
 
 OnRead = Callable[[], None]
 
@@ -163,6 +166,6 @@ def _torch_model(
 
 
 def _fake_model(config: InstanceConfig) -> tuple[Model, tuple[str, ...]]:
-    from instance.fake import fake_model
-
-    return fake_model(config), ("--engine fake: tokens are arithmetic, not a model's",)
+    return importlib.import_module(FAKE_ENGINE).fake_model(config), (
+        "--engine fake: tokens are arithmetic, not a model's",
+    )

@@ -29,7 +29,9 @@ def import_all(options: EngineOptions) -> None:
     for name in _ALWAYS:
         importlib.import_module(name)
     if options.engine == "fake":
-        importlib.import_module("instance.fake")
+        from instance.build import FAKE_ENGINE
+
+        importlib.import_module(FAKE_ENGINE)
         return
     prepare_torch(2)  # its settings have no effect with a single thread
     _wait_for_libraries()

@@ -14,8 +14,8 @@ from scheduler.request import (
     RunningRequest,
     Vector,
 )
+from testing.wire.fake_prompt import fake_vector
 from wire.errors import Overloaded, PdserveError
-from wire.fake_prompt import fake_vector
 from wire.types import FinishReason, SamplingParams, StageTimes, TokenLogprobs
 
 

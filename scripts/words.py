@@ -48,7 +48,7 @@ SHARED_CLASSES = {"SamplingParams"}
 """Public classes that may have one name: vLLM's of the offline API, and the wire's."""
 _PRODUCT = (
     "batch", "decode_worker", "devices", "engine", "flags", "instance", "kvtransfer", "native", "pdserve",
-    "prefill_worker", "processes", "ranktable_tools", "rpc", "scheduler", "security", "telemetry", "wire",
+    "prefill_worker", "processes", "ranktable_tools", "rpc", "scheduler", "security", "telemetry", "testing", "wire",
 )  # fmt: skip
 _EXEMPT = re.compile(
     r"_pb2|zh-CN|^tests/|^docs/(adr/|log\.md$|(conformance|broken-inputs)\.md$)|^CHANGELOG\.md$|^scripts/words\.py$"

@@ -19,7 +19,7 @@ LIMIT_S = 3600.0
 """Longest time of a part, on two quiet cores."""
 PARTS = {
     "engine": ("engine", "native", "npu", "devices"),
-    "transfer": ("kvtransfer", "prefill_worker", "decode_worker", "instance"),
+    "transfer": ("kvtransfer", "prefill_worker", "decode_worker", "instance", "testing"),
     "scheduler": (
         "scheduler",
         "flags",

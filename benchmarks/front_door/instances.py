@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.front_door.places import DEVICE_IDS, HOST, ROLES
 from rpc.grpc_server import GrpcServer
-from wire.fake_instance import FakeInstance
+from testing.wire.fake_instance import FakeInstance
 from wire.kv_layout import KvTensor
 from wire.types import PROTOCOL_VERSION, InstanceDescription, ModelIdentity, Role
 

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from engine.fake import FakeConfig, fake_tensors
+from testing.engine.fake_model import FakeConfig, fake_tensors
 from wire.kv_layout import KvTensor, PoolLayout
 
 MIB = 1 << 20

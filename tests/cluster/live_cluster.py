@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.fake import FakeConfig, expected_tokens
 from pdserve.ports import free_ports
+from testing.engine.fake_model import FakeConfig, expected_tokens
 from tests.cluster.guide import GuideCluster, Process
 from wire.types import SamplingParams
 

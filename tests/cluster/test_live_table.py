@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.fake import FakeConfig
 from pdserve.cli import main
+from testing.engine.fake_model import FakeConfig
 from tests.cluster.conftest import ENGINE_FLAGS
 from tests.cluster.live_cluster import LiveCluster, fake_words, replace
 from tests.cluster.pdserve_command import DEADLINE_S, Pdserve

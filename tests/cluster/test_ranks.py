@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.fake import FakeConfig, expected_tokens
 from ranktable_tools.launch_plan import resolve
+from testing.engine.fake_model import FakeConfig, expected_tokens
 from tests.cluster.guide import GuideCluster
 from tests.faults.cluster import VOCAB_SIZE, make_model
 from wire.types import SamplingParams

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.fake import FakeConfig, FakeModel
+from testing.engine.fake_model import FakeConfig, FakeModel
 
 
 @pytest.fixture(params=[False, True], ids=["in-turn", "ahead"])

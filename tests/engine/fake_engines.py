@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.core import EngineCore
-from engine.fake import FakeConfig, FakeModel, expected_tokens
 from engine.interface import Prefilled
+from testing.engine.fake_model import FakeConfig, FakeModel, expected_tokens
 from wire.types import FinishReason, PromptState, SamplingParams, TokenLogprobs, TokenOutput
 
 CONFIG = FakeConfig(salt=1, block_size=4, num_blocks=64, vocab_size=500, max_model_len=100, eos_token_ids=())

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from engine.core import EngineCore
-from engine.fake import FakeModel
 from engine.interface import Chunk
 from engine.step import PendingStep, StepBatch, StepOutput
+from testing.engine.fake_model import FakeModel
 from tests.engine.fake_engines import CONFIG, Answers, assert_answers, engine, prompt, run, wanted
 from wire.errors import InternalError, InvalidRequest, NeverFits, PromptTooLong
 from wire.types import FinishReason

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from engine.core import EngineCore
-from engine.fake import FakeConfig, FakeModel
 from engine.interface import Chunk
 from engine.step import PendingStep, StepBatch, StepOutput
+from testing.engine.fake_model import FakeConfig, FakeModel
 from tests.engine.fake_engines import CONFIG, Answers, assert_answers, prompt, run, wanted
 from wire.types import FinishReason, PromptState
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from engine.core import EngineCore
-from engine.fake import FakeModel
 from engine.interface import Chunk, StepResult
 from engine.step import PendingStep, StepBatch
+from testing.engine.fake_model import FakeModel
 from tests.engine.fake_engines import CONFIG, Answers, engine, prompt, run, wanted
 from wire.types import PromptState
 

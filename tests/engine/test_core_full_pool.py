@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from engine.core import EngineCore
-from engine.fake import FakeConfig
 from engine.prompt import Prompt
 from engine.rope_lengths import RopeLengths
+from testing.engine.fake_model import FakeConfig
 from tests.engine.fake_engines import CONFIG, Answers, assert_answers, engine, prompt, run, wanted
 from wire.errors import NeverFits
 from wire.types import FinishReason, PromptState

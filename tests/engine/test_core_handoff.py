@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from engine.core import EngineCore
-from engine.fake import expected_tokens
 from engine.interface import Chunk
 from engine.step import Model
+from testing.engine.fake_model import expected_tokens
 from tests.engine.fake_engines import CONFIG, Answers, assert_answers, engine, prompt, run, wanted
 from wire.errors import InvalidRequest
 from wire.types import FinishReason, PromptState

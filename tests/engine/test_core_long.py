@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from engine.core import EngineCore
-from engine.fake import Computed, FakeConfig, FakeModel
 from engine.step import StepBatch, StepOutput
+from testing.engine.fake_model import Computed, FakeConfig, FakeModel
 from wire.types import PromptState, SamplingParams, TokenLogprobs
 
 _CONFIG = FakeConfig(salt=1, block_size=16, num_blocks=512, vocab_size=500, max_model_len=2100, eos_token_ids=())

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.core import EngineCore
-from engine.fake import FakeConfig, FakeModel, expected_tokens
 from engine.prompt import Prompt
+from testing.engine.fake_model import FakeConfig, FakeModel, expected_tokens
 from tests.engine.fake_engines import Answers
 from wire.types import FinishReason, PromptState, SamplingParams
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.core import EngineCore
-from engine.fake import FakeConfig, FakeModel, expected_tokens
 from engine.interface import Chunk, Prefilled
 from engine.step import PendingStep, StepBatch, StepOutput
+from testing.engine.fake_model import FakeConfig, FakeModel, expected_tokens
 from wire.errors import NoCapacity
 from wire.types import FinishReason, PromptState, SamplingParams, TokenOutput
 

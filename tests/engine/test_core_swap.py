@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from engine.core import EngineCore
-from engine.fake import FakeModel
 from engine.step import StepBatch
+from testing.engine.fake_model import FakeModel
 from tests.engine.fake_engines import CONFIG, Answers, assert_answers, engine, prompt, run, wanted
 from wire.types import PromptState
 

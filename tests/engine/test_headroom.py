@@ -11,11 +11,11 @@ import torch
 from devices.device_pool import DevicePool
 from engine.attention import torch_paged, varlen
 from engine.attention.cuda import CudaAttention
-from engine.fake import fake_info
 from engine.headroom import LargestStep, decode_batch, largest_batch, num_blocks
 from engine.loader import LoadedModel, load_model
 from engine.step import SampleRow
 from engine.torch_model import TorchModel
+from testing.engine.fake_model import fake_info
 from tests.devices.capturing_device import CapturingDevice
 from tests.devices.fake_device import FakeDevice
 from tests.engine.fake_engines import CONFIG

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from devices.host_pool import HostPool
-from engine.fake import FakeModel, fake_layouts
 from engine.kv import block_store
 from engine.kv.block_store import BlockStore, Copier
 from engine.kv.swap import SavedBlocks, SwapArea
 from engine.prefix import BlockName, PrefixChain
 from native import library
+from testing.engine.fake_model import FakeModel, fake_layouts
 from tests.engine.fake_engines import CONFIG
 from wire.kv_layout import KvTensor, PoolLayout
 

@@ -12,9 +12,9 @@ import torch
 
 from devices.cpu import CpuDevice
 from engine.core import EngineCore
-from engine.fake import FakeModel
 from engine.step import PendingStep, StepBatch
 from engine.watched import DeviceWatch, WatchedModel, guard_of, watched
+from testing.engine.fake_model import FakeModel
 from tests.devices.dying_device import FAULT, DyingDevice
 from tests.engine.fake_engines import CONFIG, prompt, run, wanted
 from wire.errors import InstanceLost, PdserveError

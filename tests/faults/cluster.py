@@ -16,11 +16,11 @@ from pathlib import Path
 import httpx
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from engine.fake import FakeConfig, expected_tokens
 from pdserve.client import parse_metrics
 from pdserve.ports import free_ports
 from processes.failpoints import VARIABLE
 from ranktable_tools.launch_plan import resolve
+from testing.engine.fake_model import FakeConfig, expected_tokens
 from tests.cluster.guide import GuideCluster
 from tests.faults.asking import Seen
 from tests.faults.launch import LEASE_S

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.fake import FakeConfig, expected_tokens
-from instance.fake import fake_model
+from testing.engine.fake_model import FakeConfig, expected_tokens
+from testing.instance.fake_engine import fake_model
 from tests.instance.pair import DEADLINE_S, FAKE, Client, instance_config, running
 from wire.errors import Incompatible
 from wire.messages import Cancel, Failed, Generate, HandedOff, OpenSession, Prefill, Refused, Reserve, Reserved, Step

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.fake import FakeConfig, FakeModel, expected_tokens
 from engine.step import PendingStep, StepBatch
+from testing.engine.fake_model import FakeConfig, FakeModel, expected_tokens
 from tests.instance.pair import FAKE, Client, instance_config, running
 from tests.instance.test_handoff import salt, wait_empty
 from wire.messages import Cancel, Failed, Generate, HandedOff, Heartbeat, Prefill, Refused, Reserve, Reserved, Step

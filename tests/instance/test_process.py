@@ -67,7 +67,7 @@ def test_a_signal_ends_it_with_status_zero(
 LOST = """
 import atexit, sys
 from engine.core import EngineCore
-from engine.fake import FakeModel
+from testing.engine.fake_model import FakeModel
 from engine.watched import DeviceWatch, WatchedModel
 from instance import process
 from instance.config import InstanceConfig

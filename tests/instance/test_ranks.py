@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.fake import FakeConfig, expected_tokens
 from instance.config import InstanceConfig
-from instance.fake import fake_model
+from testing.engine.fake_model import FakeConfig, expected_tokens
+from testing.instance.fake_engine import fake_model
 from tests.instance.pair import instance_config, running
 from tests.instance.test_handoff import hand_off, wait_empty
 from wire.errors import ConfigError

@@ -4,11 +4,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from engine.core import EngineCore
-from engine.fake import FakeConfig, FakeModel
 from engine.interface import Engine
 from engine.step import PendingStep, StepBatch
 from instance.workers import Workers
 from kvtransfer.interface import SendStats
+from testing.engine.fake_model import FakeConfig, FakeModel
 from wire.errors import HandoffFailed, PdserveError
 from wire.messages import Event, Failed, HandedOff, Refused, Reserved, Step
 from wire.types import KvEndpoint, LinkStatus, LoadSnapshot, Ticket

@@ -20,9 +20,9 @@ from rpc.grpc_server import GrpcServer
 from security.secret import Secret
 from security.tls import TlsFiles
 from security.trust import Trust
+from testing.wire.fake_instance import FakeInstance
 from tests.security.certificates import Authority
 from wire.errors import ConfigError
-from wire.fake_instance import FakeInstance
 from wire.kv_layout import KvTensor
 from wire.types import PROTOCOL_VERSION, InstanceDescription, KvEndpoint, ModelIdentity, Role
 

@@ -17,10 +17,10 @@ from pdserve import admin_client, cli
 from pdserve.ports import free_ports
 from scheduler.links.admin_socket import door_name, keep_door
 from scheduler.links.probe import LinkProbe
+from testing.wire.fake_instance import FakeInstance
 from tests.pdserve.scheduler_page import PAGE, served_page
 from tests.scheduler.fake_cluster import FakeCluster
 from tests.scheduler.virtual_time import until
-from wire.fake_instance import FakeInstance
 from wire.types import LinkStatus
 
 WAIT_S = 300.0

@@ -10,10 +10,10 @@ import pytest
 from rpc.channel import MAX_MESSAGE_BYTES
 from rpc.grpc_connection import GrpcConnection
 from rpc.grpc_server import GrpcServer
+from testing.wire.fake_instance import FakeInstance
 from tests.rpc.reach import Reach, in_process, over_grpc
 from wire.connection import Connection, Session
 from wire.errors import ConfigError, DeadlineExceeded, InstanceLost, Loading
-from wire.fake_instance import FakeInstance
 from wire.kv_layout import KvTensor
 from wire.messages import Cancel, Generate, Heartbeat, OpenSession, Prefill, Refused, Reserve, SessionOpen, Step
 from wire.types import (

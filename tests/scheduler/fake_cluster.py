@@ -15,10 +15,10 @@ from scheduler.membership.member import Connect
 from scheduler.model.kind import ModelKind
 from scheduler.registry import Registry
 from scheduler.request import GenerationRequest, NewToken, PathEvent, PromptDone, RunningRequest
+from testing.wire.fake_instance import FakeInstance
+from testing.wire.fake_network import FakeNetwork
+from testing.wire.fake_prompt import fake_token
 from tests.scheduler.virtual_time import until
-from wire.fake_instance import FakeInstance
-from wire.fake_network import FakeNetwork
-from wire.fake_prompt import fake_token
 from wire.kv_layout import KvTensor
 from wire.types import (
     PROTOCOL_VERSION,

@@ -22,9 +22,9 @@ from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.process import serve_cluster
 from scheduler.serving import Cluster
 from telemetry import logs
+from testing.wire.fake_instance import FakeInstance
 from tests.scheduler.fake_cluster import TABLE_DIGEST, describe
 from tests.scheduler.load_client import status_of
-from wire.fake_instance import FakeInstance
 from wire.types import Role
 
 ROOT = Path(__file__).parents[2]

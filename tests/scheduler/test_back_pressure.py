@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import pytest
 
+from testing.wire.fake_instance import FakeInstance
+from testing.wire.fake_prompt import FakePrompt
 from tests.scheduler.fake_cluster import Answer, FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded
-from wire.fake_instance import FakeInstance
-from wire.fake_prompt import FakePrompt
 from wire.messages import Command, Prefill, Reserve
 from wire.types import InstanceDescription
 

@@ -10,9 +10,9 @@ from typing import Any
 import openai
 import pytest
 
+from testing.wire.fake_prompt import fake_vector
 from tests.scheduler.conftest import Served
 from wire.errors import InvalidRequest, Overloaded
-from wire.fake_prompt import fake_vector
 from wire.types import Pooling
 
 pytestmark = pytest.mark.anyio

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from scheduler.limits import ControlLimits
+from testing.wire.fake_instance import FakeInstance
 from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import virtual
 from wire.errors import InstanceLost
-from wire.fake_instance import FakeInstance
 from wire.types import PromptState, StructuredOutput
 
 PROMPT = tuple(range(40))

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from scheduler.limits import ControlLimits
+from testing.wire.fake_network import FakeConnection
 from tests.scheduler.fake_cluster import FakeCluster, control_over
 from tests.scheduler.test_live_table import LiveCluster
 from tests.scheduler.virtual_time import until, virtual
 from wire.connection import Session
-from wire.fake_network import FakeConnection
 from wire.messages import Command, OpenSession
 from wire.types import Role
 

@@ -10,11 +10,11 @@ from scheduler.links.probe import LinkProbe
 from scheduler.membership.kv_pairs import missing_transport
 from scheduler.request import GenerationRequest
 from scheduler.serving import report
+from testing.wire.fake_instance import FakeInstance
 from tests.scheduler.fake_cluster import FakeCluster, collect, describe, request
 from tests.scheduler.test_link_probe import measured
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import Unavailable
-from wire.fake_instance import FakeInstance
 from wire.messages import MeasureLink, Prefill
 from wire.types import InstanceDescription, KvEndpoint, LinkStatus, LoadSnapshot, Role
 

@@ -8,11 +8,11 @@ import pytest
 from scheduler.link_answers import LinkAnswers
 from scheduler.links.probe import LinkProbe, Pair, PairLink
 from scheduler.serving import report
+from testing.wire.fake_instance import FakeInstance
 from tests.scheduler.fake_cluster import FakeCluster
 from tests.scheduler.test_over_grpc import serving as serving_over_grpc
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import InstanceLost, InvalidRequest, Overloaded
-from wire.fake_instance import FakeInstance
 from wire.messages import LinkMeasured
 from wire.types import LinkStatus, LoadSnapshot
 

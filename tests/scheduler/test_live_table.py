@@ -8,11 +8,11 @@ import pytest
 
 from scheduler.limits import ControlLimits
 from scheduler.membership.compatibility import ExpectedInstance
+from testing.wire.fake_instance import FakeInstance
+from testing.wire.fake_network import FakeSession
 from tests.scheduler.fake_cluster import TABLE_DIGEST, Answer, FakeCluster, collect, describe, expected, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import Unavailable
-from wire.fake_instance import FakeInstance
-from wire.fake_network import FakeSession
 from wire.types import ModelIdentity, Role
 
 PROMPT = (1, 2, 3)

@@ -13,10 +13,10 @@ from rpc.grpc_server import GrpcServer
 from scheduler.control import Control
 from scheduler.limits import ControlLimits
 from scheduler.membership.compatibility import ExpectedInstance
+from testing.wire.fake_instance import FakeInstance
 from tests.scheduler.fake_cluster import collect, control_over, describe, expected, request
 from tests.scheduler.virtual_time import until
 from wire.errors import InstanceLost
-from wire.fake_instance import FakeInstance
 from wire.types import Role
 
 PROMPT = (5, 6, 7)

@@ -8,10 +8,10 @@ import pytest
 from scheduler.model.kind import ModelKind
 from scheduler.request import GenerationRequest
 from scheduler.vectors import collect_vectors, cosine
+from testing.wire.fake_prompt import fake_vector
 from tests.scheduler.fake_cluster import FakeCluster, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded, Unavailable
-from wire.fake_prompt import fake_vector
 from wire.messages import Generate, Reserve
 from wire.types import Pooling, SamplingParams
 

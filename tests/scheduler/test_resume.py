@@ -6,11 +6,11 @@ import dataclasses
 import pytest
 
 from scheduler.request import NewToken, PromptDone, RunningRequest
+from testing.wire.fake_instance import FakeInstance
 from tests.scheduler.fake_cluster import Answer, FakeCluster, collect, expected, request
 from tests.scheduler.test_retries import PROMPT, assert_whole, linked
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded, InstanceLost
-from wire.fake_instance import FakeInstance
 from wire.messages import Prefill
 from wire.types import LoadSnapshot
 

@@ -8,11 +8,11 @@ import pytest
 
 from scheduler.limits import ControlLimits
 from scheduler.request import PromptDone
+from testing.wire.fake_instance import FakeInstance
+from testing.wire.fake_prompt import FakePrompt
 from tests.scheduler.fake_cluster import Answer, FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded, InstanceLost
-from wire.fake_instance import FakeInstance
-from wire.fake_prompt import FakePrompt
 from wire.messages import Cancel, Event, Failed, HandedOff, Prefill, Reserve
 from wire.types import FinishReason, InstanceDescription
 

@@ -6,10 +6,10 @@ import pytest
 
 from scheduler.limits import ControlLimits
 from scheduler.retry_budget import Retry, RetryBudget
+from testing.wire.fake_instance import FakeInstance
 from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded
-from wire.fake_instance import FakeInstance
 from wire.messages import Prefill
 
 LIMITS = ControlLimits(retry_share=0.2, min_retries=3, retry_window_s=60.0)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, processors
 
+from testing.wire.fake_prompt import fake_vector
 from tests.scheduler.conftest import Served
 from tests.scheduler.test_embeddings import say_architecture
-from wire.fake_prompt import fake_vector
 from wire.types import Pooling
 
 pytestmark = pytest.mark.anyio

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from scheduler.request import NewToken, PromptScored
+from testing.wire.fake_instance import FakeInstance
 from tests.scheduler.fake_cluster import FakeCluster, request
 from tests.scheduler.virtual_time import virtual
-from wire.fake_instance import FakeInstance
 from wire.messages import Event, Step
 from wire.types import PromptLogprobs, TokenLogprobs
 

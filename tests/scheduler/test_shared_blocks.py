@@ -4,9 +4,9 @@ import asyncio
 import dataclasses
 import itertools
 
+from testing.wire.fake_instance import FakeInstance
 from tests.scheduler.fake_cluster import FakeCluster, collect, request
 from tests.scheduler.virtual_time import until, virtual
-from wire.fake_instance import FakeInstance
 from wire.messages import Reserve
 from wire.types import LoadSnapshot, PromptState, Ticket
 

@@ -15,7 +15,7 @@ from scheduler.limits import ControlLimits
 from scheduler.membership.entries import Entries
 from scheduler.registry import Registry
 from scheduler.table_watch import TableWatch
-from wire.fake_network import FakeNetwork
+from testing.wire.fake_network import FakeNetwork
 
 pytestmark = pytest.mark.anyio
 WAIT_S = 300.0

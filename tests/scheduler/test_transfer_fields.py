@@ -17,10 +17,10 @@ from scheduler.app_context import AppContext, ReadyReport
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.observability.metrics import Metrics
 from scheduler.tokens import Tokens
+from testing.wire.fake_instance import FakeInstance
 from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import InvalidRequest
-from wire.fake_instance import FakeInstance
 from wire.messages import Command, Prefill, Reserve
 
 SOMEWHERE = "10.0.0.9"

@@ -21,11 +21,11 @@ from security.nonces import NONCE_LIFE_S
 from security.secret import Secret
 from security.trust import Trust
 from telemetry.capped_logs import LINES, WINDOW_S
+from testing.wire.fake_instance import FakeInstance
 from wire import cluster_pb2 as pb
 from wire import cluster_pb2_grpc as pb_grpc
 from wire.connection import InstanceService
 from wire.errors import DeadlineExceeded, Incompatible, InstanceLost, PdserveError
-from wire.fake_instance import FakeInstance
 from wire.kv_layout import KvTensor
 from wire.messages import OpenSession
 from wire.types import PROTOCOL_VERSION, InstanceDescription, ModelIdentity, Role

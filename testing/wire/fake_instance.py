@@ -7,9 +7,9 @@ stuck. Its only clock is the event loop's, so it also runs on a virtual clock.
 import asyncio
 import dataclasses
 
+from testing.wire.fake_prompt import FakeBehaviour, FakePrompt, fake_finish, fake_token, fake_vector
+from testing.wire.fake_session import FakeServedSession
 from wire.errors import Cancelled, HandoffFailed, Incompatible, NeverFits, NoCapacity, to_name
-from wire.fake_prompt import FakeBehaviour, FakePrompt, fake_finish, fake_token, fake_vector
-from wire.fake_session import FakeServedSession
 from wire.messages import (
     Cancel,
     Command,

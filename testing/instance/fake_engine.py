@@ -9,9 +9,9 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from engine.fake import FakeConfig, FakeModel, fake_layouts
 from engine.step import Model
 from instance.config import InstanceConfig
+from testing.engine.fake_model import FakeConfig, FakeModel, fake_layouts
 from wire.errors import ConfigError
 
 DEFAULT_POOL_BYTES = 16 * 2**20

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.fake import FakeConfig, FakeModel, expected_tokens, fake_info, kv_bytes
 from engine.step import BatchSequence, SampleRow, StepBatch
+from testing.engine.fake_model import FakeConfig, FakeModel, expected_tokens, fake_info, kv_bytes
 from wire.kv_layout import Heads
 from wire.types import SamplingParams
 

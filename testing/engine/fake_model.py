@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from devices.host_pool import HostPool
-from engine.fake_output import answer, checksum_of, choose_token, part_until, rows_read
-from engine.fake_queue import LaunchQueue
 from engine.finish import banned_tokens
 from engine.interface import EngineInfo
 from engine.kv.block_store import BlockStore
 from engine.pooling_settings import PoolingSettings
 from engine.sampling.counter_hash import hash64
 from engine.step import BatchSequence, PendingStep, SampleRow, StepBatch, StepOutput
+from testing.engine.fake_output import answer, checksum_of, choose_token, part_until, rows_read
+from testing.engine.fake_queue import LaunchQueue
 from wire.kv_layout import Heads, KvTensor, PoolLayout, Rank, ranks_holding
 from wire.types import ModelIdentity, SamplingParams
 

@@ -1,0 +1,1 @@
+"""What `--engine fake` runs."""

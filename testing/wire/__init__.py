@@ -1,0 +1,1 @@
+"""Instances and networks that answer by rules instead of a model."""
