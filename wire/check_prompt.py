@@ -3,22 +3,26 @@
 from collections.abc import Iterable, Sequence
 
 from wire.errors import InvalidGrammar, InvalidRequest
-from wire.types import BeamSearch, Pooling, PromptState, RepetitionDetection, SamplingParams, StructuredOutput
+from wire.parameters import MAX_BIAS, MAX_COUNT, Bounds, rules_of
+from wire.types import (
+    WITH_BEAMS,
+    BeamSearch,
+    Pooling,
+    PromptState,
+    RepetitionDetection,
+    SamplingParams,
+    StructuredOutput,
+)
 
-MAX_LOGPROBS = 128  # at each position; a step over the message limit is split (instance/step_parts.py)
-MAX_LOGPROB_IDS = 128  # as vLLM's
 MAX_PATTERN_SIZE = 1024  # compared at every token
-MAX_STOP_TOKENS = 1024
-MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 1024, 64
-MAX_LISTED_TOKENS = 300_000  # the engine also refuses ids outside the model's vocabulary
+MAX_BAD_WORD_TOKENS = 64
 MAX_SALT = 128
 MAX_GRAMMAR_BYTES = 64 * 2**10
-MAX_COUNT = 2**31 - 1  # of tokens, and the largest token id: the message's fields are 32 bits
-MAX_SEED = 2**64 - 1
 POOLING_KINDS = ("embed", "score")
 POOLING_HOW = ("last", "mean", "cls")
 
 _Rule = tuple[str, object, bool, str]  # a field, its value, whether that is valid, and what it must be
+_RULES, _BEAM_RULES = rules_of(SamplingParams), rules_of(BeamSearch)
 
 
 def check_prompt(state: PromptState) -> None:
@@ -39,27 +43,18 @@ def check_prompt(state: PromptState) -> None:
 
 def check_params(params: SamplingParams) -> None:
     """Raise InvalidRequest naming the field, its value and the limit. Comparisons fail for NaN."""
-    logprobs = f"in [0, {MAX_LOGPROBS}]"
+    for name, rule in _RULES.items():
+        _check_bounds(name, getattr(params, name), rule.instance)
+    n, best_of = params.n, params.best_of
     _refuse((
-        ("max_tokens", params.max_tokens, 1 <= params.max_tokens <= MAX_COUNT, f"in [1, {MAX_COUNT}]"),
-        ("temperature", params.temperature, 0.0 <= params.temperature <= 100.0, "in [0, 100]"),
-        ("top_k", params.top_k, -1 <= params.top_k <= MAX_COUNT, f"in [-1, {MAX_COUNT}]"),
-        ("top_p", params.top_p, 0.0 < params.top_p <= 1.0, "in (0, 1]"),
-        ("min_p", params.min_p, 0.0 <= params.min_p <= 1.0, "in [0, 1]"),
-        ("n", params.n, 1 <= params.n <= 1024, "in [1, 1024]"),
-        ("best_of", params.best_of, params.n <= (params.best_of or params.n) <= 1024, f"in [n = {params.n}, 1024]"),
-        ("min_tokens", params.min_tokens, 0 <= params.min_tokens <= params.max_tokens, "in [0, max_tokens]"),
-        ("repetition_penalty", params.repetition_penalty, 0.01 <= params.repetition_penalty <= 100.0, "in [0.01, 100]"),
-        ("presence_penalty", params.presence_penalty, -2.0 <= params.presence_penalty <= 2.0, "in [-2, 2]"),
-        ("frequency_penalty", params.frequency_penalty, -2.0 <= params.frequency_penalty <= 2.0, "in [-2, 2]"),
-        ("logprobs", params.logprobs, 0 <= (params.logprobs or 0) <= MAX_LOGPROBS, logprobs),
-        ("prompt_logprobs", params.prompt_logprobs, 0 <= (params.prompt_logprobs or 0) <= MAX_LOGPROBS, logprobs),
+        ("best_of", best_of, best_of is None or best_of >= n, f"at least n = {n}"),
+        ("min_tokens", params.min_tokens, params.min_tokens <= params.max_tokens, "in [0, max_tokens]"),
     ))  # fmt: skip
-    check_seed(params.seed)
-    _check_lists(params)
+    _check_ids_of(params)
     for token_id, bias in params.logit_bias:
-        if not -100.0 <= bias <= 100.0:
-            raise InvalidRequest(f"logit_bias of token {token_id} is {bias}, must be in [-100, 100]", "logit_bias")
+        if not abs(bias) <= MAX_BIAS:
+            limit = f"must be in [{-MAX_BIAS:g}, {MAX_BIAS:g}]"
+            raise InvalidRequest(f"logit_bias of token {token_id} is {bias}, {limit}", "logit_bias")
     if params.logprob_token_ids and params.logprobs is None:
         raise InvalidRequest("logprob_token_ids needs logprobs: leave it out, or set logprobs", "logprob_token_ids")
     if params.repetition_detection is not None:
@@ -72,7 +67,7 @@ def check_params(params: SamplingParams) -> None:
 
 def check_seed(seed: int) -> None:
     """Raise InvalidRequest for a seed out of range."""
-    _refuse((("seed", seed, 0 <= seed <= MAX_SEED, f"in [0, {MAX_SEED}]"),))
+    _check_bounds("seed", seed, _RULES["seed"].instance)
 
 
 def check_repetition(rule: RepetitionDetection) -> None:
@@ -93,17 +88,16 @@ def check_ids(name: str, token_ids: Sequence[int]) -> None:
             raise InvalidRequest(f"{name} has token id {bad}, must be at most {MAX_COUNT}", name)
 
 
-def _check_lists(params: SamplingParams) -> None:
-    """Refuse lists that would take long to walk at every token."""
-    for name, length, most in (
-        ("stop_token_ids", len(params.stop_token_ids), MAX_STOP_TOKENS),
-        ("bad_words", len(params.bad_words), MAX_BAD_WORDS),
-        ("logit_bias", len(params.logit_bias), MAX_LISTED_TOKENS),
-        ("allowed_token_ids", len(params.allowed_token_ids), MAX_LISTED_TOKENS),
-        ("logprob_token_ids", len(params.logprob_token_ids), MAX_LOGPROB_IDS),
-    ):
-        if length > most:
-            raise InvalidRequest(f"{name} has {length} entries, at most {most} are allowed", name)
+def _check_bounds(name: str, value: float | tuple[object, ...] | None, bounds: Bounds) -> None:
+    """Refuse a number out of bounds, and a list that would take long to walk at every token."""
+    if isinstance(value, tuple):
+        if not bounds.allow(len(value)):
+            raise InvalidRequest(f"{name} has {len(value)} entries, at most {bounds.most} are allowed", name)
+    elif value is not None and not bounds.allow(value):
+        raise InvalidRequest(f"{name} is {value}, must be {bounds}", name)
+
+
+def _check_ids_of(params: SamplingParams) -> None:
     for word in params.bad_words:
         if not 1 <= len(word) <= MAX_BAD_WORD_TOKENS:
             limit = f"must have from 1 to {MAX_BAD_WORD_TOKENS}"
@@ -131,16 +125,15 @@ def _check_structured(output: StructuredOutput) -> None:
 
 def _check_beams(params: SamplingParams, search: BeamSearch) -> None:
     early = search.early_stopping
+    given = ((name, getattr(params, name), off) for name, off in WITH_BEAMS.items())
+    for name, rule in _BEAM_RULES.items():
+        _check_bounds(name, getattr(search, name), rule.instance)
     _refuse((
         ("best_of", params.num_beams, params.num_beams >= 2, "at least 2 with beam search"),
-        ("temperature", params.temperature, params.temperature == 0.0, "0 with beam search"),
-        ("top_p", params.top_p, params.top_p == 1.0, "1 with beam search"),
-        ("top_k", params.top_k, params.top_k == -1, "-1 with beam search"),
-        ("min_p", params.min_p, params.min_p == 0.0, "0 with beam search"),
+        *((name, value, value == off, f"{off} with beam search") for name, value, off in given),
         ("structured", "set", params.structured is None, "unset with beam search"),
         ("logprobs", params.logprobs, params.logprobs is None, "unset with beam search"),
         ("repetition_detection", "set", params.repetition_detection is None, "unset with beam search"),
-        ("length_penalty", search.length_penalty, abs(search.length_penalty) <= 100.0, "in [-100, 100]"),
         ("early_stopping", repr(early)[:20], isinstance(early, bool) or early == "never", "true, false or never"),
     ))  # fmt: skip
 

@@ -15,19 +15,18 @@ from wire.types import (
     TokenLogprobs,
 )
 
-_PLAIN = (
-    "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "n", "min_tokens", "stop_token_ids",
-    "repetition_penalty", "presence_penalty", "frequency_penalty", "allowed_token_ids", "logprob_token_ids",
-)  # fmt: skip
+_PLAIN, _OPTIONAL, _IDS = (
+    tuple(field.name for field in dataclasses.fields(SamplingParams) if field.type in kinds)
+    for kinds in ((int, float), (int | None,), (tuple[int, ...],))
+)
 _OPTIONAL_POOLING = ("normalize", "dimensions", "second_text")
-_OPTIONAL = ("best_of", "logprobs", "prompt_logprobs")
 _EARLY_STOPPING: dict[bool | str, str] = {True: "true", False: "false", "never": "never"}
 _EARLY_STOPPING_NAMED = {name: value for value, name in _EARLY_STOPPING.items()}
 
 
 def params_to_pb(params: SamplingParams) -> pb.SamplingParams:
     """Convert sampling parameters."""
-    message = pb.SamplingParams(**{name: getattr(params, name) for name in (*_PLAIN, *_OPTIONAL)})
+    message = pb.SamplingParams(**{name: getattr(params, name) for name in (*_PLAIN, *_OPTIONAL, *_IDS)})
     message.logit_bias.extend(pb.TokenBias(token_id=token_id, bias=bias) for token_id, bias in params.logit_bias)
     message.bad_words.extend(pb.Output(token_ids=word) for word in params.bad_words)
     if params.structured is not None:
@@ -44,7 +43,7 @@ def params_to_pb(params: SamplingParams) -> pb.SamplingParams:
 def params_from_pb(message: pb.SamplingParams) -> SamplingParams:
     """Convert sampling parameters. Raises InvalidRequest for an unknown early_stopping."""
     values = {name: getattr(message, name) for name in _PLAIN}
-    values |= {name: tuple(values[name]) for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids")}
+    values |= {name: tuple(getattr(message, name)) for name in _IDS}
     values |= {name: getattr(message, name) if message.HasField(name) else None for name in _OPTIONAL}
     return SamplingParams(
         **values,

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from wire.kv_layout import KvTensor
+from wire.parameters import MAX_COUNT, MAX_LISTED_TOKENS, MAX_LOGPROBS, Bounds, parameter, rule, rules_of
 
 PROTOCOL_VERSION = 4
 STEP_TOKEN_EDGES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -63,7 +64,7 @@ class BeamSearch:
     can at any length.
     """
 
-    length_penalty: float = 1.0
+    length_penalty: float = parameter(1.0, Bounds(-100, 100))
     early_stopping: bool | str = False
 
 
@@ -81,27 +82,27 @@ class SamplingParams:
     `logprob_token_ids` replace the best at output positions; None turns `repetition_detection` off.
     """
 
-    max_tokens: int
-    temperature: float = 1.0
-    top_k: int = -1
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    n: int = 1
-    min_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()
-    best_of: int | None = None
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    allowed_token_ids: tuple[int, ...] = ()
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    max_tokens: int = field(metadata=rule(Bounds(1), Bounds(1, MAX_COUNT)))
+    temperature: float = parameter(1.0, Bounds(0, 2), instance=Bounds(0, 100), with_beams=0)
+    top_k: int = parameter(-1, Bounds(-1), instance=Bounds(-1, MAX_COUNT), with_beams=-1)
+    top_p: float = parameter(1.0, Bounds(0, 1, above=True), with_beams=1)
+    min_p: float = parameter(0.0, Bounds(0, 1), with_beams=0)
+    seed: int = parameter(0, Bounds(-(2**63), 2**63, below=True), instance=Bounds(0, 2**64 - 1))
+    n: int = parameter(1, Bounds(1), instance=Bounds(1, 1024))
+    min_tokens: int = parameter(0, Bounds(0), instance=Bounds(0, MAX_COUNT))
+    stop_token_ids: tuple[int, ...] = parameter((), Bounds(0, 128), instance=Bounds(0, 1024))
+    best_of: int | None = parameter(None, Bounds(1), instance=Bounds(1, 1024))
+    repetition_penalty: float = parameter(1.0, Bounds(0.01, 100))
+    presence_penalty: float = parameter(0.0, Bounds(-2, 2))
+    frequency_penalty: float = parameter(0.0, Bounds(-2, 2))
+    logit_bias: tuple[tuple[int, float], ...] = parameter((), Bounds(0, MAX_LISTED_TOKENS))
+    allowed_token_ids: tuple[int, ...] = parameter((), Bounds(0, MAX_LISTED_TOKENS))
+    bad_words: tuple[tuple[int, ...], ...] = parameter((), Bounds(0, 128), instance=Bounds(0, 1024))
+    logprobs: int | None = parameter(None, Bounds(-1), instance=Bounds(0, MAX_LOGPROBS))
+    prompt_logprobs: int | None = parameter(None, Bounds(-1), instance=Bounds(0, MAX_LOGPROBS))
     structured: StructuredOutput | None = None
     beam_search: BeamSearch | None = None
-    logprob_token_ids: tuple[int, ...] = ()
+    logprob_token_ids: tuple[int, ...] = parameter((), Bounds(0, 128))  # as vLLM's
     repetition_detection: RepetitionDetection | None = None
 
     @property
@@ -123,6 +124,12 @@ class SamplingParams:
     def num_beams(self) -> int:
         """Width of the beam search."""
         return max(self.n, self.best_of or 0)
+
+
+PARAMETERS = rules_of(SamplingParams, BeamSearch)
+"""The rules of the sampling parameters by name."""
+WITH_BEAMS = {name: rule.with_beams for name, rule in PARAMETERS.items() if rule.with_beams is not None}
+"""The only values that beam search allows, by name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ from pdserve.offline.progress import ProgressBar
 from pdserve.offline.prompts import PromptInput
 from pdserve.offline.sampling_params import BeamSearchParams
 from wire.errors import InvalidRequest
+from wire.types import WITH_BEAMS
 
-_GREEDY = {"temperature": 0, "top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1}
+_GREEDY = WITH_BEAMS | {"repetition_penalty": 1}
 
 
 async def beam_search(

@@ -4,18 +4,21 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from pdserve.offline.sampling_params import SamplingParams
+from pdserve.offline.sampling_params import NOT_SENT, SamplingParams
 from pdserve.offline.structured_params import structured_body
+from scheduler.model.generation_defaults import GenerationDefaults
+from wire.types import PARAMETERS
 
-_ALWAYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_ALWAYS = tuple(field.name for field in dataclasses.fields(GenerationDefaults) if field.name in PARAMETERS)
 """Always sent, since a server may have other defaults."""
 _DEFAULT = SamplingParams()
-_IF_CHANGED = (
-    "best_of", "presence_penalty", "frequency_penalty", "use_beam_search", "length_penalty", "early_stopping",
-    "stop_token_ids", "bad_words", "ignore_eos", "min_tokens", "prompt_logprobs", "skip_special_tokens",
-    "spaces_between_special_tokens", "include_stop_str_in_output", "truncate_prompt_tokens", "allowed_token_ids",
-    "logprob_token_ids",
-)  # fmt: skip
+_CONVERTED = {
+    "n", "max_tokens", "seed", "stop", "logit_bias", "repetition_detection", "structured_outputs", "guided_decoding",
+    "logprobs",
+}  # fmt: skip
+_IF_CHANGED = tuple(
+    field.name for field in dataclasses.fields(SamplingParams) if field.name not in {*_ALWAYS, *_CONVERTED, *NOT_SENT}
+)
 
 
 def sampling_body(params: SamplingParams, *, max_tokens: int | None, seed: int | None) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """`LLM`: texts, chats, vectors and scores in a Python script, from a local engine or a cluster."""
 
+import dataclasses
 import secrets
 import sys
 import threading
@@ -221,10 +222,9 @@ class LLM:
 
         source, override = self._opening.generation_config, self._opening.override_generation_config
         found = read_defaults(self._thread.value.root, source, override)
-        return SamplingParams(
-            temperature=found.temperature, top_p=found.top_p, top_k=max(found.top_k, 0), min_p=found.min_p,
-            repetition_penalty=found.repetition_penalty, max_tokens=found.max_new_tokens or 16,
-        )  # fmt: skip
+        values = dataclasses.asdict(found)
+        max_tokens = values.pop("max_new_tokens") or 16
+        return SamplingParams(**values | {"top_k": max(found.top_k, 0), "max_tokens": max_tokens})
 
     @hide_internal_frames
     def get_metrics(self) -> list[Metric]:

@@ -4,7 +4,6 @@ Fields are checked when the object is created, and again when it is used.
 """
 
 import copy
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
@@ -12,6 +11,8 @@ from typing import Any, Self
 
 from pdserve.offline.structured_params import StructuredOutputsParams, structured_body
 from pdserve.offline.user_errors import hide_internal_frames
+from wire.parameters import Bounds
+from wire.types import PARAMETERS
 
 
 class RequestOutputKind(Enum):
@@ -109,12 +110,12 @@ class SamplingParams:
 
     def check(self) -> None:
         """Raise ValueError for the first field outside its limits."""
-        for name, least, most in _NUMBERS:
-            _check_number(name, getattr(self, name), least, most)
-        for name, small in _COUNTS:
-            _check_count(name, getattr(self, name), small)
-        if not (math.isfinite(self.top_p) and 0 < self.top_p <= 1):
-            raise ValueError(f"top_p is {self.top_p!r}, must be in (0, 1]")
+        for name, (kind, bounds) in _NUMBERS.items():
+            value = getattr(self, name)
+            if kind is float:
+                _check_number(name, value, bounds)
+            elif value is not None or kind is int:
+                _check_count(name, value, bounds.least)
         self._check_together()
 
     def _check_together(self) -> None:
@@ -181,7 +182,7 @@ class BeamSearchParams:
             raise ValueError(f"watermarking is not supported: {_REFUSED['watermarking'][1]}")
         _check_count("beam_width", self.beam_width, 1)
         _check_count("max_tokens", self.max_tokens, 1)
-        _check_number("length_penalty", self.length_penalty, -100, 100)
+        _check_number("length_penalty", self.length_penalty, PARAMETERS["length_penalty"].client)
         if self.temperature != 0:
             raise ValueError(
                 f"temperature is {self.temperature:g}, must be 0: beams are ranked by the model's log probabilities"
@@ -199,24 +200,27 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "watermarking": ((None, False), "outputs are sampled without a watermark"),
 }
 """vLLM's fields that would change outputs: the values that do not, and why others are refused."""
-_NUMBERS: tuple[tuple[str, float, float], ...] = (
-    ("presence_penalty", -2, 2), ("frequency_penalty", -2, 2), ("repetition_penalty", 0.01, 100), ("temperature", 0, 2),
-    ("top_p", 0, 1), ("min_p", 0, 1), ("length_penalty", -100, 100),
-)  # fmt: skip
-_COUNTS: tuple[tuple[str, int], ...] = (
-    ("n", 1), ("best_of", 1), ("top_k", -1), ("max_tokens", 1), ("min_tokens", 0), ("logprobs", -1),
-    ("prompt_logprobs", -1), ("seed", -(2**63)),
-)  # fmt: skip
-_MAY_BE_NONE = frozenset(("best_of", "max_tokens", "logprobs", "prompt_logprobs", "seed"))
+NOT_SENT = frozenset((
+    *_REFUSED, "detokenize", "flat_logprobs", "output_kind", "stream_interval", "skip_clone",
+    "skip_reading_prefix_cache", "routed_experts_prompt_start",
+))  # fmt: skip
+"""The fields that no server gets."""
+_NUMBERS = {
+    field.name: (field.type, PARAMETERS[field.name].client)
+    for field in fields(SamplingParams)
+    if field.name in PARAMETERS and field.type in (int, float, int | None)
+}
+"""Type and bounds of the fields that are numbers."""
 
 
-def _check_number(name: str, value: Any, least: float, most: float) -> None:
+def _check_number(name: str, value: Any, bounds: Bounds) -> None:
+    least, most = bounds.least, bounds.most
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         raise ValueError(f"{name} is {value!r}, must be a number in [{least:g}, {most:g}]")
+    if not bounds.allow(value):
+        raise ValueError(f"{name} is {value!r}, must be {bounds}")
 
 
-def _check_count(name: str, value: Any, least: int) -> None:
-    if value is None and name in _MAY_BE_NONE:
-        return
+def _check_count(name: str, value: Any, least: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
         raise ValueError(f"{name} is {value!r}, must be a whole number of {least} or more")

@@ -3,7 +3,7 @@
 from scheduler.api.generation_body import GenerationBody
 from scheduler.model.generation_defaults import GenerationDefaults
 from wire.errors import InvalidRequest
-from wire.types import BeamSearch
+from wire.types import WITH_BEAMS, BeamSearch
 
 
 def read_beam_search(body: GenerationBody, defaults: GenerationDefaults) -> BeamSearch | None:
@@ -20,9 +20,9 @@ def read_beam_search(body: GenerationBody, defaults: GenerationDefaults) -> Beam
         raise InvalidRequest(
             f"use_beam_search needs at least 2 beams: n is {body.n or 1} and best_of {body.best_of or 'not given'}", "n"
         )
-    for name, off in (("temperature", 0), ("top_p", 1), ("top_k", -1), ("min_p", 0)):
+    for name, off in WITH_BEAMS.items():
         given = getattr(body, name)
-        value = getattr(defaults, name) if given is None else given
+        value = getattr(defaults, name, off) if given is None else given
         if value != off:
             default = " (the default)" if given is None else ""
             raise InvalidRequest(f"{name} is {value:g}{default}, must be {off} with use_beam_search", name)

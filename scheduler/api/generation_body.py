@@ -9,13 +9,9 @@ from pydantic import Field, StringConstraints
 
 from scheduler.api.conversation import ConversationBody
 from scheduler.api.described import AnyFormat, AnyObject, AnyPrompt, AnySchema, AnyStop, AnyStopping
-from scheduler.api.schemas import Body, Count, ManyIds, Priority, Salt
-from wire.check_prompt import MAX_LOGPROB_IDS
+from scheduler.api.schemas import Body, ManyIds, Priority, Salt, bounds, max_length
 
-_MAX_STOP_IDS = 128
-_MAX_BAD_WORDS = 128
 _MAX_BAD_WORD_CHARS = 256
-_Penalty = Annotated[float, Field(ge=-2, le=2)]
 _BadWord = Annotated[str, StringConstraints(min_length=1, max_length=_MAX_BAD_WORD_CHARS)]
 
 
@@ -41,25 +37,25 @@ class GenerationBody(Body):
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    n: Count | None = None
-    best_of: Count | None = None
+    min_tokens: Annotated[int, bounds("min_tokens")] | None = None
+    temperature: Annotated[float, bounds("temperature")] | None = None
+    top_p: Annotated[float, bounds("top_p")] | None = None
+    top_k: Annotated[int, bounds("top_k")] | None = None
+    min_p: Annotated[float, bounds("min_p")] | None = None
+    seed: Annotated[int, bounds("seed")] | None = None
+    n: Annotated[int, bounds("n")] | None = None
+    best_of: Annotated[int, bounds("best_of")] | None = None
     use_beam_search: bool | None = None
-    length_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
+    length_penalty: Annotated[float, bounds("length_penalty")] | None = None
     early_stopping: AnyStopping = None
-    presence_penalty: _Penalty | None = None
-    frequency_penalty: _Penalty | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    presence_penalty: Annotated[float, bounds("presence_penalty")] | None = None
+    frequency_penalty: Annotated[float, bounds("frequency_penalty")] | None = None
+    repetition_penalty: Annotated[float, bounds("repetition_penalty")] | None = None
     logit_bias: dict[str, Annotated[float, Field(allow_inf_nan=False)]] | None = None
     allowed_token_ids: ManyIds | None = None
-    bad_words: Annotated[list[_BadWord], Field(max_length=_MAX_BAD_WORDS)] | None = None
+    bad_words: Annotated[list[_BadWord], max_length("bad_words")] | None = None
     stop: AnyStop = None
-    stop_token_ids: Annotated[list[int], Field(max_length=_MAX_STOP_IDS)] | None = None
+    stop_token_ids: Annotated[list[int], max_length("stop_token_ids")] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -67,8 +63,8 @@ class GenerationBody(Body):
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
-    prompt_logprobs: Annotated[int, Field(ge=-1)] | None = None
-    logprob_token_ids: Annotated[list[int], Field(max_length=MAX_LOGPROB_IDS)] | None = None
+    prompt_logprobs: Annotated[int, bounds("prompt_logprobs")] | None = None
+    logprob_token_ids: Annotated[list[int], max_length("logprob_token_ids")] | None = None
     repetition_detection: RepetitionBody | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
@@ -119,7 +115,7 @@ class CompletionBody(GenerationBody):
 
     prompt: AnyPrompt = None
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=-1)] | None = None
+    logprobs: Annotated[int, bounds("logprobs")] | None = None
     suffix: str | None = None
 
     @property
@@ -137,7 +133,7 @@ class ChatBody(GenerationBody, ConversationBody):
     """The body of /v1/chat/completions. `max_tokens` defaults to the rest of the context."""
 
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=-1)] | None = None
+    top_logprobs: Annotated[int, bounds("logprobs")] | None = None
     echo: bool | None = None
 
     @property

@@ -2,6 +2,8 @@
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
 
 from scheduler.api.beams import read_beam_search
 from scheduler.api.generation_body import GenerationBody
@@ -10,6 +12,7 @@ from scheduler.api.structured import Constraint
 from scheduler.api.token_rules import read_allowed, read_bad_words, read_logit_bias
 from scheduler.app_context import AppContext
 from scheduler.config import SchedulerOptions
+from scheduler.model.generation_defaults import GenerationDefaults
 from scheduler.tokens import Tokens
 from wire.check_prompt import check_repetition
 from wire.errors import InvalidRequest, PromptTooLong
@@ -17,6 +20,13 @@ from wire.types import RepetitionDetection, SamplingParams
 
 _LEAST_TEMPERATURE = 0.01  # below it logits / temperature overflows; 0 is greedy
 _ALL = -1
+_COMPUTED = frozenset(("max_tokens", "temperature", "top_k", "seed", "n", "logprobs", "prompt_logprobs"))
+_AS_GIVEN = {
+    field.name: field.default
+    for field in fields(SamplingParams)
+    if field.type in (int, float, int | None) and field.name not in _COMPUTED
+}
+"""The defaults of the numbers that are used as the request gives them."""
 
 
 async def read_sampling(
@@ -38,21 +48,13 @@ async def read_sampling(
         raise InvalidRequest(f"{constraint[0]} conflicts with use_beam_search: leave one out", "use_beam_search")
     logprobs = _bounded(body.num_logprobs_field, body.num_logprobs, front)
     return SamplingParams(
+        **{name: _given(body, defaults, name) for name in _AS_GIVEN},
         max_tokens=max_tokens,
         temperature=max(temperature, _LEAST_TEMPERATURE) if temperature else 0.0,
         top_k=top_k,
-        top_p=defaults.top_p if body.top_p is None else body.top_p,
-        min_p=defaults.min_p if body.min_p is None else body.min_p,
         seed=draw_seed() if body.seed is None else body.seed % 2**63,
         n=n,
-        best_of=body.best_of,
-        min_tokens=body.min_tokens or 0,
         stop_token_ids=_stop_ids(body, tokens),
-        repetition_penalty=(
-            defaults.repetition_penalty if body.repetition_penalty is None else body.repetition_penalty
-        ),
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
         logit_bias=read_logit_bias(body.logit_bias, tokens),
         allowed_token_ids=read_allowed(body.allowed_token_ids, tokens),
         bad_words=await read_bad_words(body.bad_words, tokens),
@@ -63,6 +65,11 @@ async def read_sampling(
         logprob_token_ids=_logprob_ids(body, tokens),
         repetition_detection=_repetition(body),
     )
+
+
+def _given(body: GenerationBody, defaults: GenerationDefaults, name: str) -> Any:
+    value = getattr(body, name)
+    return getattr(defaults, name, _AS_GIVEN[name]) if value is None else value
 
 
 def draw_seed() -> int:

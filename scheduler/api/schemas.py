@@ -1,5 +1,6 @@
 """The base of all request bodies: unknown fields are ignored, null is the default, types are strict."""
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
@@ -8,14 +9,29 @@ from pydantic_core import ErrorDetails
 
 from scheduler.api.refusals import NOT_SERVED, Refusal
 from wire.errors import InvalidRequest
+from wire.types import PARAMETERS
 
-Count = Annotated[int, Field(ge=1)]
 Priority = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 ManyIds = Annotated[list[int], Field(fail_fast=True)]
 """A list that may be long: only its first invalid item is reported."""
 Salt = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
 _MAX_SHOWN_ERRORS = 10
 _MAX_ERRORS = 1000
+
+
+def bounds(name: str) -> Any:
+    """Return the pydantic field of a sampling parameter's bounds."""
+    client = PARAMETERS[name].client
+    least, most = client.least, None if client.most == math.inf else client.most
+    return Field(
+        ge=None if client.above else least, gt=least if client.above else None,
+        le=None if client.below else most, lt=most if client.below else None,
+    )  # fmt: skip
+
+
+def max_length(name: str) -> Any:
+    """Return the pydantic field of the longest list of a sampling parameter."""
+    return Field(max_length=int(PARAMETERS[name].client.most))
 
 
 class Body(BaseModel):

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from scheduler.api.prompts import check_token_ids
 from scheduler.tokens import Tokens
 from wire.errors import InvalidRequest
+from wire.parameters import MAX_BIAS
 
-_MOST_BIAS = 100.0
 _SHOWN = 10
 
 
@@ -25,7 +25,7 @@ def read_logit_bias(given: Mapping[str, float] | None, tokens: Tokens) -> tuple[
             f"0..{tokens.vocab_size - 1}",
             "logit_bias",
         )
-    return tuple((int(key), max(-_MOST_BIAS, min(_MOST_BIAS, bias))) for key, bias in given.items())
+    return tuple((int(key), max(-MAX_BIAS, min(MAX_BIAS, bias))) for key, bias in given.items())
 
 
 def read_allowed(given: Sequence[int] | None, tokens: Tokens) -> tuple[int, ...]:

@@ -7,16 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from wire.errors import ConfigError
+from wire.types import PARAMETERS
 
 _FILE = "generation_config.json"
-_LIMITS = {
-    "temperature": (0.0, 2.0, "in [0, 2]"),
-    "top_p": (1e-9, 1.0, "in (0, 1]"),
-    "top_k": (-1, 2**31 - 1, "-1 (off) or more"),
-    "min_p": (0.0, 1.0, "in [0, 1]"),
-    "repetition_penalty": (0.01, 100.0, "in [0.01, 100]"),
-    "max_new_tokens": (1, 2**31 - 1, "1 or more"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +60,13 @@ def _parse(text: str, name: str) -> Mapping[str, Any]:
 
 
 def _with(defaults: GenerationDefaults, given: Mapping[str, Any], name: str) -> GenerationDefaults:
-    known = {field.name for field in fields(GenerationDefaults)}
-    values = {key: value for key, value in given.items() if key in known and value is not None}
+    kinds = {field.name: field.type for field in fields(GenerationDefaults)}
+    values = {key: value for key, value in given.items() if key in kinds and value is not None}
     for key, value in values.items():
-        least, most, limit = _LIMITS[key]
-        whole = key in ("top_k", "max_new_tokens")
+        bounds = PARAMETERS[key.replace("max_new_tokens", "max_tokens")].client
+        whole = kinds[key] is not float
         if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-            raise ConfigError(f"{name}: {key} is {value!r}, must be {'a whole number ' if whole else ''}{limit}")
-        if not least <= value <= most:
-            raise ConfigError(f"{name}: {key} is {value}, must be {limit}")
+            raise ConfigError(f"{name}: {key} is {value!r}, must be {'a whole number ' if whole else ''}{bounds}")
+        if not bounds.allow(value):
+            raise ConfigError(f"{name}: {key} is {value}, must be {bounds}")
     return replace(defaults, **values)

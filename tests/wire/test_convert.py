@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rpc.channel import MAX_MESSAGE_BYTES
 from wire import cluster_pb2 as pb
-from wire.check_prompt import MAX_LOGPROBS, check_params
+from wire.check_prompt import check_params
 from wire.convert import (
     describe_prompt,
     description_from_pb,
@@ -43,7 +43,9 @@ from wire.messages import (
     Step,
     TableRead,
 )
+from wire.parameters import MAX_LOGPROBS
 from wire.types import (
+    PARAMETERS,
     Beam,
     BeamSearch,
     FinishReason,
@@ -127,6 +129,14 @@ def test_each_figure_of_a_load_comes_back_as_itself() -> None:
     load = LoadSnapshot(*values)
 
     assert load_from_pb(load_to_pb(load)) == load
+
+
+def test_every_sampling_parameter_has_a_wire_field_and_bounds() -> None:
+    own = {field.name for field in fields(SamplingParams)}
+    objects = {"structured", "beam_search", "repetition_detection"}
+
+    assert own == set(pb.SamplingParams.DESCRIPTOR.fields_by_name)
+    assert set(PARAMETERS) == own - objects | {"length_penalty"}
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: type(c).__name__)

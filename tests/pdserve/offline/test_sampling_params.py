@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from pdserve import (
     StructuredOutputsParams,
 )
 from pdserve.offline.bodies import chat_logprobs, completion_logprobs, sampling_body
+from scheduler.api.generation_body import CompletionBody
+from wire.types import PARAMETERS
 
 NAN = float("nan")
 
@@ -74,6 +77,11 @@ def test_a6_78_what_is_out_of_its_limits_is_refused_with_value_and_limit(wrong: 
         SamplingParams(**wrong)
 
 
+def test_every_parameter_of_the_wire_is_a_field_here_and_of_http_bodies() -> None:
+    assert set(PARAMETERS) <= {field.name for field in fields(SamplingParams)}
+    assert set(PARAMETERS) <= set(CompletionBody.model_fields)
+
+
 def test_an_unknown_field_is_refused() -> None:
     with pytest.raises(TypeError, match="max_token"):
         SamplingParams(max_token=5)  # type: ignore[call-arg]
@@ -90,9 +98,12 @@ def test_a_clone_shares_nothing_and_optional_takes_none_as_the_default() -> None
 
 def test_beam_search_params_have_their_own_limits() -> None:
     assert BeamSearchParams(beam_width=4, max_tokens=8).length_penalty == 1.0
-    for wrong in ({"beam_width": 0}, {"max_tokens": 0}, {"temperature": 0.5}, {"length_penalty": 101}):
-        with pytest.raises(ValueError, match=f"{next(iter(wrong))} is {next(iter(wrong.values()))}"):
-            BeamSearchParams(**({"beam_width": 2, "max_tokens": 2} | wrong))
+    known: dict[str, Any] = {"beam_width": 2, "max_tokens": 2}
+    for name, value in (
+        ("beam_width", 0), ("max_tokens", 0), ("max_tokens", None), ("temperature", 0.5), ("length_penalty", 101),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"{name} is {value}"):
+            BeamSearchParams(**known | {name: value})
 
 
 def test_structured_outputs_go_by_both_names() -> None:

@@ -1,0 +1,71 @@
+"""The rules of sampling parameters: each field of SamplingParams and BeamSearch (wire/types.py) carries its own.
+
+    min_p: float = parameter(0.0, Bounds(0, 1), with_beams=0)
+
+From them are made the bounds of HTTP bodies (scheduler/api/generation_body.py), of the Python API
+(pdserve/offline/sampling_params.py) and of generation_config.json, and the check of instances (check_prompt.py).
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+MAX_COUNT = 2**31 - 1  # of tokens, and the largest token id: the message's fields are 32 bits
+MAX_LOGPROBS = 128  # at each position; a step over the message limit is split (instance/step_parts.py)
+MAX_LISTED_TOKENS = 300_000  # the engine also refuses ids outside the model's vocabulary
+MAX_BIAS = 100.0  # of a token's logit, in either direction
+_METADATA = "parameter"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Numbers from `least` to `most`; `above` and `below` exclude the limit itself."""
+
+    least: float
+    most: float = math.inf
+    above: bool = False
+    below: bool = False
+
+    def allow(self, value: float) -> bool:
+        """Return whether the value is within the bounds; NaN never is."""
+        least = value > self.least if self.above else value >= self.least
+        return least and (value < self.most if self.below else value <= self.most)
+
+    def __str__(self) -> str:
+        """Return what a value must be: `in [0, 1]`, `1 or more`."""
+        if self.most == math.inf:
+            return f"{self.least} or more"
+        return f"in {'(' if self.above else '['}{self.least}, {self.most}{')' if self.below else ']'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """The rule of one parameter.
+
+    `client` are the bounds of a request's value, `instance` those of a value that reaches an instance; of a list, they
+    are the bounds of its length. `with_beams` is the only value that beam search allows, None: any.
+    """
+
+    client: Bounds
+    instance: Bounds
+    with_beams: float | None = None
+
+
+def parameter(default: T, client: Bounds, *, instance: Bounds | None = None, with_beams: float | None = None) -> T:
+    """Declare a dataclass field with a default and a rule; `instance` None: as `client`."""
+    return dataclasses.field(default=default, metadata=rule(client, instance or client, with_beams))
+
+
+def rule(client: Bounds, instance: Bounds, with_beams: float | None = None) -> Mapping[str, Parameter]:
+    """Return a rule as metadata of a dataclass field."""
+    return {_METADATA: Parameter(client, instance, with_beams)}
+
+
+def rules_of(*kinds: type[Any]) -> Mapping[str, Parameter]:
+    """Return the rules of the fields of these dataclasses, by name."""
+    fields = (field for kind in kinds for field in dataclasses.fields(kind))
+    return {field.name: field.metadata[_METADATA] for field in fields if _METADATA in field.metadata}
