@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 
 from kvtransfer.interface import PoolMemory
-from kvtransfer.transports import DEFAULT_NAMES, NAMES, make_transports
+from kvtransfer.transports import DEFAULT_NAMES, TRAITS, make_transports
 from wire.errors import ConfigError
 
 
 def describe_transports(named: Sequence[str], memory: PoolMemory) -> tuple[str, ...]:
-    """Return all transports, best first, in the form of InstanceDescription; `named` are those of --kv-transport."""
-    return tuple(f"{name}: {why}" if (why := _why_missing(name, named, memory)) else name for name in NAMES)
+    """Return the transports, best first, in the form of InstanceDescription; `named` are those of --kv-transport."""
+    names = [name for name, traits in TRAITS.items() if traits.by_default or name in named]
+    return tuple(f"{name}: {why}" if (why := _why_missing(name, named, memory)) else name for name in names)
 
 
 def _why_missing(name: str, named: Sequence[str], memory: PoolMemory) -> str:
@@ -26,7 +27,7 @@ def check_named(named: Sequence[str], memory: PoolMemory) -> None:
     """Raise ConfigError, with the remedy, if --kv-transport names a transport that this machine or pool lacks."""
     for name in named:
         if why := _why_missing(name, named, memory):
-            what_for = ", which moves KV between the GPUs of a host," if name == "cuda_ipc" else ""
+            purpose = f", which {TRAITS[name].purpose}," if TRAITS[name].purpose else ""
             raise ConfigError(
-                f"--kv-transport {name}: {why}; leave {name}{what_for} out of --kv-transport on this machine"
+                f"--kv-transport {name}: {why}; leave {name}{purpose} out of --kv-transport on this machine"
             )

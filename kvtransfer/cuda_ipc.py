@@ -25,18 +25,20 @@ from kvtransfer.interface import PoolMemory
 from kvtransfer.named_windows import WindowNamer, WindowNames
 from kvtransfer.slots import SlotMap
 from kvtransfer.stream import READ_AHEAD_BYTES, LinkLost, Stream, expect
-from kvtransfer.transport import FRAME_BYTES, Timeouts
+from kvtransfer.transport import FRAME_BYTES, Timeouts, TransportTraits
 from wire.errors import Unavailable
-from wire.kv_transports import ELSEWHERE
+from wire.link_reasons import ELSEWHERE
 from wire.types import KvEndpoint
 
 
 class CudaIpcTransport:
     """Implements transport.Transport over Unix sockets, between CUDA pools of one host; imports torch on use."""
 
-    name = "cuda_ipc"
-    over_unix = True
-    lanes = 1
+    traits = TransportTraits(
+        "cuda_ipc", one_host=True, reads_pool=True,
+        two_processes=True,  # a process cannot open a handle of its own memory
+        purpose="moves KV between the GPUs of a host",
+    )  # fmt: skip
 
     def __init__(self, memory: PoolMemory, driver: IpcDriver | None = None) -> None:
         self._memory, self._driver = device_memory(memory), driver
@@ -50,6 +52,9 @@ class CudaIpcTransport:
             return self._of_process().lacking(self._memory.tensor)
         except ImportError as error:
             return f"torch cannot be imported ({error}); it comes with the extra pdserve[cuda]"
+
+    def bind(self, host: str | None, source: str | None) -> None:
+        """Do nothing: a Unix socket has no address."""
 
     def unreachable(self, endpoint: KvEndpoint) -> str | None:
         """Only this host and network namespace can be reached; the device is checked when the link is made."""

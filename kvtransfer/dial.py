@@ -13,7 +13,7 @@ from kvtransfer.transport import Outlet, Timeouts, Transport
 from security.trust import Trust
 from telemetry.logs import EventLogger
 from wire.errors import Incompatible, InstanceLost, PdserveError
-from wire.kv_transports import NOT_OFFERED
+from wire.link_reasons import NOT_OFFERED
 from wire.types import KvEndpoint
 
 _log = EventLogger("kvtransfer")
@@ -60,7 +60,7 @@ class _Unwatched:
 
 def endpoint_for(transport: Transport, endpoints: Sequence[KvEndpoint], rank: int) -> KvEndpoint | None:
     """Return the endpoint at which `rank` of the receiver offers this transport, or None."""
-    offered = (one for one in endpoints if (one.transport, one.rank) == (transport.name, rank))
+    offered = (one for one in endpoints if (one.transport, one.rank) == (transport.traits.name, rank))
     return next(offered, None)
 
 
@@ -80,26 +80,27 @@ def dial(
     """
     watch, rank, skipped = watch or _Unwatched(), hello.receiver_rank, []
     if all(endpoint_for(transport, endpoints, rank) is None for transport in transports):
-        mine, theirs = [one.name for one in transports], [one.transport for one in endpoints if one.rank == rank]
+        mine, theirs = [one.traits.name for one in transports], [one.transport for one in endpoints if one.rank == rank]
         raise Incompatible(f"no common KV transport with {hello.receiver_id}: {mine} here, {theirs} there")
     for transport in transports:
+        name = transport.traits.name
         endpoint, lacking = endpoint_for(transport, endpoints, rank), out_of_reach(transport, endpoints, rank)
         if endpoint is None or lacking is not None:
-            skipped.append(f"{transport.name}: {lacking}")
+            skipped.append(f"{name}: {lacking}")
             continue
         watch.check_open()
         try:
             stream, outlet, digests = _link(transport, endpoint, hello, timeouts, trust or Trust(), watch)
-            return Dialled(stream, outlet, transport.name, digests)
+            return Dialled(stream, outlet, name, digests)
         except Incompatible:
             raise
         except VersionMismatch as error:
             raise Incompatible(f"{hello.receiver_id}: {error}") from error
         except (OSError, ValueError, LinkLost, WireError, PdserveError) as error:
             watch.check_open()
-            skipped.append(f"{transport.name} at {endpoint.address}: {error}")
-            watch.failed(transport.name, f"at {endpoint.address}: {error}")
-            _log.warning("kv_dial_failed", peer=hello.receiver_id, transport=transport.name, reason=error)
+            skipped.append(f"{name} at {endpoint.address}: {error}")
+            watch.failed(name, f"at {endpoint.address}: {error}")
+            _log.warning("kv_dial_failed", peer=hello.receiver_id, transport=name, reason=error)
     raise InstanceLost(f"no KV link to {hello.receiver_id}: {'; '.join(skipped)}")
 
 

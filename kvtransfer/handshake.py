@@ -34,7 +34,7 @@ def greet(
 ) -> tuple[Outlet, Welcome]:
     """The sender's half. Raises LinkLost, WireError, OSError and the receiver's refusal."""
     check_peer(stream, trust)
-    hello = replace(hello, transport=transport.name)
+    hello = replace(hello, transport=transport.traits.name)
     encoded = encode_hello(hello)
     stream.send([encoded])
     _prove(stream, hello, encoded[PREFIX.size :], timeouts, trust)

@@ -11,7 +11,7 @@ from kvtransfer.probed import Probed
 from kvtransfer.stream import LinkLost, Stream
 from kvtransfer.ticket_table import TicketTable
 from kvtransfer.transport import Inlet, Timeouts, Transport
-from kvtransfer.transports import READS_POOL
+from kvtransfer.transports import TRAITS
 from security.trust import Trust
 from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
@@ -54,7 +54,7 @@ class Incoming:
                 self._stream, self._timeouts, self._choose, self._trust, digests=self._digests, refusals=self._refusals
             )
             sender, greeted = hello.sender_id, True
-            reads_pool = hello.transport in READS_POOL
+            reads_pool = TRAITS[hello.transport].reads_pool
             self._table.meet(
                 self._number, hello.source, receipts=reads_pool and not hello.digests,
                 received=None if reads_pool else lambda: self._stream.bytes_received,

@@ -27,7 +27,7 @@ from kvtransfer.process_group.devices import device_of
 from kvtransfer.ring import Ring
 from kvtransfer.stream import READ_AHEAD_BYTES, LinkLost, Stream, expect
 from kvtransfer.tcp import connect
-from kvtransfer.transport import FRAME_BYTES, Timeouts
+from kvtransfer.transport import FRAME_BYTES, Timeouts, TransportTraits
 from wire.errors import HandoffFailed, Unavailable
 from wire.types import KvEndpoint
 
@@ -42,21 +42,21 @@ _GRACE_S = 1.0
 class MooncakeTransport:
     """Implements transport.Transport. All links of this process at one address share one engine."""
 
-    name = "mooncake"
-    over_unix = False
-    lanes = 1
+    traits = TransportTraits("mooncake", by_default=False, same="one_sided")
 
     def __init__(self, memory: PoolMemory) -> None:
         self._memory, self._device = memory, device_of(memory)
-        self.source: str | None = None
+        self._source: str | None = None
 
     def unusable(self) -> str | None:
         """It needs the package, which needs Debian's libibverbs1."""
         return lacking(way_of(self._device).package)
 
-    def open(self, host: str) -> None:
-        """Warn, once per process, of the ports that the engine will open at the first proven link. Opens none."""
-        warn_of_ports(host)
+    def bind(self, host: str | None, source: str | None) -> None:
+        """Connect from `source`; warn, once per process, of the ports that the first proven link will open."""
+        self._source = source
+        if host is not None:
+            warn_of_ports(host)
 
     def unreachable(self, endpoint: KvEndpoint) -> str | None:
         """Any address may be tried."""
@@ -64,7 +64,7 @@ class MooncakeTransport:
 
     def connect(self, endpoint: KvEndpoint, timeouts: Timeouts) -> Stream:
         """Connect to the instance's TCP listener."""
-        return connect(endpoint.address, timeouts, self.source)
+        return connect(endpoint.address, timeouts, self._source)
 
     def outlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "MooncakeOutlet":
         """Register the ring and send its address to the receiver; the first link starts the engine. Raises OSError."""

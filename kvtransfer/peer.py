@@ -28,7 +28,7 @@ class Peer:
     def __init__(self, settings: LinkSettings, key: PeerKey, link_epochs: Iterator[int]) -> None:
         self.key = key
         self._settings, self._link_epochs = settings, link_epochs
-        self._transports = {transport.name: transport for transport in settings.transports}
+        self._transports = {transport.traits.name: transport for transport in settings.transports}
         self._ranks = {name: rank for rank, name in enumerate(self._transports)}
         self._endpoints: Sequence[KvEndpoint] = ()
         self._lacking: dict[str, str] = {}  # why a transport is unreachable
@@ -176,7 +176,7 @@ class Peer:
                 return
             self._failures += link is not trial
             if link.transport or link.spare:
-                name = link.transport or link.transports[0].name
+                name = link.transport or link.transports[0].traits.name
                 self._health.failed(name, str(error), self._settings.clock())
             elif not isinstance(error, Incompatible):
                 self._health.forgive()
@@ -234,11 +234,11 @@ class Peer:
     def _widen(self, link: Link) -> None:
         """Dial another lane beside a loaded link, if its transport supports one."""
         transport = self._transports.get(link.transport)
-        if transport is None or self._closed or self._health.rests(transport.name):
+        if transport is None or self._closed or self._health.rests(link.transport):
             return
-        lanes = [one for one in self._links if transport.name == one.transport and one.state in ("connecting", "up")]
+        lanes = [one for one in self._links if one.transport == link.transport and one.state in ("connecting", "up")]
         coming = [one for one in self._links if one.spare and one.state == "connecting"]
-        if not coming and len(lanes) < min(self._settings.links_per_peer, transport.lanes):
+        if not coming and len(lanes) < min(self._settings.links_per_peer, transport.traits.lanes):
             self._spare(transport)
 
     def _spare(self, transport: Transport) -> Link | None:
@@ -246,7 +246,7 @@ class Peer:
         try:
             self._start(link)
         except Unavailable as error:
-            _log.warning("kv_dial_failed", peer=self.key.instance_id, transport=transport.name, reason=error)
+            _log.warning("kv_dial_failed", peer=self.key.instance_id, transport=transport.traits.name, reason=error)
             return None
         return link
 

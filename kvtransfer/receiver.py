@@ -67,12 +67,15 @@ class KvReceiver:
         self._limit, self._refusals = ConnectionLimit(), CappedLog(_log)
         self._numbers = itertools.count(1)
         self._closing = threading.Event()
-        self._listeners = {over_unix: _listen(over_unix, host, port_range) for over_unix in self._socket_kinds()}
-        here, rank = shm.host_id(), memory.layout.rank.number
+        traits = [transport.traits for transport in self._transports]
+        self._listeners = {unix: _listen(unix, host, port_range) for unix in {one.one_host for one in traits}}
         self._endpoints = tuple(
-            KvEndpoint(transport.name, self._listeners[transport.over_unix][1], here, rank)
-            for transport in self._transports
-        )
+            KvEndpoint(
+                one.name, self._listeners[one.one_host][1], shm.host_id() if one.one_host else "",
+                memory.layout.rank.number,
+            )
+            for one in traits
+        )  # fmt: skip
         self._threads = [
             threading.Thread(target=self._accept, name="kv-accept", daemon=True),
             threading.Thread(target=self._sweep_often, name="kv-sweep", daemon=True),
@@ -207,12 +210,9 @@ class KvReceiver:
         check_hello(hello, instance_id=self._instance_id, epoch=self._epoch, layout=self._memory.layout)
         self._limit.enter(number)
         for transport in self._transports:
-            if (transport.name, transport.over_unix) == (hello.transport, over_unix):
+            if (transport.traits.name, transport.traits.one_host) == (hello.transport, over_unix):
                 return transport
         raise Unavailable(f"KV transport {hello.transport!r} is not offered here")
-
-    def _socket_kinds(self) -> set[bool]:
-        return {transport.over_unix for transport in self._transports}
 
     def _forget(self, number: int) -> None:
         self._links.pop(number, None)

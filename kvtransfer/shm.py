@@ -22,10 +22,10 @@ from kvtransfer.named_windows import WindowNamer, WindowNames
 from kvtransfer.slots import SlotMap
 from kvtransfer.staging import move
 from kvtransfer.stream import READ_AHEAD_BYTES, Stream
-from kvtransfer.transport import Timeouts
+from kvtransfer.transport import Timeouts, TransportTraits
 from wire.errors import HandoffFailed, Unavailable
 from wire.kv_layout import Heads
-from wire.kv_transports import ELSEWHERE
+from wire.link_reasons import ELSEWHERE
 from wire.types import KvEndpoint
 
 F_SEAL_FUTURE_WRITE = 0x0010  # linux/fcntl.h; Python's fcntl has no name for it
@@ -43,9 +43,7 @@ def host_id() -> str:
 class ShmTransport:
     """Implements transport.Transport over Unix sockets."""
 
-    name = "shm"
-    over_unix = True
-    lanes = 1
+    traits = TransportTraits("shm", one_host=True, reads_pool=True)
 
     def __init__(self, memory: PoolMemory) -> None:
         self._fd, self._device = memory.fd, device_memory(memory)
@@ -56,6 +54,9 @@ class ShmTransport:
         if self._device is not None:
             return f"the KV pool is on {self._device.device}: peers can map host memory only"
         return "the KV pool has no descriptor with which peers could map it" if self._fd is None else None
+
+    def bind(self, host: str | None, source: str | None) -> None:
+        """Do nothing: a Unix socket has no address."""
 
     def unreachable(self, endpoint: KvEndpoint) -> str | None:
         """Only this host and network namespace can be reached."""

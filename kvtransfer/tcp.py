@@ -13,7 +13,7 @@ from kvtransfer.interface import PoolMemory
 from kvtransfer.mover import process_mover
 from kvtransfer.staging import Staging, pieces_of
 from kvtransfer.stream import Stream
-from kvtransfer.transport import FRAME_BYTES, Timeouts
+from kvtransfer.transport import FRAME_BYTES, Timeouts, TransportTraits
 from wire.errors import ConfigError, HandoffFailed
 from wire.types import KvEndpoint
 
@@ -24,17 +24,19 @@ _RING_BYTES = 4 * FRAME_BYTES
 class TcpTransport:
     """Implements transport.Transport over TCP."""
 
-    name = "tcp"
-    over_unix = False
-    lanes = 16
+    traits = TransportTraits("tcp", lanes=16)
 
     def __init__(self, memory: PoolMemory) -> None:
         self._memory = memory
-        self.source: str | None = None
+        self._source: str | None = None
 
     def unusable(self) -> str | None:
         """It works everywhere."""
         return None
+
+    def bind(self, host: str | None, source: str | None) -> None:
+        """Connect from `source`."""
+        self._source = source
 
     def unreachable(self, endpoint: KvEndpoint) -> str | None:
         """Any address may be tried."""
@@ -42,7 +44,7 @@ class TcpTransport:
 
     def connect(self, endpoint: KvEndpoint, timeouts: Timeouts) -> Stream:
         """Connect to "host:port"."""
-        return connect(endpoint.address, timeouts, self.source)
+        return connect(endpoint.address, timeouts, self._source)
 
     def outlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> "TcpOutlet":
         """Nothing to set up."""

@@ -7,7 +7,7 @@ The messages are sent over one `Stream` per link; the payload's path is specific
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from kvtransfer.digest import RegionRuns, StopFlag
 from kvtransfer.frame import Frame, Taken
@@ -16,6 +16,28 @@ from kvtransfer.stream import Stream
 from wire.types import KvEndpoint
 
 FRAME_BYTES = 4 << 20  # largest frame of transports that send or stage the payload
+
+
+@dataclass(frozen=True, slots=True)
+class TransportTraits:
+    """What distinguishes one transport from the others, on every machine; `Transport.unusable` is about this one.
+
+    `name` is the value of --kv-transport, and the label in messages and metrics. `lanes` is the number of simultaneous
+    links to one peer beyond which more are no faster. `one_host`: links use an abstract Unix socket, so they need no
+    port and reach no other host or network namespace; all others use the instance's TCP listener. `by_default`: used
+    without --kv-transport. `reads_pool`: the receiver reads the sender's pool, some time after the announcement.
+    `two_processes`: on a device, both ends cannot be in one process. `same` is the trait of devices that must be equal
+    at both ends. `purpose` completes "NAME, which ..., ".
+    """
+
+    name: str
+    lanes: int = 1
+    one_host: bool = False
+    by_default: bool = True
+    reads_pool: bool = False
+    two_processes: bool = False
+    same: Literal["collective", "one_sided"] | None = None
+    purpose: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +99,17 @@ class Transport(Protocol):
     """One transport of one instance, for both of its halves. Thread-safe."""
 
     @property
-    def name(self) -> str: ...
-
-    @property
-    def over_unix(self) -> bool:
-        """Whether its links use a Unix socket; all others use the instance's TCP listener."""
-        ...
-
-    @property
-    def lanes(self) -> int:
-        """The number of simultaneous links to one peer beyond which more are no faster."""
-        ...
+    def traits(self) -> TransportTraits: ...
 
     def unusable(self) -> str | None:
         """Return why it cannot be offered, or None: what this machine or pool lacks."""
+        ...
+
+    def bind(self, host: str | None, source: str | None) -> None:
+        """Set the addresses of this machine, each if known: `host` of the instance, `source` of its connections.
+
+        A transport that will open further ports at `host` warns of them now.
+        """
         ...
 
     def unreachable(self, endpoint: KvEndpoint) -> str | None:

@@ -6,19 +6,18 @@ from collections.abc import Mapping
 from flags.options import EngineOptions
 from pdserve.subprocess_call import apart
 from wire.errors import ConfigError
-from wire.kv_transports import ONE_HOST
 
 
 def check_engine_flags(options: EngineOptions, instances: int = 1) -> None:
     """Raise ConfigError, with the value and the limit, for flags that `instances` on one host cannot use."""
     try:
         from instance.config import check_options, parse_port_range
-        from kvtransfer.transports import DEFAULT_NAMES
+        from kvtransfer.transports import need_port
     except ModuleNotFoundError:
         return  # the engine is not installed: its users report that
     check_options(options)
     ports = parse_port_range(options.kv_port_range)
-    if ports is None or set(options.kv_transport or DEFAULT_NAMES) <= set(ONE_HOST):
+    if ports is None or not need_port(options.kv_transport):
         return
     ranks = options.tensor_parallel_size or 1
     num_ports = ports[1] - ports[0] + 1

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from flags.options import EngineOptions
 from ranktable_tools.addresses import canonical, is_address
 from ranktable_tools.launch_plan import LaunchPlan
-from wire.kv_transports import ONE_HOST
 
 if TYPE_CHECKING:
     from instance.config import InstanceConfig  # the scheduler imports this module and may lack the engine's packages
@@ -61,9 +60,10 @@ def _address_warning(host: str, server_ip: str) -> tuple[str, ...]:
 
 
 def _kv(options: EngineOptions, host: str) -> str:
-    names = options.kv_transport
-    if names and set(names) <= set(ONE_HOST):
-        return f"none ({', '.join(names)})"
+    from kvtransfer.transports import need_port
+
+    if not need_port(options.kv_transport):
+        return f"none ({', '.join(options.kv_transport)})"
     return f"{options.kv_port_range or 'any free port'} of {host}"
 
 

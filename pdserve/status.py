@@ -15,7 +15,7 @@ from pdserve.supervisor_log import in_utc
 from pdserve.target_cluster import TargetCluster, add_where, find
 from pdserve.text_table import on_or_off, printable, text_table
 from wire.errors import Unavailable
-from wire.kv_transports import OUT_OF_REACH
+from wire.link_reasons import OUT_OF_REACH
 
 _TIMEOUT_S = 3.0
 _ANSWER_S = 0.5

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from devices.table import AUTO
 from flags.options import EngineOptions, add_flags, flag, from_namespace
-from kvtransfer.transports import NAMES
+from kvtransfer.transports import DEFAULT_NAMES, NAMES
 from pdserve import model
 from pdserve.flags.parser import CommandParser
 from pdserve.termination import unwind_on_sigterm
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from engine.oracle import Oracle
 
 REFERENCE = "transformers"
-_FEATURE_TRANSPORTS = ("shm", "tcp")
 _FEATURE_ROOM = 64  # tokens of the longest structured output
 EPILOG = """\
 examples:
@@ -111,8 +110,7 @@ def _main_of_features(options: VerifyOptions) -> int:
     (pair,) = choose_pairs(AUTO if options.device == EACH else options.device).pairs
     if not pair.is_alike:
         raise ConfigError(f"--features needs the same device at both ends, not {options.device}")
-    names = _FEATURE_TRANSPORTS if options.transport == EACH else (options.transport,)
-    transports = [name for asked in names for name in choose(asked, pair=pair).names]
+    transports = choose(options.transport, DEFAULT_NAMES if options.transport == EACH else NAMES, pair).names
     folder = model.find_folder(os.environ, EngineOptions(model=options.model))
     longest = read_model_files(str(folder)).max_model_len - max(options.max_tokens, _FEATURE_ROOM)
     prompts = make_prompts(folder, 6, longest)[-2:]

@@ -4,9 +4,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from devices.collectives import COLLECTIVES
 from devices.table import find_kind
-from kvtransfer.transports import NAMES, make_transports
+from kvtransfer.transports import NAMES, make_transports, mismatch
 from pdserve.verify_devices import DeviceKindPair
 from ranktable_tools.devices.cards import shown_cards
 from ranktable_tools.devices.kinds import kind_named
@@ -42,11 +41,15 @@ def choose(requested: str, names: Sequence[str] = NAMES, pair: DeviceKindPair | 
 
 def _lacking(name: str, pair: DeviceKindPair) -> str | None:
     """Return why an instance on either device could not use transport `name`, None if both can."""
-    for kind in dict.fromkeys((pair.prefill, pair.decode)):
+    kinds = dict.fromkeys((pair.prefill, pair.decode))
+    for kind in kinds:
         why = _lacking_on(name, kind)
         if why is not None:
             return why
-    return _in_groups(pair) if name == "process_group" else None
+    one, other = (find_kind(kind).traits for kind in (pair.prefill, pair.decode))
+    is_card = pair.is_alike and not one.pools_on_host
+    on_one_card = is_card and len(shown_cards(kind_named(pair.prefill), os.environ)) < 2
+    return mismatch(name, one, other, on_one_card=on_one_card)
 
 
 def _lacking_on(name: str, kind: str) -> str | None:
@@ -57,13 +60,4 @@ def _lacking_on(name: str, kind: str) -> str | None:
         return str(error).removeprefix(f"--kv-transport {name}: ")
     finally:
         pool.close()
-    return None
-
-
-def _in_groups(pair: DeviceKindPair) -> str | None:
-    one, other = (find_kind(kind).traits.collective for kind in (pair.prefill, pair.decode))
-    if one != other:
-        return f"process groups use {one} on {pair.prefill} but {other} on {pair.decode}"
-    if not COLLECTIVES[one].on_host and len(shown_cards(kind_named(pair.prefill), os.environ)) < 2:
-        return f"{one} allows one rank per card, and both ends are on the only card"
     return None

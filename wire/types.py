@@ -200,9 +200,9 @@ class PromptState:
 class KvEndpoint:
     """Where an instance listens for KV over one transport.
 
-    shm, cuda_ipc: `address` is an abstract Unix socket name (without the leading NUL) and `host_id` the boot id of the
-    host and its network namespace; all others: `address` is the listener's "host:port". `rank` is the rank of the
-    instance that listens there.
+    For transports within one host, `address` is an abstract Unix socket name (without the leading NUL) and `host_id`
+    the boot id of the host and its network namespace; for all others, `address` is the listener's "host:port" and
+    `host_id` is empty. `rank` is the rank of the instance that listens there.
     """
 
     transport: str
@@ -289,7 +289,7 @@ class InstanceDescription:
     """The properties of an instance, fixed for the life of its process (`epoch` is random per process).
 
     `kv_digests`: whether it requires a digest of every KV frame; a link omits them only if neither end requires them.
-    `kv_transports` lists every known transport, best first: `shm` if offered, else `shm: reason`.
+    `kv_transports` lists the transports used by default or named, best first: `shm` if offered, else `shm: reason`.
     """
 
     instance_id: str

@@ -12,7 +12,7 @@ from kvtransfer.process_group.group import Group
 from kvtransfer.process_group.group_setup import RECEIVER, SENDER, make_group
 from kvtransfer.process_group.link_ends import MAX_PAYLOAD_BYTES, OUTLET_BYTES, GroupInlet, GroupOutlet
 from kvtransfer.stream import Stream
-from kvtransfer.transport import Timeouts
+from kvtransfer.transport import Timeouts, TransportTraits
 from wire.types import KvEndpoint
 
 if TYPE_CHECKING:
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 class ProcessGroupTransport:
     """Implements transport.Transport; imports torch only when `unusable` is called."""
 
-    name = "process_group"
-    over_unix = False
-    lanes = 1
+    traits = TransportTraits(
+        "process_group", by_default=False, same="collective",
+        two_processes=True,  # one thread of a process issues all operations of a card's groups
+    )  # fmt: skip
 
     def __init__(self, memory: PoolMemory) -> None:
         self._memory, self._device = memory, device_of(memory)
         self._collective = collective_of(self._device)
-        self.source: str | None = None
+        self._source: str | None = None
 
     def unusable(self) -> str | None:
         """It needs torch and a collective for the pool's device."""
@@ -39,13 +40,17 @@ class ProcessGroupTransport:
         lacking = collective.lacking()
         return None if lacking is None else f"{collective.name}: {lacking}"
 
+    def bind(self, host: str | None, source: str | None) -> None:
+        """Connect from `source`."""
+        self._source = source
+
     def unreachable(self, endpoint: KvEndpoint) -> str | None:
         """Any address may be tried."""
         return None
 
     def connect(self, endpoint: KvEndpoint, timeouts: Timeouts) -> Stream:
         """Connect to "host:port"."""
-        return tcp.connect(endpoint.address, timeouts, self.source)
+        return tcp.connect(endpoint.address, timeouts, self._source)
 
     def outlet(self, stream: Stream, hello: Hello, timeouts: Timeouts) -> GroupOutlet:
         """Make the group as its rank 0."""

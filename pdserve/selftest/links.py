@@ -9,11 +9,10 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from devices.collectives import collective_of
 from devices.interface import Device, Memory
 from kvtransfer.interface import SendStats
 from kvtransfer.sender import KvSender
-from kvtransfer.transports import NAMES
+from kvtransfer.transports import NAMES, TRAITS, mismatch
 from pdserve.selftest import link_pools
 from pdserve.selftest.check import NotHere, SelftestCheck, Wrong
 from pdserve.selftest.far_process import FarProcess, FarProcesses
@@ -21,9 +20,6 @@ from wire.errors import PdserveError
 from wire.types import KvEndpoint, Ticket
 
 _DEADLINE_S = 60.0
-_GROUPS = "process_group"
-_BETWEEN_PROCESSES = ("cuda_ipc", _GROUPS)
-"""A process cannot open a handle of its own memory, and one thread issues all of a group's operations on a card."""
 
 
 def link_checks(device: Device, twin: Device, host: Device, far: FarProcesses) -> Iterator[SelftestCheck]:
@@ -39,13 +35,15 @@ def link_checks(device: Device, twin: Device, host: Device, far: FarProcesses) -
 
 def works_within(name: str, device: Device) -> bool:
     """Return whether both ends of this transport may be in one process, on one device."""
-    return device.traits.pools_on_host or name not in _BETWEEN_PROCESSES
+    return device.traits.pools_on_host or not TRAITS[name].two_processes
 
 
 def _send(name: str, source: Device, target: Device, far: FarProcesses) -> str:
     pool = link_pools.make_pool(source)
     try:
-        why = link_pools.lacking(name, source, pool) or _in_common(name, source, target)
+        why = link_pools.lacking(name, source, pool) or mismatch(
+            name, source.traits, target.traits, on_one_card=source.name == target.name
+        )
         if why is not None:
             raise NotHere(why)
         end = far.of(target.name)
@@ -61,20 +59,6 @@ def _send(name: str, source: Device, target: Device, far: FarProcesses) -> str:
         raise NotHere(why)
     finally:
         pool.close()
-
-
-def _in_common(name: str, source: Device, target: Device) -> str | None:
-    """Return why two devices are incompatible over this transport, or None."""
-    one, other = source.traits, target.traits
-    for transport, ours, theirs in (
-        (_GROUPS, one.collective, other.collective), ("mooncake", one.one_sided, other.one_sided)
-    ):  # fmt: skip
-        if name == transport and ours != theirs:
-            return f"{one.kind} uses {ours} and {other.kind} uses {theirs}"
-    collective = collective_of(source.name)
-    if name == _GROUPS and source.name == target.name and collective is not None and not collective.on_host:
-        return f"{collective.name} allows one rank per card, and only one card is visible here"
-    return None
 
 
 def _hand_over(name: str, pool: Memory, end: FarProcess) -> str:

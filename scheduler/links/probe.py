@@ -10,7 +10,6 @@ from scheduler.instances import Instance
 from scheduler.membership.member import Member
 from scheduler.registry import Registry
 from wire.errors import DeadlineExceeded, InvalidRequest, Overloaded, PdserveError, Unavailable
-from wire.kv_transports import ONLY_NAMED
 from wire.messages import LinkMeasured, MeasureLink
 from wire.types import LinkStatus, Role
 
@@ -44,15 +43,14 @@ class PairLink:
     def not_offered(self) -> tuple[str, ...]:
         """The transports better than the one in use that the sender does not offer, as `shm: not named`.
 
-        Without a transport in use there are none, and transports used only when named are left out.
+        Without a transport in use there are none.
         """
         sender = self.pair.sender.description
         used = "" if self.link is None else self.link.transport
         if sender is None or not used:
             return ()
         better = itertools.takewhile(lambda text: text != used, sender.kv_transports)
-        split = [(text, text.partition(": ")) for text in better]
-        return tuple(text for text, (name, lacks, _) in split if lacks and name not in ONLY_NAMED)
+        return tuple(text for text in better if ": " in text)
 
     @property
     def digests(self) -> bool | None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from scheduler.membership.compatibility import ExpectedInstance
 from telemetry.logs import EventLogger
-from wire.kv_transports import ONE_HOST
 from wire.types import InstanceDescription, Role
 
 log = EventLogger("registry")
@@ -68,7 +67,7 @@ class KvPairs:
         have = f"{start.name} has {_names(sending)} and {end.name} has {_names(taking)}"
         gap = self._gaps[sender, receiver] = KvGap(sender, receiver, f"they cannot transfer KV: {have}; {lacking}")
         if gap != before:
-            hosts = ", ".join(sorted({one.host_id for met in (sending, taking) for one in met.endpoints}))
+            hosts = ", ".join(sorted({one.host_id for met in (sending, taking) for one in met.endpoints} - {""}))
             log.warning("no_kv_transport", prefill=start, decode=end, reason=gap, hosts=hosts)
 
 
@@ -79,10 +78,7 @@ def missing_transport(sender: InstanceDescription, receiver: InstanceDescription
     """
     if not sender.endpoints or not receiver.endpoints:
         return None
-    ours, theirs = (
-        {(one.transport, one.host_id if one.transport in ONE_HOST else "") for one in described.endpoints}
-        for described in (sender, receiver)
-    )
+    ours, theirs = ({(one.transport, one.host_id) for one in described.endpoints} for described in (sender, receiver))
     if ours & theirs:
         return None
     same = sorted({name for name, _ in ours} & {name for name, _ in theirs})

@@ -3,7 +3,6 @@
 import ast
 import dataclasses
 import importlib
-import inspect
 import re
 from pathlib import Path
 
@@ -72,8 +71,7 @@ def test_every_transport_is_there_best_first_with_its_lanes_and_a_section() -> N
 
     assert tuple(name.strip("`") for name, *_ in table) == transports.NAMES
     for name, used, _, lanes, _ in table:
-        made = transports._MAKERS[name.strip("`")]
-        assert int(lanes) == inspect.getattr_static(made, "lanes")
+        assert int(lanes) == transports.TRAITS[name.strip("`")].lanes
         assert (used == "by default") == (name.strip("`") in transports.DEFAULT_NAMES)
         assert f"\n### {name.strip('`')}\n" in TEXT
 

@@ -10,17 +10,18 @@ from tests.instance.pair import instance_config
 from wire.errors import ConfigError
 from wire.types import Role
 
-OTHERS = ("process_group: not named in --kv-transport", "mooncake: not named in --kv-transport")
+UNNAMED = tuple(f"{name}: not named in --kv-transport" for name in ("cuda_ipc", "shm"))
 
 
 @pytest.mark.parametrize(
     ("named", "said"),
     [
-        ((), ("cuda_ipc: the KV pool is host memory", "shm", *OTHERS, "tcp")),
-        (("tcp",), (*(f"{one}: not named in --kv-transport" for one in ("cuda_ipc", "shm")), *OTHERS, "tcp")),
+        ((), ("cuda_ipc: the KV pool is host memory", "shm", "tcp")),
+        (("tcp",), (*UNNAMED, "tcp")),
+        (("tcp", "process_group"), (*UNNAMED, "process_group", "tcp")),
     ],
 )
-def test_every_transport_is_named_best_first_with_the_reason(
+def test_default_and_named_transports_are_listed_best_first(
     named: tuple[str, ...], said: tuple[str, ...], tmp_path: Path
 ) -> None:
     engine, _ = build_engine(instance_config(tmp_path, Role.PREFILL, port=1), print)

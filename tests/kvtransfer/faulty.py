@@ -22,7 +22,7 @@ class FaultyTransport:
 
     def __init__(self, inner: Transport) -> None:
         self._inner = inner
-        self.name, self.over_unix, self.lanes = inner.name, inner.over_unix, inner.lanes
+        self.traits = inner.traits
         self.refuses = False
         self.free = threading.Event()  # cleared: a connection waits here
         self.free.set()
@@ -38,6 +38,9 @@ class FaultyTransport:
     def unusable(self) -> str | None:
         return self._inner.unusable()
 
+    def bind(self, host: str | None, source: str | None) -> None:
+        self._inner.bind(host, source)
+
     def unreachable(self, endpoint: KvEndpoint) -> str | None:
         return self._inner.unreachable(endpoint)
 
@@ -47,7 +50,7 @@ class FaultyTransport:
             self.waiting.set()
             assert self.free.wait(DEADLINE_S)
         if self.refuses:
-            raise ConnectionRefusedError(f"the test refuses {self.name}")
+            raise ConnectionRefusedError(f"the test refuses {self.traits.name}")
         stream = self._inner.connect(endpoint, timeouts)
         self._streams.append(stream)
         return stream
@@ -67,7 +70,7 @@ def faulty_rig(
     made: dict[str, FaultyTransport] = {}
 
     def make(*args: object, **options: object) -> tuple[FaultyTransport, ...]:
-        made.update({one.name: FaultyTransport(one) for one in make_transports(*args, **options)})  # type: ignore[arg-type]
+        made.update({one.traits.name: FaultyTransport(one) for one in make_transports(*args, **options)})  # type: ignore[arg-type]
         return tuple(made.values())
 
     patch.setattr("kvtransfer.sender.make_transports", make)

@@ -4,12 +4,11 @@ import re
 
 import pytest
 
-from kvtransfer import mooncake_engine, transports
-from kvtransfer.transports import DEFAULT_NAMES, NAMES, make_transports
+from kvtransfer import mooncake_engine
+from kvtransfer.transports import DEFAULT_NAMES, NAMES, make_transports, need_port
 from tests.kvtransfer.rig import TENSORS, Pool
 from wire.errors import ConfigError
 from wire.kv_layout import PoolLayout
-from wire.kv_transports import ONE_HOST
 
 
 @pytest.fixture
@@ -18,16 +17,17 @@ def pool() -> Pool:
 
 
 def test_transports_are_tried_best_first_whatever_the_order_typed(pool: Pool) -> None:
-    assert [transport.name for transport in make_transports(("tcp", "shm"), pool)] == ["shm", "tcp"]
+    assert [transport.traits.name for transport in make_transports(("tcp", "shm"), pool)] == ["shm", "tcp"]
 
 
 def test_none_named_means_the_default_ones(pool: Pool) -> None:
-    assert [transport.name for transport in make_transports((), pool)] == ["shm", "tcp"]
+    assert [transport.traits.name for transport in make_transports((), pool)] == ["shm", "tcp"]
     assert set(DEFAULT_NAMES) - {"shm", "tcp"} == {"cuda_ipc"}  # which has no use for a pool of host memory
 
 
-def test_those_whose_links_begin_on_a_unix_socket_need_no_port() -> None:
-    assert {name for name in NAMES if vars(transports._MAKERS[name])["over_unix"]} == set(ONE_HOST)
+def test_transports_within_one_host_need_no_port() -> None:
+    assert [name for name in NAMES if not need_port((name,))] == ["cuda_ipc", "shm"]
+    assert need_port(())
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones(pool: Pool) -> None:

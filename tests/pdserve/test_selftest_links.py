@@ -13,6 +13,7 @@ import pytest
 
 from devices.cuda import TRAITS as CUDA
 from devices.table import open_device
+from kvtransfer.transports import mismatch
 from pdserve.cli import main
 from pdserve.selftest import far_end, far_process, link_pools, links
 from pdserve.selftest.check import NotHere, Wrong
@@ -220,15 +221,11 @@ def test_whatever_ends_the_self_test_ends_its_child(number: signal.Signals, stat
     assert number is signal.SIGKILL or list(scratch.iterdir()) == []
 
 
-def test_a_device_of_groups_with_one_rank_a_card_says_so_before_a_child_is_asked() -> None:
-    card = FakeDevice(0, CUDA)
-
-    assert (
-        links._in_common("process_group", card, card)
-        == "nccl allows one rank per card, and only one card is visible here"
-    )
-    assert links._in_common("process_group", card, FakeDevice(1, CUDA)) is None
-    assert links._in_common("tcp", card, card) is None
+def test_a_collective_with_one_rank_per_card_needs_two_cards() -> None:
+    one_rank = "nccl allows one rank per card, and both ends are on the only card"
+    assert mismatch("process_group", CUDA, CUDA, on_one_card=True) == one_rank
+    assert mismatch("process_group", CUDA, CUDA, on_one_card=False) is None
+    assert mismatch("tcp", CUDA, CUDA, on_one_card=True) is None
 
 
 def test_what_a_process_can_only_do_with_another_is_kept_from_a_model_of_one() -> None:

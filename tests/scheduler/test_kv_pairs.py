@@ -24,7 +24,11 @@ APART = "prefill-0 has shm and decode-0 has tcp"
 
 def offers(*transports: str, host: str = "boot/1", ranks: int = 1) -> tuple[KvEndpoint, ...]:
     """Return the endpoints of an instance with these transports."""
-    return tuple(KvEndpoint(name, f"at {name}", host, rank) for rank in range(ranks) for name in transports)
+    return tuple(
+        KvEndpoint(name, f"at {name}", host if name in ("cuda_ipc", "shm") else "", rank)
+        for rank in range(ranks)
+        for name in transports
+    )
 
 
 def _with(role: Role, endpoints: tuple[KvEndpoint, ...]) -> InstanceDescription:
