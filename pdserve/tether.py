@@ -4,7 +4,6 @@ The signal is immediate and needs no thread of ours; the pipe covers a parent th
 Both kill at once: nobody is left to drain us, and a survivor would hold devices, ports and blocks.
 """
 
-import ctypes
 import os
 import signal
 import stat
@@ -13,11 +12,11 @@ from collections.abc import Callable, MutableMapping
 
 from pdserve.descendants import end_descendants
 from pdserve.variables import OF_PARENT
+from processes.child_limits import signal_at_parent_end
 from wire.errors import ConfigError
 
 VARIABLE = OF_PARENT
 _CHILDREN_S = 10.0
-_PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h
 _ending = threading.Lock()
 """Acquired by the first thread that ends the process, never released: a second would miss orphans the first makes."""
 
@@ -42,7 +41,7 @@ def hold_on(environ: MutableMapping[str, str], at_end: Callable[[], None] = _not
     if at_end is not _nothing:
         number = signal.SIGUSR1
         signal.signal(number, lambda number, frame: _end_by_signal(number, at_end))
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    signal_at_parent_end(number)
     threading.Thread(target=_end_with, args=(descriptor, at_end), name="tether", daemon=True).start()
 
 

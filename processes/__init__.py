@@ -1,1 +1,1 @@
-"""What processes on one host need beside their work: the channel between ranks, and failpoints for tests."""
+"""What processes on one host need: child processes that can be killed, frames, the channel of ranks, failpoints."""

@@ -1,12 +1,11 @@
 """A Unix socket between rank 0 and one other rank: messages of a kind, a payload, and optional file descriptors.
 
-message | kind, length: 32-bit little-endian | payload |     descriptors travel with the first byte
+Each message is a frame (frames.py) of its kind, one byte, and the payload; descriptors travel with the first byte.
 """
 
 import os
 import select
 import socket
-import struct
 import time
 from array import array
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from enum import IntEnum
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-_HEADER = struct.Struct("<II")
+from processes.frames import frame, read_frame
+
 _MAX_BYTES = 64 << 20
 _MAX_FDS = 4
 _FD = array("i")
@@ -46,7 +46,7 @@ class Channel(Generic[K]):
     def send(self, kind: K, payload: bytes = b"", *, timeout_s: float, fds: tuple[int, ...] = ()) -> None:
         """Send one message. Raises ChannelClosed, or TimeoutError if the other end does not read it in time."""
         deadline = time.monotonic() + timeout_s
-        data = memoryview(_HEADER.pack(kind, len(payload)) + payload)
+        data = memoryview(frame(bytes((kind,)), payload))
         while data:
             sent = self._send_some(data, fds)
             if sent:
@@ -66,10 +66,10 @@ class Channel(Generic[K]):
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         fds: list[int] = []
         try:
-            number, length = _HEADER.unpack(self._receive_exactly(_HEADER.size, deadline, fds))
-            if length > _MAX_BYTES:
-                raise ValueError(f"a message of {length} bytes: at most {_MAX_BYTES} are allowed")
-            return Message(self._kinds(number), self._receive_exactly(length, deadline, fds), tuple(fds))
+            body = read_frame(lambda count: self._receive_exactly(count, deadline, fds), _MAX_BYTES)
+            if not body:
+                raise ValueError("a message without its kind")
+            return Message(self._kinds(body[0]), body[1:], tuple(fds))
         except _Late:
             _close_all(fds)
             raise TimeoutError(f"no message within {timeout_s:g} s") from None

@@ -1,17 +1,16 @@
 """Convert a model's files in a separate process, so that the caller needs no torch and survives a crash."""
 
-import ctypes
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from processes.child_limits import signal_at_parent_end
 from wire.errors import ConfigError
 
 TIMEOUT_S = 3600.0
 _REFUSED = 3  # exit status of a refusal, whose reason is the last line of stderr
-_PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h: end with the parent
 
 
 def convert_apart(module: str, source: Path, target: Path, parts: Sequence[str] = ()) -> None:
@@ -30,7 +29,7 @@ def convert_apart(module: str, source: Path, target: Path, parts: Sequence[str] 
 
 def answer_caller(source: Path, convert: Callable[[], None]) -> int:
     """In the child: convert and return the exit status. Ends with its parent. A refusal is stderr's last line."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal_at_parent_end(signal.SIGKILL)
     try:
         convert()
     except ModuleNotFoundError as error:

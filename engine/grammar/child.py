@@ -9,22 +9,22 @@ past its timeout, and by SIGKILL when the parent's thread ends.
 
 import ctypes
 import gc
-import os
 import resource
 import signal
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 from engine.grammar.backends import make_backend
-from engine.grammar.frames import Message, receive, send
 from engine.grammar.interface import Backend
-from engine.grammar.limits import MIB, GrammarLimits
+from engine.grammar.limits import MESSAGE_BYTES, MIB, GrammarLimits
 from engine.grammar.source import GrammarKind, GrammarSource
 from engine.grammar.tokenizer_file import TokenizerFile
+from processes.child_limits import cpu_limit, end_with
+from processes.frames import receive_object, send_object
 from wire.errors import InvalidGrammar, NotInstalled
 
-_PR_SET_PDEATHSIG = 1
 _STACK_BYTES = MIB  # a text that does not overflow it fits the stack of a parent's thread too
 
 
@@ -33,34 +33,32 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles a terminal's Ctrl-C
     sys.modules["torch"] = None  # type: ignore[assignment]  # xgrammar's binding would load it needlessly
     with socket.socket(fileno=descriptor) as connection:
-        hello = receive(connection)
+        hello = receive_object(connection, MESSAGE_BYTES)
         if hello is None:
             return
         limits = GrammarLimits(**hello["limits"])
         try:
             backend = make_backend(hello["backend"], TokenizerFile.from_json(hello["tokenizer"]), limits)
         except (InvalidGrammar, NotInstalled) as error:
-            send(connection, {"refused": str(error)})
+            send_object(connection, {"refused": str(error)})
             return
         _bound_memory(limits)
-        send(connection, {"ready": True})
-        while (request := receive(connection)) is not None:
-            send(connection, _answer(backend, request, limits))
+        send_object(connection, {"ready": True})
+        while (request := receive_object(connection, MESSAGE_BYTES)) is not None:
+            send_object(connection, _answer(backend, request, limits))
 
 
-def _answer(backend: Backend, request: Message, limits: GrammarLimits) -> Message:
-    signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)  # SIGPROF, unhandled, ends the process
+def _answer(backend: Backend, request: dict[str, Any], limits: GrammarLimits) -> dict[str, Any]:
+    source = GrammarSource(GrammarKind(request["kind"]), request["text"], request["backend"], request["whitespace"])
     try:
-        source = GrammarSource(GrammarKind(request["kind"]), request["text"], request["backend"], request["whitespace"])
-        form, cost_bytes = _measured(backend, source)
+        with cpu_limit(limits.cpu_s):
+            form, cost_bytes = _measured(backend, source)
     except InvalidGrammar as error:
         return {"refused": str(error)}
     except MemoryError:
         return {"refused": f"compiling it takes more than {limits.memory_bytes // MIB} MB of memory, the limit"}
     except RecursionError:
         return {"refused": "it is nested too deep to be compiled"}
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
     for what, size, limit in (
         ("compiled text", len(form), limits.form_bytes),
         ("compiled form in memory", cost_bytes, limits.cache_bytes),
@@ -103,13 +101,6 @@ def _status_bytes(name: str) -> int:
     raise RuntimeError(f"/proc/self/status has no {name}")
 
 
-def _die_with(parent: int) -> None:
-    """Have the kernel send SIGKILL when the thread that started us ends; it may have ended already."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit(1)
-
-
 if __name__ == "__main__":
-    _die_with(int(sys.argv[2]))
+    end_with(int(sys.argv[2]))
     main(int(sys.argv[1]))

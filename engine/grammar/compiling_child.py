@@ -2,21 +2,19 @@
 
 import os
 import signal
-import socket
-import subprocess
-import sys
 from dataclasses import asdict, dataclass
-from typing import BinaryIO
+from typing import Any
 
-from engine.grammar.frames import Message, receive, send
-from engine.grammar.limits import MIB, GrammarLimits
+from engine.grammar.limits import MESSAGE_BYTES, MIB, GrammarLimits
 from engine.grammar.source import GrammarSource
 from engine.grammar.tokenizer_file import TokenizerFile
+from processes.child import Child
+from processes.frames import receive_object, send_object
 from telemetry.logs import EventLogger
 from wire.errors import DeadlineExceeded, InternalError, InvalidGrammar, Unavailable
 
 log = EventLogger("grammar")
-_KILL_WAIT_S = 10.0
+_STDERR_BYTES = 2000
 _OUT_OF_MEMORY = (b"memory allocation", b"bad_alloc", b"MemoryError")
 
 
@@ -36,30 +34,24 @@ class _Died(Exception):
         self.by_signal, self.stderr = by_signal, stderr
 
 
-@dataclass(frozen=True, slots=True)
-class _Process:
-    popen: "subprocess.Popen[bytes]"
-    connection: socket.socket
-    stderr: BinaryIO
-
-
 class CompilingChild:
     """Owns one backend's child process. One thread uses it, and must outlive each child (see child.py)."""
 
     def __init__(self, backend: str, tokenizer: TokenizerFile, limits: GrammarLimits) -> None:
         self._backend, self._tokenizer, self._limits = backend, tokenizer, limits
-        self._process: _Process | None = None
+        self._process: Child | None = None
         self._ready = False
 
     @property
     def pid(self) -> int | None:
         """The process id of the child that is warm or warming up, None where there is none."""
-        return None if self._process is None else self._process.popen.pid
+        return None if self._process is None else self._process.pid
 
     def start(self) -> None:
         """Start a child where there is none; it warms up in the background."""
         if self._process is None:
-            self._process = self._spawn()
+            environ = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # another arena would take 64 MB of the limit
+            self._process = Child("engine.grammar.child", environ=environ, is_silent=True, keeps_stderr=True)
             self._ready = False
             hello = {"backend": self._backend, "tokenizer": self._tokenizer.to_json(), "limits": asdict(self._limits)}
             self._send(hello)
@@ -85,10 +77,7 @@ class CompilingChild:
         """End the child. Idempotent."""
         process, self._process = self._process, None
         if process is not None:
-            process.connection.close()
-            process.popen.kill()
-            process.popen.wait(_KILL_WAIT_S)
-            process.stderr.close()
+            process.close()
 
     def _compile_once(self, source: GrammarSource) -> GrammarForm:
         self.start()
@@ -108,12 +97,12 @@ class CompilingChild:
             raise InvalidGrammar(str(answer["refused"]))
         self._ready = True
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         """Send `message`; if the child has died, `_receive` raises."""
         assert self._process is not None
         self._process.connection.settimeout(self._limits.compile_s)
         try:
-            send(self._process.connection, message)
+            send_object(self._process.connection, message)
         except ConnectionError:
             return
         except TimeoutError as error:
@@ -121,11 +110,11 @@ class CompilingChild:
             limit_s = self._limits.compile_s
             raise DeadlineExceeded(f"the grammar compiler has read nothing for {limit_s:g} s, the limit") from error
 
-    def _receive(self, timeout_s: float, what: str) -> Message:
+    def _receive(self, timeout_s: float, what: str) -> dict[str, Any]:
         assert self._process is not None
         self._process.connection.settimeout(timeout_s)
         try:
-            answer = receive(self._process.connection)
+            answer = receive_object(self._process.connection, MESSAGE_BYTES)
         except TimeoutError as error:
             self._replace()
             raise DeadlineExceeded(f"{what} took longer than {timeout_s:g} s, the limit") from error
@@ -143,12 +132,11 @@ class CompilingChild:
         assert self._process is not None
         process = self._process
         try:
-            code = process.popen.wait(_KILL_WAIT_S)
-        except subprocess.TimeoutExpired:
+            code = process.wait()
+        except TimeoutError:
             return Unavailable("the grammar compiler closed its connection but does not exit")
         finally:
-            process.stderr.seek(0)
-            stderr = process.stderr.read()[-2000:]
+            stderr = process.stderr_tail(_STDERR_BYTES)
             was_ready = self._ready
             self._replace()
         if not was_ready:
@@ -170,18 +158,3 @@ class CompilingChild:
         except ValueError:
             name = f"exit status {-death.by_signal}"
         return f"compiling it crashes the {self._backend} compiler ({name})"
-
-    def _spawn(self) -> _Process:
-        ours, theirs = socket.socketpair()
-        stderr = os.fdopen(os.memfd_create("grammar-child-stderr"), "w+b")
-        command = [sys.executable, "-P", "-m", "engine.grammar.child", str(theirs.fileno()), str(os.getpid())]
-        with theirs:
-            popen = subprocess.Popen(  # noqa: S603 - a fixed argument list
-                command,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-                env={**os.environ, "MALLOC_ARENA_MAX": "1"},  # another arena would take 64 MB of the limit
-            )
-        return _Process(popen, ours, stderr)

@@ -6,6 +6,8 @@ from wire.check_prompt import MAX_GRAMMAR_BYTES
 
 KIB = 1024
 MIB = 1024 * KIB
+MESSAGE_BYTES = 256 * MIB
+"""Of one message to or from the compiling child: a form after JSON escaping."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ signals of the terminal and of the process group, which rank 0 handles.
 """
 
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -21,6 +20,7 @@ from engine.ranks.channel import RankMessageKind
 from engine.ranks.setup import RankSetup
 from engine.torch_start import loading, prepare_torch
 from native.ticker import start_ticker
+from processes.child_limits import end_with
 from processes.rank_channel import Channel, ChannelClosed, Message
 from processes.rank_payloads import pack_error
 from telemetry.logs import EventLogger, configure
@@ -29,7 +29,6 @@ log = EventLogger("engine")
 
 _SETUP_S = 60.0
 _SEND_S = 10.0
-_PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h
 
 
 HandOff = Callable[[Memory, bytes, int, Callable[[], float]], AbstractContextManager[object]]
@@ -40,7 +39,7 @@ function that returns the age of the running step."""
 def main(argv: Sequence[str], hand_off: HandOff | None = None) -> int:
     """Serve one rank; return the exit status. Without `hand_off` rank 0 moves the KV of this rank too."""
     channel = Channel(socket.socket(fileno=int(argv[0])), RankMessageKind)
-    _end_with(int(argv[1]))
+    end_with(int(argv[1]))  # that thread of rank 0's process outlives this one
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.ExitStack() as on_exit:  # rank 0 gets the error before it sees the hand-off close
@@ -97,13 +96,6 @@ def _expect(channel: Channel[RankMessageKind], kind: RankMessageKind, timeout_s:
     if message.kind != kind:
         raise ValueError(f"{message.kind.name} was received where {kind.name} was expected")
     return message
-
-
-def _end_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends; that thread outlives it."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before the call above
-        sys.exit(0)
 
 
 def leave(status: int) -> NoReturn:

@@ -9,9 +9,6 @@ import contextlib
 import os
 import select
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +19,7 @@ from devices.table import traits_of
 from engine.ranks.channel import RankMessageKind
 from engine.ranks.marks import Marks, make_marks
 from engine.ranks.setup import RankSetup
+from processes.child import Child
 from processes.rank_channel import Channel, ChannelClosed, Message
 from processes.rank_payloads import unpack_error
 from telemetry.logs import EventLogger
@@ -48,7 +46,7 @@ _STOPPED = "is stopped by a signal"
 @dataclass(frozen=True, slots=True)
 class _Child:
     setup: RankSetup
-    process: "subprocess.Popen[bytes]"
+    process: Child
     channel: Channel[RankMessageKind]
     ended: threading.Event
 
@@ -200,7 +198,7 @@ class Team:
                 self._reap(running.pop(fd))
 
     def _reap(self, child: _Child) -> None:
-        how = _exit_reason(child.process.wait())
+        how = _exit_reason(child.process.wait(None))
         reason = self._failure_reason(child, _VERDICT_S)
         if not self._closing:
             self._fail(f"{child} {how}{reason}")
@@ -228,8 +226,7 @@ class Team:
             serving = self._serving
         log.error("rank_lost", error=self._error)
         for child in self._children:
-            with contextlib.suppress(ProcessLookupError):
-                child.process.kill()
+            child.process.kill()
         self.marks.abort()
         self._lost.set()
         if serving:
@@ -238,15 +235,8 @@ class Team:
 
 
 def _start(setup: RankSetup, program: str) -> _Child:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    with theirs:
-        command = [
-            sys.executable, "-P", "-m", program, str(theirs.fileno()), str(os.getpid()),
-        ]  # fmt: skip
-        process = subprocess.Popen(  # noqa: S603
-            command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env=_environ(setup)
-        )  # fmt: skip
-    channel = Channel(ours, RankMessageKind)
+    process = Child(program, environ=_environ(setup))
+    channel = Channel(process.connection, RankMessageKind)
     with contextlib.suppress(ChannelClosed):  # it ended already: _reap reports how
         channel.send(RankMessageKind.SETUP, setup.to_json(), timeout_s=_SEND_S)
     return _Child(setup, process, channel, threading.Event())

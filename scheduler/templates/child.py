@@ -2,16 +2,15 @@
 
 import asyncio
 import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from scheduler.templates.frames import ANSWER_HEADER, READY, job_frame
+from processes.child import Child
+from processes.frames import frame, take_frame
+from scheduler.templates.kinds import CHANGED, READY
 
-_ROOT = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parents[2]
 _KEPT_VARIABLES = ("PATH", "TZ")
 _MAX_ANSWER_BYTES = 64 * 2**20
 # glibc would keep memory freed by a large render: return it at once, so that the limits are accurate
@@ -24,7 +23,7 @@ class TemplateChild(asyncio.Protocol):
     def __init__(self, answered: Callable[[bytes, bytes], None], ended: Callable[[], None]) -> None:
         """`answered(kind, text)` is called for each answer, `ended()` if the process dies by itself after its start."""
         self._answered, self._ended = answered, ended
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child | None = None
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
         self._template: bytes | None = None
@@ -40,21 +39,22 @@ class TemplateChild(asyncio.Protocol):
     @property
     def gone(self) -> bool:
         """Whether a killed process has been reaped."""
-        return self._process is None or self._process.returncode is not None
+        return self._process is None or self._process.is_reaped
 
     async def start(self, render_s: float) -> None:
         """Start the process, with `render_s` of CPU time per render, and wait until it can render.
 
         Raises OSError if it cannot be started or exits before that.
         """
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
+        self._process = Child(
+            "scheduler.templates.sandbox", str(render_s), environ=_environ(), is_silent=True, own_session=True
+        )
+        connection = self._process.connection
+        connection.setblocking(False)
         try:
-            with theirs:
-                self._process = _spawn(theirs, render_s)
-            await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
+            await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=connection)
         except BaseException:
-            ours.close()
+            connection.close()
             raise
         await self._ready.wait()
         if not self._living:
@@ -63,9 +63,9 @@ class TemplateChild(asyncio.Protocol):
     def send(self, template: bytes, job: bytes) -> None:
         """Send a job; the template only if it differs from the last job's."""
         assert self._transport is not None
-        frame = job_frame(None if template == self._template else template, job)
+        changed = () if template == self._template else (CHANGED, template)
         self._template = template
-        self._transport.write(frame)
+        self._transport.write(frame(*changed) + frame(job))
 
     def kill(self) -> None:
         """Kill the process; no callback is called from here on."""
@@ -75,7 +75,7 @@ class TemplateChild(asyncio.Protocol):
             self._transport.abort()
         if self._process is not None and self._reaping is None:
             self._process.kill()
-            self._reaping = asyncio.create_task(asyncio.to_thread(self._process.wait))
+            self._reaping = asyncio.create_task(asyncio.to_thread(self._process.wait, None))
 
     async def wait_gone(self) -> None:
         """Wait until the killed process has been reaped."""
@@ -91,27 +91,23 @@ class TemplateChild(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Pass on complete answers."""
         self._received += data
-        while self._living and len(self._received) >= ANSWER_HEADER.size:
-            (size,) = ANSWER_HEADER.unpack_from(self._received)
-            if size > _MAX_ANSWER_BYTES:
-                self._end()
-            elif len(self._received) < ANSWER_HEADER.size + size:
-                return
+        while self._living and (answer := self._next_answer()) is not None:
+            kind, text = answer[:1], answer[1:]
+            if kind == READY:
+                self._ready.set()
             else:
-                self._take(size)
+                self._answered(kind, text)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Handle the end of the process: everything it wrote has arrived by now."""
         self._end()
 
-    def _take(self, size: int) -> None:
-        begin = ANSWER_HEADER.size
-        kind, text = bytes(self._received[begin : begin + 1]), bytes(self._received[begin + 1 : begin + size])
-        del self._received[: begin + size]
-        if kind == READY:
-            self._ready.set()
-        else:
-            self._answered(kind, text)
+    def _next_answer(self) -> bytes | None:
+        try:
+            return take_frame(self._received, _MAX_ANSWER_BYTES)
+        except ValueError:
+            self._end()
+            return None
 
     def _end(self) -> None:
         was_rendering = self._living and self._ready.is_set()
@@ -120,14 +116,6 @@ class TemplateChild(asyncio.Protocol):
             self._ended()
 
 
-def _spawn(end: socket.socket, render_s: float) -> subprocess.Popen[bytes]:
-    """Start the process with its end of the socket.
-
-    Not with the event loop: uvloop forks, and gRPC, which has threads here, then runs its own handlers between fork and
-    exec, some of which crash. Python's subprocess uses vfork, where nothing runs in between.
-    """
+def _environ() -> dict[str, str]:
     environ = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ} | _ALLOCATOR
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-    command = (sys.executable, "-P", "-m", "scheduler.templates.sandbox", str(render_s))
-    number = end.fileno()
-    return subprocess.Popen(command, stdin=number, stdout=number, env=environ, start_new_session=True)  # noqa: S603
+    return environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))}

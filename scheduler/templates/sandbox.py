@@ -1,6 +1,6 @@
 """The process that renders chat templates, with limits on files, memory and CPU time.
 
-child.py starts it with the CPU seconds per render as argument; frames.py describes its stdin and stdout.
+child.py starts it with the CPU seconds per render as argument; kinds.py has the messages on its socket.
 SIGPROF kills it when a render exceeds them: even a single operation on a huge number cannot block it for longer.
 """
 
@@ -10,18 +10,20 @@ import gc
 import json
 import os
 import resource
-import signal
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any
 
 import jinja2
 
+from processes.child_limits import cpu_limit
+from processes.frames import frame, read_frame
 from scheduler.templates.content_format import ContentFormat, format_taken
 from scheduler.templates.conversation import cut_at_mark, left_open, shaped
 from scheduler.templates.environment import environment
-from scheduler.templates.frames import ERROR, JOB_HEADER, READY, TEMPLATE_AS_BEFORE, TEXT, answer_frame
+from scheduler.templates.kinds import CHANGED, ERROR, READY, TEXT
 
 MAX_OUTPUT_CHARS = 8 * 2**20
 
@@ -81,24 +83,24 @@ def render(
     return cut_at_mark(_generate(compiled.template, context | {"messages": messages}), text)
 
 
-def main(seconds: float) -> None:
-    """Answer jobs until stdin ends; `seconds` is the CPU time of each."""
-    compiled, source, sink = compiler(), sys.stdin.buffer, sys.stdout.buffer
+def main(connection: socket.socket, seconds: float) -> None:
+    """Answer jobs until the connection ends; `seconds` is the CPU time of each."""
+    compiled, source = compiler(), connection.makefile("rb")
     statm = os.open("/proc/self/statm", os.O_RDONLY)
     _warm_up(compiled)
     _give_up_the_rest(statm)
     idle_bytes = _address_bytes(statm)
-    _write(sink, READY, b"")
+    connection.sendall(frame(READY))
     template = ""
-    while (read := _read(source, template)) is not None:
-        template, job = read
+    while (changed := read_frame(source.read)) is not None and (job := read_frame(source.read)) is not None:
+        if changed:
+            template = changed.removeprefix(CHANGED).decode()
         taken_bytes = len(template) + len(job)
         _limit_memory(idle_bytes + _RENDER_BYTES + _COPIES * taken_bytes)
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        kind, text = answer(template, job, compiled)
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        with cpu_limit(seconds):
+            kind, text = answer(template, job, compiled)
         ends = _has_grown(statm, idle_bytes + _KEPT_BYTES + taken_bytes + len(text))
-        _write(sink, kind.upper() if ends else kind, text)
+        connection.sendall(frame(kind.upper() if ends else kind, text))
         if ends:
             return
 
@@ -134,21 +136,6 @@ def _give_up_the_rest(*kept: int) -> None:
     os.chdir("/")
 
 
-def _read(source: BinaryIO, template: str) -> tuple[str, bytes] | None:
-    header = source.read(JOB_HEADER.size)
-    if len(header) < JOB_HEADER.size:
-        return None
-    template_bytes, job_bytes = JOB_HEADER.unpack(header)
-    if template_bytes != TEMPLATE_AS_BEFORE:
-        template = source.read(template_bytes).decode()
-    return template, source.read(job_bytes)
-
-
-def _write(sink: BinaryIO, kind: bytes, text: bytes) -> None:
-    sink.write(answer_frame(kind, text))
-    sink.flush()
-
-
 def _has_grown(statm: int, limit_bytes: int) -> bool:
     if _address_bytes(statm) <= limit_bytes:
         return False
@@ -167,4 +154,4 @@ def _address_bytes(statm: int) -> int:
 
 if __name__ == "__main__":
     with contextlib.suppress(ConnectionError):  # the scheduler has exited
-        main(float(sys.argv[1]))
+        main(socket.socket(fileno=int(sys.argv[1])), float(sys.argv[3]))

@@ -15,9 +15,9 @@ import pytest
 
 from engine.grammar.child import main
 from engine.grammar.compiling_child import CompilingChild
-from engine.grammar.frames import receive, send
 from engine.grammar.limits import MIB, GrammarLimits
 from engine.grammar.source import GrammarKind, GrammarSource, read_source
+from processes.frames import receive_object, send_object
 from tests.conftest import MISSING
 from tests.engine.grammar_tools import tokenizer_of
 from tests.engine.tiny_models import save_tiny_tokenizer
@@ -175,11 +175,11 @@ def test_a_child_that_talks_nonsense_is_replaced(folder: Path, monkeypatch: pyte
     made.start()
     pid = made.pid
 
-    def no_message(connection: socket.socket) -> None:
+    def no_message(connection: socket.socket, most_bytes: int) -> None:
         raise ValueError("a message must be an object")
 
     with monkeypatch.context() as patched:
-        patched.setattr("engine.grammar.compiling_child.receive", no_message)
+        patched.setattr("engine.grammar.compiling_child.receive_object", no_message)
         with pytest.raises(InternalError, match="a message must be an object"):
             made.compile(_EASY)
 
@@ -237,21 +237,21 @@ def test_the_same_loop_serves_in_any_process(folder: Path, monkeypatch: pytest.M
     with ours:
         tokenizer = tokenizer_of(folder)
         limits = {"cpu_s": 100.0, "form_bytes": 10}
-        send(ours, {"backend": "llguidance", "tokenizer": tokenizer.to_json(), "limits": limits})
-        send(ours, {"kind": "regex", "text": "a", "backend": "llguidance", "whitespace": None})
-        send(ours, {"kind": "regex", "text": "[", "backend": "llguidance", "whitespace": None})
+        send_object(ours, {"backend": "llguidance", "tokenizer": tokenizer.to_json(), "limits": limits})
+        send_object(ours, {"kind": "regex", "text": "a", "backend": "llguidance", "whitespace": None})
+        send_object(ours, {"kind": "regex", "text": "[", "backend": "llguidance", "whitespace": None})
         ours.shutdown(socket.SHUT_WR)
         monkeypatch.setattr(signal, "signal", lambda number, handler: None)
         main(theirs.detach())
 
-        assert receive(ours) == {"ready": True}
-        answer = receive(ours)
+        assert receive_object(ours, MIB) == {"ready": True}
+        answer = receive_object(ours, MIB)
         assert answer is not None
         assert "compiled text has" in answer["refused"]
-        answer = receive(ours)
+        answer = receive_object(ours, MIB)
         assert answer is not None
         assert "unclosed character class" in answer["refused"]
-        assert receive(ours) is None
+        assert receive_object(ours, MIB) is None
 
 
 def test_xgrammar_compiles_in_a_child_without_torch_too(folder: Path) -> None:

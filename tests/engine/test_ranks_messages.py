@@ -16,6 +16,7 @@ from engine.ranks.marks import Marks, make_marks
 from engine.ranks.packing import pack_copies, pack_step, unpack_copies, unpack_step
 from engine.ranks.setup import RankLoaded, RankSetup
 from engine.step import BatchSequence, StepBatch
+from processes.frames import frame
 from processes.rank_channel import Channel, ChannelClosed
 from wire.kv_layout import KvTensor, Rank
 
@@ -97,13 +98,13 @@ def test_the_end_of_the_other_side_is_heard(ends: tuple[Channel[RankMessageKind]
         ends[0].send(RankMessageKind.STEP, b"x", timeout_s=1.0)
 
 
-@pytest.mark.parametrize("header", [struct.pack("<II", 99, 0), struct.pack("<II", RankMessageKind.STEP, 1 << 30)])
+@pytest.mark.parametrize("header", [frame(b"c"), (1 << 30).to_bytes(4, "big"), frame()])
 def test_what_is_no_message_is_refused(header: bytes) -> None:
     left, right = socket.socketpair()
     with left, Channel(right, RankMessageKind) as channel:
         left.sendall(header)
 
-        with pytest.raises(ValueError, match=r"99|at most"):
+        with pytest.raises(ValueError, match=r"99|at most|without its kind"):
             channel.receive(1.0)
 
 

@@ -4,7 +4,9 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 
+import psutil
 import pytest
 
 from scheduler.templates.templates import TemplateRenderer
@@ -164,6 +166,14 @@ async def test_nothing_runs_between_fork_and_exec(renderer: TemplateRenderer) ->
     await renderer.start("x")
 
     assert forks == []
+
+
+async def test_the_process_imports_our_packages_and_not_their_modules(renderer: TemplateRenderer) -> None:
+    """With scheduler/ itself on its path, `import queue` or `import http` would find ours in place of Python's."""
+    await renderer.start("x")
+
+    for pid in renderer.pids:
+        assert psutil.Process(pid).environ()["PYTHONPATH"].split(os.pathsep)[0] == str(Path(__file__).parents[2])
 
 
 async def test_renders_at_once_are_answered_in_their_order(renderer: TemplateRenderer) -> None:

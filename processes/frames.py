@@ -1,0 +1,73 @@
+"""Frames between processes on one host: the number of bytes of the body (4 bytes, big-endian), then the body."""
+
+import json
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+
+MOST_BYTES = 2**32 - 1
+"""What the length can express; readers of what they did not write themselves allow less."""
+_LENGTH_BYTES = 4
+_PIECE_BYTES = 1 << 20
+
+
+def frame(*parts: bytes) -> bytes:
+    """Return the frame whose body is these parts."""
+    return b"".join((sum(map(len, parts)).to_bytes(_LENGTH_BYTES, "big"), *parts))
+
+
+def read_frame(read: Callable[[int], bytes], most_bytes: int = MOST_BYTES) -> bytes | None:
+    """Return the next body, None where the stream ends; `read(count)` returns less than `count` only there.
+
+    Raises ValueError for a body of more than `most_bytes`.
+    """
+    length = _length(read(_LENGTH_BYTES), most_bytes)
+    if length is None:
+        return None
+    body = read(length)
+    return body if len(body) == length else None
+
+
+def take_frame(received: bytearray, most_bytes: int) -> bytes | None:
+    """Remove the first frame from the bytes received so far; return its body, None if it is not complete.
+
+    Raises ValueError for a body of more than `most_bytes`.
+    """
+    length = _length(received[:_LENGTH_BYTES], most_bytes)
+    if length is None or len(received) < _LENGTH_BYTES + length:
+        return None
+    body = bytes(received[_LENGTH_BYTES : _LENGTH_BYTES + length])
+    del received[: _LENGTH_BYTES + length]
+    return body
+
+
+def send_object(connection: socket.socket, message: Mapping[str, Any]) -> None:
+    """Send a JSON object as one frame. Raises OSError, including TimeoutError."""
+    connection.sendall(frame(json.dumps(message).encode()))
+
+
+def receive_object(connection: socket.socket, most_bytes: int) -> dict[str, Any] | None:
+    """Return the next JSON object, None at the end. Raises OSError, and ValueError for an invalid one."""
+    body = read_frame(lambda count: _read_exactly(connection, count), most_bytes)
+    if body is None:
+        return None
+    message = json.loads(body)
+    if not isinstance(message, dict):
+        raise ValueError("a message must be an object")
+    return message
+
+
+def _length(head: bytes | bytearray, most_bytes: int) -> int | None:
+    if len(head) < _LENGTH_BYTES:
+        return None
+    length = int.from_bytes(head, "big")
+    if length > most_bytes:
+        raise ValueError(f"a frame of {length} bytes: at most {most_bytes} are allowed")
+    return length
+
+
+def _read_exactly(connection: socket.socket, count: int) -> bytes:
+    pieces = bytearray()
+    while len(pieces) < count and (piece := connection.recv(min(count - len(pieces), _PIECE_BYTES))):
+        pieces += piece
+    return bytes(pieces)
