@@ -32,6 +32,7 @@ def run(tmp_path: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
     return ran.stdout, json.loads(report.read_text())["rows"] if report.exists() else []
 
 
+@pytest.mark.long
 def test_a_quick_run_measures_ours_beside_a_copy_and_names_the_missing_peers(tmp_path: Path) -> None:
     output, rows = run(tmp_path, "--transports", "shm", "--parts", "speed", "many", "small")
 

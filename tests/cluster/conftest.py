@@ -39,10 +39,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model("llama", tmp_path_factory.mktemp("tiny-llama"))
 
 
-@pytest.fixture
-def fake_cluster(tmp_path: Path, fake_model: Path) -> Iterator[GuideCluster]:
-    """1P1D on the fake engine, ready."""
-    with GuideCluster(tmp_path, fake_model, flags=("--engine=fake",)) as cluster:
+@pytest.fixture(scope="session")
+def fake_cluster(tmp_path_factory: pytest.TempPathFactory, fake_model: Path) -> Iterator[GuideCluster]:
+    """1P1D on the fake engine, ready; one for all tests that leave it as it was."""
+    with GuideCluster(tmp_path_factory.mktemp("fake-cluster"), fake_model, flags=("--engine=fake",)) as cluster:
         yield cluster.up()
 
 

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,9 @@ from tests.kvtransfer.rig import until
 pytestmark = pytest.mark.cluster
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, fake_model: Path) -> Iterator[GuideCluster]:
-    with GuideCluster(tmp_path_factory.mktemp("bench"), fake_model, flags=("--engine=fake",)) as cluster:
-        yield cluster.up()
+@pytest.fixture
+def cluster(fake_cluster: GuideCluster) -> GuideCluster:
+    return fake_cluster
 
 
 def command(cluster: GuideCluster, *flags: str) -> list[str]:
@@ -65,6 +63,7 @@ def test_a_random_load_is_measured_saved_and_drawn(cluster: GuideCluster, tmp_pa
     assert ElementTree.fromstring(picture.read_text()).tag.endswith("svg")
 
 
+@pytest.mark.long
 def test_chat_and_files_are_loads_too(cluster: GuideCluster, tmp_path: Path) -> None:
     custom, talks = tmp_path / "prompts.jsonl", tmp_path / "talks.json"
     custom.write_text('{"prompt": "hello", "output_tokens": 3}\n{"prompt": "again"}\n')
@@ -88,6 +87,7 @@ def test_chat_and_files_are_loads_too(cluster: GuideCluster, tmp_path: Path) -> 
     assert saved(tmp_path / "sharegpt")["output_lens"] == [answer["count"]] * 3
 
 
+@pytest.mark.long
 def test_a_result_is_added_to_a_file_and_a_server_that_comes_up_is_waited_for(
     cluster: GuideCluster, tmp_path: Path
 ) -> None:
@@ -109,6 +109,7 @@ def test_a_result_is_added_to_a_file_and_a_server_that_comes_up_is_waited_for(
     assert "no connection: Connection refused (--ready-check-timeout-sec 1); `pdserve up" in gone.stderr
 
 
+@pytest.mark.long
 def test_vectors_are_a_load_too(cluster: GuideCluster, tmp_path: Path) -> None:
     done = bench(
         cluster, "--backend", "openai-embeddings", "--num-prompts", "5", "--random-input-len", "9", "--save-result",
@@ -134,6 +135,7 @@ def test_errors_are_counted_by_kind_and_all_of_them_is_a_failure(cluster: GuideC
     assert done.stderr == f"pdserve bench serve: nothing was measured: none of the 3 requests to {url} completed\n"
 
 
+@pytest.mark.long
 def test_ctrl_c_prints_what_was_measured(cluster: GuideCluster, tmp_path: Path) -> None:
     before = completed(cluster)
     running = subprocess.Popen(

@@ -54,6 +54,7 @@ def test_a8_110_a8_111_sequences_and_lengths_are_bounded(tmp_path: Path, fake_mo
     assert at_the_limit.json()["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.long
 def test_a8_103_swapped_ports_of_two_prefill_instances_are_found(tmp_path: Path, fake_model: Path) -> None:
     with GuideCluster(tmp_path, fake_model, prefill=("0", "1"), decode=("2", "3"), flags=FAKE) as cluster:
         cluster.start(*cluster.names)

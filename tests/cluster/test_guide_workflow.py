@@ -25,7 +25,12 @@ def _complete(cluster: GuideCluster, prompt: str = "hello", **fields: object) ->
 
 
 @pytest.mark.parametrize(
-    "order", [("scheduler", "decode-0", "prefill-0"), ("prefill-0", "scheduler", "decode-0")], ids="-".join
+    "order",
+    [
+        ("scheduler", "decode-0", "prefill-0"),
+        pytest.param(("prefill-0", "scheduler", "decode-0"), marks=pytest.mark.long),
+    ],
+    ids="-".join,
 )
 def test_the_processes_may_start_in_any_order(tmp_path: Path, fake_model: Path, order: Sequence[str]) -> None:
     with GuideCluster(tmp_path, fake_model, flags=FAKE) as cluster:
@@ -64,6 +69,7 @@ def test_the_guides_commands_run_from_its_tools_path(tmp_path: Path, fake_model:
         assert _complete(cluster)
 
 
+@pytest.mark.long
 def test_the_guides_json_with_localhost_boots(tmp_path: Path, fake_model: Path) -> None:
     tables = _guide_json(tmp_path)
 
@@ -86,6 +92,7 @@ def test_a8_103_node_ports_in_the_wrong_order_end_the_scheduler_naming_both(tmp_
         del cluster.processes["scheduler"]
 
 
+@pytest.mark.long
 def test_instances_of_different_dtypes_end_a_scheduler_that_was_never_ready(tmp_path: Path, fake_model: Path) -> None:
     with GuideCluster(tmp_path, fake_model, flags=FAKE) as cluster:
         cluster.start("prefill-0", flags=("--dtype=float32",))
@@ -99,6 +106,7 @@ def test_instances_of_different_dtypes_end_a_scheduler_that_was_never_ready(tmp_
         del cluster.processes["scheduler"]
 
 
+@pytest.mark.long
 def test_a_serving_scheduler_refuses_a_newcomer_that_differs_and_goes_on(tmp_path: Path, fake_model: Path) -> None:
     with GuideCluster(tmp_path, fake_model, flags=(*FAKE, "--dtype=float32")) as cluster:
         cluster.up()
@@ -117,6 +125,7 @@ def test_a_serving_scheduler_refuses_a_newcomer_that_differs_and_goes_on(tmp_pat
         assert "bfloat16" in refusal
 
 
+@pytest.mark.long
 def test_a_second_process_for_an_entry_is_refused_naming_both(tmp_path: Path, fake_model: Path) -> None:
     with GuideCluster(tmp_path, fake_model, flags=FAKE) as cluster:
         cluster.up()
@@ -136,11 +145,16 @@ def test_a_second_process_for_an_entry_is_refused_naming_both(tmp_path: Path, fa
     ("env", "flags", "words"),
     [
         ({"RANK_TABLE_FILE_PATH": ""}, (), "RANK_TABLE_FILE_PATH is not set"),
-        ({"GLOBAL_RANK_TABLE_FILE_PATH": "/no/table"}, (), "/no/table"),
         ({}, ("--max-model-len=256", "--max-num-batched-tokens=128"), "--max-num-batched-tokens 128"),
-        ({}, ("--tensor-parallel-size=4",), "--tensor-parallel-size 4 differs from the 2 devices"),
-        ({}, ("--model=/no/model",), "/no/model"),
-        ({}, ("--max-modellen=1",), "did you mean --max-model-len?"),
+        *(
+            pytest.param(env, flags, words, marks=pytest.mark.long)
+            for env, flags, words in (
+                ({"GLOBAL_RANK_TABLE_FILE_PATH": "/no/table"}, (), "/no/table"),
+                ({}, ("--tensor-parallel-size=4",), "--tensor-parallel-size 4 differs from the 2 devices"),
+                ({}, ("--model=/no/model",), "/no/model"),
+                ({}, ("--max-modellen=1",), "did you mean --max-model-len?"),
+            )
+        ),
     ],
 )
 def test_what_one_process_can_see_alone_ends_it_with_one_line(

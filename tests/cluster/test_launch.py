@@ -39,9 +39,14 @@ def test_one_file_starts_every_role_and_each_says_its_part(tmp_path: Path, fake_
     ("flags", "words"),
     [
         (("--middleware=s",), "--middleware is refused: third-party code is not run in the scheduler"),
-        (("--max-num-seq=8",), "unknown flag --max-num-seq: did you mean --max-num-seqs?"),
-        (("--ip=192.0.2.7",), "--ip 192.0.2.7 is not server_ip"),
-        (("--kv-ip=192.0.2.7",), "--kv-ip 192.0.2.7 is not an address of this machine"),
+        *(
+            pytest.param(flags, words, marks=pytest.mark.long)
+            for flags, words in (
+                (("--max-num-seq=8",), "unknown flag --max-num-seq: did you mean --max-num-seqs?"),
+                (("--ip=192.0.2.7",), "--ip 192.0.2.7 is not server_ip"),
+                (("--kv-ip=192.0.2.7",), "--kv-ip 192.0.2.7 is not an address of this machine"),
+            )
+        ),
     ],
 )
 def test_a_flag_that_cannot_be_taken_ends_the_process_with_2(

@@ -76,6 +76,7 @@ def test_decode_killed_in_the_middle_of_a_seeded_answer_changes_no_token(tmp_pat
         cluster.wait_idle()
 
 
+@pytest.mark.long
 def test_killing_prefill_ends_requests_that_wait_for_it_in_words(tmp_path: Path, slow_fake_model: Path) -> None:
     with GuideCluster(tmp_path, slow_fake_model, flags=("--engine=fake", "--prefill-chunk-size=16")) as cluster:
         cluster.up()
@@ -108,6 +109,7 @@ def _assert_survivors_are_idle(cluster: GuideCluster) -> None:
     assert words["missing"]
 
 
+@pytest.mark.long
 def test_a_killed_decode_instance_that_returns_serves_again(slow_cluster: GuideCluster) -> None:
     slow_cluster.kill("decode-0")
 

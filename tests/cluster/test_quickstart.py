@@ -99,6 +99,7 @@ def test_ctrl_c_while_it_starts_ends_it_without_a_word_of_failure(quickstart: Qu
     assert RunFolder(tmp_path / "run").read() is None
 
 
+@pytest.mark.long
 def test_while_a_cluster_starts_there_it_says_so_and_announces_none(quickstart: Quickstart, tmp_path: Path) -> None:
     with quickstart.starting() as first:
         _until("starting prefill-0", first.stdout)
@@ -120,6 +121,7 @@ def test_while_a_cluster_starts_there_it_says_so_and_announces_none(quickstart: 
     assert len(second.stderr.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_ctrl_c_while_it_asks_ends_it_and_the_cluster_serves_on(
     quickstart: Quickstart, tmp_path: Path, slow_fake_model: Path
 ) -> None:

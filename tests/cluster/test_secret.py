@@ -55,6 +55,7 @@ def test_the_secret_beside_the_table_is_proven_and_a_process_with_another_is_nam
         assert f"{fingerprint(other)} there" in line
 
 
+@pytest.mark.long
 def test_at_the_start_unequal_secrets_end_the_scheduler_with_both_fingerprints_and_hosts(
     tmp_path: Path, fake_model: Path
 ) -> None:

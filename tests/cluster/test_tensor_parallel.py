@@ -89,6 +89,7 @@ def test_prefill_and_decode_may_differ_in_ranks(tmp_path: Path, tiny_model: Path
         cluster.wait_idle()
 
 
+@pytest.mark.long
 def test_a_killed_rank_ends_its_instance_at_once_with_its_name(two_and_two: GuideCluster) -> None:
     """The last test of that cluster."""
     (rank,) = _ranks(two_and_two, "decode-0")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.client import Client
 from tests.cluster.pdserve_command import DEADLINE_S, Pdserve
 from tests.kvtransfer.rig import until
 
@@ -24,32 +23,46 @@ def pdserve(tmp_path: Path, fake_model: Path) -> Iterator[Pdserve]:
     assert command.folder.read() is None
 
 
-def test_a_detached_cluster_serves_until_down(pdserve: Pdserve) -> None:
-    up = pdserve.up()
-
+@pytest.fixture(scope="module")
+def detached(tmp_path_factory: pytest.TempPathFactory, fake_model: Path) -> Iterator[Pdserve]:
+    """One cluster in the background, for the tests that only need a running one."""
+    command = Pdserve(tmp_path_factory.mktemp("up") / "run", fake_model)
+    up = command.up()
     assert up.returncode == 0, up.stderr
-    state = pdserve.folder.read()
-    assert state is not None
-    assert len(state.living()) == 3
-    reply = Client(state.base_url).post("/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 4})
-    assert reply.status == 200, reply.body
-    status = pdserve("status")
-    assert status.returncode == 0, status.stderr
-    assert [line.split()[0] for line in status.stdout.splitlines()[2:]] == ["prefill-0", "decode-0", "scheduler"]
-    assert "prefill" in pdserve("logs", "prefill-0").stdout
-    assert "stopped prefill-0, decode-0, scheduler" in pdserve("down").stdout
+    state = command.state
+    yield command
+    assert "stopped prefill-0, decode-0, scheduler" in command("down").stdout
     assert state.living() == ()
 
 
-def test_a_second_up_is_refused_by_the_first_ones_address(pdserve: Pdserve) -> None:
-    assert pdserve.up().returncode == 0
+def test_a_detached_cluster_serves_until_down(detached: Pdserve) -> None:
+    assert len(detached.state.living()) == 3
+    reply = detached.client.post("/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 4})
+    assert reply.status == 200, reply.body
+    status = detached("status")
+    assert status.returncode == 0, status.stderr
+    assert [line.split()[0] for line in status.stdout.splitlines()[2:]] == ["prefill-0", "decode-0", "scheduler"]
+    assert "prefill" in detached("logs", "prefill-0").stdout
 
-    second = pdserve.up()
+
+def test_a_second_up_is_refused_by_the_first_ones_address(detached: Pdserve) -> None:
+    second = detached.up()
 
     assert second.returncode == 2
-    assert f"already runs at http://127.0.0.1:{pdserve.port}" in second.stderr
+    assert f"already runs at http://127.0.0.1:{detached.port}" in second.stderr
 
 
+def test_a_busy_port_is_one_line(detached: Pdserve, tmp_path: Path, fake_model: Path) -> None:
+    other = Pdserve(tmp_path / "other", fake_model)
+    other.port = detached.port
+
+    refused = other.up()
+
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines() == [f"pdserve up: --port {other.port} on 127.0.0.1: in use by another process"]
+
+
+@pytest.mark.long
 def test_while_one_starts_a_second_up_says_that(pdserve: Pdserve) -> None:
     with pdserve.starting() as first:
         assert first.stdout is not None
@@ -67,17 +80,6 @@ def test_while_one_starts_a_second_up_says_that(pdserve: Pdserve) -> None:
     assert (second.returncode, second.stderr) == (2, f"pdserve up: {words}\n")
     assert first.returncode == 0
     assert not pdserve.state.is_starting
-
-
-def test_a_busy_port_is_one_line(pdserve: Pdserve, tmp_path: Path, fake_model: Path) -> None:
-    assert pdserve.up().returncode == 0
-    other = Pdserve(tmp_path / "other", fake_model)
-    other.port = pdserve.port
-
-    refused = other.up()
-
-    assert refused.returncode == 2
-    assert refused.stderr.splitlines() == [f"pdserve up: --port {pdserve.port} on 127.0.0.1: in use by another process"]
 
 
 def test_a_process_that_dies_at_the_start_is_named_with_its_last_line_and_log(pdserve: Pdserve, tmp_path: Path) -> None:
@@ -117,6 +119,7 @@ def test_b_shutdown_3_in_front_it_stops_all_on_sigterm(pdserve: Pdserve) -> None
         assert state.living() == ()
 
 
+@pytest.mark.long
 def test_ctrl_c_that_is_held_down_ends_it_as_one_does(pdserve: Pdserve) -> None:
     with pdserve.front() as up:
         assert up.stdout is not None
@@ -129,6 +132,7 @@ def test_ctrl_c_that_is_held_down_ends_it_as_one_does(pdserve: Pdserve) -> None:
         assert up.returncode == 130, up.stdout.read()
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("presses", [1, 2, 3])
 @pytest.mark.parametrize(
     ("wanted", "status", "words"),

@@ -37,6 +37,7 @@ def slow(pdserve: Pdserve, slow_fake_model: Path) -> Pdserve:
     return pdserve
 
 
+@pytest.mark.long
 def test_a_killed_instance_is_started_again_and_its_supervisor_says_so(pdserve: Pdserve) -> None:
     assert pdserve.up().returncode == 0
     dead = pdserve.record("decode-0")
@@ -69,6 +70,7 @@ def test_the_warm_spare_becomes_an_instance_that_died(pdserve: Pdserve) -> None:
     assert "  spare " in said.splitlines()[0] or "  no spare (" in said.splitlines()[0]
 
 
+@pytest.mark.long
 def test_without_a_spare_a_new_process_replaces_one(pdserve: Pdserve) -> None:
     assert pdserve.up("--no-spare").returncode == 0
     dead = pdserve.record("decode-0")
@@ -95,7 +97,9 @@ def test_a_killed_supervisor_leaves_nothing(pdserve: Pdserve) -> None:
     assert pdserve("down").stdout.startswith("no cluster ")
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
+)
 def test_ctrl_c_while_a_detached_cluster_starts_leaves_nothing(
     pdserve: Pdserve, number: signal.Signals, status: int
 ) -> None:
@@ -113,6 +117,7 @@ def test_ctrl_c_while_a_detached_cluster_starts_leaves_nothing(
     assert pdserve.folder.read() is None
 
 
+@pytest.mark.long
 def test_down_while_a_detached_cluster_starts_ends_the_up_in_words(pdserve: Pdserve) -> None:
     with pdserve.starting() as up:
         assert up.stdout is not None
@@ -170,6 +175,7 @@ def test_b_shutdown_2_down_lets_running_requests_finish(slow: Pdserve) -> None:
     assert answers == [200]
 
 
+@pytest.mark.long
 def test_down_in_a_hurry_ends_all_at_once(slow: Pdserve) -> None:
     assert slow.up().returncode == 0
     everything = slow.everything()

@@ -73,6 +73,7 @@ def test_the_default_model_is_equal_in_float32_over_each_transport() -> None:
     _assert_each_equal(done)
 
 
+@pytest.mark.long
 def test_in_bfloat16_the_gaps_are_reported(tiny_model: Path) -> None:
     done = _verify("--model", str(tiny_model), "--dtype", "bfloat16", "--transport", "process_group", "--prompts", "4")
 
@@ -87,6 +88,7 @@ def test_a_folder_that_is_no_model_is_one_line(tiny_model: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_one_process_serves_the_same_surface(tiny_model: Path) -> None:
     (port,) = free_ports(1)
     command = [sys.executable, "-P", "-m", "pdserve", "serve", str(tiny_model), "--port", str(port)]

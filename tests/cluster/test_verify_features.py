@@ -56,6 +56,7 @@ def test_features_that_nothing_stops_are_not_said_to_be_equal_after_preemption(t
     assert lines[-1].startswith("not equal: ")
 
 
+@pytest.mark.long
 def test_what_it_started_ends_with_it_on_sigterm(tiny_model: Path) -> None:
     command = [sys.executable, "-P", "-m", "pdserve", "verify", "--model", str(tiny_model), "--transport", "shm"]
     with subprocess.Popen(

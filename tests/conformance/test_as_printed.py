@@ -113,7 +113,7 @@ def test_b_clients_1_the_examples_of_clients_run(printed: str) -> None:
     assert re.search(r"^(yes|no)\n\s*\{", said["openai_chat_client.py"].stdout, re.MULTILINE)
 
 
-@pytest.mark.parametrize("told", ["flag", "environment"])
+@pytest.mark.parametrize("told", ["flag", pytest.param("environment", marks=pytest.mark.long)])
 def test_a2_32_a_key_is_asked_for_before_p_and_d(tmp_path: Path, fake_model: Path, told: str) -> None:  # noqa: F811
     key, cluster = "token-abc123", GuideCluster(tmp_path, fake_model, flags=("--engine=fake",))
     body = '{"model": "tiny", "prompt": "a", "max_tokens": 2}'

@@ -58,6 +58,7 @@ def bytes_of(model: TorchModel) -> torch.Tensor:
     return tensor
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_output_is_that_of_transformers(
     kind: str, device: Device, models: Callable[[str], Path], oracle: Callable[[str], list[list[int]]]

@@ -77,6 +77,7 @@ def test_a_card_chooses_and_tells_what_the_cpu_does(card: Device, rows: list[Sam
     assert torch.equal(there.cpu(), scores), "the scores were changed"
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_every_device_samples_the_same_token_for_the_same_seed(device: Device, change: dict[str, Any]) -> None:
     rows = [

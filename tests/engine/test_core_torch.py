@@ -25,6 +25,7 @@ def _prompts() -> list[tuple[int, ...]]:
     return [tuple(numbers.randrange(3, VOCAB_SIZE - 20) for _ in range(n)) for n in (3, 16, 40, 61, 90, 7)]
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("kv_bytes", [4 << 20, 320 << 10], ids=["room-for-all", "full-pool"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_continuous_batching_equals_transformers(kind: str, kv_bytes: int, tmp_path: Path) -> None:

@@ -107,6 +107,7 @@ def _expected(network: Any, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
         return torch.stack([network(torch.tensor([list(prompt)])).logits[0, -1] for prompt in prompts])
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("backend", [ReferenceAttention, CpuAttention])
 @pytest.mark.parametrize("kind", _KINDS)
 def test_logits_are_those_of_transformers(

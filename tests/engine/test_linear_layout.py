@@ -16,6 +16,7 @@ def _network(path: Path, dtype: torch.dtype = torch.float32) -> Any:
     return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True).eval()
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_tokens", [1, 8, 40])
 def test_logits_stay_the_same_up_to_rounding(kind: str, num_tokens: int, tmp_path: Path) -> None:

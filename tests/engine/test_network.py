@@ -65,6 +65,7 @@ def test_what_a_model_keeps_in_float32_stays_so(tmp_path: Path, kind: str, dtype
     assert loaded.note is None
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_tensor_is_transformers(tmp_path: Path, kind: str, dtype: str) -> None:

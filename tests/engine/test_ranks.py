@@ -84,7 +84,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model("llama", tmp_path_factory.mktemp("llama"))
 
 
-@pytest.fixture(scope="module", params=["in memory they share", "by gloo"])
+@pytest.fixture(scope="module", params=["in memory they share", pytest.param("by gloo", marks=pytest.mark.long)])
 def two(request: pytest.FixtureRequest, llama: Path) -> Iterator[ShardedModel]:
     way, lost = request.param, Lost()
     with pytest.MonkeyPatch.context() as patch:
@@ -238,7 +238,8 @@ def test_families_that_run_as_they_are_generate_what_transformers_does(tmp_path:
         model.close()
 
 
-@pytest.mark.parametrize("native", ["on", pytest.param("off", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("native", ["on", "off"])
 def test_a_rank_that_is_stopped_ends_the_model_within_the_steps_time(
     llama: Path, native: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,6 +306,7 @@ def test_a_rank_that_cannot_load_says_why() -> None:
     assert _is_gone(team.pids[0])
 
 
+@pytest.mark.long
 def test_an_orderly_close_kills_no_rank(
     tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -137,6 +137,7 @@ def test_each_rank_has_its_pool_on_a_device_of_its_own(two: LoadedRanks) -> None
         _ = other.buffer
 
 
+@pytest.mark.long
 def test_a_rank_that_is_stopped_ends_the_model_in_words_within_the_steps_time(path: Path) -> None:
     told: Future[PdserveError] = Future()
     loaded = load(path, told.set_result, kv_bytes=None, step_s=STEP_S)

@@ -48,15 +48,16 @@ def fake_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
+@pytest.mark.long
 def test_two_ranks_on_devices_give_the_tokens_of_transformers(model: Path, reference: list[list[int]]) -> None:
     assert serve_alone(config(model, Role.COMBINED, "fake", None, ranks=2)) == reference
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("p_side", "d_side"),
     [
-        (("cpu", 2, 16), ("fake", 2, 32)), (("fake", 2, 32), ("fake", 2, 16)),
-        pytest.param(("fake", 1, 16), ("fake", 2, 32), marks=pytest.mark.long),
+        (("cpu", 2, 16), ("fake", 2, 32)), (("fake", 2, 32), ("fake", 2, 16)), (("fake", 1, 16), ("fake", 2, 32)),
     ],
     ids=["cpu-ranks-to-ranks", "ranks-to-ranks", "one-to-ranks"],
 )  # fmt: skip
@@ -104,7 +105,7 @@ def test_ranks_on_a_device_and_a_cpu_hand_over_to_each_other_and_send_no_prefix_
     assert (link.state, link.bytes_per_s > 0) == ("up", True)
 
 
-@pytest.mark.parametrize("lost_side", ["prefill", "decode"])
+@pytest.mark.parametrize("lost_side", ["prefill", pytest.param("decode", marks=pytest.mark.long)])
 def test_a_rank_killed_in_the_middle_of_a_hand_off_ends_its_instance_in_words_and_frees_the_peers_blocks(
     lost_side: str, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +170,7 @@ def test_links_by_the_collective_that_ranks_add_up_by_are_refused_before_weights
         ranks.ranks_model(named, lambda error: None)
 
 
+@pytest.mark.long
 def test_a_transport_that_a_ranks_pool_lacks_is_refused_in_words_and_no_rank_is_left(model: Path) -> None:
     async def start() -> None:
         async with running(config(model, Role.DECODE, "fake", None, "shm", "tcp", ranks=2)):

@@ -43,7 +43,7 @@ sys.exit(process.run(InstanceConfig(options, Role.COMBINED, table_digest=sys.arg
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("moment", "taken_down"), [("loading", False), ("serving", True)])
 def test_a_signal_ends_it_with_status_zero(
     moment: str, taken_down: bool, number: signal.Signals, tmp_path: Path

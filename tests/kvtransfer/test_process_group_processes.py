@@ -118,6 +118,7 @@ def test_a_stopped_receiver_ends_its_link_within_the_progress_timeout_and_stalls
     until(lambda: not group_threads())
 
 
+@pytest.mark.long
 def test_a_killed_receiver_ends_its_link_and_a_new_one_takes_its_place() -> None:
     p = make_node("p")
     with _far(p, "killed") as killed:
@@ -131,7 +132,7 @@ def test_a_killed_receiver_ends_its_link_and_a_new_one_takes_its_place() -> None
     until(lambda: not group_threads())
 
 
-@pytest.mark.parametrize("longer", [len(PAYLOAD) + 1, MAX_PAYLOAD_BYTES])
+@pytest.mark.parametrize("longer", [len(PAYLOAD) + 1, pytest.param(MAX_PAYLOAD_BYTES, marks=pytest.mark.long)])
 def test_a_payload_longer_than_its_header_says_is_a_corrupt_frame_and_ends_no_process(longer: int) -> None:
     with _far(make_node("p"), "lied-to") as far:
         far.send_and_hear(bytes(longer), due=b"!")
@@ -140,6 +141,7 @@ def test_a_payload_longer_than_its_header_says_is_a_corrupt_frame_and_ends_no_pr
         assert far.process.poll() is None
 
 
+@pytest.mark.long
 def test_a_proof_longer_than_the_nonce_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtransfer.process_group.group_setup._PROOF_BYTES", 4_096)  # on this side only
     with _far(make_node("p"), "lied-to") as far:

@@ -1,8 +1,12 @@
 """The engine's native library for tests, which are skipped by name where it cannot be."""
 
+import os
+import shutil
+from pathlib import Path
+
 import pytest
 
-from native.cache import NoNative
+from native.cache import NoNative, library_folder
 from native.engine_library import EngineLibrary, Threads, build_engine
 
 
@@ -12,6 +16,13 @@ def built_engine() -> EngineLibrary:
         return build_engine()
     except NoNative as error:
         pytest.skip(f"missing tool: no native kernels here: {error}")
+
+
+def copy_libraries(cache: Path) -> None:
+    """Put the libraries that are built already into another cache folder, so that no process compiles them anew."""
+    built = library_folder(os.environ)
+    if built.is_dir():
+        shutil.copytree(built, cache / "native", dirs_exist_ok=True)
 
 
 def threads_with(isa: str, count: int) -> Threads:

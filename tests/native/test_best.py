@@ -11,13 +11,24 @@ from engine.fused.structs import declare
 from native.engine_library import ISAS, Threads
 from tests.native.built import threads_with
 
+pytestmark = pytest.mark.combinations(2)
 _SHAPES = ((1, 1), (3, 7), (2, 511), (5, 512), (4, 513), (64, 1024), (7, 49_152))
 Floats = npt.NDArray[np.float32]
 
 
-@pytest.fixture(params=[(isa, count) for isa in ISAS for count in (1, 3)], ids=lambda pair: f"{pair[0]}-{pair[1]}")
-def threads(request: pytest.FixtureRequest) -> Iterator[Threads]:
-    with threads_with(*request.param) as threads:
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=[1, 3])
+def num_threads(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture
+def threads(isa: str, num_threads: int) -> Iterator[Threads]:
+    with threads_with(isa, num_threads) as threads:
         yield threads
 
 

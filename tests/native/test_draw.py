@@ -15,15 +15,26 @@ from tests.engine.both_choosers import chooser_of
 from tests.native.built import threads_with
 from wire.types import SamplingParams
 
+pytestmark = pytest.mark.combinations(2)
 _LIMITS = [
     {"top_k": k, "top_p": p, "min_p": m} for k, p, m in itertools.product((-1, 1, 7, 600), (1.0, 0.3, 0.95), (0, 0.05))
 ]
 _TEMPERATURES = (1e-30, 0.01, 0.7, 1.0, 5.0, 1e30)
 
 
-@pytest.fixture(params=[(isa, count) for isa in ISAS for count in (1, 3)], ids=lambda pair: f"{pair[0]}-{pair[1]}")
-def chooser(request: pytest.FixtureRequest) -> Iterator[NativeChooser]:
-    with threads_with(*request.param) as threads:
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=[1, 3])
+def num_threads(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture
+def chooser(isa: str, num_threads: int) -> Iterator[NativeChooser]:
+    with threads_with(isa, num_threads) as threads:
         yield chooser_of(threads)
 
 

@@ -68,6 +68,7 @@ def test_an_npu_keeps_w8a8_first_and_else_the_weights_alone() -> None:
     assert formats_named(TRAITS.kept_linears) == (Int8Format(W8A8), AntiquantFormat())
 
 
+@pytest.mark.combinations(1)
 @pytest.mark.parametrize("dtype", _DTYPES, ids=str)
 @pytest.mark.parametrize(
     "grouped",

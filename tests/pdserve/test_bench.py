@@ -19,6 +19,7 @@ from tests.engine.tiny_models import make_tiny_model
 from wire.errors import ConfigError
 
 
+@pytest.mark.long
 def test_a_row_is_measured_beside_its_floor(tmp_path: Path) -> None:
     model = make_tiny_model("llama", tmp_path / "tiny")
     command = [

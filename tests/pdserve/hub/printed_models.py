@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.engine.bin_models import make_bin_model
 from tests.engine.tiny_models import make_tiny_model
+from tests.native.built import copy_libraries
 from tests.pdserve.hub.fake_hub import FakeHub
 
 OPT = "facebook/opt-125m"
@@ -29,7 +30,8 @@ def printed_models(folder: Path, names: Sequence[str] = tuple(_KINDS)) -> Iterat
 
 
 def hub_environment(hub: FakeHub, folder: Path) -> dict[str, str]:
-    """Return the variables of a user of that hub who has no models yet."""
+    """Return the variables of a user of that hub who has no models yet, but the native libraries."""
+    copy_libraries(folder / "cache")
     return {
         "HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "huggingface"), "PDSERVE_CACHE_DIR": str(folder / "cache"),
         "HF_TOKEN": hub.token,

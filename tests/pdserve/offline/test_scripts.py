@@ -45,7 +45,7 @@ for output in outputs:
 
 def environment(folder: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-    return kept | {"TMPDIR": str(folder), "PDSERVE_CACHE_DIR": str(folder / "cache")}
+    return kept | {"TMPDIR": str(folder)}
 
 
 def test_a6_77_79_the_printed_script_runs_beside_modules_of_our_names(tmp_path: Path) -> None:
@@ -76,8 +76,13 @@ def test_a6_77_79_the_printed_script_runs_beside_modules_of_our_names(tmp_path: 
     ("script", "flags", "starts"),
     [
         ("chat.py", ("--max_tokens", "4", "--temperature", "0"), ["answer: "] * 11),
-        ("chat.py", ("--max-tokens=2", "--chat-template-path", "chat.jinja"), ["answer: "] * 11),
-        ("vectors.py", (), ["prompt: ", "Embeddings: ["] * 3 + ["score: "] * 2),
+        pytest.param(
+            "chat.py",
+            ("--max-tokens=2", "--chat-template-path", "chat.jinja"),
+            ["answer: "] * 11,
+            marks=pytest.mark.long,
+        ),
+        pytest.param("vectors.py", (), ["prompt: ", "Embeddings: ["] * 3 + ["score: "] * 2, marks=pytest.mark.long),
     ],
 )
 def test_the_examples_with_flags_run(tmp_path: Path, script: str, flags: tuple[str, ...], starts: list[str]) -> None:
@@ -216,7 +221,9 @@ llm.generate("a")
 """
 
 
-@pytest.mark.parametrize(("words", "status"), [([], -signal.SIGINT), (["caught"], 3)])
+@pytest.mark.parametrize(
+    ("words", "status"), [([], -signal.SIGINT), pytest.param(["caught"], 3, marks=pytest.mark.long)]
+)
 def test_a_script_that_does_not_catch_ctrl_c_ends_by_it_whatever_torch_does_at_its_end(
     words: list[str], status: int, tmp_path: Path
 ) -> None:

@@ -1,30 +1,17 @@
 """The official openai client, unchanged, against the scheduler's port."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import openai
 import pytest
 
-from tests.cluster.conftest import ENGINE_FLAGS
-from tests.cluster.guide import GuideCluster
-
 pytestmark = pytest.mark.cluster
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[GuideCluster]:
-    with GuideCluster(
-        tmp_path_factory.mktemp("openai"), tiny_model, prefill=("4",), decode=("6",), flags=ENGINE_FLAGS
-    ) as cluster:
-        yield cluster.up()
-
-
 @pytest.fixture
-def client(cluster: GuideCluster) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{cluster.client.base_url}/v1", api_key="none", max_retries=0, timeout=300) as client:
+def client(pair: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{pair}/v1", api_key="none", max_retries=0, timeout=300) as client:
         yield client
-    cluster.wait_idle()
 
 
 def test_models_are_listed(client: openai.OpenAI) -> None:
