@@ -27,13 +27,19 @@ def mark_the_rest_long(items: Sequence[pytest.Item]) -> None:
     groups: dict[tuple[int, object, str], list[pytest.Function]] = defaultdict(list)
     for item in items:
         mark = item.get_closest_marker("combinations")
-        if mark is not None and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+        if mark is not None and isinstance(item, pytest.Function) and hasattr(item, "callspec") and _is_run(item):
             groups[mark.args[0], item.parent, item.originalname].append(item)
     for (strength, _, _), group in groups.items():
         chosen = cover([_parameters(item) for item in group], strength)
         for place, item in enumerate(group):
             if place not in chosen:
                 item.add_marker(pytest.mark.long)
+
+
+def _is_run(item: pytest.Item) -> bool:
+    """Return whether the case covers anything: it is not skipped here and not long by itself."""
+    marks = list(item.iter_markers())
+    return not any(mark.name in ("skip", "long") or (mark.name == "skipif" and True in mark.args[:1]) for mark in marks)
 
 
 def _parameters(item: pytest.Function) -> dict[str, tuple[int, ...]]:

@@ -27,13 +27,6 @@ from tests.npu.npu_on_cpu import NpuOnCpu
 from tests.npu.ops import require_npu_ops
 
 
-def _cuda() -> Device:
-    lacking = CudaKind().lacking()
-    if lacking is not None:
-        pytest.skip(f"cuda: {lacking}")
-    return CudaKind().open()
-
-
 def _npu() -> Device:
     require_npu_ops()
     return NpuOnCpu()
@@ -50,11 +43,16 @@ DEVICES: dict[str, Callable[[], Device]] = {
     "card": CardDevice,
     "card-cuda": lambda: CardDevice(attention="cuda"),
     "card-npu": _npu_card,
-    "cuda": _cuda,
+    "cuda": lambda: CudaKind().open(),
     "npu": _npu,
 }
-_SLOW = ("card-cuda", "card-npu")
-EVERY = [pytest.param(name, marks=[pytest.mark.long] * (name in _SLOW)) for name in DEVICES]
+_LACKING = CudaKind().lacking()
+_MARKS = {
+    "card-cuda": [pytest.mark.long],
+    "card-npu": [pytest.mark.long],
+    "cuda": [pytest.mark.skipif(_LACKING is not None, reason=f"cuda: {_LACKING}")],
+}
+EVERY = [pytest.param(name, marks=_MARKS.get(name, [])) for name in DEVICES]
 ACCELERATORS = EVERY[1:]
 
 

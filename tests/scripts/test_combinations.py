@@ -48,11 +48,11 @@ def test_the_other_cases_are_marked_long(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         "import pytest\n"
         "@pytest.mark.combinations(1)\n"
-        "@pytest.mark.parametrize('a', range(5))\n"
+        "@pytest.mark.parametrize('a', [pytest.param(9, marks=pytest.mark.skipif(True, reason='r')), *range(5)])\n"
         "@pytest.mark.parametrize('b', range(3))\n"
         "def test_both(a, b): assert isinstance(a, int)\n"
     )
 
     result = pytester.runpytest("-m", "not long", "-W", "ignore")
 
-    result.assert_outcomes(passed=5, deselected=10)
+    result.assert_outcomes(passed=5, skipped=3, deselected=10)
