@@ -12,7 +12,7 @@ from collections.abc import Mapping
 _KILL_WAIT_S = 10.0
 
 
-class Child:
+class ChildProcess:
     """Owner of one process and of our end of the socket to it, `connection`. Any thread may kill it."""
 
     def __init__(

@@ -8,7 +8,7 @@ from typing import Any
 from engine.grammar.limits import MESSAGE_BYTES, MIB, GrammarLimits
 from engine.grammar.source import GrammarSource
 from engine.grammar.tokenizer_file import TokenizerFile
-from processes.child import Child
+from processes.child import ChildProcess
 from processes.frames import receive_object, send_object
 from telemetry.logs import EventLogger
 from wire.errors import DeadlineExceeded, InternalError, InvalidGrammar, Unavailable
@@ -39,7 +39,7 @@ class CompilingChild:
 
     def __init__(self, backend: str, tokenizer: TokenizerFile, limits: GrammarLimits) -> None:
         self._backend, self._tokenizer, self._limits = backend, tokenizer, limits
-        self._process: Child | None = None
+        self._process: ChildProcess | None = None
         self._ready = False
 
     @property
@@ -51,7 +51,7 @@ class CompilingChild:
         """Start a child where there is none; it warms up in the background."""
         if self._process is None:
             environ = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # another arena would take 64 MB of the limit
-            self._process = Child("engine.grammar.child", environ=environ, is_silent=True, keeps_stderr=True)
+            self._process = ChildProcess("engine.grammar.child", environ=environ, is_silent=True, keeps_stderr=True)
             self._ready = False
             hello = {"backend": self._backend, "tokenizer": self._tokenizer.to_json(), "limits": asdict(self._limits)}
             self._send(hello)

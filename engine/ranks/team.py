@@ -19,7 +19,7 @@ from devices.table import traits_of
 from engine.ranks.channel import RankMessageKind
 from engine.ranks.marks import Marks, make_marks
 from engine.ranks.setup import RankSetup
-from processes.child import Child
+from processes.child import ChildProcess
 from processes.rank_channel import Channel, ChannelClosed, Message
 from processes.rank_payloads import unpack_error
 from telemetry.logs import EventLogger
@@ -46,7 +46,7 @@ _STOPPED = "is stopped by a signal"
 @dataclass(frozen=True, slots=True)
 class _Child:
     setup: RankSetup
-    process: Child
+    process: ChildProcess
     channel: Channel[RankMessageKind]
     ended: threading.Event
 
@@ -235,7 +235,7 @@ class Team:
 
 
 def _start(setup: RankSetup, program: str) -> _Child:
-    process = Child(program, environ=_environ(setup))
+    process = ChildProcess(program, environ=_environ(setup))
     channel = Channel(process.connection, RankMessageKind)
     with contextlib.suppress(ChannelClosed):  # it ended already: _reap reports how
         channel.send(RankMessageKind.SETUP, setup.to_json(), timeout_s=_SEND_S)

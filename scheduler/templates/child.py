@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from processes.child import Child
+from processes.child import ChildProcess
 from processes.frames import frame, take_frame
 from scheduler.templates.kinds import CHANGED, READY
 
@@ -23,7 +23,7 @@ class TemplateChild(asyncio.Protocol):
     def __init__(self, answered: Callable[[bytes, bytes], None], ended: Callable[[], None]) -> None:
         """`answered(kind, text)` is called for each answer, `ended()` if the process dies by itself after its start."""
         self._answered, self._ended = answered, ended
-        self._process: Child | None = None
+        self._process: ChildProcess | None = None
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
         self._template: bytes | None = None
@@ -46,7 +46,7 @@ class TemplateChild(asyncio.Protocol):
 
         Raises OSError if it cannot be started or exits before that.
         """
-        self._process = Child(
+        self._process = ChildProcess(
             "scheduler.templates.sandbox", str(render_s), environ=_environ(), is_silent=True, own_session=True
         )
         connection = self._process.connection

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from processes.child import Child
+from processes.child import ChildProcess
 
 DEADLINE_S = 300.0
 PROGRAM = """
@@ -28,14 +28,14 @@ with socket.socket(fileno=int(sys.argv[1])) as connection:
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Child]:
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], ChildProcess]:
     """Return a function that starts a child, which waits for a byte."""
     (tmp_path / "program.py").write_text(PROGRAM)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}")
 
-    def started() -> Child:
-        child = Child("program", "hello", is_silent=True, keeps_stderr=True)
+    def started() -> ChildProcess:
+        child = ChildProcess("program", "hello", is_silent=True, keeps_stderr=True)
         child.connection.settimeout(DEADLINE_S)
         assert child.connection.recv(5) == b"hello"
         return child
@@ -44,7 +44,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Child
 
 
 @pytest.mark.parametrize(("byte", "status"), [(b"x", 0), (b"c", -signal.SIGPROF)])
-def test_its_status_and_stderr_say_how_it_ended(start: Callable[[], Child], byte: bytes, status: int) -> None:
+def test_its_status_and_stderr_say_how_it_ended(start: Callable[[], ChildProcess], byte: bytes, status: int) -> None:
     child = start()
     child.connection.sendall(byte)
 
@@ -53,7 +53,7 @@ def test_its_status_and_stderr_say_how_it_ended(start: Callable[[], Child], byte
     child.close()
 
 
-def test_closing_kills_and_reaps_it(start: Callable[[], Child]) -> None:
+def test_closing_kills_and_reaps_it(start: Callable[[], ChildProcess]) -> None:
     child = start()
     with pytest.raises(TimeoutError, match="does not end"):
         child.wait(0.0)
@@ -78,14 +78,14 @@ def test_a_child_that_cannot_start_leaves_no_socket(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(socket, "socketpair", remembered)
 
     with pytest.raises(FileNotFoundError):
-        Child("program")
+        ChildProcess("program")
 
     assert [end.fileno() for end in made] == [-1, -1]
 
 
-def test_it_ends_with_the_process_that_started_it(start: Callable[[], Child]) -> None:
+def test_it_ends_with_the_process_that_started_it(start: Callable[[], ChildProcess]) -> None:
     code = (
-        "import sys; from processes.child import Child; child = Child('program', 'hello'); "
+        "import sys; from processes.child import ChildProcess; child = ChildProcess('program', 'hello'); "
         "child.connection.recv(5); print(child.pid, flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-P", "-c", code]
