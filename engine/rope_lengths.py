@@ -13,11 +13,11 @@ first border + 1 tokens then count as its prompt.
 from dataclasses import dataclass
 from typing import Any
 
+from engine.models.families import support_of
 from wire.errors import ConfigError
 
 DYNAMIC, LONGROPE = "dynamic", "longrope"
 LENGTH_TYPES = (DYNAMIC, LONGROPE)
-_COMPUTED_ANEW = frozenset({"phi3"})  # transformers' generate drops their KV cache there
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def rope_lengths(text_config: Any) -> RopeLengths | None:
     if rope_type == DYNAMIC:
         return RopeLengths(rope_type, text_config.max_position_embeddings)
     border = parameters["original_max_position_embeddings"]
-    return RopeLengths(rope_type, border, computes_anew=text_config.model_type in _COMPUTED_ANEW)
+    return RopeLengths(rope_type, border, computes_anew=support_of(text_config.model_type).drops_kv_at_border)
 
 
 def longest_sequence(text_config: Any) -> int | None:

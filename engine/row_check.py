@@ -11,17 +11,9 @@ from torch.overrides import TorchFunctionMode
 
 from engine.attention.interface import AttentionOptions
 from engine.attention.registered import NAME, attach
+from engine.models.families import support_of
 from engine.rope_lengths import longest_sequence
 from wire.errors import ConfigError
-
-TRIED = frozenset(
-    {
-        "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "gpt2",
-        "gpt_neox", "gpt_oss", "granite", "llama", "mistral", "mixtral", "olmo2", "opt", "phi3", "qwen2", "qwen2_moe",
-        "qwen3", "qwen3_moe", "smollm3", "starcoder2",
-    }
-)  # fmt: skip
-"""Model types whose exactness the tests check (docs/models.md)."""
 
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.05}
 _PLACE = 3
@@ -73,8 +65,8 @@ def check_uncounted(network: Any) -> None:
 
 
 def check_untried(network: Any, dtype: str) -> None:
-    """Check the rows of a network whose model type is not among TRIED. Raises ConfigError."""
-    if network.config.model_type not in TRIED:
+    """Check the rows of a network whose model type the tests do not prove exact. Raises ConfigError."""
+    if not support_of(network.config.model_type).is_tested:
         check_rows(network, dtype)
 
 

@@ -10,16 +10,12 @@ from devices.table import AUTO, traits_of
 from engine.checkpoints.dtypes import choose_dtype, read_cpu_flags
 from engine.checkpoints.model_identity import read_json, stored_tensors
 from engine.memory_plan import MIN_SEQUENCE_TOKENS, plan_pool
+from engine.models.families import support_of
 from flags.options import EngineOptions
 from ranktable_tools.devices.kinds import find_kind as shown_kind
 from wire.errors import ConfigError
 from wire.kv_layout import KvTensor, PoolLayout, Rank
 
-_HEADS_KEY: Final[Mapping[str, str]] = {
-    "llama": "num_key_value_heads", "mistral": "num_key_value_heads", "qwen2": "num_key_value_heads",
-    "qwen3": "num_key_value_heads", "opt": "num_attention_heads",
-}  # fmt: skip
-"""For models that store a key and a value per head and layer: the config key with the number of heads."""
 _STORED: Final[Mapping[str, str]] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -51,10 +47,13 @@ def _is_on_host(device: str) -> bool:
 def kv_tensors(config: Mapping[str, Any], dtype: str, num_ranks: int) -> tuple[KvTensor, ...]:
     """Return the KV tensors of all ranks of an instance; empty if config.json does not determine them."""
     try:
-        heads, layers = config[_HEADS_KEY[config["model_type"]]], config["num_hidden_layers"]
+        family = support_of(config["model_type"])
+        if family.kv_heads_key is None:
+            return ()
+        heads, layers = config[family.kv_heads_key], config["num_hidden_layers"]
         head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-        if config["model_type"] == "qwen3":
-            head_dim = config["head_dim"]  # Qwen3's default is not hidden_size / num_attention_heads
+        if family.needs_head_dim:
+            head_dim = config["head_dim"]
         one = [KvTensor(layer, name, heads, head_dim, dtype) for layer in range(layers) for name in ("k", "v")]
         ranks = [Rank(number, num_ranks) for number in range(num_ranks)]
         layouts = [PoolLayout(one, num_blocks=1, block_size=1, rank=rank) for rank in ranks]

@@ -1,13 +1,9 @@
 """A GGUF file of a dense decoder and a byte-level BPE tokenizer -> a checkpoint folder.
 
-architecture | model type | differs by
-llama        | llama      | rotary rows in GGUF's order (also used by Mistral's files)
-qwen2        | qwen2      | biases of q, k and v
-qwen3        | qwen3      | norms of q and k, a separate head size
+The families whose files are converted have a GgufFormat in engine/models/families.py.
 """
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +14,7 @@ from safetensors.torch import save_file
 
 from engine.checkpoints.gguf_rope import ROPE_TENSOR, rope_parameters
 from engine.checkpoints.gguf_tokenizer import check_tokenizer, write_tokenizer
+from engine.models.families import FAMILIES
 from wire.errors import ConfigError
 
 _TOP_NAMES = {
@@ -37,23 +34,7 @@ _LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 _SPECIAL_IDS = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """One architecture: transformers' class, the extra tensors of its layers, and the order of rotary rows."""
-
-    network_class: str
-    pairs_neighbours: bool = False
-    biases: tuple[str, ...] = ()
-    norms: tuple[str, ...] = ()
-
-
-_FAMILIES = {
-    "llama": _Family("LlamaForCausalLM", pairs_neighbours=True),
-    "qwen2": _Family("Qwen2ForCausalLM", biases=("attn_q", "attn_k", "attn_v")),
-    "qwen3": _Family("Qwen3ForCausalLM", norms=("attn_q_norm", "attn_k_norm")),
-}
+_FORMATS = {family.model_type: family.gguf for family in FAMILIES if family.gguf is not None}
 
 
 def convert(gguf_file: Path, target: Path, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -88,8 +69,8 @@ def stored_dtype(gguf_file: Path) -> torch.dtype:
 
 def _check(fields: dict[str, Any]) -> None:
     architecture = fields["general.architecture"]
-    if architecture not in _FAMILIES:
-        raise ConfigError(f"this GGUF is {architecture}, which is not supported: only {', '.join(_FAMILIES)}")
+    if architecture not in _FORMATS:
+        raise ConfigError(f"this GGUF is {architecture}, which is not supported: only {', '.join(_FORMATS)}")
     if fields.get(f"{architecture}.expert_count"):
         raise ConfigError(f"this GGUF is a mixture of experts of {architecture}, which is not supported")
 
@@ -97,13 +78,13 @@ def _check(fields: dict[str, Any]) -> None:
 def _stored_name(name: str, fields: dict[str, Any]) -> str:
     """Return the checkpoint's name of a tensor. Raises ConfigError for a tensor unknown in its architecture."""
     architecture = fields["general.architecture"]
-    family, (block, *place) = _FAMILIES[architecture], name.split(".")
+    stored, (block, *place) = _FORMATS[architecture], name.split(".")
     if name in _TOP_NAMES:
         return _TOP_NAMES[name]
     if block == "blk" and len(place) == 3:
         layer, part, kind = place
-        known = _LAYER_NAMES | {norm: f"self_attn.{norm.removeprefix('attn_')}" for norm in family.norms}
-        if part in known and (kind == "weight" or (kind == "bias" and part in family.biases)):
+        known = _LAYER_NAMES | {norm: f"self_attn.{norm.removeprefix('attn_')}" for norm in stored.norms}
+        if part in known and (kind == "weight" or (kind == "bias" and part in stored.biases)):
             return f"model.layers.{layer}.{known[part]}.{kind}"
     raise ConfigError(f"this GGUF has the tensor {name}, which {architecture} does not have")
 
@@ -114,7 +95,7 @@ def _dequantised(tensor: Any, fields: dict[str, Any], dtype: torch.dtype) -> tor
     except NotImplementedError as error:
         raise ConfigError(f"{tensor.name} is quantised as {tensor.tensor_type.name}, which is not supported") from error
     architecture = fields["general.architecture"]
-    if _FAMILIES[architecture].pairs_neighbours:
+    if _FORMATS[architecture].pairs_neighbours:
         heads = fields[f"{architecture}.attention.head_count"]
         kv_heads = fields.get(f"{architecture}.attention.head_count_kv", heads)
         num_heads = {"attn_q": heads, "attn_k": kv_heads}.get(tensor.name.split(".")[-2])
@@ -139,7 +120,7 @@ def _config(fields: dict[str, Any], dtype: torch.dtype, rope: dict[str, Any]) ->
 
     heads, size = value("attention.head_count"), value("embedding_length")
     return {
-        "architectures": [_FAMILIES[architecture].network_class],
+        "architectures": [_FORMATS[architecture].network_class],
         "model_type": architecture,
         "attention_bias": False,
         "dtype": str(dtype).removeprefix("torch."),

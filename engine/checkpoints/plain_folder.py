@@ -19,12 +19,12 @@ from engine.checkpoints.conversion_child import TIMEOUT_S, answer_caller, conver
 from engine.checkpoints.file_digest import DIGEST_DIGITS, file_digest
 from engine.checkpoints.model_cache import make_once
 from engine.checkpoints.model_identity import read_json
+from engine.models.families import support_of
 from wire.errors import ConfigError
 
 _FORMAT = "1"  # version of the result; a new one converts again
 _COPIED = (".json", ".jinja", ".txt", ".model")
 _GPT2 = ("GPT2Tokenizer", "GPT2TokenizerFast")
-_GPT2_MODELS = ("gpt2", "opt")
 _WEIGHTS, _TOKENIZER = "weights", "tokenizer"
 
 
@@ -68,7 +68,9 @@ def _has_vocab_alone(folder: Path) -> bool:
         return False
     settings = folder / "tokenizer_config.json"
     named = read_json(settings).get("tokenizer_class") if settings.is_file() else None
-    return named in _GPT2 if named else read_json(folder / "config.json").get("model_type") in _GPT2_MODELS
+    if named:
+        return named in _GPT2
+    return support_of(str(read_json(folder / "config.json").get("model_type"))).has_gpt2_tokenizer
 
 
 def _description(folder: Path, parts: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from engine.models.families import support_of
 from wire.errors import ConfigError
 
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
@@ -14,13 +15,6 @@ _OTHER_LAYER_TYPES = {
     "chunked_attention": "attend within fixed chunks",
     "indexed_attention": "choose their keys by a separate index",
 }
-_OWN_ATTENTION = {
-    "bloom": "ALiBi, a bias by distance, in attention code of its own",
-    "falcon": "attention code of its own",
-    "mpt": "ALiBi, a bias by distance, in attention code of its own",
-    "stablelm": "attention code of its own",
-}
-_SPEECH = frozenset({"moshi", "musicgen", "musicgen_melody", "whisper"})
 
 
 def refuse_unsupported(path: Path, config: Any, network_class: type[Any]) -> None:
@@ -31,7 +25,7 @@ def refuse_unsupported(path: Path, config: Any, network_class: type[Any]) -> Non
     _refuse_layers(path, kind, text, network_class)
     _refuse_other_input(path, kind, config, text)
     if not network_class._supports_attention_backend:
-        what = _OWN_ATTENTION.get(kind, "attention code of its own")
+        what = support_of(kind).own_attention
         raise ConfigError(f"{path}: {kind} has {what}; only models of transformers' attention interface run")
 
 
@@ -53,7 +47,7 @@ def _refuse_layers(path: Path, kind: str, text: Any, network_class: type[Any]) -
 
 def _refuse_other_input(path: Path, kind: str, config: Any, text: Any) -> None:
     """Refuse multimodal models: their config contains a text config, or one for images or sound besides it."""
-    if kind in _SPEECH:
+    if support_of(kind).is_audio:
         raise ConfigError(f"{path}: {kind} is an audio model; only text models run")
     others = sorted(name for name in config.sub_configs if getattr(config, name, None) is not text)
     if config is not text or any(word in name for name in others for word in ("vision", "audio", "image")):

@@ -35,11 +35,11 @@ from engine.fused.structs import (
 )
 from engine.fused.weights import PackedMemory, free, num_panels, packed_bytes
 from engine.linear_layout import lay_out
+from engine.models.families import FAMILIES, support_of
 from engine.rope_table import RopeTable
 from native.engine_library import Threads
 
-_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-_LAYERS = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
+_LAYERS = frozenset(family.fused_layer for family in FAMILIES if family.fused_layer)
 _NATIVE_FLAGS = frozenset({"avx2", "fma"})  # required by the lowest level of native/isa.h above plain
 _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})  # those whose angles depend only on the position
 
@@ -72,7 +72,7 @@ def will_fuse(config: Any, kernels: Kernels) -> bool:
 
     Both starts must choose the same dtype: an instance that starts later must be able to read this one's KV.
     """
-    if config.model_type not in _MODEL_TYPES:
+    if support_of(config.model_type).fused_layer is None:
         return False
     if kernels.threads is None:
         return kernels.is_awaited and read_cpu_flags() >= _NATIVE_FLAGS

@@ -20,8 +20,7 @@ import torch
 from torch import nn
 
 from engine.checkpoints.materialise import DimensionRanges
-from engine.sharding.hooks import AllReduce, LocalConfig, NormOverRanks, SumOverRanks
-from engine.sharding.plans import (
+from engine.models.sharding_roles import (
     COLUMN,
     EXPERTS,
     FUSED_GATE_UP,
@@ -31,8 +30,9 @@ from engine.sharding.plans import (
     NORM_OVER_HEADS,
     ROW,
     WHOLE,
-    find_roles,
 )
+from engine.sharding.hooks import AllReduce, LocalConfig, NormOverRanks, SumOverRanks
+from engine.sharding.plans import find_roles
 from engine.sharding.shares import share_heads, share_inner
 from wire.errors import ConfigError
 from wire.kv_layout import Rank, ranks_holding

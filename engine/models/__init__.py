@@ -1,0 +1,1 @@
+"""What pdserve knows of model families beyond their config in transformers."""

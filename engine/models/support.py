@@ -1,0 +1,46 @@
+"""The record of a model family. Pure, no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFormat:
+    """How GGUF files store a family: as Llama's tensors, with these `biases` and `norms` (GGUF's names in a layer).
+
+    `network_class` is its class in transformers. `pairs_neighbours`: its rotary rows are in GGUF's order.
+    """
+
+    network_class: str
+    pairs_neighbours: bool = False
+    biases: tuple[str, ...] = ()
+    norms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSupport:
+    """How a model type of transformers differs from others, where its config does not show it.
+
+    `is_tested`: every test run compares it with transformers (docs/models.md), so a start does not check its rows.
+    `kv_heads_key`: the config key with the number of heads, for models that store a key and a value per head and layer.
+    `needs_head_dim`: without `head_dim` in its config, the head size is not hidden_size / num_attention_heads.
+    `drops_kv_at_border`: transformers drops its KV where a sequence outgrows the short frequencies of `longrope`.
+    `sharding`: roles by the part of a name after the layer's number, which take precedence over transformers' plan.
+    `fused_layer`: the class of its decoder layers, for networks that the native kernels can compute whole.
+    `gguf`: for families whose GGUF files are converted; the architecture there has the name of the model type.
+    `has_gpt2_tokenizer`: a tokenizer with vocab.json and merges.txt is GPT-2's, even if no file names its class.
+    `own_attention` names what prevents paging in a network without transformers' attention interface.
+    `is_audio`: it is refused as an audio model.
+    """
+
+    model_type: str
+    is_tested: bool = False
+    kv_heads_key: str | None = None
+    needs_head_dim: bool = False
+    drops_kv_at_border: bool = False
+    sharding: Mapping[str, str] = field(default_factory=dict)
+    fused_layer: str | None = None
+    gguf: GgufFormat | None = None
+    has_gpt2_tokenizer: bool = False
+    own_attention: str = "attention code of its own"
+    is_audio: bool = False
