@@ -16,7 +16,7 @@ from engine.assembly import LayerAnnouncer, batch_of, samples_of
 from engine.batch_state import BatchState, Selection
 from engine.batcher import BatchLimits, paced
 from engine.grammar.interface import Grammar
-from engine.interface import EngineInfo, EngineLoad, OnLayer, StepResult
+from engine.interface import EngineInfo, OnLayer, StepResult
 from engine.kv.blocks import BlockPool
 from engine.kv.swap import SwapArea
 from engine.launched import LaunchedStep, written_blocks
@@ -30,7 +30,7 @@ from engine.step import Model
 from engine.step_reader import read_output
 from telemetry.logs import EventLogger
 from wire.errors import InvalidRequest
-from wire.types import PromptState, TokenOutput
+from wire.types import LoadSnapshot, PromptState, TokenOutput
 
 _log = EventLogger("engine")
 
@@ -139,10 +139,16 @@ class EngineCore:
         """Return whether `step` would compute or collect. False while all running prompts wait for blocks in use."""
         return bool(self._launched) or self._batch.has_work()
 
-    def load(self) -> EngineLoad:
-        """Return the current figures. Any thread."""
-        state = self._batch
-        return EngineLoad(
+    def load(self) -> LoadSnapshot:
+        """Return the current load of engine and pool. Any thread."""
+        state, blocks = self._batch, self.blocks
+        return LoadSnapshot(
+            blocks_total=blocks.num_total,
+            blocks_used=blocks.num_used,
+            blocks_probe=blocks.num_probe,
+            blocks_cached=blocks.num_cached,
+            prefix_tokens_sought=blocks.tokens_sought,
+            prefix_tokens_found=blocks.tokens_found,
             running=len(state.running),
             waiting=len(state.waiting),
             uncomputed_tokens=sum(prompt.uncomputed_tokens for prompt in state.prompts()),

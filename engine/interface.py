@@ -19,6 +19,7 @@ from engine.prefix import BlockName, PrefixChain
 from engine.rope_lengths import RopeLengths
 from wire.kv_layout import PoolLayout
 from wire.types import (
+    LoadSnapshot,
     ModelIdentity,
     PromptLogprobs,
     PromptState,
@@ -112,18 +113,6 @@ class StepResult:
     num_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class EngineLoad:
-    """Figures for LoadSnapshot."""
-
-    running: int
-    waiting: int
-    uncomputed_tokens: int
-    held_prompts: int
-    preemptions: int
-    blocks_swapped: int = 0
-
-
 class Blocks(Protocol):
     """Block accounting; thread-safe. `engine/kv/blocks.py` is the implementation."""
 
@@ -137,21 +126,6 @@ class Blocks(Protocol):
     @property
     def num_probe(self) -> int:
         """Blocks held by probes."""
-        ...
-
-    @property
-    def num_cached(self) -> int:
-        """Blocks kept only for reuse."""
-        ...
-
-    @property
-    def tokens_sought(self) -> int:
-        """Tokens that prompts have looked up in the prefix cache since the start."""
-        ...
-
-    @property
-    def tokens_found(self) -> int:
-        """Tokens of these that were found."""
         ...
 
     def chain(self, state: PromptState) -> PrefixChain:
@@ -226,8 +200,8 @@ class Engine(Protocol):
         """Compute one batch. An error of one prompt fails only that prompt (`failed`); other errors are raised."""
         ...
 
-    def load(self) -> EngineLoad:
-        """Return the current figures. Any thread."""
+    def load(self) -> LoadSnapshot:
+        """Return the current load of engine and pool; the other figures are 0. Any thread."""
         ...
 
     def close(self) -> None:

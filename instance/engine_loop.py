@@ -13,7 +13,7 @@ from engine.interface import Chunk, Engine, OnLayer, StepResult
 from telemetry.histogram import BucketHistogram
 from telemetry.logs import EventLogger
 from wire.shared_limits import progress_limit
-from wire.types import STEP_TOKEN_EDGES
+from wire.types import STEP_TOKEN_EDGES, LoadSnapshot
 
 log = EventLogger("engine")
 
@@ -71,6 +71,15 @@ class EngineLoop:
     def is_stuck(self, least_s: float) -> bool:
         """Return whether there was no progress within the limit, which is at least `least_s`."""
         return self.progress_age() > progress_limit(self.slowest_turn_s, least_s=least_s)
+
+    def add_to(self, load: LoadSnapshot) -> None:
+        """Add the loop's figures to `load`. Any thread."""
+        load.progress_age_s = self.progress_age()
+        load.slowest_turn_s = self.slowest_turn_s
+        load.steps = self.steps
+        load.step_seconds = self.step_seconds
+        load.tokens_computed = int(self.step_tokens.sum)
+        load.step_tokens = self.step_tokens.counts
 
     def alive(self) -> bool:
         """Return whether the thread runs."""

@@ -18,7 +18,7 @@ from engine.interface import Chunk, Engine, StepResult
 from engine.kv.pool_prefault import PoolTouch
 from instance.config import InstanceConfig
 from instance.engine_loop import EngineLoop
-from instance.links import CountedReceiver, LinkedSender, LinkMeasurer, with_links
+from instance.links import CountedReceiver, LinkedSender, LinkMeasurer, add_links
 from instance.offers import describe_transports
 from instance.session import InstanceSession
 from instance.workers import Workers
@@ -185,30 +185,12 @@ class InstanceHost:
 
     def load(self) -> LoadSnapshot:
         """Return the current load. Any thread."""
-        blocks, engine = self.engine.blocks, self.engine.load()
-        sender, receiver = self._sender, self._receiver
-        load = LoadSnapshot(
-            blocks_total=blocks.num_total,
-            blocks_used=blocks.num_used,
-            blocks_probe=blocks.num_probe,
-            blocks_cached=blocks.num_cached,
-            running=engine.running,
-            waiting=engine.waiting,
-            uncomputed_tokens=engine.uncomputed_tokens,
-            held_prompts=engine.held_prompts,
-            progress_age_s=self.loop.progress_age(),
-            slowest_turn_s=self.loop.slowest_turn_s,
-            starved_s=starved_s(),
-            steps=self.loop.steps,
-            step_seconds=self.loop.step_seconds,
-            tokens_computed=int(self.loop.step_tokens.sum),
-            step_tokens=self.loop.step_tokens.counts,
-            preemptions=engine.preemptions,
-            prefix_tokens_sought=blocks.tokens_sought,
-            prefix_tokens_found=blocks.tokens_found,
-            blocks_swapped=engine.blocks_swapped,
-        )
-        return load if sender is None or receiver is None else with_links(load, sender, receiver)
+        load = self.engine.load()
+        self.loop.add_to(load)
+        load.starved_s = starved_s()
+        if self._sender is not None and self._receiver is not None:
+            add_links(load, self._sender, self._receiver)
+        return load
 
     def _on_layer(self, layer: int, chunks: Sequence[Chunk]) -> None:
         self.workers.prefill.on_layer(layer, chunks)

@@ -5,36 +5,15 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from telemetry.metric_families import Namespace, families
+from telemetry.metric_table import LOADS
 from wire.types import LoadSnapshot
-
-GAUGES = {
-    "blocks_total": "KV blocks of the pool",
-    "blocks_used": "KV blocks in use, including those of probes",
-    "blocks_probe": "KV blocks held by the scheduler's probes",
-    "blocks_cached": "KV blocks that hold a reusable prefix",
-    "running": "Sequences in the batch",
-    "waiting": "Sequences waiting in the instance",
-    "uncomputed_tokens": "Prompt tokens accepted and not yet computed",
-    "held_prompts": "Prompts that are computed and not yet handed off",
-    "progress_age_s": "Seconds since the engine last made progress",
-    "slowest_turn_s": "Longest recent time between two progress marks, in seconds",
-    "starved_s": "Seconds in which the process was stopped or waited for a CPU, since its start",
-    "steps": "Steps of the engine since the start",
-    "step_seconds": "Seconds spent in steps since the start",
-    "tokens_computed": "Tokens of prompts and outputs computed by the model since the start",
-    "kv_bytes_sent": "KV bytes sent over all links since the start",
-    "kv_bytes_received": "KV bytes received over all links since the start",
-    "preemptions": "Prompts preempted for lack of KV blocks since the start",
-    "blocks_swapped": "KV blocks of preempted prompts that have copies outside the pool",
-    "prefix_tokens_sought": "Prompt tokens queried in the prefix cache since the start",
-    "prefix_tokens_found": "Prompt tokens found in the prefix cache since the start",
-}
 
 
 class _Server(uvicorn.Server):
@@ -53,12 +32,8 @@ class LoadCollector:
         self._load = load
 
     def collect(self) -> list[Metric]:
-        """Return one gauge for each entry of GAUGES."""
-        load = self._load()
-        return [
-            GaugeMetricFamily(f"pdserve_instance_{name}", help, value=float(getattr(load, name)))
-            for name, help in GAUGES.items()
-        ]
+        """Return one gauge for each number of the load."""
+        return list(families(LOADS, Namespace.INSTANCE, [((), self._load())]))
 
 
 def build_server(

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from kvtransfer.interface import Receiver, Sender
@@ -41,20 +40,17 @@ class CountedReceiver(Receiver, Protocol):
         ...
 
 
-def with_links(load: LoadSnapshot, sender: LinkedSender, receiver: CountedReceiver) -> LoadSnapshot:
-    """Return `load` with the KV sender's and receiver's figures."""
+def add_links(load: LoadSnapshot, sender: LinkedSender, receiver: CountedReceiver) -> None:
+    """Add the KV sender's and receiver's figures to `load`."""
     counts = receiver.counts
-    return replace(
-        load,
-        kv_bytes_sent=sender.bytes_sent,
-        kv_bytes_received=counts.bytes_received,
-        kv_frames_corrupt=counts.corrupt_frames,
-        kv_frames_resent=sender.frames_resent,
-        kv_frames_dropped=counts.dropped_frames,
-        kv_frames_duplicate=counts.duplicate_frames,
-        kv_links_refused=counts.refused_connections,
-        links=sender.links(),
-    )
+    load.kv_bytes_sent = sender.bytes_sent
+    load.kv_bytes_received = counts.bytes_received
+    load.kv_frames_corrupt = counts.corrupt_frames
+    load.kv_frames_resent = sender.frames_resent
+    load.kv_frames_dropped = counts.dropped_frames
+    load.kv_frames_duplicate = counts.duplicate_frames
+    load.kv_links_refused = counts.refused_connections
+    load.links = sender.links()
 
 
 class LinkMeasurer:

@@ -1,5 +1,6 @@
 """Plain data <-> protobuf, both ways. Malformed input raises InvalidRequest only."""
 
+from dataclasses import fields
 from enum import StrEnum
 from operator import attrgetter
 from typing import TypeVar
@@ -174,17 +175,9 @@ def times_from_pb(message: pb.StageTimes) -> StageTimes:
     )
 
 
-_LOAD_FIELDS = (
-    "blocks_total", "blocks_used", "blocks_probe", "blocks_cached", "running", "waiting", "uncomputed_tokens",
-    "held_prompts", "progress_age_s", "steps", "step_seconds", "kv_bytes_sent", "kv_bytes_received", "preemptions",
-    "kv_frames_corrupt", "kv_frames_resent", "kv_frames_dropped", "kv_frames_duplicate", "kv_links_refused",
-    "prefix_tokens_sought", "prefix_tokens_found", "blocks_swapped", "tokens_computed", "slowest_turn_s",
-    "starved_s",
-)  # fmt: skip
+_LOAD_FIELDS = tuple(field.name for field in fields(LoadSnapshot) if field.type in (int, float))
 _load_values = attrgetter(*_LOAD_FIELDS)  # in LoadSnapshot's field order; used at every step
-_LINK_FIELDS = (
-    "peer_id", "transport", "state", "epoch", "bytes_sent", "failures", "fallbacks", "round_trip_s", "bytes_per_s",
-)  # fmt: skip
+_LINK_FIELDS = tuple(field.name for field in fields(LinkStatus) if field.type in (int, float, str))
 
 
 def load_to_pb(load: LoadSnapshot) -> pb.LoadSnapshot:

@@ -319,7 +319,7 @@ class InstanceDescription:
 
 @dataclass(slots=True)  # not frozen, as TokenLogprobs
 class LoadSnapshot:
-    """The load that an instance reports with every step and heartbeat.
+    """The load that an instance reports with every step and heartbeat: of its engine, of its loop and of its links.
 
     Sequences and tickets use blocks; `blocks_probe` of them are used by probes. `uncomputed_tokens` are prompt tokens
     accepted but not yet computed. `progress_age_s` is the time since the engine loop last finished a turn or a layer,
@@ -332,15 +332,15 @@ class LoadSnapshot:
     previous bound; its last entry counts those above all bounds.
     """
 
-    blocks_total: int
-    blocks_used: int
-    blocks_probe: int
-    blocks_cached: int
-    running: int
-    waiting: int
-    uncomputed_tokens: int
-    held_prompts: int
-    progress_age_s: float
+    blocks_total: int = 0
+    blocks_used: int = 0
+    blocks_probe: int = 0
+    blocks_cached: int = 0
+    running: int = 0
+    waiting: int = 0
+    uncomputed_tokens: int = 0
+    held_prompts: int = 0
+    progress_age_s: float = 0.0
     steps: int = 0
     step_seconds: float = 0.0
     kv_bytes_sent: int = 0
@@ -359,6 +359,16 @@ class LoadSnapshot:
     starved_s: float = 0.0
     step_tokens: tuple[int, ...] = ()
     links: tuple["LinkStatus", ...] = field(default=())
+
+    @property
+    def blocks_in_use(self) -> int:
+        """Blocks used by sequences and tickets, without those of probes."""
+        return self.blocks_used - self.blocks_probe
+
+    @property
+    def share_used(self) -> float:
+        """`blocks_in_use` divided by all blocks."""
+        return self.blocks_in_use / self.blocks_total if self.blocks_total else 0.0
 
 
 @dataclass(frozen=True, slots=True)

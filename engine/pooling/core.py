@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from devices.host_pool import HostPool
 from devices.interface import Memory
 from engine.grammar.interface import Grammar
-from engine.interface import EngineInfo, EngineLoad, OnLayer, PooledPrompt, StepResult
+from engine.interface import EngineInfo, OnLayer, PooledPrompt, StepResult
 from engine.kv.blocks import BlockPool
 from engine.pooling.encoder import Encoder
 from engine.pooling.vectors import check_dimensions, check_numbers, check_one_answer
@@ -17,7 +17,7 @@ from engine.watched import Guard
 from telemetry.logs import EventLogger
 from wire.errors import InternalError, InvalidRequest, PromptTooLong
 from wire.kv_layout import KvTensor, PoolLayout
-from wire.types import FinishReason, ModelIdentity, PromptState, TokenOutput
+from wire.types import FinishReason, LoadSnapshot, ModelIdentity, PromptState, TokenOutput
 
 _log = EventLogger("engine")
 
@@ -125,11 +125,11 @@ class EncoderCore:
         num_tokens = sum(len(state.token_ids) for state in states)
         return StepResult(pooled=tuple(pooled), failed=tuple(failed), seconds=seconds, num_tokens=num_tokens)
 
-    def load(self) -> EngineLoad:
-        """Return the current figures. Any thread."""
+    def load(self) -> LoadSnapshot:
+        """Return the current load; the pool is never used. Any thread."""
         waiting = self._waiting.copy()
         tokens = sum(len(state.token_ids) for state in waiting)
-        return EngineLoad(running=0, waiting=0, uncomputed_tokens=tokens, held_prompts=0, preemptions=0)
+        return LoadSnapshot(blocks_total=self._blocks.num_total, uncomputed_tokens=tokens)
 
     def close(self) -> None:
         """Free the memory. Idempotent."""

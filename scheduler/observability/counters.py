@@ -2,40 +2,45 @@
 
 from collections import Counter
 
-from scheduler.observability import bucket_bounds
 from scheduler.observability.request_done import RequestDone
 from scheduler.request import GenerationRequest, PromptDone
+from telemetry.bucket_bounds import DEFAULT_MODEL_LEN, HOP_SECONDS, vllm_tokens
 from telemetry.histogram import BucketHistogram
+from telemetry.metric_table import REQUESTS, MetricKind, MetricRow
 
+REASONS = ("stop", "length", "abort", "error", "repetition")
 STAGES = ("queue", "reserve", "prefill", "send", "first_step")
 
 
 class SchedulerCounters:
     """Mutable, owned by the event loop. The Observer of text streams.
 
-    Each value is stored once, with the bucket boundaries of all metrics that expose it.
+    Each value is stored once, with the bucket boundaries of all metrics that expose it (telemetry/metric_table.py).
     """
 
-    def __init__(self, max_model_len: int = bucket_bounds.DEFAULT_MODEL_LEN) -> None:
-        self.token_edges = bucket_bounds.vllm_tokens(max_model_len)
-        tokens = (bucket_bounds.TOKENS, self.token_edges)
-        self.first_token = BucketHistogram(bucket_bounds.SECONDS, bucket_bounds.VLLM_FIRST_TOKEN)
-        self.between_tokens = BucketHistogram(bucket_bounds.STEP_SECONDS, bucket_bounds.VLLM_STEP)
-        self.whole = BucketHistogram(bucket_bounds.SECONDS, bucket_bounds.VLLM_REQUEST)
-        self.queue = BucketHistogram(bucket_bounds.VLLM_REQUEST)
-        self.inference = BucketHistogram(bucket_bounds.VLLM_REQUEST)
-        self.prefill = BucketHistogram(bucket_bounds.VLLM_REQUEST)
-        self.decode = BucketHistogram(bucket_bounds.VLLM_REQUEST)
-        self.mean_between = BucketHistogram(bucket_bounds.VLLM_STEP)
-        self.request_prompt_tokens = BucketHistogram(*tokens)
-        self.request_computed_tokens = BucketHistogram(*tokens)
-        self.request_output_tokens = BucketHistogram(*tokens)
-        self.max_tokens = BucketHistogram(self.token_edges)
-        self.n = BucketHistogram(bucket_bounds.VLLM_N)
-        self.stages = {stage: BucketHistogram(bucket_bounds.HOP_SECONDS) for stage in STAGES}
-        self.hop = BucketHistogram(bucket_bounds.HOP_SECONDS)
-        self.hop_bytes = BucketHistogram(bucket_bounds.BYTES)
-        self.overlap = BucketHistogram(bucket_bounds.SHARES)
+    first_token: BucketHistogram
+    between_tokens: BucketHistogram
+    mean_between: BucketHistogram
+    whole: BucketHistogram
+    queue: BucketHistogram
+    inference: BucketHistogram
+    prefill: BucketHistogram
+    decode: BucketHistogram
+    request_prompt_tokens: BucketHistogram
+    request_computed_tokens: BucketHistogram
+    request_output_tokens: BucketHistogram
+    max_tokens: BucketHistogram
+    n: BucketHistogram
+    hop: BucketHistogram
+    hop_bytes: BucketHistogram
+    overlap: BucketHistogram
+
+    def __init__(self, max_model_len: int = DEFAULT_MODEL_LEN) -> None:
+        self.token_edges = vllm_tokens(max_model_len)
+        for row in REQUESTS:
+            if row.kind is MetricKind.HISTOGRAM and not row.labels:
+                setattr(self, row.source, self._histogram(row))
+        self.stages = {stage: BucketHistogram(HOP_SECONDS) for stage in STAGES}
         self.kv_bytes = self.kv_bytes_early = 0
         self.prompt_tokens = self.output_tokens = 0
         self.endings: Counter[str] = Counter()
@@ -88,6 +93,15 @@ class SchedulerCounters:
     def http_request(self, route: str, method: str, status: int) -> None:
         """Count one HTTP request; `route` is one of the app's labels, never a client's path."""
         self.http[route, method, str(status)] += 1
+
+    @property
+    def finished_reasons(self) -> dict[str, int]:
+        """The number of finished sequences by every reason."""
+        return {reason: self.reasons[reason] for reason in REASONS}
+
+    def _histogram(self, row: MetricRow) -> BucketHistogram:
+        shown = (one.buckets for one in (row.pdserve, row.vllm) if one is not None)
+        return BucketHistogram(*(self.token_edges if buckets is None else buckets for buckets in shown))
 
     def _count_reasons(self, done: RequestDone) -> None:
         """Count finish reasons. Unfinished sequences get their request's outcome; a vector counts as `stop`."""

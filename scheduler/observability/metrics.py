@@ -1,19 +1,20 @@
 """The scheduler's Prometheus metrics: the cluster's, and its own counters under pdserve's and vLLM's names."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 
-from scheduler.observability import bucket_bounds
 from scheduler.observability.cluster_metrics import ClusterCollector
 from scheduler.observability.counters import SchedulerCounters
 from scheduler.observability.replacements import ReplacementCollector
 from scheduler.observability.vllm_metrics import VllmCollector
 from scheduler.view import ClusterView
+from telemetry.bucket_bounds import DEFAULT_MODEL_LEN
 from telemetry.exposition import exposed
-from telemetry.histogram import BucketHistogram
+from telemetry.metric_families import Namespace, families
+from telemetry.metric_table import OUTCOMES, REQUESTS, TRACES
 from telemetry.span_exporter import SpanExporter
 
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
@@ -27,7 +28,7 @@ class Metrics:
 
     def __init__(
         self, view: Callable[[], ClusterView] | None = None, *, model_name: str = "",
-        max_model_len: int = bucket_bounds.DEFAULT_MODEL_LEN, exporter: SpanExporter | None = None,
+        max_model_len: int = DEFAULT_MODEL_LEN, exporter: SpanExporter | None = None,
         state_file: Path | None = None,
     ) -> None:  # fmt: skip
         self.figures = SchedulerCounters(max_model_len)
@@ -61,55 +62,13 @@ class FiguresCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Yield the current metrics."""
-        yield from self._histograms()
-        yield self._stages()
-        yield from self._counters()
+        for rows, source in (
+            (REQUESTS, self._figures), (TRACES, self._exporter or _NoExporter), (OUTCOMES, self._figures),
+        ):  # fmt: skip
+            yield from families(rows, Namespace.PDSERVE, [((), source)])
 
-    def _histograms(self) -> Iterator[Metric]:
-        own = self._figures
-        shown: tuple[tuple[str, str, BucketHistogram, Sequence[float]], ...] = (
-            ("time_to_first_token_seconds", "From arrival to the first token", own.first_token, bucket_bounds.SECONDS),
-            ("inter_token_latency_seconds", "Time between two tokens of a choice", own.between_tokens,
-             bucket_bounds.STEP_SECONDS),
-            ("e2e_request_latency_seconds", "From a request's arrival to its end", own.whole, bucket_bounds.SECONDS),
-            ("request_prompt_tokens", "Prompt tokens of a request", own.request_prompt_tokens, bucket_bounds.TOKENS),
-            ("request_generation_tokens", "Output tokens of a request", own.request_output_tokens,
-             bucket_bounds.TOKENS),
-            ("kv_hop_seconds", "From the end of prefill to the ack of decode", own.hop, bucket_bounds.HOP_SECONDS),
-            ("kv_hop_bytes", "Bytes of a prompt's KV from prefill to decode", own.hop_bytes, bucket_bounds.BYTES),
-            ("kv_overlap_ratio", "Share of a prompt's KV sent before it was fully computed", own.overlap,
-             bucket_bounds.SHARES),
-        )  # fmt: skip
-        for name, help, histogram, shown_edges in shown:
-            family = HistogramMetricFamily(f"pdserve_{name}", help)
-            family.add_metric((), histogram.buckets(shown_edges), histogram.sum)
-            yield family
 
-    def _stages(self) -> Metric:
-        family = HistogramMetricFamily(
-            "pdserve_stage_seconds", "A prompt's stages, each measured where it runs", labels=("stage",)
-        )
-        for stage, histogram in self._figures.stages.items():
-            family.add_metric((stage,), histogram.buckets(), histogram.sum)
-        return family
+class _NoExporter:
+    """The counts without an exporter."""
 
-    def _counters(self) -> Iterator[Metric]:
-        own, exporter = self._figures, self._exporter
-        for name, help, value in (
-            ("prompt_tokens", "Prompt tokens of requests that got a first token", own.prompt_tokens),
-            ("generation_tokens", "Output tokens", own.output_tokens),
-            ("kv_handoff_bytes", "KV bytes of finished hand-offs", own.kv_bytes),
-            ("kv_handoff_early_bytes", "KV bytes sent while their prompt was being computed", own.kv_bytes_early),
-            ("trace_spans_sent", "Spans accepted by the collector", exporter.num_sent if exporter else 0),
-            ("trace_spans_dropped", "Spans not accepted by the collector", exporter.num_dropped if exporter else 0),
-        ):
-            yield CounterMetricFamily(f"pdserve_{name}", help, value=value)
-        http = CounterMetricFamily(
-            "pdserve_http_requests", "HTTP requests answered", labels=("route", "method", "status")
-        )
-        for labels, count in own.http.items():
-            http.add_metric(labels, count)
-        endings = CounterMetricFamily("pdserve_request_endings", "How generation requests ended", labels=("ending",))
-        for ending, count in own.endings.items():
-            endings.add_metric((ending,), count)
-        yield from (http, endings)
+    num_sent = num_dropped = 0

@@ -9,27 +9,16 @@ from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from scheduler.observability import bucket_bounds
 from scheduler.observability.counters import SchedulerCounters
 from scheduler.view import ClusterView, InstanceView
-from telemetry.histogram import BucketHistogram
+from telemetry.metric_families import Namespace, families
+from telemetry.metric_table import LOADS, OUTCOMES, REQUESTS
 from wire.types import STEP_TOKEN_EDGES, LoadSnapshot
 
 CLUSTER = "cluster"
-REASONS = ("stop", "length", "abort", "error", "repetition")
 _LABELS = ("model_name", "engine")
 _UNCOUNTED = frozenset(("/health", "/ready", "/ping", "/load", "/version", "/metrics"))
 _EDGE_TEXTS = (*(f"{edge:.1f}" for edge in STEP_TOKEN_EDGES), "+Inf")
-
-_GAUGES: tuple[tuple[str, str, Callable[[LoadSnapshot], float]], ...] = (
-    ("num_requests_running", "Sequences in the instance's batch", lambda load: load.running),
-    ("kv_cache_usage_perc", "Share of the KV pool in use; 1 is all", lambda load: _share_used(load)),
-)
-_COUNTERS: tuple[tuple[str, str, Callable[[LoadSnapshot], float]], ...] = (
-    ("prefix_cache_queries", "Tokens looked up in the prefix cache", lambda load: load.prefix_tokens_sought),
-    ("prefix_cache_hits", "Tokens found in the prefix cache", lambda load: load.prefix_tokens_found),
-    ("num_preemptions", "Prompts preempted for lack of blocks", lambda load: load.preemptions),
-)
 
 
 class VllmCollector:
@@ -46,74 +35,18 @@ class VllmCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Yield the current metrics."""
-        yield from self._histograms()
-        yield from self._counters()
+        cluster = [(self._labels(CLUSTER), self._figures)]
+        edges = self._figures.token_edges
+        yield from families((*REQUESTS, *OUTCOMES), Namespace.VLLM, cluster, labels=_LABELS, model_tokens=edges)
         yield _http_requests(self._figures.http)
         if self._view is not None:
             view = self._view()
             instances = _by_engine(view.instances)
+            loads = [(self._labels(engine), load) for engine, _, load in instances]
             yield self._waiting(view, instances)
-            yield from self._loads(instances)
+            yield from families(LOADS, Namespace.VLLM, loads, labels=_LABELS)
             yield self._iterations(instances)
             yield _cache_config(instances)
-
-    def _histograms(self) -> Iterator[Metric]:
-        own, tokens = self._figures, self._figures.token_edges
-        shown: tuple[tuple[str, str, BucketHistogram, Sequence[float]], ...] = (
-            ("time_to_first_token_seconds", "Time to first token", own.first_token, bucket_bounds.VLLM_FIRST_TOKEN),
-            (
-                "inter_token_latency_seconds",
-                "Time between two tokens of a choice",
-                own.between_tokens,
-                bucket_bounds.VLLM_STEP,
-            ),
-            (
-                "request_time_per_output_token_seconds",
-                "Mean time between two tokens of a request",
-                own.mean_between,
-                bucket_bounds.VLLM_STEP,
-            ),
-            ("e2e_request_latency_seconds", "Time from arrival to end", own.whole, bucket_bounds.VLLM_REQUEST),
-            ("request_queue_time_seconds", "Time in the scheduler's queue", own.queue, bucket_bounds.VLLM_REQUEST),
-            (
-                "request_inference_time_seconds",
-                "Time from placement to the last token",
-                own.inference,
-                bucket_bounds.VLLM_REQUEST,
-            ),
-            (
-                "request_prefill_time_seconds",
-                "Time from placement to the first token",
-                own.prefill,
-                bucket_bounds.VLLM_REQUEST,
-            ),
-            ("request_decode_time_seconds", "Time from first to last token", own.decode, bucket_bounds.VLLM_REQUEST),
-            ("request_prompt_tokens", "Prompt tokens of a request", own.request_prompt_tokens, tokens),
-            ("request_prefill_kv_computed_tokens", "Prompt tokens not cached", own.request_computed_tokens, tokens),
-            ("request_generation_tokens", "Output tokens of a request", own.request_output_tokens, tokens),
-            ("request_params_max_tokens", "The max_tokens of a request", own.max_tokens, tokens),
-            ("request_params_n", "The n of a request", own.n, bucket_bounds.VLLM_N),
-        )
-        for name, help, histogram, shown_edges in shown:
-            family = HistogramMetricFamily(f"vllm:{name}", help, labels=_LABELS)
-            family.add_metric(self._labels(CLUSTER), histogram.buckets(shown_edges), histogram.sum)
-            yield family
-
-    def _counters(self) -> Iterator[Metric]:
-        own = self._figures
-        for name, help, value in (
-            ("prompt_tokens", "Prompt tokens", own.prompt_tokens),
-            ("generation_tokens", "Output tokens", own.output_tokens),
-        ):
-            family = CounterMetricFamily(f"vllm:{name}", help, labels=_LABELS)
-            family.add_metric(self._labels(CLUSTER), value)
-            yield family
-        success = CounterMetricFamily(
-            "vllm:request_success", "Finished sequences", labels=(*_LABELS, "finished_reason")
-        )
-        for reason in REASONS:
-            success.add_metric((*self._labels(CLUSTER), reason), own.reasons[reason])
-        yield success
 
     def _waiting(self, view: ClusterView, instances: Sequence[tuple[str, InstanceView, LoadSnapshot]]) -> Metric:
         """Return the waiting prompts: the cluster's are in the scheduler's queue, an instance's wait there."""
@@ -122,14 +55,6 @@ class VllmCollector:
         for engine, _, load in instances:
             family.add_metric(self._labels(engine), load.waiting)
         return family
-
-    def _loads(self, instances: Sequence[tuple[str, InstanceView, LoadSnapshot]]) -> Iterator[Metric]:
-        for kind, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
-            for name, help, value in table:
-                family = kind(f"vllm:{name}", help, labels=_LABELS)
-                for engine, _, load in instances:
-                    family.add_metric(self._labels(engine), value(load))
-                yield family
 
     def _iterations(self, instances: Sequence[tuple[str, InstanceView, LoadSnapshot]]) -> Metric:
         """Return the instances' histograms; an instance that reports no counts is left out."""
@@ -172,7 +97,3 @@ def _http_requests(http: Counter[tuple[str, str, str]]) -> Metric:
     for labels, count in grouped.items():
         family.add_metric(labels, count)
     return family
-
-
-def _share_used(load: LoadSnapshot) -> float:
-    return (load.blocks_used - load.blocks_probe) / load.blocks_total if load.blocks_total else 0.0

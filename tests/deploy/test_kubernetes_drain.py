@@ -6,9 +6,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from instance.http import GAUGES
 from ranktable_tools.kube.command_line import main
 from ranktable_tools.kube.drain import drain
+from telemetry.metric_table import LOADS
 from tests.deploy.slept_clock import SleptClock
 
 
@@ -92,4 +92,4 @@ def test_the_address_is_the_pods_own(
 
 
 def test_the_figures_are_those_an_instance_shows() -> None:
-    assert {"running", "waiting", "held_prompts"} <= set(GAUGES)
+    assert {"running", "waiting", "held_prompts"} <= {row.instance.name for row in LOADS if row.instance}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from instance.links import LinkMeasurer, with_links
+from instance.links import LinkMeasurer, add_links
 from kvtransfer.ticket_table import ReceiverCounts
 from tests.instance.pair import DEADLINE_S, instance_config, running
 from wire.errors import InstanceLost
@@ -49,7 +49,8 @@ class ScriptedReceiver:
 
 
 def test_the_load_has_every_figure_of_the_hand_off() -> None:
-    load = with_links(LOAD, ScriptedSender(), ScriptedReceiver())  # type: ignore[arg-type]
+    load = replace(LOAD)
+    add_links(load, ScriptedSender(), ScriptedReceiver())  # type: ignore[arg-type]
 
     assert load == replace(
         LOAD, kv_bytes_sent=40, kv_bytes_received=90, kv_frames_corrupt=7, kv_frames_resent=4, kv_frames_dropped=6,

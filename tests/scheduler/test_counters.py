@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from scheduler.observability.bucket_bounds import vllm_tokens
 from scheduler.observability.counters import SchedulerCounters
 from scheduler.observability.metrics import Metrics
 from scheduler.observability.request_done import RequestDone
 from scheduler.request import GenerationRequest, PromptDone
 from scheduler.view import ClusterView, InstanceView, LedgerView
+from telemetry.bucket_bounds import vllm_tokens
 from tests.scheduler.fake_cluster import describe
 from wire.types import LoadSnapshot, Pooling, Role, SamplingParams, StageTimes
 
