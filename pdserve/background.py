@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from pdserve.cli import guarded
+from pdserve.guarded import guarded
 from pdserve.run_folder import open_log
 from wire.errors import Unavailable
 

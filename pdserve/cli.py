@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from pdserve import __version__
 from pdserve.completion import VARIABLE, complete_command
+from pdserve.guarded import guarded
 
 COMMANDS = {
     "up": "start a scheduler and its prefill and decode instances on this machine",
@@ -62,38 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return guarded(_signature(arguments), lambda: _command(arguments))
 
 
-def guarded(name: str, action: Callable[[], int]) -> int:
-    """Run `action`; print a pdserve error as one line on stderr that starts with `name`."""
-    try:
-        return _in_one_line(name, action)
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # The reader of our output has gone; keep the interpreter from complaining at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-
-
 def _signature(arguments: Sequence[str]) -> str:
     """Return the prefix of error messages: the command, and for `bench` the benchmark too."""
     is_benchmark = arguments[:1] == ["bench"] and len(arguments) > 1 and arguments[1].isalpha()
     return " ".join(("pdserve", *arguments[: 2 if is_benchmark else 1]))
-
-
-def _in_one_line(name: str, action: Callable[[], int]) -> int:
-    from engine.torch_start import name_backends
-    from pdserve.variables import check_variables
-    from ranktable_tools.errors import RanktableError
-    from wire.errors import ConfigError, DeadlineExceeded, Incompatible, PdserveError
-
-    name_backends()  # for this process and its children, before the action may import torch
-    try:
-        check_variables(os.environ)
-        return action()
-    except (PdserveError, RanktableError) as error:
-        sys.stdout.flush()
-        print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2 if isinstance(error, (ConfigError, Incompatible, DeadlineExceeded, RanktableError)) else 1
 
 
 def _command(arguments: Sequence[str]) -> int:

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pdserve.cli import guarded
+from pdserve.guarded import guarded
 from pdserve.instance_flags import typed_over_file
 from pdserve.tether import hold_on
 from telemetry import logs

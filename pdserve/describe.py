@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from pdserve.cli import guarded
 from pdserve.flags.parser import CommandParser
+from pdserve.guarded import guarded
 from ranktable_tools.addresses import HostComparer
 from ranktable_tools.digest import table_digest
 from ranktable_tools.node_ports import instance_addresses

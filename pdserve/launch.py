@@ -11,7 +11,7 @@ if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
 if __name__ == "__main__":  # import it again as a module, where Ctrl-C is handled
     from importlib import import_module
 
-    from pdserve.cli import guarded
+    from pdserve.guarded import guarded
 
     sys.exit(guarded("pdserve.launch", lambda: import_module("pdserve.launch").main()))
 
@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from flags.options import EngineOptions
-from pdserve.cli import guarded
 from pdserve.config_pipe import kept_config
 from pdserve.engine_flags import refuse_empty
 from pdserve.flags.parser import CONFIG_HELP, prepare
+from pdserve.guarded import guarded
 from pdserve.hub.download_job import is_hub_name
 from pdserve.start_lines import say
 from pdserve.table_wait import when_completed

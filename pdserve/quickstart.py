@@ -9,8 +9,8 @@ from pathlib import Path
 
 from flags.options import Parser
 from pdserve import up
-from pdserve.cli import guarded
 from pdserve.client import Client
+from pdserve.guarded import guarded
 from pdserve.question import ask, served_model
 from pdserve.readiness import ask as ask_ready
 from pdserve.run_folder import RunFolder, default_run_dir

@@ -194,7 +194,7 @@ class _Cluster:
     def _site(self, journal: SupervisorLog) -> Site:
         if not self._request.options.ray:
             return LocalSite(self._request, self._folder, journal.say)
-        from pdserve.ray_cluster.site import RaySite
+        from pdserve.ray_site import RaySite
 
         return RaySite(self._request, self._folder, journal.say)
 

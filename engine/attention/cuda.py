@@ -9,13 +9,13 @@ from typing import Protocol
 
 import torch
 
+from devices.flashinfer_package import find_flashinfer
 from devices.interface import Device
 from engine.attention.flashinfer_paged import FlashInferAttention
 from engine.attention.interface import AttentionBackend, AttentionOptions, DecodeAttention, StepAttention
 from engine.attention.tables import DecodeInputs, HostTables
 from engine.attention.torch_paged import TorchPagedAttention
 from engine.attention.varlen import VarlenAttention
-from engine.cuda.flashinfer_package import find_flashinfer
 from engine.step_metadata import StepMetadata
 from telemetry.logs import EventLogger
 

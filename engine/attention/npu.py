@@ -1,6 +1,6 @@
 """Attention on NPUs: torch_npu's fused kernel reads blocks in place; torch computes unsupported layers.
 
-step, layer                      | calls of npu_fused_infer_attention_score (engine/npu/fused_attention.py)
+step, layer                      | calls of npu_fused_infer_attention_score (engine/attention/npu_fused.py)
 plain                            | one: all rows, TND
 sliding window                   | chunks together, TND; single rows together, BSH, with their own mask
 head dim over 128, or float16    | each chunk alone, BSH; single rows together, BSH
@@ -13,10 +13,10 @@ from functools import cached_property
 import torch
 
 from engine.attention.interface import AttentionOptions, StepAttention
+from engine.attention.npu_fused import LayerRows, attend_alone, attend_together, takes_tnd, triangle, why_not
+from engine.attention.npu_rows import FixedRows, PlannedRows, StepRows
 from engine.attention.tables import DecodeInputs, HostTables
 from engine.attention.torch_paged import TorchPagedAttention
-from engine.npu.fused_attention import LayerRows, attend_alone, attend_together, takes_tnd, triangle, why_not
-from engine.npu.step_rows import FixedRows, PlannedRows, StepRows
 from engine.step_metadata import StepMetadata
 from telemetry.logs import EventLogger
 

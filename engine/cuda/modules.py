@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from devices.flashinfer_package import find_flashinfer
 from engine.cuda.flashinfer_ops import FlashInferOps
-from engine.cuda.flashinfer_package import find_flashinfer
 from engine.cuda.torch_ops import TorchOps
 from engine.modules import replace
 

@@ -7,10 +7,10 @@ npu-int8, npu-antiquant   W8A8, and 4- or 8-bit weights with float inputs, by to
 
 from collections.abc import Sequence
 
-from engine.npu.kept_linears import W8A8, AntiquantFormat
 from engine.quantization.kept import KeptFormat
 from engine.quantization.kept_int4pack import ON_CARD, ON_HOST, Int4Format
 from engine.quantization.kept_int8 import BY_TORCH, Int8Format
+from engine.quantization.kept_npu import W8A8, AntiquantFormat
 
 FORMATS: dict[str, KeptFormat] = {
     "int4pack": Int4Format(ON_CARD),

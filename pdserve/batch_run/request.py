@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flags.options import EngineOptions, add_flags, from_namespace
-from pdserve.batch_run.options import BatchOptions
+from pdserve.batch_options import BatchOptions
 from pdserve.client import own_key
 from pdserve.engine_flags import refuse_empty
 from pdserve.flags.parser import CommandParser

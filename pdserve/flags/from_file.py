@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from flags.options import EngineOptions
-from pdserve.batch_run.options import BatchOptions
+from pdserve.batch_options import BatchOptions
 from pdserve.flags.config_file import Entry
 from pdserve.flags.row import Takes
 from pdserve.flags.settle import settle

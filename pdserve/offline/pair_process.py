@@ -8,7 +8,7 @@ import shutil
 import sys
 from functools import partial
 
-from pdserve.cli import guarded
+from pdserve.guarded import guarded
 from pdserve.tether import hold_on
 
 

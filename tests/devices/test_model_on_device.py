@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from devices.interface import Device
+from engine.attention import npu_fused
 from engine.loader import load_model
-from engine.npu import fused_attention
 from engine.oracle import Oracle
 from engine.step import BatchSequence, StepBatch
 from engine.torch_model import TorchModel
@@ -81,7 +81,7 @@ def test_npu_ops_take_nothing_that_lies_on_the_host_but_lists(
     device = open_device("card-npu")
     monkeypatch.setattr(attention_ops.Dtypes, "also_float32", True)  # no NPU does; so that it is not torch that attends
     for name in ("DTYPES", "TND_DTYPES"):
-        monkeypatch.setattr(fused_attention, name, (*getattr(fused_attention, name), torch.float32))
+        monkeypatch.setattr(npu_fused, name, (*getattr(npu_fused, name), torch.float32))
     calls = npu_ops().calls
     model = load(models(kind), device, block_size=128)
     calls.clear()

@@ -20,7 +20,7 @@ NAMES = ("cuda", "npu", "nccl", "hccl")
 _LITERAL = re.compile(rf"(?:{'|'.join(NAMES)})(?::[0-9]*)?|torch_npu")
 BEHIND_THE_SEAM = (
     "devices/",  # the seam itself
-    "engine/attention/cuda.py", "engine/attention/npu.py", "engine/cuda/", "engine/npu/",  # a kind's own kernels
+    "engine/attention/cuda.py", "engine/attention/npu", "engine/cuda/", "engine/npu/",  # a kind's own kernels
     "kvtransfer/cuda_",  # a transport between GPUs
     "ranktable_tools/",  # tables and tools of operators; imports nothing of ours, so it cannot ask the seam
 )  # fmt: skip

@@ -19,11 +19,12 @@ from transformers import (
     Qwen3Config,
 )
 
+from devices import flashinfer_package
 from devices.interface import Traits
 from engine.attention.registered import NAME, attach, register
 from engine.checkpoints.checkpoint import open_checkpoint
 from engine.checkpoints.stored_weights import StoredWeights
-from engine.cuda import flashinfer_ops, flashinfer_package
+from engine.cuda import flashinfer_ops
 from engine.cuda.flashinfer_ops import FlashInferOps
 from engine.cuda.torch_ops import TorchOps
 from engine.loader import LoadedModel, load_model

@@ -71,7 +71,7 @@ from testing.engine.fake_model import FakeModel
 from engine.watched import DeviceWatch, WatchedModel
 from instance import process
 from instance.config import InstanceConfig
-from pdserve.cli import guarded
+from pdserve.guarded import guarded
 from tests.devices.dying_device import DyingDevice
 from tests.engine.fake_engines import CONFIG, prompt
 from flags.options import EngineOptions

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.npu import fused_attention
+from engine.attention import npu_fused
 from tests.npu import attention_ops
 from tests.npu.ops import NpuOps, require_npu_ops
 from tests.npu.wheel import Wheel
@@ -36,4 +36,4 @@ def attention_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(attention_ops.Dtypes, "also_float32", True)
     for name in ("DTYPES", "TND_DTYPES"):
-        monkeypatch.setattr(fused_attention, name, (*getattr(fused_attention, name), torch.float32))
+        monkeypatch.setattr(npu_fused, name, (*getattr(npu_fused, name), torch.float32))

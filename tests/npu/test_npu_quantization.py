@@ -12,13 +12,13 @@ from torch import nn
 
 from devices.npu import TRAITS
 from engine.loader import LoadedModel, load_model
-from engine.npu import kept_linears
-from engine.npu.kept_linears import W8A8, AntiquantFormat
 from engine.oracle import Oracle
+from engine.quantization import kept_npu
 from engine.quantization.interface import EvenGroups, Grouped
 from engine.quantization.kept import KeptFormat, KeptLinear, KeptWeight, kept_weight
 from engine.quantization.kept_check import disagreement
 from engine.quantization.kept_int8 import Int8Format
+from engine.quantization.kept_npu import W8A8, AntiquantFormat
 from engine.quantization.kept_table import formats_named
 from tests.devices.card_device import CardDevice
 from tests.engine.step_runner import generate
@@ -232,7 +232,7 @@ def _note(loaded: LoadedModel) -> str:
 def kept_in_float32(attention_in_float32: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the ops take float32 for this test, in the engine and in their references, as attention does."""
     monkeypatch.setattr(quantization_ops.Dtypes, "also_float32", True)
-    monkeypatch.setattr(kept_linears, "DTYPES", (*kept_linears.DTYPES, torch.float32))
+    monkeypatch.setattr(kept_npu, "DTYPES", (*kept_npu.DTYPES, torch.float32))
 
 
 @pytest.mark.usefixtures("kept_in_float32")

@@ -13,8 +13,9 @@ import pytest
 
 from pdserve import __version__
 from pdserve.bench.command import BENCHMARKS
-from pdserve.cli import COMMANDS, guarded, main
+from pdserve.cli import COMMANDS, main
 from pdserve.flags.parser import CommandParser, take_config
+from pdserve.guarded import guarded
 from ranktable_tools import cli as ranktable
 from ranktable_tools import guide
 from ranktable_tools.errors import RanktableError

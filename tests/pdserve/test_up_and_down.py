@@ -17,7 +17,7 @@ from tests.engine.tiny_models import save_tiny_tokenizer
 _LAYS_OUT = """
 import signal, sys
 from pdserve import up
-from pdserve.cli import guarded
+from pdserve.guarded import guarded
 from pdserve.site import LocalSite
 from pdserve.up_options import UpOptions
 from flags.options import EngineOptions
@@ -91,7 +91,7 @@ def test_an_up_that_is_refused_makes_no_run_folder(
 _STARTS = """
 import os, signal, subprocess, sys
 from pdserve import up
-from pdserve.cli import guarded
+from pdserve.guarded import guarded
 from pdserve.process_plan import ProcessPlan
 from pdserve.site import LocalSite
 from pdserve.up_options import UpOptions

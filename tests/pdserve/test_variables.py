@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.cli import guarded
+from pdserve.guarded import guarded
 from pdserve.variables import _OTHERS, PREFIX, VARIABLES
 
 CLONE = Path(__file__).parents[2]

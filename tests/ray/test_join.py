@@ -22,7 +22,7 @@ def test_nothing_of_ours_imports_ray_before_it_is_asked_for(monkeypatch: pytest.
     for name in [name for name in sys.modules if name.startswith("pdserve.ray_cluster")]:
         monkeypatch.delitem(sys.modules, name)
 
-    importlib.import_module("pdserve.ray_cluster.site")
+    importlib.import_module("pdserve.ray_site")
 
 
 @pytest.mark.usefixtures("ray_is_here")

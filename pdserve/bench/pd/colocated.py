@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from native.ticker import start_ticker
 from pdserve import combined
-from pdserve.cli import guarded
+from pdserve.guarded import guarded
 from pdserve.tether import hold_on
 from rpc.grpc_connection import GrpcConnection
 from scheduler.config import parse

@@ -9,7 +9,7 @@ def main() -> int:
     if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
         del sys.path[0]
     from pdserve import serve
-    from pdserve.cli import guarded
+    from pdserve.guarded import guarded
 
     return guarded("pdserve.entrypoints.openai.api_server", lambda: serve.main(sys.argv[1:]))
 

@@ -9,7 +9,7 @@ def main(module: str = "pdserve.entrypoints.openai.run_batch") -> int:
     if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
         del sys.path[0]
     from pdserve import run_batch
-    from pdserve.cli import guarded
+    from pdserve.guarded import guarded
 
     return guarded(module, lambda: run_batch.main(sys.argv[1:], ("python", "-m", module)))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.attention.interface import AttentionOptions
-from engine.npu.step_rows import StepRows
+from engine.attention.npu_rows import StepRows
 
 DTYPES: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
 """Supported dtypes of query and pool."""

@@ -12,7 +12,7 @@ from pdserve.process_plan import ProcessPlan
 from pdserve.processes import Watched
 from pdserve.ray_cluster.messages import Orders, decode
 from pdserve.ray_cluster.need import Need
-from pdserve.ray_cluster.site import RaySite
+from pdserve.ray_site import RaySite
 from pdserve.run_folder import RunFolder
 from pdserve.up_options import UpOptions
 from pdserve.up_request import UpRequest

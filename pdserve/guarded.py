@@ -1,0 +1,33 @@
+"""Run a command: a pdserve error becomes one line on stderr and an exit status, Ctrl-C and a closed pipe a status."""
+
+import os
+import sys
+from collections.abc import Callable
+
+
+def guarded(name: str, action: Callable[[], int]) -> int:
+    """Run `action`; print a pdserve error as one line on stderr that starts with `name`."""
+    try:
+        return _in_one_line(name, action)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone; keep the interpreter from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _in_one_line(name: str, action: Callable[[], int]) -> int:
+    from engine.torch_start import name_backends
+    from pdserve.variables import check_variables
+    from ranktable_tools.errors import RanktableError
+    from wire.errors import ConfigError, DeadlineExceeded, Incompatible, PdserveError
+
+    name_backends()  # for this process and its children, before the action may import torch
+    try:
+        check_variables(os.environ)
+        return action()
+    except (PdserveError, RanktableError) as error:
+        sys.stdout.flush()
+        print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2 if isinstance(error, (ConfigError, Incompatible, DeadlineExceeded, RanktableError)) else 1
