@@ -84,8 +84,9 @@ def _stripped(line: dict[str, Any]) -> dict[str, Any]:
     return line
 
 
+@pytest.mark.covers("A1.11")
 @pytest.mark.parametrize("by_url", [False, True], ids=["app", "url"])
-async def test_a_1_11_all_endpoints_are_answered_in_one_file_in_order(
+async def test_all_endpoints_are_answered_in_one_file_in_order(
     text_model: Path, tmp_path: Path, by_url: bool
 ) -> None:  # fmt: skip
     async with _asked(text_model, by_url) as (answerer, _):
@@ -128,7 +129,8 @@ async def test_a_line_without_a_model_is_of_the_one_served(text_model: Path, tmp
     assert {line["response"]["body"]["model"] for line in answers} == {NAME}
 
 
-async def test_a_1_12_a_line_of_another_model_fails_alone(text_model: Path, tmp_path: Path) -> None:
+@pytest.mark.covers("A1.12")
+async def test_a_line_of_another_model_fails_alone(text_model: Path, tmp_path: Path) -> None:
     foreign = (CHAT, {"messages": HELLO, "model": "other"})
 
     async with _asked(text_model) as (answerer, _):
@@ -159,8 +161,9 @@ async def test_a_line_without_a_model_takes_what_is_served(
     assert {line["response"]["body"]["model"] for line in lines} == {NAME}
 
 
+@pytest.mark.covers("A1.23")
 @pytest.mark.parametrize(("url", "body"), GOOD[:2])
-async def test_a_1_23_an_endpoint_that_the_model_lacks_is_the_lines_error(
+async def test_an_endpoint_that_the_model_lacks_is_the_lines_error(
     vector_model: Path, tmp_path: Path, url: str, body: dict[str, Any]
 ) -> None:  # fmt: skip
     async with _asked(vector_model) as (answerer, _):

@@ -19,9 +19,8 @@ def _body(prompt: object, **fields: object) -> dict[str, object]:
     return {"model": "tiny", "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True, **fields}
 
 
-def test_a7_97_a8_99_a8_115_one_launcher_makes_three_roles_in_any_order_with_flags_in_both_forms(
-    tmp_path: Path, fake_model: Path
-) -> None:
+@pytest.mark.covers("A7.97", "A8.99", "A8.115")
+def test_one_launcher_makes_three_roles_in_any_order_with_flags_in_both_forms(tmp_path: Path, fake_model: Path) -> None:
     with GuideCluster(tmp_path, fake_model, flags=FAKE) as cluster:
         cluster.start("scheduler", flags=("--startup-timeout", "60"))
         cluster.start("decode-0", flags=("--max-num-seqs=4", "--max-model-len", "256"))
@@ -38,7 +37,8 @@ def test_a7_97_a8_99_a8_115_one_launcher_makes_three_roles_in_any_order_with_fla
         assert said[name].endswith(f", devices {devices})")
 
 
-def test_a8_110_a8_111_sequences_and_lengths_are_bounded(tmp_path: Path, fake_model: Path) -> None:
+@pytest.mark.covers("A8.110", "A8.111")
+def test_sequences_and_lengths_are_bounded(tmp_path: Path, fake_model: Path) -> None:
     limits = ("--max-num-seqs=2", "--max-model-len=64", "--max-num-batched-tokens=64")
     with GuideCluster(tmp_path, fake_model, flags=(*FAKE, *limits)) as cluster:
         cluster.up()
@@ -54,8 +54,9 @@ def test_a8_110_a8_111_sequences_and_lengths_are_bounded(tmp_path: Path, fake_mo
     assert at_the_limit.json()["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.covers("A8.103")
 @pytest.mark.long
-def test_a8_103_swapped_ports_of_two_prefill_instances_are_found(tmp_path: Path, fake_model: Path) -> None:
+def test_swapped_ports_of_two_prefill_instances_are_found(tmp_path: Path, fake_model: Path) -> None:
     with GuideCluster(tmp_path, fake_model, prefill=("0", "1"), decode=("2", "3"), flags=FAKE) as cluster:
         cluster.start(*cluster.names)
         first, second, *decode = map(str, cluster.ports)
@@ -70,8 +71,9 @@ def test_a8_103_swapped_ports_of_two_prefill_instances_are_found(tmp_path: Path,
     assert "devices 1" in last
 
 
+@pytest.mark.covers("A8.109")
 @pytest.mark.long
-def test_a8_109_two_models_are_one_too_many(tmp_path: Path, tiny_model: Path) -> None:
+def test_two_models_are_one_too_many(tmp_path: Path, tiny_model: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(tiny_model, other)
     config = json.loads((other / "config.json").read_text())

@@ -45,9 +45,8 @@ def _printed(said: str) -> dict[str, tuple[dict[str, str], list[str]]]:
     return lines
 
 
-def test_a10_139_the_line_of_the_order_and_the_lines_it_prints_lead_to_a_cluster(
-    tmp_path: Path, fake_model: Path
-) -> None:
+@pytest.mark.covers("A10.139")
+def test_the_line_of_the_order_and_the_lines_it_prints_lead_to_a_cluster(tmp_path: Path, fake_model: Path) -> None:
     gen = shlex.split(GEN.replace("ranktable", shlex.quote(str(RANKTABLE)), 1))
     done = subprocess.run(gen, capture_output=True, text=True, timeout=300, cwd=tmp_path, check=True)
     tables = Tables(next(tmp_path.glob("global_ranktable_*.json")), tuple(sorted(tmp_path.glob("local_*"))))
@@ -75,7 +74,8 @@ def test_a10_139_the_line_of_the_order_and_the_lines_it_prints_lead_to_a_cluster
     assert reply.status == 200, reply.body
 
 
-def test_a10_141_a10_142_one_launcher_is_one_process_and_clients_speak_to_the_schedulers_port(
+@pytest.mark.covers("A10.141", "A10.142")
+def test_one_launcher_is_one_process_and_clients_speak_to_the_schedulers_port(
     fake_cluster: GuideCluster,
 ) -> None:
     processes = {name: psutil.Process(process.pid) for name, process in fake_cluster.processes.items()}
@@ -89,10 +89,9 @@ def test_a10_141_a10_142_one_launcher_is_one_process_and_clients_speak_to_the_sc
             Client(f"http://127.0.0.1:{port}").get("/v1/models")
 
 
+@pytest.mark.covers("A11.16", "A7.98")
 @pytest.mark.long
-def test_a11_16_a7_98_an_instance_with_another_global_table_ends_the_scheduler_naming_both(
-    tmp_path: Path, fake_model: Path
-) -> None:
+def test_an_instance_with_another_global_table_ends_the_scheduler_naming_both(tmp_path: Path, fake_model: Path) -> None:
     with GuideCluster(tmp_path, fake_model, flags=FAKE) as cluster:
         other = generate(tmp_path / "other", ("4,5", "8"), ("6,7",), (*cluster.ports, 65000))
         cluster.start("prefill-0")
@@ -108,7 +107,8 @@ def test_a11_16_a7_98_an_instance_with_another_global_table_ends_the_scheduler_n
     )
 
 
-def test_a8_115_a_scheduler_waits_for_its_instances_until_its_deadline_and_says_who_is_missing(
+@pytest.mark.covers("A8.115")
+def test_a_scheduler_waits_for_its_instances_until_its_deadline_and_says_who_is_missing(
     tmp_path: Path, fake_model: Path
 ) -> None:
     with GuideCluster(tmp_path, fake_model, flags=FAKE) as cluster:
@@ -123,8 +123,9 @@ def test_a8_115_a_scheduler_waits_for_its_instances_until_its_deadline_and_says_
     assert "decode-0" in last
 
 
+@pytest.mark.covers("A8.110")
 @pytest.mark.long
-def test_a8_110_no_more_sequences_run_at_once_than_told_and_all_finish(tmp_path: Path, slow_fake_model: Path) -> None:
+def test_no_more_sequences_run_at_once_than_told_and_all_finish(tmp_path: Path, slow_fake_model: Path) -> None:
     with GuideCluster(tmp_path, slow_fake_model, flags=(*FAKE, "--max-num-seqs=2")) as cluster:
         cluster.up()
         running: list[float] = []
@@ -185,8 +186,9 @@ def _answer(client: Client, number: int) -> dict[int, tuple[str, str]]:
     return answer
 
 
+@pytest.mark.covers("A8.116")
 @pytest.mark.long
-def test_a8_116_a_hundred_prompts_on_the_schedulers_port_are_answered_as_one_process_does(
+def test_a_hundred_prompts_on_the_schedulers_port_are_answered_as_one_process_does(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     with GuideCluster(tmp_path, tiny_model, prefill=("4",), decode=("6",), flags=ENGINE_FLAGS) as cluster:

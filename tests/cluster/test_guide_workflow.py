@@ -41,7 +41,8 @@ def test_the_processes_may_start_in_any_order(tmp_path: Path, fake_model: Path, 
         cluster.wait_idle()
 
 
-def test_a7_81_two_instances_of_each_role_serve(tmp_path: Path, fake_model: Path) -> None:
+@pytest.mark.covers("A7.81")
+def test_two_instances_of_each_role_serve(tmp_path: Path, fake_model: Path) -> None:
     with GuideCluster(tmp_path, fake_model, prefill=("0", "1"), decode=("2", "3"), flags=FAKE) as cluster:
         cluster.up()
 
@@ -79,7 +80,8 @@ def test_the_guides_json_with_localhost_boots(tmp_path: Path, fake_model: Path) 
         assert _complete(cluster)
 
 
-def test_a8_103_node_ports_in_the_wrong_order_end_the_scheduler_naming_both(tmp_path: Path, fake_model: Path) -> None:
+@pytest.mark.covers("A8.103")
+def test_node_ports_in_the_wrong_order_end_the_scheduler_naming_both(tmp_path: Path, fake_model: Path) -> None:
     with GuideCluster(tmp_path, fake_model, flags=FAKE) as cluster:
         cluster.start("prefill-0", "decode-0")
         wrong = ",".join(map(str, reversed(cluster.ports)))
@@ -169,7 +171,8 @@ def test_what_one_process_can_see_alone_ends_it_with_one_line(
         del cluster.processes["prefill-0"]
 
 
-def test_a8_108_a_port_in_use_ends_the_newcomer(fake_cluster: GuideCluster) -> None:
+@pytest.mark.covers("A8.108")
+def test_a_port_in_use_ends_the_newcomer(fake_cluster: GuideCluster) -> None:
     tables = generate(fake_cluster.folder / "other", ("1",), ("2",), free_ports(2))
     env = {
         "GLOBAL_RANK_TABLE_FILE_PATH": str(tables.global_path),

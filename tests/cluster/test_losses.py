@@ -145,7 +145,8 @@ async def _many(cluster: GuideCluster) -> list[str]:
         return await asyncio.gather(*(_one_of_many(client, number, rng) for number in range(NUM_REQUESTS)))
 
 
-def test_b_cancel_2_many_requests_half_of_them_cancelled_leave_no_block_held(fake_cluster: GuideCluster) -> None:
+@pytest.mark.covers("B.cancel.2")
+def test_many_requests_half_of_them_cancelled_leave_no_block_held(fake_cluster: GuideCluster) -> None:
     endings = asyncio.run(_many(fake_cluster))
 
     assert endings.count("finished") >= NUM_REQUESTS // 2

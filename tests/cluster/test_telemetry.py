@@ -48,7 +48,8 @@ def _events(log: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in lines[first:]]
 
 
-def test_b_ops_2_b_metrics_1_3_4_a_cluster_tells_of_a_request_in_metrics_logs_and_traces(pdserve: Pdserve) -> None:
+@pytest.mark.covers("B.ops.2", "B.metrics.1", "B.metrics.3", "B.metrics.4")
+def test_a_cluster_tells_of_a_request_in_metrics_logs_and_traces(pdserve: Pdserve) -> None:
     with http_collector(Collector()) as collector:
         endpoint = f"http://127.0.0.1:{collector.port}/v1/traces"
         up = pdserve.up("--log-format", "json", "--otlp-traces-endpoint", endpoint)

@@ -53,7 +53,8 @@ def two_and_two(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         yield cluster.up()
 
 
-def test_a8_113_a8_117_four_ranks_answer_as_transformers_does(two_and_two: GuideCluster, tiny_model: Path) -> None:
+@pytest.mark.covers("A8.113", "A8.117")
+def test_four_ranks_answer_as_transformers_does(two_and_two: GuideCluster, tiny_model: Path) -> None:
     got = [_complete(two_and_two, line, 16) for line in LINES]
 
     assert got == _expected(tiny_model, LINES, 16)

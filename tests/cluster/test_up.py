@@ -107,7 +107,8 @@ def test_down_where_nothing_runs_is_fine(pdserve: Pdserve) -> None:
     assert down.stdout.startswith("no cluster ")
 
 
-def test_b_shutdown_3_in_front_it_stops_all_on_sigterm(pdserve: Pdserve) -> None:
+@pytest.mark.covers("B.shutdown.3")
+def test_in_front_it_stops_all_on_sigterm(pdserve: Pdserve) -> None:
     with pdserve.front() as front:
         assert front.stdout is not None
         lines = iter(front.stdout.readline, "")

@@ -164,8 +164,9 @@ def test_an_instance_that_cannot_live_is_given_up_in_words_and_the_cluster_ends(
     assert "pdserve up: no decode is left, the cluster ends; gave up on decode-0" in said
 
 
+@pytest.mark.covers("B.shutdown.2")
 @pytest.mark.long
-def test_b_shutdown_2_down_lets_running_requests_finish(slow: Pdserve) -> None:
+def test_down_lets_running_requests_finish(slow: Pdserve) -> None:
     assert slow.up().returncode == 0
     with _Asking(slow, {**LONG, "max_tokens": 20}) as answers:
         down = slow("down")

@@ -73,7 +73,8 @@ def printed(long_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         cluster.wait_idle()
 
 
-def test_a2_28_29_30_the_curl_lines_run_as_printed(printed: str) -> None:
+@pytest.mark.covers("A2.28", "A2.29", "A2.30")
+def test_the_curl_lines_run_as_printed(printed: str) -> None:
     assert {card["id"] for card in curl(guides.MODELS, printed)["data"]} >= {guides.OPT, guides.NOUS}
     completion = curl(guides.COMPLETION, printed)
     assert completion["usage"]["completion_tokens"] <= 7
@@ -81,7 +82,8 @@ def test_a2_28_29_30_the_curl_lines_run_as_printed(printed: str) -> None:
     assert curl(guides.CHAT, printed)["choices"][0]["message"]["role"] == "assistant"
 
 
-def test_a9_134_135_the_guides_curl_lines_run_as_printed(printed: str, long_model: Path) -> None:
+@pytest.mark.covers("A9.134", "A9.135")
+def test_the_guides_curl_lines_run_as_printed(printed: str, long_model: Path) -> None:
     chat = curl(guides.GUIDES_CHAT, printed, str(long_model))
     assert (chat["object"], chat["model"]) == ("chat.completion", str(long_model))
     choice = curl(guides.GUIDES_JSON, printed, str(long_model))["choices"][0]
@@ -91,7 +93,8 @@ def test_a9_134_135_the_guides_curl_lines_run_as_printed(printed: str, long_mode
         assert set(json.loads(choice["text"])) == {"name", "age", "armor", "weapon", "strength"}
 
 
-def test_a2_34_39_the_client_scripts_run_as_printed(printed: str) -> None:
+@pytest.mark.covers("A2.34", "A2.39")
+def test_the_client_scripts_run_as_printed(printed: str) -> None:
     assert script(guides.COMPLETION_CLIENT, printed).startswith("Completion result: Completion(id='cmpl-")
     assert script(guides.CHAT_CLIENT, printed).startswith("Chat response: ChatCompletion(id='chatcmpl-")
     said = script(guides.KEYED_CLIENT, printed, "print(completion.choices[0].message.content)").splitlines()
@@ -99,7 +102,8 @@ def test_a2_34_39_the_client_scripts_run_as_printed(printed: str) -> None:
     assert said[-1] in ("positive", "negative")
 
 
-def test_b_clients_1_the_examples_of_clients_run(printed: str) -> None:
+@pytest.mark.covers("B.clients.1")
+def test_the_examples_of_clients_run(printed: str) -> None:
     said = {
         name: subprocess.run(
             [sys.executable, str(CLONE / "examples" / name), "--base-url", f"{printed}/v1"],
@@ -113,8 +117,9 @@ def test_b_clients_1_the_examples_of_clients_run(printed: str) -> None:
     assert re.search(r"^(yes|no)\n\s*\{", said["openai_chat_client.py"].stdout, re.MULTILINE)
 
 
+@pytest.mark.covers("A2.32")
 @pytest.mark.parametrize("told", ["flag", pytest.param("environment", marks=pytest.mark.long)])
-def test_a2_32_a_key_is_asked_for_before_p_and_d(tmp_path: Path, fake_model: Path, told: str) -> None:  # noqa: F811
+def test_a_key_is_asked_for_before_p_and_d(tmp_path: Path, fake_model: Path, told: str) -> None:  # noqa: F811
     key, cluster = "token-abc123", GuideCluster(tmp_path, fake_model, flags=("--engine=fake",))
     body = '{"model": "tiny", "prompt": "a", "max_tokens": 2}'
     with cluster:
@@ -164,8 +169,9 @@ def command(words: tuple[str, ...], name: str, model: Path, folder: Path) -> Ite
             assert process.wait(300) == 0, log.read_text()
 
 
+@pytest.mark.covers("A2.25", "A2.32")
 @pytest.mark.long
-def test_a2_25_32_serve_as_printed_answers_the_printed_client_and_nobody_without_its_key(tmp_path: Path) -> None:
+def test_serve_as_printed_answers_the_printed_client_and_nobody_without_its_key(tmp_path: Path) -> None:
     with command(guides.SERVE, guides.NOUS, make_tiny_model("llama3", tmp_path / "nous"), tmp_path) as client:
         said = script(guides.KEYED_CLIENT, client.base_url, "print(completion.choices[0].message.content)")
 
@@ -173,8 +179,9 @@ def test_a2_25_32_serve_as_printed_answers_the_printed_client_and_nobody_without
         assert [client.get(path).status for path in ("/health", "/v1/models")] == [200, 401]
 
 
+@pytest.mark.covers("A2.26", "A2.28", "A2.29", "A2.30")
 @pytest.mark.long
-def test_a2_26_28_29_30_the_module_as_printed_takes_the_shipped_template_and_the_curl_lines(tmp_path: Path) -> None:
+def test_the_module_as_printed_takes_the_shipped_template_and_the_curl_lines(tmp_path: Path) -> None:
     with command(guides.API_SERVER, guides.OPT, make_bin_model(tmp_path / "opt"), tmp_path) as client:
         url = client.base_url
 

@@ -82,9 +82,10 @@ def test_the_example_files_are_those_of_the_guides() -> None:
             assert line["body"] == {"model": model, "messages": [system, user], field: 1000}
 
 
+@pytest.mark.covers("A1.2", "A1.3", "A1.5", "A1.8", "A1.18")
 @pytest.mark.long
 @pytest.mark.parametrize("command", [guides.OPENAI_MODULE, guides.OPENAI_COMMAND], ids=["module", "command"])
-def test_a1_2_3_5_8_18_the_openai_example_runs_as_printed(tmp_path: Path, hub: FakeHub, command: str) -> None:
+def test_the_openai_example_runs_as_printed(tmp_path: Path, hub: FakeHub, command: str) -> None:
     ended = shell(command, tmp_path, hub)
 
     assert ended.status == 0, ended.err
@@ -92,8 +93,9 @@ def test_a1_2_3_5_8_18_the_openai_example_runs_as_printed(tmp_path: Path, hub: F
     assert {token for method, path, token in hub.seen if guides.LLAMA in path} == {hub.token}
 
 
+@pytest.mark.covers("A1.18")
 @pytest.mark.long
-def test_a1_18_a_model_for_which_one_needs_a_token_is_refused_without_it(tmp_path: Path, hub: FakeHub) -> None:
+def test_a_model_for_which_one_needs_a_token_is_refused_without_it(tmp_path: Path, hub: FakeHub) -> None:
     before, hub.token = hub.token, "hf_another"
     try:
         ended = shell("HF_TOKEN= " + guides.OPENAI_COMMAND, tmp_path, hub)
@@ -105,14 +107,16 @@ def test_a1_18_a_model_for_which_one_needs_a_token_is_refused_without_it(tmp_pat
     assert not (tmp_path / "results.jsonl").exists()
 
 
+@pytest.mark.covers("A1.3", "A1.5", "A1.8")
 @pytest.mark.long
-def test_a1_3_5_8_the_other_guides_example_runs_as_printed(tmp_path: Path, hub: FakeHub) -> None:
+def test_the_other_guides_example_runs_as_printed(tmp_path: Path, hub: FakeHub) -> None:
     ended = shell(guides.BATCHED_MODULE, tmp_path, hub)
 
     assert ended.status == 0, ended.err
     check(tmp_path / "results.jsonl", guides.NOUS_31)
 
 
+@pytest.mark.covers("A1.13")
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "path", "model"),
@@ -122,9 +126,7 @@ def test_a1_3_5_8_the_other_guides_example_runs_as_printed(tmp_path: Path, hub: 
     ],
     ids=["openai", "batched"],
 )
-def test_a1_13_the_example_is_fetched_as_printed(
-    tmp_path: Path, hub: FakeHub, command: str, path: str, model: str
-) -> None:
+def test_the_example_is_fetched_as_printed(tmp_path: Path, hub: FakeHub, command: str, path: str, model: str) -> None:
     file = CLONE / "examples" / path.partition("/examples/")[2]
     with Loopback({path: file.read_bytes()}) as site:
         ended = shell(command.replace("SITE", site.url), tmp_path, hub, HERE)
@@ -133,8 +135,9 @@ def test_a1_13_the_example_is_fetched_as_printed(
     check(tmp_path / "results.jsonl", model)
 
 
+@pytest.mark.covers("A1.15", "A1.17")
 @pytest.mark.long
-def test_a1_15_17_presigned_urls_as_printed_are_read_and_written_byte_for_byte(tmp_path: Path, hub: FakeHub) -> None:
+def test_presigned_urls_as_printed_are_read_and_written_byte_for_byte(tmp_path: Path, hub: FakeHub) -> None:
     content = (CLONE / "examples" / OPENAI_FILE).read_bytes()
     command = guides.OPENAI_PRESIGNED.replace("EXPIRES", str(int(time.time()) + 3600))
     with Loopback({"/MY_BUCKET/MY_INPUT_FILE.jsonl": content}) as site:
@@ -148,9 +151,10 @@ def test_a1_15_17_presigned_urls_as_printed_are_read_and_written_byte_for_byte(t
     check(tmp_path / "sent.jsonl", guides.LLAMA)
 
 
+@pytest.mark.covers("A1.9", "A1.10")
 @pytest.mark.long
 @pytest.mark.parametrize("text", [guides.EMBEDDINGS, guides.SCORES], ids=["embeddings", "scores"])
-def test_a1_9_10_the_printed_vectors_and_scores_are_answered(tmp_path: Path, hub: FakeHub, text: str) -> None:
+def test_the_printed_vectors_and_scores_are_answered(tmp_path: Path, hub: FakeHub, text: str) -> None:
     (tmp_path / "in.jsonl").write_text(text)
     name = json.loads(text.splitlines()[0])["body"]["model"]
     model = make_tiny_model("mistral", tmp_path / "model")

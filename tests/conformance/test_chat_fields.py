@@ -10,13 +10,15 @@ CHATS = "/v1/chat/completions"
 PREFILL = [*CHAT, {"role": "assistant", "content": "The capital"}]
 
 
-def test_b_chat_1_max_completion_tokens_wins(served: Served) -> None:
+@pytest.mark.covers("B.chat.1")
+def test_max_completion_tokens_wins(served: Served) -> None:
     assert served.chat(max_tokens=9, max_completion_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3
     for bad in (0, -1, 513):
         assert served.refused(CHATS, max_completion_tokens=bad)["param"] == "max_completion_tokens"
 
 
-def test_b_chat_2_top_logprobs_null_is_none_and_all_only_where_allowed(served: Served) -> None:
+@pytest.mark.covers("B.chat.2")
+def test_top_logprobs_null_is_none_and_all_only_where_allowed(served: Served) -> None:
     for top in (None, 0):
         content = served.chat(logprobs=True, top_logprobs=top)["choices"][0]["logprobs"]["content"]
         assert [entry["top_logprobs"] for entry in content] == [[]] * len(content)
@@ -25,7 +27,8 @@ def test_b_chat_2_top_logprobs_null_is_none_and_all_only_where_allowed(served: S
     assert served.refused(CHATS, top_logprobs=2)["param"] == "top_logprobs"
 
 
-def test_b_chat_3_4_seeds_of_64_bits_and_four_stop_texts(served: Served) -> None:
+@pytest.mark.covers("B.chat.3", "B.chat.4")
+def test_seeds_of_64_bits_and_four_stop_texts(served: Served) -> None:
     for seed in (-(2**63), 2**63 - 1):
         served.agree(f"seed {seed}", served.said(seed=seed, temperature=1.0))
     for bad in (-(2**63) - 1, 2**63, 1.5, "1"):
@@ -34,7 +37,8 @@ def test_b_chat_3_4_seeds_of_64_bits_and_four_stop_texts(served: Served) -> None
     assert served.refused(CHATS, stop=["%", "^", "~", "`", "|"])["param"] == "stop"
 
 
-def test_b_chat_6_reasoning_effort_reaches_the_template_and_include_reasoning_is_taken(served: Served) -> None:
+@pytest.mark.covers("B.chat.6")
+def test_reasoning_effort_reaches_the_template_and_include_reasoning_is_taken(served: Served) -> None:
     template = "{{ reasoning_effort | default('none') }}"
     plain = served.said(chat_template="none")
 
@@ -43,7 +47,8 @@ def test_b_chat_6_reasoning_effort_reaches_the_template_and_include_reasoning_is
         assert served.said(chat_template=template, reasoning_effort=effort) == served.said(chat_template=effort)
 
 
-def test_b_chat_8_a_message_is_gone_on_with_and_none_begun(served: Served, oracle: Oracle) -> None:
+@pytest.mark.covers("B.chat.8")
+def test_a_message_is_gone_on_with_and_none_begun(served: Served, oracle: Oracle) -> None:
     text = oracle.tokenizer.apply_chat_template(PREFILL, tokenize=False, continue_final_message=True)
     expected = oracle.generate(text)[0]
 
@@ -53,7 +58,8 @@ def test_b_chat_8_a_message_is_gone_on_with_and_none_begun(served: Served, oracl
     assert served.refused(CHATS, **both)["param"] == "continue_final_message"
 
 
-def test_b_chat_11_reasoning_is_read_under_both_of_its_names(served: Served) -> None:
+@pytest.mark.covers("B.chat.11")
+def test_reasoning_is_read_under_both_of_its_names(served: Served) -> None:
     template = "{% for message in messages %}{{ message.reasoning_content }}{{ message.content }}{% endfor %}"
     answers = {
         name: served.said([{"role": "assistant", "content": "b", name: "quick brown"}], chat_template=template)

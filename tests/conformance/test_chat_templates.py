@@ -11,7 +11,8 @@ pytestmark = pytest.mark.cluster
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("template_*.jinja"))
 
 
-def test_a5_73_a_chat_continues_the_models_own_template(served: Served, oracle: Oracle) -> None:
+@pytest.mark.covers("A5.73")
+def test_a_chat_continues_the_models_own_template(served: Served, oracle: Oracle) -> None:
     tokenizer = oracle.tokenizer
     ids = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False)
     text = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=False)
@@ -21,7 +22,8 @@ def test_a5_73_a_chat_continues_the_models_own_template(served: Served, oracle: 
     assert served.said() == oracle.generate(text)[0]
 
 
-def test_a5_73_a_last_message_left_open_is_continued(served: Served, oracle: Oracle) -> None:
+@pytest.mark.covers("A5.73")
+def test_a_last_message_left_open_is_continued(served: Served, oracle: Oracle) -> None:
     messages = [*CHAT, {"role": "assistant", "content": "the capital "}]
     text = oracle.tokenizer.apply_chat_template(messages, continue_final_message=True, tokenize=False)
 
@@ -30,8 +32,9 @@ def test_a5_73_a_last_message_left_open_is_continued(served: Served, oracle: Ora
     assert said == oracle.generate(text)[0]
 
 
+@pytest.mark.covers("A5.76")
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
-def test_a5_76_a_template_that_ships_with_us_serves_a_chat(served: Served, oracle: Oracle, file: Path) -> None:
+def test_a_template_that_ships_with_us_serves_a_chat(served: Served, oracle: Oracle, file: Path) -> None:
     template = file.read_text(encoding="utf-8")
     ids = oracle.tokenizer.apply_chat_template(
         CHAT, chat_template=template, add_generation_prompt=True, return_dict=False

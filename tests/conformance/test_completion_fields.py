@@ -17,8 +17,20 @@ RANGES: dict[str, tuple[list[Any], list[Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.covers(
+    "B.limits.1",
+    "B.limits.2",
+    "B.limits.3",
+    "B.limits.4",
+    "B.limits.5",
+    "B.limits.6",
+    "B.limits.7",
+    "B.limits.8",
+    "B.limits.9",
+    "B.limits.10",
+)
 @pytest.mark.parametrize("name", RANGES)
-def test_b_limits_1_2_3_4_5_6_7_8_9_10_each_range_at_its_borders(served: Served, name: str) -> None:
+def test_each_range_at_its_borders(served: Served, name: str) -> None:
     good, bad = RANGES[name]
 
     for value in good:
@@ -27,7 +39,8 @@ def test_b_limits_1_2_3_4_5_6_7_8_9_10_each_range_at_its_borders(served: Served,
         assert served.refused(max_tokens=8, **{name: value})["param"].split(".")[0] == name
 
 
-def test_b_limits_3_10_what_is_beyond_sense_is_clamped_and_bad_keys_are_all_named(served: Served) -> None:
+@pytest.mark.covers("B.limits.3", "B.limits.10")
+def test_what_is_beyond_sense_is_clamped_and_bad_keys_are_all_named(served: Served) -> None:
     sampled = {"seed": 3, "max_tokens": 12}
     assert served.text(temperature=1e-6, **sampled) == served.text(temperature=0.01, **sampled)
     assert served.text(logit_bias={"40": 1e6}) == served.text(logit_bias={"40": 100})
@@ -37,7 +50,8 @@ def test_b_limits_3_10_what_is_beyond_sense_is_clamped_and_bad_keys_are_all_name
     assert ("9999" in unknown, "319" in unknown) == (True, True)
 
 
-def test_b_completion_2_an_echo_tells_the_prompt_and_max_tokens_0_nothing_else(served: Served, oracle: Oracle) -> None:
+@pytest.mark.covers("B.completion.2")
+def test_an_echo_tells_the_prompt_and_max_tokens_0_nothing_else(served: Served, oracle: Oracle) -> None:
     ids = oracle.ids(PROMPT)
     whole = served.completion(echo=True, logprobs=1)["choices"][0]
     alone = served.completion(echo=True, logprobs=1, max_tokens=0)
@@ -51,14 +65,16 @@ def test_b_completion_2_an_echo_tells_the_prompt_and_max_tokens_0_nothing_else(s
             assert told == pytest.approx(whole["logprobs"][key][: len(ids)], abs=1e-4) if key[0] == "t" else told
 
 
-def test_a11_11_12_b_completion_3_no_limit_is_16_tokens_and_none_at_all_goes_with_an_echo(served: Served) -> None:
+@pytest.mark.covers("A11.11", "A11.12", "B.completion.3")
+def test_no_limit_is_16_tokens_and_none_at_all_goes_with_an_echo(served: Served) -> None:
     for fields in ({"max_tokens": None}, {"max_tokens": None, "max_completion_tokens": None}):
         assert served.completion(ignore_eos=True, **fields)["usage"]["completion_tokens"] == 16
     assert served.refused(max_tokens=0)["param"] == "max_tokens"
     assert served.completion(prompt_logprobs=0, max_tokens=0)["usage"]["completion_tokens"] == 0
 
 
-def test_b_completion_5_a_prompt_is_cut_on_either_side(served: Served, oracle: Oracle) -> None:
+@pytest.mark.covers("B.completion.5")
+def test_a_prompt_is_cut_on_either_side(served: Served, oracle: Oracle) -> None:
     ids = oracle.ids(PROMPT)
     for side, kept in (("left", ids[-4:]), ("right", ids[:4])):
         cut = served.text(truncate_prompt_tokens=4, truncation_side=side)
@@ -66,7 +82,8 @@ def test_b_completion_5_a_prompt_is_cut_on_either_side(served: Served, oracle: O
     assert served.refused(truncate_prompt_tokens=4, truncation_side="middle")["param"] == "truncation_side"
 
 
-def test_b_completion_6_a_bad_word_is_never_written(served: Served, oracle: Oracle) -> None:
+@pytest.mark.covers("B.completion.6")
+def test_a_bad_word_is_never_written(served: Served, oracle: Oracle) -> None:
     written = oracle.ids(oracle.generate(max_new_tokens=24)[0])
     texts = {token_id: oracle.tokenizer.decode([token_id]) for token_id in written}
     bad = next(token_id for token_id, text in texts.items() if text.isalnum())
@@ -78,7 +95,8 @@ def test_b_completion_6_a_bad_word_is_never_written(served: Served, oracle: Orac
     served.agree("without", without)
 
 
-def test_b_completion_8_an_id_out_of_the_vocabulary_is_named(served: Served) -> None:
+@pytest.mark.covers("B.completion.8")
+def test_an_id_out_of_the_vocabulary_is_named(served: Served) -> None:
     for prompt in ([5, 320], [[5], [5, 320]]):
         refused = served.refused(prompt=prompt)
         assert refused["param"] == "prompt"

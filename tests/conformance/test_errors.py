@@ -34,8 +34,9 @@ def told(response: httpx.Response, status: int) -> dict[str, Any]:
     return error
 
 
+@pytest.mark.covers("B.errors.1", "B.errors.2", "B.errors.3", "B.errors.4", "B.errors.6", "B.errors.8")
 @pytest.mark.parametrize("path", ROUTES)
-def test_b_errors_1_2_3_4_6_8_every_route_answers_in_one_envelope(served: Served, path: str) -> None:
+def test_every_route_answers_in_one_envelope(served: Served, path: str) -> None:
     http, json_type = served.http, {"content-type": "application/json"}
     for broken in (b"", b"{", b"[]", b"null", b'{"a": NaN}', b"\xff", b'{"a":' * 80 + b"1" + b"}" * 80):
         told(http.post(path, content=broken, headers=json_type), 400)
@@ -47,7 +48,8 @@ def test_b_errors_1_2_3_4_6_8_every_route_answers_in_one_envelope(served: Served
     assert len(long["message"]) < 1000
 
 
-def test_b_errors_2_a_path_leads_to_what_is_wrong(served: Served) -> None:
+@pytest.mark.covers("B.errors.2")
+def test_a_path_leads_to_what_is_wrong(served: Served) -> None:
     chats = "/v1/chat/completions"
     cases: list[tuple[str, dict[str, Any], str]] = [
         (chats, {"messages": [CHAT[0], {"role": "user", "content": 5}]}, "messages.1.content"),
@@ -62,7 +64,8 @@ def test_b_errors_2_a_path_leads_to_what_is_wrong(served: Served) -> None:
         assert told(served.post(path, **body), 400)["param"] == param
 
 
-def test_b_errors_3_4_another_model_is_404_and_no_folder_is_shown(served: Served) -> None:
+@pytest.mark.covers("B.errors.3", "B.errors.4")
+def test_another_model_is_404_and_no_folder_is_shown(served: Served) -> None:
     for path, body in (("/v1/completions", {"prompt": PROMPT}), ("/v1/embeddings", {"input": PROMPT})):
         error = told(served.http.post(path, json={"model": "gpt-9"} | body), 404)
         assert error["message"].endswith("served: tiny")
@@ -70,7 +73,8 @@ def test_b_errors_3_4_another_model_is_404_and_no_folder_is_shown(served: Served
     told(served.http.get("/v1/models/gpt-9"), 404)
 
 
-def test_b_errors_12_a_prompt_too_long_names_the_maximum_context_length(served: Served) -> None:
+@pytest.mark.covers("B.errors.12")
+def test_a_prompt_too_long_names_the_maximum_context_length(served: Served) -> None:
     for path, body in (
         ("/v1/completions", {"prompt": [5] * 513}),
         ("/v1/completions", {"prompt": [5] * 512, "max_tokens": 1}),
@@ -80,7 +84,8 @@ def test_b_errors_12_a_prompt_too_long_names_the_maximum_context_length(served: 
         assert "maximum context length is 512 tokens" in error["message"]
 
 
-def test_b_headers_1_a_clients_id_ends_the_answers_and_comes_back(served: Served) -> None:
+@pytest.mark.covers("B.headers.1")
+def test_a_clients_id_ends_the_answers_and_comes_back(served: Served) -> None:
     headers = {"X-Request-Id": "order-66"}
     for path, body, kind in (
         ("/v1/completions", {"prompt": PROMPT}, "cmpl"),
@@ -91,7 +96,8 @@ def test_b_headers_1_a_clients_id_ends_the_answers_and_comes_back(served: Served
         assert answer.json()["id"] == f"{kind}-order-66"
 
 
-def test_b_structured_2_3_6_formats_of_today_hold(served: Served) -> None:
+@pytest.mark.covers("B.structured.2", "B.structured.3", "B.structured.6")
+def test_formats_of_today_hold(served: Served) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     named = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     for fields in (
@@ -112,7 +118,8 @@ def test_b_structured_2_3_6_formats_of_today_hold(served: Served) -> None:
     assert served.said(response_format={"type": "text"}) == served.said()
 
 
-def test_b_structured_5_nesting_has_an_end(served: Served) -> None:
+@pytest.mark.covers("B.structured.5")
+def test_nesting_has_an_end(served: Served) -> None:
     schema: dict[str, Any] = {"type": "integer"}
     for _ in range(70):
         schema = {"type": "array", "items": schema}

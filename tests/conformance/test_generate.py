@@ -42,7 +42,8 @@ def frames(response: httpx.Response) -> Iterator[list[str]]:
     assert left == b""
 
 
-def test_a8_105_a_stream_ends_with_what_is_answered_whole(http: httpx.Client) -> None:
+@pytest.mark.covers("A8.105")
+def test_a_stream_ends_with_what_is_answered_whole(http: httpx.Client) -> None:
     whole = http.post("/generate", json=ASKED).json()["text"]
     with http.stream("POST", "/generate", json=ASKED | {"stream": True}) as response:
         told = list(frames(response))
@@ -54,27 +55,31 @@ def test_a8_105_a_stream_ends_with_what_is_answered_whole(http: httpx.Client) ->
     assert all(whole[0].startswith(text) for (text,) in told)
 
 
-def test_a8_105_every_choice_has_a_text(http: httpx.Client) -> None:
+@pytest.mark.covers("A8.105")
+def test_every_choice_has_a_text(http: httpx.Client) -> None:
     texts = http.post("/generate", json=ASKED | {"n": 2, "temperature": 0.8}).json()["text"]
 
     assert len(texts) == 2
     assert all(text.startswith("the quick brown fox") for text in texts)
 
 
-def test_a8_105_unknown_fields_are_refused(http: httpx.Client) -> None:
+@pytest.mark.covers("A8.105")
+def test_unknown_fields_are_refused(http: httpx.Client) -> None:
     response = http.post("/generate", json=ASKED | {"temprature": 1})
 
     assert (response.status_code, response.json()["error"]["param"]) == (400, "temprature")
 
 
-def test_a8_105_a_client_that_goes_away_frees_its_blocks(cluster: GuideCluster, http: httpx.Client) -> None:
+@pytest.mark.covers("A8.105")
+def test_a_client_that_goes_away_frees_its_blocks(cluster: GuideCluster, http: httpx.Client) -> None:
     with http.stream("POST", "/generate", json=ASKED | {"max_tokens": 400, "stream": True}) as response:
         next(frames(response))
 
     cluster.wait_idle()
 
 
-def test_a8_106_the_openai_routes_are_404(http: httpx.Client) -> None:
+@pytest.mark.covers("A8.106")
+def test_the_openai_routes_are_404(http: httpx.Client) -> None:
     assert http.get("/v1/models").status_code == 404
     assert http.post("/v1/completions", json={"model": "tiny", "prompt": "a"}).status_code == 404
     assert http.get("/health").status_code == 200

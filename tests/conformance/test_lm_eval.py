@@ -81,7 +81,8 @@ def evaluate(tasks: Path, task: str, kind: str, *flags: str, **model_args: Any) 
     return [sample["resps"] for sample in sorted(samples, key=lambda sample: sample["doc_id"])]
 
 
-def test_b_clients_2_log_likelihoods_are_those_of_the_model_itself(tasks: Path, pair: str, model: Path) -> None:
+@pytest.mark.covers("B.clients.2")
+def test_log_likelihoods_are_those_of_the_model_itself(tasks: Path, pair: str, model: Path) -> None:
     served = evaluate(
         tasks, "choices", "local-completions",
         model="tiny", base_url=f"{pair}/v1/completions", tokenizer=model, tokenizer_backend="huggingface",
@@ -96,7 +97,8 @@ def test_b_clients_2_log_likelihoods_are_those_of_the_model_itself(tasks: Path, 
             assert str(one[1]) == str(other[1])
 
 
-def test_b_clients_3_what_is_written_is_what_the_model_itself_writes(tasks: Path, pair: str, model: Path) -> None:
+@pytest.mark.covers("B.clients.3")
+def test_what_is_written_is_what_the_model_itself_writes(tasks: Path, pair: str, model: Path) -> None:
     served = evaluate(
         tasks, "writing", "local-completions",
         model="tiny", base_url=f"{pair}/v1/completions", tokenizer=model, tokenizer_backend="huggingface",
@@ -107,7 +109,8 @@ def test_b_clients_3_what_is_written_is_what_the_model_itself_writes(tasks: Path
     assert served == own
 
 
-def test_b_clients_3_the_chat_client_is_answered(tasks: Path, pair: str) -> None:
+@pytest.mark.covers("B.clients.3")
+def test_the_chat_client_is_answered(tasks: Path, pair: str) -> None:
     said = evaluate(
         tasks, "writing", "local-chat-completions", "--apply_chat_template",
         model="tiny", base_url=f"{pair}/v1/chat/completions",

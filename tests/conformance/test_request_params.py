@@ -21,7 +21,8 @@ PERSON = {
 SAMPLED = {"temperature": 1.0, "max_tokens": 100}
 
 
-def test_b_chat_10_a4_59_echo_prepends_the_prompt_or_the_last_message(served: Served) -> None:
+@pytest.mark.covers("B.chat.10", "A4.59")
+def test_echo_prepends_the_prompt_or_the_last_message(served: Served) -> None:
     going_on = {"continue_final_message": True, "add_generation_prompt": False}
 
     assert served.text(echo=True) == PROMPT + served.text()
@@ -29,14 +30,16 @@ def test_b_chat_10_a4_59_echo_prepends_the_prompt_or_the_last_message(served: Se
     assert served.said(CHAT, echo=True) == served.said(CHAT)
 
 
-def test_a4_60_add_generation_prompt_false_leaves_the_header_out(served: Served, oracle: Oracle) -> None:
+@pytest.mark.covers("A4.60")
+def test_add_generation_prompt_false_leaves_the_header_out(served: Served, oracle: Oracle) -> None:
     header = oracle.ids("<|im_start|>assistant\n")
     whole, bare = served.chat(), served.chat(add_generation_prompt=False)
 
     assert whole["usage"]["prompt_tokens"] - bare["usage"]["prompt_tokens"] == len(header)
 
 
-def test_a4_61_add_special_tokens_differs_by_the_tokenizers_own(served: Served) -> None:
+@pytest.mark.covers("A4.61")
+def test_add_special_tokens_differs_by_the_tokenizers_own(served: Served) -> None:
     """This tokenizer adds none; tests/scheduler/test_tokens.py has those that do."""
     counts = [served.completion(add_special_tokens=flag)["usage"]["prompt_tokens"] for flag in (True, False)]
     chat = [served.chat(add_special_tokens=flag)["usage"]["prompt_tokens"] for flag in (True, False)]
@@ -47,7 +50,8 @@ def test_a4_61_add_special_tokens_differs_by_the_tokenizers_own(served: Served) 
 DOCUMENTS = "{% for document in documents %}{{ document.title }}: {{ document.text }}{% endfor %}"
 
 
-def test_b_chat_9_a4_62_documents_reach_the_templates_that_print_them(served: Served) -> None:
+@pytest.mark.covers("B.chat.9", "A4.62")
+def test_documents_reach_the_templates_that_print_them(served: Served) -> None:
     documents = [{"title": "fox", "text": "quick"}, {"title": "dog", "text": "lazy"}]
 
     told = served.said(chat_template=DOCUMENTS, documents=documents)
@@ -55,13 +59,15 @@ def test_b_chat_9_a4_62_documents_reach_the_templates_that_print_them(served: Se
     assert served.said(documents=documents) == served.said()
 
 
-def test_b_chat_7_a4_63_a_request_may_bring_its_chat_template(served: Served) -> None:
+@pytest.mark.covers("B.chat.7", "A4.63")
+def test_a_request_may_bring_its_chat_template(served: Served) -> None:
     assert served.said(chat_template="{{ messages[0].content }}!") == served.text(prompt=CHAT[0]["content"] + "!")
     for broken in ("{% for %}", "{{ ''.__class__.__mro__ }}", "{{ raise_exception('no') }}"):
         assert served.refused("/v1/chat/completions", chat_template=broken)["message"]
 
 
-def test_b_chat_7_a4_64_chat_template_kwargs_are_variables(served: Served) -> None:
+@pytest.mark.covers("B.chat.7", "A4.64")
+def test_chat_template_kwargs_are_variables(served: Served) -> None:
     asked = {"chat_template": "{{ animal }}", "chat_template_kwargs": {"animal": "the quick brown fox"}}
 
     assert served.said(**asked) == served.text()
@@ -69,8 +75,9 @@ def test_b_chat_7_a4_64_chat_template_kwargs_are_variables(served: Served) -> No
         assert served.refused("/v1/chat/completions", chat_template_kwargs={reserved: "x"})["message"]
 
 
+@pytest.mark.covers("B.structured.2", "A4.65")
 @pytest.mark.parametrize("surface", ["completion", "chat"])
-def test_b_structured_2_a4_65_response_format_asks_for_json(served: Served, surface: str) -> None:
+def test_response_format_asks_for_json(served: Served, surface: str) -> None:
     ask = served.text if surface == "completion" else served.said
     schema = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
 
@@ -82,8 +89,9 @@ def test_b_structured_2_a4_65_response_format_asks_for_json(served: Served, surf
     assert served.refused(response_format={"type": "json_schema"})["param"] == "response_format.json_schema"
 
 
+@pytest.mark.covers("A4.66")
 @pytest.mark.parametrize("form", ["text", "object"])
-def test_a4_66_guided_json_holds_at_every_seed(served: Served, form: str) -> None:
+def test_guided_json_holds_at_every_seed(served: Served, form: str) -> None:
     schema: Any = json.dumps(PERSON) if form == "text" else PERSON
     for seed in range(10):
         told = served.text(guided_json=schema, guided_whitespace_pattern="[ ]?", seed=seed, **SAMPLED)
@@ -92,14 +100,16 @@ def test_a4_66_guided_json_holds_at_every_seed(served: Served, form: str) -> Non
     assert served.refused(guided_json="{")["param"] == "guided_json"
 
 
-def test_a4_67_guided_regex_holds_at_every_seed(served: Served) -> None:
+@pytest.mark.covers("A4.67")
+def test_guided_regex_holds_at_every_seed(served: Served) -> None:
     for seed in range(10):
         told = served.said(guided_regex="[a-c]{3,5}-[0-9]+x", seed=seed, **SAMPLED)
         assert re.fullmatch("[a-c]{3,5}-[0-9]+x", told)
     assert served.refused(guided_regex="[a")["param"] == "guided_regex"
 
 
-def test_a4_68_guided_choice_reaches_a_choice_and_its_prefix(served: Served) -> None:
+@pytest.mark.covers("A4.68")
+def test_guided_choice_reaches_a_choice_and_its_prefix(served: Served) -> None:
     found = {served.text(guided_choice=["a", "ab", "cd"], seed=seed, temperature=2.0) for seed in range(24)}
 
     assert found <= {"a", "ab", "cd"}
@@ -110,14 +120,16 @@ SQL_EBNF = 'root ::= "SELECT " column " FROM " table\ncolumn ::= "a" | "b"\ntabl
 SQL_LARK = 'start: "SELECT " COLUMN " FROM " TABLE\nCOLUMN: "a" | "b"\nTABLE: "t" | "u"'
 
 
+@pytest.mark.covers("A4.69")
 @pytest.mark.parametrize("grammar", [SQL_EBNF, SQL_LARK])
-def test_a4_69_guided_grammar_takes_both_notations(served: Served, grammar: str) -> None:
+def test_guided_grammar_takes_both_notations(served: Served, grammar: str) -> None:
     for seed in range(5):
         assert re.fullmatch("SELECT [ab] FROM [tu]", served.text(guided_grammar=grammar, seed=seed, **SAMPLED))
     assert served.refused(guided_grammar="root ::= nothing_here")["param"] == "guided_grammar"
 
 
-def test_a4_70_the_old_backends_names_are_taken_and_others_are_not(served: Served) -> None:
+@pytest.mark.covers("A4.70")
+def test_the_old_backends_names_are_taken_and_others_are_not(served: Served) -> None:
     for backend in ("outlines", "lm-format-enforcer"):
         assert served.text(guided_choice=["yes"], guided_decoding_backend=backend) == "yes"
     refused = served.refused(guided_choice=["yes"], guided_decoding_backend="wishes")
@@ -125,10 +137,9 @@ def test_a4_70_the_old_backends_names_are_taken_and_others_are_not(served: Serve
     assert refused["param"] == "guided_decoding_backend"
 
 
+@pytest.mark.covers("B.structured.6", "A4.71")
 @pytest.mark.parametrize(("pattern", "allowed"), [("", ""), ("[ ]?", " "), ("[ \\n]{0,2}", " \n")])
-def test_b_structured_6_a4_71_the_whitespace_pattern_says_what_stands_between(
-    served: Served, pattern: str, allowed: str
-) -> None:
+def test_the_whitespace_pattern_says_what_stands_between(served: Served, pattern: str, allowed: str) -> None:
     properties = {"a": {"type": "integer"}}
     schema = {"type": "object", "properties": properties, "required": ["a"], "additionalProperties": False}
     for seed in range(5):
@@ -136,7 +147,8 @@ def test_b_structured_6_a4_71_the_whitespace_pattern_says_what_stands_between(
         assert set(re.sub(r'[{}":a0-9-]', "", told)) <= set(allowed), told
 
 
-def test_b_structured_1_a4_72_only_one_way_says_what_the_output_must_be(served: Served) -> None:
+@pytest.mark.covers("B.structured.1", "A4.72")
+def test_only_one_way_says_what_the_output_must_be(served: Served) -> None:
     both = {"guided_json": "{}", "guided_regex": "a"}
     assert served.refused(**both)["param"] == "guided_json"
     assert served.refused(guided_regex="a", response_format={"type": "json_object"})["param"] == "response_format"
@@ -149,7 +161,8 @@ def test_a_field_that_asks_for_nothing_is_not_blamed_for_another(served: Served)
         assert served.refused(guided_regex="[a", **neutral)["param"] == "guided_regex"
 
 
-def test_b_structured_1_4_structured_outputs_are_todays_name_of_the_same(served: Served) -> None:
+@pytest.mark.covers("B.structured.1", "B.structured.4")
+def test_structured_outputs_are_todays_name_of_the_same(served: Served) -> None:
     asked = {"seed": 4, **SAMPLED}
 
     told = served.text(structured_outputs={"json": PERSON, "disable_any_whitespace": True}, **asked)
@@ -160,7 +173,8 @@ def test_b_structured_1_4_structured_outputs_are_todays_name_of_the_same(served:
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "one"
 
 
-def test_a9_134_the_guides_own_schema_with_references_is_kept(served: Served) -> None:
+@pytest.mark.covers("A9.134")
+def test_the_guides_own_schema_with_references_is_kept(served: Served) -> None:
     schema = {
         "title": "Character", "type": "object",
         "properties": {

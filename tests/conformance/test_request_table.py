@@ -10,7 +10,8 @@ from tests.conformance.served import CHAT, PROMPT, Oracle, Served, events
 pytestmark = pytest.mark.cluster
 
 
-def test_a11_3_10_a9_120_the_model_is_the_one_that_is_served(served: Served, model: Any) -> None:
+@pytest.mark.covers("A11.3", "A11.10", "A9.120")
+def test_the_model_is_the_one_that_is_served(served: Served, model: Any) -> None:
     for path, body in (("/v1/completions", {"prompt": PROMPT}), ("/v1/chat/completions", {"messages": CHAT})):
         absent = served.http.post(path, json=body | {"max_tokens": 1})
         unknown = served.post(path, **body | {"model": "gpt-9"})
@@ -22,7 +23,8 @@ def test_a11_3_10_a9_120_the_model_is_the_one_that_is_served(served: Served, mod
         assert typed.status_code == 200
 
 
-def test_b_completion_7_a9_121_the_prompt_is_required(served: Served) -> None:
+@pytest.mark.covers("B.completion.7", "A9.121")
+def test_the_prompt_is_required(served: Served) -> None:
     empty: list[Any] = ["", [], [[]], None, ["a", ""]]
     for prompt in empty:
         assert served.refused(prompt=prompt)["param"] == "prompt"
@@ -30,7 +32,8 @@ def test_b_completion_7_a9_121_the_prompt_is_required(served: Served) -> None:
     assert (missing.status_code, missing.json()["error"]["param"]) == (400, "prompt")
 
 
-def test_a11_11_12_a9_122_max_tokens_is_16_where_nothing_is_said(served: Served) -> None:
+@pytest.mark.covers("A11.11", "A11.12", "A9.122")
+def test_max_tokens_is_16_where_nothing_is_said(served: Served) -> None:
     said_nothing = served.post("/v1/completions", prompt=PROMPT, ignore_eos=True, temperature=0).json()
     assert said_nothing["usage"]["completion_tokens"] == 16
     for bad in (0, -1, 2**40, "5"):
@@ -39,7 +42,8 @@ def test_a11_11_12_a9_122_max_tokens_is_16_where_nothing_is_said(served: Served)
     assert chat["usage"]["total_tokens"] == 512
 
 
-def test_a9_123_124_125_sampling_defaults_and_ranges(served: Served) -> None:
+@pytest.mark.covers("A9.123", "A9.124", "A9.125")
+def test_sampling_defaults_and_ranges(served: Served) -> None:
     asked = {"seed": 9, "max_tokens": 12}
     written_out = served.post("/v1/completions", prompt=PROMPT, temperature=1.0, top_p=1.0, top_k=-1, **asked).json()
     left_out = served.post("/v1/completions", prompt=PROMPT, **asked).json()
@@ -50,7 +54,8 @@ def test_a9_123_124_125_sampling_defaults_and_ranges(served: Served) -> None:
         assert served.refused(**{name: bad})["param"] == name
 
 
-def test_b_finish_2_a9_126_stop_cuts_at_texts_of_several_bytes(served: Served) -> None:
+@pytest.mark.covers("B.finish.2", "A9.126")
+def test_stop_cuts_at_texts_of_several_bytes(served: Served) -> None:
     """Each of these characters is three tokens here, so the stop is found across their borders."""
     asked: dict[str, Any] = {"guided_regex": "我说你好吗再见", "max_tokens": 60}
     assert served.text(**asked) == "我说你好吗再见"
@@ -61,7 +66,8 @@ def test_b_finish_2_a9_126_stop_cuts_at_texts_of_several_bytes(served: Served) -
         assert choice["stop_reason"] == (stop[0] if isinstance(stop, list) else stop)
 
 
-def test_a9_127_a_stream_says_what_the_plain_answer_says(served: Served) -> None:
+@pytest.mark.covers("A9.127")
+def test_a_stream_says_what_the_plain_answer_says(served: Served) -> None:
     for path, body in (("/v1/completions", {"prompt": PROMPT}), ("/v1/chat/completions", {"messages": CHAT})):
         asked = body | {"max_tokens": 12, "seed": 4, "n": 2}
         plain = served.post(path, **asked).json()
@@ -74,7 +80,8 @@ def test_a9_127_a_stream_says_what_the_plain_answer_says(served: Served) -> None
             assert own[-1]["finish_reason"] == choice["finish_reason"]
 
 
-def test_a11_2_a9_128_n_needs_sampling_and_too_many_harm_nobody(served: Served) -> None:
+@pytest.mark.covers("A11.2", "A9.128")
+def test_n_needs_sampling_and_too_many_harm_nobody(served: Served) -> None:
     choices = served.completion(n=3, temperature=1.0, seed=1)["choices"]
     assert [choice["index"] for choice in choices] == [0, 1, 2]
     served.agree("three", choices)
@@ -84,7 +91,8 @@ def test_a11_2_a9_128_n_needs_sampling_and_too_many_harm_nobody(served: Served) 
     assert served.text()
 
 
-def test_a11_1_5_6_a9_129_132_the_guides_rules_of_beam_search(served: Served, oracle: Oracle) -> None:
+@pytest.mark.covers("A11.1", "A11.5", "A11.6", "A9.129", "A9.132")
+def test_the_guides_rules_of_beam_search(served: Served, oracle: Oracle) -> None:
     guides_three = {"use_beam_search": True, "best_of": 2, "top_k": -1, "length_penalty": 0.8}
     assert served.text(**guides_three) == oracle.generate(num_beams=2, length_penalty=0.8)[0]
     rules: list[tuple[dict[str, Any], str]] = [
@@ -96,7 +104,8 @@ def test_a11_1_5_6_a9_129_132_the_guides_rules_of_beam_search(served: Served, or
     assert served.refused(length_penalty=0.8, top_k=-1)["param"] == "length_penalty"
 
 
-def test_a9_135_the_guides_chat_as_printed(served: Served) -> None:
+@pytest.mark.covers("A9.135")
+def test_the_guides_chat_as_printed(served: Served) -> None:
     body = {
         "messages": [{"role": "user", "content": "hello"}], "max_tokens": 100, "top_k": -1, "top_p": 1,
         "temperature": 0, "ignore_eos": False, "stream": False,
@@ -107,7 +116,8 @@ def test_a9_135_the_guides_chat_as_printed(served: Served) -> None:
     served.agree("answer", answer.json()["choices"])
 
 
-def test_a8_116_combined_and_p_d_are_the_same_with_everything_at_once(served: Served) -> None:
+@pytest.mark.covers("A8.116")
+def test_combined_and_p_d_are_the_same_with_everything_at_once(served: Served) -> None:
     asked = {
         "prompt": [PROMPT, "what is the capital"], "n": 3, "best_of": 4, "seed": 5, "temperature": 0.9, "top_p": 0.95,
         "top_k": 50, "min_p": 0.01, "presence_penalty": 0.3, "frequency_penalty": 0.2, "repetition_penalty": 1.1,
@@ -125,9 +135,8 @@ def test_a8_116_combined_and_p_d_are_the_same_with_everything_at_once(served: Se
         served.agree(f"likeliest {choice['index']}", [sorted(best or {}) for best in told["top_logprobs"]])
 
 
-def test_b_logprobs_1_2_logprobs_are_the_log_softmax_over_p_and_d_without_a_seam(
-    served: Served, oracle: Oracle
-) -> None:
+@pytest.mark.covers("B.logprobs.1", "B.logprobs.2")
+def test_logprobs_are_the_log_softmax_over_p_and_d_without_a_seam(served: Served, oracle: Oracle) -> None:
     choice = served.completion(logprobs=2, echo=True, return_token_ids=True)["choices"][0]
     ids = [*choice["prompt_token_ids"], *choice["token_ids"]]
     expected = oracle.logprobs(ids)

@@ -121,13 +121,15 @@ def body(line: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def test_a1_1_every_line_is_answered_once_in_its_order_and_blank_ones_are_none(
+@pytest.mark.covers("A1.1")
+def test_every_line_is_answered_once_in_its_order_and_blank_ones_are_none(
     way: tuple[Ended, list[dict[str, Any]]],
 ) -> None:
     assert [line["custom_id"] for line in way[1]] == [line["custom_id"] for line in MIXED]
 
 
-def test_a1_2_the_command_ends_with_0_and_says_what_it_did(way: tuple[Ended, list[dict[str, Any]]]) -> None:
+@pytest.mark.covers("A1.2")
+def test_the_command_ends_with_0_and_says_what_it_did(way: tuple[Ended, list[dict[str, Any]]]) -> None:
     counts = f"{len(MIXED)} lines answered ({len(MIXED) - len(GOOD)} errors)"
 
     assert way[0].status == 0
@@ -136,7 +138,8 @@ def test_a1_2_the_command_ends_with_0_and_says_what_it_did(way: tuple[Ended, lis
     assert re.search(r"^the first error is '[^']+': \S", way[0].err, re.MULTILINE)
 
 
-def test_a1_3_both_module_forms_and_both_ways_say_the_same(
+@pytest.mark.covers("A1.3")
+def test_both_module_forms_and_both_ways_say_the_same(
     way: tuple[Ended, list[dict[str, Any]]], ended: dict[str, tuple[Ended, list[dict[str, Any]]]]
 ) -> None:
     first = ended[WAYS[0]][1] if WAYS[0] in ended else way[1]
@@ -145,14 +148,16 @@ def test_a1_3_both_module_forms_and_both_ways_say_the_same(
         assert_alike(without_ids(line), without_ids(other))
 
 
-def test_a1_5_both_names_of_the_limit_cap_the_output(answered: Lines) -> None:
+@pytest.mark.covers("A1.5")
+def test_both_names_of_the_limit_cap_the_output(answered: Lines) -> None:
     for name, limit in (("helpful", 5), ("unhelpful", 3), ("text", 7)):
         answer = body(answered[name])
         assert answer["usage"]["completion_tokens"] == limit
         assert answer["choices"][0]["finish_reason"] == "length"
 
 
-def test_a1_6_every_line_has_the_envelope_and_an_id_of_its_own(way: tuple[Ended, list[dict[str, Any]]]) -> None:
+@pytest.mark.covers("A1.6")
+def test_every_line_has_the_envelope_and_an_id_of_its_own(way: tuple[Ended, list[dict[str, Any]]]) -> None:
     for line in way[1]:
         jsonschema.validate(line, LINE_SCHEMA)
         assert (line["error"] is None) is (line["custom_id"] in GOOD)
@@ -161,7 +166,8 @@ def test_a1_6_every_line_has_the_envelope_and_an_id_of_its_own(way: tuple[Ended,
     assert len(set(ids)) == len(ids)
 
 
-def test_a1_7_8_a_chat_has_every_field(answered: Lines) -> None:
+@pytest.mark.covers("A1.7", "A1.8")
+def test_a_chat_has_every_field(answered: Lines) -> None:
     for name in ("helpful", "unhelpful"):
         answer = body(answered[name])
         (choice,) = answer["choices"]
@@ -175,7 +181,8 @@ def test_a1_7_8_a_chat_has_every_field(answered: Lines) -> None:
         assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
 
 
-def test_a1_9_11_vectors_stand_among_chats_and_repeat(answered: Lines) -> None:
+@pytest.mark.covers("A1.9", "A1.11")
+def test_vectors_stand_among_chats_and_repeat(answered: Lines) -> None:
     first, again = body(answered["vector"]), body(answered["vector again"])
 
     assert (first["object"], first["id"][:5], first["model"]) == ("list", "embd-", "tiny")
@@ -186,7 +193,8 @@ def test_a1_9_11_vectors_stand_among_chats_and_repeat(answered: Lines) -> None:
     assert first["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
 
 
-def test_a1_10_11_scores_stand_among_chats_by_both_paths(answered: Lines) -> None:
+@pytest.mark.covers("A1.10", "A1.11")
+def test_scores_stand_among_chats_by_both_paths(answered: Lines) -> None:
     answer, other = body(answered["scores"]), body(answered["other scores"])
 
     assert (answer["object"], answer["id"][:6]) == ("list", "score-")
@@ -197,7 +205,8 @@ def test_a1_10_11_scores_stand_among_chats_by_both_paths(answered: Lines) -> Non
     assert answer["usage"]["prompt_tokens_details"] is None
 
 
-def test_a1_12_a_line_to_another_model_is_404_and_the_run_goes_on(answered: Lines) -> None:
+@pytest.mark.covers("A1.12")
+def test_a_line_to_another_model_is_404_and_the_run_goes_on(answered: Lines) -> None:
     line = answered["another model"]
 
     assert line["response"]["status_code"] == 404
@@ -205,7 +214,8 @@ def test_a1_12_a_line_to_another_model_is_404_and_the_run_goes_on(answered: Line
     assert set(GOOD) <= {name for name, one in answered.items() if one["error"] is None}
 
 
-def test_a1_21_an_endpoint_that_is_none_is_that_lines_error(answered: Lines) -> None:
+@pytest.mark.covers("A1.21")
+def test_an_endpoint_that_is_none_is_that_lines_error(answered: Lines) -> None:
     line = answered["bad url"]
 
     assert line["response"]["status_code"] == 400
@@ -215,17 +225,20 @@ def test_a1_21_an_endpoint_that_is_none_is_that_lines_error(answered: Lines) -> 
         assert url in said
 
 
-def test_a1_22_a_line_that_asks_for_a_stream_is_that_lines_error(answered: Lines) -> None:
+@pytest.mark.covers("A1.22")
+def test_a_line_that_asks_for_a_stream_is_that_lines_error(answered: Lines) -> None:
     assert "Request must not be sent in stream mode" in answered["streamed"]["error"]["message"]
 
 
+@pytest.mark.covers("A1.24")
 @pytest.mark.parametrize(("name", "words"), [("got", "POST"), ("no object", "body"), ("wrong field", "max_tokens")])
-def test_a1_24_what_is_wrong_in_a_request_is_that_lines_error(answered: Lines, name: str, words: str) -> None:
+def test_what_is_wrong_in_a_request_is_that_lines_error(answered: Lines, name: str, words: str) -> None:
     assert answered[name]["response"]["status_code"] == 400
     assert words in answered[name]["error"]["message"]
 
 
-def test_a1_23_an_endpoint_that_the_model_lacks_is_that_lines_error(tmp_path: Path) -> None:
+@pytest.mark.covers("A1.23")
+def test_an_endpoint_that_the_model_lacks_is_that_lines_error(tmp_path: Path) -> None:
     model = make_bert(tmp_path / "bert")
     save_words(model)
     write(tmp_path / "in.jsonl", [request("vector", "/v1/embeddings", input="w1 w2"), chat("chat")])

@@ -11,7 +11,8 @@ pytestmark = pytest.mark.cluster
 SEEDED = {"temperature": 1.0, "seed": 11}
 
 
-def test_b_completion_4_a3_43_best_of_returns_the_likeliest(served: Served) -> None:
+@pytest.mark.covers("B.completion.4", "A3.43")
+def test_best_of_returns_the_likeliest(served: Served) -> None:
     asked = {**SEEDED, "best_of": 4, "max_tokens": 6, "ignore_eos": True}
     every = served.completion(n=4, logprobs=0, **{**asked, "best_of": None})["choices"]
     best = served.completion(n=2, **asked)["choices"]
@@ -25,7 +26,8 @@ def test_b_completion_4_a3_43_best_of_returns_the_likeliest(served: Served) -> N
     assert len(served.chat(n=1, best_of=3, temperature=1.0)["choices"]) == 1
 
 
-def test_a3_44_beam_search_is_transformers_own(served: Served, oracle: Oracle) -> None:
+@pytest.mark.covers("A3.44")
+def test_beam_search_is_transformers_own(served: Served, oracle: Oracle) -> None:
     texts = [choice["text"] for choice in served.completion(use_beam_search=True, n=3)["choices"]]
 
     assert texts == oracle.generate(num_beams=3, num_return_sequences=3)
@@ -38,7 +40,8 @@ def test_a3_44_beam_search_is_transformers_own(served: Served, oracle: Oracle) -
     assert served.refused(**beams | {"stream": True})["param"] == "stream"
 
 
-def test_a3_45_top_k_1_is_greedy_and_its_range_is_checked(served: Served) -> None:
+@pytest.mark.covers("A3.45")
+def test_top_k_1_is_greedy_and_its_range_is_checked(served: Served) -> None:
     assert served.text(top_k=1, temperature=2.0, seed=3) == served.text()
     assert served.said(top_k=1, temperature=2.0, seed=3) == served.said()
     assert served.text(top_k=0, **SEEDED) == served.text(**SEEDED)
@@ -46,13 +49,15 @@ def test_a3_45_top_k_1_is_greedy_and_its_range_is_checked(served: Served) -> Non
         assert served.refused(top_k=bad)["param"] == "top_k"
 
 
-def test_a3_46_min_p_1_is_greedy_and_its_range_is_checked(served: Served) -> None:
+@pytest.mark.covers("A3.46")
+def test_min_p_1_is_greedy_and_its_range_is_checked(served: Served) -> None:
     assert served.text(min_p=1, temperature=2.0, seed=3) == served.text()
     assert served.refused(min_p=1.1)["param"] == "min_p"
     assert served.refused(min_p=-0.1)["param"] == "min_p"
 
 
-def test_a3_47_repetition_penalty_is_transformers_own(served: Served, oracle: Oracle) -> None:
+@pytest.mark.covers("A3.47")
+def test_repetition_penalty_is_transformers_own(served: Served, oracle: Oracle) -> None:
     penalised = served.text(repetition_penalty=8.0, max_tokens=24, ignore_eos=True)
 
     assert penalised == oracle.generate(repetition_penalty=8.0, max_new_tokens=24, eos_token_id=-1)[0]
@@ -60,7 +65,8 @@ def test_a3_47_repetition_penalty_is_transformers_own(served: Served, oracle: Or
     assert served.refused(repetition_penalty=0)["param"] == "repetition_penalty"
 
 
-def test_a3_48_length_penalty_ranks_beams(served: Served, oracle: Oracle) -> None:
+@pytest.mark.covers("A3.48")
+def test_length_penalty_ranks_beams(served: Served, oracle: Oracle) -> None:
     beams = {"use_beam_search": True, "n": 4, "stop_token_ids": None}
     for penalty in (-2.0, 3.0):
         texts = [choice["text"] for choice in served.completion(length_penalty=penalty, **beams)["choices"]]
@@ -68,15 +74,17 @@ def test_a3_48_length_penalty_ranks_beams(served: Served, oracle: Oracle) -> Non
     assert served.refused(length_penalty=0.5)["param"] == "length_penalty"
 
 
+@pytest.mark.covers("A3.49")
 @pytest.mark.parametrize("early", [True, False, "never"])
-def test_a3_49_early_stopping_goes_with_beams(served: Served, oracle: Oracle, early: Any) -> None:
+def test_early_stopping_goes_with_beams(served: Served, oracle: Oracle, early: Any) -> None:
     texts = [choice["text"] for choice in served.completion(use_beam_search=True, n=2, early_stopping=early)["choices"]]
 
     assert texts == oracle.generate(num_beams=2, num_return_sequences=2, early_stopping=early)
     assert served.refused(early_stopping=True)["param"] == "early_stopping"
 
 
-def test_b_finish_2_a3_50_stop_token_ids_stop_and_are_told(served: Served, oracle: Oracle) -> None:
+@pytest.mark.covers("B.finish.2", "A3.50")
+def test_stop_token_ids_stop_and_are_told(served: Served, oracle: Oracle) -> None:
     ids = served.completion(return_token_ids=True)["choices"][0]["token_ids"]
     stop = ids[2]
     choice = served.completion(stop_token_ids=[stop])["choices"][0]
@@ -85,8 +93,9 @@ def test_b_finish_2_a3_50_stop_token_ids_stop_and_are_told(served: Served, oracl
     assert choice["text"] == oracle.tokenizer.decode(ids[: ids.index(stop)])
 
 
+@pytest.mark.covers("A3.51")
 @pytest.mark.parametrize("stream", [False, True])
-def test_a3_51_a_stop_string_is_in_the_output_only_when_asked(served: Served, oracle: Oracle, stream: bool) -> None:
+def test_a_stop_string_is_in_the_output_only_when_asked(served: Served, oracle: Oracle, stream: bool) -> None:
     letters = [oracle.ids(letter)[0] for letter in "abcdefgh"]
     asked = {"allowed_token_ids": letters, "max_tokens": 12}
     whole = served.text(**asked)
@@ -116,7 +125,8 @@ def test_listed_tokens_and_repetitions_are_the_same_over_p_and_d(served: Served)
         assert last["choices"][0]["stop_reason"] == "repetition_detected"
 
 
-def test_b_finish_1_2_a3_52_a9_133_ignore_eos_fills_max_tokens(served: Served) -> None:
+@pytest.mark.covers("B.finish.1", "B.finish.2", "A3.52", "A9.133")
+def test_ignore_eos_fills_max_tokens(served: Served) -> None:
     likes_eos = {"logit_bias": {"2": 100}}
     ended = served.completion(**likes_eos)
     ignored = served.completion(ignore_eos=True, max_tokens=9, **likes_eos)
@@ -127,14 +137,16 @@ def test_b_finish_1_2_a3_52_a9_133_ignore_eos_fills_max_tokens(served: Served) -
     assert ignored["usage"]["completion_tokens"] == 9
 
 
-def test_a3_53_min_tokens_holds_every_end_back(served: Served) -> None:
+@pytest.mark.covers("A3.53")
+def test_min_tokens_holds_every_end_back(served: Served) -> None:
     answer = served.completion(min_tokens=5, logit_bias={"2": 100})
 
     assert answer["usage"]["completion_tokens"] == 6
     assert served.refused(min_tokens=9, max_tokens=8)["param"] == "min_tokens"
 
 
-def test_a3_54_special_tokens_are_shown_only_when_asked(served: Served) -> None:
+@pytest.mark.covers("A3.54")
+def test_special_tokens_are_shown_only_when_asked(served: Served) -> None:
     forced = {"allowed_token_ids": [1], "max_tokens": 2}
 
     assert served.text(**forced) == ""
@@ -142,14 +154,16 @@ def test_a3_54_special_tokens_are_shown_only_when_asked(served: Served) -> None:
     assert served.said(skip_special_tokens=False, **forced) == "<|im_start|><|im_start|>"
 
 
-def test_a3_55_spaces_between_special_tokens_is_accepted(served: Served) -> None:
+@pytest.mark.covers("A3.55")
+def test_spaces_between_special_tokens_is_accepted(served: Served) -> None:
     """This tokenizer puts no space there; tests/scheduler/test_detokenizer.py has one that does."""
     shown = {"allowed_token_ids": [1], "max_tokens": 2, "skip_special_tokens": False}
 
     assert served.text(spaces_between_special_tokens=False, **shown) == "<|im_start|><|im_start|>"
 
 
-def test_a3_56_truncate_prompt_tokens_keeps_the_last(served: Served, oracle: Oracle) -> None:
+@pytest.mark.covers("A3.56")
+def test_truncate_prompt_tokens_keeps_the_last(served: Served, oracle: Oracle) -> None:
     ids = oracle.ids(PROMPT)
     cut = served.completion(truncate_prompt_tokens=3)
 
@@ -159,7 +173,8 @@ def test_a3_56_truncate_prompt_tokens_keeps_the_last(served: Served, oracle: Ora
     assert served.refused(truncate_prompt_tokens=0)["param"] == "truncate_prompt_tokens"
 
 
-def test_a3_57_prompt_logprobs_are_the_log_softmax(served: Served, oracle: Oracle) -> None:
+@pytest.mark.covers("A3.57")
+def test_prompt_logprobs_are_the_log_softmax(served: Served, oracle: Oracle) -> None:
     told = served.completion(prompt_logprobs=2)["choices"][0]["prompt_logprobs"]
     ids = oracle.ids(PROMPT)
     expected = oracle.logprobs(ids)
@@ -176,7 +191,8 @@ def test_a3_57_prompt_logprobs_are_the_log_softmax(served: Served, oracle: Oracl
     assert served.refused(prompt_logprobs=-1)["param"] == "prompt_logprobs"
 
 
-def test_a3_58_only_allowed_token_ids_appear(served: Served) -> None:
+@pytest.mark.covers("A3.58")
+def test_only_allowed_token_ids_appear(served: Served) -> None:
     allowed = [40, 41, 42]
     choice = served.completion(allowed_token_ids=allowed, temperature=2.0, seed=5, return_token_ids=True)["choices"][0]
 
@@ -186,7 +202,8 @@ def test_a3_58_only_allowed_token_ids_appear(served: Served) -> None:
     assert "320 is out of vocabulary: ids are 0..319" in served.refused(allowed_token_ids=[320])["message"]
 
 
-def test_a2_35_penalties_bias_seed_and_user_each_have_their_effect(served: Served) -> None:
+@pytest.mark.covers("A2.35")
+def test_penalties_bias_seed_and_user_each_have_their_effect(served: Served) -> None:
     plain = served.said()
     forced = served.said(logit_bias={"40": 100}, return_token_ids=True)
     assert forced == served.text(allowed_token_ids=[40])
@@ -203,7 +220,8 @@ def test_a2_35_penalties_bias_seed_and_user_each_have_their_effect(served: Serve
     assert CHAT[0]["role"] == "user"
 
 
-def test_a9_130_131_penalties_have_their_range(served: Served) -> None:
+@pytest.mark.covers("A9.130", "A9.131")
+def test_penalties_have_their_range(served: Served) -> None:
     for name in ("presence_penalty", "frequency_penalty"):
         for bad in (2.1, -2.1, "1", True):
             assert served.refused(**{name: bad})["param"] == name

@@ -14,10 +14,9 @@ if importlib.util.find_spec("schemathesis") is None:
     pytest.skip("missing tool: schemathesis (pip install 'pdserve[clients]')", allow_module_level=True)
 
 
+@pytest.mark.covers("B.errors.13")
 @pytest.mark.parametrize("way", ["combined", "pair"])
-def test_b_errors_13_nothing_that_is_sent_is_a_server_error(
-    way: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_nothing_that_is_sent_is_a_server_error(way: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     url = request.getfixturevalue(way)
     command = [
         sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json", "--checks", "not_a_server_error",

@@ -25,7 +25,8 @@ def client(served: Served) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_b_text_3_4_a2_28_models_are_listed_and_retrieved(served: Served, client: openai.OpenAI) -> None:
+@pytest.mark.covers("B.text.3", "B.text.4", "A2.28")
+def test_models_are_listed_and_retrieved(served: Served, client: openai.OpenAI) -> None:
     card = served.http.get("/v1/models").json()["data"][0]
 
     assert (card["id"], card["object"], card["max_model_len"], card["parent"]) == ("tiny", "model", 512, None)
@@ -33,9 +34,8 @@ def test_b_text_3_4_a2_28_models_are_listed_and_retrieved(served: Served, client
     assert client.models.retrieve("tiny").id == "tiny"
 
 
-def test_b_text_2_b_clients_1_a2_29_34_chats_work_from_curl_and_from_the_client(
-    served: Served, client: openai.OpenAI
-) -> None:
+@pytest.mark.covers("B.text.2", "B.clients.1", "A2.29", "A2.34")
+def test_chats_work_from_curl_and_from_the_client(served: Served, client: openai.OpenAI) -> None:
     messages: Any = [
         {"role": "system", "content": "You are a helpful assistant."},
         {"role": "user", "content": "Who won the world series in 2020?"},
@@ -47,7 +47,8 @@ def test_b_text_2_b_clients_1_a2_29_34_chats_work_from_curl_and_from_the_client(
     assert message == {"role": "assistant", "content": made.choices[0].message.content}
 
 
-def test_b_text_1_a2_30_the_first_completion_of_the_documents(served: Served, client: openai.OpenAI) -> None:
+@pytest.mark.covers("B.text.1", "A2.30")
+def test_the_first_completion_of_the_documents(served: Served, client: openai.OpenAI) -> None:
     asked: Any = {"prompt": "San Francisco is a", "max_tokens": 7, "temperature": 0}
     first, again = served.completion(**asked), served.completion(**asked)
     made = client.completions.create(model="tiny", **asked)
@@ -57,13 +58,15 @@ def test_b_text_1_a2_30_the_first_completion_of_the_documents(served: Served, cl
     assert made.choices[0].text == first["choices"][0]["text"]
 
 
-def test_a2_31_another_model_is_404(served: Served, client: openai.OpenAI) -> None:
+@pytest.mark.covers("A2.31")
+def test_another_model_is_404(served: Served, client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as refused:
         client.completions.create(model="other", prompt=PROMPT)
     assert refused.value.param == "model"
 
 
-def test_a2_33_without_a_key_any_or_none_is_taken(served: Served) -> None:
+@pytest.mark.covers("A2.33")
+def test_without_a_key_any_or_none_is_taken(served: Served) -> None:
     for headers in ({}, {"Authorization": "Bearer EMPTY"}):
         answer = served.http.post(
             "/v1/completions", json={"model": "tiny", "prompt": PROMPT, "max_tokens": 1}, headers=headers
@@ -71,9 +74,8 @@ def test_a2_33_without_a_key_any_or_none_is_taken(served: Served) -> None:
         assert answer.status_code == 200
 
 
-def test_b_completion_1_a2_36_the_four_forms_of_a_prompt_are_answered_prompt_major(
-    served: Served, oracle: Oracle
-) -> None:
+@pytest.mark.covers("B.completion.1", "A2.36")
+def test_the_four_forms_of_a_prompt_are_answered_prompt_major(served: Served, oracle: Oracle) -> None:
     texts = [PROMPT, "what is the capital"]
     ids = [oracle.ids(text) for text in texts]
     expected = [served.text(prompt=text) for text in texts]
@@ -89,13 +91,15 @@ def test_b_completion_1_a2_36_the_four_forms_of_a_prompt_are_answered_prompt_maj
     assert [choice["text"] for choice in many[2:]] == [choice["text"] for choice in alone]
 
 
-def test_a2_37_a_suffix_is_refused_in_words(served: Served) -> None:
+@pytest.mark.covers("A2.37")
+def test_a_suffix_is_refused_in_words(served: Served) -> None:
     assert served.refused(suffix="end")["message"] == (
         "suffix is not currently supported: fill-in-the-middle is not implemented"
     )
 
 
-def test_b_chat_5_a2_38_tools_are_refused_in_words_and_never_a_500(served: Served) -> None:
+@pytest.mark.covers("B.chat.5", "A2.38")
+def test_tools_are_refused_in_words_and_never_a_500(served: Served) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     for fields in ({"tools": tools}, {"tools": tools, "tool_choice": "auto"}, {"tool_choice": "required"}):
         refused = served.refused("/v1/chat/completions", **fields)
@@ -104,7 +108,8 @@ def test_b_chat_5_a2_38_tools_are_refused_in_words_and_never_a_500(served: Serve
     assert served.said(tool_choice="none") == served.said()
 
 
-def test_a2_39_extra_body_and_merged_json_are_the_same(served: Served, client: openai.OpenAI) -> None:
+@pytest.mark.covers("A2.39")
+def test_extra_body_and_merged_json_are_the_same(served: Served, client: openai.OpenAI) -> None:
     messages: Any = [{"role": "user", "content": "Classify this sentiment: pdserve is wonderful!"}]
     choices = ["positive", "negative"]
     extra = client.chat.completions.create(
@@ -115,7 +120,8 @@ def test_a2_39_extra_body_and_merged_json_are_the_same(served: Served, client: o
     assert served.said(messages, guided_choice=choices, max_tokens=60) == extra.choices[0].message.content
 
 
-def test_a11_13_a2_40_an_image_is_refused_in_words_and_the_server_lives(served: Served) -> None:
+@pytest.mark.covers("A11.13", "A2.40")
+def test_an_image_is_refused_in_words_and_the_server_lives(served: Served) -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "what is this?"}, IMAGE]}]
     refused = served.refused("/v1/chat/completions", messages=messages)
 
@@ -124,11 +130,13 @@ def test_a11_13_a2_40_an_image_is_refused_in_words_and_the_server_lives(served: 
     assert served.http.get("/health").status_code == 200
 
 
-def test_b_chat_12_a_field_that_nobody_knows_is_ignored(served: Served) -> None:
+@pytest.mark.covers("B.chat.12")
+def test_a_field_that_nobody_knows_is_ignored(served: Served) -> None:
     assert served.text(metadata={"a": "b"}, store=True, service_tier="auto", unheard_of=[1]) == served.text()
 
 
-def test_a2_25_26_27_serve_and_the_module_form_are_one(model: Path, tmp_path: Path) -> None:
+@pytest.mark.covers("A2.25", "A2.26", "A2.27")
+def test_serve_and_the_module_form_are_one(model: Path, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -17,8 +17,9 @@ def streamed(served: Served, path: str, **fields: Any) -> list[dict[str, Any]]:
     return events(served.post(path, **body))
 
 
+@pytest.mark.covers("B.stream.1", "B.stream.2", "B.stream.3", "B.stream.4", "B.stream.5")
 @pytest.mark.parametrize("path", BODIES)
-def test_b_stream_1_2_3_4_5_each_choice_opens_once_and_ends_once(served: Served, path: str) -> None:
+def test_each_choice_opens_once_and_ends_once(served: Served, path: str) -> None:
     chunks = streamed(served, path, ignore_eos=True)
 
     assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in chunks}) == 1
@@ -32,8 +33,9 @@ def test_b_stream_1_2_3_4_5_each_choice_opens_once_and_ends_once(served: Served,
             assert own[-1]["delta"].get("content") is not None
 
 
+@pytest.mark.covers("B.usage.1", "B.usage.2", "B.usage.3", "B.usage.4")
 @pytest.mark.parametrize("path", BODIES)
-def test_b_usage_1_2_3_4_counts_come_as_asked_and_never_else(served: Served, path: str) -> None:
+def test_counts_come_as_asked_and_never_else(served: Served, path: str) -> None:
     for options in (None, {"include_usage": False}, {}):
         assert not any("usage" in chunk for chunk in streamed(served, path, stream_options=options))
 
@@ -54,7 +56,8 @@ def test_b_usage_1_2_3_4_counts_come_as_asked_and_never_else(served: Served, pat
     assert served.refused(path, **BODIES[path], stream_options={"include_usage": True})["param"] == "stream_options"
 
 
-def test_b_logprobs_4_offsets_go_on_across_chunks(served: Served) -> None:
+@pytest.mark.covers("B.logprobs.4")
+def test_offsets_go_on_across_chunks(served: Served) -> None:
     asked = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "logprobs": 1}
     whole = served.completion(**asked)["choices"][0]["logprobs"]
     parts = [chunk["choices"][0]["logprobs"] for chunk in events(served.post("/v1/completions", stream=True, **asked))]
@@ -64,7 +67,8 @@ def test_b_logprobs_4_offsets_go_on_across_chunks(served: Served) -> None:
         assert [item for part in parts for item in part[key]] == whole[key]
 
 
-def test_b_logprobs_5_tokens_are_told_by_number_where_asked(served: Served) -> None:
+@pytest.mark.covers("B.logprobs.5")
+def test_tokens_are_told_by_number_where_asked(served: Served) -> None:
     asked = {"logprobs": 1, "return_tokens_as_token_ids": True, "return_token_ids": True}
     choice = served.completion(**asked)["choices"][0]
     chunks = events(served.post("/v1/completions", prompt=PROMPT, max_tokens=8, temperature=0, stream=True, **asked))

@@ -31,7 +31,8 @@ def posted(served: Served, path: str, **body: Any) -> dict[str, Any]:
     return answer
 
 
-def test_b_pooling_1_a1_9_embeddings_are_the_hidden_states_of_transformers(served: Served, oracle: Oracle) -> None:
+@pytest.mark.covers("B.pooling.1", "A1.9")
+def test_embeddings_are_the_hidden_states_of_transformers(served: Served, oracle: Oracle) -> None:
     answer = posted(served, "/v1/embeddings", input=TEXTS)
 
     ids = [oracle.tokenizer.encode(text) for text in TEXTS]
@@ -45,7 +46,8 @@ def test_b_pooling_1_a1_9_embeddings_are_the_hidden_states_of_transformers(serve
     assert [one["embedding"] for one in again] == [pytest.approx(one["embedding"], abs=1e-6) for one in answer["data"]]
 
 
-def test_a1_9_every_form_of_input_is_the_same_vector(served: Served, oracle: Oracle) -> None:
+@pytest.mark.covers("A1.9")
+def test_every_form_of_input_is_the_same_vector(served: Served, oracle: Oracle) -> None:
     ids = oracle.tokenizer.encode(PROMPT)
     forms: list[Any] = [PROMPT, [PROMPT], ids, [ids]]
 
@@ -55,14 +57,16 @@ def test_a1_9_every_form_of_input_is_the_same_vector(served: Served, oracle: Ora
     assert [[one["embedding"] for one in data] for data in found] == [[expected]] * 4
 
 
-def test_b_pooling_1_a_conversation_has_a_vector(served: Served, oracle: Oracle) -> None:
+@pytest.mark.covers("B.pooling.1")
+def test_a_conversation_has_a_vector(served: Served, oracle: Oracle) -> None:
     answer = posted(served, "/v1/embeddings", messages=CHAT)
 
     ids = oracle.tokenizer.apply_chat_template(CHAT, return_dict=False)
     assert answer["data"][0]["embedding"] == pytest.approx(vector(oracle, ids), abs=1e-5)
 
 
-def test_b_pooling_1_dimensions_are_the_first_ones_at_length_1(served: Served, oracle: Oracle) -> None:
+@pytest.mark.covers("B.pooling.1")
+def test_dimensions_are_the_first_ones_at_length_1(served: Served, oracle: Oracle) -> None:
     cut = posted(served, "/v1/embeddings", input=PROMPT, dimensions=8)["data"][0]["embedding"]
 
     first = vector(oracle, oracle.tokenizer.encode(PROMPT))[:8]
@@ -73,8 +77,9 @@ def test_b_pooling_1_dimensions_are_the_first_ones_at_length_1(served: Served, o
     assert "dimensions is 65, the model's vectors have 64" in refused.json()["error"]["message"]
 
 
+@pytest.mark.covers("B.pooling.2", "A1.10")
 @pytest.mark.parametrize("path", ["/v1/score", "/score"])
-def test_b_pooling_2_a1_10_scores_are_the_cosines_of_the_vectors(served: Served, oracle: Oracle, path: str) -> None:
+def test_scores_are_the_cosines_of_the_vectors(served: Served, oracle: Oracle, path: str) -> None:
     answer = posted(served, path, text_1=PROMPT, text_2=TEXTS)
 
     first, *others = (torch.tensor(vector(oracle, oracle.tokenizer.encode(text))) for text in (PROMPT, *TEXTS))
@@ -86,7 +91,8 @@ def test_b_pooling_2_a1_10_scores_are_the_cosines_of_the_vectors(served: Served,
     assert answer["usage"]["prompt_tokens_details"] is None
 
 
-def test_a1_11_chats_and_vectors_are_served_side_by_side(served: Served, oracle: Oracle) -> None:
+@pytest.mark.covers("A1.11")
+def test_chats_and_vectors_are_served_side_by_side(served: Served, oracle: Oracle) -> None:
     said, expected = served.said(), pytest.approx(vector(oracle, oracle.tokenizer.encode(PROMPT)), abs=1e-5)
 
     for _ in range(3):
@@ -94,7 +100,8 @@ def test_a1_11_chats_and_vectors_are_served_side_by_side(served: Served, oracle:
         assert served.said() == said
 
 
-def test_b_tokenizer_1_2_3_tokens_are_those_of_transformers_and_back(served: Served, oracle: Oracle) -> None:
+@pytest.mark.covers("B.tokenizer.1", "B.tokenizer.2", "B.tokenizer.3")
+def test_tokens_are_those_of_transformers_and_back(served: Served, oracle: Oracle) -> None:
     told = posted(served, "/tokenize", prompt=PROMPT, return_token_strs=True)
     chat = posted(served, "/tokenize", messages=CHAT)
 
@@ -131,7 +138,8 @@ def test_b_tokenizer_lm_evals_remote_tokenizer_is_the_models_own(served: Served,
     assert remote.apply_chat_template(CHAT) == text
 
 
-def test_b_clients_1_a2_34_the_official_client_embeds_and_retrieves(served: Served, oracle: Oracle) -> None:
+@pytest.mark.covers("B.clients.1", "A2.34")
+def test_the_official_client_embeds_and_retrieves(served: Served, oracle: Oracle) -> None:
     with openai.OpenAI(base_url=f"{served.http.base_url}/v1", api_key="EMPTY", max_retries=0) as client:
         answer = client.embeddings.create(model="tiny", input=TEXTS)
         model = client.models.retrieve("tiny")
@@ -144,7 +152,8 @@ def test_b_clients_1_a2_34_the_official_client_embeds_and_retrieves(served: Serv
     assert (model.id, model.object) == ("tiny", "model")
 
 
-def test_b_ops_1_3_4_5_6_version_ping_load_and_the_api_are_told(served: Served) -> None:
+@pytest.mark.covers("B.ops.1", "B.ops.3", "B.ops.4", "B.ops.5", "B.ops.6")
+def test_version_ping_load_and_the_api_are_told(served: Served) -> None:
     assert served.http.get("/version").json()["version"]
     assert served.http.get("/ping").status_code == served.http.get("/health").status_code == 200
     assert served.http.get("/load").json() == {"server_load": 0}

@@ -36,15 +36,17 @@ ADDED = ["-v", "/etc/hccn.conf:/etc/hccn.conf:ro", "--shm-size=1g", "--ulimit", 
 pytestmark = pytest.mark.usefixtures("docker")
 
 
+@pytest.mark.covers("A8.119")
 @pytest.mark.parametrize("role", ["prefill", "decode", "scheduler"])
-def test_a8_119_guide_exact_is_the_guides_line(tables: Make, capsys: Capture, role: str) -> None:
+def test_guide_exact_is_the_guides_line(tables: Make, capsys: Capture, role: str) -> None:
     line = line_of(capsys, role, *tables(), *FLAGS, "--guide-exact")
 
     assert line == shlex.split(GUIDE[role])
 
 
+@pytest.mark.covers("A8.119")
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_a8_119_devices_are_those_of_the_table_and_what_the_guide_lacks_is_added(
+def test_devices_are_those_of_the_table_and_what_the_guide_lacks_is_added(
     tables: Make, capsys: Capture, role: str
 ) -> None:
     line = line_of(capsys, role, *tables(), *FLAGS)
@@ -57,7 +59,8 @@ def test_a8_119_devices_are_those_of_the_table_and_what_the_guide_lacks_is_added
     ]
 
 
-def test_a8_119_the_scheduler_gets_no_card_no_node_and_no_driver(tables: Make, capsys: Capture) -> None:
+@pytest.mark.covers("A8.119")
+def test_the_scheduler_gets_no_card_no_node_and_no_driver(tables: Make, capsys: Capture) -> None:
     line = line_of(capsys, "scheduler", *tables(), *FLAGS)
 
     assert not [word for word in line if "/dev/" in word or "Ascend" in word or "npu" in word]

@@ -19,6 +19,7 @@ from tests.deploy.stub_docker import StubDocker, container
 pytestmark = pytest.mark.usefixtures("docker")
 
 
+@pytest.mark.covers("A11.20", "A8.119")
 @pytest.mark.parametrize(
     "holder",
     [
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("docker")
         container("first", env=["ASCEND_VISIBLE_DEVICES=1,5"]),
     ],
 )
-def test_a11_20_a8_119_a_card_already_given_away_is_refused(
+def test_a_card_already_given_away_is_refused(
     tables: Make, docker: StubDocker, capsys: Capture, holder: dict[str, object]
 ) -> None:
     docker.runs(container("monitor"), holder, status=1)  # status 1: one that ended meanwhile

@@ -74,7 +74,8 @@ def test_a8_the_guides_start_line_runs_as_printed(
     )
 
 
-def test_a8_119_the_guides_build_line_runs_as_printed(folder: Path, tmp_path: Path, recorder: str) -> None:
+@pytest.mark.covers("A8.119")
+def test_the_guides_build_line_runs_as_printed(folder: Path, tmp_path: Path, recorder: str) -> None:
     done = _sh(BUILD, folder, tmp_path, PDSERVE_PYTHON=recorder, base_image="cann:9", image_name="pd")
 
     assert done.stdout == "-P -m pdserve.container_command build_image --base-image=cann:9 --image-name=pd\n"

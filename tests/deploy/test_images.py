@@ -42,9 +42,10 @@ def test_there_is_one_for_each_device() -> None:
     assert [path.suffix for path in DOCKERFILES] == [".ascend", ".cpu", ".cuda"]
 
 
+@pytest.mark.covers("A2.41")
 @names
 @pytest.mark.skipif(not HADOLINT.exists(), reason="missing tool: hadolint, of the extra `test` on x86_64")
-def test_a2_41_hadolint_finds_nothing(dockerfile: Path) -> None:
+def test_hadolint_finds_nothing(dockerfile: Path) -> None:
     done = _run(HADOLINT, "--format", "tty", "--no-color", dockerfile)
 
     assert (done.returncode, done.stdout) == (0, "")
@@ -161,6 +162,7 @@ def image(tmp_path: Path) -> Path:
     return tmp_path / "image"
 
 
+@pytest.mark.covers("A2.41")
 @pytest.mark.parametrize(
     ("words", "table", "started"),
     [
@@ -169,7 +171,7 @@ def image(tmp_path: Path) -> Path:
         (["echo", "a  b"], True, "a  b"),
     ],
 )
-def test_a2_41_the_entrypoint_forwards_its_arguments(image: Path, words: list[str], table: bool, started: str) -> None:
+def test_the_entrypoint_forwards_its_arguments(image: Path, words: list[str], table: bool, started: str) -> None:
     environ = {"GLOBAL_RANK_TABLE_FILE_PATH": "/work/global.json"} if table else {}
 
     done = _run(image / "deploy" / "docker" / "entrypoint.sh", *words, **environ)

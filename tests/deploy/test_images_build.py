@@ -57,7 +57,8 @@ def _refusal(capsys: Capture, docker: StubDocker, *words: str) -> str:
     return said.err
 
 
-def test_a8_119_the_guides_line_asks_the_base_image_and_builds(docker: StubDocker, tmp_path: Path) -> None:
+@pytest.mark.covers("A8.119")
+def test_the_guides_line_asks_the_base_image_and_builds(docker: StubDocker, tmp_path: Path) -> None:
     done = subprocess.run(
         ["sh", str(CLONE / "deploy" / "build_image.sh"), *FLAGS], capture_output=True, text=True, timeout=300,
         cwd=tmp_path, env={"PATH": os.environ["PATH"], "PDSERVE_PYTHON": sys.executable}, check=False,
@@ -262,8 +263,9 @@ def _metadata_version(name: str) -> str:
     return metadata.version(name)
 
 
+@pytest.mark.covers("A8.119")
 @pytest.mark.parametrize("name", ["build_image.sh", "docker_run.sh", "link_guide_paths"])
-def test_a8_119_every_script_has_help(name: str) -> None:
+def test_every_script_has_help(name: str) -> None:
     script = CLONE / "deploy" / name
     environ = {"PATH": os.environ["PATH"], "PDSERVE_PYTHON": sys.executable}
 

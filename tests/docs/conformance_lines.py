@@ -1,7 +1,7 @@
-"""The lines of the request checklist in our words: what docs/conformance.md has a row for."""
+"""The lines of the request checklist in our words, by section: what docs/conformance.md has a row for."""
 
 LINES: dict[str, dict[int, str]] = {
-    "a1": {
+    "A1": {
         1: "one request a line; blank lines are none", 2: "run-batch -i IN -o OUT --model M", 3: "both module forms",
         4: "a wrong command line is 2; a missing input is said before the model loads",
         5: "max_completion_tokens and max_tokens", 6: "the envelope of a line", 7: "the body of a chat",
@@ -14,7 +14,7 @@ LINES: dict[str, dict[int, str]] = {
         23: "an endpoint that the model lacks is that line's error",
         24: "a malformed line fails the run before the model loads; an empty file is answered by one",
     },
-    "a2": {
+    "A2": {
         25: "serve MODEL --dtype auto --api-key KEY", 26: "python -m …entrypoints.openai.api_server --model M",
         27: "default port 8000; a port in use is an error in words", 28: "GET /v1/models",
         29: "POST /v1/chat/completions as printed", 30: "POST /v1/completions as printed",
@@ -23,33 +23,55 @@ LINES: dict[str, dict[int, str]] = {
         37: "suffix is refused", 38: "tools are refused, never 500", 39: "extra fields by extra_body or merged JSON",
         40: "images are refused, never 500", 41: "start by Docker", 42: "models from ModelScope",
     },
-    "a3": {
+    "A3": {
         43: "best_of", 44: "use_beam_search", 45: "top_k", 46: "min_p", 47: "repetition_penalty", 48: "length_penalty",
         49: "early_stopping", 50: "stop_token_ids", 51: "include_stop_str_in_output", 52: "ignore_eos",
         53: "min_tokens", 54: "skip_special_tokens", 55: "spaces_between_special_tokens", 56: "truncate_prompt_tokens",
         57: "prompt_logprobs", 58: "allowed_token_ids",
     },
-    "a4": {
+    "A4": {
         59: "echo", 60: "add_generation_prompt", 61: "add_special_tokens", 62: "documents", 63: "chat_template",
         64: "chat_template_kwargs", 65: "response_format", 66: "guided_json", 67: "guided_regex", 68: "guided_choice",
         69: "guided_grammar", 70: "guided_decoding_backend", 71: "guided_whitespace_pattern", 72: "one way at a time",
     },
-    "a5": {
+    "A5": {
         73: "the model's own template", 74: "--chat-template: a file or text", 75: "a model without a template",
         76: "templates that ship with us",
     },
-    "a6": {
+    "A6": {
         77: "from pdserve import LLM, SamplingParams; LLM(model=HF id or folder)", 78: "SamplingParams",
         79: "LLM.generate: the outputs in the order of the prompts",
         80: "output.prompt, output.outputs[0].text and token_ids",
     },
-    "a8": {105: "USE_OPENAI=0: /generate", 106: "USE_OPENAI=0: /v1 is 404", 116: "combined and P/D say the same"},
-    "a9": {
+    "A7": {
+        81: "one scheduler, one or more instances of each role", 82: "pd_ranktable_tools.py --mode gen or merge",
+        83: "--save-dir", 84: "--api-server: group 0 and the host's local file", 85: "--prefill-server-list",
+        86: "--decode-server-list", 87: "--global-ranktable-list: two tables or more", 88: "the names of gen's files",
+        89: "the merged table: lists in argument order, counts computed anew",
+        90: "exactly one scheduler entry over all hosts", 91: "devices used twice; unequal tensor-parallel sizes",
+        92: "a global table has three groups", 93: "group 0: one server without devices",
+        94: "groups 1 and 2: counts, ids and types", 95: "rank_id counts from 0, device_id is physical",
+        96: "a local table is its entry of the global one", 97: "the role is that of the matching entry",
+        98: "one global table on all hosts",
+    },
+    "A8": {
+        99: "start_servers.sh; flags in both spellings", 100: "GLOBAL_RANK_TABLE_FILE_PATH is required",
+        101: "RANK_TABLE_FILE_PATH is required", 102: "NODE_PORTS: the scheduler's, in the table's order",
+        103: "NODE_PORTS in another order is an error", 104: "USE_OPENAI is 1 or 0", 105: "USE_OPENAI=0: /generate",
+        106: "USE_OPENAI=0: /v1 is 404", 107: "--host", 108: "--port: distinct on each host",
+        109: "--model: the same on all instances", 110: "--max-num-seqs", 111: "--max-model-len",
+        112: "--max-num-batched-tokens is at least --max-model-len",
+        113: "--tensor-parallel-size is the number of devices", 114: "--quantization is what the checkpoint has",
+        115: "the scheduler waits for its instances",
+        116: "combined and P/D give the same answers", 117: "1P1D at tensor parallel size 2",
+        118: "the environment's steps are reported", 119: "build and run lines of the containers",
+    },
+    "A9": {
         120: "model", 121: "prompt", 122: "max_tokens", 123: "top_k", 124: "top_p", 125: "temperature", 126: "stop",
         127: "stream", 128: "n", 129: "use_beam_search", 130: "presence_penalty", 131: "frequency_penalty",
         132: "length_penalty", 133: "ignore_eos", 134: "guided_json", 135: "the guide's chat as printed",
     },
-    "a10": {
+    "A10": {
         136: "P/D on Ascend NPUs over HCCL (on CPU tensors, gloo under HCCL's rules: no NPU was at hand)",
         137: "P/D on GPUs over NCCL (on CPU tensors, gloo under NCCL's rules: no GPU was at hand)",
         139: "ranktable gen as in the order leads to a cluster", 140: "pd_ranktable_tools in three forms",

@@ -1,12 +1,15 @@
-"""docs/conformance.md: each line of the request checklist, the tests named after it, and the ways that they serve.
+"""docs/conformance.md: each line of the request checklist, the tests that cover it, and the ways that they serve.
 
-python -m tests.docs.conformance_page writes it.
+A test names its lines by `@pytest.mark.covers("A8.115", "B.text.1")`.
+
+python -m tests.docs.conformance_page            writes the page
+python -m tests.docs.conformance_page --check    exit status 1 where the page differs, or a line has no test
 """
 
 import ast
-import re
+import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,15 +18,14 @@ from tests.docs.conformance_surfaces import READINGS, SURFACES
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "conformance.md"
-LINES = CHECKLIST | {"a11": READINGS} | SURFACES
-_NUMBERED = re.compile(r"(?<=_)(a\d+|b_[a-z]+)((?:_\d+)+)(?=_)")
+LINES = CHECKLIST | {"A11": READINGS} | SURFACES
 _BOTH = frozenset(("served", "client", "way", "answered"))
 _PAIR = frozenset(("pair", "cluster", "http", "printed", "GuideCluster"))
 _HEAD = """\
 # Conformance
 
-Every line of the request checklist, with the tests that are named after it. Written by `scripts/conformance`; a test
-fails where this page is not what the tests say.
+Every line of the request checklist, with the tests that cover it. Written by `scripts/conformance` from the tests'
+`covers` marks; `scripts/check` fails where it differs, or where a line has no test.
 
 **Ways**: `combined, P/D` tests run against real processes with a real model, once with one combined instance and once
 over a prefill and a decode instance, and must find the same. `P/D` tests run over such a cluster alone. `front door`
@@ -36,45 +38,49 @@ and the parts from B on what users of today's vLLM rely on, surface by surface.
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """A test that is named after a line."""
+class CoveringTest:
+    """A test with a `covers` mark."""
 
     file: str
     name: str
     ways: str
 
 
-def named_tests() -> dict[tuple[str, int], list[Named]]:
+def covering_tests() -> dict[str, list[CoveringTest]]:
     """Return the tests of each line, in the order of files and names."""
-    found: dict[tuple[str, int], list[Named]] = defaultdict(list)
+    found: dict[str, list[CoveringTest]] = defaultdict(list)
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for function in _functions(path):
-            told = Named(str(path.relative_to(ROOT)), function.name, _ways(path, function))
-            for part, numbers in _NUMBERED.findall(function.name):
-                for number in numbers.split("_")[1:]:
-                    found[part, int(number)].append(told)
+            test = CoveringTest(str(path.relative_to(ROOT)), function.name, _ways(path, function))
+            for line in _lines(function):
+                found[line].append(test)
     return found
 
 
-def page() -> str:
+def page(found: dict[str, list[CoveringTest]]) -> str:
     """Return the page's text."""
-    found, parts = named_tests(), [_HEAD]
+    text = [_HEAD]
     for part, lines in LINES.items():
-        title = f"B: {part[2:]}" if part in SURFACES else part.upper()
-        parts.append(f"\n## {title}\n\n| line | what | test | ways |\n|---|---|---|---|\n")
+        text.append(f"\n## {part.replace('.', ': ')}\n\n| line | what | test | ways |\n|---|---|---|---|\n")
         for number, what in lines.items():
-            named = found.get((part, number), [])
-            rows = [f"`{one.file}::{one.name}` | {one.ways}" for one in named] or ["**open** | none"]
-            parts += [
+            tests = found.get(f"{part}.{number}", [])
+            rows = [f"`{one.file}::{one.name}` | {one.ways}" for one in tests] or ["**open** | none"]
+            text += [
                 f"| {number if not at else ''} | {what if not at else ''} | {row} |\n" for at, row in enumerate(rows)
             ]
-    return "".join(parts)
+    return "".join(text)
 
 
 def _functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
             yield node
+
+
+def _lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+    for mark in function.decorator_list:
+        if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.covers":
+            yield from (ast.literal_eval(argument) for argument in mark.args)
 
 
 def _ways(path: Path, function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
@@ -86,10 +92,19 @@ def _ways(path: Path, function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     return {"cluster": "P/D", "scheduler": "front door"}.get(folder, folder)
 
 
-def main() -> None:
-    """Write the page."""
-    PAGE.write_text(page(), encoding="utf-8")
+def main(argv: Sequence[str]) -> int:
+    """Do what the module says; returns the exit status."""
+    found = covering_tests()
+    known = {f"{part}.{number}" for part, lines in LINES.items() for number in lines}
+    faults = [f"{line}: no test covers it" for line in sorted(known - found.keys())]
+    faults += [f"{line}: the checklist has no such line" for line in sorted(found.keys() - known)]
+    if not argv:
+        PAGE.write_text(page(found), encoding="utf-8")
+    elif PAGE.read_text(encoding="utf-8") != page(found):
+        faults.append(f"{PAGE.relative_to(ROOT)} is not what the tests say: run scripts/conformance")
+    sys.stderr.write("".join(f"{fault}\n" for fault in faults))
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

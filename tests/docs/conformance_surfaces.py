@@ -1,91 +1,91 @@
 """What users of today's vLLM rely on, surface by surface, in our words: section B of the checklist, line by line."""
 
 SURFACES: dict[str, dict[int, str]] = {
-    "b_text": {
+    "B.text": {
         1: "completions: every field of the answer", 2: "chats: every field of the answer",
         3: "/v1/models: the card with all its fields", 4: "/v1/models/{id}",
     },
-    "b_tokenizer": {
+    "B.tokenizer": {
         1: "/tokenize of a prompt and of messages", 2: "/detokenize", 3: "return_token_strs",
         4: "add_special_tokens, add_generation_prompt, continue_final_message", 5: "/tokenizer_info by flag",
     },
-    "b_ops": {
+    "B.ops": {
         1: "/health: 200, and 503 when the engine is dead", 2: "/metrics", 3: "/version", 4: "/ping", 5: "/load",
         6: "/openapi.json", 7: "/docs by flag",
     },
-    "b_chat": {
+    "B.chat": {
         1: "max_completion_tokens wins over max_tokens", 2: "top_logprobs: null is 0, -1 is all where allowed",
         3: "seed: the bounds of int64", 4: "stop: four texts at most", 5: "tools are refused in words, never 500",
         6: "reasoning_effort and include_reasoning are taken", 7: "chat_template and chat_template_kwargs",
         8: "continue_final_message, never together with add_generation_prompt", 9: "documents", 10: "echo",
         11: "messages[].reasoning and reasoning_content are one", 12: "fields that nobody knows are ignored",
     },
-    "b_completion": {
+    "B.completion": {
         1: "four forms of a prompt, choices prompt-major", 2: "echo with logprobs; max_tokens 0 is the prompt alone",
         3: "max_tokens null is 16", 4: "best_of", 5: "truncation_side", 6: "bad_words", 7: "an empty prompt is 400",
         8: "a token id out of the vocabulary is 400 and named",
     },
-    "b_limits": {
+    "B.limits": {
         1: "penalties in [-2, 2]", 2: "repetition_penalty above 0 and finite",
         3: "temperature in [0, 2], below 0.01 it is 0.01", 4: "top_p in (0, 1]", 5: "top_k -1, 0 (off) or more",
         6: "min_p in [0, 1]", 7: "min_tokens within max_tokens", 8: "logprobs within --max-logprobs",
         9: "bad_words are not empty", 10: "logit_bias: clamped; bad keys all named at once; ids in the vocabulary",
     },
-    "b_generation": {
+    "B.generation": {
         1: "the guide's table unless the operator says otherwise", 2: "auto: the model's own, and a request's wins",
         3: "--override-generation-config wins over the model's",
     },
-    "b_stream": {
+    "B.stream": {
         1: "the first chunk of a choice has the role and no text", 2: "one id, created and model in all chunks",
         3: "nothing that was not asked for stands in a chunk", 4: "one finish_reason a choice, with its last text",
         5: "[DONE] is last", 6: "an error in the middle is an event and the end of the stream",
         7: "keep-alive comments by flag",
     },
-    "b_usage": {
+    "B.usage": {
         1: "stream_options only with stream", 2: "include_usage: one more chunk without choices",
         3: "continuous_usage_stats: counts in every chunk, never smaller, with include_usage",
         4: "else no usage anywhere", 5: "--enable-force-include-usage and --enable-prompt-tokens-details",
     },
-    "b_logprobs": {
+    "B.logprobs": {
         1: "chats: token, logprob, bytes and exactly top_logprobs others",
         2: "completions: N to N+1 names a position, the first of an echo is null", 3: "minus infinity is -9999.0",
         4: "text_offset goes on across the chunks of a stream", 5: "token_id:N by flag and by field; return_token_ids",
     },
-    "b_finish": {
+    "B.finish": {
         1: "stop and length", 2: "stop_reason: the text, the token id, or null at the model's end",
         3: "abort of those that were cancelled, in the metrics",
     },
-    "b_structured": {
+    "B.structured": {
         1: "structured_outputs: exactly one kind", 2: "response_format: text, json_object, json_schema",
         3: "structural_tag", 4: "guided_* beside them", 5: "nested 64 deep at most",
         6: "whitespace_pattern and disable_any_whitespace",
     },
-    "b_errors": {
+    "B.errors": {
         1: "one nested envelope", 2: "a wrong field is 400 with its path, never 422",
         3: "no paths, addresses or long inputs in messages", 4: "404", 5: "401", 6: "405", 7: "413",
         8: "415 and 400 by type", 9: "500 without internals", 10: "429 and 503 with Retry-After",
         11: "a route that the model cannot answer is refused in words",
         12: "a prompt longer than the model names the maximum context length", 13: "nothing sent is a server error",
     },
-    "b_headers": {
+    "B.headers": {
         1: "X-Request-Id ends the answer's id and is echoed", 2: "CORS flags", 3: "--root-path", 4: "TLS flags",
     },
-    "b_cancel": {
+    "B.cancel": {
         1: "a client that goes away ends its request, streamed or not", 2: "its blocks are free on P and on D",
     },
-    "b_shutdown": {
+    "B.shutdown": {
         1: "on SIGTERM new requests are 503", 2: "those that run may finish for --shutdown-timeout",
         3: "no process is left",
     },
-    "b_metrics": {
+    "B.metrics": {
         1: "the vllm: names of requests, tokens and times", 2: "those of loads, caches and preemptions",
         3: "http_requests_total", 4: "our own names, of each role and of the hand-off",
     },
-    "b_clients": {
+    "B.clients": {
         1: "the official openai client", 2: "lm-eval: log-likelihoods are those of the model itself",
         3: "lm-eval: texts and chats",
     },
-    "b_pooling": {1: "/v1/embeddings", 2: "/v1/score and /score"},
+    "B.pooling": {1: "/v1/embeddings", 2: "/v1/score and /score"},
 }  # fmt: skip
 
 READINGS: dict[int, str] = {

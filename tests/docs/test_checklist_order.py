@@ -45,8 +45,9 @@ def imported() -> frozenset[str]:
     return frozenset(name for path in files for name in _imported(path))
 
 
+@pytest.mark.covers("A10.143")
 @pytest.mark.parametrize(("distribution", "module"), MODULE_BY_DISTRIBUTION.items())
-def test_a10_143_a_package_of_the_order_is_declared_and_has_a_job(
+def test_a_package_of_the_order_is_declared_and_has_a_job(
     distribution: str, module: str, imported: frozenset[str]
 ) -> None:
     extras = PROJECT["project"]["optional-dependencies"]
@@ -56,7 +57,8 @@ def test_a10_143_a_package_of_the_order_is_declared_and_has_a_job(
     assert any(name == module or name.startswith(f"{module}.") for name in imported)
 
 
-def test_a10_144_the_folders_of_the_order_stand_at_the_top() -> None:
+@pytest.mark.covers("A10.144")
+def test_the_folders_of_the_order_stand_at_the_top() -> None:
     assert (ROOT / "pyproject.toml").is_file()
     assert [name for name in FOLDERS if not (ROOT / name).is_dir()] == []
     packages = {path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file()}

@@ -169,8 +169,9 @@ def test_an_archive_that_says_more_than_it_has_is_refused(source: Path) -> None:
         convert_bin(bins, source.parent, tied=False)
 
 
+@pytest.mark.covers("A11.9")
 @pytest.mark.parametrize("name", ["model.pt", "consolidated.00.pth", "training_args.bin", "weights.pkl"])
-def test_a11_9_pickles_of_other_names_are_refused(source: Path, name: str) -> None:
+def test_pickles_of_other_names_are_refused(source: Path, name: str) -> None:
     pickled(source / name)
 
     with pytest.raises(ConfigError, match=rf"has no safetensors, only {name}: of pickles, only {BIN_NAME}"):

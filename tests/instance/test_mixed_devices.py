@@ -112,8 +112,9 @@ def assert_groups_carry_prompts(
     assert [device.name for device in kind.opened] == [f"{name}:0", f"{name}:1"]
 
 
+@pytest.mark.covers("A10.136")
 @pytest.mark.parametrize("blocks", [(128, 128), (16, 128), (128, 32)])
-def test_a10_136_a_hand_off_between_npus_goes_over_hccls_groups_and_keeps_its_rules(
+def test_a_hand_off_between_npus_goes_over_hccls_groups_and_keeps_its_rules(
     blocks: tuple[int, int], model: Path, reference: list[list[int]], rules: HcclRules, kinds: dict[str, SeveralKind]
 ) -> None:
     assert_groups_carry_prompts(kinds["npu"], blocks, model, reference)
@@ -121,8 +122,9 @@ def test_a10_136_a_hand_off_between_npus_goes_over_hccls_groups_and_keeps_its_ru
     assert rules.made == 2
 
 
+@pytest.mark.covers("A10.137")
 @pytest.mark.parametrize("blocks", [(16, 16), (16, 128), (128, 32)])
-def test_a10_137_a_hand_off_between_gpus_goes_over_nccls_groups_and_keeps_its_rules(
+def test_a_hand_off_between_gpus_goes_over_nccls_groups_and_keeps_its_rules(
     blocks: tuple[int, int], model: Path, reference: list[list[int]], nccl: NcclRules, kinds: dict[str, SeveralKind]
 ) -> None:
     assert_groups_carry_prompts(kinds["cuda"], blocks, model, reference)

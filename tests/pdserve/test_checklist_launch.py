@@ -50,11 +50,10 @@ def start(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     return started
 
 
+@pytest.mark.covers("A8.100", "A8.101")
 @pytest.mark.parametrize("name", ["prefill", "scheduler"])
 @pytest.mark.parametrize("variable", VARIABLES[:2], ids=["a8_100", "a8_101"])
-def test_a8_100_101_each_table_is_required_readable_json(
-    tmp_path: Path, start: Start, name: str, variable: str
-) -> None:
+def test_each_table_is_required_readable_json(tmp_path: Path, start: Start, name: str, variable: str) -> None:
     broken = tmp_path / "broken.json"
     broken.write_text("{")
 
@@ -64,12 +63,14 @@ def test_a8_100_101_each_table_is_required_readable_json(
     assert f"{variable}: {broken}" in start(name, **{variable: str(broken)})
 
 
+@pytest.mark.covers("A8.102")
 @pytest.mark.parametrize("value", ["8088", "8088,8089,8090", "8088,x", ""])
-def test_a8_102_node_ports_fit_the_table(start: Start, value: str) -> None:
+def test_node_ports_fit_the_table(start: Start, value: str) -> None:
     assert "NODE_PORTS is" in start("scheduler", NODE_PORTS=value)
 
 
-def test_a8_102_an_instance_ignores_node_ports(start: Start) -> None:
+@pytest.mark.covers("A8.102")
+def test_an_instance_ignores_node_ports(start: Start) -> None:
     assert "NODE_PORTS" not in start("prefill", "--tensor-parallel-size=4", NODE_PORTS="nonsense")
 
 
@@ -104,13 +105,15 @@ def test_an_instance_starts_with_one_warning_if_node_ports_has_its_port_for_anot
         assert said.count("\n") == 1
 
 
+@pytest.mark.covers("A8.104")
 @pytest.mark.parametrize("value", ["2", "yes", ""])
-def test_a8_104_use_openai_is_0_or_1(start: Start, value: str) -> None:
+def test_use_openai_is_0_or_1(start: Start, value: str) -> None:
     assert f'USE_OPENAI is "{value}": must be 1' in start("scheduler", USE_OPENAI=value)
 
 
+@pytest.mark.covers("A8.104")
 @pytest.mark.parametrize("said", [{}, {"USE_OPENAI": "1"}], ids=["unset", "1"])
-def test_a8_104_unset_is_1(tmp_path: Path, said: dict[str, str]) -> None:
+def test_unset_is_1(tmp_path: Path, said: dict[str, str]) -> None:
     made = gen(GenArguments(["4,5"], ["6,7"], True, str(tmp_path), "127.0.0.1", None, "cpu"), lambda line: None, {})
     environ = {
         "GLOBAL_RANK_TABLE_FILE_PATH": str(tmp_path / made.global_name),
@@ -123,11 +126,13 @@ def test_a8_104_unset_is_1(tmp_path: Path, said: dict[str, str]) -> None:
     assert (plan.role, plan.use_openai) == ("scheduler", True)
 
 
-def test_a8_107_a_host_that_is_no_address_here_is_named(start: Start) -> None:
+@pytest.mark.covers("A8.107")
+def test_a_host_that_is_no_address_here_is_named(start: Start) -> None:
     assert "192.0.2.1" in start("decode", "--host=192.0.2.1")
 
 
-def test_a8_108_a_port_is_one(start: Start) -> None:
+@pytest.mark.covers("A8.108")
+def test_a_port_is_one(start: Start) -> None:
     assert "--port 70000 is not in 1..65535" in start("decode", "--port", "70000")
 
 
@@ -143,7 +148,8 @@ def test_http_port_is_another_than_port_and_free(start: Start) -> None:
         assert f"--http-port {busy} on 127.0.0.1: in use by another process" in said
 
 
-def test_a8_109_a_model_that_is_not_there_is_named(start: Start) -> None:
+@pytest.mark.covers("A8.109")
+def test_a_model_that_is_not_there_is_named(start: Start) -> None:
     assert start("decode", "--model=/no/such/model") == "pdserve.launch: --model /no/such/model is not a folder"
 
 
@@ -159,25 +165,29 @@ def test_a_wrong_flag_is_named_before_anything_is_said(
     assert said == []
 
 
+@pytest.mark.covers("A8.110")
 @pytest.mark.parametrize("value", ["0", "-1", "many"])
-def test_a8_110_max_num_seqs_is_a_number_from_1(start: Start, value: str) -> None:
+def test_max_num_seqs_is_a_number_from_1(start: Start, value: str) -> None:
     assert "--max-num-seqs" in start("prefill", f"--max-num-seqs={value}")
 
 
+@pytest.mark.covers("A11.15", "A8.112")
 @pytest.mark.parametrize("name", ["prefill", "decode", "scheduler"])
-def test_a11_15_a8_112_a_step_smaller_than_the_model_ends_every_role(start: Start, name: str) -> None:
+def test_a_step_smaller_than_the_model_ends_every_role(start: Start, name: str) -> None:
     said = start(name, "--max-model-len=4096", "--max-num-batched-tokens=2048")
 
     assert "--max-num-batched-tokens 2048 is below --max-model-len 4096" in said
 
 
-def test_a8_113_the_ranks_are_the_local_tables_devices(start: Start) -> None:
+@pytest.mark.covers("A8.113")
+def test_the_ranks_are_the_local_tables_devices(start: Start) -> None:
     said = start("prefill", "--tensor-parallel-size=4")
 
     assert "--tensor-parallel-size 4 differs from the 2 devices of the local ranktable (4,5)" in said
 
 
-def test_a8_114_quantization_is_what_the_checkpoint_has(start: Start) -> None:
+@pytest.mark.covers("A8.114")
+def test_quantization_is_what_the_checkpoint_has(start: Start) -> None:
     said = start("prefill", "--quantization=awq")
 
     assert "--quantization awq" in said

@@ -50,19 +50,21 @@ def loopback() -> Iterator[Loopback]:
         yield server
 
 
+@pytest.mark.covers("A1.4")
 @pytest.mark.parametrize(
     "typed",
     [("-i", "in.jsonl"), ("-i", "in.jsonl", "-o", "out.jsonl", "--no-such-flag")],
     ids=" ".join,
 )
-def test_a1_4_a_wrong_command_line_ends_with_2(tmp_path: Path, typed: tuple[str, ...]) -> None:
+def test_a_wrong_command_line_ends_with_2(tmp_path: Path, typed: tuple[str, ...]) -> None:
     ended = run(tmp_path, *COMMAND, *typed)
 
     assert (ended.status, ended.out) == (2, "")
     assert ended.err.startswith("pdserve run-batch: ")
 
 
-def test_a1_4_an_input_that_is_not_there_is_said_before_the_model_is_looked_for(tmp_path: Path) -> None:
+@pytest.mark.covers("A1.4")
+def test_an_input_that_is_not_there_is_said_before_the_model_is_looked_for(tmp_path: Path) -> None:
     ended = run(tmp_path, *COMMAND, "-i", "none.jsonl", "-o", "out.jsonl", *NO_MODEL)
 
     assert ended.status != 0
@@ -71,7 +73,8 @@ def test_a1_4_an_input_that_is_not_there_is_said_before_the_model_is_looked_for(
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_a1_24_malformed_lines_end_the_run_before_the_model_is_looked_for(tmp_path: Path) -> None:
+@pytest.mark.covers("A1.24")
+def test_malformed_lines_end_the_run_before_the_model_is_looked_for(tmp_path: Path) -> None:
     first, second, *_ = map(json.dumps, BATCH)
     nameless = '{"method": "POST", "url": "/v1/completions", "body": {}}'
     write(tmp_path / "in.jsonl", [first, '{"custom_id": "a"', "", nameless, second, first])
@@ -86,7 +89,8 @@ def test_a1_24_malformed_lines_end_the_run_before_the_model_is_looked_for(tmp_pa
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_a1_24_an_empty_file_has_an_empty_answer_and_loads_no_model(tmp_path: Path) -> None:
+@pytest.mark.covers("A1.24")
+def test_an_empty_file_has_an_empty_answer_and_loads_no_model(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text("\n  \n")
 
     ended = run(tmp_path, *COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", *NO_MODEL)
@@ -94,6 +98,7 @@ def test_a1_24_an_empty_file_has_an_empty_answer_and_loads_no_model(tmp_path: Pa
     assert (ended.status, (tmp_path / "out.jsonl").read_bytes()) == (0, b""), ended.err
 
 
+@pytest.mark.covers("A1.2", "A1.3")
 @pytest.mark.parametrize(
     "words",
     [
@@ -103,7 +108,7 @@ def test_a1_24_an_empty_file_has_an_empty_answer_and_loads_no_model(tmp_path: Pa
     ],
     ids=["script", "entrypoints", "endpoints"],
 )
-def test_a1_2_3_a_folder_with_names_of_ours_is_a_folder_like_any_other(
+def test_a_folder_with_names_of_ours_is_a_folder_like_any_other(
     tmp_path: Path, loopback: Loopback, words: tuple[str | Path, ...]
 ) -> None:
     write(tmp_path / "in.jsonl", BATCH)
@@ -114,13 +119,15 @@ def test_a1_2_3_a_folder_with_names_of_ours_is_a_folder_like_any_other(
     assert texts((tmp_path / "out.jsonl").read_bytes()) == SAID
 
 
-def test_a1_19_the_version_is_one_of_python(tmp_path: Path) -> None:
+@pytest.mark.covers("A1.19")
+def test_the_version_is_one_of_python(tmp_path: Path) -> None:
     ended = run(tmp_path, "-P", "-c", "import pdserve; print(pdserve.__version__)")
 
     assert re.fullmatch(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?\n", ended.out)
 
 
-def test_a1_20_the_page_says_that_this_is_not_the_batch_rest_api() -> None:
+@pytest.mark.covers("A1.20")
+def test_the_page_says_that_this_is_not_the_batch_rest_api() -> None:
     page = " ".join((CLONE / "docs" / "batch.md").read_text().split())
 
     assert "not the Batch REST API" in page

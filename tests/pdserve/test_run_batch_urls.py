@@ -19,7 +19,8 @@ def loopback() -> Iterator[Loopback]:
         yield server
 
 
-def test_a1_13_an_input_is_fetched_from_a_url(tmp_path: Path, loopback: Loopback) -> None:
+@pytest.mark.covers("A1.13")
+def test_an_input_is_fetched_from_a_url(tmp_path: Path, loopback: Loopback) -> None:
     source = f"{loopback.url}/in.jsonl{SIGNATURE}"
 
     ended = run(tmp_path, *COMMAND, "-i", source, "-o", "out.jsonl", "--base-url", loopback.url, *LOOPBACK)
@@ -28,9 +29,8 @@ def test_a1_13_an_input_is_fetched_from_a_url(tmp_path: Path, loopback: Loopback
     assert texts((tmp_path / "out.jsonl").read_bytes()) == SAID
 
 
-def test_a1_13_a_url_without_a_file_ends_the_run_before_the_model_is_looked_for(
-    tmp_path: Path, loopback: Loopback
-) -> None:
+@pytest.mark.covers("A1.13")
+def test_a_url_without_a_file_ends_the_run_before_the_model_is_looked_for(tmp_path: Path, loopback: Loopback) -> None:
     ended = run(tmp_path, *COMMAND, "-i", f"{loopback.url}/gone{SIGNATURE}", "-o", "out.jsonl", *NO_MODEL, *LOOPBACK)
 
     assert ended.status != 0
@@ -39,7 +39,8 @@ def test_a1_13_a_url_without_a_file_ends_the_run_before_the_model_is_looked_for(
     assert "/no/such/model" not in ended.err
 
 
-def test_a1_13_this_machine_is_not_asked_for_files_unless_a_flag_says_so(tmp_path: Path, loopback: Loopback) -> None:
+@pytest.mark.covers("A1.13")
+def test_this_machine_is_not_asked_for_files_unless_a_flag_says_so(tmp_path: Path, loopback: Loopback) -> None:
     here, there = f"{loopback.url}/in.jsonl", str(write(tmp_path / "in.jsonl", BATCH))
     fetched = run(tmp_path, *COMMAND, "-i", here, "-o", "out.jsonl", *NO_MODEL)
     sent = run(tmp_path, *COMMAND, "-i", there, "-o", f"{loopback.url}/out", *NO_MODEL)
@@ -51,10 +52,9 @@ def test_a1_13_this_machine_is_not_asked_for_files_unless_a_flag_says_so(tmp_pat
     assert loopback.puts == []
 
 
+@pytest.mark.covers("A1.14")
 @pytest.mark.parametrize("statuses", [[], [503]], ids=["taken", "503 first"])
-def test_a1_14_an_output_is_sent_to_a_url_whole_and_once(
-    tmp_path: Path, loopback: Loopback, statuses: list[int]
-) -> None:
+def test_an_output_is_sent_to_a_url_whole_and_once(tmp_path: Path, loopback: Loopback, statuses: list[int]) -> None:
     loopback.statuses = list(statuses)
     target, waiting = f"{loopback.url}/out{SIGNATURE}", tmp_path / "waiting"
 
@@ -73,7 +73,8 @@ def test_a1_14_an_output_is_sent_to_a_url_whole_and_once(
     assert "5ec3e7" not in ended.out + ended.err
 
 
-def test_a1_14_a_place_that_says_no_ends_the_run_in_its_words_and_the_answers_are_sent_later(
+@pytest.mark.covers("A1.14")
+def test_a_place_that_says_no_ends_the_run_in_its_words_and_the_answers_are_sent_later(
     tmp_path: Path, loopback: Loopback
 ) -> None:
     loopback.statuses, waiting = [403], tmp_path / "waiting"

@@ -26,7 +26,8 @@ def _groups(folder: Path) -> dict[str, Any]:
     return {group["group_id"]: group for group in groups}
 
 
-def test_a7_83_the_save_dir_is_made_and_is_the_current_one_by_default(
+@pytest.mark.covers("A7.83")
+def test_the_save_dir_is_made_and_is_the_current_one_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -38,7 +39,8 @@ def test_a7_83_the_save_dir_is_made_and_is_the_current_one_by_default(
     assert (tmp_path / f"global_ranktable_{IP}.json").exists()
 
 
-def test_a7_84_api_server_adds_group_0_and_the_host_file(tmp_path: Path) -> None:
+@pytest.mark.covers("A7.84")
+def test_api_server_adds_group_0_and_the_host_file(tmp_path: Path) -> None:
     _gen(tmp_path / "with", "--prefill-server-list", "4,5", "--api-server")
     _gen(tmp_path / "without", "--prefill-server-list", "4,5")
 
@@ -49,12 +51,14 @@ def test_a7_84_api_server_adds_group_0_and_the_host_file(tmp_path: Path) -> None
     assert not (tmp_path / "without" / f"local_ranktable_{IP}_host.json").exists()
 
 
-def test_a7_84_api_server_is_refused_by_merge(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.covers("A7.84")
+def test_api_server_is_refused_by_merge(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--mode", "merge", "--api-server", "--global-ranktable-list", "a", "b"]) == 2
     assert "--api-server belongs to --mode gen, not to --mode merge" in capsys.readouterr().err
 
 
-def test_a7_85_two_prefill_instances_are_two_local_files_in_order(tmp_path: Path) -> None:
+@pytest.mark.covers("A7.85")
+def test_two_prefill_instances_are_two_local_files_in_order(tmp_path: Path) -> None:
     assert _gen(tmp_path, "--prefill-server-list", "6,7", "4,5") == 0
 
     servers = _groups(tmp_path)["1"]["server_list"]
@@ -78,14 +82,16 @@ def test_local_tables_of_an_earlier_gen_are_named(tmp_path: Path, capsys: pytest
     assert note.endswith(": local_ranktable_10.0.0.18_23.json, local_ranktable_10.0.0.99_01.json")
 
 
-def test_a7_86_a_host_may_have_decode_instances_alone(tmp_path: Path) -> None:
+@pytest.mark.covers("A7.86")
+def test_a_host_may_have_decode_instances_alone(tmp_path: Path) -> None:
     assert _gen(tmp_path, "--decode-server-list", "0,1", "2,3") == 0
 
     assert list(_groups(tmp_path)) == ["2"]
     assert _groups(tmp_path)["2"]["server_count"] == "2"
 
 
-def test_a7_88_files_have_the_guides_names(tmp_path: Path) -> None:
+@pytest.mark.covers("A7.88")
+def test_files_have_the_guides_names(tmp_path: Path) -> None:
     assert _gen(tmp_path, "--prefill-server-list", "4,5", "--decode-server-list", "6,7", "--api-server") == 0
 
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -96,8 +102,9 @@ def test_a7_88_files_have_the_guides_names(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.covers("A11.17", "A7.88")
 @pytest.mark.parametrize(("prefill", "decode"), [("1,23", "12,3"), ("1,0", "10")])
-def test_a11_17_a7_88_two_files_of_one_name_are_refused_and_nothing_is_written(
+def test_two_files_of_one_name_are_refused_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], prefill: str, decode: str
 ) -> None:
     assert _gen(tmp_path / "out", "--prefill-server-list", prefill, "--decode-server-list", decode) == 2
@@ -107,6 +114,7 @@ def test_a11_17_a7_88_two_files_of_one_name_are_refused_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.covers("A7.91")
 @pytest.mark.parametrize(
     "lists",
     [
@@ -115,7 +123,7 @@ def test_a11_17_a7_88_two_files_of_one_name_are_refused_and_nothing_is_written(
         ("--decode-server-list", "4,4"),
     ],
 )
-def test_a7_91_a_device_used_twice_is_refused(
+def test_a_device_used_twice_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], lists: tuple[str, ...]
 ) -> None:
     assert _gen(tmp_path / "out", *lists) == 2
@@ -125,6 +133,7 @@ def test_a7_91_a_device_used_twice_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.covers("A7.91")
 @pytest.mark.parametrize(
     ("lists", "sizes"),
     [
@@ -133,21 +142,23 @@ def test_a7_91_a_device_used_twice_is_refused(
         (("--prefill-server-list", "0,1", "--decode-server-list", "2"), "2,1"),
     ],
 )
-def test_a7_91_unequal_tensor_parallel_sizes_are_a_note(
+def test_unequal_tensor_parallel_sizes_are_a_note(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], lists: tuple[str, ...], sizes: str
 ) -> None:
     assert _gen(tmp_path, *lists) == 0
     assert f"Note: the instances differ in tensor-parallel-size, prefill first: {sizes}" in capsys.readouterr().out
 
 
-def test_a7_95_ranks_count_from_0_and_device_ids_are_the_physical_ones(tmp_path: Path) -> None:
+@pytest.mark.covers("A7.95")
+def test_ranks_count_from_0_and_device_ids_are_the_physical_ones(tmp_path: Path) -> None:
     assert _gen(tmp_path, "--prefill-server-list", "7,4,6") == 0
 
     devices = _groups(tmp_path)["1"]["server_list"][0]["device"]
     assert [(device["device_id"], device["rank_id"]) for device in devices] == [("7", "0"), ("4", "1"), ("6", "2")]
 
 
-def test_a7_96_a_local_table_is_its_entry_of_the_global_one(tmp_path: Path) -> None:
+@pytest.mark.covers("A7.96")
+def test_a_local_table_is_its_entry_of_the_global_one(tmp_path: Path) -> None:
     assert _gen(tmp_path, "--prefill-server-list", "4,5", "--decode-server-list", "6,7", "--api-server") == 0
 
     groups = _groups(tmp_path)
@@ -157,7 +168,8 @@ def test_a7_96_a_local_table_is_its_entry_of_the_global_one(tmp_path: Path) -> N
         assert local == {"version": "1.0", "status": "completed", "group_id": "0", "server_count": "1"}
 
 
-def test_a11_19_a8_108_ports_of_one_host_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.covers("A11.19", "A8.108")
+def test_ports_of_one_host_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lists = ["--prefill-server-list", "4,5", "--decode-server-list", "6,7", "--device-type", "cpu", "--ip", IP]
 
     assert cli.main(["gen", *lists, "--ports", "8088,8088", "--save-dir", str(tmp_path / "out")]) == 2

@@ -47,13 +47,15 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return _made(FORMS["the guide's file"], tmp_path_factory.mktemp("guide") / "tables")
 
 
+@pytest.mark.covers("A10.140")
 @pytest.mark.parametrize("name", [name for name in FORMS if name != "the guide's file"])
-def test_a10_140_every_form_of_the_tool_writes_and_merges_the_same_tables(
+def test_every_form_of_the_tool_writes_and_merges_the_same_tables(
     tmp_path: Path, name: str, expected: dict[str, bytes]
 ) -> None:
     assert _made(FORMS[name], tmp_path / "tables") == expected
 
 
-def test_a10_140_the_merged_files_are_named_as_the_guide_names_them(expected: dict[str, bytes]) -> None:
+@pytest.mark.covers("A10.140")
+def test_the_merged_files_are_named_as_the_guide_names_them(expected: dict[str, bytes]) -> None:
     assert {"global_ranktable_merge.json", "local_ranktable_merge.json"} <= set(expected)
     assert len(expected) == 7

@@ -57,11 +57,12 @@ SCHEDULER_PART = grouped(group(0, server(A)), group(1, server(A, 4, 5)))
 DECODE_PART = grouped(group(2, server(B, 6, 7)))
 
 
+@pytest.mark.covers("A7.81")
 @pytest.mark.parametrize(
     ("prefill", "decode"),
     [([server(A, 0)], [server(A, 1)]), ([server(A, 0, 1), server(B, 0, 1)], [server(A, 2, 3), server(B, 2, 3)])],
 )
-def test_a7_81_one_scheduler_and_any_number_of_each_role(
+def test_one_scheduler_and_any_number_of_each_role(
     save: Save, capsys: Say, prefill: list[Document], decode: list[Document]
 ) -> None:
     path = save("t.json", modelarts(prefill, decode))
@@ -73,21 +74,24 @@ def test_a7_81_one_scheduler_and_any_number_of_each_role(
     assert shown.count("scheduler  192.0.2.1") == 1
 
 
+@pytest.mark.covers("A11.18", "A7.82")
 @pytest.mark.parametrize("mode", ["bake", "Merge", "merge_local", ""])
-def test_a11_18_a7_82_another_mode_is_a_usage_error(capsys: Say, mode: str) -> None:
+def test_another_mode_is_a_usage_error(capsys: Say, mode: str) -> None:
     assert guide.main(["--mode", mode]) == 2
     assert "argument --mode: invalid choice" in capsys.readouterr().err
 
 
+@pytest.mark.covers("A7.87")
 @pytest.mark.parametrize("files", [[], ["a.json"]])
-def test_a7_87_merge_wants_two_tables(capsys: Say, files: list[str]) -> None:
+def test_merge_wants_two_tables(capsys: Say, files: list[str]) -> None:
     flags = ["--global-ranktable-list", *files] if files else []
 
     assert guide.main(["--mode", "merge", *flags]) == 2
     assert "Ensure that there are two global ranktable for merge mode." in capsys.readouterr().err
 
 
-def test_a7_89_merge_concatenates_in_argument_order_and_counts_anew(tmp_path: Path) -> None:
+@pytest.mark.covers("A7.89")
+def test_merge_concatenates_in_argument_order_and_counts_anew(tmp_path: Path) -> None:
     parts = [grouped(group(1, server(C, 1), server(C, 0))), SCHEDULER_PART, DECODE_PART]
 
     assert _merged(tmp_path, *parts) == 0
@@ -97,6 +101,7 @@ def test_a7_89_merge_concatenates_in_argument_order_and_counts_anew(tmp_path: Pa
     assert groups[1]["server_list"] == [server(C, 1), server(C, 0), server(A, 4, 5)]
 
 
+@pytest.mark.covers("A7.90")
 @pytest.mark.parametrize(
     "parts",
     [
@@ -104,14 +109,15 @@ def test_a7_89_merge_concatenates_in_argument_order_and_counts_anew(tmp_path: Pa
         [grouped(group(1, server(A, 4, 5))), DECODE_PART],
     ],
 )
-def test_a7_90_two_entries_or_none_write_nothing(tmp_path: Path, capsys: Say, parts: list[Document]) -> None:
+def test_two_entries_or_none_write_nothing(tmp_path: Path, capsys: Say, parts: list[Document]) -> None:
     assert _merged(tmp_path, *parts) == 2
 
     assert not (tmp_path / "out").exists()
     assert "group_id 0" in capsys.readouterr().err
 
 
-def test_a7_91_a_device_in_two_instances_is_refused_unless_shared(save: Save, capsys: Say) -> None:
+@pytest.mark.covers("A7.91")
+def test_a_device_in_two_instances_is_refused_unless_shared(save: Save, capsys: Say) -> None:
     document = modelarts(prefill=[server(A, 4)], decode=[server(A, 4)])
 
     line = _linted(save, capsys, document)
@@ -121,6 +127,7 @@ def test_a7_91_a_device_in_two_instances_is_refused_unless_shared(save: Save, ca
     assert cli.main(["lint", save("t.json", ported), "--share-devices"]) == 0
 
 
+@pytest.mark.covers("A11.21", "A7.91")
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
@@ -129,7 +136,7 @@ def test_a7_91_a_device_in_two_instances_is_refused_unless_shared(save: Save, ca
         (([2], [1]), "The tensor-parallel-size of prefill server and decode server must be same."),
     ],
 )
-def test_a11_21_a7_91_unequal_sizes_are_a_note_and_with_strict_an_error(
+def test_unequal_sizes_are_a_note_and_with_strict_an_error(
     save: Save, capsys: Say, sizes: tuple[list[int], list[int]], words: str
 ) -> None:
     starts = [0, *(sum((*sizes[0], *sizes[1])[: number + 1]) for number in range(len(sizes[0]) + len(sizes[1])))]
@@ -141,8 +148,9 @@ def test_a11_21_a7_91_unequal_sizes_are_a_note_and_with_strict_an_error(
     assert words in _linted(save, capsys, document, "--strict")
 
 
+@pytest.mark.covers("A7.92")
 @pytest.mark.parametrize("count", [0, 1, 2, 4])
-def test_a7_92_a_table_without_three_groups_does_not_start(save: Save, count: int) -> None:
+def test_a_table_without_three_groups_does_not_start(save: Save, count: int) -> None:
     groups = [*modelarts()["server_group_list"], group(3, server(C, 0))][:count]
 
     said = _started(save, grouped(*groups), local())
@@ -151,7 +159,8 @@ def test_a7_92_a_table_without_three_groups_does_not_start(save: Save, count: in
     assert f"server_group_list has {count} group{'' if count == 1 else 's'}; must have 3: " in said
 
 
-def test_a7_93_two_schedulers_and_a_scheduler_with_a_device_do_not_start(save: Save) -> None:
+@pytest.mark.covers("A7.93")
+def test_two_schedulers_and_a_scheduler_with_a_device_do_not_start(save: Save) -> None:
     rest = modelarts()["server_group_list"][1:]
 
     two = _started(save, grouped(group(0, server(A), server(B)), *rest), local())
@@ -161,7 +170,8 @@ def test_a7_93_two_schedulers_and_a_scheduler_with_a_device_do_not_start(save: S
     assert 'server_group_list[0].server_list[0].device is ["1"]; must be absent: the scheduler has no device' in armed
 
 
-def test_a7_94_swapped_groups_a_wrong_count_and_numbers_for_strings_are_errors(save: Save, capsys: Say) -> None:
+@pytest.mark.covers("A7.94")
+def test_swapped_groups_a_wrong_count_and_numbers_for_strings_are_errors(save: Save, capsys: Say) -> None:
     swapped = grouped(group(0, server(A)), group(2, server(A, 4)), group(1, server(B, 6)))
     counted, typed = modelarts(), modelarts()
     counted["server_group_list"][1]["server_count"] = "2"
@@ -172,8 +182,9 @@ def test_a7_94_swapped_groups_a_wrong_count_and_numbers_for_strings_are_errors(s
     assert "device[0].rank_id is 0; must be a string" in _linted(save, capsys, typed)
 
 
+@pytest.mark.covers("A7.95")
 @pytest.mark.parametrize("ranks", [("0", "2"), ("1", "2"), ("0", "0")])
-def test_a7_95_ranks_with_a_gap_or_from_1_are_errors(save: Save, capsys: Say, ranks: tuple[str, str]) -> None:
+def test_ranks_with_a_gap_or_from_1_are_errors(save: Save, capsys: Say, ranks: tuple[str, str]) -> None:
     document = modelarts()
     for entry, rank in zip(document["server_group_list"][2]["server_list"][0]["device"], ranks, strict=True):
         entry["rank_id"] = rank
@@ -181,13 +192,15 @@ def test_a7_95_ranks_with_a_gap_or_from_1_are_errors(save: Save, capsys: Say, ra
     assert 'must be ["0", "1"]: from 0, without a gap, each once [rank-id]' in _linted(save, capsys, document)
 
 
-def test_a7_95_devices_keep_their_physical_ids_in_any_rank_order(save: Save) -> None:
+@pytest.mark.covers("A7.95")
+def test_devices_keep_their_physical_ids_in_any_rank_order(save: Save) -> None:
     entry = server(B, 7, 6)
     entry["device"][0]["rank_id"], entry["device"][1]["rank_id"] = "1", "0"
 
     assert _started(save, modelarts(decode=[entry]), local(entry)) == "decode"
 
 
+@pytest.mark.covers("A7.96")
 @pytest.mark.parametrize(
     ("key", "value", "place"),
     [
@@ -196,7 +209,7 @@ def test_a7_95_devices_keep_their_physical_ids_in_any_rank_order(save: Save) -> 
         ("device_id", "1", "the device_id list"),
     ],
 )
-def test_a7_96_a_local_table_is_its_global_entry_to_the_letter(
+def test_a_local_table_is_its_global_entry_to_the_letter(
     save: Save, capsys: Say, key: str, value: str, place: str
 ) -> None:
     own = local(server(B, 6))
@@ -214,22 +227,23 @@ def test_a7_96_a_local_table_is_its_global_entry_to_the_letter(
     assert "[not-in-global]" in capsys.readouterr().out
 
 
-def test_a7_96_two_local_tables_are_never_one_entry(save: Save, capsys: Say) -> None:
+@pytest.mark.covers("A7.96")
+def test_two_local_tables_are_never_one_entry(save: Save, capsys: Say) -> None:
     paths = [save("g.json", modelarts()), save("l.json", local()), save("twin.json", local())]
 
     assert cli.main(["lint", *paths]) == 2
     assert "is decode-0 of " in capsys.readouterr().out
 
 
-def test_a7_97_the_role_is_the_entry_that_matches(save: Save) -> None:
+@pytest.mark.covers("A7.97")
+def test_the_role_is_the_entry_that_matches(save: Save) -> None:
     roles = [_started(save, modelarts(), own) for own in (local(server(A)), local(server(A, 4, 5)), local())]
 
     assert roles == ["scheduler", "prefill", "decode"]
 
 
-def test_a7_98_the_merged_table_is_one_for_all_hosts_and_another_is_told(
-    tmp_path: Path, save: Save, capsys: Say
-) -> None:
+@pytest.mark.covers("A7.98")
+def test_the_merged_table_is_one_for_all_hosts_and_another_is_told(tmp_path: Path, save: Save, capsys: Say) -> None:
     assert _merged(tmp_path, SCHEDULER_PART, DECODE_PART) == 0
     path = str(tmp_path / "out" / "global_ranktable_merge.json")
     same = save("same.json", json.loads(Path(path).read_text()))

@@ -103,7 +103,8 @@ def test_ctrl_c_ends_it_without_a_traceback(
     assert capsys.readouterr().out == ""
 
 
-def test_a8_118_each_step_of_the_guides_environment_is_reported(
+@pytest.mark.covers("A8.118")
+def test_each_step_of_the_guides_environment_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tools = tmp_path / "tools"

@@ -280,7 +280,8 @@ async def test_the_last_of_two_equal_keys_counts(serve: Any) -> None:
         assert served.dispatcher.requests[0].params.max_tokens == 2
 
 
-async def test_b_errors_7_a_body_over_the_limit_is_413(serve: Any) -> None:
+@pytest.mark.covers("B.errors.7")
+async def test_a_body_over_the_limit_is_413(serve: Any) -> None:
     async with serve(max_body_bytes=1000) as served:
         response = await served.client.post("/v1/completions", json={"model": served.model, "prompt": "a" * 1000})
 

@@ -112,9 +112,8 @@ async def test_without_include_usage_no_chunk_has_usage(serve: Any) -> None:
         assert response.text.endswith("data: [DONE]\n\n")
 
 
-async def test_a5_75_a_model_without_a_template_refuses_chat_and_serves_completions(
-    serve: Any, make_model: Any
-) -> None:
+@pytest.mark.covers("A5.75")
+async def test_a_model_without_a_template_refuses_chat_and_serves_completions(serve: Any, make_model: Any) -> None:
     folder = make_model(chat_template=None)
     async with serve(folder=folder) as served:
         chat = await served.client.post("/v1/chat/completions", json={"model": str(folder), "messages": HELLO})

@@ -119,7 +119,8 @@ async def test_what_a_request_may_not_say_is_refused_at_both_doors(model_folder:
                 await door(tokens)
 
 
-async def test_a5_74_a_template_of_the_operator_that_is_none_ends_the_start(model_folder: Path) -> None:
+@pytest.mark.covers("A5.74")
+async def test_a_template_of_the_operator_that_is_none_ends_the_start(model_folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"--chat-template \./nothing\.jinja: no such file"):
         read_model_files(str(model_folder), chat_template="./nothing.jinja")
     async with opened(model_folder, template="{% for %}") as tokens:

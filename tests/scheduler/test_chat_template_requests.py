@@ -129,7 +129,8 @@ async def test_an_endless_template_is_400_and_no_chat_waits_for_it(serve: Any) -
         assert "more than 1 s of CPU time" in refused.json()["error"]["message"]
 
 
-async def test_a5_75_a_model_without_a_template_takes_the_requests_and_serves_completions(
+@pytest.mark.covers("A5.75")
+async def test_a_model_without_a_template_takes_the_requests_and_serves_completions(
     serve: Any, make_model: Any
 ) -> None:
     async with serve(folder=make_model(chat_template=None)) as served:
@@ -140,6 +141,7 @@ async def test_a5_75_a_model_without_a_template_takes_the_requests_and_serves_co
         assert (await served.client.post("/v1/completions", json=body)).status_code == 200
 
 
+@pytest.mark.covers("A5.74")
 @pytest.mark.parametrize(
     "typed",
     [
@@ -149,7 +151,7 @@ async def test_a5_75_a_model_without_a_template_takes_the_requests_and_serves_co
     ],
     ids=["file", "inline"],
 )
-async def test_a5_74_the_operators_template_is_a_file_or_the_text_itself(
+async def test_the_operators_template_is_a_file_or_the_text_itself(
     serve: Any, make_model: Any, monkeypatch: pytest.MonkeyPatch, typed: str
 ) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])

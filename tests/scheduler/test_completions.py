@@ -30,7 +30,8 @@ def streamed_text(chunks: list[Any], index: int = 0) -> str:
     )
 
 
-async def test_b_text_1_a_completion_has_every_field_and_true_counts(serve: Any) -> None:
+@pytest.mark.covers("B.text.1")
+async def test_a_completion_has_every_field_and_true_counts(serve: Any) -> None:
     async with serve("hello world", names=("tiny",)) as served:
         response = await served.client.post("/v1/completions", json={"model": "tiny", "prompt": "San Francisco is a"})
 
@@ -185,6 +186,7 @@ async def test_a_failure_before_the_first_token_is_an_http_status_even_for_a_str
         assert response.json()["error"]["message"] == "no decode instance lives"
 
 
+@pytest.mark.covers("B.stream.6")
 @pytest.mark.parametrize(
     ("error", "fields", "told"),
     [
@@ -197,7 +199,7 @@ async def test_a_failure_before_the_first_token_is_an_http_status_even_for_a_str
     ],
     ids=["hand-off", "grammar"],
 )
-async def test_b_stream_6_a_failure_in_mid_stream_is_an_error_event_and_nothing_after(
+async def test_a_failure_in_mid_stream_is_an_error_event_and_nothing_after(
     serve: Any, error: PdserveError, fields: dict[str, Any], told: tuple[int, str | None, str]
 ) -> None:
     async with serve() as served:
@@ -211,7 +213,8 @@ async def test_b_stream_6_a_failure_in_mid_stream_is_an_error_event_and_nothing_
         assert not any(chunk["choices"][0]["finish_reason"] for chunk in chunks)
 
 
-async def test_b_errors_10_a_full_queue_is_429_with_retry_after(serve: Any) -> None:
+@pytest.mark.covers("B.errors.10")
+async def test_a_full_queue_is_429_with_retry_after(serve: Any) -> None:
     async with serve() as served:
         served.dispatcher.refuse_with = Overloaded("1000 requests are waiting", retry_after_s=7)
         response = await served.client.post("/v1/completions", json={"model": served.model, "prompt": "hi"})
@@ -220,8 +223,9 @@ async def test_b_errors_10_a_full_queue_is_429_with_retry_after(serve: Any) -> N
         assert response.json()["error"]["type"] == "rate_limit_error"
 
 
+@pytest.mark.covers("B.errors.9")
 @pytest.mark.parametrize("error", [InternalError("0x7f at /home/secret"), ZeroDivisionError("/home/secret")])
-async def test_b_errors_9_a_defect_is_500_with_the_request_id_and_no_internals(serve: Any, error: Any) -> None:
+async def test_a_defect_is_500_with_the_request_id_and_no_internals(serve: Any, error: Any) -> None:
     async with serve() as served:
         served.dispatcher.refuse_with = error
         response = await served.client.post("/v1/completions", json={"model": served.model, "prompt": "hi"})

@@ -20,7 +20,8 @@ def test_defaults_are_those_of_the_guide() -> None:
     assert (made.options.retry_share, made.options.min_retries) == (0.2, 3)
 
 
-def test_a11_14_flags_take_both_spellings_and_engine_flags_are_accepted() -> None:
+@pytest.mark.covers("A11.14")
+def test_flags_take_both_spellings_and_engine_flags_are_accepted() -> None:
     made = config(
         "--port=0", "--stall-timeout", "3", "--max-body-bytes=1MiB", "--tensor-parallel-size=2", "--dtype=auto"
     )

@@ -20,7 +20,8 @@ async def test_no_page_may_ask_by_default(serve: Serve) -> None:
     assert preflight.status_code == 405
 
 
-async def test_b_headers_2_named_origins_may(serve: Serve) -> None:
+@pytest.mark.covers("B.headers.2")
+async def test_named_origins_may(serve: Serve) -> None:
     async with serve(allowed_origins=("https://app.example",)) as served:
         preflight = await served.client.options("/v1/completions", headers=PREFLIGHT)
         answer = await served.client.get("/v1/models", headers={"origin": "https://app.example"})

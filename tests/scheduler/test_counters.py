@@ -41,7 +41,8 @@ def test_the_phases_of_a_request_add_up() -> None:
     assert (DONE.queue_s, DONE.prefill_s, DONE.decode_s) == (0.5, 0.25, 2.5)
 
 
-def test_b_metrics_1_vllm_s_names_say_how_a_request_went() -> None:
+@pytest.mark.covers("B.metrics.1")
+def test_vllm_s_names_say_how_a_request_went() -> None:
     metrics = Metrics(model_name="m", max_model_len=1000)
     figures = metrics.figures
     figures.first_token_came(DONE.request, 1.0)
@@ -89,8 +90,9 @@ def test_token_edges_end_at_the_model_s_length() -> None:
     assert vllm_tokens(199)[-1] == 100
 
 
+@pytest.mark.covers("B.finish.3")
 @pytest.mark.parametrize(("ending", "reason"), [("cancelled", "abort"), ("failed", "error")])
-def test_b_finish_3_sequences_that_did_not_end_by_themselves_ended_with_their_request(ending: str, reason: str) -> None:
+def test_sequences_that_did_not_end_by_themselves_ended_with_their_request(ending: str, reason: str) -> None:
     figures = SchedulerCounters()
     request = _request(3, 3, n=2, temperature=1.0)
 
@@ -137,7 +139,8 @@ def _view(*instances: InstanceView) -> ClusterView:
     return ClusterView(True, instances, LedgerView(0, 0, 0, 0, 0, 0, 0), queued_prompts=4, queued_tokens=40)
 
 
-def test_b_metrics_2_loads_stand_under_vllm_s_names_one_engine_an_instance() -> None:
+@pytest.mark.covers("B.metrics.2")
+def test_loads_stand_under_vllm_s_names_one_engine_an_instance() -> None:
     load = LoadSnapshot(
         100, 32, 2, 0, running=3, waiting=1, uncomputed_tokens=0, held_prompts=0, progress_age_s=0.0, preemptions=5,
         prefix_tokens_sought=96, prefix_tokens_found=64,
@@ -195,7 +198,8 @@ def test_two_lives_of_one_entry_are_one_sample() -> None:
     assert re.findall(r"^vllm:kv_cache_usage_perc\{.*\} (\S+)$", text, re.M) == ["0.2"]
 
 
-def test_b_metrics_3_http_requests_have_vllm_s_name_and_leave_out_what_only_watches() -> None:
+@pytest.mark.covers("B.metrics.3")
+def test_http_requests_have_vllm_s_name_and_leave_out_what_only_watches() -> None:
     metrics = Metrics()
     for status in (200, 201, 404):
         metrics.http_request("/v1/completions", "POST", status)

@@ -34,7 +34,8 @@ async def refusal(served: Served, **fields: Any) -> Any:
     return response.json()["error"]
 
 
-async def test_a_1_9_a_text_is_answered_as_openai_does(serve: Any) -> None:
+@pytest.mark.covers("A1.9")
+async def test_a_text_is_answered_as_openai_does(serve: Any) -> None:
     async with serve() as served:
         answer = await post(served, input="hello world")
 

@@ -43,7 +43,8 @@ async def test_curl_needs_no_header_and_pages_get_no_way_round_cors(
         assert answer.status_code == status, answer.text
 
 
-async def test_a8_105_the_text_stands_behind_its_prompt(serve: Any) -> None:
+@pytest.mark.covers("A8.105")
+async def test_the_text_stands_behind_its_prompt(serve: Any) -> None:
     async with serve(" good morning", **OLD) as served:
         answer = await post(served, prompt="hello", max_tokens=len(served.ids(" good morning")))
 
@@ -51,7 +52,8 @@ async def test_a8_105_the_text_stands_behind_its_prompt(serve: Any) -> None:
         assert served.dispatcher.requests[0].prompts == (served.ids("hello"),)
 
 
-async def test_a8_105_every_choice_has_a_text(serve: Any) -> None:
+@pytest.mark.covers("A8.105")
+async def test_every_choice_has_a_text(serve: Any) -> None:
     def says(request: GenerationRequest, prompt: int, sequence: int) -> Line:
         return Line(texts[sequence])
 
@@ -62,7 +64,8 @@ async def test_a8_105_every_choice_has_a_text(serve: Any) -> None:
         assert answer == {"text": ["hello world", "hello good"]}
 
 
-async def test_a8_105_a_stream_is_frames_of_all_the_text_so_far(serve: Any) -> None:
+@pytest.mark.covers("A8.105")
+async def test_a_stream_is_frames_of_all_the_text_so_far(serve: Any) -> None:
     async with serve(" 你好 world", **OLD) as served:
         body = {"prompt": "hello", "n": 2, "stream": True, "max_tokens": len(served.ids(" 你好 world"))}
         response = await served.client.post("/generate", json=body)
@@ -76,7 +79,8 @@ async def test_a8_105_a_stream_is_frames_of_all_the_text_so_far(serve: Any) -> N
         assert all(text.startswith("hello") for frame in told for text in frame["text"])
 
 
-async def test_a8_105_sampling_parameters_reach_the_request(serve: Any) -> None:
+@pytest.mark.covers("A8.105")
+async def test_sampling_parameters_reach_the_request(serve: Any) -> None:
     async with serve("a", **OLD) as served:
         await post(served, prompt="hello", temperature=0.5, top_k=7, top_p=0.9, presence_penalty=1.0, seed=4)
         await post(served, prompt="hello", use_beam_search=True, best_of=3, temperature=0, logprobs=2, detokenize=True)
@@ -89,7 +93,8 @@ async def test_a8_105_sampling_parameters_reach_the_request(serve: Any) -> None:
         assert third.max_tokens == 1
 
 
-async def test_a8_106_the_openai_routes_are_not_there(serve: Any) -> None:
+@pytest.mark.covers("A8.106")
+async def test_the_openai_routes_are_not_there(serve: Any) -> None:
     async with serve(**OLD) as served:
         for method, path in (
             ("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"),
@@ -146,8 +151,9 @@ async def test_an_error_before_the_first_text_is_a_status(serve: Any) -> None:
         assert response.status_code == 500
 
 
+@pytest.mark.covers("A8.105")
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a8_105_a_client_that_goes_away_ends_its_request(serve: Any, stream: bool) -> None:
+async def test_a_client_that_goes_away_ends_its_request(serve: Any, stream: bool) -> None:
     async with serve("hello world", **OLD) as served:
         served.dispatcher.hold_after = 1
         asking = asyncio.create_task(served.client.post("/generate", json={"prompt": "hello", "stream": stream}))

@@ -15,13 +15,15 @@ def write(folder: Path, **values: Any) -> str:
     return str(folder)
 
 
-def test_a11_7_b_generation_1_the_guides_table_holds_whatever_the_model_says(tmp_path: Path) -> None:
+@pytest.mark.covers("A11.7", "B.generation.1")
+def test_the_guides_table_holds_whatever_the_model_says(tmp_path: Path) -> None:
     folder = write(tmp_path, temperature=0.2)
 
     assert read_defaults(folder, "vllm", None) == read_defaults(folder, "none", None) == GenerationDefaults()
 
 
-def test_a11_7_b_generation_2_auto_takes_the_models_own_and_ignores_other_keys(tmp_path: Path) -> None:
+@pytest.mark.covers("A11.7", "B.generation.2")
+def test_auto_takes_the_models_own_and_ignores_other_keys(tmp_path: Path) -> None:
     folder = write(tmp_path, temperature=0.2, top_k=20, do_sample=True, eos_token_id=[1, 2], top_p=None)
 
     assert read_defaults(folder, "auto", None) == GenerationDefaults(temperature=0.2, top_k=20)
@@ -36,7 +38,8 @@ def test_another_folder_must_have_the_file(tmp_path: Path) -> None:
         read_defaults(str(tmp_path), str(tmp_path / "nowhere"), None)
 
 
-def test_b_generation_3_an_override_wins(tmp_path: Path) -> None:
+@pytest.mark.covers("B.generation.3")
+def test_an_override_wins(tmp_path: Path) -> None:
     folder = write(tmp_path, temperature=0.2, top_p=0.5)
 
     assert read_defaults(folder, "auto", '{"temperature": 0.9}') == GenerationDefaults(temperature=0.9, top_p=0.5)

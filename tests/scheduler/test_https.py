@@ -27,9 +27,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
     return Authority(tmp_path_factory.mktemp("https")).sign("front")
 
 
-async def test_b_headers_4_the_app_is_served_with_the_certificate_and_no_longer_without(
-    serve: Serve, files: TlsFiles
-) -> None:
+@pytest.mark.covers("B.headers.4")
+async def test_the_app_is_served_with_the_certificate_and_no_longer_without(serve: Serve, files: TlsFiles) -> None:
     https = read_https(SchedulerOptions(ssl_keyfile=files.key, ssl_certfile=files.cert))
     async with serve() as served:
         bound, stop = listen("127.0.0.1", 0), asyncio.Event()

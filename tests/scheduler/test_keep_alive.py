@@ -42,10 +42,9 @@ async def streamed(served: Served, comments: int, *, leaves: bool = False) -> by
     return bytes(sent)
 
 
+@pytest.mark.covers("B.stream.7")
 @pytest.mark.parametrize("before", [0, 1])
-async def test_b_stream_7_a_quiet_stream_carries_comments_before_and_between_its_tokens(
-    serve: Serve, before: int
-) -> None:
+async def test_a_quiet_stream_carries_comments_before_and_between_its_tokens(serve: Serve, before: int) -> None:
     async with serve("hello world", sse_keep_alive_interval=0.01) as served:
         served.dispatcher.hold_after = before
         text = await streamed(served, comments=2)

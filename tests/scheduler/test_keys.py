@@ -61,7 +61,8 @@ def _locked(served: Served, **kwargs: Any) -> Any:
     return build_app(dataclasses.replace(served.front, keys=Keys([OTHER, KEY], **kwargs)))
 
 
-async def test_a2_32_every_route_and_method_asks_for_a_key_but_the_open_ones(serve: Serve) -> None:
+@pytest.mark.covers("A2.32")
+async def test_every_route_and_method_asks_for_a_key_but_the_open_ones(serve: Serve) -> None:
     async with serve(enable_docs=True, enable_tokenizer_info_endpoint=True) as served:
         app, options = _locked(served), served.front.config.options
         paths = {route.path.replace("{name:path}", "x") for route in open_routes(options)} | set(CLOSED)
@@ -72,7 +73,8 @@ async def test_a2_32_every_route_and_method_asks_for_a_key_but_the_open_ones(ser
     }
 
 
-async def test_b_errors_5_a_refusal_is_the_nested_envelope_with_the_scheme_and_an_id(serve: Serve) -> None:
+@pytest.mark.covers("B.errors.5")
+async def test_a_refusal_is_the_nested_envelope_with_the_scheme_and_an_id(serve: Serve) -> None:
     async with serve() as served:
         status, headers, body = await _ask(_locked(served), "/v1/models")
 
@@ -118,7 +120,8 @@ async def test_protected_metrics_ask_too_and_the_other_open_paths_do_not(serve: 
     assert with_key[0] == 200
 
 
-async def test_b_headers_3_the_prefix_of_a_proxy_comes_off_before_the_key_is_asked_for(serve: Serve) -> None:
+@pytest.mark.covers("B.headers.3")
+async def test_the_prefix_of_a_proxy_comes_off_before_the_key_is_asked_for(serve: Serve) -> None:
     async with serve(root_path="/llm") as served:
         app = _locked(served)
         paths = ("/llm/health", "/health", "/llm/v1/models", "/llmx/health", "/llm/llm/health", "/llm")
@@ -168,7 +171,8 @@ async def test_no_host_header_goes_round_the_key(serve: Serve, host: str, target
     assert answer.split(b" ", 2)[1] in (b"400", b"401")
 
 
-def test_a2_32_flags_beat_the_environment_and_our_variable_vllms(tmp_path: Path) -> None:
+@pytest.mark.covers("A2.32")
+def test_flags_beat_the_environment_and_our_variable_vllms(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"\n  {OTHER}  \r\nsecond\n")
     environ = {"PDSERVE_API_KEY": "ours\nours-too", "VLLM_API_KEY": "theirs"}

@@ -3,6 +3,8 @@
 import json
 import math
 
+import pytest
+
 from scheduler.api.logprobs import TokenFormatter
 from scheduler.tokens import Tokens
 from wire.types import TokenLogprobs
@@ -10,7 +12,8 @@ from wire.types import TokenLogprobs
 IMPOSSIBLE = TokenLogprobs(-math.inf, 3, (5, 6), (-0.5, -math.inf))
 
 
-def test_b_logprobs_3_an_impossible_token_is_told_as_a_number(tokens: Tokens) -> None:
+@pytest.mark.covers("B.logprobs.3")
+def test_an_impossible_token_is_told_as_a_number(tokens: Tokens) -> None:
     formatter = TokenFormatter(tokens.texts, 2)
 
     completion, chat = formatter.completion([(7, IMPOSSIBLE)], [0]), formatter.chat([(7, IMPOSSIBLE)])

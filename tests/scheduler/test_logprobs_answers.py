@@ -15,7 +15,8 @@ def chunks(text: str) -> list[Any]:
     return [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line and "[DONE]" not in line]
 
 
-async def test_b_logprobs_2_a_completion_tells_tokens_offsets_and_the_likeliest(serve: Any) -> None:
+@pytest.mark.covers("B.logprobs.2")
+async def test_a_completion_tells_tokens_offsets_and_the_likeliest(serve: Any) -> None:
     async with serve("hello world") as served:
         body = {"model": served.model, "prompt": "San", "logprobs": 2}
         choice = (await served.client.post("/v1/completions", json=body)).json()["choices"][0]
@@ -38,7 +39,8 @@ async def test_logprobs_0_tells_the_chosen_tokens_alone(serve: Any) -> None:
         assert told["top_logprobs"] == [{"hello": told["token_logprobs"][0]}]
 
 
-async def test_b_logprobs_2_an_echo_with_logprobs_begins_with_null_and_the_prompts(serve: Any) -> None:
+@pytest.mark.covers("B.logprobs.2")
+async def test_an_echo_with_logprobs_begins_with_null_and_the_prompts(serve: Any) -> None:
     async with serve("hello") as served:
         body = {"model": served.model, "prompt": "San Francisco", "logprobs": 1, "echo": True, "n": 2}
         choices = (await served.client.post("/v1/completions", json=body)).json()["choices"]
@@ -86,10 +88,9 @@ async def test_offsets_go_on_across_the_chunks_of_a_stream(serve: Any) -> None:
         assert "".join(part["text"] for part in parts) == whole["text"]
 
 
+@pytest.mark.covers("B.logprobs.1")
 @pytest.mark.parametrize("top", [None, 0, 2])
-async def test_b_logprobs_1_a_chat_tells_each_token_with_its_bytes_and_the_likeliest(
-    serve: Any, top: int | None
-) -> None:
+async def test_a_chat_tells_each_token_with_its_bytes_and_the_likeliest(serve: Any, top: int | None) -> None:
     async with serve("世界 ok") as served:
         body = {"model": served.model, "messages": CHAT, "logprobs": True, "top_logprobs": top}
         answer = (await served.client.post("/v1/chat/completions", json=body)).json()

@@ -81,7 +81,8 @@ def test_the_page_of_the_api_names_every_route(use_openai: str) -> None:
     assert [route.path for route in open_routes(opened) if route.path.replace(":path", "") not in page] == []
 
 
-async def test_b_ops_7_docs_are_served_by_flag_alone(serve: Any) -> None:
+@pytest.mark.covers("B.ops.7")
+async def test_docs_are_served_by_flag_alone(serve: Any) -> None:
     async with serve() as served:
         assert (await served.client.get("/docs")).status_code == 404
 

@@ -18,7 +18,8 @@ from wire.types import LinkStatus, LoadSnapshot, Role, StageTimes
 pytestmark = pytest.mark.anyio
 
 
-async def test_a11_4_a_model_card_names_the_model_as_typed(serve: Any) -> None:
+@pytest.mark.covers("A11.4")
+async def test_a_model_card_names_the_model_as_typed(serve: Any) -> None:
     async with serve() as served:
         cards = (await served.client.get("/v1/models")).json()
 
@@ -88,8 +89,9 @@ async def test_invocations_of_no_known_body_are_400(serve: Any) -> None:
             assert error["message"].startswith("the body has none of messages, prompt, input, text_1")
 
 
+@pytest.mark.covers("B.ops.1")
 @pytest.mark.parametrize(("reason", "status"), [(None, 200), ("the engine made no progress for 11 s", 503)])
-async def test_b_ops_1_health_is_the_process_own(serve: Any, reason: str | None, status: int) -> None:
+async def test_health_is_the_process_own(serve: Any, reason: str | None, status: int) -> None:
     async with serve(health=lambda: reason) as served:
         response = await served.client.get("/health")
 

@@ -172,9 +172,8 @@ async def test_kv_is_shared_only_within_a_salt(serve: Any) -> None:
         assert (none, first == again, first == other, first == "a") == ("", True, False, False)
 
 
-async def test_b_generation_2_the_models_own_defaults_hold_where_the_operator_says_so(
-    serve: Any, model_folder: Path
-) -> None:
+@pytest.mark.covers("B.generation.2")
+async def test_the_models_own_defaults_hold_where_the_operator_says_so(serve: Any, model_folder: Path) -> None:
     defaults = GenerationDefaults(temperature=0.3, top_k=7, max_new_tokens=4)
     async with serve(defaults=defaults) as served:
         await served.client.post("/v1/completions", json={"model": served.model, "prompt": "x"})

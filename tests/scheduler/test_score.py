@@ -48,8 +48,9 @@ def cross_encoder(make_model: Any) -> Path:
     return folder
 
 
+@pytest.mark.covers("A1.10")
 @pytest.mark.parametrize("path", ["/v1/score", "/score"])
-async def test_a_1_10_one_text_is_scored_against_several(serve: Any, path: str) -> None:
+async def test_one_text_is_scored_against_several(serve: Any, path: str) -> None:
     async with serve() as served:
         answer = await post(served, path, text_1="hello", text_2=["hello", "good morning"])
 

@@ -86,11 +86,10 @@ async def within(waited: Any) -> Any:
     return await asyncio.wait_for(waited, DEADLINE_S)
 
 
+@pytest.mark.covers("B.cancel.1")
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("tokens_before", [0, 1])
-async def test_b_cancel_1_a_client_that_goes_away_cancels_its_request(
-    listening: Listen, stream: bool, tokens_before: int
-) -> None:
+async def test_a_client_that_goes_away_cancels_its_request(listening: Listen, stream: bool, tokens_before: int) -> None:
     async with listening() as server:
         server.dispatcher.hold_after = tokens_before
         _, writer = await server.post_raw("/v1/completions", server.body(stream))
@@ -114,7 +113,8 @@ async def test_an_error_in_mid_stream_ends_it_without_done(listening: Listen) ->
         assert b"[DONE]" not in answer
 
 
-async def test_b_shutdown_1_2_shutting_down_lets_streams_finish_and_refuses_new_requests(listening: Listen) -> None:
+@pytest.mark.covers("B.shutdown.1", "B.shutdown.2")
+async def test_shutting_down_lets_streams_finish_and_refuses_new_requests(listening: Listen) -> None:
     async with listening("hello world") as server:
         server.dispatcher.hold_after = 1
         reader, writer = await server.post_raw("/v1/completions", server.body(stream=True))

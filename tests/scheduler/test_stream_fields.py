@@ -66,7 +66,8 @@ async def test_usage_names_instances_only_where_requested(serve: Any, path: str,
             assert ("prefill_instance" in told, "decode_instance" in told) == (shown, shown)
 
 
-async def test_b_usage_5_an_operator_can_have_usage_told_always_and_with_details(serve: Any) -> None:
+@pytest.mark.covers("B.usage.5")
+async def test_an_operator_can_have_usage_told_always_and_with_details(serve: Any) -> None:
     async with serve("hello", enable_force_include_usage=True, enable_prompt_tokens_details=True) as served:
         body = {"model": served.model, "prompt": "San"}
         last = events(await served.client.post("/v1/completions", json=body | {"stream": True}))[-1]

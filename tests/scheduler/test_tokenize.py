@@ -35,8 +35,9 @@ async def test_token_strs_are_the_vocabularys_own(serve: Any) -> None:
         assert spelled == "ĠhelloĠ<|im_end|>"
 
 
+@pytest.mark.covers("B.tokenizer.4")
 @pytest.mark.parametrize(("add_special_tokens", "more"), [(None, 1), (True, 1), (False, 0)])
-async def test_b_tokenizer_4_a_text_gets_the_tokenizers_special_tokens_unless_told_not_to(
+async def test_a_text_gets_the_tokenizers_special_tokens_unless_told_not_to(
     serve: Any, make_model: Any, add_special_tokens: bool | None, more: int
 ) -> None:
     async with serve(folder=make_model(add_bos_token=True)) as served:
@@ -45,6 +46,7 @@ async def test_b_tokenizer_4_a_text_gets_the_tokenizers_special_tokens_unless_to
         assert answer["count"] == len(served.ids("hello")) + more
 
 
+@pytest.mark.covers("B.tokenizer.4")
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
@@ -54,9 +56,7 @@ async def test_b_tokenizer_4_a_text_gets_the_tokenizers_special_tokens_unless_to
         ({"continue_final_message": True}, "<|im_start|>user\nhello"),
     ],
 )
-async def test_b_tokenizer_4_a_conversation_is_told_as_its_template_writes_it(
-    serve: Any, fields: Any, text: str
-) -> None:
+async def test_a_conversation_is_told_as_its_template_writes_it(serve: Any, fields: Any, text: str) -> None:
     async with serve() as served:
         answer = await post(served, "/tokenize", {"messages": HELLO} | fields)
 
@@ -123,7 +123,8 @@ async def test_what_is_wrong_is_refused_by_name(serve: Any, path: str, body: Any
         assert (response.status_code, response.json()["error"]["param"]) == (status, param)
 
 
-async def test_b_tokenizer_5_tokenizer_info_is_served_by_flag_alone(serve: Any) -> None:
+@pytest.mark.covers("B.tokenizer.5")
+async def test_tokenizer_info_is_served_by_flag_alone(serve: Any) -> None:
     async with serve() as served:
         assert (await served.client.get("/tokenizer_info")).status_code == 404
 

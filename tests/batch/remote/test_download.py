@@ -45,7 +45,8 @@ async def _refusal(handler: Handler, to: Path, path: str = "/file", limits: Down
         return words, len(server.asked)
 
 
-async def test_a1_13_a_remote_file_is_fetched_whole(tmp_path: Path) -> None:
+@pytest.mark.covers("A1.13")
+async def test_a_remote_file_is_fetched_whole(tmp_path: Path) -> None:
     to = tmp_path / "in.jsonl"
     async with raw_server(in_turn(ok(BODY))) as server:
         num_bytes = await download(server.url(), to, rules=LOOPBACK, limits=LIMITS)
@@ -55,8 +56,9 @@ async def test_a1_13_a_remote_file_is_fetched_whole(tmp_path: Path) -> None:
     assert _names_in(tmp_path) == ["in.jsonl"]
 
 
+@pytest.mark.covers("A1.15")
 @pytest.mark.parametrize("path", [SIGNED, "/a/../b//c?x=%2b+%7E~;=&&y=%zz?/@:", "/%61?%41", "/a?X-Amz-Signature=%2B"])
-async def test_a1_15_path_and_query_are_sent_byte_for_byte_and_no_credential_is_added(
+async def test_path_and_query_are_sent_byte_for_byte_and_no_credential_is_added(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     netrc = tmp_path / "netrc"
@@ -74,7 +76,8 @@ async def test_a1_15_path_and_query_are_sent_byte_for_byte_and_no_credential_is_
         }  # fmt: skip
 
 
-async def test_a1_13_a_404_fails_at_once_in_the_servers_words(tmp_path: Path) -> None:
+@pytest.mark.covers("A1.13")
+async def test_a_404_fails_at_once_in_the_servers_words(tmp_path: Path) -> None:
     words, tries = await _refusal(in_turn(answer("404 Not Found", b"no such\r\n  file")), tmp_path / "in")
 
     assert words.startswith("ConfigError: http://127.0.0.1:")

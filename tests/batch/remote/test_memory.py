@@ -72,7 +72,8 @@ class Store:
                 await asked.say(PIECE)
 
 
-async def test_a1_13_a_file_of_100_mb_streams_with_memory_flat(tmp_path: Path) -> None:
+@pytest.mark.covers("A1.13")
+async def test_a_file_of_100_mb_streams_with_memory_flat(tmp_path: Path) -> None:
     path = tmp_path / "file"
     store = Store()
     with contextlib.ExitStack() as stack:

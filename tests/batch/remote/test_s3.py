@@ -113,9 +113,10 @@ def bucket() -> Iterator[Bucket]:
         server.server_close()
 
 
+@pytest.mark.covers("A1.15")
 @pytest.mark.parametrize("version", ["s3", "s3v4"])
 @pytest.mark.parametrize("num_bytes", [0, 1000, 3_000_000])
-async def test_a1_15_a_file_goes_up_and_comes_down_by_presigned_urls(
+async def test_a_file_goes_up_and_comes_down_by_presigned_urls(
     bucket: Bucket, tmp_path: Path, version: str, num_bytes: int
 ) -> None:
     sent, received = tmp_path / "out", tmp_path / "in"
@@ -128,8 +129,9 @@ async def test_a1_15_a_file_goes_up_and_comes_down_by_presigned_urls(
     assert bucket.gate.refused == []
 
 
+@pytest.mark.covers("A1.16")
 @pytest.mark.parametrize("version", ["s3", "s3v4"])
-async def test_a1_16_an_expired_url_fails_in_words(bucket: Bucket, tmp_path: Path, version: str) -> None:
+async def test_an_expired_url_fails_in_words(bucket: Bucket, tmp_path: Path, version: str) -> None:
     sent = tmp_path / "out"
     sent.write_bytes(b"x" * 2_000_000)
     # A key that expires in the past cannot be asked of version 4: its date is.
@@ -169,7 +171,8 @@ async def test_a_key_that_is_not_there_fails_in_the_stores_words(bucket: Bucket,
         await download(bucket.signed("get_object", "none"), tmp_path / "in", rules=LOOPBACK, limits=DOWN)
 
 
-async def test_a1_16_the_guides_script_signs_urls_that_work(bucket: Bucket, tmp_path: Path) -> None:
+@pytest.mark.covers("A1.16")
+async def test_the_guides_script_signs_urls_that_work(bucket: Bucket, tmp_path: Path) -> None:
     script = PRESIGN.replace("MY_BUCKET", BUCKET)
     environ = {
         "PATH": os.environ["PATH"], "HOME": str(tmp_path), "AWS_ENDPOINT_URL_S3": bucket.url,

@@ -91,5 +91,6 @@ async def test_a_certificate_of_another_host_is_refused(certificate: Path, tmp_p
     assert num_asked == 0
 
 
-async def test_a1_15_a_certificate_named_by_the_environment_is_trusted(certificate: Path, tmp_path: Path) -> None:
+@pytest.mark.covers("A1.15")
+async def test_a_certificate_named_by_the_environment_is_trusted(certificate: Path, tmp_path: Path) -> None:
     assert await _fetched(certificate, tmp_path / "in", SSL_CERT_FILE=str(certificate)) == ("5", 1)

@@ -61,8 +61,9 @@ async def _refusal(handler: Handler, path: Path, limits: UploadLimits = LIMITS) 
         return words, server.asked
 
 
+@pytest.mark.covers("A1.14")
 @pytest.mark.parametrize("status", ["200 OK", "201 Created", "204 No Content"])
-async def test_a1_14_one_put_carries_the_whole_file(small: Path, status: str) -> None:
+async def test_one_put_carries_the_whole_file(small: Path, status: str) -> None:
     async with raw_server(in_turn(answer(status))) as server:
         num_bytes = await upload(small, server.url("/out"), rules=LOOPBACK, limits=LIMITS)
 
@@ -72,8 +73,9 @@ async def test_a1_14_one_put_carries_the_whole_file(small: Path, status: str) ->
         assert asked.line == "PUT /out HTTP/1.1"
 
 
+@pytest.mark.covers("A1.15")
 @pytest.mark.parametrize(("path", "md5_may_go"), [(V2, False), (V4, True), ("/out?a=%2b+b", True)])
-async def test_a1_15_a_signed_put_is_byte_exact_and_has_no_header_that_breaks_the_signature(
+async def test_a_signed_put_is_byte_exact_and_has_no_header_that_breaks_the_signature(
     small: Path, path: str, md5_may_go: bool
 ) -> None:
     async with raw_server(in_turn(ok(b""))) as server:
@@ -109,7 +111,8 @@ async def test_a_big_file_goes_out_after_the_server_said_yes(big: Path) -> None:
     assert told[-1] == (len(BIG), len(BIG))
 
 
-async def test_a1_14_a_permanent_403_fails_at_once_in_the_servers_words(small: Path) -> None:
+@pytest.mark.covers("A1.14")
+async def test_a_permanent_403_fails_at_once_in_the_servers_words(small: Path) -> None:
     words, asked = await _refusal(in_turn(answer("403 Forbidden", DENIED)), small)
 
     assert words.startswith("ConfigError: http://127.0.0.1:")
@@ -138,13 +141,14 @@ async def test_an_early_403_is_heard_though_the_server_takes_no_body(big: Path, 
     assert len(asked) == 1
 
 
+@pytest.mark.covers("A1.14")
 @pytest.mark.parametrize(
     "bad",
     [answer("503 Slow Down"), answer("500 Oops"), answer("429 Too Many"), b"", b"HTTP/1.1 200", b"no HTTP\r\n\r\n"],
     ids=["503", "500", "429", "lost answer", "half an answer", "no HTTP"],
 )
 @pytest.mark.parametrize("content", [BODY, BIG], ids=["small", "big"])
-async def test_a1_14_a_failure_that_may_pass_is_tried_again_with_the_same_bytes(
+async def test_a_failure_that_may_pass_is_tried_again_with_the_same_bytes(
     tmp_path: Path, content: bytes, bad: bytes
 ) -> None:
     path = tmp_path / "results.jsonl"

@@ -15,6 +15,7 @@ def parsed(*typed: str, **environ: str) -> BatchRequest:
     return parse(typed, environ)
 
 
+@pytest.mark.covers("A1.4")
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
@@ -38,21 +39,23 @@ def parsed(*typed: str, **environ: str) -> BatchRequest:
         ((*AT_URL, "--max-logprobs", "3"), "--max-logprobs is set by the server at --base-url"),
     ],
 )
-def test_a1_4_what_is_wrong_is_refused_in_words(typed: tuple[str, ...], words: str) -> None:
+def test_what_is_wrong_is_refused_in_words(typed: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parsed(*typed)
 
     assert words in str(caught.value)
 
 
-def test_a1_2_long_flags_and_short_ones_are_the_same() -> None:
+@pytest.mark.covers("A1.2")
+def test_long_flags_and_short_ones_are_the_same() -> None:
     short = parsed(*ENDS, "--model", "m")
     long = parsed("--input-file", "in.jsonl", "--output-file=out.jsonl", "--model=m")
 
     assert (short.input_file, short.output_file, short.engine) == (long.input_file, long.output_file, long.engine)
 
 
-def test_a1_17_a_model_flag_printed_twice_is_one() -> None:
+@pytest.mark.covers("A1.17")
+def test_a_model_flag_printed_twice_is_one() -> None:
     assert parsed(*ENDS, "--model", "--model", "a/b").engine.model == "a/b"
 
 

@@ -6,6 +6,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from flags.options import EngineOptions
 from pdserve.flags.row import FlagVerdict, Takes
 from pdserve.flags.table import ROWS, find, nearest
@@ -32,7 +34,8 @@ NAMED = (
 )  # fmt: skip
 
 
-def test_a10_145_every_flag_of_vllm_has_a_row_that_takes_as_many_words() -> None:
+@pytest.mark.covers("A10.145")
+def test_every_flag_of_vllm_has_a_row_that_takes_as_many_words() -> None:
     rows = {name: find(name) for name in DECLARED}
     takes = {name: row.takes for name, row in rows.items() if row}
 

@@ -68,7 +68,8 @@ def asked(**values: object) -> DownloadJob:
     return DownloadJob(NAME, MODEL_SCOPE, **values)  # type: ignore[arg-type]
 
 
-def test_a2_42_config_tokenizer_and_safetensors_are_fetched_and_no_code(library: Callable[..., Library]) -> None:
+@pytest.mark.covers("A2.42")
+def test_config_tokenizer_and_safetensors_are_fetched_and_no_code(library: Callable[..., Library]) -> None:
     stub = library("config.json", "tokenizer.json", "model.safetensors", "pytorch_model.bin", "modeling.py", "m.pth")
 
     snapshot = fetch(asked(revision="v1", download_dir="/models"), {}, silent)
@@ -131,7 +132,8 @@ def test_a_model_without_weights_is_refused(library: Callable[..., Library]) -> 
         fetch(asked(), {}, silent)
 
 
-def test_a2_42_without_the_library_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.covers("A2.42")
+def test_without_the_library_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "modelscope", None)
 
     with pytest.raises(

@@ -29,9 +29,8 @@ def ids(output: RequestOutput) -> list[int]:
     return output.outputs[0].token_ids
 
 
-def test_a6_80_greedy_outputs_are_transformers_and_their_token_ids_decode_to_the_text(
-    local: LLM, oracle: Oracle
-) -> None:
+@pytest.mark.covers("A6.80")
+def test_greedy_outputs_are_transformers_and_their_token_ids_decode_to_the_text(local: LLM, oracle: Oracle) -> None:
     outputs = local.generate(PROMPTS, GREEDY)
 
     assert [output.prompt for output in outputs] == PROMPTS
@@ -46,7 +45,8 @@ def test_a6_80_greedy_outputs_are_transformers_and_their_token_ids_decode_to_the
     assert len({output.request_id for output in outputs}) == 4
 
 
-def test_a6_79_outputs_are_in_the_order_of_prompts_of_every_form_with_one_set_of_parameters_each(
+@pytest.mark.covers("A6.79")
+def test_outputs_are_in_the_order_of_prompts_of_every_form_with_one_set_of_parameters_each(
     local: LLM, oracle: Oracle
 ) -> None:
     given: list[Any] = [*PROMPTS, oracle.ids(PROMPTS[0]), {"prompt_token_ids": oracle.ids(PROMPTS[1])}]

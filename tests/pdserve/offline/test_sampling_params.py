@@ -22,7 +22,8 @@ from wire.types import PARAMETERS
 NAN = float("nan")
 
 
-def test_a6_78_the_defaults_are_vllms_and_the_repr_makes_the_same_object() -> None:
+@pytest.mark.covers("A6.78")
+def test_the_defaults_are_vllms_and_the_repr_makes_the_same_object() -> None:
     params = SamplingParams(temperature=0.8, top_p=0.95)
 
     assert (params.temperature, params.top_p) == (0.8, 0.95)
@@ -41,6 +42,7 @@ def test_a6_78_the_defaults_are_vllms_and_the_repr_makes_the_same_object() -> No
     assert eval(repr(params)) == params
 
 
+@pytest.mark.covers("A6.78")
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
@@ -72,7 +74,7 @@ def test_a6_78_the_defaults_are_vllms_and_the_repr_makes_the_same_object() -> No
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )  # fmt: skip
-def test_a6_78_what_is_out_of_its_limits_is_refused_with_value_and_limit(wrong: dict[str, Any], words: str) -> None:
+def test_what_is_out_of_its_limits_is_refused_with_value_and_limit(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         SamplingParams(**wrong)
 

@@ -48,7 +48,8 @@ def environment(folder: Path) -> dict[str, str]:
     return kept | {"TMPDIR": str(folder)}
 
 
-def test_a6_77_79_the_printed_script_runs_beside_modules_of_our_names(tmp_path: Path) -> None:
+@pytest.mark.covers("A6.77", "A6.79")
+def test_the_printed_script_runs_beside_modules_of_our_names(tmp_path: Path) -> None:
     example = ast.parse(EXAMPLE.read_text(encoding="utf-8")).body[1:]
     printed = ast.parse(PRINTED.replace("vllm", "pdserve")).body
     assert list(map(ast.dump, example)) == list(map(ast.dump, printed)), "the example is the printed script"
