@@ -15,3 +15,9 @@ def progress_limit(slowest_turn_s: float, *, least_s: float) -> float:
 def hold_limit(pool: int) -> int:
     """Return how many blocks (or tokens) of finished KV may wait before prefilling new prompts stops: half the pool."""
     return max(1, pool // 2)
+
+
+def unused_positions(model_type: str, pad_token_id: object) -> int:
+    """Return how many positions no text can use: those of RoBERTa-like models start after the padding id."""
+    starts_later = "roberta" in model_type or model_type == "camembert"
+    return pad_token_id + 1 if starts_later and isinstance(pad_token_id, int) else 0

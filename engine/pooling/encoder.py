@@ -20,6 +20,7 @@ from engine.checkpoints.model_identity import stored_tensors
 from engine.pooling.vectors import finish_vector
 from engine.pooling_settings import PoolingSettings, read_settings
 from wire.errors import ConfigError
+from wire.shared_limits import unused_positions
 from wire.types import Pooling, PromptState
 
 _STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -150,9 +151,9 @@ def _pooling(state: PromptState) -> Pooling:
 
 
 def _length(path: Path, config: Any, settings: PoolingSettings, requested: int | None) -> int:
-    """Return the longest text in tokens. Positions of RoBERTa-like models start after the padding id."""
-    offset = config.pad_token_id + 1 if "roberta" in config.model_type or config.model_type == "camembert" else 0
-    own = min(int(config.max_position_embeddings) - offset, settings.max_length or 1 << 30)
+    """Return the longest text in tokens."""
+    unused = unused_positions(config.model_type, config.pad_token_id)
+    own = min(int(config.max_position_embeddings) - unused, settings.max_length or 1 << 30)
     if requested is not None and not 1 <= requested <= own:
         raise ConfigError(f"--max-model-len {requested}: must be from 1 to the model's {own}")
     return requested or own

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scheduler.model.kind import ModelKind, kind_of, unused_positions
+from scheduler.model.kind import ModelKind, kind_of
 from scheduler.templates.chat_options import SPECIAL_TOKEN_NAMES
 from scheduler.templates.files import given_template, own_template
 from wire.errors import ConfigError
+from wire.shared_limits import unused_positions
 
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 
@@ -79,7 +80,8 @@ def _read_json(path: Path, required: bool = True) -> dict[str, Any]:
 
 def _max_model_len(config: Mapping[str, Any], limit: int | None, folder: Path) -> int:
     lengths: list[int] = [config[key] for key in _LENGTH_KEYS if isinstance(config.get(key), int)]
-    bounds = [length - unused_positions(config) for length in lengths[:1]] + ([limit] if limit is not None else [])
+    unused = unused_positions(str(config.get("model_type")), config.get("pad_token_id"))
+    bounds = [length - unused for length in lengths[:1]] + ([limit] if limit is not None else [])
     if kind_of(config) is not ModelKind.TEXT:
         longest = _read_json(folder / "sentence_bert_config.json", required=False).get("max_seq_length")
         bounds += [longest] if isinstance(longest, int) and longest > 0 else []

@@ -35,10 +35,3 @@ def kind_of(config: Mapping[str, Any]) -> ModelKind:
     if named.endswith(_READS_ONLY) and not named.endswith("LMHeadModel"):
         return ModelKind.VECTORS
     return ModelKind.TEXT
-
-
-def unused_positions(config: Mapping[str, Any]) -> int:
-    """Return how many positions no text can use: RoBERTa-like models start after the padding's position."""
-    family, padding = str(config.get("model_type")), config.get("pad_token_id")
-    begins_later = "roberta" in family or family == "camembert"
-    return padding + 1 if begins_later and isinstance(padding, int) else 0
