@@ -1,1 +1,1 @@
-"""The engine's use of torch_npu's ops, apart from attention; torch.ops.npu exists once the device is open."""
+"""Modules and experts by ops of torch_npu, which exist (torch.ops.npu) once the device is open."""
