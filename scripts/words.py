@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tokenize
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -46,10 +47,8 @@ ALLOWED = {
 """(file, match): a contract's name, or plain English there."""
 SHARED_CLASSES = {"SamplingParams"}
 """Public classes that may have one name: vLLM's of the offline API, and the wire's."""
-_PRODUCT = (
-    "batch", "decode_worker", "devices", "engine", "flags", "instance", "kvtransfer", "native", "pdserve",
-    "prefill_worker", "processes", "ranktable_tools", "rpc", "scheduler", "security", "telemetry", "testing", "wire",
-)  # fmt: skip
+_ROOT = Path(__file__).parents[1]
+_PRODUCT = tomllib.loads((_ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["packages"]
 _EXEMPT = re.compile(
     r"_pb2|zh-CN|^tests/|^docs/(adr/|log\.md$|(conformance|broken-inputs)\.md$)|^CHANGELOG\.md$|^scripts/words\.py$"
 )
@@ -61,7 +60,9 @@ _CODE = re.compile(r"``.*?``|`[^`]*`|https?://\S+|\]\([^)]*\)")
 
 def main(argv: Sequence[str]) -> int:
     """Print what was found; return 1 if that is anything."""
-    listed = subprocess.run(["git", "ls-files", *argv], capture_output=True, text=True, check=True).stdout.splitlines()
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", *argv], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     found = [*check(listed), *([] if argv else shared_classes(listed))]
     sys.stdout.writelines(f"{line}\n" for line in found)
     return 1 if found else 0
