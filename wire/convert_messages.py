@@ -2,18 +2,15 @@
 
 from wire import cluster_pb2 as pb
 from wire.convert import (
-    endpoint_from_pb,
-    endpoint_to_pb,
-    link_from_pb,
-    link_to_pb,
+    ENDPOINT,
+    LINK,
+    TIMES,
     load_from_pb,
     load_to_pb,
     prompt_from_pb,
     prompt_to_pb,
     ticket_from_pb,
     ticket_to_pb,
-    times_from_pb,
-    times_to_pb,
     token_from_pb,
     token_to_pb,
 )
@@ -59,7 +56,7 @@ def command_to_pb(command: Command) -> pb.CommandMessage:
             return pb.CommandMessage(cancel=cancel)
         case MeasureLink():
             measure = pb.MeasureLink(peer_id=command.peer_id, epoch=command.epoch, num_bytes=command.num_bytes)
-            measure.endpoints.extend(endpoint_to_pb(endpoint) for endpoint in command.endpoints)
+            measure.endpoints.extend(ENDPOINT.to_pb(endpoint) for endpoint in command.endpoints)
             return pb.CommandMessage(measure_link=measure)
         case Heartbeat():
             return pb.CommandMessage(heartbeat=_heartbeat_to_pb(command))
@@ -81,7 +78,7 @@ def command_from_pb(message: pb.CommandMessage) -> Command:
             return Cancel(cancel.prompt_id, cancel.sequence if cancel.HasField("sequence") else None, cancel.reason)
         case "measure_link":
             measure = message.measure_link
-            endpoints = tuple(endpoint_from_pb(endpoint) for endpoint in measure.endpoints)
+            endpoints = tuple(ENDPOINT.from_pb(endpoint) for endpoint in measure.endpoints)
             return MeasureLink(measure.peer_id, measure.epoch, endpoints, measure.num_bytes)
         case "heartbeat":
             return _heartbeat_from_pb(message.heartbeat)
@@ -105,14 +102,14 @@ def event_to_pb(event: Event) -> pb.EventMessage:
             return pb.EventMessage(refused=refused)
         case Step():
             step = pb.Step(tokens=[token_to_pb(token) for token in event.tokens], load=load_to_pb(event.load))
-            step.times.extend(pb.PromptTimes(prompt_id=p, times=times_to_pb(t)) for p, t in event.times)
+            step.times.extend(pb.PromptTimes(prompt_id=p, times=TIMES.to_pb(t)) for p, t in event.times)
             step.prompt_logprobs.extend(prompt_logprobs_to_pb(part) for part in event.prompt_logprobs)
             return pb.EventMessage(step=step)
         case HandedOff():
-            handed = pb.HandedOff(prompt_id=event.prompt_id, times=times_to_pb(event.times))
+            handed = pb.HandedOff(prompt_id=event.prompt_id, times=TIMES.to_pb(event.times))
             return pb.EventMessage(handed_off=handed)
         case Pooled():
-            pooled = pb.Pooled(prompt_id=event.prompt_id, values=event.values, times=times_to_pb(event.times))
+            pooled = pb.Pooled(prompt_id=event.prompt_id, values=event.values, times=TIMES.to_pb(event.times))
             return pb.EventMessage(pooled=pooled)
         case Failed():
             failed = pb.Failed(prompt_id=event.prompt_id, error=event.error, message=event.message)
@@ -120,7 +117,7 @@ def event_to_pb(event: Event) -> pb.EventMessage:
         case LinkMeasured():
             measured = pb.LinkMeasured(peer_id=event.peer_id, error=event.error)
             if event.link is not None:
-                measured.link.CopyFrom(link_to_pb(event.link))
+                measured.link.CopyFrom(LINK.to_pb(event.link))
             return pb.EventMessage(link_measured=measured)
         case TableRead():
             return pb.EventMessage(table_read=pb.TableRead(digest=event.digest))
@@ -146,19 +143,19 @@ def event_from_pb(message: pb.EventMessage) -> Event:
             return Step(
                 tuple(map(token_from_pb, step.tokens)),
                 load_from_pb(step.load),
-                tuple((entry.prompt_id, times_from_pb(entry.times)) for entry in step.times),
+                tuple((entry.prompt_id, TIMES.from_pb(entry.times)) for entry in step.times),
                 tuple(map(prompt_logprobs_from_pb, step.prompt_logprobs)),
             )
         case "handed_off":
-            return HandedOff(message.handed_off.prompt_id, times_from_pb(message.handed_off.times))
+            return HandedOff(message.handed_off.prompt_id, TIMES.from_pb(message.handed_off.times))
         case "pooled":
             pooled = message.pooled
-            return Pooled(pooled.prompt_id, tuple(pooled.values), times_from_pb(pooled.times))
+            return Pooled(pooled.prompt_id, tuple(pooled.values), TIMES.from_pb(pooled.times))
         case "failed":
             return Failed(message.failed.prompt_id, message.failed.error, message.failed.message)
         case "link_measured":
             measured = message.link_measured
-            link = link_from_pb(measured.link) if measured.HasField("link") else None
+            link = LINK.from_pb(measured.link) if measured.HasField("link") else None
             return LinkMeasured(measured.peer_id, link, measured.error)
         case "table_read":
             return TableRead(message.table_read.digest)

@@ -1,0 +1,41 @@
+"""Convert a dataclass to a protobuf message and back by the plain fields that have the same name in both."""
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from google.protobuf.message import Message
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+D = TypeVar("D", bound="DataclassInstance")
+M = TypeVar("M", bound=Message)
+
+_PLAIN = (int, float, str, bool)
+_OPTIONAL = tuple(kind | None for kind in _PLAIN)
+_LISTS = (tuple[int, ...], tuple[str, ...])
+
+
+class PlainMessage(Generic[D, M]):
+    """The numbers, texts and lists of these of a dataclass; None is a field that is not set.
+
+    Fields of other types, converted, are arguments of both methods.
+    """
+
+    def __init__(self, kind: type[D], message: type[M]) -> None:
+        self._kind, self._message = kind, message
+        self._plain, self._optional, self._lists = (
+            tuple(field.name for field in fields(kind) if field.type in types) for types in (_PLAIN, _OPTIONAL, _LISTS)
+        )
+
+    def to_pb(self, value: D, **others: Any) -> M:
+        """Convert a value."""
+        names = (*self._plain, *self._optional, *self._lists)
+        return self._message(**{name: getattr(value, name) for name in names}, **others)
+
+    def from_pb(self, message: M, **others: Any) -> D:
+        """Convert a message."""
+        values = {name: getattr(message, name) for name in self._plain}
+        values |= {name: getattr(message, name) if message.HasField(name) else None for name in self._optional}
+        values |= {name: tuple(getattr(message, name)) for name in self._lists}
+        return self._kind(**values, **others)
