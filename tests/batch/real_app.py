@@ -11,11 +11,11 @@ from flags.options import EngineOptions
 from scheduler.app import build_app
 from scheduler.app_context import AppContext, ReadyReport
 from scheduler.config import SchedulerConfig, SchedulerOptions
-from scheduler.fake import Line, ScriptedDispatcher
 from scheduler.model.files import read_model_files
 from scheduler.model.generation_defaults import GenerationDefaults
 from scheduler.observability.metrics import Metrics
 from scheduler.tokens import Tokens
+from testing.scheduler.scripted_dispatcher import Line, ScriptedDispatcher
 
 NAME = "tiny"
 

@@ -15,7 +15,7 @@ from batch.job import BatchJob
 from batch.prepared import prepare
 from batch.runner import run_batch
 from batch.url_backend import UrlBackend
-from scheduler.fake import ScriptedDispatcher
+from testing.scheduler.scripted_dispatcher import ScriptedDispatcher
 from tests.batch.app_server import DEADLINE_S, serving
 from tests.batch.real_app import NAME, real_app
 from tests.batch.scripted import AT_ONCE, ignore, read_lines, write_lines

@@ -14,11 +14,11 @@ from flags.options import EngineOptions
 from scheduler.app import build_app
 from scheduler.app_context import AppContext, ReadyReport
 from scheduler.config import SchedulerConfig, SchedulerOptions
-from scheduler.fake import Line, Script, ScriptedDispatcher
 from scheduler.model.files import read_model_files
 from scheduler.model.generation_defaults import GenerationDefaults
 from scheduler.observability.metrics import Metrics
 from scheduler.tokens import Tokens
+from testing.scheduler.scripted_dispatcher import Line, Script, ScriptedDispatcher
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from scheduler.fake import Line
+from testing.scheduler.scripted_dispatcher import Line
 from wire.errors import HandoffFailed, InternalError, InvalidGrammar, Overloaded, PdserveError, Unavailable
 from wire.types import FinishReason
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from scheduler.fake import Line
 from scheduler.request import GenerationRequest
+from testing.scheduler.scripted_dispatcher import Line
 from tests.scheduler.conftest import Served
 from wire.errors import InternalError
 from wire.types import FinishReason

@@ -194,7 +194,7 @@ async def test_token_ids_are_told_where_asked(serve: Any) -> None:
 
 
 async def test_best_of_tells_the_likeliest_without_log_probabilities_nobody_asked_for(serve: Any) -> None:
-    from scheduler.fake import Line
+    from testing.scheduler.scripted_dispatcher import Line
 
     says = lambda request, prompt, sequence: Line((100 + 10 * sequence,))  # noqa: E731
     async with serve(says) as served:

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from scheduler.fake import ScriptedDispatcher
 from scheduler.observability.request_done import RequestDone
 from scheduler.observability.request_log import log_request, without_values
 from scheduler.request import GenerationRequest
 from telemetry.logs import LogEvent
+from testing.scheduler.scripted_dispatcher import ScriptedDispatcher
 from wire.errors import InstanceLost, InvalidGrammar, InvalidRequest, UnknownModel
 from wire.types import SamplingParams
 

@@ -15,10 +15,10 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from scheduler.app import build_app
-from scheduler.fake import ScriptedDispatcher
 from scheduler.http.drain import Drain
 from scheduler.http.server import listen
 from scheduler.http.server import serve as serve_app
+from testing.scheduler.scripted_dispatcher import ScriptedDispatcher
 from wire.errors import ConfigError, HandoffFailed
 
 pytestmark = pytest.mark.anyio

@@ -12,12 +12,12 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanMessage
 
 from scheduler.app import build_app
 from scheduler.config import parse
-from scheduler.fake import ScriptedDispatcher
 from scheduler.observability.request_done import RequestDone
 from scheduler.observability.trace_spans import MAX_PROMPTS, spans_of
 from scheduler.observability.traces import Traces, check_traces, open_traces
 from scheduler.request import GenerationRequest, PromptDone
 from telemetry.spans import Span, TraceContext
+from testing.scheduler.scripted_dispatcher import ScriptedDispatcher
 from tests.telemetry.collector import Collector, grpc_collector, http_collector
 from wire.errors import ConfigError, InstanceLost
 from wire.types import SamplingParams, StageTimes

@@ -1,0 +1,1 @@
+"""The front door without a cluster: requests answered by a script."""
