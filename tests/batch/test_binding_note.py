@@ -17,9 +17,7 @@ MINE = b"what I asked of whom\n"
 
 @pytest.mark.parametrize("content", [MINE, b"", b'00000000 {"pdserve_batch_journal":1}\n'])
 @pytest.mark.parametrize("retry_failed", [False, True])
-def test_a_file_that_is_none_of_ours_is_refused_before_anything_is_asked(
-    job: BatchJob, content: bytes, retry_failed: bool
-) -> None:
+def test_a_foreign_file_is_refused_before_any_request(job: BatchJob, content: bytes, retry_failed: bool) -> None:
     job.note_path.write_bytes(content)
 
     with pytest.raises(ConfigError) as refused:

@@ -35,7 +35,7 @@ def _refusal(job: BatchJob) -> str:
     return str(refused.value)
 
 
-async def test_only_what_failed_is_asked_again_and_the_rest_stays_byte_for_byte(ended: BatchJob) -> None:
+async def test_only_failed_lines_are_retried_and_the_rest_stays_as_it_is(ended: BatchJob) -> None:
     before = ended.output_path.read_bytes().splitlines()
     answerer = Scripted()
 
@@ -52,7 +52,7 @@ async def test_only_what_failed_is_asked_again_and_the_rest_stays_byte_for_byte(
     assert not ended.journal_path.exists()
 
 
-async def test_what_fails_again_stands_in_both_files_and_can_be_asked_a_third_time(ended: BatchJob) -> None:
+async def test_a_line_that_fails_again_is_in_both_files_and_retryable(ended: BatchJob) -> None:
     await run_job(ended, Scripted(lambda n, times: says({"error": {"message": "still"}}, 400) if n == 13 else echo(n)))
 
     assert ended.error_path is not None
@@ -71,7 +71,7 @@ async def test_nobody_is_asked_where_nothing_failed(job: BatchJob) -> None:
     assert job.output_path.read_bytes() == before
 
 
-async def test_an_output_in_another_order_and_without_its_end_is_taken_over_too(ended: BatchJob) -> None:
+async def test_an_unordered_output_without_its_last_newline_is_read(ended: BatchJob) -> None:
     lines = ended.output_path.read_bytes().splitlines(keepends=True)
     ended.output_path.write_bytes(b"".join(reversed(lines[:20])))
     answerer = Scripted()
@@ -187,7 +187,7 @@ async def test_what_failed_in_a_retry_that_was_stopped_is_asked_again(ended: Bat
     assert [one["error"] for one in read_lines(ended.output_path)] == [None] * NUM_LINES
 
 
-async def test_a_run_that_was_stopped_goes_on_with_its_failed_lines_asked_again(job: BatchJob) -> None:
+async def test_a_stopped_run_continues_and_retries_failed_lines(job: BatchJob) -> None:
     def script(n: Any, times: int) -> Answer | Exception:
         return RuntimeError("killed") if n == 4 else _every_tenth_fails(n, times)
 
@@ -231,7 +231,7 @@ async def test_the_models_of_answers_that_no_line_chose_are_told(job: BatchJob) 
         assert (prepared.left, prepared.earlier.models) == (1, frozenset({"served"}))
 
 
-async def test_a_retry_that_goes_no_further_than_its_preparation_leaves_no_journal(ended: BatchJob) -> None:
+async def test_a_retry_that_fails_in_preparation_leaves_no_journal(ended: BatchJob) -> None:
     before = {path: path.read_bytes() for path in ended.output_path.parent.iterdir()}
 
     with prepare(ended) as prepared:

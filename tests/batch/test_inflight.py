@@ -37,7 +37,7 @@ async def test_it_halves_once_for_all_that_were_turned_away_together(busy: int) 
     assert [await _round(inflight, busy, inflight.limit) for _ in range(7)] == [32, 16, 8, 4, 2, 1, 1]
 
 
-async def test_it_grows_by_doubling_to_where_it_was_well_and_slowly_from_there() -> None:
+async def test_the_window_doubles_to_its_last_good_size_then_grows_slowly() -> None:
     inflight = Inflight(64)
     assert await _round(inflight, FULL, 64) == 32
     assert await _round(inflight, FULL, 32) == 16
@@ -74,7 +74,7 @@ async def test_it_never_grows_above_what_was_asked_for() -> None:
     assert await _round(Inflight(4), GOOD, 100) == 4
 
 
-async def test_no_more_than_the_limit_are_out_and_a_cancelled_one_gives_its_turn_on() -> None:
+async def test_in_flight_requests_stay_in_the_limit_despite_cancels() -> None:
     inflight, gate, out = Inflight(1), asyncio.Event(), list[int]()
 
     async def ask(number: int) -> Answer:

@@ -44,7 +44,7 @@ def _refused(path: Path, content: bytes, limits: InputLimits = LIMITS) -> str:
     return str(refused.value)
 
 
-def test_requests_are_read_with_their_line_numbers_and_blank_lines_skipped(path: Path) -> None:
+def test_requests_have_line_numbers_and_blank_lines_are_skipped(path: Path) -> None:
     a, b = _line("a"), _line("b")
 
     assert _read(path, b"\n" + a + b"\n\n  \t\n" + b + b"\n\n") == [(2, a), (5, b)]
@@ -62,7 +62,7 @@ def test_an_input_without_requests_is_fine(path: Path, content: bytes) -> None:
 
 
 @given(st.lists(st.sampled_from([b"", b" ", b"\r", b"x"]), max_size=12), st.booleans(), st.data())
-def test_any_mixture_of_lines_and_blanks_is_read_as_a_split_at_newlines_would(
+def test_any_mix_of_lines_and_blanks_is_split_at_newlines(
     tmp_path_factory: pytest.TempPathFactory, kinds: list[bytes], has_last_newline: bool, data: st.DataObject
 ) -> None:  # fmt: skip
     lines = [_line(f"r{i}") if kind == b"x" else kind for i, kind in enumerate(kinds)]
@@ -100,7 +100,7 @@ def test_all_bad_lines_are_named_at_once(path: Path) -> None:
     ]
 
 
-def test_of_many_bad_lines_the_first_20_are_named_and_the_rest_counted(path: Path) -> None:
+def test_the_first_20_bad_lines_are_named_and_the_rest_counted(path: Path) -> None:
     told = _refused(path, b"x\n" * 50).splitlines()
 
     assert [line.split()[1] for line in told[1:21]] == [str(n) for n in range(1, 21)]
@@ -188,7 +188,7 @@ def test_a_folder_and_a_pipe_are_refused_and_a_pipe_is_not_waited_for(tmp_path: 
             InputFile.open(path, LIMITS)
 
 
-def test_what_is_longer_than_it_says_is_refused_and_nothing_of_it_repeated() -> None:
+def test_a_file_longer_than_declared_is_refused_without_quoting_it() -> None:
     with pytest.raises(ConfigError) as refused:
         InputFile.open(Path("/proc/self/environ"), LIMITS)
 

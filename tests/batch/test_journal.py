@@ -66,7 +66,7 @@ def test_what_is_written_is_the_header_and_the_records(path: Path) -> None:
     assert _written(path) == CONTENT
 
 
-def test_what_was_appended_is_read_by_position_now_and_after_opening_again(path: Path) -> None:
+def test_appended_answers_are_read_by_position_also_after_reopening(path: Path) -> None:
     journal = _open(path)
     for record in RECORDS:
         journal.append(record)
@@ -91,7 +91,7 @@ def test_more_is_appended_to_a_journal_that_is_taken_up(path: Path) -> None:
 
 
 @given(st.data())
-def test_a_journal_cut_at_any_byte_has_the_records_before_it_and_takes_more(
+def test_a_journal_cut_at_any_byte_keeps_the_records_before_it(
     place: Path, data: st.DataObject
 ) -> None:  # fmt: skip
     at = data.draw(st.integers(0, len(CONTENT)))
@@ -124,7 +124,7 @@ def test_a_journal_with_a_spoiled_byte_loses_that_record_alone(
     assert len(found) >= len(RECORDS) - 2  # a line's end that is spoiled takes the line after it along
 
 
-def test_a_position_that_stands_twice_or_is_none_of_the_input_counts_once_or_not(path: Path) -> None:
+def test_repeated_or_unknown_positions_are_counted_once_or_never(path: Path) -> None:
     content = _written(path)
     path.write_bytes(
         content
@@ -149,7 +149,7 @@ def test_a_good_answer_counts_instead_of_a_failure_before_it(path: Path) -> None
     journal.close()
 
 
-def test_what_failed_is_forgotten_for_who_asks_it_again_and_stays_for_others(path: Path) -> None:
+def test_failed_answers_are_dropped_only_for_a_retry(path: Path) -> None:
     _written(path)
     journal = _open(path)
 
@@ -180,7 +180,7 @@ def test_what_failed_is_forgotten_for_who_asks_it_again_and_stays_for_others(pat
         ({"input": "sha256 00"}, r"model was m and is \(none\) now; "),
     ],
 )
-def test_a_journal_with_answers_of_another_run_is_refused_and_left_as_it_is(
+def test_a_journal_of_another_run_is_refused_and_unchanged(
     path: Path, binding: dict[str, str], words: str
 ) -> None:  # fmt: skip
     content = _written(path)
@@ -230,7 +230,7 @@ def test_a_second_run_is_refused_while_the_first_has_the_journal(path: Path) -> 
     _open(path).close()
 
 
-def test_a_run_that_has_ended_leaves_the_journal_of_the_next_one_alone(path: Path) -> None:
+def test_a_finished_run_leaves_the_next_runs_journal_alone(path: Path) -> None:
     first = _open(path)
     first.remove()
     second = _open(path)

@@ -61,7 +61,7 @@ def test_a_header_is_read_as_it_was_written_and_is_no_record() -> None:
     assert decode_header(encode(JournalRecord(0, LineOutcome(b"{}", False)))) is None
 
 
-def test_each_beginning_of_a_header_is_known_as_one_and_nothing_else_is() -> None:
+def test_only_prefixes_of_a_header_are_recognised_as_one() -> None:
     header = encode_header({"model": "m"})
 
     assert all(is_cut_header(header[:at]) for at in range(len(header)))

@@ -90,7 +90,7 @@ def test_a_run_killed_again_and_again_ends_as_if_it_had_not_been(folder: Path, u
     _check(folder, unkilled)
 
 
-def test_a_run_killed_in_the_middle_of_a_record_ends_as_if_it_had_not_been(folder: Path, unkilled: Path) -> None:
+def test_a_run_killed_within_a_record_can_still_be_completed(folder: Path, unkilled: Path) -> None:
     assert _run(folder, "batch.after_write=kill9@30").returncode == KILLED
     journal = job_in(folder).journal_path
     os.truncate(journal, journal.stat().st_size - 10)
@@ -110,7 +110,7 @@ def test_the_old_output_stands_until_the_new_one_is_whole(folder: Path) -> None:
     assert len(read_lines(folder / "out.jsonl")) == NUM_LINES
 
 
-def test_a_disk_that_is_full_stops_the_run_with_what_is_done_and_room_finishes_it(folder: Path, unkilled: Path) -> None:
+def test_a_full_disk_stops_the_run_which_can_be_resumed(folder: Path, unkilled: Path) -> None:
     stopped = _run(folder, max_file_bytes=8000)
 
     assert stopped.returncode == 1, stopped.stderr

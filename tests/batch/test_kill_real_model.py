@@ -87,7 +87,7 @@ def _points() -> Iterator[tuple[str, int]]:
         yield f"{chance.choice(['batch.before_rename', 'batch.after_rename'])}=kill9", NUM_LINES
 
 
-def test_a_run_killed_20_times_and_given_again_ends_with_the_file_of_an_unkilled_one(
+def test_a_run_killed_20_times_writes_the_same_file(
     tmp_path: Path, model: Path, unkilled: Path
 ) -> None:  # fmt: skip
     folder = _filled(tmp_path)

@@ -114,7 +114,7 @@ def test_fewer_than_one_line_at_once_is_refused(job: BatchJob, inflight: int) ->
 
 
 @pytest.mark.anyio
-async def test_a_stopped_run_is_taken_up_only_with_its_own_input_and_binding(job: BatchJob) -> None:
+async def test_a_stopped_run_resumes_only_with_its_input_and_settings(job: BatchJob) -> None:
     bound = replace(job, binding={"model": "m"}, max_inflight=1)
 
     def stop(progress: object) -> None:

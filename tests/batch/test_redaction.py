@@ -61,7 +61,7 @@ def test_a_servers_words_lose_the_secrets_of_the_query_in_each_form(said: str) -
     assert not any(secret in words for secret in ("abc+def", "abc%2Bdef", "ABCDEFGHIJ"))
 
 
-def test_a_secret_is_found_escaped_as_xml_and_as_the_first_part_of_a_credential() -> None:
+def test_secrets_are_redacted_also_escaped_or_within_credentials() -> None:
     url = "https://host/a?X-Amz-Credential=AKIDEXAMPLE%2F20261122%2Fs3&X-Amz-Signature=a%26%22secret"
 
     words = redacted_words('<Sig>a&amp;&quot;secret</Sig> <AWSAccessKeyId>AKIDEXAMPLE</AWSAccessKeyId> a&"secret', url)
@@ -74,7 +74,7 @@ def test_user_and_password_are_taken_out_of_a_servers_words() -> None:
     assert redacted_words("no user me:secret here", "https://me:secret@host/a") == "no user (hidden) here"
 
 
-def test_a_servers_words_are_one_short_line_without_control_characters() -> None:
+def test_a_servers_message_is_one_short_line_of_printable_text() -> None:
     words = redacted_words("\x1b[2Jred\r\nnext\u202eline " + "x" * 1000, "https://host/a")
 
     assert words.startswith("[2Jred next line xxx")

@@ -23,7 +23,7 @@ async def test_what_passes_is_asked_again(job: BatchJob, passing: Answer | Excep
     assert progress.errors == 0
 
 
-async def test_a_line_that_never_gets_an_answer_of_a_well_server_is_its_own_error(job: BatchJob) -> None:
+async def test_a_line_without_an_answer_of_a_healthy_server_fails_alone(job: BatchJob) -> None:
     answerer = Scripted(lambda n, times: Unavailable("the connection was lost") if n == 7 else echo(n))
 
     await run_job(job, answerer)
@@ -34,7 +34,7 @@ async def test_a_line_that_never_gets_an_answer_of_a_well_server_is_its_own_erro
     assert answerer.asked[7] == AT_ONCE.attempts
 
 
-async def test_the_last_answer_of_a_line_that_is_always_refused_is_its_error(job: BatchJob) -> None:
+async def test_a_line_that_is_always_refused_gets_the_last_error(job: BatchJob) -> None:
     full = says(
         {"error": {"message": "the queue is full", "type": "rate_limit_error", "param": None, "code": 429}}, 429
     )

@@ -136,7 +136,7 @@ async def test_lines_with_misspelt_fields_are_counted_by_warning(job: BatchJob) 
 # Lines that are not asked, or whose answer is an error
 
 
-async def test_a_line_that_cannot_be_asked_is_its_own_error_and_the_othersrun_job(job: BatchJob) -> None:
+async def test_a_line_that_cannot_be_sent_fails_alone(job: BatchJob) -> None:
     answerer = Scripted()
     _with_lines(job, line(0), line(1, url="/bad_url"), line(2, method="GET"), line(3, body=[]), line(4))
 

@@ -26,7 +26,7 @@ async def _stopped(job: BatchJob, dtype: str, script: Script) -> BatchJob:
     return replace(again, retry_failed=True)
 
 
-async def test_an_output_that_the_stopped_run_was_to_replace_gives_it_nothing(job: BatchJob) -> None:
+async def test_a_stopped_run_takes_nothing_from_the_output_it_replaces(job: BatchJob) -> None:
     retry = await _stopped(job, "bfloat16", _in("float32"))
     answerer = Scripted(_in("bfloat16"))
 
@@ -41,7 +41,7 @@ async def test_an_output_that_the_stopped_run_was_to_replace_gives_it_nothing(jo
     assert (progress.done, progress.resumed) == (4, 2)
 
 
-async def test_a_stopped_run_over_an_output_of_another_binding_is_ended_first(job: BatchJob) -> None:
+async def test_a_stopped_run_over_an_output_of_other_settings_ends_first(job: BatchJob) -> None:
     retry = await _stopped(job, "bfloat16", lambda n, times: says({}, 400) if n == 1 else _in("float32")(n, times))
 
     with pytest.raises(ConfigError) as refused:

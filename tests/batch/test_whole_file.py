@@ -34,7 +34,7 @@ def test_nothing_stands_before_it_appears_and_nothing_beside_it_after(path: Path
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_a_file_that_does_not_appear_leaves_the_old_one_and_nothing_beside(path: Path) -> None:
+def test_a_failed_replacement_leaves_only_the_old_file(path: Path) -> None:
     path.write_bytes(b"old")
 
     with WholeFile(path) as file:
@@ -77,7 +77,7 @@ def test_two_writers_of_one_place_do_not_mix(path: Path) -> None:
     assert path.read_bytes() == b"second"
 
 
-def test_a_new_file_has_the_mode_of_the_umask_and_a_replaced_one_its_own(path: Path) -> None:
+def test_a_new_file_has_the_umasks_mode_a_replaced_one_keeps_its_own(path: Path) -> None:
     before = os.umask(0o027)
     try:
         _write(path)

@@ -49,7 +49,7 @@ def test_every_event_is_counted_once_however_the_bytes_are_cut(size: int) -> Non
     assert call.socket.pieces == []  # type: ignore[attr-defined]
 
 
-def test_an_answer_with_a_length_is_whole_with_its_last_byte_and_a_refusal_is_told() -> None:
+def test_a_response_with_a_length_ends_with_its_last_byte() -> None:
     call, run = _call([b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 4\r\n\r\nab", b"cd"])
 
     assert [call.receive(), call.receive()] == [False, True]

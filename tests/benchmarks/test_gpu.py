@@ -66,7 +66,7 @@ def test_where_graphs_are_captured_steps_run_with_and_without(monkeypatch: pytes
     assert device.replays == 3 * 2 * len(TINY.batches)  # two warm-ups and a round, of two steps each
 
 
-def test_layers_are_timed_as_transformers_writes_them_and_by_the_devices_ops() -> None:
+def test_layers_are_timed_by_transformers_and_by_device_ops() -> None:
     device = CapturingDevice()
 
     rows = list(measure_layers(TINY, device, _H200, rounds=1))

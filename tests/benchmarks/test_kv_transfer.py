@@ -33,7 +33,7 @@ def run(tmp_path: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
 
 
 @pytest.mark.long
-def test_a_quick_run_measures_ours_beside_a_copy_and_names_the_missing_peers(tmp_path: Path) -> None:
+def test_a_quick_run_compares_with_a_copy_and_names_missing_peers(tmp_path: Path) -> None:
     output, rows = run(tmp_path, "--transports", "shm", "--parts", "speed", "many", "small")
 
     copies = [row for row in rows if row["peer_name"] == "plain copy"]
@@ -83,7 +83,7 @@ def test_the_default_shape_has_6_kib_a_block_of_a_tensor() -> None:
     assert (shape.num_layers, 16 * shape.tensors[0].token_bytes) == (30, 6 << 10)
 
 
-def test_everybody_gets_every_round_and_ratios_are_taken_round_by_round() -> None:
+def test_contestants_take_turns_and_ratios_are_per_round() -> None:
     order: list[str] = []
     figures = {"ours": iter([1.0, 4.0, 2.0]), "peer": iter([2.0, 4.0, 1.0])}
 

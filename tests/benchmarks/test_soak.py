@@ -80,7 +80,7 @@ def test_another_answer_to_the_same_body_is_wrong() -> None:
 
 
 @pytest.mark.parametrize(("status", "how"), [(400, "wrong"), (404, "wrong"), (429, "told"), (503, "told")])
-def test_a_good_request_that_is_refused_is_wrong_and_one_without_room_is_told(status: int, how: str) -> None:
+def test_a_refused_good_request_is_a_fault_and_a_full_server_is_not(status: int, how: str) -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.json_response({"error": {"message": "no"}}, status=status)
 

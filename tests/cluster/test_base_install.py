@@ -55,9 +55,7 @@ def test_a_scheduler_without_torch_serves(base_python: Path, tmp_path: Path, tin
 
 
 @pytest.mark.long
-def test_a_scheduler_without_torch_finds_a_model_by_its_name_and_makes_its_tokenizer(
-    base_python: Path, tmp_path: Path
-) -> None:
+def test_a_scheduler_without_torch_finds_model_and_tokenizer(base_python: Path, tmp_path: Path) -> None:
     flags = ("--dtype=float32", "--kv-cache-memory=16MiB")
     with (
         printed_models(tmp_path / "repos", [OPT]) as hub,

@@ -88,9 +88,7 @@ def test_chat_and_files_are_loads_too(cluster: GuideCluster, tmp_path: Path) -> 
 
 
 @pytest.mark.long
-def test_a_result_is_added_to_a_file_and_a_server_that_comes_up_is_waited_for(
-    cluster: GuideCluster, tmp_path: Path
-) -> None:
+def test_results_are_appended_and_a_starting_server_is_awaited(cluster: GuideCluster, tmp_path: Path) -> None:
     flags = (
         "--num-prompts", "1", "--random-input-len", "9", "--random-output-len", "2", "--top-p", "0.9", "--save-result",
         "--append-result", "--result-dir", str(tmp_path), "--result-filename", "runs.jsonl", "--model", "org/m",

@@ -20,7 +20,7 @@ def _body(prompt: object, **fields: object) -> dict[str, object]:
 
 
 @pytest.mark.covers("A7.97", "A8.99", "A8.115")
-def test_one_launcher_makes_three_roles_in_any_order_with_flags_in_both_forms(tmp_path: Path, fake_model: Path) -> None:
+def test_one_launcher_starts_three_roles_with_flags_in_both_forms(tmp_path: Path, fake_model: Path) -> None:
     with GuideCluster(tmp_path, fake_model, flags=FAKE) as cluster:
         cluster.start("scheduler", flags=("--startup-timeout", "60"))
         cluster.start("decode-0", flags=("--max-num-seqs=4", "--max-model-len", "256"))

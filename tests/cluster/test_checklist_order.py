@@ -46,7 +46,7 @@ def _printed(said: str) -> dict[str, tuple[dict[str, str], list[str]]]:
 
 
 @pytest.mark.covers("A10.139")
-def test_the_line_of_the_order_and_the_lines_it_prints_lead_to_a_cluster(tmp_path: Path, fake_model: Path) -> None:
+def test_gen_and_the_start_lines_it_prints_lead_to_a_cluster(tmp_path: Path, fake_model: Path) -> None:
     gen = shlex.split(GEN.replace("ranktable", shlex.quote(str(RANKTABLE)), 1))
     done = subprocess.run(gen, capture_output=True, text=True, timeout=300, cwd=tmp_path, check=True)
     tables = Tables(next(tmp_path.glob("global_ranktable_*.json")), tuple(sorted(tmp_path.glob("local_*"))))
@@ -75,7 +75,7 @@ def test_the_line_of_the_order_and_the_lines_it_prints_lead_to_a_cluster(tmp_pat
 
 
 @pytest.mark.covers("A10.141", "A10.142")
-def test_one_launcher_is_one_process_and_clients_speak_to_the_schedulers_port(
+def test_one_launcher_is_one_process_and_only_the_scheduler_serves(
     fake_cluster: GuideCluster,
 ) -> None:
     processes = {name: psutil.Process(process.pid) for name, process in fake_cluster.processes.items()}
@@ -91,7 +91,7 @@ def test_one_launcher_is_one_process_and_clients_speak_to_the_schedulers_port(
 
 @pytest.mark.covers("A11.16", "A7.98")
 @pytest.mark.long
-def test_an_instance_with_another_global_table_ends_the_scheduler_naming_both(tmp_path: Path, fake_model: Path) -> None:
+def test_a_different_global_table_ends_the_scheduler_naming_both(tmp_path: Path, fake_model: Path) -> None:
     with GuideCluster(tmp_path, fake_model, flags=FAKE) as cluster:
         other = generate(tmp_path / "other", ("4,5", "8"), ("6,7",), (*cluster.ports, 65000))
         cluster.start("prefill-0")
@@ -108,9 +108,7 @@ def test_an_instance_with_another_global_table_ends_the_scheduler_naming_both(tm
 
 
 @pytest.mark.covers("A8.115")
-def test_a_scheduler_waits_for_its_instances_until_its_deadline_and_says_who_is_missing(
-    tmp_path: Path, fake_model: Path
-) -> None:
+def test_a_scheduler_names_missing_instances_at_its_deadline(tmp_path: Path, fake_model: Path) -> None:
     with GuideCluster(tmp_path, fake_model, flags=FAKE) as cluster:
         cluster.start("prefill-0")
         scheduler = cluster.start("scheduler", flags=("--startup-timeout=1",))
@@ -188,9 +186,7 @@ def _answer(client: Client, number: int) -> dict[int, tuple[str, str]]:
 
 @pytest.mark.covers("A8.116")
 @pytest.mark.long
-def test_a_hundred_prompts_on_the_schedulers_port_are_answered_as_one_process_does(
-    tmp_path: Path, tiny_model: Path
-) -> None:
+def test_a_hundred_answers_equal_those_of_one_process(tmp_path: Path, tiny_model: Path) -> None:
     with GuideCluster(tmp_path, tiny_model, prefill=("4",), decode=("6",), flags=ENGINE_FLAGS) as cluster:
         cluster.up()
         with _monolithic(tmp_path, tiny_model) as whole, ThreadPoolExecutor(4) as pool:

@@ -95,7 +95,7 @@ def test_node_ports_in_the_wrong_order_end_the_scheduler_naming_both(tmp_path: P
 
 
 @pytest.mark.long
-def test_instances_of_different_dtypes_end_a_scheduler_that_was_never_ready(tmp_path: Path, fake_model: Path) -> None:
+def test_instances_of_different_dtypes_end_a_starting_scheduler(tmp_path: Path, fake_model: Path) -> None:
     with GuideCluster(tmp_path, fake_model, flags=FAKE) as cluster:
         cluster.start("prefill-0", flags=("--dtype=float32",))
         cluster.start("decode-0", flags=("--dtype=bfloat16",))
@@ -109,7 +109,7 @@ def test_instances_of_different_dtypes_end_a_scheduler_that_was_never_ready(tmp_
 
 
 @pytest.mark.long
-def test_a_serving_scheduler_refuses_a_newcomer_that_differs_and_goes_on(tmp_path: Path, fake_model: Path) -> None:
+def test_a_serving_scheduler_refuses_a_different_new_instance(tmp_path: Path, fake_model: Path) -> None:
     with GuideCluster(tmp_path, fake_model, flags=(*FAKE, "--dtype=float32")) as cluster:
         cluster.up()
         cluster.kill("decode-0")
@@ -128,7 +128,7 @@ def test_a_serving_scheduler_refuses_a_newcomer_that_differs_and_goes_on(tmp_pat
 
 
 @pytest.mark.long
-def test_a_second_process_for_an_entry_is_refused_naming_both(tmp_path: Path, fake_model: Path) -> None:
+def test_a_second_process_of_one_entry_is_refused_naming_both(tmp_path: Path, fake_model: Path) -> None:
     with GuideCluster(tmp_path, fake_model, flags=FAKE) as cluster:
         cluster.up()
         first = cluster.processes["decode-0"].pid

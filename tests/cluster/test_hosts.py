@@ -44,7 +44,7 @@ def _wait_gone(namespaces: tuple[int, ...]) -> None:
         time.sleep(0.02)
 
 
-def test_two_hosts_that_are_parted_reach_the_third_and_each_other_once_joined() -> None:
+def test_two_separated_hosts_reach_the_third_and_later_each_other() -> None:
     with Network(NAMES) as network:
         whole = _reaches(network, "one", "other")
         network.part("one", "other")
@@ -76,7 +76,7 @@ def _fail_inside(network: Network, seen: list[int]) -> None:
         raise ValueError("a test fails")
 
 
-def test_a_failure_leaves_no_namespace_no_link_of_this_machine_and_no_thread_elsewhere() -> None:
+def test_a_failure_leaves_no_namespace_link_or_thread() -> None:
     home, links = _here(), os.listdir("/sys/class/net")
     seen: list[int] = []
 

@@ -46,9 +46,7 @@ def complete(client: Client, name: str, num_tokens: int = 7) -> str:
     return str(reply.json()["choices"][0]["text"])
 
 
-def test_each_process_finds_the_model_by_its_name_and_takes_the_weights_only_if_it_needs_them(
-    hub: FakeHub, tmp_path: Path
-) -> None:
+def test_only_instances_fetch_the_weights_of_a_named_model(hub: FakeHub, tmp_path: Path) -> None:
     with GuideCluster(tmp_path, Path(OPT), flags=("--engine=fake",)) as cluster:
         cluster.start(env=hub_environment(hub, tmp_path))
         cluster.wait_ready(120)
@@ -64,7 +62,7 @@ def test_each_process_finds_the_model_by_its_name_and_takes_the_weights_only_if_
 
 
 @pytest.mark.long
-def test_prefill_decode_and_scheduler_each_find_the_same_model_by_its_name(hub: FakeHub, tmp_path: Path) -> None:
+def test_every_process_finds_the_same_model_by_its_name(hub: FakeHub, tmp_path: Path) -> None:
     expected, marker = greedy(hub.repos[OPT], 7), tmp_path / "marker"
     put_code(hub.repos[OPT], marker)
     with GuideCluster(tmp_path, Path(OPT), flags=ENGINE_FLAGS) as cluster:

@@ -81,9 +81,7 @@ def test_a_transport_that_one_side_lacks_is_named_with_the_reason(tmp_path: Path
 
 
 @pytest.mark.long
-def test_a_pair_without_a_common_transport_is_said_everywhere_and_serves_once_it_has_one(
-    tmp_path: Path, fake_model: Path
-) -> None:
+def test_a_pair_without_a_common_transport_is_reported_then_serves(tmp_path: Path, fake_model: Path) -> None:
     apart = "prefill-0 has shm and decode-0 has tcp"
     with GuideCluster(tmp_path, fake_model, flags=("--engine=fake",)) as cluster:
         cluster.start("decode-0", flags=("--kv-transport", "tcp"))

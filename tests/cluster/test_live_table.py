@@ -126,7 +126,7 @@ def test_tables_that_are_not_to_be_used_leave_the_cluster_as_it_is(tmp_path: Pat
 
 
 @pytest.mark.long
-def test_instances_change_their_roles_with_the_table_and_nothing_is_reloaded(tmp_path: Path, fake_model: Path) -> None:
+def test_roles_change_with_the_table_without_a_reload(tmp_path: Path, fake_model: Path) -> None:
     with LiveCluster(tmp_path, fake_model, flags=("--engine=fake",)) as cluster:
         cluster.up()
         pids = {name: process.pid for name, process in cluster.processes.items()}
@@ -142,7 +142,7 @@ def test_instances_change_their_roles_with_the_table_and_nothing_is_reloaded(tmp
 
 
 @pytest.mark.long
-def test_up_starts_none_again_that_its_table_has_no_more_until_it_is_back(tmp_path: Path, fake_model: Path) -> None:
+def test_up_restarts_only_instances_that_are_in_its_table(tmp_path: Path, fake_model: Path) -> None:
     pdserve = Pdserve(tmp_path / "run", fake_model)
     try:
         assert pdserve.up("--decode", "2").returncode == 0

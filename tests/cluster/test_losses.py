@@ -56,7 +56,7 @@ def test_killing_decode_ends_every_request_in_words(slow_cluster: GuideCluster) 
 
 
 @pytest.mark.long
-def test_decode_killed_in_the_middle_of_a_seeded_answer_changes_no_token(tmp_path: Path, tiny_model: Path) -> None:
+def test_killing_decode_within_a_seeded_answer_changes_no_token(tmp_path: Path, tiny_model: Path) -> None:
     body = {"model": "tiny", "prompt": "hello", "max_tokens": 40, "ignore_eos": True, "temperature": 1.1, "seed": 5}
     with GuideCluster(tmp_path, tiny_model, prefill=["4"], decode=["6", "7"], flags=ENGINE_FLAGS) as cluster:
         cluster.start("prefill-0", "decode-1", "scheduler")

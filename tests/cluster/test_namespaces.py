@@ -58,7 +58,7 @@ def _combined(cluster: HostCluster, model: Path) -> Iterator[Client]:
 
 
 @pytest.mark.parametrize(("tool", "trust"), [(GUIDE_MERGE, "addresses"), (MERGE, "secret")], ids=["guide", "ranktable"])
-def test_three_hosts_after_gen_on_each_and_one_merge_answer_as_one_process_does(
+def test_three_merged_hosts_answer_as_one_process_does(
     tmp_path: Path, tiny_model: Path, tool: Sequence[str], trust: str
 ) -> None:
     with HostCluster(tmp_path, tiny_model, (*ENGINE_FLAGS, "--prefill-chunk-size=32")) as cluster:

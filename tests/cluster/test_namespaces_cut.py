@@ -54,7 +54,7 @@ def _cable(name: str) -> Callable[[Network], tuple[Callable[[], None], Callable[
 @pytest.mark.parametrize(
     "choose", [_between, _cable("decode"), _cable("prefill")], ids=["prefill-decode", "decode", "prefill"]
 )
-def test_each_request_ends_once_while_a_link_is_cut_and_all_are_answered_after_it_healed(
+def test_each_request_ends_once_while_a_link_is_cut_and_heals(
     tmp_path: Path, tiny_model: Path, choose: Callable[[Network], tuple[Callable[[], None], Callable[[], None]]]
 ) -> None:
     with HostCluster(tmp_path, tiny_model, FLAGS) as cluster:
@@ -79,9 +79,7 @@ def test_each_request_ends_once_while_a_link_is_cut_and_all_are_answered_after_i
     assert (link.labels["transport"], link.value) == ("tcp", 1.0)
 
 
-def test_with_another_pair_left_and_time_to_find_out_a_cut_link_fails_no_request(
-    tmp_path: Path, tiny_model: Path
-) -> None:
+def test_with_another_pair_left_a_cut_link_fails_no_request(tmp_path: Path, tiny_model: Path) -> None:
     """P gives a peer up that takes nothing for 10 s: a request that may wait longer goes on over the other pair."""
     stall_s = 3 * STALL_S
     flags = (*FLAGS, f"--stall-timeout={stall_s}")

@@ -63,9 +63,7 @@ async def _replace_all(cluster: HostCluster) -> tuple[Load, list[Process]]:
     return load, left
 
 
-def test_every_instance_is_replaced_by_another_host_and_no_request_fails_or_differs(
-    tmp_path: Path, tiny_model: Path
-) -> None:
+def test_replacing_every_instance_fails_no_request(tmp_path: Path, tiny_model: Path) -> None:
     with HostCluster(tmp_path, tiny_model, FLAGS, FIRST, late=SECOND) as cluster:
         cluster.generate()
         cluster.merge(*MERGE)

@@ -33,9 +33,7 @@ def cluster(folder: Path, model: Path, *flags: str) -> GuideCluster:
     return GuideCluster(folder, model, flags=("--engine=fake", *flags))
 
 
-def test_the_secret_beside_the_table_is_proven_and_a_process_with_another_is_named(
-    tmp_path: Path, fake_model: Path
-) -> None:
+def test_a_process_with_another_secret_is_named(tmp_path: Path, fake_model: Path) -> None:
     beside, _ = ensure_secret(tmp_path)
     other, _ = ensure_secret(tmp_path / "other")
     with cluster(tmp_path, fake_model) as one:
@@ -56,9 +54,7 @@ def test_the_secret_beside_the_table_is_proven_and_a_process_with_another_is_nam
 
 
 @pytest.mark.long
-def test_at_the_start_unequal_secrets_end_the_scheduler_with_both_fingerprints_and_hosts(
-    tmp_path: Path, fake_model: Path
-) -> None:
+def test_unequal_secrets_end_a_starting_scheduler_naming_both(tmp_path: Path, fake_model: Path) -> None:
     beside, _ = ensure_secret(tmp_path)
     other, _ = ensure_secret(tmp_path / "other")
     with cluster(tmp_path, fake_model) as one:

@@ -28,9 +28,7 @@ def _shared(folder: Path, model: Path, flags: Sequence[str]) -> GuideCluster:
 
 
 @pytest.mark.parametrize("name", ["prefill-0", "scheduler"])
-def test_one_device_in_two_instances_ends_every_process_naming_the_flag(
-    tmp_path: Path, fake_model: Path, name: str
-) -> None:
+def test_one_device_in_two_instances_ends_them_naming_the_flag(tmp_path: Path, fake_model: Path, name: str) -> None:
     with _shared(tmp_path, fake_model, FAKE) as cluster:
         process = cluster.start(name)
         status = process.wait()
@@ -42,7 +40,7 @@ def test_one_device_in_two_instances_ends_every_process_naming_the_flag(
     assert last.endswith("Two instances may share a GPU if every process is started with --share-devices")
 
 
-def test_two_instances_of_one_device_serve_where_every_process_says_so(tmp_path: Path, fake_model: Path) -> None:
+def test_two_instances_share_a_device_if_every_process_allows_it(tmp_path: Path, fake_model: Path) -> None:
     with _shared(tmp_path, fake_model, (*FAKE, "--share-devices")) as cluster:
         cluster.up()
         reply = cluster.client.post("/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 4})

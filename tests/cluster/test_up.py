@@ -82,7 +82,7 @@ def test_while_one_starts_a_second_up_says_that(pdserve: Pdserve) -> None:
     assert not pdserve.state.is_starting
 
 
-def test_a_process_that_dies_at_the_start_is_named_with_its_last_line_and_log(pdserve: Pdserve, tmp_path: Path) -> None:
+def test_a_process_that_dies_at_start_is_named_with_line_and_log(pdserve: Pdserve, tmp_path: Path) -> None:
     bad = tmp_path / "bad-model"
     bad.mkdir()
     for file in pdserve.model.iterdir():

@@ -38,7 +38,7 @@ def slow(pdserve: Pdserve, slow_fake_model: Path) -> Pdserve:
 
 
 @pytest.mark.long
-def test_a_killed_instance_is_started_again_and_its_supervisor_says_so(pdserve: Pdserve) -> None:
+def test_a_killed_instance_is_restarted_and_the_supervisor_logs_it(pdserve: Pdserve) -> None:
     assert pdserve.up().returncode == 0
     dead = pdserve.record("decode-0")
 
@@ -145,7 +145,7 @@ def test_ranks_die_with_the_supervisor_too(pdserve: Pdserve, tiny_model: Path) -
 
 
 @pytest.mark.long
-def test_an_instance_that_cannot_live_is_given_up_in_words_and_the_cluster_ends(pdserve: Pdserve) -> None:
+def test_an_instance_that_keeps_dying_ends_the_cluster(pdserve: Pdserve) -> None:
     assert pdserve.up("--max-restarts", "1").returncode == 0
     everything = pdserve.everything()
     dead = pdserve.record("decode-0")
@@ -206,7 +206,7 @@ def test_logs_follow_the_supervisor_and_a_process_over_its_restart(pdserve: Pdse
 
 
 @pytest.mark.long
-def test_any_one_of_two_by_two_may_be_killed_and_the_cluster_serves_on(pdserve: Pdserve) -> None:
+def test_any_process_of_two_pairs_can_die_while_requests_are_served(pdserve: Pdserve) -> None:
     assert pdserve.up("--prefill", "2", "--decode", "2").returncode == 0
     for name in ("prefill-0", "prefill-1", "decode-0", "decode-1", "scheduler"):
         dead = pdserve.record(name)

@@ -27,7 +27,7 @@ def _verify(*flags: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.long
-def test_every_feature_is_equal_combined_over_shm_and_tcp_and_after_preemption(tiny_model: Path) -> None:
+def test_every_feature_is_equal_in_all_ways_and_after_preemption(tiny_model: Path) -> None:
     done = _verify("--model", str(tiny_model), "--max-tokens", "40")
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -42,7 +42,7 @@ def test_every_feature_is_equal_combined_over_shm_and_tcp_and_after_preemption(t
 
 
 @pytest.mark.long
-def test_features_that_nothing_stops_are_not_said_to_be_equal_after_preemption(tiny_model: Path) -> None:
+def test_features_never_preempted_are_not_reported_as_equal(tiny_model: Path) -> None:
     flags = ("--features", "--model", str(tiny_model), "--max-tokens", "24", "--transport", "shm")
     done = subprocess.run(
         [sys.executable, "-P", "-c", _STOPS_NOBODY, *flags], capture_output=True, text=True, timeout=450

@@ -171,7 +171,7 @@ def command(words: tuple[str, ...], name: str, model: Path, folder: Path) -> Ite
 
 @pytest.mark.covers("A2.25", "A2.32")
 @pytest.mark.long
-def test_serve_as_printed_answers_the_printed_client_and_nobody_without_its_key(tmp_path: Path) -> None:
+def test_serve_as_printed_answers_only_clients_with_its_key(tmp_path: Path) -> None:
     with command(guides.SERVE, guides.NOUS, make_tiny_model("llama3", tmp_path / "nous"), tmp_path) as client:
         said = script(guides.KEYED_CLIENT, client.base_url, "print(completion.choices[0].message.content)")
 
@@ -181,7 +181,7 @@ def test_serve_as_printed_answers_the_printed_client_and_nobody_without_its_key(
 
 @pytest.mark.covers("A2.26", "A2.28", "A2.29", "A2.30")
 @pytest.mark.long
-def test_the_module_as_printed_takes_the_shipped_template_and_the_curl_lines(tmp_path: Path) -> None:
+def test_the_printed_module_takes_the_template_and_the_curl_lines(tmp_path: Path) -> None:
     with command(guides.API_SERVER, guides.OPT, make_bin_model(tmp_path / "opt"), tmp_path) as client:
         url = client.base_url
 

@@ -38,7 +38,7 @@ def test_seeds_of_64_bits_and_four_stop_texts(served: Served) -> None:
 
 
 @pytest.mark.covers("B.chat.6")
-def test_reasoning_effort_reaches_the_template_and_include_reasoning_is_taken(served: Served) -> None:
+def test_reasoning_effort_and_include_reasoning_are_accepted(served: Served) -> None:
     template = "{{ reasoning_effort | default('none') }}"
     plain = served.said(chat_template="none")
 

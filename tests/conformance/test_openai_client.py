@@ -28,7 +28,7 @@ def test_a_chat_is_answered(client: openai.OpenAI) -> None:
     assert answer.choices[0].finish_reason in ("stop", "length")
 
 
-def test_a_streamed_chat_says_what_the_plain_one_says_and_reports_the_hop(client: openai.OpenAI) -> None:
+def test_a_streamed_chat_equals_the_plain_one_and_reports_the_hop(client: openai.OpenAI) -> None:
     chat = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "temperature": 0}
 
     plain = client.chat.completions.create(**chat)  # type: ignore[call-overload]

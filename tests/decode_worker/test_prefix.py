@@ -30,7 +30,7 @@ def hand_off(it: Half, state: PromptState) -> Ticket:
     return ticket
 
 
-def test_a_ticket_asks_for_the_tokens_that_are_not_held_and_shares_the_blocks_of_the_others() -> None:
+def test_a_ticket_requests_only_tokens_not_in_the_cache() -> None:
     with engine(CACHED) as (core, _):
         it = Half(core)
         assert hand_off(it, STATE).first_token == 0
@@ -98,7 +98,7 @@ def test_a_commit_for_another_tenant_than_reserved_is_refused(change: dict[str, 
         it.worker.cancel_all("enough")
 
 
-def test_a_held_prefix_makes_room_for_a_prompt_that_would_not_fit_twice() -> None:
+def test_a_cached_prefix_lets_a_prompt_fit_that_otherwise_would_not() -> None:
     long = replace(prompt("a", 90, max_tokens=9), cache_salt="t")
     with engine(CACHED) as (core, _):
         it = Half(core)

@@ -126,7 +126,7 @@ def test_a_committed_prompt_generates_to_its_end_and_is_forgotten() -> None:
         assert it.finishes == [FinishReason.LENGTH]
 
 
-def test_a_ticket_that_ends_while_it_is_made_is_an_ending_and_no_reservation() -> None:
+def test_a_ticket_that_ends_while_being_made_is_not_reserved() -> None:
     with half() as it:
         it.receiver.ends_at_once = True
         it.worker.reserve(RESERVE)
@@ -184,7 +184,7 @@ def test_a_commit_of_another_prompt_than_reserved_is_refused() -> None:
         it.assert_ended_once()
 
 
-def test_a_commit_that_cannot_be_read_is_a_failed_hand_off_and_not_the_clients_fault() -> None:
+def test_an_unreadable_commit_fails_the_hand_off_not_the_request() -> None:
     with half() as it:
         ticket_id = it.reserve()
 
@@ -196,7 +196,7 @@ def test_a_commit_that_cannot_be_read_is_a_failed_hand_off_and_not_the_clients_f
 
 
 @pytest.mark.parametrize("error", [InvalidRequest("no"), RuntimeError("a defect")])
-def test_an_admission_that_raises_ends_its_prompt_in_words_and_frees_the_blocks(
+def test_an_admission_that_raises_fails_its_prompt_and_frees_blocks(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -212,7 +212,7 @@ def test_an_admission_that_raises_ends_its_prompt_in_words_and_frees_the_blocks(
         assert str(error) in str(it.events[-1])
 
 
-def test_a_prompt_that_is_reserved_or_runs_already_is_refused_and_goes_on() -> None:
+def test_a_prompt_reserved_or_running_is_refused_and_continues() -> None:
     with half() as it:
         ticket_id = it.reserve()
         it.worker.reserve(RESERVE)
@@ -240,7 +240,7 @@ def test_a_prompt_the_engine_refuses_after_all_ends_in_words() -> None:
         it.core.release("d")
 
 
-def test_an_engine_that_breaks_on_a_prompt_ends_it_in_words_and_forgets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_that_breaks_the_engine_fails_and_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     def break_down(*_: object, **__: object) -> None:
         raise IndexError("a defect")
 
@@ -254,7 +254,7 @@ def test_an_engine_that_breaks_on_a_prompt_ends_it_in_words_and_forgets_it(monke
 
 
 @pytest.mark.parametrize("given", [((), ()), ((1, 2, 7), (3, 4)), ((1, 2, 7),), ((1, 2),), ((3, 4), (1, 2, 7))])
-def test_a_resumed_prompt_is_forgotten_once_its_last_sequence_has_ended(given: tuple[tuple[int, ...], ...]) -> None:
+def test_a_resumed_prompt_is_forgotten_after_its_last_sequence(given: tuple[tuple[int, ...], ...]) -> None:
     with half() as it:
         it.worker.generate(replace(prompt("d", 9, 6, n=2, stop_token_ids=(7,)), outputs=given))
         it.turn()
@@ -265,7 +265,7 @@ def test_a_resumed_prompt_is_forgotten_once_its_last_sequence_has_ended(given: t
         assert not it.worker.runs("d")
 
 
-def test_a_search_with_a_beam_that_has_ended_is_forgotten_once_its_hypotheses_are_told() -> None:
+def test_a_beam_search_is_forgotten_once_its_hypotheses_are_sent() -> None:
     params = {"n": 2, "best_of": 3, "stop_token_ids": (7,), "beam_search": BeamSearch()}
     beams = (Beam((1, 2), -1.0), Beam((3, 4), -1.5), Beam((5, 6), -2.0), Beam((1, 7), -3.0, True, 7))
     with half() as it:
@@ -294,7 +294,7 @@ def test_a_reservation_the_receiver_cannot_open_leaves_nothing_behind(monkeypatc
         it.assert_ended_once()
 
 
-def test_a_probe_is_let_in_beside_prompts_that_wait_for_blocks_and_a_prompt_is_not() -> None:
+def test_a_probe_is_admitted_while_prompts_wait_for_blocks() -> None:
     with half() as it:
         it.core.add(prompt("large", 90))
         it.core.add(prompt("waits", 40))

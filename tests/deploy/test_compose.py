@@ -159,7 +159,7 @@ class ComposeProcesses(GuideCluster):
         self.wait_ready()
 
 
-def test_what_the_image_compiled_is_where_the_parts_look_for_it_and_belongs_to_them(tmp_path: Path) -> None:
+def test_libraries_of_the_image_are_found_and_owned_by_its_user(tmp_path: Path) -> None:
     compiled = tmp_path / "home" / ".cache" / "pdserve" / "native"
     compiled.mkdir(parents=True, mode=0o700)
     (compiled / "move-1-2.so").write_bytes(b"of this image")

@@ -46,9 +46,7 @@ def test_guide_exact_is_the_guides_line(tables: Make, capsys: Capture, role: str
 
 @pytest.mark.covers("A8.119")
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_devices_are_those_of_the_table_and_what_the_guide_lacks_is_added(
-    tables: Make, capsys: Capture, role: str
-) -> None:
+def test_run_lines_have_the_tables_devices_and_missing_options(tables: Make, capsys: Capture, role: str) -> None:
     line = line_of(capsys, role, *tables(), *FLAGS)
 
     cards = "4,5" if role == "prefill" else "6,7"

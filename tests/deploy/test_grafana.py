@@ -160,7 +160,7 @@ def test_every_query_is_of_the_chosen_job_and_source(dashboard: Any) -> None:
     assert sources == {"${datasource}"}
 
 
-def test_an_operator_finds_what_the_page_of_metrics_calls_worth_an_alert(dashboard: Any) -> None:
+def test_the_dashboard_has_every_metric_that_deserves_an_alert(dashboard: Any) -> None:
     shown = set().union(*(_names(expression) for _, expression, _ in _queries(dashboard)))
 
     assert shown >= {

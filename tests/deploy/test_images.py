@@ -61,7 +61,7 @@ def test_an_image_runs_as_uid_1000_with_an_entry_in_passwd(dockerfile: Path) -> 
 
 
 @names
-def test_the_native_parts_are_compiled_by_the_user_who_runs_them_where_he_looks_for_them(dockerfile: Path) -> None:
+def test_native_libraries_are_built_by_and_for_the_images_user(dockerfile: Path) -> None:
     text = dockerfile.read_text()
     environment = " ".join(_instructions(dockerfile, "ENV"))
 
@@ -73,7 +73,7 @@ def test_the_native_parts_are_compiled_by_the_user_who_runs_them_where_he_looks_
 
 
 @pytest.mark.long
-def test_after_an_images_last_command_a_start_finds_every_library_and_compiles_nothing(tmp_path: Path) -> None:
+def test_a_start_in_the_image_compiles_nothing(tmp_path: Path) -> None:
     """Run by hand the way the image's build runs it, in a home of its own: the compilers of this machine."""
     (command,) = re.findall(r"(python -P -m native\.build)$", _instructions(DOCKERFILES[0], "RUN")[-1])
     environ = {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}

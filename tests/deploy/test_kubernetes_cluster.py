@@ -101,7 +101,7 @@ def test_a_pod_that_is_deleted_under_load_ends_no_request(tmp_path: Path) -> Non
 
 @pytest.mark.cluster
 @pytest.mark.long
-def test_a_container_that_dies_comes_back_in_its_pod_and_a_scheduler_in_another(tmp_path: Path) -> None:
+def test_a_dead_container_restarts_in_its_pod_a_scheduler_in_another(tmp_path: Path) -> None:
     with kube_processes(tmp_path, _fake_model(tmp_path), ("--engine=fake",)) as cluster:
         _start_one_each(cluster)
         table = cluster.kube.data("pdserve-ranktable")[TABLE_KEY]
@@ -134,7 +134,7 @@ def test_pods_with_certificates_of_their_own_serve_over_mutual_tls(tmp_path: Pat
 
 @pytest.mark.cluster
 @pytest.mark.long
-def test_a_platforms_table_is_converted_followed_and_needs_no_api_server(tmp_path: Path) -> None:
+def test_a_platforms_table_is_converted_and_followed(tmp_path: Path) -> None:
     path = tmp_path / "platform" / "global_rank_table.json"
     path.parent.mkdir()
     hosts = [f"127.0.0.{number}" for number in (2, 3, 4)]

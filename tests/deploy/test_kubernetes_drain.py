@@ -56,7 +56,7 @@ def test_it_ends_with_the_last_prompt(metrics: _Metrics) -> None:
     assert _drain(metrics, clock) == "no work is left, after 2 s"
 
 
-def test_an_idle_instance_is_kept_until_the_scheduler_has_the_new_table(metrics: _Metrics) -> None:
+def test_an_idle_instance_stays_until_the_scheduler_has_the_table(metrics: _Metrics) -> None:
     metrics.running, clock = iter([0, 0, 1, *[0] * 100]), SleptClock()
 
     assert _drain(metrics, clock, settle_s=10.0) == "no work is left, after 10 s"

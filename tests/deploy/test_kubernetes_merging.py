@@ -45,7 +45,7 @@ def test_instances_stand_in_the_order_of_their_pods_numbers() -> None:
     assert _hosts(decide(parts, pods, None, ONE_EACH))[1] == ["10.0.0.1", "10.0.1.1", "10.0.1.2", "10.0.1.10"]
 
 
-def test_a_whole_table_is_live_what_comes_is_added_and_what_goes_is_left_out() -> None:
+def test_a_complete_table_follows_instances_that_come_and_go() -> None:
     first = decide(PARTS, PODS, None, ONE_EACH).text
     more = PARTS | {"d-1": part("decode", "10.0.0.3")}
     both = [*PODS, *_pods(d_1="10.0.0.3")]
@@ -55,7 +55,7 @@ def test_a_whole_table_is_live_what_comes_is_added_and_what_goes_is_left_out() -
     assert _hosts(decide(more, going, first, ONE_EACH))[2] == ["10.0.0.3"]
 
 
-def test_a_live_table_with_fewer_instances_than_asked_for_stays_completed() -> None:
+def test_a_live_table_stays_completed_with_fewer_instances() -> None:
     first = decide(PARTS, PODS, None, ONE_EACH).text
 
     assert is_completed(decide(PARTS, PODS, first, ClusterSize(5, 5)).text)
@@ -106,7 +106,7 @@ def test_of_two_schedulers_the_second_is_left_out() -> None:
     assert "s and s-2 have one each" in decision.notes[0]
 
 
-def test_a_card_given_to_two_pods_of_one_host_is_said_and_stops_no_other() -> None:
+def test_a_card_in_two_pods_of_a_host_is_reported_and_stops_no_other() -> None:
     parts = PARTS | {"d-1": part("decode", "10.0.0.1", port=8089)}
     pods = [*PODS, *_pods(d_1="10.0.0.1")]
 

@@ -65,7 +65,7 @@ def test_where_no_client_is_named_everyone_is_one() -> None:
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_the_scheduler_reaches_an_instances_port_and_instances_each_other(role: str) -> None:
+def test_scheduler_and_instances_reach_each_others_ports(role: str) -> None:
     assert _allows(CLOSED, _labels("scheduler"), role, GRPC)
     assert not _allows(CLOSED, _labels("scheduler"), role, KV)
     for peer in ("prefill", "decode"):
@@ -92,7 +92,7 @@ def test_a_platforms_table_has_no_writer_to_close() -> None:
 
 
 @pytest.mark.parametrize("role", ["scheduler", "prefill", "decode"])
-def test_mutual_tls_is_three_files_of_a_secret_for_the_container_of_the_role_alone(role: str) -> None:
+def test_mutual_tls_is_a_secret_mounted_in_the_roles_container_only(role: str) -> None:
     pod = pod_of(CLOSED, role)
     volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
     mounts = {one["name"]: {mount["name"]: mount for mount in one["volumeMounts"]} for one in containers(pod)}

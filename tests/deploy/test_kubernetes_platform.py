@@ -101,7 +101,7 @@ def test_a_table_with_a_mistake_is_not_waited_for(tmp_path: Path) -> None:
     assert clock.now == 0
 
 
-def test_two_instances_of_a_role_on_one_host_are_told_apart_by_their_devices(tmp_path: Path) -> None:
+def test_two_instances_of_a_role_on_a_host_differ_by_devices(tmp_path: Path) -> None:
     path = _file(tmp_path, modelarts(prefill=[server(A, 0, 1), server(A, 2, 3)], decode=[server(B, 0)]))
     start = Start("prefill", A, tmp_path / "s")
 
@@ -115,7 +115,7 @@ def test_two_instances_of_a_role_on_one_host_are_told_apart_by_their_devices(tmp
         _wait(PlatformTable(path), start)
 
 
-def test_ports_that_a_platforms_table_lacks_are_the_instances_own_port(tmp_path: Path) -> None:
+def test_ports_missing_in_a_platforms_table_are_the_instances_own(tmp_path: Path) -> None:
     bare = read_global(str(_file(tmp_path, modelarts(prefill=[server(A, 0)], decode=[server(B, 0)]))))
     entry = server(A, 0) | {"server_port": "8088"}
     ported = read_global(str(_file(tmp_path, modelarts(prefill=[entry], decode=[server(B, 0)]))))

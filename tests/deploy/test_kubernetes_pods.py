@@ -90,7 +90,7 @@ def test_a_pods_grace_is_longer_than_its_drain(seconds: int) -> None:
         assert (drain, pod["spec"]["terminationGracePeriodSeconds"]) == (seconds, seconds + 20)
 
 
-def test_instances_are_asked_over_grpc_on_their_port_and_the_scheduler_over_http() -> None:
+def test_instances_are_probed_over_grpc_and_the_scheduler_over_http() -> None:
     for role in ("prefill", "decode"):
         main = main_of(pod_of({}, role))
         port = int(flag(main["args"], "--port"))

@@ -177,7 +177,7 @@ def test_gpus_that_are_named_by_uuid_are_those_whose_nodes_are_there(tmp_path: P
     assert own_device_ids("cuda", 2, {"NVIDIA_VISIBLE_DEVICES": "GPU-aa,GPU-bb"}, dev) == ["1", "3"]
 
 
-def test_another_number_of_devices_than_asked_for_is_refused_with_both(tmp_path: Path) -> None:
+def test_a_wrong_number_of_devices_is_refused_with_both_numbers(tmp_path: Path) -> None:
     dev = _nodes(tmp_path, "davinci0")
 
     with pytest.raises(RanktableError, match=r"--num-devices is 2, and this container has 1 npu devices in .* \(0\)"):

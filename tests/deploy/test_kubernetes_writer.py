@@ -98,9 +98,7 @@ def test_pods_that_write_at_the_same_time_lose_no_part(cluster: Cluster, api: Ku
     assert len(cluster.data("parts")) == 16
 
 
-def test_what_another_wrote_meanwhile_is_read_again_and_not_overwritten(
-    cluster: Cluster, api: KubeApi, tmp_path: Path
-) -> None:
+def test_a_concurrent_write_is_read_again_and_not_overwritten(cluster: Cluster, api: KubeApi, tmp_path: Path) -> None:
     writer, members = Writer(api, PLACES, ClusterSize(1, 1)), _three(cluster, api, tmp_path)
     for member in members:
         member.turn()

@@ -63,7 +63,7 @@ def test_flags_reach_the_launcher_as_typed(clone: Path, recorder: str, script: s
     assert done.stdout.splitlines()[:-1] == ["-P", "-m", "pdserve.launch", *flags]
 
 
-def test_rank_table_file_is_kept_from_torch_npu_and_pythonpath_stays_as_it_was(clone: Path, recorder: str) -> None:
+def test_torch_npu_gets_no_rank_table_file_and_pythonpath_is_kept(clone: Path, recorder: str) -> None:
     environ = {"PDSERVE_PYTHON": recorder, "RANK_TABLE_FILE": "/x.json"}
 
     done = _run("sh", "deploy/start_servers.sh", cwd=clone, environ=environ)

@@ -94,7 +94,7 @@ class ActivatedKind(FakeKind):
         return Device(index, self.traits, self.total_bytes)
 
 
-def test_an_nccl_group_is_made_on_its_device_with_the_variables_set_and_torchs_own_timeout(
+def test_an_nccl_group_has_its_device_variables_and_torchs_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One below our deadlines would end first, and what it ends counts as complete."""

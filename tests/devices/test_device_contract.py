@@ -121,7 +121,7 @@ def test_a_pool_closes_twice_and_is_not_used_after(device: Device) -> None:
         _ = pool.tensor if isinstance(pool, DevicePool) else pool.buffer[:1]
 
 
-def test_a_pool_waits_for_the_newest_mark_and_for_none_before_the_first(accelerator: Device) -> None:
+def test_a_pool_waits_for_its_newest_mark_if_there_is_one(accelerator: Device) -> None:
     pool = accelerator.make_pool(LAYOUT)
     assert isinstance(pool, DevicePool)
 

@@ -71,7 +71,7 @@ def test_scores_are_those_of_the_cpu(device: Device, cross_encoder: Path) -> Non
         assert mine == pytest.approx(theirs, abs=1e-5)
 
 
-def test_its_weights_lie_on_the_device_and_the_note_says_how_large_they_are(bert: Path) -> None:
+def test_weights_are_on_the_device_and_their_size_is_in_the_note(bert: Path) -> None:
     device = CardDevice()
     before = device.memory().free
 

@@ -30,7 +30,7 @@ def is_found() -> bool:
 
 
 @pytest.mark.usefixtures("installed")
-def test_it_is_hidden_where_cann_is_missing_and_shown_when_it_is_asked_for() -> None:
+def test_torch_npu_is_hidden_without_cann_unless_it_is_selected() -> None:
     assert is_found()
     npu_package.hide_without_cann()
     assert not is_found()
@@ -41,7 +41,7 @@ def test_it_is_hidden_where_cann_is_missing_and_shown_when_it_is_asked_for() -> 
 
 
 @pytest.mark.usefixtures("installed")
-def test_it_is_hidden_when_torch_is_about_to_be_imported_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_npu_is_hidden_only_when_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     for name in ("torch", "transformers"):
         monkeypatch.delitem(sys.modules, name, raising=False)

@@ -85,7 +85,7 @@ def test_the_torch_of_these_tests_is_read_as_it_says_of_itself() -> None:
     assert (unfit("cuda", PINS["torch_npu"]) is None) == (torch.version.cuda is not None)
 
 
-def test_install_refuses_a_wrong_pair_before_anything_is_put_beside_it(tmp_path: Path) -> None:
+def test_install_refuses_a_wrong_pair_before_it_installs_anything(tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     for name in ("scripts", "devices", "wire"):
         shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -90,7 +90,7 @@ def test_a_cell_that_claims_too_much_is_found(cell: str, why: str) -> None:
     assert why in found
 
 
-def test_the_page_says_that_no_card_was_at_hand_and_names_the_variables_that_are_set() -> None:
+def test_the_page_names_the_variables_and_the_lack_of_a_card() -> None:
     assert "No GPU and no NPU was at hand" in PAGE
     for name, value in {**HCCL_DEFAULTS, **NCCL_DEFAULTS}.items():
         assert f"| `{name}` | {value} (" in PAGE

@@ -42,7 +42,7 @@ def test_every_message_is_there_with_its_number_and_limit() -> None:
     assert written == [(int(kind), kind.name, frame._MAX_BODY[kind]) for kind in MessageType]
 
 
-def test_messages_of_tickets_and_measurements_come_from_the_side_that_is_written() -> None:
+def test_messages_are_listed_under_the_side_that_sends_them() -> None:
     by_sender = {MessageType[name] for _, name, side, _, _ in rows("## The messages") if side in ("P", "either")}
 
     assert by_sender - {MessageType.HELLO, MessageType.PROOF, MessageType.SETUP} == set(incoming._FROM_SENDER)
@@ -66,7 +66,7 @@ def test_the_fields_of_a_frame_add_up_to_its_bytes() -> None:
     assert f"FRAME is {frame.FRAME_HEAD_BYTES} bytes" in TEXT
 
 
-def test_every_transport_is_there_best_first_with_its_lanes_and_a_section() -> None:
+def test_every_transport_is_listed_best_first_with_lanes_and_section() -> None:
     table = rows("## The transports")
 
     assert tuple(name.strip("`") for name, *_ in table) == transports.NAMES

@@ -273,7 +273,7 @@ def test_what_flashinfer_does_not_take_is_torchs(shape: Shape, options: Attentio
     assert backend.table_width(3, 99) == 4
 
 
-def test_flashinfer_keeps_a_workspace_and_its_pages_for_each_fixed_step_and_kind_of_layer() -> None:
+def test_flashinfer_has_a_workspace_per_fixed_step_and_layer_kind() -> None:
     backend, case = with_flashinfer(), make_case(_DECODES, _HALF)
     assert backend.fixed_bytes(4, 10) == 0, "no layer ran"
 
@@ -323,7 +323,7 @@ def test_torchs_flash_kernel_takes_over_from_a_library_that_fails(monkeypatch: p
     assert backend.note == "attention by torch: VarlenAttention failed: no kernel image"
 
 
-def test_a_fixed_step_goes_on_without_a_library_that_was_left_meanwhile() -> None:
+def test_a_fixed_step_survives_leaving_its_library() -> None:
     backend, options = with_flashinfer(), AttentionOptions(0.1)
     case = make_case(_DECODES, _HALF)
     fixed = Fixed(backend, case)
@@ -430,7 +430,7 @@ def test_what_the_flash_kernel_does_not_take_is_computed_plainly(shape: Shape, o
     assert kernel.calls == []
 
 
-def test_fixed_decode_steps_beside_the_flash_kernel_are_of_plain_operations() -> None:
+def test_fixed_decode_steps_without_flash_use_plain_operations() -> None:
     kernel, options = Varlen(), AttentionOptions(0.1, 20)
     backend, case = CudaAttention(VarlenAttention(kernel)), make_case(_DECODES, _HALF)
 

@@ -130,7 +130,7 @@ def load(path: Path, backend: AttentionBackend, monkeypatch: pytest.MonkeyPatch,
     ("backend", "error"),
     [(Spoilt(larger), "largest difference"), (Spoilt(failing), "RuntimeError: aclnnFusedInferAttentionScore")],
 )
-def test_an_accelerator_whose_attention_is_broken_serves_by_the_reference_with_one_warning(
+def test_broken_attention_falls_back_with_one_warning(
     backend: Spoilt, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, prompts = make_tiny_model("mistral-sliding", tmp_path / "model"), [[5, 6, 7], [9] * 40]

@@ -53,7 +53,7 @@ def test_tensors_keep_names_dtypes_and_values(source: Path, shards: int) -> None
     assert len(list((source.parent / "target").glob("*.safetensors"))) == shards
 
 
-def test_views_transposes_and_shared_memory_become_tensors_of_their_own(source: Path) -> None:
+def test_views_transposes_and_shared_storage_become_own_tensors(source: Path) -> None:
     whole = rows(6, 4)
     state = {"part": whole[2:4], "turned": whole.t(), "one": whole, "same": whole, "scalar": torch.tensor(2.5)}
 
@@ -73,9 +73,7 @@ def test_parameters_are_tensors(source: Path) -> None:
     [(True, rows(5, 2), False), (True, rows(5, 2) + 1, True), (False, rows(5, 2), True)],
     ids=["tied", "tied by config alone", "equal by chance"],
 )
-def test_a_head_that_is_the_embeddings_is_left_out_where_the_config_ties_them(
-    source: Path, tied: bool, head: torch.Tensor, kept: bool
-) -> None:
+def test_a_tied_output_head_is_left_out(source: Path, tied: bool, head: torch.Tensor, kept: bool) -> None:
     made = convert(source, {EMBEDDINGS: rows(5, 2), "lm_head.weight": head}, tied=tied)
 
     assert ("lm_head.weight" in made) is kept

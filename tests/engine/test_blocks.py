@@ -152,7 +152,7 @@ class Accounting(RuleBasedStateMachine):
 TestAccounting = Accounting.TestCase
 
 
-def test_a_block_that_launched_steps_write_is_free_when_the_last_of_them_is_collected() -> None:
+def test_a_block_is_free_after_its_last_launched_step() -> None:
     pool = BlockPool(4)
     given, kept = pool.allocate(2), pool.allocate(1, probe=True)
     pool.begin_writes((*given, *kept))

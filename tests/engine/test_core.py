@@ -73,7 +73,7 @@ def test_sequences_of_one_prompt_share_its_blocks_and_differ(length: int) -> Non
         assert core.blocks.num_used == 0
 
 
-def test_a_fork_shares_full_blocks_and_copies_the_partial_one_for_all_but_one() -> None:
+def test_a_fork_shares_full_blocks_and_copies_the_partial_one() -> None:
     with engine() as (core, _):
         core.add(prompt("n", 10, n=3))
         core.step()

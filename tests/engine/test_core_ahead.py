@@ -104,7 +104,7 @@ def test_no_token_is_computed_that_lengths_forbid() -> None:
         assert model.num_tokens == (5 + 2) + (95 + 4) + (7 + 2 * 3)
 
 
-def test_a_stop_id_wastes_one_row_whose_block_nobody_gets_before_it_is_written() -> None:
+def test_a_stop_id_wastes_one_row_and_frees_its_block_later() -> None:
     state, told = stopping("a", 6, 3)
     with watched(replace(AHEAD, num_blocks=4)) as (core, model):
         core.add(state)
@@ -159,7 +159,7 @@ def test_what_the_position_alone_forbids_holds_up_nothing() -> None:
 
 
 @pytest.mark.parametrize("steps", range(1, 7))
-def test_a_cancel_frees_what_is_written_with_the_next_step_and_the_rest_at_once(steps: int) -> None:
+def test_a_cancel_frees_blocks_not_being_written_at_once(steps: int) -> None:
     with watched() as (core, _):
         core.add(prompt("c", 9, max_tokens=20))
         core.add(prompt("other", 9, max_tokens=20))
@@ -177,7 +177,7 @@ def test_a_cancel_frees_what_is_written_with_the_next_step_and_the_rest_at_once(
         assert run(core, answers).tokens["other", 0] == wanted(prompt("other", 9, max_tokens=20))
 
 
-def test_a_failed_step_ends_those_of_the_step_behind_it_once_and_no_others() -> None:
+def test_a_failed_step_ends_the_next_steps_prompts_once() -> None:
     with watched(seqs=2) as (core, model):
         model.fails = {("collect", 3)}
         for name in "abc":
@@ -191,7 +191,7 @@ def test_a_failed_step_ends_those_of_the_step_behind_it_once_and_no_others() -> 
         assert core.blocks.num_used == 0
 
 
-def test_a_launch_that_fails_behind_a_step_ends_its_prompts_and_the_step_gives_them_nothing() -> None:
+def test_a_failed_launch_ends_its_prompts_without_output() -> None:
     with watched() as (core, model):
         model.fails = {("launch", 3)}
         core.add(prompt("a", 9))
@@ -207,7 +207,7 @@ def test_a_launch_that_fails_behind_a_step_ends_its_prompts_and_the_step_gives_t
         assert core.blocks.num_used == 0
 
 
-def test_a_failure_of_the_last_row_of_a_sequence_that_has_stopped_is_nobodys() -> None:
+def test_a_failure_in_a_stopped_sequences_extra_row_is_ignored() -> None:
     state, told = stopping("a", 6, 3)
     with watched() as (core, model):
         core.add(state)
@@ -218,7 +218,7 @@ def test_a_failure_of_the_last_row_of_a_sequence_that_has_stopped_is_nobodys() -
         assert answers.finish["a", 0] is FinishReason.STOP
 
 
-def test_a_held_prompts_chunks_are_told_as_they_are_launched_and_its_end_when_it_is_computed() -> None:
+def test_a_held_prompts_chunks_are_reported_at_launch() -> None:
     with watched(chunk=6) as (core, model):
         told: list[tuple[int, int, int]] = []
 

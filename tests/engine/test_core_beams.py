@@ -85,7 +85,7 @@ def assert_equal(answers: Answers, decoder: ReferenceDecoder) -> None:
     [(4 << 20, 0, False), (96 << 10, 0, True), (96 << 10, 1 << 20, True)],
     ids=["room-for-all", "rebuilt", "put-aside"],
 )
-def test_hypotheses_equal_transformers_in_a_batch_and_after_preemption(
+def test_beams_equal_transformers_in_a_batch_and_after_preemption(
     path: Path, decoder: ReferenceDecoder, kv_bytes: int, swap_bytes: int, preempts: bool
 ) -> None:
     with core_of(path, kv_bytes=kv_bytes, swap_bytes=swap_bytes) as core:
@@ -99,9 +99,7 @@ def test_hypotheses_equal_transformers_in_a_batch_and_after_preemption(
     assert_equal(answers, decoder)
 
 
-def test_a_search_crosses_with_its_first_beams_and_nothing_is_told_before_its_end(
-    path: Path, decoder: ReferenceDecoder
-) -> None:
+def test_a_beam_search_is_handed_off_and_sends_only_its_end(path: Path, decoder: ReferenceDecoder) -> None:
     with core_of(path) as p, core_of(path) as d:
         for state in states():
             p.add(state, hold=True)

@@ -32,7 +32,7 @@ def test_prompts_queue_while_the_pool_is_full() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_running_prompts_that_outgrow_the_pool_are_recomputed_with_equal_answers(n: int) -> None:
+def test_prompts_outgrowing_the_pool_are_recomputed_equally(n: int) -> None:
     config = replace(CONFIG, num_blocks=18)
     states = [prompt(f"p{i}", 6, max_tokens=24, n=n, temperature=1.0, seed=i) for i in range(6)]
     with engine(config, chunk=7) as (core, _):
@@ -58,7 +58,7 @@ def test_the_oldest_is_never_preempted() -> None:
         assert core.load().preemptions > 0
 
 
-def test_an_engine_whose_blocks_others_hold_stalls_without_spinning_and_goes_on() -> None:
+def test_an_engine_without_free_blocks_waits_without_spinning() -> None:
     state = prompt("a", 4, max_tokens=12)
     with engine(replace(CONFIG, num_blocks=8)) as (core, _):
         core.add(state)
@@ -98,7 +98,7 @@ def test_a_preempted_prompt_goes_on_before_those_that_never_ran() -> None:
         assert core.load().preemptions >= 1
 
 
-def test_a_prompt_waits_rather_than_take_the_block_that_a_running_one_needs_next() -> None:
+def test_a_prompt_waits_for_the_next_block_of_a_running_one() -> None:
     with engine(replace(CONFIG, num_blocks=4)) as (core, _):
         core.add(prompt("a", 4, max_tokens=9))
         core.step()
@@ -126,7 +126,7 @@ def test_a_prompt_to_be_held_is_not_preempted_while_its_chunks_go_out() -> None:
         core.cancel("a")
 
 
-def test_a_sequence_that_ends_frees_its_own_blocks_while_the_others_go_on(runs_ahead: bool) -> None:
+def test_a_finished_sequence_frees_its_own_blocks_at_once(runs_ahead: bool) -> None:
     state = prompt("n", 8, n=2, temperature=1.0)
     stop = wanted(state, 1)[2]
     assert stop not in wanted(state, 0)[:4]
@@ -159,7 +159,7 @@ def test_a_prompt_takes_its_blocks_only_when_a_chunk_has_room_for_it(runs_ahead:
         assert used == ([3, 6] if runs_ahead else [3, 3, 6])
 
 
-def test_no_more_prompts_start_than_there_are_seats_for_their_sequences() -> None:
+def test_no_more_prompts_start_than_max_num_seqs_allows() -> None:
     with engine(seqs=3) as (core, _):
         core.add(prompt("a", 3, n=2))
         core.add(prompt("b", 3, n=2))
@@ -189,7 +189,7 @@ def resumed_before_held(blocks: int) -> tuple[FakeConfig, PromptState, PromptSta
     return config, resumed, prompt("held", 40, max_tokens=3)
 
 
-def test_a_prompt_that_waits_for_blocks_takes_no_chunk_from_one_that_has_its_own() -> None:
+def test_a_prompt_waiting_for_blocks_takes_no_chunk() -> None:
     config, resumed, held = resumed_before_held(6)
     with engine(config, tokens=24, chunk=6) as (core, _):
         core.add(resumed)
@@ -227,7 +227,7 @@ def anew_past(border: int, blocks: int) -> Iterator[EngineCore]:
         yield core
 
 
-def test_sequences_that_will_be_computed_anew_share_no_block_of_their_prompt() -> None:
+def test_sequences_to_be_recomputed_share_no_prompt_block() -> None:
     state = prompt("n", 14, max_tokens=12, n=3, temperature=1.0)
     with anew_past(16, blocks=20) as core:
         with pytest.raises(NeverFits, match=r"past 16 tokens, need 21 KV blocks of 4 tokens, the whole pool has 20"):
@@ -242,7 +242,7 @@ def test_sequences_that_will_be_computed_anew_share_no_block_of_their_prompt() -
         assert core.blocks.num_used == 0
 
 
-def test_a_prompt_whose_sequences_are_computed_anew_waits_for_the_blocks_of_each() -> None:
+def test_a_recomputed_prompt_waits_for_blocks_of_each_sequence() -> None:
     state = prompt("n", 14, max_tokens=12, n=3, temperature=1.0)
     begun = replace(state, outputs=tuple(tuple(wanted(state, i)[:5]) for i in range(3)))
     with anew_past(16, blocks=21) as core:

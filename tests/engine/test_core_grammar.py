@@ -62,7 +62,7 @@ def alone(name: str, grammar: Grammar | None = None) -> list[int]:
 
 
 @pytest.mark.usefixtures("runs_ahead")
-def test_every_sequence_of_a_bound_prompt_keeps_to_its_grammar_and_its_neighbours_are_free() -> None:
+def test_a_grammar_binds_only_its_own_prompts_sequences() -> None:
     drawn = prompt("bound", 9, temperature=1.0, n=3)
     with engine() as (core, _):
         core.add(drawn, grammar=Ladder())
@@ -76,7 +76,7 @@ def test_every_sequence_of_a_bound_prompt_keeps_to_its_grammar_and_its_neighbour
 
 
 @pytest.mark.usefixtures("runs_ahead")
-def test_outputs_are_equal_when_the_prompt_crosses_or_goes_on_elsewhere() -> None:
+def test_outputs_are_equal_after_a_hand_off_or_resume() -> None:
     whole = alone("a", Ladder())
     state = prompt("a", 9)
     with engine() as (p, _):
@@ -93,7 +93,7 @@ def test_outputs_are_equal_when_the_prompt_crosses_or_goes_on_elsewhere() -> Non
 
 
 @pytest.mark.usefixtures("runs_ahead")
-def test_a_sequence_cancelled_before_its_first_token_keeps_no_other_from_going_on_elsewhere() -> None:
+def test_an_early_cancel_stops_no_other_sequence_resuming() -> None:
     drawn = prompt("bound", 9, temperature=1.0, n=3)
     with engine() as (core, _):
         core.add(drawn, hold=True, grammar=Ladder())
@@ -110,7 +110,7 @@ def test_a_sequence_cancelled_before_its_first_token_keeps_no_other_from_going_o
 
 
 @pytest.mark.usefixtures("runs_ahead")
-def test_a_grammar_that_can_go_no_further_ends_its_own_prompt_in_its_words() -> None:
+def test_a_stuck_grammar_ends_its_own_prompt_with_its_reason() -> None:
     with engine() as (core, _):
         core.add(prompt("short", 9), grammar=Ladder(length=3))
         core.add(prompt("free", 9))

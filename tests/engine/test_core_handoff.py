@@ -33,7 +33,7 @@ def hand_over(state: PromptState, source: Model, chunks: Sequence[Chunk], core: 
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("block_size", [4, 8])
-def test_a_prompt_handed_to_a_second_core_answers_as_the_reference_says(n: int, block_size: int) -> None:
+def test_a_prompt_handed_to_a_second_core_answers_as_the_reference(n: int, block_size: int) -> None:
     state = prompt("x", 21, max_tokens=9, n=n, temperature=1.0, seed=4)
     other = replace(CONFIG, salt=2, block_size=block_size)
     with engine(chunk=6) as (p, p_model), engine(other) as (d, d_model):
@@ -156,7 +156,7 @@ def test_blocks_that_an_admitted_prompt_does_not_need_are_freed() -> None:
 
 @pytest.mark.parametrize("steps", range(8))
 @pytest.mark.parametrize("hold", [False, True])
-def test_cancel_at_every_stage_frees_everything_and_ends_each_sequence_once(steps: int, hold: bool) -> None:
+def test_a_cancel_at_any_stage_frees_all_and_ends_sequences_once(steps: int, hold: bool) -> None:
     with engine(chunk=4) as (core, _):
         core.add(prompt("c", 14, max_tokens=4, n=2), hold=hold)
         answers = Answers()
@@ -187,7 +187,7 @@ def test_cancelling_one_sequence_leaves_the_others() -> None:
         assert core.blocks.num_used == 0
 
 
-def test_a_sequence_of_a_held_prompt_cancelled_early_is_still_described() -> None:
+def test_an_early_cancelled_sequence_is_still_described() -> None:
     with engine() as (core, _):
         core.add(prompt("h", 9, n=2), hold=True)
         core.cancel("h", 1)

@@ -173,7 +173,7 @@ def test_across_a_hand_off_there_is_no_seam(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [1, 5])
-def test_going_on_from_some_tokens_tells_the_rest_as_if_nothing_had_been(given: int, tmp_path: Path) -> None:
+def test_resuming_from_tokens_gives_the_same_rest(given: int, tmp_path: Path) -> None:
     params = SamplingParams(
         9, temperature=1.3, seed=2, logprobs=3, repetition_penalty=1.4, frequency_penalty=0.6, presence_penalty=0.3,
         bad_words=((30,), (31, 32)), min_tokens=8, stop_token_ids=tuple(range(100, 200)),
@@ -210,7 +210,7 @@ def test_a_prompt_that_goes_on_is_not_told_of_again() -> None:
 
 
 @pytest.mark.usefixtures("runs_ahead")
-def test_a_prompt_whose_tokens_are_all_banned_fails_in_words_and_alone() -> None:
+def test_a_prompt_with_all_tokens_banned_fails_alone() -> None:
     fine, impossible = prompt("fine", 9), prompt("impossible", 9, allowed_token_ids=(4,), bad_words=((4,),))
     with engine() as (core, _):
         core.add(fine)
@@ -226,7 +226,7 @@ def test_a_prompt_whose_tokens_are_all_banned_fails_in_words_and_alone() -> None
 
 
 @pytest.mark.usefixtures("runs_ahead")
-def test_an_id_that_the_model_does_not_have_is_refused_before_anything_runs() -> None:
+def test_a_token_id_outside_the_model_is_refused_first() -> None:
     with engine() as (core, _), pytest.raises(InvalidRequest, match=r"token id 500, .* \[0, 500\)"):
         core.check(prompt("x", 9, logit_bias=((500, 1.0),)))
 

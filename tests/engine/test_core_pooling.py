@@ -85,7 +85,7 @@ def test_vectors_equal_transformers_beside_a_prompt_that_generates(kind: str, ho
     assert beside == Oracle(path, "float32").generate_greedy([TEXTS[1]], 12, ignore_eos=True)[0]
 
 
-def test_a_vector_of_the_last_token_takes_the_prefix_from_the_cache_and_a_mean_does_not(tmp_path: Path) -> None:
+def test_last_token_vectors_use_the_prefix_cache_means_do_not(tmp_path: Path) -> None:
     with core_of(make_tiny_model("llama", tmp_path)) as core:
         core.add(asked("first", TEXTS[2]))
         first, _, _ = vectors(core)
@@ -111,7 +111,7 @@ def test_dimensions_are_cut_and_brought_to_length_one(tmp_path: Path) -> None:
             core.add(asked("pair", TEXTS[0], Pooling("score")))
 
 
-def test_a_decoder_without_an_output_layer_makes_vectors_and_refuses_to_write(tmp_path: Path) -> None:
+def test_a_decoder_without_output_layer_only_makes_vectors(tmp_path: Path) -> None:
     torch.manual_seed(7)
     config = MistralConfig(
         vocab_size=VOCAB_SIZE, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,

@@ -104,7 +104,7 @@ def test_answers_under_pressure_equal_those_of_an_unbounded_pool(
             assert answers.finish[state.prompt_id, i] is FinishReason.LENGTH
 
 
-def test_a_pool_of_a_tenth_preempts_and_answers_as_one_with_room_for_all() -> None:
+def test_a_pool_of_a_tenth_preempts_and_answers_the_same() -> None:
     states = states_of([(STARTS[i % 3], 5 + i, SamplingParams(60, seed=i, n=1 + i % 2), "") for i in range(24)])
     needed = sum(map(blocks_asked, states))
     told: list[dict[tuple[str, int], list[int]]] = []

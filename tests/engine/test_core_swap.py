@@ -66,7 +66,7 @@ def step_until_preempted(core: EngineCore, answers: Answers) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 @pytest.mark.parametrize("chunk", [7, 32])
-def test_prompts_that_outgrow_the_pool_come_back_from_their_copies_with_equal_answers(n: int, chunk: int) -> None:
+def test_swapped_out_prompts_return_with_equal_answers(n: int, chunk: int) -> None:
     config = replace(CONFIG, num_blocks=8 + 6 * n)
     states = [prompt(f"p{i}", 6, max_tokens=24, n=n, temperature=1.0, seed=i) for i in range(6)]
     with watched(config, chunk=chunk) as (core, seen):
@@ -91,7 +91,7 @@ def test_without_a_swap_area_they_are_rebuilt() -> None:
         assert seen.tokens > 6 * (6 + 23)
 
 
-def test_what_does_not_fit_the_swap_area_whole_is_rebuilt_and_the_rest_is_not() -> None:
+def test_only_sequences_too_large_for_swap_are_recomputed() -> None:
     states = [prompt(f"p{i}", 6, max_tokens=24) for i in range(6)]
     with watched(swap_bytes=6 * block_bytes(SMALL)) as (core, seen):
         for state in states:

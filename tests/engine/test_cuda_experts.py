@@ -122,7 +122,7 @@ def test_experts_that_differ_in_groups_run_as_before(tmp_path: Path, monkeypatch
     assert tokens(loaded) == Oracle(path, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
 
 
-def test_where_the_way_before_does_not_run_either_it_is_one_expert_after_the_other(
+def test_experts_run_one_by_one_if_nothing_else_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:

@@ -56,9 +56,7 @@ def serve(model: TorchModel, prompts: list[tuple[int, ...]], counts: list[int]) 
 
 
 @pytest.mark.parametrize(("kind", "ahead"), [*((kind, False) for kind in KINDS), ("llama", True), ("opt", True)])
-def test_tokens_are_those_of_transformers_while_the_batch_grows_and_shrinks(
-    kind: str, ahead: bool, tmp_path: Path
-) -> None:
+def test_tokens_equal_transformers_as_the_batch_grows_and_shrinks(kind: str, ahead: bool, tmp_path: Path) -> None:
     """`ahead`: a step is launched before the last one is collected, and the host does not know its tokens."""
     path, prompts = make_tiny_model(kind, tmp_path), prompts_of(_LENGTHS)
     device, counts = CapturingDevice(), [4, 9, 18, 11, 15, 7]
@@ -147,7 +145,7 @@ def test_only_the_rows_that_are_sampled_are_returned(tmp_path: Path) -> None:
     plain.close()
 
 
-def test_a_step_with_a_prompt_or_too_many_rows_or_a_listener_is_launched(tmp_path: Path) -> None:
+def test_steps_with_prompts_or_many_rows_use_no_graph(tmp_path: Path) -> None:
     device = CapturingDevice()
     model = load(make_tiny_model("llama", tmp_path), device, rows=2)
     prompt = StepBatch((3, 4, 5), (BatchSequence(0, 2, (2,)), BatchSequence(0, 1, (3,))), ())
@@ -207,7 +205,7 @@ def test_a_card_that_is_full_keeps_the_sizes_captured_so_far(tmp_path: Path, cap
     plain.close()
 
 
-def test_sizes_below_the_one_that_did_not_fit_are_captured_when_they_come(
+def test_sizes_below_one_that_did_not_fit_are_captured_on_demand(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     device = FullDevice(room=0)

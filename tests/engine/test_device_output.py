@@ -146,7 +146,7 @@ def test_nothing_of_a_choice_needs_a_number_on_the_host_or_waits() -> None:
     assert choice.token_ids.device.type == choice.best.device.type == "meta"
 
 
-def test_a_nucleus_is_the_same_whether_the_best_or_all_tokens_are_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_top_p_is_the_same_if_the_best_or_all_tokens_are_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, rows = logits_of(9), rows_of([{"temperature": 1.0 + i, "top_p": 0.5 + i / 20} for i in range(9)])
     guessed = choose(logits, rows).token_ids.tolist()
 

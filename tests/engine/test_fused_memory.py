@@ -7,7 +7,7 @@ from engine.fused.memory import RowSizes, StepMemory
 _SIZES = RowSizes(hidden=40, qkv=120, attended=40, inner=80, logits=50)
 
 
-def test_what_grows_in_a_step_of_vectors_serves_steps_outside_inference_mode() -> None:
+def test_memory_grown_by_a_vector_step_works_without_inference_mode() -> None:
     memory = StepMemory(_SIZES, num_threads=1)
     with torch.inference_mode():
         memory.reserve(100, 100)

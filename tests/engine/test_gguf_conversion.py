@@ -54,7 +54,7 @@ def test_tokens_of_a_converted_model_equal_the_models_own(kind: str, tmp_path: P
 @pytest.mark.parametrize(
     ("kind", "dtype"), [(_KINDS.F32, "float32"), (_KINDS.F16, "float16"), (_KINDS.Q8_0, "bfloat16")]
 )
-def test_plain_matrices_keep_their_dtype_and_quantised_ones_take_bfloat16(
+def test_plain_matrices_keep_their_dtype_quantised_become_bfloat16(
     kind: gguf.GGMLQuantizationType, dtype: str, tmp_path: Path
 ) -> None:
     file, network = write_tiny_gguf(tmp_path, "llama", stored=kind)

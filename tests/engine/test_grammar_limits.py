@@ -79,7 +79,7 @@ def test_a_sequence_goes_on_where_another_used_up_their_lexer(folder: Path) -> N
     _write(grammar.matcher(), b * 5)
 
 
-def test_a_lexer_that_takes_long_to_make_is_not_made_on_the_engines_thread(folder: Path) -> None:
+def test_a_slow_lexer_is_not_built_on_the_engine_thread(folder: Path) -> None:
     grammar = _limited(folder, make_s=0.06)
     hungry, modest = grammar.matcher(), grammar.matcher()
     assert not grammar.worn
@@ -135,7 +135,7 @@ def test_an_ambiguous_grammar_is_refused_before_a_token(folder: Path, rules: str
     assert backend.compile(GrammarSource(GrammarKind.GRAMMAR, 'start: e\ne: t | e "+" t\nt: "(" e ")" | /[0-9]+/'))
 
 
-def test_an_ambiguity_behind_the_walk_ends_its_sequence_with_the_limit(folder: Path) -> None:
+def test_an_ambiguity_beyond_the_walk_ends_its_sequence(folder: Path) -> None:
     """The walk reads 256 tokens; here the ambiguous part begins behind the 300th."""
     backend = LlguidanceBackend(tokenizer_of(folder), GrammarLimits(fill_s=60), StepLimits(grammar_items=500))
     form = backend.compile(GrammarSource(GrammarKind.GRAMMAR, 'start: w{300} e\nw: "w"\ne: e e | /[0-9]/'))

@@ -82,7 +82,7 @@ def test_a_backend_that_is_not_installed_is_the_servers_lack(folder: Path, monke
                 _grammar(store.prepare(newer))
 
 
-def test_a_tokenizer_that_is_none_for_grammars_is_waited_for_no_longer(tmp_path: Path) -> None:
+def test_an_unusable_tokenizer_for_grammars_ends_the_wait(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
 
     with GrammarStore(TokenizerFile(str(tmp_path / "tokenizer.json"), (), 8), _LIMITS) as store:
@@ -91,7 +91,7 @@ def test_a_tokenizer_that_is_none_for_grammars_is_waited_for_no_longer(tmp_path:
             _grammar(store.prepare(_regex("a")))
 
 
-def test_ids_of_the_models_end_that_its_tokenizer_lacks_are_passed_over(folder: Path) -> None:
+def test_end_ids_unknown_to_the_tokenizer_are_ignored(folder: Path) -> None:
     file = tokenizer_of(folder)
 
     with GrammarStore(replace(file, eos_token_ids=(EOS_ID, 1 << 20)), _LIMITS) as store:

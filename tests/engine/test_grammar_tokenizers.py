@@ -103,7 +103,7 @@ def test_counts_within_counts_are_refused_over_a_large_vocabulary(default_model:
 
 
 @pytest.mark.long
-def test_both_backends_allow_the_same_over_the_default_models_tokenizer(default_model: TokenizerFile) -> None:
+def test_both_backends_allow_the_same_with_the_default_tokenizer(default_model: TokenizerFile) -> None:
     pytest.importorskip("tvm_ffi", reason=f"{MISSING}: xgrammar")
     one, other = (
         compiled(default_model, StructuredOutput("regex", r"[a-z]{1,9}: \d{1,4}|nothing", backend=name)).matcher()

@@ -72,7 +72,7 @@ class Measuring(FakeDevice):
         return took - self.pools[1]
 
 
-def test_the_pool_leaves_what_the_largest_step_takes_and_the_line_says_it(llama: Path) -> None:
+def test_the_pool_leaves_memory_for_the_largest_step(llama: Path) -> None:
     device = Measuring()
     without, loaded = load(llama, FakeDevice(total_bytes=TOTAL), None), load(llama, device)
     headroom = device.left()
@@ -106,9 +106,7 @@ def _launch(model: TorchModel, batch: Any) -> None:
     model.launch(batch).collect()
 
 
-def test_what_a_first_step_makes_for_good_is_in_use_and_not_left_to_steps(
-    llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_first_step_keeps_counts_as_in_use(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, run, kept = Measuring(), TorchModel.launch, list[torch.Tensor]()
     load(llama, plain).model.close()
 
@@ -143,7 +141,7 @@ def test_rows_with_penalties_and_masks_take_no_more_than_the_dummies(llama: Path
     model.close()
 
 
-def test_the_dummies_hold_as_many_keys_as_any_attention_gathers_at_once() -> None:
+def test_dummy_sequences_hold_the_most_keys_attention_gathers() -> None:
     layout = PoolLayout([KvTensor(0, "k", 1, 8, "float32")], num_blocks=1, block_size=16)
     info = replace(fake_info(CONFIG), max_model_len=8192, layout=layout)
 
@@ -163,7 +161,7 @@ def test_more_tokens_and_more_sequences_take_more(llama: Path) -> None:
     assert took[0] > took[2]
 
 
-def test_the_largest_step_has_all_tokens_and_ends_the_longest_sequence(llama: Path) -> None:
+def test_the_largest_step_has_all_tokens_and_the_longest_sequence(llama: Path) -> None:
     model = load(llama, FakeDevice(total_bytes=TOTAL)).model
     longest = model.info.max_model_len
 
@@ -248,7 +246,7 @@ class Full(FakeDevice):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
-def test_a_step_that_does_not_fit_beside_the_weights_is_refused_with_the_flags(llama: Path) -> None:
+def test_a_step_too_large_beside_the_weights_is_refused(llama: Path) -> None:
     words = (
         r"a step of 48 tokens of prompts and 6 sequences does not fit beside the weights on fake:0: "
         r"\d+ of \d+ bytes are free; lower --prefill-chunk-size or --max-num-seqs"

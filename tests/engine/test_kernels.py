@@ -80,7 +80,7 @@ def load(path: Path) -> LoadedModel:
     return load_model(path, dtype="auto", block_size=16, kv_cache_memory=1 << 20, num_threads=1)
 
 
-def test_a_load_does_not_wait_for_its_kernels_and_the_next_one_has_them(llama: Path, held_cc: Path) -> None:
+def test_a_load_does_not_wait_for_kernels_the_next_has_them(llama: Path, held_cc: Path) -> None:
     first = load(llama)  # the compiler waits for us meanwhile
     assert "torch instead of native kernels: they are being built for the next start" in first.notes
     assert first.model._fused is None

@@ -31,7 +31,7 @@ def test_the_pool_fills_the_budget_and_stays_inside(budget: int, block_size: int
     assert budget - layout.total_bytes < layout.token_bytes * block_size + len(tensors) * 4096
 
 
-def test_too_small_a_pool_is_refused_with_the_flag_and_the_least_that_does() -> None:
+def test_too_small_a_pool_is_refused_with_the_flag_and_the_minimum() -> None:
     words = r"1000 bytes of KV memory are 0 blocks .*: raise --kv-cache-memory to \d+ or more$"
     with pytest.raises(ConfigError, match=words) as refused:
         plan_pool(_tensors(), budget_bytes=1000, block_size=16, max_model_len=4096)
@@ -50,7 +50,7 @@ def test_the_longest_sequence_is_the_lesser_limit() -> None:
     assert f"{plan.num_blocks} blocks of 16 tokens" in plan.describe()
 
 
-def test_a_pool_without_room_for_one_short_sequence_is_refused_with_the_numbers() -> None:
+def test_a_pool_too_small_for_a_sequence_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"30000 bytes .* 0 blocks of 16 tokens \(49152 bytes each\).*needs 1"):
         plan_pool(_tensors(), budget_bytes=30_000, block_size=16, max_model_len=4096)
 

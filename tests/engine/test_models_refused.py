@@ -35,7 +35,7 @@ def test_it_is_refused_by_name_before_weights_are_read(kind: str, tmp_path: Path
         _load(_config_alone(kind, tmp_path / "config-alone", **settings))
 
 
-def test_it_is_refused_by_name_where_its_weights_are_of_another_kind_or_not_there(tmp_path: Path) -> None:
+def test_wrong_or_missing_weights_are_refused_by_name(tmp_path: Path) -> None:
     tiny_config("rwkv").save_pretrained(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
 

@@ -85,7 +85,7 @@ def test_a_block_in_use_is_shared_and_each_holder_releases_it() -> None:
     assert (blocks.num_used, blocks.num_cached) == (0, 1)
 
 
-def test_free_blocks_are_taken_before_cached_ones_and_leaves_before_their_parents() -> None:
+def test_free_blocks_are_used_first_then_cached_leaves() -> None:
     blocks = pool(5)
     blocks.release(compute(blocks, names("a", "b", "c")))
 
@@ -119,7 +119,7 @@ def test_what_is_held_is_never_evicted() -> None:
     assert (held(blocks, "a", "b"), held(blocks, "x")) == (2, 0)
 
 
-def test_a_prefix_that_would_eat_the_last_free_blocks_is_refused_unchanged() -> None:
+def test_a_prefix_taking_the_last_free_blocks_is_refused() -> None:
     blocks = pool(3)
     blocks.release(compute(blocks, names("a", "b")))
     blocks.allocate(1)
@@ -130,7 +130,7 @@ def test_a_prefix_that_would_eat_the_last_free_blocks_is_refused_unchanged() -> 
     blocks.check()
 
 
-def test_the_parent_of_a_leaf_that_another_computed_twice_still_goes_last() -> None:
+def test_the_parent_of_a_leaf_computed_twice_is_evicted_last() -> None:
     blocks = pool(4)
     mine, other = blocks.allocate(1), blocks.allocate(2)  # both compute "a" at once
     blocks.name(mine[0], names("a")[0])

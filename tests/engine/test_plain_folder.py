@@ -62,7 +62,7 @@ def test_a_folder_that_has_everything_is_taken_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "shards", "prefix"), [("opt", 1, None), ("opt", 2, "model."), ("llama", 3, None), ("qwen2", 1, None)]
 )
-def test_the_converted_model_answers_as_transformers_does_from_the_bin(
+def test_the_converted_model_answers_as_transformers_from_bin(
     kind: str, shards: int, prefix: str | None, tmp_path: Path
 ) -> None:
     folder = make_bin_model(tmp_path / "source", kind, shards=shards, prefix=prefix)

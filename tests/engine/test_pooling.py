@@ -209,7 +209,7 @@ def test_a_classifier_of_several_labels_is_refused_with_their_number(tmp_path: P
         load_encoder(make_cross_encoder(tmp_path, num_labels=3), dtype="float32")
 
 
-def test_the_longest_text_is_the_shorter_of_what_network_and_folder_say(tmp_path: Path) -> None:
+def test_the_longest_text_is_the_smaller_of_both_limits(tmp_path: Path) -> None:
     say_pooling(make_bert(tmp_path / "m"), "mean", normalize=True, max_length=32)
 
     assert load_encoder(tmp_path / "m", dtype="float32")[0].info.max_length == 32

@@ -45,7 +45,7 @@ def served(core: EngineCore, states: list[PromptState]) -> tuple[Answers, Interr
 
 @pytest.mark.parametrize(("swap_bytes", "ways"), [(PLENTY, (1, 0)), (0, (0, 1))])
 @pytest.mark.parametrize("n", [1, 3])
-def test_each_prompt_is_put_aside_once_with_that_many_tokens_and_answers_the_same(
+def test_each_prompt_is_preempted_once_and_answers_the_same(
     swap_bytes: int, ways: tuple[int, int], n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states = [prompt(f"p{i}", 5 + 9 * i, max_tokens=8, n=n, temperature=1.0, seed=i) for i in range(4)]
@@ -97,7 +97,7 @@ def test_a_sequence_that_has_ended_does_not_keep_the_others(monkeypatch: pytest.
         assert interrupted == [("two", 1, 0, 1)]
 
 
-def test_a_prompt_put_aside_before_its_first_token_was_not_interrupted() -> None:
+def test_a_prompt_preempted_before_its_first_token_is_not_counted() -> None:
     with engine(replace(CONFIG, num_blocks=12), chunk=2) as (core, _):
         core.add(prompt("old", 10, max_tokens=30))
         core.add(prompt("young", 30, max_tokens=2))

@@ -91,7 +91,7 @@ def test_biases_beside_kept_weights_stay(tmp_path: Path) -> None:
     assert got == Oracle(path, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
 
 
-def test_tokens_of_w8a8_are_those_of_transformers_with_inputs_rounded_by_token(tmp_path: Path) -> None:
+def test_w8a8_equals_transformers_with_inputs_rounded_by_token(tmp_path: Path) -> None:
     path = _make("llama", tmp_path, w8a8("channel"))
     oracle = Oracle(path, "float32")
     for name, layer in oracle._network.named_modules():
@@ -168,7 +168,7 @@ def _held_bytes(tensor: torch.Tensor) -> int:
 
 
 @pytest.mark.parametrize("scheme", [gptq(4, 32, act_order=True), w8a8("channel")], ids=lambda s: s.name)
-def test_no_tensor_of_the_host_is_beside_one_of_a_card_and_the_host_reads_none(
+def test_host_and_device_tensors_are_never_mixed(
     scheme: Scheme, tmp_path: Path
 ) -> None:  # fmt: skip
     path = _make("llama", tmp_path, scheme)
@@ -226,7 +226,7 @@ def test_what_has_no_kernel_is_dequantised_and_says_why(
     assert tokens[0] == tokens[1]
 
 
-def test_layers_that_do_not_fit_are_counted_beside_those_that_are_kept(tmp_path: Path) -> None:
+def test_layers_that_do_not_fit_are_counted_with_the_kept_ones(tmp_path: Path) -> None:
     """The inner size of a tiny Llama is 96: no whole groups of 64."""
     path = _make("llama", tmp_path, gptq(4, 64))
 
@@ -310,7 +310,7 @@ def test_an_output_layer_that_is_quantised_is_kept_too(tmp_path: Path) -> None:
     assert got == Oracle(path, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
 
 
-def test_a_decoder_without_output_layer_keeps_its_layers_under_its_own_names(tmp_path: Path) -> None:
+def test_a_decoder_without_output_layer_keeps_layer_names(tmp_path: Path) -> None:
     path = _make("llama", tmp_path, awq(32))
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaModel"]}))

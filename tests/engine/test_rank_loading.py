@@ -44,7 +44,7 @@ def _owned_bytes(config: Any, rank: int, num_ranks: int, item: int) -> int:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_reads_its_slices_of_the_default_model_and_two_percent_more_at_most(rank: int) -> None:
+def test_a_rank_reads_its_slices_plus_two_percent_at_most(rank: int) -> None:
     path = ensure_default_model(default_cache_dir(os.environ), lambda words: None)
     checkpoint = open_checkpoint(path)
     config = checkpoint.text_config

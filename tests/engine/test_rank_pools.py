@@ -20,7 +20,7 @@ def refused(free: list[int], devices: list[str]) -> str:
     return str(error.value)
 
 
-def test_a_rank_whose_device_has_no_room_is_named_with_its_bytes_and_what_it_leaves_to_steps() -> None:
+def test_a_rank_without_room_on_its_device_is_named_with_bytes() -> None:
     said = refused([ENOUGH, 1000], ["card 0", LEFT])
 
     assert said.startswith(

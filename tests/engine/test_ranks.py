@@ -229,7 +229,7 @@ def test_more_ranks_than_kv_heads_repeat_them(tmp_path: Path) -> None:
     "kind",
     ["phi3", "mixtral", "gemma2", "opt", "gpt_neox", "gpt_oss", "olmo2", "deepseek_v2", "deepseek_v3"],
 )
-def test_families_that_run_as_they_are_generate_what_transformers_does(tmp_path: Path, kind: str) -> None:
+def test_unfused_families_generate_what_transformers_does(tmp_path: Path, kind: str) -> None:
     path, prompts = make_family(kind, tmp_path), _prompts(37, 5)
     model = _load(path, Lost()).model
     try:
@@ -240,7 +240,7 @@ def test_families_that_run_as_they_are_generate_what_transformers_does(tmp_path:
 
 @pytest.mark.long
 @pytest.mark.parametrize("native", ["on", "off"])
-def test_a_rank_that_is_stopped_ends_the_model_within_the_steps_time(
+def test_a_stopped_rank_ends_the_model_within_the_step_limit(
     llama: Path, native: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PDSERVE_NATIVE", native)
@@ -258,7 +258,7 @@ def test_a_rank_that_is_stopped_ends_the_model_within_the_steps_time(
 
 
 @pytest.mark.long
-def test_a_rank_that_is_killed_ends_the_model_at_once_and_every_later_step(llama: Path) -> None:
+def test_a_killed_rank_ends_the_model_and_every_later_step(llama: Path) -> None:
     lost = Lost()
     model = _load(llama, lost, num_ranks=3).model
     first, second = _process(model, 1), _process(model, 2)

@@ -130,7 +130,7 @@ def test_a_rank_lost_while_it_serves_ends_the_model(llama: Path, phase: str, num
 
 
 @pytest.mark.long
-def test_what_fails_on_rank_0_is_said_of_rank_0_and_a_rank_that_ends_with_the_model_of_no_one(llama: Path) -> None:
+def test_failures_name_their_rank_and_an_orderly_end_names_none(llama: Path) -> None:
     lost, ours = Lost(), rf"rank 0 of 2 \(pid {os.getpid()}\)"
     model = _load(llama, lost).model
 
@@ -158,7 +158,7 @@ def test_what_fails_on_rank_0_is_said_of_rank_0_and_a_rank_that_ends_with_the_mo
 
 
 @pytest.mark.long
-def test_a_rank_that_said_why_it_failed_and_takes_its_time_to_end_is_quoted(llama: Path) -> None:
+def test_a_failed_rank_that_ends_slowly_is_quoted(llama: Path) -> None:
     lost = Lost()
     model = _load(llama, lost).model
     (child,) = model._team._children

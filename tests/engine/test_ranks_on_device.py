@@ -138,7 +138,7 @@ def test_each_rank_has_its_pool_on_a_device_of_its_own(two: LoadedRanks) -> None
 
 
 @pytest.mark.long
-def test_a_rank_that_is_stopped_ends_the_model_in_words_within_the_steps_time(path: Path) -> None:
+def test_a_stopped_rank_ends_the_model_within_the_step_limit(path: Path) -> None:
     told: Future[PdserveError] = Future()
     loaded = load(path, told.set_result, kv_bytes=None, step_s=STEP_S)
     (pid,) = loaded.model.rank_pids
@@ -164,7 +164,7 @@ def test_the_fullest_device_says_how_many_blocks_all_pools_have() -> None:
     assert plan.kv_bytes == plan.num_blocks * BLOCK * 2 * 3 * 64 * 4
 
 
-def test_pools_that_were_asked_for_and_do_not_fit_a_device_are_refused_with_both_numbers() -> None:
+def test_requested_pools_too_large_for_a_device_are_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"--kv-cache-memory 1000000 bytes: \d+ of them are for rank 0 of 2, .* 70000 free"
     ):

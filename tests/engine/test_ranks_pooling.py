@@ -45,7 +45,7 @@ def _found(path: Path, pooling: Pooling, *, beside: bool) -> dict[str, tuple[flo
     return found
 
 
-def test_vectors_of_two_ranks_equal_transformers_beside_a_prompt_that_generates(tmp_path: Path) -> None:
+def test_two_ranks_vectors_equal_transformers_beside_a_prompt(tmp_path: Path) -> None:
     path = make_family("llama", tmp_path)
     network = AutoModelForCausalLM.from_pretrained(path).eval().get_decoder()
 
@@ -56,7 +56,7 @@ def test_vectors_of_two_ranks_equal_transformers_beside_a_prompt_that_generates(
 
 
 @pytest.mark.long
-def test_a_decoder_without_an_output_layer_makes_the_same_vectors_on_two_ranks(tmp_path: Path) -> None:
+def test_two_ranks_make_vectors_without_an_output_layer(tmp_path: Path) -> None:
     config = MistralConfig(
         vocab_size=VOCAB_SIZE, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=128, sliding_window=None, tie_word_embeddings=False,
@@ -80,7 +80,7 @@ def _cut(network: Any, config: Any, number: int, *, state: bool = False) -> dict
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_part_of_a_model_that_no_test_knows_is_asked_whether_its_rows_meet(
+def test_an_unknown_module_is_checked_for_row_independence(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register()

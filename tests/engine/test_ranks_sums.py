@@ -229,7 +229,7 @@ def test_a_sum_that_broke_counts_as_none(make_ways: Callable[[str, int], Ways]) 
     _on_all(make_ways("device", 2), work)
 
 
-def test_a_group_that_connects_at_its_first_sum_does_so_when_the_ranks_meet(
+def test_a_lazy_group_connects_when_the_ranks_meet(
     make_ways: Callable[[str, int], Ways],
 ) -> None:
     ways = make_ways("device", 2)
@@ -271,7 +271,7 @@ def test_a_device_without_process_groups_is_refused_in_words(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("device", "name"), [("cuda", "nccl"), ("npu", "hccl")])
-def test_ranks_on_a_device_that_cannot_add_up_are_refused_before_the_model_is_opened(device: str, name: str) -> None:
+def test_ranks_on_a_device_without_sums_are_refused_first(device: str, name: str) -> None:
     options = RanksOptions(cores=((), ()), num_threads=1, device=device)
 
     with pytest.raises(ConfigError, match=f"ranks on {device} .*sum by {name}, "):

@@ -90,9 +90,7 @@ def test_a_prompt_finds_no_keys_of_a_prompt_of_another_kind_of_length(name: str,
 
 
 @pytest.mark.parametrize(("length", "chunk"), [(30, 13), (31, 1), (32, 13), (32, 32)])
-def test_a_model_that_computes_anew_does_so_in_any_chunks_and_for_each_sequence(
-    length: int, chunk: int, tmp_path: Path
-) -> None:
+def test_a_model_recomputes_per_sequence_in_any_chunks(length: int, chunk: int, tmp_path: Path) -> None:
     path = _make("phi3-longrope", tmp_path)
     prompt = _prompts()[-1][:length]
     core = _core(_load(path), chunk=chunk)

@@ -63,7 +63,7 @@ def test_candidates_are_ranked_as_transformers_beam_search_does() -> None:
     assert output.token_ids == [int(logits[0].argmax()), second.token_ids[0], third.token_ids[0]]
 
 
-def test_candidates_that_are_banned_are_left_out_and_none_left_is_a_failure() -> None:
+def test_banned_candidates_are_left_out_and_none_left_is_an_error() -> None:
     rows = (_row(candidates=4, allowed_token_ids=(3, 5)), _row(candidates=4, allowed_token_ids=(3,)))
     banned = SampleRow(1, rows[1].params, 0, 0, (3,), candidates=4)
 

@@ -62,7 +62,7 @@ def test_a_process_that_is_not_ours_has_its_environment_back(before: dict[str, s
     assert environ == before
 
 
-def test_of_two_at_once_the_last_gives_the_environment_back_in_whatever_order_they_end() -> None:
+def test_of_two_at_once_the_last_restores_the_environment() -> None:
     environ = {"GOMP_SPINCOUNT": "7"}
     first, second = only_meanwhile(environ), only_meanwhile(environ)
 

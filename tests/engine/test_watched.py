@@ -83,7 +83,7 @@ def once(what: str, error: Exception, then: Callable[[], None] = lambda: None) -
 
 
 @pytest.mark.parametrize("what", ["launch", "collect"])
-def test_a_step_that_fails_on_a_device_that_works_ends_its_own_prompts_alone(what: str) -> None:
+def test_a_failed_step_on_a_working_device_ends_its_prompts_only(what: str) -> None:
     with serving(once(what, RuntimeError("this step")), DyingDevice()) as (core, _, told):
         core.add(prompt("bad", 3))
         (failed,) = run(core).failed
@@ -97,7 +97,7 @@ def test_a_step_that_fails_on_a_device_that_works_ends_its_own_prompts_alone(wha
 
 @pytest.mark.parametrize("what", ["launch", "collect"])
 @pytest.mark.parametrize("runs_ahead", [False, True])
-def test_a_dead_device_ends_the_instance_in_words_and_is_asked_nothing_more(what: str, runs_ahead: bool) -> None:
+def test_a_dead_device_ends_the_instance_and_is_not_used_again(what: str, runs_ahead: bool) -> None:
     device = DyingDevice()
 
     def die() -> None:
@@ -124,7 +124,7 @@ def test_a_dead_device_ends_the_instance_in_words_and_is_asked_nothing_more(what
     assert model.asked == asked
 
 
-def test_a_device_that_does_not_answer_is_waited_for_so_long_and_no_longer() -> None:
+def test_a_hung_device_is_waited_for_up_to_the_limit() -> None:
     device = DyingDevice()
     fails = once("launch", RuntimeError("launch failed"), device.answers.clear)
     with serving(fails, device, touch_s=LATE_S) as (core, _, told):
@@ -230,7 +230,7 @@ def fail() -> None:
     raise RuntimeError("a harmless one")
 
 
-def test_a_device_is_given_the_time_of_the_steps_that_may_be_queued_on_it() -> None:
+def test_a_device_gets_the_time_of_its_queued_steps() -> None:
     device, told = DyingDevice(), list[PdserveError]()
     device.answers.clear()
     model = watched(FailingModel(lambda what: fail()), device, told.append, 0.05)

@@ -62,7 +62,7 @@ def tcp_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultClust
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", [case for case in CASES if case.point.startswith("kv.")], ids=str)
-def test_a_fault_of_the_hand_off_over_tcp_ends_every_request_as_promised(tcp_cluster: FaultCluster, case: Case) -> None:
+def test_a_fault_in_a_tcp_hand_off_ends_every_request_as_promised(tcp_cluster: FaultCluster, case: Case) -> None:
     tcp_cluster.renew(case.victim, case.setting)
 
     asyncio.run(run_case(tcp_cluster, case))

@@ -211,7 +211,7 @@ def test_a_flipped_bit_of_any_head_never_commits_wrong_bytes(step: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [MessageType.ACK, MessageType.NACK])
-def test_a_flipped_bit_of_an_answer_never_ends_a_ticket_twice_or_wrong(kind: MessageType) -> None:
+def test_a_flipped_bit_in_an_answer_never_ends_a_ticket_twice(kind: MessageType) -> None:
     """Of an ACK; and of the NACK that a flipped payload costs."""
     with passage(progress_timeout_s=0.05) as it:
         for byte in range(PREFIX.size + (24 if kind is MessageType.ACK else 28)):
@@ -316,7 +316,7 @@ def _swap(what: Callable[[Message, Message], tuple[bytes, bytes]]) -> Fault:
     return fault
 
 
-def test_payloads_exchanged_between_two_frames_are_found_and_sent_again() -> None:
+def test_payloads_swapped_between_frames_are_detected_and_resent() -> None:
     with passage(_swap(lambda a, b: (a.head + b.payload, b.head + a.payload))) as it:
         assert it.ended(it.hand_over()) == "acked"
 
@@ -383,7 +383,7 @@ def test_a_recorded_stream_said_again_on_another_link_touches_nothing() -> None:
         assert it.works()
 
 
-def test_a_recorded_stream_said_again_on_the_same_link_commits_nothing_twice() -> None:
+def test_replaying_a_recorded_stream_commits_nothing_twice() -> None:
     with passage() as it:
         first = it.hand_over()
         assert it.ended(first) == "acked"

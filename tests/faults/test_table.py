@@ -14,7 +14,7 @@ MEASURED = [
 ]
 
 
-def test_the_committed_page_names_the_failpoints_and_actions_of_the_code() -> None:
+def test_the_page_names_the_codes_failpoints_and_actions() -> None:
     page = (CLONE / "docs" / "faults.md").read_text()
 
     assert rows_of(page) == [str(case) for case in CASES]
@@ -36,7 +36,7 @@ def test_results_that_leave_a_case_out_or_name_one_twice_make_no_page() -> None:
         render([*MEASURED, MEASURED[0]])
 
 
-def test_every_point_has_every_action_it_takes_and_a_setting_that_parses() -> None:
+def test_every_failpoint_has_its_actions_and_parsable_settings() -> None:
     assert {case.point for case in CASES} == set(POINTS)
     assert set(HITS) <= set(POINTS)
     for case in CASES:

@@ -49,7 +49,7 @@ def fake_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.long
-def test_two_ranks_on_devices_give_the_tokens_of_transformers(model: Path, reference: list[list[int]]) -> None:
+def test_two_ranks_on_devices_generate_as_transformers(model: Path, reference: list[list[int]]) -> None:
     assert serve_alone(config(model, Role.COMBINED, "fake", None, ranks=2)) == reference
 
 
@@ -61,7 +61,7 @@ def test_two_ranks_on_devices_give_the_tokens_of_transformers(model: Path, refer
     ],
     ids=["cpu-ranks-to-ranks", "ranks-to-ranks", "one-to-ranks"],
 )  # fmt: skip
-def test_a_prompt_crosses_from_ranks_and_to_ranks_on_devices(
+def test_a_prompt_is_handed_off_between_ranks_on_devices(
     p_side: tuple[str, int, int], d_side: tuple[str, int, int], model: Path, reference: list[list[int]]
 ) -> None:
     (p_device, p_ranks, p_block), (d_device, d_ranks, d_block) = p_side, d_side
@@ -74,9 +74,7 @@ def test_a_prompt_crosses_from_ranks_and_to_ranks_on_devices(
     assert transports == {"tcp"}
 
 
-def test_ranks_on_a_device_and_a_cpu_hand_over_to_each_other_and_send_no_prefix_twice(
-    model: Path, reference: list[list[int]]
-) -> None:
+def test_ranks_on_device_and_cpu_hand_off_and_resend_no_prefix(model: Path, reference: list[list[int]]) -> None:
     """Both prove the cluster's secret on every link, which the rank's process was told."""
     trust = Trust(Secret(b"of this cluster, and of no other"))
     one = replace(config(model, Role.COMBINED, "fake", 16, "tcp", ranks=2, port=4), trust=trust)
@@ -106,7 +104,7 @@ def test_ranks_on_a_device_and_a_cpu_hand_over_to_each_other_and_send_no_prefix_
 
 
 @pytest.mark.parametrize("lost_side", ["prefill", pytest.param("decode", marks=pytest.mark.long)])
-def test_a_rank_killed_in_the_middle_of_a_hand_off_ends_its_instance_in_words_and_frees_the_peers_blocks(
+def test_a_rank_killed_in_a_hand_off_frees_the_peers_blocks(
     lost_side: str, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sides = {"prefill": ("fake", 2), "decode": ("cpu", 1)}
@@ -156,7 +154,7 @@ def kill_at_the_first_put(instance: LocalInstance, process: psutil.Process, monk
 
 
 @pytest.mark.parametrize(("traits", "collective"), [(npu.TRAITS, "hccl"), (cuda.TRAITS, "nccl")])
-def test_links_by_the_collective_that_ranks_add_up_by_are_refused_before_weights_are_read(
+def test_links_over_the_ranks_own_collective_are_refused_early(
     traits: Traits, collective: str, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(table.KINDS, traits.kind, FakeKind(traits))
@@ -171,7 +169,7 @@ def test_links_by_the_collective_that_ranks_add_up_by_are_refused_before_weights
 
 
 @pytest.mark.long
-def test_a_transport_that_a_ranks_pool_lacks_is_refused_in_words_and_no_rank_is_left(model: Path) -> None:
+def test_a_transport_a_ranks_pool_lacks_is_refused_leaving_no_rank(model: Path) -> None:
     async def start() -> None:
         async with running(config(model, Role.DECODE, "fake", None, "shm", "tcp", ranks=2)):
             pass
@@ -210,7 +208,7 @@ def test_what_stands_behind_a_negative_card_is_not_shown(shown: str, count: int)
     assert ranks.deal_cards(CardKind().traits, 2, {VISIBLE: "3,2,-1,2"}) == ("3", "2")
 
 
-def test_ranks_under_auto_stay_on_the_cpu_and_say_which_cards_they_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_under_auto_use_the_cpu_and_name_the_unused_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("cuda", "npu"):
         monkeypatch.setitem(table.KINDS, name, replace(FakeKind(), why="never asked"))
     monkeypatch.setattr(FakeKind, "sees_card", lambda kind: kind is table.KINDS["npu"])

@@ -27,7 +27,7 @@ def looping(on_step: Callable[[StepResult], None]) -> Iterator[EngineLoop]:
             assert loop.stop(DEADLINE_S)
 
 
-def test_a_result_that_cannot_be_told_ends_nothing_but_its_own_telling() -> None:
+def test_a_result_that_cannot_be_sent_ends_nothing_else() -> None:
     finished = threading.Event()
 
     def on_step(result: StepResult) -> None:

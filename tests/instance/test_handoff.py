@@ -85,7 +85,7 @@ def test_tokens_prove_who_prefilled_and_who_decoded(tmp_path: Path, transport: s
     assert tokens[-1].finish is FinishReason.LENGTH
 
 
-def test_a_decode_instance_that_runs_ahead_answers_the_same_and_frees_all(tmp_path: Path) -> None:
+def test_a_decode_instance_running_ahead_answers_the_same(tmp_path: Path) -> None:
     """With several prompts at once, one of which a stop id ends and one of which is cancelled on its way."""
     (tmp_path / "ahead").mkdir()
     prefill = instance_config(tmp_path, Role.PREFILL, port=4)
@@ -236,7 +236,7 @@ def test_a_lost_session_ends_its_work(tmp_path: Path) -> None:
     assert asyncio.run(run()) == 0
 
 
-def test_a_second_scheduler_is_refused_by_name_and_the_first_ones_reconnect_is_not(tmp_path: Path) -> None:
+def test_a_second_scheduler_is_refused_but_a_reconnect_is_not(tmp_path: Path) -> None:
     async def run() -> str:
         async with running(instance_config(tmp_path, Role.COMBINED, port=4)) as (instance, _):
             with pytest.raises(Incompatible) as caught:

@@ -21,13 +21,13 @@ def _config(server_ip: str = "10.0.0.18", **flags: str) -> InstanceConfig:
     return InstanceConfig(EngineOptions(model="m", **flags), Role.DECODE, server_ip)  # type: ignore[arg-type]
 
 
-def test_listeners_take_the_tables_address_behind_a_wildcard_and_kv_ip_before_all() -> None:
+def test_listeners_use_kv_ip_or_the_tables_address() -> None:
     assert kv_host(_config(host="0.0.0.0")) == "10.0.0.18"
     assert kv_host(_config(host="10.0.0.7")) == "10.0.0.7"
     assert kv_host(_config(host="0.0.0.0", kv_ip="10.0.1.18")) == "10.0.1.18"
 
 
-def test_outgoing_links_start_at_the_tables_address_where_this_machine_has_it() -> None:
+def test_outgoing_links_use_the_tables_address_if_it_is_local() -> None:
     assert kv_source(_config(), lambda: OWN) == "10.0.0.18"
     assert kv_source(_config(kv_ip="10.0.1.18"), lambda: OWN) == "10.0.1.18"
     assert kv_source(_config(), lambda: ()) is None

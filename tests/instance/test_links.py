@@ -58,7 +58,7 @@ def test_the_load_has_every_figure_of_the_hand_off() -> None:
     )  # fmt: skip
 
 
-def test_one_measurement_runs_at_a_time_and_the_next_may_be_asked_for_on_its_answer() -> None:
+def test_link_measurements_run_one_at_a_time() -> None:
     answers: queue.SimpleQueue[LinkMeasured] = queue.SimpleQueue()
     measurer, sender = LinkMeasurer(answers.put), ScriptedSender()
 
@@ -104,7 +104,7 @@ def test_without_a_thread_the_answer_says_so_and_the_next_is_served(monkeypatch:
     assert answers.get(timeout=DEADLINE_S).link == STATUS
 
 
-def test_a_prefill_instance_measures_its_link_to_a_decode_instance_and_keeps_the_figures(tmp_path: Path) -> None:
+def test_a_prefill_instance_measures_its_link_and_keeps_the_figures(tmp_path: Path) -> None:
     async def run() -> None:
         async with (
             running(instance_config(tmp_path, Role.PREFILL, port=4)) as (_, prefill),
@@ -129,7 +129,7 @@ def test_a_prefill_instance_measures_its_link_to_a_decode_instance_and_keeps_the
     asyncio.run(run())
 
 
-def test_a_peer_that_is_not_there_or_never_answers_is_said_in_words_while_the_session_lives_on(
+def test_a_missing_or_silent_peer_is_reported_in_a_live_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvtransfer.sender._JOIN_S", 0.5)

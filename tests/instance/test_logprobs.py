@@ -64,7 +64,7 @@ async def _on_one(folder: Path) -> Told:
     return told
 
 
-def test_the_prompts_and_the_first_tokens_come_from_prefill_and_the_rest_from_decode(tmp_path: Path) -> None:
+def test_prefill_returns_prompt_logprobs_and_decode_the_rest(tmp_path: Path) -> None:
     alone = asyncio.run(_on_one(tmp_path))
 
     from_p, from_d = asyncio.run(_handed_over(tmp_path))

@@ -69,7 +69,7 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[NcclRules]:
 
 
 @pytest.mark.parametrize("device", ["cpu", "fake", "npu", "cuda"])
-def test_a_combined_instance_on_each_kind_gives_the_tokens_of_transformers(
+def test_a_combined_instance_on_each_device_equals_transformers(
     device: str, model: Path, reference: list[list[int]]
 ) -> None:
     assert serve_alone(config(model, Role.COMBINED, device, None)) == reference
@@ -114,7 +114,7 @@ def assert_groups_carry_prompts(
 
 @pytest.mark.covers("A10.136")
 @pytest.mark.parametrize("blocks", [(128, 128), (16, 128), (128, 32)])
-def test_a_hand_off_between_npus_goes_over_hccls_groups_and_keeps_its_rules(
+def test_a_hand_off_between_npus_uses_hccl_groups_by_their_rules(
     blocks: tuple[int, int], model: Path, reference: list[list[int]], rules: HcclRules, kinds: dict[str, SeveralKind]
 ) -> None:
     assert_groups_carry_prompts(kinds["npu"], blocks, model, reference)
@@ -124,7 +124,7 @@ def test_a_hand_off_between_npus_goes_over_hccls_groups_and_keeps_its_rules(
 
 @pytest.mark.covers("A10.137")
 @pytest.mark.parametrize("blocks", [(16, 16), (16, 128), (128, 32)])
-def test_a_hand_off_between_gpus_goes_over_nccls_groups_and_keeps_its_rules(
+def test_a_hand_off_between_gpus_uses_nccl_groups_by_their_rules(
     blocks: tuple[int, int], model: Path, reference: list[list[int]], nccl: NcclRules, kinds: dict[str, SeveralKind]
 ) -> None:
     assert_groups_carry_prompts(kinds["cuda"], blocks, model, reference)
@@ -145,9 +145,7 @@ def test_kinds_without_a_common_collective_fall_back_to_tcp(
     assert rules.made == 0
 
 
-def test_where_no_transport_is_named_a_mixed_pair_takes_tcp_and_says_why_not_shm(
-    model: Path, reference: list[list[int]]
-) -> None:
+def test_a_mixed_pair_uses_tcp_by_default_and_says_why_not_shm(model: Path, reference: list[list[int]]) -> None:
     outputs, transports = serve_pair(
         config(model, Role.PREFILL, "cpu", None, port=4), config(model, Role.DECODE, "fake", None, port=6)
     )
@@ -180,9 +178,7 @@ def test_an_instance_on_a_device_tells_which_transports_it_has(model: Path) -> N
     assert any(one.startswith("shm: the KV pool is on fake:0") for one in words)
 
 
-def test_a_prompt_crosses_between_two_ranks_of_the_cpu_and_one_device_there_and_back(
-    model: Path, reference: list[list[int]]
-) -> None:
+def test_a_prompt_moves_between_cpu_ranks_and_a_device_and_back(model: Path, reference: list[list[int]]) -> None:
     two_ranks = config(model, Role.COMBINED, "cpu", 16, "tcp", ranks=2, port=4)
     device = config(model, Role.COMBINED, "fake", 128, "tcp", port=6)
 

@@ -38,7 +38,7 @@ def test_a_decoder_answers_vectors_and_text_side_by_side(role: Role, tmp_path: P
 
 
 @pytest.mark.parametrize(("kind", "size"), [("embed", 24), ("score", 1)])
-def test_an_encoder_answers_its_own_kind_and_refuses_the_rest_in_words(kind: str, size: int, tmp_path: Path) -> None:
+def test_an_encoder_answers_its_kind_and_refuses_other_requests(kind: str, size: int, tmp_path: Path) -> None:
     folder = make_bert(tmp_path) if kind == "embed" else make_cross_encoder(tmp_path)
     options = EngineOptions(model=str(folder), port=4, dtype="float32", max_num_seqs=4)
 

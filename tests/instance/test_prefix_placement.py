@@ -88,7 +88,7 @@ def run_turns(folder: Path, tenant: str, **options: object) -> tuple[Answer, Ans
     return asyncio.run(run())
 
 
-def test_the_next_turn_goes_to_the_decode_instance_that_holds_the_chat_and_sends_what_is_new(tmp_path: Path) -> None:
+def test_the_next_turn_goes_to_decode_with_the_chat_cached(tmp_path: Path) -> None:
     first, second = run_turns(tmp_path, tenant="")
 
     assert first.done[0].decode_instance == second.done[0].decode_instance == "decode-127.0.0.1:6"
@@ -97,7 +97,7 @@ def test_the_next_turn_goes_to_the_decode_instance_that_holds_the_chat_and_sends
     assert "cached" in second.done[0].reason
 
 
-def test_another_tenant_and_a_cluster_without_the_cache_are_placed_by_load_alone(tmp_path: Path) -> None:
+def test_without_a_shared_prefix_placement_is_by_load_alone(tmp_path: Path) -> None:
     for tenant, options in (("another", {}), ("", {"enable_prefix_caching": False})):
         first, second = run_turns(tmp_path, tenant, **options)
 

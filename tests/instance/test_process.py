@@ -123,7 +123,7 @@ def test_the_loss_of_its_device_ends_it_in_words_with_status_one(
     assert ("taken down" in done.stdout) is taken_down
 
 
-def test_a_range_without_a_free_port_ends_it_in_one_line_with_nothing_beside(tmp_path: Path) -> None:
+def test_a_range_without_a_free_port_ends_it_with_one_line(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -170,7 +170,7 @@ def test_a_load_that_outlives_the_event_loop_ends_in_silence(
     assert broken == []
 
 
-def test_a_loss_that_is_told_after_the_event_loop_has_closed_harms_nobody() -> None:
+def test_a_loss_after_the_event_loop_has_closed_is_harmless() -> None:
     async def begin() -> process._Shutdown:
         return process._Shutdown()
 

@@ -81,7 +81,7 @@ def test_a_prompt_crosses_there_and_back_between_two_and_four_ranks(tmp_path: Pa
     assert asyncio.run(run()) == [expected(one, other, params), expected(other, one, params)]
 
 
-def test_an_instance_says_which_rank_listens_where_and_what_the_whole_model_holds(tmp_path: Path) -> None:
+def test_an_instance_describes_its_ranks_ports_and_whole_pool(tmp_path: Path) -> None:
     async def run() -> None:
         async with running(config(tmp_path, Role.DECODE, (4, 5))) as (instance, _):
             found = instance._host.describe()

@@ -63,7 +63,7 @@ def test_a_command_that_breaks_is_answered_and_the_next_one_is_served(
 
 
 @pytest.mark.parametrize("reach", [over_grpc, in_process])
-def test_parameters_out_of_range_are_refused_and_the_next_prompt_is_served(reach: Reach, tmp_path: Path) -> None:
+def test_bad_parameters_are_refused_and_the_next_prompt_is_served(reach: Reach, tmp_path: Path) -> None:
     async def run() -> None:
         async with running(instance_config(tmp_path, Role.COMBINED, port=4)) as (instance, old):
             await old.session.close()
@@ -91,9 +91,7 @@ def test_an_event_made_after_the_event_loop_has_closed_is_dropped() -> None:
     session.emit(Heartbeat())
 
 
-def test_what_another_thread_tells_while_a_session_opens_comes_behind_its_first_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_while_a_session_opens_follow_its_first_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with running(instance_config(tmp_path, Role.COMBINED, port=4)) as (instance, _):
             host, load = instance._host, instance._host.load

@@ -76,7 +76,7 @@ async def _crossing(p: Client, d: Client, state: PromptState) -> list[int]:
     return [token.token_id for token in (*first.tokens, *rest) if token.token_id is not None]
 
 
-def test_text_is_of_its_grammar_on_one_instance_across_two_and_resumed(folder: Path) -> None:
+def test_text_follows_its_grammar_combined_over_pd_and_resumed(folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     wish = StructuredOutput("regex", _PATTERN)
 
@@ -96,7 +96,7 @@ def test_text_is_of_its_grammar_on_one_instance_across_two_and_resumed(folder: P
     _on_pair(folder, test)
 
 
-def test_what_cannot_be_compiled_is_refused_before_anything_is_computed(folder: Path) -> None:
+def test_a_grammar_that_does_not_compile_is_refused_before_prefill(folder: Path) -> None:
     bad = StructuredOutput("regex", "(?=a)")
 
     async def test(p: Client, d: Client) -> None:

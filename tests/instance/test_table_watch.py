@@ -108,7 +108,7 @@ def test_what_is_left_to_do(gone_s: float | None, in_session: bool, is_busy: boo
     assert stage(gone_s, in_session=in_session, is_busy=is_busy) is left
 
 
-def test_another_table_brings_its_digest_its_peers_and_the_entry_by_its_name(tmp_path: Path) -> None:
+def test_a_new_table_brings_its_digest_peers_and_own_entry(tmp_path: Path) -> None:
     followed = Followed(tmp_path)
 
     left = followed.read(table(OWN, OTHER), 1.0)
@@ -120,7 +120,7 @@ def test_another_table_brings_its_digest_its_peers_and_the_entry_by_its_name(tmp
     assert followed.trust.has_address("192.0.2.3")
 
 
-def test_hosts_that_went_are_peers_as_long_as_those_that_drain_may_need_it(tmp_path: Path) -> None:
+def test_removed_hosts_stay_peers_while_instances_drain(tmp_path: Path) -> None:
     followed = Followed(tmp_path)
     followed.read(table(OWN, OTHER), 1.0)
 
@@ -151,7 +151,7 @@ def test_an_entry_that_is_gone_ends_the_instance_once_it_is_let_go(
     assert words in last
 
 
-def test_one_that_is_not_let_go_refuses_what_is_new_and_ends_with_what_it_has(tmp_path: Path) -> None:
+def test_a_removed_instance_refuses_new_work_and_finishes_its_own(tmp_path: Path) -> None:
     followed = Followed(tmp_path)
     followed.host.is_busy = True
     followed.read(table(OTHER), 1.0)
@@ -183,9 +183,7 @@ def test_a_table_that_is_not_to_be_used_ends_nobody(tmp_path: Path, document: st
     assert followed.host.table_digest == followed.plan.table_digest
 
 
-def test_a_table_that_is_whole_again_as_it_was_is_logged_once_and_changes_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_table_restored_unchanged_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     followed = Followed(tmp_path)
     followed.read(table(OWN, OTHER), 1.0)
     followed.read(table(OWN), 2.0)  # 192.0.2.3 drains
@@ -243,7 +241,7 @@ def test_the_file_is_looked_at_until_the_instance_ends(tmp_path: Path) -> None:
     assert "decode-0 (192.0.2.2, devices 0) is gone from the global table" in asyncio.run(run())
 
 
-def test_a_draining_instance_refuses_prompts_and_sessions_and_ends_those_it_has(tmp_path: Path) -> None:
+def test_a_draining_instance_refuses_new_work_and_finishes_its_own(tmp_path: Path) -> None:
     async def run() -> None:
         async with running(instance_config(tmp_path, Role.COMBINED, port=4)) as (instance, client):
             host = instance._host
@@ -271,7 +269,7 @@ def test_a_draining_instance_refuses_prompts_and_sessions_and_ends_those_it_has(
     asyncio.run(run())
 
 
-def test_the_scheduler_hears_of_the_table_at_the_start_and_of_each_other_once(tmp_path: Path) -> None:
+def test_the_scheduler_gets_the_table_at_start_and_each_change_once(tmp_path: Path) -> None:
     async def run() -> None:
         async with running(instance_config(tmp_path, Role.COMBINED, port=4)) as (instance, client):
             host = instance._host
@@ -285,7 +283,7 @@ def test_the_scheduler_hears_of_the_table_at_the_start_and_of_each_other_once(tm
     asyncio.run(run())
 
 
-def test_a_table_that_changes_between_the_description_and_the_session_is_told(tmp_path: Path) -> None:
+def test_a_table_changed_before_the_session_opens_is_reported(tmp_path: Path) -> None:
     async def run() -> None:
         async with running(instance_config(tmp_path, Role.COMBINED, port=4)) as (instance, old):
             await old.session.close()

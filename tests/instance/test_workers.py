@@ -73,7 +73,7 @@ def busy(it: Both) -> None:
     it.workers.decode.reserve(prompt("reserved", 3))
 
 
-def test_the_endings_of_an_ended_sessions_prompts_are_not_told_to_the_next_one() -> None:
+def test_finishes_of_an_ended_session_are_not_sent_to_the_next() -> None:
     with both() as it:
         busy(it)
         it.workers.cancel_all("the session is over")
@@ -84,7 +84,7 @@ def test_the_endings_of_an_ended_sessions_prompts_are_not_told_to_the_next_one()
         assert (it.core.blocks.num_used, it.core.load().running, it.core.load().held_prompts) == (0, 0, 0)
 
 
-def test_a_step_under_way_while_the_session_ends_is_not_told_to_the_next_one() -> None:
+def test_a_step_running_when_a_session_ends_is_not_sent_to_the_next() -> None:
     with both() as it:
         busy(it)
         result = it.core.step()
@@ -97,7 +97,7 @@ def test_a_step_under_way_while_the_session_ends_is_not_told_to_the_next_one() -
         assert it.events == []
 
 
-def test_a_commit_not_yet_admitted_when_the_session_ends_frees_its_blocks() -> None:
+def test_a_commit_pending_when_the_session_ends_frees_its_blocks() -> None:
     with both() as it:
         it.workers.decode.reserve(RESERVE)
         (ticket_id,) = it.receiver.tickets
@@ -122,7 +122,7 @@ def test_nothing_is_told_of_a_prompt_after_its_ending() -> None:
         assert it.core.blocks.num_used == 0
 
 
-def test_a_prompt_that_ends_while_a_step_is_made_up_is_not_told_of_after_it() -> None:
+def test_a_prompt_ended_while_a_step_is_built_sends_nothing_later() -> None:
     with both() as it:
         it.workers.prefill.accept(prompt("held", 5), ticket_for(prompt("held", 5)))
         it.on_load = lambda: it.workers.cancel(Cancel("held"))
@@ -155,7 +155,7 @@ def test_an_ending_waits_until_the_step_before_it_is_told(half: str) -> None:
         assert [type(event) for event in it.events] == ([Step, Failed] if half == "prefill" else [Step])
 
 
-def test_a_cancel_of_a_running_prompt_is_answered_after_its_last_tokens() -> None:
+def test_a_cancel_is_answered_after_the_prompts_last_tokens() -> None:
     with both() as it:
         it.workers.decode.generate(prompt("whole", 5))
         it.turn()
@@ -167,7 +167,7 @@ def test_a_cancel_of_a_running_prompt_is_answered_after_its_last_tokens() -> Non
         assert [token.index for token in tokens] == [0, 1]
 
 
-def test_a_prompt_that_generates_where_it_was_computed_tells_how_long_that_took_once() -> None:
+def test_a_local_prompt_reports_its_compute_time_once() -> None:
     with both() as it:
         it.workers.decode.generate(prompt("whole", 5, max_tokens=4))
         it.turn_until_idle()
@@ -178,7 +178,7 @@ def test_a_prompt_that_generates_where_it_was_computed_tells_how_long_that_took_
     assert it.events[0].times, "it comes with the first token"
 
 
-def test_it_is_told_how_often_a_full_pool_stopped_a_prompt_between_two_tokens() -> None:
+def test_preemptions_of_a_prompt_between_two_tokens_are_reported() -> None:
     with engine(replace(CONFIG, num_blocks=12), swap_bytes=1 << 20) as (core, _):
         it = Both(core)
         for name in ("old", "young"):

@@ -67,7 +67,7 @@ def test_another_protocol_version_is_refused_with_both_versions(
 
 
 @pytest.mark.parametrize("transport", EVERY_TRANSPORT)
-def test_a_link_meant_for_an_older_process_is_refused_with_both_epochs(transport: str) -> None:
+def test_a_link_to_an_older_process_is_refused_with_both_epochs(transport: str) -> None:
     with make_rig(transport) as rig:
         ticket = rig.open(20, BLOCKS)
         stale = Ticket(ticket.ticket_id, 0xBEEF, ticket.instance_id, 20, 0, 30.0, ticket.endpoints)
@@ -97,7 +97,7 @@ def test_a_pool_that_shared_memory_cannot_serve_goes_over_tcp() -> None:
         assert rig.events.acks[ticket.ticket_id].transport == "tcp"
 
 
-def test_both_on_one_host_take_shared_memory_and_another_host_takes_tcp() -> None:
+def test_peers_on_one_host_use_shared_memory_and_others_tcp() -> None:
     with make_rig("shm", sender_transports=BOTH, receiver_transports=BOTH) as rig:
         near, far = rig.open(20, BLOCKS), rig.open(20, BLOCKS)
         shm, tcp = endpoint_of(rig, "shm"), endpoint_of(rig, "tcp")
@@ -170,7 +170,7 @@ def test_garbage_on_the_listening_port_is_cut_and_counted(transport: str, garbag
 
 
 @pytest.mark.parametrize("transport", EVERY_TRANSPORT)
-def test_a_length_over_the_limit_cuts_the_link_before_anything_is_allocated(transport: str) -> None:
+def test_a_length_over_the_limit_cuts_the_link_without_allocating(transport: str) -> None:
     with make_rig(transport) as rig:
         ticket, raw = rig.open(20, BLOCKS), RawSender(rig)
         raw.say(Open(ticket.ticket_id, ticket.epoch, 20, 0))
@@ -214,7 +214,7 @@ def test_shm_blocks_outside_the_senders_pool_end_the_ticket() -> None:
         raw.stream.close()
 
 
-def test_a_tcp_sender_that_stalls_in_a_frame_cannot_hold_the_blocks_of_an_aborted_ticket() -> None:
+def test_a_stalled_tcp_sender_cannot_hold_aborted_blocks() -> None:
     with make_rig("tcp") as rig:
         tokens = fill(rig.p_pool, range(5), 20)
         ticket, other, raw = rig.open(20, BLOCKS), rig.open(20, (10, 11, 12, 13, 14)), RawSender(rig)
@@ -239,7 +239,7 @@ def test_a_tcp_sender_that_stalls_in_a_frame_cannot_hold_the_blocks_of_an_aborte
 
 
 @pytest.mark.parametrize("transport", EVERY_TRANSPORT)
-def test_a_peer_that_stalls_in_a_message_is_cut_and_only_its_tickets_end(transport: str) -> None:
+def test_a_peer_stalled_in_a_message_loses_only_its_own_tickets(transport: str) -> None:
     with make_rig(transport) as rig:
         stalled, other, raw = rig.open(20, BLOCKS), rig.open(20, (10, 11, 12, 13, 14)), RawSender(rig)
         (incoming,) = rig.receiver._links.values()
@@ -324,9 +324,7 @@ def test_a_connection_that_cannot_be_taken_does_not_shut_the_door(
 
 
 @pytest.mark.parametrize("transport", EVERY_TRANSPORT)
-def test_an_owner_that_breaks_at_an_ending_costs_no_connection_and_no_other_ticket(
-    transport: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_owner_that_raises_on_a_finish_costs_no_connection(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with make_rig(transport) as rig:
         tickets, raw = [rig.open(4, (i,)) for i in range(3)], RawSender(rig)
         for ticket in tickets:

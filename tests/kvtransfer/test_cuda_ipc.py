@@ -141,7 +141,7 @@ def test_the_pool_is_unmapped_when_the_link_ends(monkeypatch: pytest.MonkeyPatch
         ({}, {"offset": 1 << 63}, f"bytes at {1 << 63} are not in an allocation of"),
     ],
 )
-def test_a_pool_that_cannot_be_opened_is_refused_in_words_and_the_next_transport_taken(
+def test_a_pool_that_cannot_be_opened_falls_back(
     monkeypatch: pytest.MonkeyPatch, host: FakeHost, receiver: dict[str, tuple[bytes, ...]],
     sender: dict[str, object], words: str,
 ) -> None:  # fmt: skip
@@ -253,7 +253,7 @@ class FakeLibrary:
         return 0
 
 
-def test_the_handle_is_that_of_the_whole_allocation_and_the_pools_offset_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_handle_is_the_whole_allocations_with_the_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_driver, "_library", FakeLibrary)
     pool = SimpleNamespace(data_ptr=lambda: 5_300)
 

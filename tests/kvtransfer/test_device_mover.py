@@ -121,7 +121,7 @@ def test_the_engine_is_waited_for_before_a_byte_is_read() -> None:
     assert target == b"\7" * 1000
 
 
-def test_what_is_digested_is_what_is_written_though_the_source_changes() -> None:
+def test_digested_bytes_are_the_written_ones_if_the_source_changes() -> None:
     source, target = device(DATA[:1000]), device(bytes(1000))
     mover = TorchMover()
     changed: list[int] = []

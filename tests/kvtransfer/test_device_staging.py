@@ -35,7 +35,7 @@ def pool(data: bytes) -> DeviceRegion:
     return DeviceRegion(torch.frombuffer(bytearray(data), dtype=torch.uint8))
 
 
-def test_runs_of_a_device_pool_lie_one_after_another_in_what_the_group_takes(staging: GroupStaging) -> None:
+def test_runs_of_a_device_pool_are_contiguous_in_the_staging_area(staging: GroupStaging) -> None:
     staging.gather(100, RegionRuns(pool(DATA), 0, SHUFFLED))
 
     assert staging.tensor(100, len(WANTED)).numpy().tobytes() == WANTED

@@ -82,7 +82,7 @@ def test_what_is_digested_after_an_abort_is_never_committed(
 
 
 @pytest.mark.parametrize("transport", CARRIED)
-def test_without_digests_all_that_is_committed_left_while_the_blocks_were_held(
+def test_without_digests_committed_kv_left_while_blocks_were_held(
     transport: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tend = OutgoingTickets.tend
@@ -108,7 +108,7 @@ def test_without_digests_all_that_is_committed_left_while_the_blocks_were_held(
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_a_ticket_fails_once_although_its_link_is_lost_while_the_receiver_is_told(
+def test_a_ticket_fails_once_if_its_link_is_lost_meanwhile(
     transport: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle = OutgoingTickets.handle

@@ -107,9 +107,7 @@ def test_a_ticket_that_either_side_aborts_ends_on_all_ranks_of_both(rig: RankRig
     until(lambda: not any(half._reports._others for half in rig.halves))  # settled on every rank
 
 
-def test_a_rank_knows_a_ticket_before_any_sender_does_however_slow_it_hears(
-    rig: RankRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_knows_a_ticket_before_any_sender_does(rig: RankRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """What rank 0 said lies in the rank's socket: the thread of a link that asks for the ticket reads it."""
     (half,) = [half for half in rig.halves if half._receiver.endpoints == rig.receiver.endpoints[1:]]
     goes_on, asked = threading.Event(), threading.Event()
@@ -138,7 +136,7 @@ def test_a_rank_knows_a_ticket_before_any_sender_does_however_slow_it_hears(
     rig.check(kv, BLOCK_IDS[128])
 
 
-def test_a_rank_knows_how_far_the_others_are_so_that_senders_that_are_done_wait_on(rig: RankRig) -> None:
+def test_finished_senders_wait_for_slower_ranks(rig: RankRig) -> None:
     (half,) = [half for half in rig.halves if half._receiver.endpoints == rig.receiver.endpoints[1:]]
     ticket = rig.open(NUM_TOKENS, BLOCK_IDS[128])
     rig.sender.begin(ticket)
@@ -157,7 +155,7 @@ def test_a_rank_knows_how_far_the_others_are_so_that_senders_that_are_done_wait_
 
 
 @pytest.mark.parametrize("side", ["sender", "receiver"])
-def test_the_process_of_a_rank_that_is_killed_ends_its_tickets_and_is_lost(side: str) -> None:
+def test_a_killed_ranks_process_ends_its_tickets_and_is_lost(side: str) -> None:
     ranks = {"sender": {"p_ranks": 2, "d_ranks": 1}, "receiver": {"p_ranks": 1, "d_ranks": 2}}[side]
     with make_rank_rig("tcp", **ranks, heads=4, d_block=128, far=True, processes=True) as rig:
         ticket = rig.open(NUM_TOKENS, BLOCK_IDS[128])
@@ -208,7 +206,7 @@ def test_a_rank_that_rank_0_has_told_late_of_a_ticket_asks_for_it(
 
 
 @pytest.mark.parametrize("error", [ValueError("17 blocks"), RuntimeError("no memory")])
-def test_a_share_that_cannot_be_made_ends_the_ticket_and_gives_its_blocks_back(
+def test_a_failed_share_ends_the_ticket_and_frees_its_blocks(
     error: Exception, rig: RankRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (half,) = [half for half in rig.halves if half._receiver.endpoints == rig.receiver.endpoints[1:]]
@@ -242,7 +240,7 @@ def test_endings_forget_the_block_tables_on_both_ends(rig: RankRig) -> None:
     assert senders
 
 
-def test_a_rank_without_links_says_why_and_the_start_fails_with_its_words() -> None:
+def test_a_rank_without_links_fails_the_start_with_its_reason() -> None:
     ours, theirs = socket.socketpair()
     pool = Pool(PoolLayout(tensors(3), num_blocks=4, block_size=16, rank=Rank(1, 2)))
     settings = replace(SETTINGS, transports=("pigeon",), port_range=None)
@@ -301,9 +299,7 @@ def test_a_rank_that_has_nothing_to_say_for_long_is_not_lost(monkeypatch: pytest
     until(lambda: met.far.figures.bytes_sent == 5)
 
 
-def test_who_tells_a_rank_that_takes_nothing_does_not_wait_and_the_rank_is_lost(
-    monkeypatch: pytest.MonkeyPatch, met: Met
-) -> None:
+def test_a_rank_that_reads_nothing_is_lost_without_blocking_rank_0(monkeypatch: pytest.MonkeyPatch, met: Met) -> None:
     monkeypatch.setattr(met.far._outbox, "_send_s", 0.05)
 
     for _ in range(64):
@@ -328,7 +324,7 @@ class SettledMeanwhile(dict[str, Any]):
         return found
 
 
-def test_a_word_about_a_ticket_that_is_settled_meanwhile_leaves_nothing_behind(met: Met) -> None:
+def test_a_message_about_a_settled_ticket_leaves_nothing_behind(met: Met) -> None:
     quorum = Quorum(Recorder(), Failpoints.parse(""))
     met.far.receiver(quorum)
     share = met.far._share
@@ -374,7 +370,7 @@ def test_a_put_brings_only_the_blocks_that_the_rank_does_not_know(met: Met) -> N
     assert [heard_tables.take("t", put[3], put[4:]) for put in puts] == [tuple(table) for table in tables]
 
 
-def test_a_table_that_holds_on_is_the_same_object_and_no_more_than_is_known_holds_on() -> None:
+def test_a_table_pins_only_known_tickets() -> None:
     tables = TablesReceived()
     tables.begin("t")
     first = tables.take("t", 0, (4, 5))
@@ -386,9 +382,7 @@ def test_a_table_that_holds_on_is_the_same_object_and_no_more_than_is_known_hold
 
 
 @pytest.mark.parametrize("what", ["no message", "half a message", "taken by no one"])
-def test_a_rank_that_is_deaf_or_mute_shuts_its_socket_so_that_rank_0_hears_it(
-    what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_with_a_broken_half_closes_its_socket(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtransfer.rank_half._SEND_S", 0.05)
     ours, theirs = socket.socketpair()
     pool = Pool(PoolLayout(tensors(3), num_blocks=4, block_size=16, rank=Rank(1, 2)))

@@ -31,7 +31,7 @@ def test_small_neighbours_share_a_frame() -> None:
     assert list(cut_frames(of, everything(of, 16), MANY)) == [FrameRange(0, 4, 0, 16)]
 
 
-def test_a_shared_frame_stays_within_its_limit_whatever_one_tensor_may_take() -> None:
+def test_a_shared_frame_stays_in_its_limit_for_any_tensor_size() -> None:
     of = part(3, 3, 3)
     tokens = FRAME_BYTES // of.token_bytes[0] // 2
 

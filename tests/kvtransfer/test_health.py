@@ -30,7 +30,7 @@ def test_where_all_rest_the_one_that_rests_least_is_tried_first() -> None:
     assert health.order() == ("tcp", "process_group", "shm")
 
 
-def test_what_worked_until_a_link_was_lost_is_tried_before_what_could_not_be_dialled() -> None:
+def test_a_transport_that_worked_is_retried_first() -> None:
     health = Health(("shm", "tcp"))
     health.failed("shm", "refused", 0.0)
     health.ready("tcp", 0.0)
@@ -65,7 +65,7 @@ def test_several_links_lost_at_once_are_one_failure() -> None:
     assert health.due(11.0) == "shm"
 
 
-def test_a_transport_that_flaps_rests_longer_each_time_and_one_that_held_does_not() -> None:
+def test_a_flapping_transport_rests_longer_each_time() -> None:
     flapping, steady = Health(NAMES), Health(NAMES)
     for health, held in ((flapping, 1.0), (steady, LONGEST_REST_S)):
         health.use("tcp")
@@ -143,7 +143,7 @@ def test_every_transport_stays_in_the_order_and_every_rest_ends(events: list[tup
     assert due == next((name for name in NAMES[:2] if health.rests(name)), None)
 
 
-def test_what_is_out_of_reach_is_never_tried_and_its_absence_is_no_fallback() -> None:
+def test_an_unreachable_transport_is_not_tried_and_no_fallback() -> None:
     health = Health(NAMES)
 
     health.reach({"tcp", "process_group"})

@@ -162,7 +162,7 @@ def test_an_abort_on_either_side_reaches_every_rank(rig: RankRig) -> None:
     assert sorted(kind for kind, _ in rig.events.reports) == ["ended", "ended", "failed"]
 
 
-def test_a_refusal_of_the_commit_reaches_every_sender_in_its_own_words(rig: RankRig) -> None:
+def test_a_refused_commit_reaches_every_sender_with_its_reason(rig: RankRig) -> None:
     rig.events.refusal = NoCapacity("no room: 3 sequences, 2 free")
     ticket = rig.open(30, (3, 4))
 

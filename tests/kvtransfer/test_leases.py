@@ -87,9 +87,7 @@ def _awaited_at(rig: RankRig, ticket: Ticket) -> list[float]:
     return [0.0 if one is None else one._sendings[ticket.ticket_id].awaited_at for one in sendings]
 
 
-def test_a_link_that_is_done_waits_for_a_slower_one_longer_than_a_lease(
-    ranks: RankRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_link_waits_for_a_slower_one_beyond_a_lease(ranks: RankRig, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Turnstile(monkeypatch, ranks)
     ticket = _hand_over(ranks)
 
@@ -105,9 +103,7 @@ def test_a_link_that_is_done_waits_for_a_slower_one_longer_than_a_lease(
     assert ranks.events.count("failed") == 0
 
 
-def test_a_link_that_is_done_waits_no_longer_than_a_lease_where_nothing_comes(
-    ranks: RankRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_link_waits_only_a_lease_for_a_silent_one(ranks: RankRig, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Turnstile(monkeypatch, ranks)
     ticket = _hand_over(ranks)
     slow.turn()
@@ -129,7 +125,7 @@ def test_a_link_that_is_done_waits_no_longer_than_a_lease_where_nothing_comes(
     ranks.events.wait("ended", ticket.ticket_id)
 
 
-def test_a_receiver_that_says_for_ever_that_it_goes_on_does_not_hold_the_blocks_for_ever() -> None:
+def test_endless_progress_reports_do_not_hold_blocks_forever() -> None:
     part = RankHeads((KvTensor(0, "k", 1, 2, "float16"),), (Heads(0, 1),))
     ticket = SenderTicket("ab" * 16, 7, Terms(part, 4, 4), lease_s=LEASE_S, now=0.0)
     assert ticket.commit(b"", 0) is not None
@@ -191,7 +187,7 @@ def _through(rig: Rig, proxy: FaultProxy, blocks: tuple[int, ...] = BLOCKS) -> T
     return Ticket(made.ticket_id, made.epoch, made.instance_id, 20, 0, made.lease_s, (near,))
 
 
-def test_bytes_of_one_slow_frame_keep_its_ticket_and_those_behind_it_on_the_link() -> None:
+def test_a_slow_frame_keeps_its_ticket_and_those_behind_it_alive() -> None:
     trickle = Trickle(0)
     with make_rig("tcp", lease_s=LEASE_S) as rig, FaultProxy(endpoint_of(rig, "tcp").address, trickle) as proxy:
         tokens = fill(rig.p_pool, range(5), 20)
@@ -211,7 +207,7 @@ def test_bytes_of_one_slow_frame_keep_its_ticket_and_those_behind_it_on_the_link
         assert rig.events.count("ended") == rig.events.count("failed") == 0
 
 
-def test_a_commit_that_lies_behind_anothers_slow_frame_keeps_its_ticket_on_both_sides() -> None:
+def test_a_commit_behind_a_slow_frame_keeps_its_ticket_alive() -> None:
     trickle = Trickle(None)
     with make_rig("tcp", lease_s=LEASE_S) as rig, FaultProxy(endpoint_of(rig, "tcp").address, trickle) as proxy:
         tokens = fill(rig.p_pool, range(5), 20)
@@ -385,7 +381,7 @@ def test_what_another_ticket_sends_keeps_none_that_waits_for_its_ack(one_link: O
     assert [*one_link.events.failures] == [done]
 
 
-def test_an_engine_that_stands_still_loses_the_tickets_it_has_put_nothing_of(one_link: OneLink) -> None:
+def test_a_stalled_engine_loses_tickets_without_any_frame(one_link: OneLink) -> None:
     busy, idle = one_link.begin(1), one_link.begin(2)
     one_link.put(busy)
     one_link.age = LEASE_S
@@ -404,7 +400,7 @@ def test_after_the_receivers_abort_no_more_is_sent_of_what_was_put(one_link: One
     assert one_link.sendings.bytes_sent == 0
 
 
-def test_a_commit_before_the_receivers_abort_in_the_queue_ends_the_ticket_in_the_receivers_words(
+def test_an_abort_after_a_queued_commit_wins_with_its_reason(
     one_link: OneLink,
 ) -> None:
     ticket_id = one_link.begin(1)
@@ -487,7 +483,7 @@ HERE = ("the lease", "the receiver")
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("how", ["the sender", *HERE])
-def test_a_frame_of_blocks_that_the_sender_had_freed_is_dropped_and_not_corrupt(transport: str, how: str) -> None:
+def test_a_frame_of_freed_blocks_is_dropped_not_corrupt(transport: str, how: str) -> None:
     with make_rig(transport) as rig:
         ticket, raw, _ = _nacked(rig)
         if how in HERE:
@@ -503,7 +499,7 @@ def test_a_frame_of_blocks_that_the_sender_had_freed_is_dropped_and_not_corrupt(
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("how", ["nobody", *HERE])
-def test_a_frame_that_comes_again_was_corrupt_whoever_ended_the_ticket_meanwhile(transport: str, how: str) -> None:
+def test_a_resent_frame_was_corrupt_even_if_the_ticket_ended(transport: str, how: str) -> None:
     with make_rig(transport) as rig:
         ticket, raw, (frame, payload) = _nacked(rig)
         if how in HERE:
@@ -520,7 +516,7 @@ def test_a_frame_that_comes_again_was_corrupt_whoever_ended_the_ticket_meanwhile
 
 
 @pytest.mark.parametrize("how", ["nobody", *HERE])
-def test_a_frame_that_never_came_again_was_corrupt_where_the_link_is_lost(how: str) -> None:
+def test_an_unresent_frame_counts_as_corrupt_if_the_link_is_lost(how: str) -> None:
     with make_rig("shm") as rig:
         ticket, raw, _ = _nacked(rig)
         if how in HERE:

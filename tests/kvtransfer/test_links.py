@@ -47,7 +47,7 @@ def _ticket_of(peer_id: str, endpoint: KvEndpoint) -> Ticket:
     return Ticket(secrets.token_hex(16), 99, peer_id, 20, 0, 30.0, (endpoint,))
 
 
-def test_a_second_lane_is_dialled_beside_a_loaded_one_and_takes_the_next_ticket() -> None:
+def test_a_second_lane_is_dialled_beside_a_loaded_one() -> None:
     with make_rig("tcp") as rig:
         one = begin_half(rig, 0)
         assert len(_lanes(rig)) == 1
@@ -177,7 +177,7 @@ def test_close_waits_for_all_links_together(monkeypatch: pytest.MonkeyPatch) -> 
         until(lambda: _threads("kv-out-deaf") == [])
 
 
-def test_a_receiver_that_stalls_in_a_message_keeps_no_thread_of_a_closed_sender() -> None:
+def test_a_stalled_receiver_keeps_no_thread_of_a_closed_sender() -> None:
     with make_rig("tcp", progress_timeout_s=60.0) as rig:
         hand_over(rig)
         for link in list(rig.receiver._links.values()):
@@ -215,7 +215,7 @@ def test_a_reader_that_is_held_up_closes_the_connection_itself(
     assert "kv_thread_left" in caplog.text
 
 
-def test_a_ticket_begun_while_a_lost_link_is_taken_apart_goes_over_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ticket_begun_while_a_link_is_torn_down_uses_another(monkeypatch: pytest.MonkeyPatch) -> None:
     closing, go_on, close = threading.Event(), threading.Event(), TcpOutlet.close
 
     def hold_up(outlet: TcpOutlet) -> None:
@@ -239,7 +239,7 @@ def test_a_ticket_begun_while_a_lost_link_is_taken_apart_goes_over_another(monke
         rig.events.wait("failed", unlucky.ticket_id)
 
 
-def test_without_a_thread_to_read_with_the_ticket_fails_and_the_connection_is_closed(
+def test_without_a_reader_thread_ticket_and_connection_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with make_rig("tcp") as rig:
@@ -327,7 +327,7 @@ def test_a_late_ticket_of_an_older_epoch_cuts_no_newer_link(transport: str) -> N
         assert rig.sender.bytes_sent == 60 * rig.p_pool.layout.token_bytes
 
 
-def test_an_older_epoch_is_the_newest_again_when_nothing_is_left_of_the_newer() -> None:
+def test_an_older_epoch_is_current_again_without_a_newer_one() -> None:
     with make_rig("tcp") as rig:
         hand_over(rig)
         with _second_life(rig, "tcp") as newer:
@@ -356,7 +356,7 @@ def test_a_ticket_begun_while_its_link_drains_goes_over_another() -> None:
         assert rig.sender.links()[0].failures == 0
 
 
-def test_a_link_that_drains_before_it_is_up_serves_its_ticket_while_another_is_dialled(
+def test_a_link_draining_before_it_is_up_serves_its_ticket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with faulty_rig(monkeypatch, ("tcp",)) as (rig, made):
@@ -421,7 +421,7 @@ def test_what_left_before_the_commit_is_counted_as_early() -> None:
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_an_owner_that_breaks_over_one_ending_costs_no_other_ticket_its_own(transport: str) -> None:
+def test_an_owner_that_raises_on_a_finish_affects_one_ticket(transport: str) -> None:
     with make_rig(transport) as rig:
         tickets = [rig.open(4, (block,)) for block in (1, 2, 3)]
         failed = rig.events.failed
@@ -445,7 +445,7 @@ def test_an_owner_that_breaks_over_one_ending_costs_no_other_ticket_its_own(tran
         assert len(broken) == 1
 
 
-def test_a_peer_that_left_for_good_is_forgotten_after_a_while_and_its_bytes_are_not() -> None:
+def test_a_departed_peer_is_forgotten_but_its_bytes_are_counted() -> None:
     with make_rig("tcp") as rig:
         hand_over(rig)
         sent = rig.sender.bytes_sent
@@ -465,7 +465,7 @@ def test_a_peer_that_left_for_good_is_forgotten_after_a_while_and_its_bytes_are_
         assert rig.sender.bytes_sent == 2 * sent
 
 
-def test_a_peer_that_is_idle_or_dialled_again_and_again_is_not_forgotten() -> None:
+def test_an_idle_or_redialled_peer_is_not_forgotten() -> None:
     with make_rig("tcp") as rig:
         hand_over(rig)
         rig.clock.now += 2 * FORGET_AFTER_S

@@ -43,7 +43,7 @@ def _measure(rig: Rig, num_bytes: int = 1 << 20, timeout_s: float = DEADLINE_S) 
 
 
 @pytest.mark.parametrize("transport", BOTH)
-def test_figures_come_of_a_link_that_was_dialled_for_it_and_no_pool_is_touched(transport: str) -> None:
+def test_a_probe_measures_its_own_link_and_touches_no_pool(transport: str) -> None:
     with make_rig(transport) as rig:  # whose clock stands, as that of a starved process does
         fill(rig.d_pool, range(64), 256)
         before = bytes(rig.d_pool.buffer)
@@ -74,7 +74,7 @@ def test_tickets_go_on_while_their_link_is_measured(transport: str) -> None:
         assert answer.bytes_per_s > 0
 
 
-def test_an_instance_of_several_ranks_measures_the_link_that_tells_what_the_prompt_is() -> None:
+def test_several_ranks_measure_the_link_of_the_commit() -> None:
     with make_rank_rig("tcp", p_ranks=2, d_ranks=2) as rig:
         assert isinstance(rig.sender, RanksSender)
 
@@ -108,7 +108,7 @@ def test_a_second_measurement_of_a_link_at_once_is_refused_in_words(monkeypatch:
         go_on.set()
 
 
-def test_a_measurement_that_gets_no_answer_ends_at_its_deadline_and_leaves_the_link(
+def test_an_unanswered_probe_ends_at_its_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("kvtransfer.probed.Probed.handle", lambda self, signal: None)
@@ -126,7 +126,7 @@ def test_a_measurement_that_gets_no_answer_ends_at_its_deadline_and_leaves_the_l
         assert rig.sender.links()[0].failures == 0
 
 
-def test_four_frames_at_most_are_under_way_and_tickets_pass_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_has_four_frames_in_flight_and_tickets_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     answer, moved = Probed._answer, []
 
     def keep_back(self: Probed, kind: MessageType, number: int) -> None:

@@ -37,7 +37,7 @@ def test_what_does_not_continue_is_left_alone() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from([A, B]), st.integers(0, 2), st.integers(1, 5)), max_size=40))
-def test_every_token_of_every_layer_goes_out_once_and_before_its_commit(steps: list[tuple[str, int, int]]) -> None:
+def test_every_token_of_a_layer_is_sent_once_before_the_commit(steps: list[tuple[str, int, int]]) -> None:
     ends: dict[tuple[str, int], int] = {}
     waiting: list[Op] = []
     for ticket_id, layer, count in steps:

@@ -15,7 +15,7 @@ pytestmark = [mark for one in EVERY_TRANSPORT if one.values[0] == "mooncake" for
 
 
 @pytest.mark.parametrize("places", [(), (2**31,), (16 << 20,), (0, 0)])
-def test_a_frame_that_is_not_in_the_ring_ends_its_ticket_and_reads_nothing(places: tuple[int, ...]) -> None:
+def test_a_frame_outside_the_ring_ends_its_ticket_unread(places: tuple[int, ...]) -> None:
     with make_rig("mooncake") as rig:
         tokens = fill(rig.p_pool, range(5), 20)
         ticket, other, raw = rig.open(20, BLOCKS), rig.open(20, (10, 11, 12, 13, 14)), RawSender(rig)

@@ -206,9 +206,7 @@ def test_a_start_warns_of_the_range_once_and_makes_no_engine(
 
 
 @pytest.mark.parametrize("_", [pytest.param(None, marks=NEEDS_MOONCAKE)])
-def test_no_port_is_open_before_the_first_link_and_two_of_the_default_range_after_it(
-    _: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ports_open_with_the_first_link(_: None, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in mooncake_engine._PORT_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 

@@ -57,7 +57,7 @@ def test_a_window_that_was_not_named_so_is_refused(again: Frame, words: str) -> 
         names.window_of(again)
 
 
-def test_more_blocks_than_the_tokens_can_touch_are_refused_and_not_kept() -> None:
+def test_more_blocks_than_the_tokens_need_are_refused() -> None:
     names = WindowNames(BLOCK_SIZE)
 
     with pytest.raises(HandoffFailed, match="frame 0 names 12 blocks, at most 11 are allowed"):

@@ -63,7 +63,7 @@ def test_frames_arrive_in_order_and_whole() -> None:
         assert arrived == payloads
 
 
-def test_a_group_listens_on_the_links_address_only_and_on_none_afterwards() -> None:
+def test_a_group_listens_on_the_links_address_until_it_is_made() -> None:
     before = _listening()
     with linked(make_node("p"), make_node("d")) as ends:
         during = _listening() - before
@@ -118,7 +118,7 @@ def test_a_payload_past_the_limit_is_refused_on_both_sides() -> None:
             ends.inlet.skip(frame)
 
 
-def test_a_sender_runs_ahead_by_its_room_and_then_waits_for_the_receiver() -> None:
+def test_a_sender_runs_ahead_by_its_window_only() -> None:
     payload, room = os.urandom(MAX_PAYLOAD_BYTES), OUTLET_BYTES // MAX_PAYLOAD_BYTES
     with linked(make_node("p"), make_node("d")) as ends, ThreadPoolExecutor(1) as sender:
         frames = [ends.send(payload, number) for number in range(room)]
@@ -131,13 +131,13 @@ def test_a_sender_runs_ahead_by_its_room_and_then_waits_for_the_receiver() -> No
             assert ends.receive(frame) == payload
 
 
-def test_headers_that_wait_in_the_outbox_never_keep_a_frame_from_its_room() -> None:
+def test_headers_in_the_outbox_never_block_a_frame() -> None:
     assert OUTLET_BYTES >= 2 * MAX_PAYLOAD_BYTES + _BATCH_BYTES
     assert ends_module._MAX_UNDER_WAY >= 2 * _BATCH_PIECES
 
 
 @pytest.mark.parametrize("side", ["sender", "receiver"])
-def test_a_peer_that_goes_away_in_the_middle_of_a_frame_ends_the_link_at_once(side: str) -> None:
+def test_a_peer_that_leaves_within_a_frame_ends_the_link_at_once(side: str) -> None:
     ends = link(make_node("p"), make_node("d"), timeouts=Timeouts(5.0, 60.0))
     frame, outcome = frame_of(b"x" * 4_000), []
 
@@ -160,7 +160,7 @@ def test_a_peer_that_goes_away_in_the_middle_of_a_frame_ends_the_link_at_once(si
     until(lambda: not group_threads())
 
 
-def test_a_peer_that_never_receives_ends_its_link_within_the_progress_timeout_and_stalls_no_other() -> None:
+def test_a_peer_that_never_receives_ends_only_its_own_link() -> None:
     p, deaf, hearing = make_node("p"), make_node("deaf"), make_node("hearing")
     with linked(p, deaf, 1) as stalled, linked(p, hearing, 2) as moving:
         hurry(stalled, 1.0)
@@ -189,7 +189,7 @@ def test_a_pair_is_rebuilt_with_a_new_epoch_after_its_link_broke() -> None:
         assert second.receive(second.send(b"again")) == b"again"
 
 
-def test_a_peer_that_falls_silent_in_its_turn_holds_the_device_for_the_connect_timeout_only() -> None:
+def test_a_silent_peer_holds_the_device_for_the_connect_timeout() -> None:
     p, silent, other = make_node("p"), make_node("silent"), make_node("other")
     streams, hello = stream_pair(DEADLINE_S), hello_of(p, silent, 7)
     with linked(p, other) as moving, ThreadPoolExecutor(1) as makers:
@@ -209,7 +209,7 @@ def test_a_peer_that_falls_silent_in_its_turn_holds_the_device_for_the_connect_t
 
 
 @pytest.mark.parametrize("before", ["the proof", "the last word"])
-def test_a_peer_that_stops_after_the_group_was_made_keeps_no_other_link_waiting(before: str) -> None:
+def test_a_peer_stopped_after_set_up_delays_no_other_link(before: str) -> None:
     p, silent, other = make_node("p"), make_node("silent"), make_node("other")
     with stopping(p, silent, Timeouts(5.0, DEADLINE_S), proves=before == "the last word") as made:
         with linked(p, other, 8, Timeouts(5.0, DEADLINE_S / 4)) as ends:
@@ -260,7 +260,7 @@ def test_a_group_that_is_aborted_is_let_go_by_its_devices_thread(monkeypatch: py
 
 
 @pytest.mark.parametrize("rounds", [10, pytest.param(300, marks=pytest.mark.long)])
-def test_links_of_three_instances_in_a_circle_are_made_at_once_many_times(rounds: int) -> None:
+def test_links_in_a_circle_of_three_are_made_at_once(rounds: int) -> None:
     nodes = [make_node(name) for name in "abc"]
     pairs = [(one, two) for one in nodes for two in nodes if one is not two]
     with ThreadPoolExecutor(len(pairs)) as makers:
@@ -291,7 +291,7 @@ def test_another_kind_of_group_is_refused_with_both_values(monkeypatch: pytest.M
     until(lambda: not group_threads())
 
 
-def test_a_peer_that_never_comes_to_its_set_up_costs_the_connect_timeout() -> None:
+def test_a_peer_missing_at_set_up_costs_the_connect_timeout() -> None:
     p, d, other = make_node("p"), make_node("d"), make_node("other")
     streams = stream_pair(DEADLINE_S)
     with pytest.raises(LinkLost):

@@ -50,7 +50,7 @@ def test_a_key_set_on_one_side_is_read_on_the_other(streams: Both) -> None:
     assert not two.check(["0/0", "0/1"])
 
 
-def test_a_key_that_never_comes_costs_the_deadline_whatever_torch_waits(streams: Both) -> None:
+def test_a_missing_key_costs_the_deadline_not_torchs_wait(streams: Both) -> None:
     _, exchange = _exchanges(streams)
     exchange.deadline = time.monotonic() + 0.05
 

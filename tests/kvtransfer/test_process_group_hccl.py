@@ -88,7 +88,7 @@ def test_links_in_a_circle_are_made_in_turn_on_every_device(rules: HcclRules) ->
     assert rules.made == 5 * len(pairs) * 2
 
 
-def test_a_peer_that_stops_before_the_proof_holds_the_device_for_its_turn_only(rules: HcclRules) -> None:
+def test_a_peer_stopped_before_the_proof_holds_only_its_turn(rules: HcclRules) -> None:
     p, silent, other = _nodes("pso")
     with stopping(p, silent, Timeouts(1.5, DEADLINE_S), proves=False) as made:
         with linked(other, p, 8, Timeouts(5.0, DEADLINE_S / 2)) as ends:
@@ -96,7 +96,7 @@ def test_a_peer_that_stops_before_the_proof_holds_the_device_for_its_turn_only(r
         assert isinstance(made.exception(DEADLINE_S), LinkLost)
 
 
-def test_a_link_that_hangs_is_abandoned_with_its_epoch_and_freed_when_its_work_ends(rules: HcclRules) -> None:
+def test_a_hung_link_is_abandoned_and_freed_after_its_work(rules: HcclRules) -> None:
     p, d = _nodes("pd")
     hung = link(p, d, 1)
     hurry(hung, 0.5)
@@ -141,9 +141,7 @@ def test_a_creation_is_given_the_time_that_the_collective_asks_for(
             link(p, d, timeouts=Timeouts(0.2, DEADLINE_S))
 
 
-def test_a_creation_that_outlasts_its_link_is_the_only_one_of_its_device(
-    rules: HcclRules, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_creation_outliving_its_link_blocks_others(rules: HcclRules, monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
 
     def hang(store: Any, rank: int, of: int, host: str, timeout_s: float, device: str) -> Any:
@@ -166,7 +164,7 @@ def test_a_creation_that_outlasts_its_link_is_the_only_one_of_its_device(
 
 
 @pytest.mark.parametrize("full", ["p", "d"])
-def test_a_link_that_does_not_fit_is_refused_with_both_values_before_it_is_made(
+def test_a_link_that_does_not_fit_is_refused_with_both_values(
     full: str, rules: HcclRules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p, d = _nodes("pd")

@@ -144,7 +144,7 @@ def test_ends_that_trust_each_other_link(transport: str, trusts: tuple[Trust, Tr
     ],
     ids=["unequal", "sender lacks it", "receiver lacks it"],
 )  # fmt: skip
-def test_secrets_that_differ_are_named_on_both_sides_and_nothing_opens(
+def test_different_secrets_are_reported_on_both_sides(
     transport: str, sender: Trust, receiver: Trust, here: str, there: str, inlets: list[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -158,7 +158,7 @@ def test_secrets_that_differ_are_named_on_both_sides_and_nothing_opens(
         assert not inlets
 
 
-def test_without_a_secret_a_stranger_is_refused_with_its_address_and_the_tables(inlets: list[str]) -> None:
+def test_without_a_secret_an_unknown_address_is_refused(inlets: list[str]) -> None:
     with pair("tcp", STRANGERS) as one:
         with pytest.raises(Incompatible, match=r"127\.0\.0\.1 is not in the global table of receiver-host \(192\.0"):
             one.dial(Trust())
@@ -339,12 +339,12 @@ def test_damaged_bodies_are_rebuilt_to_the_byte_or_refused(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", [MessageType.CHALLENGE, MessageType.PROOF])
-def test_a_length_over_the_limit_is_refused_before_anything_is_allocated(kind: MessageType) -> None:
+def test_a_length_over_the_limit_is_refused_without_allocating(kind: MessageType) -> None:
     with pytest.raises(WireError, match=f"{kind.name} of {2**32 - 1} bytes, the limit is 1024"):
         decode_prefix(PREFIX.pack(MAGIC, PROTOCOL_VERSION, kind, 0, 2**32 - 1))
 
 
-def test_a_size_that_is_negative_cannot_be_said_and_one_of_2_to_the_63_is_refused() -> None:
+def test_sizes_of_2_to_the_63_and_more_are_refused() -> None:
     frame = Frame("ab" * 16, 77, 0, 0, 0, 0, 4, 0, 2, 2**63, 0, (0,))
     with pytest.raises(struct.error):
         encode(Frame("ab" * 16, 77, 0, 0, 0, 0, 4, 0, 2, -1, 0, (0,)))
@@ -364,7 +364,7 @@ def test_an_error_that_is_none_of_ours_does_not_shut_the_door(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("kind", [MessageType.COMMIT, MessageType.FRAME, MessageType.REFUSE])
-def test_a_stranger_makes_nobody_allocate_for_a_message_that_is_not_due(
+def test_a_stranger_causes_no_allocation_for_an_unexpected_message(
     kind: MessageType,
 ) -> None:
     with pair("tcp", RECEIVER, progress_timeout_s=10 * DEADLINE_S) as one:
@@ -377,7 +377,7 @@ def test_a_stranger_makes_nobody_allocate_for_a_message_that_is_not_due(
         stream.close()
 
 
-def test_a_stranger_that_drips_its_hello_is_cut_by_one_deadline_for_all_of_it() -> None:
+def test_a_hello_sent_byte_by_byte_has_one_deadline() -> None:
     with pair("tcp", RECEIVER, progress_timeout_s=0.5) as one:
         sock = one.connect().socket
         sock.settimeout(0.05)

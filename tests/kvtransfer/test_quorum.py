@@ -436,7 +436,7 @@ class _Leaving(dict[str, ReceiverTicket]):
 
 
 @pytest.mark.parametrize("ending", ["committed", "ended"])
-def test_a_message_that_comes_while_its_ticket_goes_hears_what_became_of_it(ending: str) -> None:
+def test_a_message_for_an_ending_ticket_gets_its_outcome(ending: str) -> None:
     machine = Ranks()
     machine.meet(1, 1)
     machine.begin(refused=False)

@@ -263,7 +263,7 @@ def test_a_sender_whose_lease_ran_out_answers_the_question_with_abort(monkeypatc
         assert not rig.events.acks
 
 
-def test_a_question_about_what_is_over_or_not_committed_is_answered_with_abort(
+def test_a_query_about_an_uncommitted_ticket_is_answered_by_abort(
     answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[TicketMessage] = []
@@ -295,7 +295,7 @@ def test_a_question_about_what_is_over_or_not_committed_is_answered_with_abort(
 
 
 @pytest.mark.parametrize(("p_ranks", "d_ranks"), [(2, 2), (2, 1), (1, 2), (4, 2)])
-def test_every_link_of_every_rank_gives_its_receipt_before_any_rank_commits(
+def test_every_link_acknowledges_before_any_rank_commits(
     p_ranks: int, d_ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: Answers = []

@@ -84,7 +84,7 @@ def test_a_peer_that_closes_is_lost(streams: tuple[Stream, Stream]) -> None:
         streams[1].receive_message()
 
 
-def test_an_answer_to_a_peer_that_does_not_read_cuts_it_without_waiting(streams: tuple[Stream, Stream]) -> None:
+def test_answering_a_peer_that_does_not_read_cuts_it_at_once(streams: tuple[Stream, Stream]) -> None:
     for _ in range(4):
         streams[0].send_now(bytes(1 << 20))
 

@@ -69,7 +69,7 @@ class House:
         self.events.wait("acked", ticket.ticket_id)
 
 
-def test_strangers_that_say_nothing_hold_few_threads_and_keep_nobody_out() -> None:
+def test_silent_strangers_hold_few_threads_and_block_nobody() -> None:
     with contextlib.ExitStack() as stack:
         house = House(TRUST, stack)
         callers = [house.call() for _ in range(3 * MAX_WAITING_OF_ADDRESS)]

@@ -64,7 +64,7 @@ def nothing_is_left(environ: dict[str, str]) -> bool:
 
 
 @needs_compiler
-def test_nobody_waits_for_the_compiler_and_the_next_start_has_the_library(
+def test_a_start_does_not_wait_for_the_compiler_the_next_has_it(
     environ: dict[str, str], tmp_path: Path, held_cc: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     environ["CC"] = held_cc

@@ -102,7 +102,7 @@ def test_the_last_token_can_be_drawn_and_none_behind_it(chooser: NativeChooser) 
     assert check(chooser, some, rows) == [512] * 200
 
 
-def test_a_total_that_another_order_would_round_up_leads_to_no_banned_token(chooser: NativeChooser) -> None:
+def test_a_total_rounded_up_never_draws_a_banned_token(chooser: NativeChooser) -> None:
     """All but the first block lie below the last bit of 1 + 2^-24: together they round it up, one by one do not."""
     some = torch.full((1, 200 * 512), float("-inf"))
     nearly = float(torch.tensor(-16.63554).double().exp().float())

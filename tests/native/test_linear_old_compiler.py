@@ -14,7 +14,7 @@ _TIMEOUT_S = 300
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="these instructions are of x86-64")
-def test_the_next_best_kernel_takes_the_place_of_what_the_compiler_lacks(tmp_path: Path) -> None:
+def test_a_kernel_the_compiler_lacks_is_replaced_by_the_next_best(tmp_path: Path) -> None:
     compiler = find_compiler(os.environ)
     if compiler is None:
         pytest.skip("missing tool: a C compiler")

@@ -186,7 +186,7 @@ def test_closing_waits_for_the_region_that_runs(library: EngineLibrary) -> None:
     team._address = None
 
 
-def test_barriers_hold_when_their_count_starts_anew_and_vain_spinning_is_given_up(tmp_path: Path) -> None:
+def test_barriers_survive_counter_wrap_and_stop_spinning(tmp_path: Path) -> None:
     *complaints, spun_ns = _alone(tmp_path).splitlines()
     half_in_vain, tenth_in_vain, hundredth_in_vain = map(int, spun_ns.split())
 

@@ -91,7 +91,7 @@ def test_a_replay_attends_what_its_inputs_and_lengths_say(npu_ops: NpuOps, optio
     assert machine.log == ["capture", "replay", "record", "synchronize", "replay", "record"]
 
 
-def test_a_replay_that_is_not_updated_never_ends_and_lengths_are_what_it_takes(npu_ops: NpuOps) -> None:
+def test_a_replay_is_updated_with_lengths_or_never_ends(npu_ops: NpuOps) -> None:
     npu, _ = make_npu(npu_ops)
     case = make_case([(270, 1)], _SHAPE)
     inputs, host = inputs_of(case)

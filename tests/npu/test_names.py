@@ -78,7 +78,7 @@ def parameters(wheel: Wheel, path: str, *places: str) -> list[str]:
     return [argument.arg for argument in node.args.args + node.args.kwonlyargs]
 
 
-def test_graphs_are_captured_and_updated_by_the_arguments_that_they_have(wheel: Wheel) -> None:
+def test_graphs_are_captured_and_updated_by_their_arguments(wheel: Wheel) -> None:
     capture, update = parameters(wheel, _GRAPHS, "graph", "__init__"), parameters(wheel, _GRAPHS, "NPUGraph", "update")
 
     tree = ast.parse((_ROOT / "devices/npu_graph.py").read_text(encoding="utf-8"))

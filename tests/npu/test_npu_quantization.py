@@ -271,7 +271,7 @@ def test_no_tensor_of_the_host_is_beside_one_of_the_card(scheme: Scheme, tmp_pat
 
 
 @pytest.mark.usefixtures("kept_in_float32")
-def test_tokens_of_w8a8_are_those_of_transformers_with_inputs_rounded_by_token(tmp_path: Path, npu_ops: NpuOps) -> None:
+def test_w8a8_equals_transformers_with_inputs_rounded_by_token(tmp_path: Path, npu_ops: NpuOps) -> None:
     path = make_tiny_model("llama", tmp_path / "llama")
     quantise_checkpoint(w8a8("channel"), path)
     oracle = Oracle(path, "float32")

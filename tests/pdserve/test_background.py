@@ -47,7 +47,7 @@ def test_it_returns_while_the_work_goes_on_into_its_log(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGTERM)
 
 
-def test_an_error_before_that_is_told_in_one_line_and_the_work_never_comes_back(tmp_path: Path) -> None:
+def test_an_early_error_is_one_line_and_ends_the_work(tmp_path: Path) -> None:
     with _command("raise ConfigError('no such model')", tmp_path / "log") as command:
         out, err = command.communicate(timeout=300)
 
@@ -110,7 +110,7 @@ background._forward_signals = and_tells
 """
 
 
-def test_work_that_was_told_to_end_just_after_it_left_is_not_called_done(tmp_path: Path) -> None:
+def test_work_ended_just_after_detaching_is_not_reported_as_done(tmp_path: Path) -> None:
     work = "signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))\nleave()\nsignal.pause()"
     with _command(work, tmp_path / "log", before=_TOLD_LATE) as command:
         out, _ = command.communicate(timeout=300)

@@ -85,7 +85,7 @@ def test_an_instance_ignores_node_ports(start: Start) -> None:
     ],
     ids=["in-order", "not-in-it", "does-not-fit", "other-order-or-table-changed", "container-publishes-8088-as-8089"],
 )
-def test_an_instance_starts_with_one_warning_if_node_ports_has_its_port_for_another(
+def test_an_instance_warns_if_node_ports_has_its_port_elsewhere(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     port: str, node_ports: str, has_for_another: str | None,
 ) -> None:  # fmt: skip

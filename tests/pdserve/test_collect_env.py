@@ -67,7 +67,7 @@ def test_a_secret_in_another_spelling_of_json_is_hidden_too(tmp_path: Path, fold
     assert "slash" not in text
 
 
-def test_the_report_has_versions_hardware_tables_and_the_doctors_findings(tmp_path: Path, folder: Path) -> None:
+def test_the_report_has_versions_hardware_tables_and_findings(tmp_path: Path, folder: Path) -> None:
     bench = Bench(tmp_path)
     bench.file("/proc/cpuinfo", "processor\t: 0\nmodel name\t: Kunpeng 920\nflags\t\t: fpu avx2 amx_bf16\n")
     bench.file("/proc/meminfo", "MemTotal:       1056 kB\nMemAvailable:    528 kB\n")

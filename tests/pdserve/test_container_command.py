@@ -37,7 +37,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     Path("cluster.yaml").write_text(FILE)
 
 
-def test_each_tool_takes_its_own_keys_of_the_file_and_passes_over_the_rest() -> None:
+def test_each_tool_takes_its_own_keys_of_the_file() -> None:
     run = with_file("docker_run", ["prefill", "--config", "cluster.yaml", "--", "sh", "-c", "--config=x"], {})
     build = with_file("build_image", ["--config=cluster.yaml"], {})
 
@@ -50,7 +50,7 @@ def test_each_tool_takes_its_own_keys_of_the_file_and_passes_over_the_rest() -> 
     ]  # fmt: skip
 
 
-def test_what_is_typed_wins_over_the_environment_and_that_over_the_file() -> None:
+def test_flags_win_over_the_environment_and_that_over_the_file() -> None:
     typed = ["prefill", "--config=cluster.yaml", "--volume=/e:/f", "--image", "mine"]
 
     assert with_file("docker_run", typed, {"GLOBAL_RANK_TABLE_FILE_PATH": "env.json"}) == [
@@ -109,7 +109,7 @@ def test_a_wrong_value_has_its_line(capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize("script", ["docker_run.sh", "build_image.sh"])
-def test_without_pyyaml_the_scripts_run_and_a_file_is_refused_in_words(script: str, tmp_path: Path) -> None:
+def test_without_pyyaml_scripts_run_and_a_file_is_refused(script: str, tmp_path: Path) -> None:
     """-S leaves the installed packages out, as a host with nothing but Python."""
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')

@@ -45,7 +45,7 @@ def test_children_and_theirs_are_gone_when_it_returns(tmp_path: Path) -> None:
         process.communicate("")
 
 
-def test_a_process_that_took_over_the_pid_of_one_that_was_found_lives_on() -> None:
+def test_a_process_that_reused_a_pid_is_not_killed() -> None:
     sleeper = [sys.executable, "-c", "import signal; print(flush=True); signal.pause()"]
     with subprocess.Popen(sleeper, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -65,7 +65,7 @@ def test_a_process_that_took_over_the_pid_of_one_that_was_found_lives_on() -> No
 
 
 @pytest.mark.parametrize(("session", "left"), [(7, {7}), (8, set())])
-def test_a_session_that_nobody_is_in_is_forgotten_before_its_number_comes_again(session: int, left: set[int]) -> None:
+def test_an_empty_session_is_forgotten_before_its_id_is_reused(session: int, left: set[int]) -> None:
     places = {70: ProcessPlace(parent=1, session=session, started=5)}
 
     assert inhabited({7, 9}, places) == left

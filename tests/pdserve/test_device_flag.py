@@ -81,7 +81,7 @@ def test_what_serves_one_model_asks_for_the_device(
         ("cpu", "--attention-backend 'npu' is not one of auto, cpu, reference, the backends of --device cpu"),
     ],
 )
-def test_attention_of_a_device_that_is_not_here_is_refused_before_a_model_is_looked_for(
+def test_a_missing_devices_attention_is_refused_first(
     start: Callable[[Path, Sequence[str]], int], device: str, words: str, tmp_path: Path,
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -119,7 +119,7 @@ def test_up_and_bench_pd_hand_it_to_every_process(model: Path, tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("card")
-def test_bench_pds_contestants_have_the_cards_of_the_device_that_was_asked_for(
+def test_bench_pds_contestants_get_the_selected_devices_cards(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
@@ -131,7 +131,7 @@ def test_bench_pds_contestants_have_the_cards_of_the_device_that_was_asked_for(
 
 
 @pytest.mark.parametrize("parse", [parse_up, parse_bench_pd], ids=["up", "bench-pd"])
-def test_auto_stays_on_the_cpu_where_the_variable_shows_no_card_and_says_so(
+def test_auto_uses_the_cpu_and_says_so_if_no_card_is_visible(
     parse: Callable[[Sequence[str]], UpRequest | PdRequest], model: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip

@@ -47,7 +47,7 @@ def test_cpus_have_no_map(tmp_path: Path) -> None:
     assert map_devices("cpu", ["4", "5"], {}, dev=tmp_path) is None
 
 
-def test_a_container_with_the_entrys_cards_alone_leaves_the_variable_alone(tmp_path: Path) -> None:
+def test_a_container_with_only_the_entrys_cards_sets_no_variable(tmp_path: Path) -> None:
     npu = mapped("npu", "4,5", npus(tmp_path, 0, 1), tmp_path)
     cuda = mapped("cuda", "4,5", gpus(tmp_path, 0, 1), tmp_path)
 
@@ -67,7 +67,7 @@ def test_the_entrys_own_cards_in_another_order_are_named_in_its_order(tmp_path: 
     assert npu.line == f"devices: rank 0 = device 5 on 1, rank 1 = device 4 on 0 ({NPU}=1,0)"
 
 
-def test_as_many_cards_that_are_others_are_refused_by_the_id_that_is_not_there(tmp_path: Path) -> None:
+def test_different_cards_are_refused_by_the_missing_id(tmp_path: Path) -> None:
     words = rf"device 5 of the table is not among the npu cards visible here \(4,6\): .* set {NPU}"
     with pytest.raises(ConfigError, match=words):
         map_devices("npu", ["4", "5"], npus(tmp_path, 4, 6), dev=tmp_path)
@@ -78,7 +78,7 @@ def test_as_many_cards_counted_from_zero_are_a_containers(tmp_path: Path) -> Non
     assert mapped("cuda", "1", gpus(tmp_path, 0), tmp_path).value is None
 
 
-def test_without_nvidia_smi_the_order_of_the_entrys_own_numbers_is_not_guessed(tmp_path: Path) -> None:
+def test_without_nvidia_smi_the_card_order_is_not_guessed(tmp_path: Path) -> None:
     for name in ("nvidia0", "nvidia1"):
         (tmp_path / name).touch()
 
@@ -119,7 +119,7 @@ def test_without_nvidia_smi_cards_are_counted_and_never_guessed(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("ids", ["6,7", "5,6"])
-def test_without_nvidia_smi_as_many_gpus_of_other_node_numbers_are_the_entrys(ids: str, tmp_path: Path) -> None:
+def test_without_nvidia_smi_as_many_other_gpus_are_the_entrys(ids: str, tmp_path: Path) -> None:
     for name in ("nvidia4", "nvidia5"):
         (tmp_path / name).touch()
 

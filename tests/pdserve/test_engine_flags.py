@@ -76,7 +76,7 @@ def test_a_model_that_is_not_there_ends_up_with_its_path(
 
 
 @pytest.mark.parametrize("rope", ['"rope_scaling"', '"rope_parameters"'])
-def test_a_length_that_positions_scaled_or_a_fake_may_have_is_left_to_the_instances(rope: str, tmp_path: Path) -> None:
+def test_a_length_that_scaling_may_allow_is_left_to_instances(rope: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(f'{{"max_position_embeddings": 64, {rope}: {{"rope_type": "dynamic"}}}}')
     check_model(EngineOptions(model=str(tmp_path), max_model_len=65))
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 64}')
@@ -111,7 +111,7 @@ def test_a_range_with_too_few_ports_for_the_ranks_is_refused(
 
 
 @pytest.mark.parametrize(("ports", "flags"), ENOUGH)
-def test_a_range_with_a_port_for_each_rank_that_listens_on_one_is_enough(ports: str, flags: tuple[str, ...]) -> None:
+def test_a_port_range_needs_one_port_per_listening_rank(ports: str, flags: tuple[str, ...]) -> None:
     parser = Parser()
     add_flags(parser, EngineOptions, "engine")
     typed = parser.parse_args(["--kv-port-range", ports, *flags])

@@ -84,7 +84,7 @@ def test_log_probabilities_may_differ_by_rounding_alone() -> None:
     )
 
 
-def test_log_probabilities_of_a_prompt_are_judged_with_the_tokens_that_follow() -> None:
+def test_prompt_logprobs_are_compared_with_the_next_tokens() -> None:
     reference = script(Decoded((7, 8)))
 
     def judged(token_ids: list[int], *told: TokenLogprobs | None) -> str:
@@ -125,7 +125,7 @@ def test_a_reader_judges_the_text_without_its_end() -> None:
     assert reads(script(), [ask], [CaseOutput()]) == "a prompt has no sequence"
 
 
-def test_cells_say_why_they_are_not_equal_and_the_last_line_which_features_are_not() -> None:
+def test_unequal_cells_and_features_are_named() -> None:
     case = FeatureCase("greedy", (replace(ASK, params=replace(GREEDY, max_tokens=1)),), equal_tokens)
     right, other = CaseOutput({0: [5]}, path="handoff"), CaseOutput({0: [5]}, path="local")
     columns = {
@@ -170,7 +170,7 @@ def test_a_seed_whose_draw_is_a_tie_is_passed_over() -> None:
     assert settled(greedy, cast("Any", Ties()), str) is greedy
 
 
-def test_tokens_without_a_reference_have_to_be_those_of_the_combined_instance() -> None:
+def test_tokens_without_a_reference_equal_the_combined_ones() -> None:
     case = FeatureCase("choice", (ASK,), reads_as(lambda ids: str(ids[0]), str.isdigit), compared=True)
     columns = {
         "combined": FeatureOutputs({"choice": [CaseOutput({0: [5]})]}),
@@ -184,7 +184,7 @@ def test_tokens_without_a_reference_have_to_be_those_of_the_combined_instance() 
     assert cells[2].reason == "prompt 0: [(6,)] in place of the combined instance's [(5,)]"
 
 
-def test_every_case_has_a_name_of_its_own_and_the_small_pool_holds_the_largest() -> None:
+def test_case_names_are_unique_and_each_fits_the_small_pool() -> None:
     vocabulary = Vocabulary(300, (2,), lambda text: tuple(text.encode()), lambda ids: bytes(ids).decode())
     cases = make_cases([(1,) * 20, (2,) * 90], vocabulary, 40)
 

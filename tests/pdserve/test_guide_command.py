@@ -48,7 +48,7 @@ def test_gen_takes_all_of_its_flags_from_the_file_of_the_cluster() -> None:
     ]
 
 
-def test_what_is_typed_wins_and_the_files_flags_of_another_mode_are_passed_over(
+def test_flags_win_and_the_files_other_modes_are_ignored(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for ip, flag in (("10.0.0.1", "--api-server"), ("10.0.0.2", "--mode=gen")):

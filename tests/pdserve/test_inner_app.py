@@ -68,7 +68,7 @@ async def test_a_lost_engine_ends_the_body_with_its_own_error(tmp_path: Path, mo
     assert asyncio.all_tasks() == tasks
 
 
-async def test_a_template_that_cannot_be_compiled_is_said_before_anything_is_asked(tmp_path: Path) -> None:
+async def test_a_template_that_does_not_compile_is_reported_first(tmp_path: Path) -> None:
     async def open_it() -> None:
         options = SchedulerOptions(chat_template="{% for message in messages %}")
         async with asyncio.timeout(WAIT_S), inner_app(_options(tmp_path), options):
@@ -78,7 +78,7 @@ async def test_a_template_that_cannot_be_compiled_is_said_before_anything_is_ask
         await open_it()
 
 
-async def test_an_engine_that_cannot_be_imported_is_said_with_what_to_install(
+async def test_a_missing_engine_is_reported_with_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def build(*_: object) -> None:

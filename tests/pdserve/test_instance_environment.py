@@ -42,7 +42,7 @@ def test_a_gpu_instance_gets_its_entrys_cards(tmp_path: Path) -> None:
     assert "rank 0 = device 6 on GPU-6, rank 1 = device 7 on GPU-7" in made.device_line
 
 
-def test_an_instance_on_cpus_and_loopback_only_loses_the_table_that_torch_npu_would_take(tmp_path: Path) -> None:
+def test_a_cpu_instance_hides_the_table_from_torch_npu(tmp_path: Path) -> None:
     environ = _tool(tmp_path)
     before = dict(environ)
     environ["RANK_TABLE_FILE"] = "/hccl.json"
@@ -52,7 +52,7 @@ def test_an_instance_on_cpus_and_loopback_only_loses_the_table_that_torch_npu_wo
         assert (made.device, made.device_line, made.network, environ) == (device, None, {}, before)
 
 
-def test_auto_looks_the_entrys_cards_up_before_anything_can_open_another(tmp_path: Path) -> None:
+def test_auto_finds_the_entrys_cards_before_opening_any(tmp_path: Path) -> None:
     environ = _tool(tmp_path)
     (tmp_path / "nvidia0").touch()
 
@@ -65,7 +65,7 @@ def test_auto_looks_the_entrys_cards_up_before_anything_can_open_another(tmp_pat
     assert made.device_line.endswith("(CUDA_VISIBLE_DEVICES=GPU-6,GPU-7), if they are usable")
 
 
-def test_auto_stays_on_the_cpu_where_the_entrys_cards_are_not_shown_and_says_why(tmp_path: Path) -> None:
+def test_auto_uses_the_cpu_and_says_why_if_cards_are_hidden(tmp_path: Path) -> None:
     environ, one = _tool(tmp_path), GPUS.splitlines(keepends=True)[0]
     (tmp_path / "nvidia0").touch()
     before = dict(environ)

@@ -22,7 +22,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_config_json_tells_is_what_the_engine_finds_in_the_network(tmp_path: Path, kind: str) -> None:
+def test_config_json_gives_the_kv_size_the_engine_finds(tmp_path: Path, kind: str) -> None:
     folder = make_tiny_model(kind, tmp_path)
 
     told = kv_tensors(read_json(folder / "config.json"), "bfloat16", 1)
@@ -54,7 +54,7 @@ def test_what_config_json_does_not_tell_is_left_to_the_engine(config: dict[str, 
     assert kv_tensors(config, "float32", 1) == ()
 
 
-def test_a_pool_without_room_for_a_sequence_is_refused_with_both_numbers_and_the_least_that_does(
+def test_a_pool_too_small_is_refused_with_the_minimum(
     llama: EngineOptions,
 ) -> None:
     least = 16 * 512 + 4 * 4095
@@ -75,9 +75,7 @@ def test_weights_of_another_form_count_as_the_smaller_dtype(llama: EngineOptions
         check_kv_room(replace(options, kv_cache_memory=16 * 256), 2, is_here=True)
 
 
-def test_pools_that_are_more_than_is_free_are_refused_unless_they_are_elsewhere(
-    llama: EngineOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_pools_larger_than_free_memory_are_refused(llama: EngineOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_memory_check, "available_bytes", lambda: 10_000_000)
     asked = replace(llama, kv_cache_memory=6_000_000)
 

@@ -203,7 +203,7 @@ def test_another_users_scheduler_is_not_trusted(
     assert f"nothing answers at {door.url}" in capsys.readouterr().err
 
 
-def test_the_door_of_a_wildcard_is_found_by_an_address_of_this_host_and_by_no_other(
+def test_a_wildcard_admin_socket_is_found_by_local_addresses(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tried: list[str] = []

@@ -50,7 +50,7 @@ def test_free_ports_are_different_and_free() -> None:
         require_free("127.0.0.1", port)
 
 
-def test_free_ports_are_none_that_the_system_gives_to_outgoing_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_ports_are_outside_the_ephemeral_range(monkeypatch: pytest.MonkeyPatch) -> None:
     own = inspect.unwrap(module._ports_of_no_connection)  # not the share of this worker of the tests
     monkeypatch.setattr(module, "_ports_of_no_connection", own)
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())

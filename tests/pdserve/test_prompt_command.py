@@ -94,7 +94,7 @@ def test_texts_are_continued_alone(
 
 
 @pytest.mark.parametrize("command", ["chat", "complete"])
-def test_a_limit_and_a_temperature_are_asked_for_where_they_were_typed(server: Heard, command: str) -> None:
+def test_limit_and_temperature_are_sent_only_if_given(server: Heard, command: str) -> None:
     assert main([command, *_flags(server, "-q", "hi", "--max-tokens", "9", "--temperature", "0")]) == 0
     assert main([command, *_flags(server, "-q", "hi")]) == 0
 
@@ -205,7 +205,7 @@ def test_a_quick_question_that_is_stopped_ends_its_line(
 
 
 @pytest.mark.parametrize("quick", [True, False])
-def test_an_answer_that_fails_in_the_middle_ends_its_line_before_the_error(
+def test_a_failing_answer_ends_its_line_before_the_error(
     server: Heard, quick: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("break\n"))

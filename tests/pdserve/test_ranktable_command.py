@@ -61,7 +61,7 @@ def test_gen_takes_all_of_its_flags_from_the_file_of_the_cluster(capsys: pytest.
     assert "NODE_PORTS=8088,8089,8090 " in capsys.readouterr().out
 
 
-def test_what_is_typed_takes_the_place_of_the_files_lists_and_switches() -> None:
+def test_typed_flags_replace_the_files_lists_and_switches() -> None:
     config = _config(GEN)
 
     assert main(["gen", "--prefill-server-list", "2", "3", config, "--no-api-server"]) == 0
@@ -69,7 +69,7 @@ def test_what_is_typed_takes_the_place_of_the_files_lists_and_switches() -> None
     assert _devices() == {"1": [["2"], ["3"]], "2": [["0", "1"]]}
 
 
-def test_a_list_of_files_stays_a_list_and_leaves_the_typed_words_alone() -> None:
+def test_a_list_of_files_stays_a_list_before_typed_words() -> None:
     config = _config("global-ranktable-list: [a.json, 'b c.json']\nfor: 3\nstrict: true\nsave-dir: whole\n")
 
     assert with_file(["merge", config], {})[0] == [
@@ -81,9 +81,7 @@ def test_a_list_of_files_stays_a_list_and_leaves_the_typed_words_alone() -> None
 
 
 @pytest.mark.parametrize("command", command_parsers())
-def test_every_command_takes_a_file_and_refuses_an_unknown_key_with_its_line(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_takes_a_file_and_refuses_unknown_keys(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, _config("ip: 10.0.0.1\n# a comment\nprefil-server-list: 4\n")]) == 2
 
     told = capsys.readouterr().err
@@ -151,7 +149,7 @@ def test_one_file_is_for_the_processes_too() -> None:
     assert (typed.options.model, typed.options.max_num_seqs) == ("/models/Qwen3-0.6B", 4)
 
 
-def test_every_flag_of_the_tables_commands_is_a_key_that_others_pass_over() -> None:
+def test_every_table_flag_is_a_key_that_others_ignore() -> None:
     flags = {flag for parser in command_parsers().values() for flag in parser._option_string_actions}
 
     assert {flag for flag in flags if flag.startswith("--") and not flag.startswith("--no-")} - cluster_flags() == {

@@ -5,7 +5,7 @@ from pdserve.restarts import RestartLimits, Restarts
 LIMITS = RestartLimits(most=4, window_s=100.0, first_wait_s=1.0, longest_wait_s=5.0)
 
 
-def test_waits_double_up_to_the_longest_and_one_death_too_many_is_the_end() -> None:
+def test_waits_double_to_the_maximum_until_restarts_run_out() -> None:
     restarts = Restarts(LIMITS)
 
     waits = [restarts.died(float(now)) for now in range(5)]

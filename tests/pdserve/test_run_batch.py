@@ -64,7 +64,7 @@ def test_a_wrong_command_line_ends_with_2(tmp_path: Path, typed: tuple[str, ...]
 
 
 @pytest.mark.covers("A1.4")
-def test_an_input_that_is_not_there_is_said_before_the_model_is_looked_for(tmp_path: Path) -> None:
+def test_a_missing_input_is_reported_before_the_model_is_sought(tmp_path: Path) -> None:
     ended = run(tmp_path, *COMMAND, "-i", "none.jsonl", "-o", "out.jsonl", *NO_MODEL)
 
     assert ended.status != 0
@@ -174,7 +174,7 @@ def test_only_what_failed_is_asked_again(tmp_path: Path, loopback: Loopback) -> 
     assert nothing.status == 0, f"no model is looked for: {nothing.err}"
 
 
-def test_a_file_of_somebody_else_where_the_note_would_be_ends_the_run_before_the_model_is_looked_for(
+def test_a_foreign_file_in_place_of_the_note_ends_the_run(
     tmp_path: Path,
 ) -> None:
     write(tmp_path / "in.jsonl", BATCH)
@@ -206,9 +206,7 @@ def test_failed_lines_are_not_asked_of_another_model_than_the_rest(tmp_path: Pat
     assert sum(loopback.asked.values()) == 3
 
 
-def test_failed_lines_are_not_asked_of_a_server_that_serves_another_model_by_now(
-    tmp_path: Path, loopback: Loopback
-) -> None:
+def test_failed_lines_are_not_retried_on_another_served_model(tmp_path: Path, loopback: Loopback) -> None:
     nameless = [{**line, "body": {"prompt": word}} for line, word in zip(BATCH, WORDS, strict=True)]
     write(tmp_path / "in.jsonl", nameless)
     answer = {"status_code": 200, "body": {"model": "m-7b"}}
@@ -251,7 +249,7 @@ def test_a_stopped_run_says_how_it_goes_on_and_does(tmp_path: Path, number: sign
     assert all(headers.get("Authorization") == "Bearer sk-5ec3e7" for headers in model.headers)
 
 
-def test_a_run_whose_words_nobody_reads_any_more_stops_as_another_does(tmp_path: Path) -> None:
+def test_a_run_with_a_closed_stderr_stops_normally(tmp_path: Path) -> None:
     write(tmp_path / "in.jsonl", BATCH)
     with Loopback(free=2) as model:
         model.hold.clear()
@@ -290,9 +288,7 @@ def test_figures_are_served_while_it_runs(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_server_that_serves_another_model_is_refused_before_a_line_is_asked(
-    tmp_path: Path, loopback: Loopback
-) -> None:
+def test_a_server_of_another_model_is_refused_before_any_line(tmp_path: Path, loopback: Loopback) -> None:
     write(tmp_path / "in.jsonl", BATCH)
 
     ended: Ended = run(
@@ -305,7 +301,7 @@ def test_a_server_that_serves_another_model_is_refused_before_a_line_is_asked(
     assert loopback.asked == {}
 
 
-def test_a_server_that_is_not_there_or_takes_another_key_is_told_at_once(tmp_path: Path) -> None:
+def test_a_missing_server_or_wrong_key_is_reported_at_once(tmp_path: Path) -> None:
     write(tmp_path / "in.jsonl", BATCH)
     words = (*COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", "--base-url")
     (port,) = free_ports(1)
@@ -322,9 +318,7 @@ def test_a_server_that_is_not_there_or_takes_another_key_is_told_at_once(tmp_pat
     assert keyed.asked == dict.fromkeys(WORDS, 1)
 
 
-def test_a_server_that_is_none_of_models_answers_no_line_and_replaces_no_output(
-    tmp_path: Path, loopback: Loopback
-) -> None:
+def test_a_foreign_server_answers_no_line_and_replaces_no_output(tmp_path: Path, loopback: Loopback) -> None:
     source, output = write(tmp_path / "in.jsonl", BATCH), write(tmp_path / "out.jsonl", ["of an earlier run"])
 
     # /somewhere/v1/models is answered 404, as a server of files answers it
@@ -399,7 +393,7 @@ def test_misspelt_fields_are_named_once_at_the_end_with_their_lines(
     ]
 
 
-def test_a_signal_while_the_model_ends_after_all_answers_asks_nobody_to_go_on(
+def test_a_signal_after_all_answers_suggests_no_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, output = write(tmp_path / "in.jsonl", BATCH), tmp_path / "out.jsonl"

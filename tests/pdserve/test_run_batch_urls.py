@@ -30,7 +30,7 @@ def test_an_input_is_fetched_from_a_url(tmp_path: Path, loopback: Loopback) -> N
 
 
 @pytest.mark.covers("A1.13")
-def test_a_url_without_a_file_ends_the_run_before_the_model_is_looked_for(tmp_path: Path, loopback: Loopback) -> None:
+def test_a_url_without_a_file_ends_the_run_before_the_model_loads(tmp_path: Path, loopback: Loopback) -> None:
     ended = run(tmp_path, *COMMAND, "-i", f"{loopback.url}/gone{SIGNATURE}", "-o", "out.jsonl", *NO_MODEL, *LOOPBACK)
 
     assert ended.status != 0
@@ -74,9 +74,7 @@ def test_an_output_is_sent_to_a_url_whole_and_once(tmp_path: Path, loopback: Loo
 
 
 @pytest.mark.covers("A1.14")
-def test_a_place_that_says_no_ends_the_run_in_its_words_and_the_answers_are_sent_later(
-    tmp_path: Path, loopback: Loopback
-) -> None:
+def test_a_refused_upload_ends_the_run_and_can_be_repeated(tmp_path: Path, loopback: Loopback) -> None:
     loopback.statuses, waiting = [403], tmp_path / "waiting"
     source = write(tmp_path / "in.jsonl", BATCH)
     words = (*COMMAND, "-i", source, "--base-url", loopback.url, *LOOPBACK, "--output-tmp-dir", waiting)
@@ -97,9 +95,7 @@ def test_a_place_that_says_no_ends_the_run_in_its_words_and_the_answers_are_sent
     assert [*waiting.iterdir()] == [strange]
 
 
-def test_an_output_whose_url_has_expired_is_refused_before_the_model_is_looked_for(
-    tmp_path: Path, loopback: Loopback
-) -> None:
+def test_an_expired_output_url_is_refused_before_the_model_loads(tmp_path: Path, loopback: Loopback) -> None:
     write(tmp_path / "in.jsonl", BATCH)
     target = f"{loopback.url}/out?AWSAccessKeyId=A&Signature=5ec3e7&Expires=1715800091"
 

@@ -61,7 +61,7 @@ def test_a_folder_of_other_files_keeps_its_mode(tmp_path: Path) -> None:
         assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
 
 
-def test_a_cluster_is_up_while_its_supervisor_is_whatever_became_of_its_processes(tmp_path: Path) -> None:
+def test_a_cluster_is_up_while_its_supervisor_lives(tmp_path: Path) -> None:
     folder, started = RunFolder(tmp_path), start_time(os.getpid()) or 0
     gone, watcher = _record(os.getpid(), started + 1), _record(os.getpid(), started)
     gone = replace(gone, restarts=2, note="starting again")
@@ -75,7 +75,7 @@ def test_a_cluster_is_up_while_its_supervisor_is_whatever_became_of_its_processe
     assert not replace(state, supervisor=None).is_up
 
 
-def test_a_cluster_that_starts_is_written_as_that_and_one_of_before_is_not(tmp_path: Path) -> None:
+def test_a_starting_cluster_is_recorded_as_starting(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     state = ClusterState("http://127.0.0.1:9000", "/model", (), is_starting=True)
 
@@ -113,7 +113,7 @@ def test_a_state_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypat
     assert kept == [((tmp_path / "state.json").read_text(), False)]
 
 
-def test_a_state_that_could_not_be_written_leaves_nothing_behind_the_run(tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_written_leaves_no_files(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     (tmp_path / "state.json").mkdir()  # its place is taken
 
@@ -160,7 +160,7 @@ def test_clear_keeps_the_logs(tmp_path: Path) -> None:
     assert folder.log("scheduler").exists()
 
 
-def test_a_new_run_puts_every_log_of_the_last_aside_also_of_instances_it_has_not(tmp_path: Path) -> None:
+def test_a_new_run_moves_every_log_of_the_last_one(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.log("decode-1").parent.mkdir()
     folder.log("decode-1").write_text("of a cluster with two\n")

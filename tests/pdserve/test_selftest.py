@@ -134,7 +134,7 @@ def test_one_broken_op_fails_its_own_row_and_the_report_names_it(
     assert verdicts(document)["model: P/D = transformers"] == "ok"
 
 
-def test_a_device_whose_attention_raises_still_serves_right_and_the_report_says_by_what(
+def test_failing_attention_falls_back_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, document, _ = on_fake(monkeypatch, tmp_path / "report.md", Backend(Failing), "--only", "attention", "model")
@@ -310,7 +310,7 @@ def test_ctrl_c_says_where_the_report_is_and_how_far_it_goes(
     assert "a library was busy" in text
 
 
-def test_ctrl_c_between_two_rows_loses_neither_the_last_one_nor_the_report(
+def test_ctrl_c_between_two_rows_keeps_the_last_row_and_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: object) -> str:

@@ -75,9 +75,7 @@ def test_a_command_line_that_does_not_fit_ends_it(warm: Spare, tmp_path: Path) -
     assert warm.child.ended() is not None
 
 
-def test_one_begins_where_the_supervisor_did_though_that_folder_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_spare_starts_in_the_supervisors_removed_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     spare = Spare(_ENGINE, tmp_path / "spare.log", os.environ | {"PYTHONPATH": str(_ROOT)})

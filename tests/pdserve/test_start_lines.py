@@ -107,7 +107,7 @@ def test_an_ipv6_scheduler_stands_in_brackets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("host", "reached"), [("0.0.0.0", "10.0.0.18:9000"), ("127.0.0.1", "127.0.0.1:9000")])
-def test_the_scheduler_says_whom_it_waits_for_and_where_it_will_answer(tmp_path: Path, host: str, reached: str) -> None:
+def test_the_scheduler_prints_missing_instances_and_its_url(tmp_path: Path, host: str, reached: str) -> None:
     engine = replace(EngineOptions(), host=host, port=9000)
 
     lines = scheduler_lines(engine, _plan(tmp_path, None))

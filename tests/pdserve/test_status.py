@@ -44,7 +44,7 @@ def test_the_table_shows_what_metrics_say_and_who_is_gone() -> None:
     assert lines[2].split()[4:7] == ["gone", "0", "-"]
 
 
-def test_an_instance_started_again_by_hand_lives_though_it_is_not_the_process_of_up() -> None:
+def test_an_instance_restarted_by_hand_is_living() -> None:
     page = 'pdserve_instance_info{address="127.0.0.1:2",instance="d",role="decode",state="living"} 1\n'
 
     assert table(_state(), read_page(parse_metrics(page)))[2].split()[:5] == [
@@ -53,7 +53,7 @@ def test_an_instance_started_again_by_hand_lives_though_it_is_not_the_process_of
 
 
 @pytest.mark.parametrize("state", ["refused", "connecting", "lost"])
-def test_what_answers_where_the_process_of_up_is_gone_stands_as_the_scheduler_says(state: str) -> None:
+def test_a_replaced_process_has_the_schedulers_state(state: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
         gone = ProcessRecord("decode-0", "decode", os.getpid(), (start_time(os.getpid()) or 0) + 1, address, "/l")
@@ -68,7 +68,7 @@ def test_what_answers_where_the_process_of_up_is_gone_stands_as_the_scheduler_sa
     assert lines[2:] == [f"decode-0 is {state}: its block size?[31m is 32"]
 
 
-def test_what_does_not_answer_is_gone_whatever_the_scheduler_last_said() -> None:
+def test_a_process_that_does_not_answer_is_gone() -> None:
     page = 'pdserve_instance_info{address="127.0.0.1:2",instance="d",role="decode",state="lost"} 1\n'
 
     lines = table(_state(), read_page(parse_metrics(page)), {"127.0.0.1:2": "no way there"})
@@ -78,7 +78,7 @@ def test_what_does_not_answer_is_gone_whatever_the_scheduler_last_said() -> None
 
 
 @pytest.mark.parametrize("note", ["starting again", "given up"])
-def test_what_the_supervisor_makes_of_a_dead_process_is_said_in_its_place(note: str) -> None:
+def test_the_supervisors_plan_for_a_dead_process_is_shown(note: str) -> None:
     started = (start_time(os.getpid()) or 0) + 1
     dead = ProcessRecord("decode-0", "decode", os.getpid(), started, "127.0.0.1:2", "/l", restarts=3, note=note)
     page = 'pdserve_instance_info{address="127.0.0.1:2",instance="d",role="decode",state="lost"} 1\n'
@@ -99,9 +99,7 @@ def test_what_the_supervisor_makes_of_a_dead_process_is_said_in_its_place(note: 
         ),
     ],
 )
-def test_a_replacement_under_way_names_its_phase_and_no_time_that_stands_still(
-    names: tuple[str, ...], words: str
-) -> None:
+def test_a_running_replacement_shows_its_phase(names: tuple[str, ...], words: str) -> None:
     phases = tuple(Phase(name, 1.5, 0.5) for name in names)
     one = ProcessRecord("p", "prefill", 0, 0, "127.0.0.1:1", "", phases=phases, from_spare=True, replaced_at=AT)
 
@@ -134,7 +132,7 @@ def test_without_a_run_folder_instances_are_named_by_role_and_place() -> None:
     ]
 
 
-def test_a_fallback_is_told_with_its_reason_and_control_characters_do_not_reach_the_terminal() -> None:
+def test_a_fallback_is_shown_with_its_reason_as_printable_text() -> None:
     lines = table(None, read_page(parse_metrics(PAGE)))
 
     assert 'tcp to decode-0 up (fallback: shm: the peer said "no?[31m")' in lines[1]
@@ -214,9 +212,7 @@ def test_another_server_is_not_taken_for_a_cluster(capsys: pytest.CaptureFixture
     assert "is not a pdserve scheduler" in capsys.readouterr().err
 
 
-def test_a_cluster_of_up_that_does_not_answer_is_shown_by_its_processes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_silent_cluster_of_up_is_shown_by_its_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (first, *_) = _state().processes
     RunFolder(tmp_path).write(ClusterState("http://127.0.0.1:1", "m", (first,)))
 
@@ -249,7 +245,7 @@ def test_a_wrong_address_is_refused(flags: list[str], words: str, capsys: pytest
         ('pdserve_instance_info{address="10.0.0.2:1",instance="d",role="decode",state="living"} 1\n', "living"),
     ],
 )
-def test_an_instance_on_another_machine_has_no_pid_here_and_is_never_gone(page: str, condition: str) -> None:
+def test_a_remote_instance_has_no_pid_and_is_never_gone(page: str, condition: str) -> None:
     elsewhere = ProcessRecord("decode-0", "decode", 0, 0, "10.0.0.2:1", "/l")
 
     line = table(ClusterState("http://127.0.0.1:9000", "m", (elsewhere,)), read_page(parse_metrics(page)))[1]

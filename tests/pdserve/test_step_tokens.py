@@ -21,7 +21,7 @@ def test_a_step_below_the_length_given_is_refused_with_both_numbers(folder: str)
         check_step_tokens(EngineOptions(model=folder, max_model_len=2048, max_num_batched_tokens=1024))
 
 
-def test_a_step_below_the_models_own_length_is_refused_with_both_numbers(folder: str) -> None:
+def test_a_step_below_the_models_length_is_refused_with_both(folder: str) -> None:
     with pytest.raises(ConfigError, match=r"1024 is below the model's length 4096"):
         check_step_tokens(EngineOptions(model=folder, max_num_batched_tokens=1024))
 

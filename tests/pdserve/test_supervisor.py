@@ -101,7 +101,7 @@ def test_one_that_died_is_started_again_after_its_wait_and_not_before(cluster: _
     assert cluster.record("decode-1").restarts == 0
 
 
-def test_one_that_dies_too_often_is_given_up_with_its_last_lines_and_the_others_go_on(cluster: _Cluster) -> None:
+def test_a_process_dying_too_often_is_given_up_with_its_log(cluster: _Cluster) -> None:
     cluster.start(decode_0=_DIES, decode_1=_STAYS)
     for now in (0.0, 1.0, 1.0, 3.0, 3.0, 99.0):
         if now != 99.0:
@@ -150,7 +150,7 @@ def test_a_start_that_the_system_refuses_counts_as_a_death(cluster: _Cluster) ->
     )
 
 
-def test_what_a_process_said_before_it_died_stays_above_what_it_says_now(cluster: _Cluster, tmp_path: Path) -> None:
+def test_a_restarted_process_appends_to_its_log(cluster: _Cluster, tmp_path: Path) -> None:
     cluster.start(decode_0=_DIES, decode_1=_STAYS)
     cluster.wait_dead("decode-0")
     cluster.supervisor.tick(0.0)
@@ -169,7 +169,7 @@ def test_what_supervises_has_nothing_heavy_in_it() -> None:
     assert (done.stdout, done.stderr) == ("set()\n", "")
 
 
-def test_one_whose_entry_is_gone_is_not_started_again_until_it_is_back(cluster: _Cluster) -> None:
+def test_a_process_without_a_table_entry_is_not_restarted(cluster: _Cluster) -> None:
     cluster.start(decode_0=_DIES, decode_1=_STAYS)
     cluster.wait_dead("decode-0")
     cluster.removed.add("decode-0")
@@ -188,7 +188,7 @@ def test_one_whose_entry_is_gone_is_not_started_again_until_it_is_back(cluster: 
     assert cluster.said[1] == "the entry of decode-0 is in the table again"
 
 
-def test_one_that_waits_to_be_started_again_is_not_when_its_entry_goes(cluster: _Cluster) -> None:
+def test_a_waiting_restart_is_dropped_with_its_table_entry(cluster: _Cluster) -> None:
     cluster.start(decode_0=_DIES, decode_1=_STAYS)
     cluster.wait_dead("decode-0")
     cluster.supervisor.tick(10.0)

@@ -69,7 +69,7 @@ def test_a_parent_that_is_killed_takes_its_child_with_it(child: str, tmp_path: P
 
 
 @pytest.mark.parametrize("hears", ["signal.pause()", "signal.pthread_sigmask(signal.SIG_BLOCK, [10]); signal.pause()"])
-def test_a_child_does_what_is_left_before_it_dies_by_whichever_it_hears(hears: str, tmp_path: Path) -> None:
+def test_a_child_cleans_up_before_it_ends(hears: str, tmp_path: Path) -> None:
     left = tmp_path / "left"
     left.touch()
     child = f"hold_on(os.environ, lambda: os.unlink({str(left)!r})); print('up', flush=True); {hears}"
@@ -102,7 +102,7 @@ signal.pause()
 """
 
 
-def test_what_is_removed_is_removed_after_all_that_ran_on_it_has_ended(tmp_path: Path) -> None:
+def test_folders_are_removed_after_their_processes_ended(tmp_path: Path) -> None:
     assert _left_by(_FAMILY, tmp_path) == "[None, None]"
 
 

@@ -14,7 +14,7 @@ from wire.errors import ConfigError
 SHAPE = ClusterShape(1, 1, "127.0.0.1", 9000, ())
 
 
-def test_all_processes_of_pdserve_up_find_one_secret_beside_their_tables(tmp_path: Path) -> None:
+def test_all_processes_of_up_find_one_secret_beside_their_tables(tmp_path: Path) -> None:
     plans = lay_out(SHAPE, tmp_path)
     others = {"PDSERVE_SECRET_FILE": "/of/another/cluster"}
     trusts = [trust_of(resolve(environ), environ) for environ in (environment(plan, others) for plan in plans)]

@@ -30,7 +30,7 @@ def test_flags_say_the_same_again(typed: list[str]) -> None:
     assert from_namespace(EngineOptions, again) == from_namespace(EngineOptions, namespace)
 
 
-def test_lists_of_texts_say_the_same_again_and_keys_stand_on_no_command_line() -> None:
+def test_lists_are_passed_on_and_keys_are_on_no_command_line() -> None:
     parser: argparse.ArgumentParser = Parser()
     add_flags(parser, SchedulerOptions, "scheduler")
     namespace = parser.parse_args(["--allowed-origins", '["a","b"]', "--api-key", "sk-0123456789"])

@@ -41,7 +41,7 @@ def test_one_that_is_absent_is_named_and_not_run(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("over_tcp", [7, 8])
-def test_each_that_runs_is_compared_and_the_others_are_named_with_the_reason(
+def test_transports_that_run_are_compared_and_others_named(
     over_tcp: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What the instances would give is scripted; over real processes it is tests/cluster/test_verify.py."""

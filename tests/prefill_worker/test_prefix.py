@@ -34,7 +34,7 @@ class Recording(ScriptedSender):
         (60, []),
     ],
 )
-def test_the_held_prefix_goes_out_with_the_first_chunk_as_far_as_it_is_wanted(
+def test_the_cached_prefix_is_sent_with_the_first_chunk_if_wanted(
     first_token: int, ranges: list[tuple[int, int]]
 ) -> None:
     with engine(CACHED, chunk=10) as (core, _):

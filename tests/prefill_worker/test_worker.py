@@ -92,7 +92,7 @@ def half() -> Iterator[Half]:
         yield Half(core)
 
 
-def test_a_link_that_fails_before_the_engine_has_the_prompt_leaves_nothing_held() -> None:
+def test_a_link_failing_before_the_prompt_starts_holds_nothing() -> None:
     with half() as it:
         it.sender.on_begin = lambda ticket: it.worker.failed(ticket.ticket_id, InstanceLost("nobody listens"))
         it.worker.accept(prompt("p", 9), ticket_for(prompt("p", 9)))
@@ -102,7 +102,7 @@ def test_a_link_that_fails_before_the_engine_has_the_prompt_leaves_nothing_held(
         assert (it.core.blocks.num_used, it.core.load().held_prompts) == (0, 0)
 
 
-def test_a_ticket_that_cannot_be_begun_leaves_nothing_and_the_prompt_may_come_again() -> None:
+def test_a_prompt_may_return_after_its_ticket_failed_to_begin() -> None:
     def no_thread(_: Ticket) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -123,7 +123,7 @@ def test_a_ticket_that_cannot_be_begun_leaves_nothing_and_the_prompt_may_come_ag
         assert [type(event) for event in it.events] == [HandedOff]
 
 
-def test_a_ticket_that_failed_while_it_could_not_be_begun_is_told_once() -> None:
+def test_a_ticket_that_failed_to_begin_is_reported_once() -> None:
     with half() as it:
 
         def fail_twice(ticket: Ticket) -> None:
@@ -145,7 +145,7 @@ COMMITTED_AFTER = 2  # turns; only then can an ack come
 @pytest.mark.parametrize(
     ("ending", "turns"), [(e, t) for e in ENDINGS for t in range(4) if "acked" not in e or t >= COMMITTED_AFTER]
 )
-def test_every_ending_at_every_moment_frees_the_blocks_and_is_told_once(ending: str, turns: int) -> None:
+def test_every_finish_at_every_moment_frees_blocks_and_is_sent_once(ending: str, turns: int) -> None:
     with half() as it:
         state, ticket = prompt("p", 40), ticket_for(prompt("p", 40))
         it.worker.accept(state, ticket)
@@ -164,7 +164,7 @@ def test_every_ending_at_every_moment_frees_the_blocks_and_is_told_once(ending: 
         assert (it.core.blocks.num_used, it.core.load().held_prompts) == (0, 0)
 
 
-def test_a_prompt_that_is_here_already_is_refused_and_the_first_goes_on() -> None:
+def test_a_duplicate_prompt_is_refused_and_the_first_continues() -> None:
     with half() as it:
         state = prompt("p", 9)
         it.worker.accept(state, ticket_for(state, 1))
@@ -178,7 +178,7 @@ def test_a_prompt_that_is_here_already_is_refused_and_the_first_goes_on() -> Non
         assert it.core.blocks.num_used == 0
 
 
-def test_a_prompt_with_its_first_token_is_computed_and_committed_with_that_token_and_makes_no_other() -> None:
+def test_a_prompt_with_a_first_token_commits_that_token() -> None:
     with half() as it:
         state = replace(prompt("p", 40), outputs=((7,),))
         it.worker.accept(state, ticket_for(state))
@@ -192,7 +192,7 @@ def test_a_prompt_with_its_first_token_is_computed_and_committed_with_that_token
         assert it.core.blocks.num_used == 0
 
 
-def test_finished_kv_is_held_within_half_the_pool_and_an_ack_makes_room_again() -> None:
+def test_finished_kv_uses_at_most_half_the_pool_until_acked() -> None:
     with half() as it:  # 64 blocks of 4 tokens
         states = [prompt(name, 40) for name in "abcde"]
         for number, state in enumerate(states[:4]):
@@ -214,7 +214,7 @@ def test_finished_kv_is_held_within_half_the_pool_and_an_ack_makes_room_again() 
         assert it.core.blocks.num_used == 0
 
 
-def test_prompts_still_to_be_computed_are_no_held_kv_and_a_probe_is_always_let_in() -> None:
+def test_queued_prompts_hold_no_kv_and_a_probe_is_admitted() -> None:
     with half() as it:
         for number, name in enumerate("abcd"):
             it.worker.accept(prompt(name, 40), ticket_for(prompt(name, 40), number))
@@ -229,7 +229,7 @@ def test_prompts_still_to_be_computed_are_no_held_kv_and_a_probe_is_always_let_i
 
 
 @pytest.mark.parametrize("ending", ["cancel", "failed"])
-def test_a_prompt_that_ends_while_its_first_token_ends_it_is_told_once(ending: str) -> None:
+def test_a_prompt_ended_twice_at_once_is_reported_once(ending: str) -> None:
     with half() as it:
         state = prompt("p", 9, max_tokens=1)
         it.worker.accept(state, ticket_for(state))
@@ -249,7 +249,7 @@ def test_a_prompt_that_ends_while_its_first_token_ends_it_is_told_once(ending: s
         assert it.core.blocks.num_used == 0
 
 
-def test_a_commit_that_raises_ends_its_own_prompt_and_no_other_of_that_step() -> None:
+def test_a_commit_that_raises_ends_only_its_own_prompt() -> None:
     def break_down(ticket_id: str) -> None:
         if ticket_id == f"{1:032x}":
             raise RuntimeError("a defect")
@@ -269,7 +269,7 @@ def test_a_commit_that_raises_ends_its_own_prompt_and_no_other_of_that_step() ->
         assert it.core.blocks.num_used == 0
 
 
-def test_a_prompt_the_engine_refuses_after_all_ends_in_words_and_its_ticket_too() -> None:
+def test_a_prompt_refused_by_the_engine_ends_with_its_ticket() -> None:
     with half() as it:
         state = prompt("p", 9)
         it.core.add(state)
@@ -282,7 +282,7 @@ def test_a_prompt_the_engine_refuses_after_all_ends_in_words_and_its_ticket_too(
         assert ("abort", ticket_for(state).ticket_id) in it.sender.said
 
 
-def test_an_engine_that_breaks_on_a_prompt_ends_it_in_words_and_its_ticket_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_that_breaks_the_engine_ends_with_its_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
     def break_down(*_: object, **__: object) -> None:
         raise IndexError("a defect")
 
@@ -296,7 +296,7 @@ def test_an_engine_that_breaks_on_a_prompt_ends_it_in_words_and_its_ticket_too(m
         assert not it.worker.prefills("p")
 
 
-def test_a_prompt_that_wants_a_vector_is_refused_in_words_and_nothing_is_begun() -> None:
+def test_a_prompt_for_a_vector_is_refused_before_it_begins() -> None:
     with half() as it:
         state = replace(prompt("p", 9), pooling=Pooling("embed"))
         with pytest.raises(InvalidRequest, match="prompt p requests pooling, which has no KV hand-off"):
@@ -306,7 +306,7 @@ def test_a_prompt_that_wants_a_vector_is_refused_in_words_and_nothing_is_begun()
         assert not it.worker.prefills("p")
 
 
-def test_a_cancelled_prompt_of_the_same_name_does_not_end_the_next_one() -> None:
+def test_cancelling_a_prompt_does_not_end_the_next_of_its_name() -> None:
     with half() as it:
         state = prompt("p", 9)
         it.worker.accept(state, ticket_for(state, 1))

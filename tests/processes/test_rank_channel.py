@@ -33,7 +33,7 @@ def ends() -> Iterator[Ends]:
         yield made
 
 
-def test_who_hears_without_an_end_is_not_ended_by_what_another_thread_sends(ends: Ends) -> None:
+def test_a_receiver_without_deadline_survives_other_threads_sends(ends: Ends) -> None:
     with ThreadPoolExecutor(1) as pool:
         heard = pool.submit(ends.ours.receive, None)
         ends.ours.send(Word.HELLO, timeout_s=0.01)
@@ -45,7 +45,7 @@ def test_who_hears_without_an_end_is_not_ended_by_what_another_thread_sends(ends
         assert heard.result(DEADLINE_S).payload == b"late"
 
 
-def test_a_send_that_no_one_takes_ends_by_its_deadline_while_another_thread_hears(ends: Ends) -> None:
+def test_a_blocked_send_ends_at_its_deadline(ends: Ends) -> None:
     with ThreadPoolExecutor(2) as pool:
         sent = pool.submit(ends.ours.send, Word.HELLO, bytes(_MANY_BYTES), timeout_s=0.2)
         heard = pool.submit(ends.ours.receive, None)  # begins after the send, and waits as long as it takes

@@ -171,7 +171,7 @@ def test_two_schedulers_and_a_scheduler_with_a_device_do_not_start(save: Save) -
 
 
 @pytest.mark.covers("A7.94")
-def test_swapped_groups_a_wrong_count_and_numbers_for_strings_are_errors(save: Save, capsys: Say) -> None:
+def test_swapped_groups_wrong_counts_and_numbers_are_errors(save: Save, capsys: Say) -> None:
     swapped = grouped(group(0, server(A)), group(2, server(A, 4)), group(1, server(B, 6)))
     counted, typed = modelarts(), modelarts()
     counted["server_group_list"][1]["server_count"] = "2"

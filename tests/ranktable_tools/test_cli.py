@@ -97,9 +97,7 @@ def test_the_next_steps_end_with_a_doctor_that_knows_the_ports(capsys: pytest.Ca
     )
 
 
-def test_what_shares_a_gpu_is_started_linted_and_examined_with_the_flag_that_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_instances_sharing_a_gpu_need_the_flag_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lists = ["--prefill-server-list", "0", "--decode-server-list", "0", "--ports", "8088,8089"]
     assert main(["gen", *lists, "--ip", IP, "--device-type", "cuda", "--share-devices"]) == 0
 

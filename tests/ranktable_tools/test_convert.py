@@ -69,7 +69,7 @@ def test_merge_alls_table_gets_a_scheduler(save: Save, capsys: Say) -> None:
     assert _seats(table) == [("0", C, []), ("1", A, ["0", "1"]), ("2", A, ["2", "3"]), ("2", B, ["0", "1"])]
 
 
-def test_vllm_ascends_devices_become_instances_and_what_is_lost_is_named(save: Save, capsys: Say) -> None:
+def test_vllm_ascends_devices_become_instances_naming_losses(save: Save, capsys: Say) -> None:
     table, notes = _converted(save, capsys, vllm_ascend(), "--to", "modelarts", "--api-server", A)
 
     assert _seats(table) == [("0", A, []), ("1", A, ["0", "1"]), ("2", B, ["0"]), ("2", C, ["0"])]
@@ -245,7 +245,7 @@ def test_what_cannot_be_said_is_told(
     assert message in capsys.readouterr().err
 
 
-def test_an_instance_over_servers_becomes_a_local_table_for_other_readers(save: Save, capsys: Say) -> None:
+def test_an_instance_over_servers_becomes_a_local_table(save: Save, capsys: Say) -> None:
     table, _ = _converted(save, capsys, hccl(), "--to", "modelarts")
 
     assert table == local(server(A, 0, 1), server(B, 0, 1, first_rank=2))

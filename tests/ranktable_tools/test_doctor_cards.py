@@ -41,7 +41,7 @@ def test_cards_of_the_table_are_here(a2: Bench) -> None:
     assert (verdict.result, verdict.words) == ("ok", "npu 0,1: 2 x 910B4")
 
 
-def test_cards_that_the_table_names_and_the_machine_lacks_are_a_failure(a2: Bench) -> None:
+def test_cards_of_the_table_missing_on_the_machine_are_a_failure(a2: Bench) -> None:
     verdict = check_cards(a2.case(tables([server(HERE, "4,5")], [server(HERE, "0,1")])))
 
     assert (verdict.result, verdict.words) == ("fail", "the table has the cards 4,5, this host has 0,1")

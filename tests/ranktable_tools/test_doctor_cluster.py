@@ -122,7 +122,7 @@ def test_an_instance_that_refuses_us_is_a_failure(tmp_path: Path) -> None:
     assert verdict.next_step == "give every host the same cluster_secret"
 
 
-def test_a_server_that_is_no_instance_has_nothing_to_do_with_the_secret(tmp_path: Path) -> None:
+def test_a_server_that_is_not_an_instance_fails_no_secret_check(tmp_path: Path) -> None:
     words = "127.0.0.1:8088: Received http2 header with status: 404"
     told = {"instances": [_instance(error=words, refused=True)], "differences": []}
 

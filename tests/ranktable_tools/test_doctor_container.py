@@ -104,7 +104,7 @@ def test_a_user_who_may_not_open_the_cards_is_a_warning(tmp_path: Path) -> None:
     assert (verdict.result, verdict.words) == ("warn", "uid 1001 may not open the cards, which are uid 1000's")
 
 
-def test_outside_a_container_and_without_npus_there_is_nothing_to_mount(tmp_path: Path) -> None:
+def test_without_container_or_npus_nothing_is_mounted(tmp_path: Path) -> None:
     plain = Bench(tmp_path / "a", "davinci0")
     without = Bench(tmp_path / "b")
     without.file("/proc/1/cgroup", "0::/kubepods/burstable/pod1\n")

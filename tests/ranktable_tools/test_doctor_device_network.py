@@ -135,7 +135,7 @@ def test_no_more_pairs_are_pinged_than_the_limit_and_it_is_said(tmp_path: Path) 
     assert (verdict.result, verdict.words) == ("ok", "64 device pairs (of 65) can talk")
 
 
-def test_when_the_time_for_pings_is_over_it_is_said_how_many_were_asked(tmp_path: Path) -> None:
+def test_after_the_ping_deadline_the_number_of_pings_is_reported(tmp_path: Path) -> None:
     bench = _bench(tmp_path, {"-i 0 -ping -g address 10.20.0.6": recorded.PING})
 
     verdict = check_device_pairs(replace(bench.case(TWO_HOSTS), pings_s=0.0))

@@ -61,7 +61,7 @@ def test_grpc_is_told_from_other_speakers_and_from_nobody() -> None:
     assert ask_port(HERE, _free_port(), 2.0).state == "free"
 
 
-def test_a_port_that_says_nothing_is_asked_no_longer_than_its_deadline() -> None:
+def test_a_silent_port_costs_no_more_than_its_deadline() -> None:
     with _listener(None) as silent:
         assert ask_port(HERE, silent, 0.05).state == "other"
 

@@ -50,7 +50,7 @@ def test_tables_come_from_the_guides_variables_in_any_order_of_files(tmp_path: P
     assert by_variable.own is not None
 
 
-def test_a_table_that_cannot_be_read_is_a_failure_with_lint_as_the_next_step(tmp_path: Path, folder: Path) -> None:
+def test_an_unreadable_table_is_a_failure_that_suggests_lint(tmp_path: Path, folder: Path) -> None:
     global_path, local_path = _paths(folder)
     Path(local_path).write_text(Path(local_path).read_text().replace('"4"', '"3"'))
     bench = Bench(tmp_path)
@@ -130,7 +130,7 @@ def test_a_secret_that_pdserve_would_refuse_is_a_failure(tmp_path: Path, text: s
     assert said.endswith(words)
 
 
-def test_no_secret_is_a_warning_and_one_that_is_named_and_missing_a_failure(tmp_path: Path) -> None:
+def test_no_secret_is_a_warning_a_named_missing_one_a_failure(tmp_path: Path) -> None:
     assert _secret(tmp_path, None)[0] == "warn"
     result, words = _secret(tmp_path / "b", None, PDSERVE_SECRET_FILE="/none/secret")
     assert (result, words) == ("fail", "PDSERVE_SECRET_FILE names /none/secret: No such file or directory")

@@ -108,9 +108,7 @@ def test_the_guides_tool_takes_the_device_flags_too(
     assert "--device-type belongs to --mode gen, not to --mode merge" in capsys.readouterr().err
 
 
-def test_a_host_with_nothing_but_loopback_is_told_how_to_name_its_address(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loopback_only_host_is_shown_how_to_name_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "own_address", lambda: "127.0.0.1")
     said: list[str] = []
     arguments = GenArguments(["0"], ["1"], True, str(tmp_path), device_type="cpu")

@@ -62,7 +62,7 @@ def test_gen_writes_nothing_where_files_cannot_be_given_to_the_owner(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
-def test_a_second_gen_for_that_owner_keeps_the_secret_and_another_names_the_flag(
+def test_gen_keeps_the_owners_secret_and_names_the_flag_to_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     main([*WHOLE, "--owner=1000"])

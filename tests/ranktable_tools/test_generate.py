@@ -150,7 +150,7 @@ def _shared(prefill: str, decode: str, ports: tuple[int, ...] = ()) -> GenReques
     return replace(_request(prefill, decode, ports=ports), share_devices=True)
 
 
-def test_two_instances_that_share_all_their_devices_are_told_apart_by_port_in_name_and_table() -> None:
+def test_instances_sharing_all_devices_differ_by_port() -> None:
     request = _shared("0 1", "0", (8088, 8089, 8090))
     check_request(request)
 

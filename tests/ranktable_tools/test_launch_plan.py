@@ -141,7 +141,7 @@ def test_the_guides_slip_in_the_file_name_is_corrected_with_a_note(
     assert plan.notes == (f"RANK_TABLE_FILE_PATH: there is no {environ['RANK_TABLE_FILE_PATH']}; read {path}",)
 
 
-def test_a_table_of_another_device_address_names_entry_field_and_both_values(
+def test_a_different_device_address_names_entry_and_both_values(
     environ: dict[str, str], save: Save, guide_local: Document
 ) -> None:
     guide_local["server_list"][0]["device"][1]["device_ip"] = "29.0.0.99"
@@ -304,7 +304,7 @@ def test_another_use_openai_is_refused(environ: dict[str, str], value: str) -> N
     assert message == f'USE_OPENAI is "{value}": {words}'
 
 
-def test_the_digest_ignores_ports_formatting_and_spellings_of_localhost(
+def test_the_digest_ignores_ports_layout_and_localhost_spellings(
     environ: dict[str, str], save: Save, guide_global: Document
 ) -> None:
     digest = resolve(environ).table_digest

@@ -62,9 +62,7 @@ def _refusal(read: Callable[[str], object], path: str) -> str:
 
 @settings(max_examples=150, deadline=None)
 @given(place=st.sampled_from(_places(GOOD)), value=JSON)
-def test_a_table_with_anything_anywhere_is_refused_in_one_line_each_or_reads(
-    place: tuple[Any, ...], value: Any
-) -> None:
+def test_any_table_is_read_or_refused_with_one_line_per_fault(place: tuple[Any, ...], value: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder, "t.json"))
         Path(path).write_text(json.dumps(_replaced(GOOD, place, value)))

@@ -90,9 +90,7 @@ def test_merge_writes_nothing_for_an_owner_that_cannot_be(
     assert capsys.readouterr().err == f"ranktable: --owner is {uid}; must be a uid from 0 to 4294967294\n"
 
 
-def test_merge_writes_nothing_where_files_cannot_be_given_to_the_owner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_merge_writes_nothing_if_the_owner_cannot_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def not_allowed(*_: object) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 

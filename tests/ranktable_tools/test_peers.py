@@ -10,7 +10,7 @@ def table(*hosts: str) -> GlobalTable:
     return GlobalTable(TableServer(hosts[0], hosts[0]), tuple(servers[:1]), tuple(servers[1:]))
 
 
-def test_only_the_tables_hosts_count_where_this_machine_is_none_of_them() -> None:
+def test_on_another_machine_only_the_tables_hosts_count() -> None:
     assert peer_addresses(table("192.0.2.7", "192.0.2.8")) == {"192.0.2.7", "192.0.2.8"}
 
 

@@ -73,7 +73,7 @@ def test_gen_read_and_merge_lose_nothing(
     prefill=st.lists(st.lists(st.integers(0, 130).map(str), min_size=1, max_size=3), max_size=4),
     decode=st.lists(st.lists(st.integers(0, 130).map(str), min_size=1, max_size=3), max_size=4),
 )
-def test_a_request_passes_exactly_when_devices_and_file_names_are_unique(
+def test_gen_succeeds_exactly_if_devices_and_file_names_are_unique(
     prefill: list[list[str]], decode: list[list[str]]
 ) -> None:
     request = GenRequest(tuple(map(tuple, prefill)), tuple(map(tuple, decode)), with_scheduler=True, ip="10.0.0.1")

@@ -68,7 +68,7 @@ def test_a_link_that_leads_nowhere_gives_way_to_a_secret(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("size", [0, 5, MIN_SECRET_BYTES - 1, MAX_SECRET_BYTES + 1])
-def test_a_secret_of_a_size_that_the_start_refuses_is_refused_in_the_same_words(tmp_path: Path, size: int) -> None:
+def test_a_secret_of_a_bad_size_is_refused_as_at_the_start(tmp_path: Path, size: int) -> None:
     _both_refuse(_write(tmp_path, b"s" * size))
 
 
@@ -81,7 +81,7 @@ def test_a_secret_of_a_size_that_the_start_takes_is_kept(tmp_path: Path, size: i
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o602, 0o601])
-def test_a_secret_others_can_reach_is_refused_in_the_words_of_the_start(tmp_path: Path, mode: int) -> None:
+def test_a_secret_readable_by_others_is_refused_as_at_the_start(tmp_path: Path, mode: int) -> None:
     _both_refuse(_write(tmp_path, mode=mode))
 
 
@@ -103,7 +103,7 @@ def test_a_link_is_judged_by_the_file_it_leads_to(tmp_path: Path, size: int, mod
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
-def test_a_secret_of_another_user_is_refused_as_at_the_start_unless_it_is_for_that_user(tmp_path: Path) -> None:
+def test_a_foreign_users_secret_is_refused_unless_it_is_for_them(tmp_path: Path) -> None:
     path = _write(tmp_path)
     os.chown(path, 1000, -1)
 
@@ -167,7 +167,7 @@ def test_a_uid_that_cannot_be_is_refused(tmp_path: Path, uid: int) -> None:
     assert str(caught.value) == f"--owner is {uid}; must be a uid from 0 to 4294967294"
 
 
-def test_a_uid_that_files_cannot_be_given_to_is_refused_and_nothing_is_left(
+def test_a_uid_that_cannot_own_files_is_refused_leaving_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def not_allowed(*_: object) -> None:

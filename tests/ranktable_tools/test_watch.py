@@ -49,7 +49,7 @@ def test_each_change_is_a_sentence_behind_version_and_digest(save: Save) -> None
     ]
 
 
-def test_broken_and_unfinished_tables_are_said_and_the_one_before_stays(save: Save) -> None:
+def test_broken_tables_are_reported_and_the_last_good_one_stays(save: Save) -> None:
     more = modelarts(decode=[server(B, 6, 7), server(C, 0, 1)])
 
     lines = said(save, modelarts(), json.dumps(more)[:200], {**more, "status": "initializing"}, more)

@@ -147,7 +147,7 @@ def test_a_table_that_is_broken_again_is_told_again(path: Path, watched: Watched
 
 
 @pytest.mark.parametrize("trouble", ["{", {**NEW, "status": "initializing"}, None])
-def test_the_table_as_it_was_is_told_once_after_a_trouble_that_was_told(
+def test_an_unchanged_table_is_reported_once_after_a_fault(
     path: Path, watched: WatchedTable[GlobalTable], trouble: object
 ) -> None:
     path.unlink() if trouble is None else replace(path, trouble)

@@ -54,7 +54,7 @@ def _ended(node: RayInstanceHost) -> News:
     return news
 
 
-def test_a_seat_on_cpus_has_the_devices_that_were_wanted_and_a_free_port(node: RayInstanceHost) -> None:
+def test_a_placement_on_cpus_has_its_devices_and_a_free_port(node: RayInstanceHost) -> None:
     seat = node.seat(_CPU)
 
     assert (seat.node_id, seat.ip, seat.device_ids) == ("n1", "127.0.0.1", ("3", "4"))

@@ -124,9 +124,7 @@ def test_packed_instances_share_a_node(up: RayUp) -> None:
     assert places["prefill-0"] == places["decode-0"]
 
 
-def test_a_node_is_killed_under_load_and_the_cluster_heals_and_each_request_ends_once(
-    up: RayUp, tiny_model: Path
-) -> None:
+def test_a_killed_node_is_replaced_and_each_request_ends_once(up: RayUp, tiny_model: Path) -> None:
     up.model, up.engine = tiny_model, ENGINE_FLAGS  # a real model: the same tokens from every instance
     up.add(3)
     started = up.up("--prefill", "1", "--decode", "2")
@@ -148,7 +146,7 @@ def test_a_node_is_killed_under_load_and_the_cluster_heals_and_each_request_ends
     assert len(up.table) == 3
 
 
-def test_the_node_of_everything_is_killed_and_all_comes_back_on_another(up: RayUp) -> None:
+def test_the_only_node_killed_everything_restarts_on_another(up: RayUp) -> None:
     up.add(2)
     assert up.up("--ray-strategy", "pack").returncode == 0
     before = up.record("prefill-0"), up.record("decode-0")
@@ -188,7 +186,7 @@ def test_a_killed_process_starts_again_in_its_place(up: RayUp) -> None:
     assert len(set(up.places()["decode-0"])) == 1
 
 
-def test_a_killed_supervisor_leaves_no_instance_and_gives_the_room_back(up: RayUp) -> None:
+def test_a_killed_supervisor_leaves_no_instance_or_reservation(up: RayUp) -> None:
     up.add(1)
     assert up.up().returncode == 0
     watcher, *below = up.everything()
@@ -266,7 +264,7 @@ def own(tmp_path: Path, fake_model: Path) -> Iterator[OwnRayUp]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_ray_of_our_own_listens_on_loopback_alone_and_leaves_nothing(own: OwnRayUp, number: int) -> None:
+def test_our_own_ray_listens_on_loopback_and_leaves_nothing(own: OwnRayUp, number: int) -> None:
     with own.front() as front:
         try:
             until(own.folder.log("supervisor").exists)

@@ -119,7 +119,7 @@ def test_commands_sent_together_arrive_in_order_whatever_their_sizes(reach: Reac
     assert each(reach, test) == [f"r/{number}" for number in range(50)]
 
 
-def test_one_that_is_refused_among_others_sent_together_keeps_none_of_them(reach: Reach) -> None:
+def test_a_refused_prompt_in_a_batch_blocks_no_other(reach: Reach) -> None:
     async def test(_: FakeInstance, connection: Connection) -> object:
         session = await connection.open(HELLO, DEADLINE_S)
         good, bad = SamplingParams(max_tokens=1), SamplingParams(max_tokens=1, top_p=-1.0)
@@ -275,7 +275,7 @@ class TestGrpcOnly:
 
 
 @pytest.mark.parametrize("kind", [Reserve, Generate, Prefill])
-def test_a_prompt_that_cannot_be_taken_is_answered_in_words_and_does_not_reach_the_instance(
+def test_an_invalid_prompt_is_refused_before_the_instance(
     reach: Reach, kind: type[Reserve] | type[Generate] | type[Prefill]
 ) -> None:
     bad = PromptState("bad", "r", (1,), SamplingParams(max_tokens=1, repetition_penalty=-1.0))
@@ -317,7 +317,7 @@ def test_what_is_no_prompt_is_refused_alike_on_both_ways(reach: Reach, state: Pr
     assert (refused.prompt_id, refused.error) == ("bad", "InvalidRequest")
 
 
-def test_a_prompt_that_no_message_holds_is_refused_and_the_session_goes_on() -> None:
+def test_a_prompt_too_large_for_a_message_is_refused() -> None:
     async def send(instance: FakeInstance, connection: Connection) -> tuple[Refused, list[str]]:
         session = await connection.open(HELLO, DEADLINE_S)
         huge = PromptState("huge", "r", (2**28,) * 3_500_000, SamplingParams(max_tokens=1))

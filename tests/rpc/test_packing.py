@@ -15,7 +15,7 @@ def _cancel(number: int, num_bytes: int = 0) -> pb.CommandMessage:
 
 
 @given(_SIZES)
-def test_all_arrive_in_order_in_messages_that_stay_small_where_they_can(sizes: list[int]) -> None:
+def test_events_arrive_in_order_in_small_messages(sizes: list[int]) -> None:
     packed = pack([_cancel(number, size) for number, size in enumerate(sizes)])
 
     parsed = [pb.CommandMessage.FromString(message.SerializeToString()) for message in packed]

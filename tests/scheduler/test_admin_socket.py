@@ -131,7 +131,7 @@ async def test_a_process_of_another_user_is_not_heard(monkeypatch: pytest.Monkey
         assert not any(isinstance(command, MeasureLink) for command in cluster.instances[0].commands)
 
 
-async def test_two_askers_do_not_measure_at_once_and_one_who_goes_makes_room() -> None:
+async def test_measurements_run_one_at_a_time_and_a_cancel_frees_the_slot() -> None:
     async with standing() as (cluster, name):
         cluster.instances[0].behaviour.deaf = True
         reader, writer = await asyncio.open_unix_connection("\0" + name)
@@ -218,7 +218,7 @@ async def test_a_name_that_is_taken_costs_the_door_alone(caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("num_turns", range(12))
-async def test_a_door_that_closes_leaves_no_connection_open_however_new_it_is(num_turns: int) -> None:
+async def test_a_closed_admin_socket_leaves_no_connection_open(num_turns: int) -> None:
     name = door_name("127.0.0.1", 0) + secrets.token_hex(8)
     keeping = asyncio.create_task(keep_door(name, LinkProbe(FakeCluster("PD").control.registry)))
     await until(lambda: _accepts(name))

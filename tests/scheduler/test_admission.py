@@ -114,7 +114,7 @@ async def test_a_place_whose_caller_was_cancelled_is_skipped() -> None:
 
 
 @virtual
-async def test_a_request_of_many_prompts_lets_others_in_between_and_is_not_put_off_for_ever() -> None:
+async def test_a_request_of_many_prompts_alternates_with_others() -> None:
     room = _Room(0)
     admission = Admission(ControlLimits(), room)
     for turn in range(64):
@@ -147,7 +147,7 @@ async def test_one_without_room_is_passed_by_the_next_but_only_so_often() -> Non
 
 
 @virtual
-async def test_one_that_was_passed_often_and_refused_after_all_is_not_passed_again() -> None:
+async def test_a_prompt_passed_over_often_keeps_its_turn() -> None:
     room = _Room(1000)
     room.largest = 100
     admission = Admission(ControlLimits(), room)

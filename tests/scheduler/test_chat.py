@@ -79,7 +79,7 @@ async def test_max_completion_tokens_wins_over_max_tokens(serve: Any) -> None:
         assert served.dispatcher.requests[0].params.max_tokens == 3
 
 
-async def test_a_stream_opens_each_choice_with_its_role_and_ends_it_with_text_and_finish(
+async def test_a_stream_opens_a_choice_with_its_role_and_ends_it(
     serve: Any,
 ) -> None:
     body = {"messages": HELLO, "n": 2, "stream": True, "stream_options": {"include_usage": True}}
@@ -113,7 +113,7 @@ async def test_without_include_usage_no_chunk_has_usage(serve: Any) -> None:
 
 
 @pytest.mark.covers("A5.75")
-async def test_a_model_without_a_template_refuses_chat_and_serves_completions(serve: Any, make_model: Any) -> None:
+async def test_a_model_without_a_template_serves_completions_only(serve: Any, make_model: Any) -> None:
     folder = make_model(chat_template=None)
     async with serve(folder=folder) as served:
         chat = await served.client.post("/v1/chat/completions", json={"model": str(folder), "messages": HELLO})

@@ -128,7 +128,7 @@ async def test_a_template_of_the_operator_that_is_none_ends_the_start(model_fold
             await tokens.start()
 
 
-async def test_a_template_of_the_model_that_cannot_be_compiled_fails_its_chats_alone(make_model: MakeModel) -> None:
+async def test_a_models_broken_template_fails_only_chats(make_model: MakeModel) -> None:
     async with opened(make_model(chat_template="{% for %}")) as tokens:
         with pytest.raises(InvalidRequest, match="TemplateSyntaxError"):
             await tokens.start()

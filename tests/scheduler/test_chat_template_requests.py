@@ -29,7 +29,7 @@ async def refusals_of(served: Any, **fields: Any) -> list[dict[str, Any]]:
     return [response.json()["error"] for response in responses]
 
 
-async def test_the_requests_template_wins_and_sees_its_variables_and_documents(serve: Any) -> None:
+async def test_a_requests_template_gets_its_variables_and_documents(serve: Any) -> None:
     template = "{{ messages[0].content }}|{{ mood }}|{{ documents[0].title }}|{{ add_generation_prompt }}"
     documents = [{"title": "fox", "text": "brown"}]
     async with serve() as served:
@@ -130,9 +130,7 @@ async def test_an_endless_template_is_400_and_no_chat_waits_for_it(serve: Any) -
 
 
 @pytest.mark.covers("A5.75")
-async def test_a_model_without_a_template_takes_the_requests_and_serves_completions(
-    serve: Any, make_model: Any
-) -> None:
+async def test_a_model_without_a_template_accepts_the_requests(serve: Any, make_model: Any) -> None:
     async with serve(folder=make_model(chat_template=None)) as served:
         for error in await refusals_of(served):
             assert "no chat template" in error["message"]

@@ -87,9 +87,7 @@ async def test_echo_puts_the_prompt_before_every_choice(serve: Any, stream: bool
         assert texts == ["say: hello", "say: hello"]
 
 
-async def test_a_stop_token_ends_the_text_and_is_told_unless_it_is_the_models_own(
-    serve: Any, model_folder: Any
-) -> None:
+async def test_a_stop_token_ends_the_text_and_is_the_stop_reason(serve: Any, model_folder: Any) -> None:
     ids = {"stop": 5}
 
     def says(request: Any, prompt: int, sequence: int) -> Line:
@@ -175,7 +173,7 @@ async def test_a_stream_interleaves_choices_and_ends_each_once(serve: Any) -> No
         assert not any("usage" in chunk for chunk in chunks)
 
 
-async def test_a_failure_before_the_first_token_is_an_http_status_even_for_a_stream(serve: Any) -> None:
+async def test_a_failure_before_the_first_token_is_an_http_status(serve: Any) -> None:
     async with serve() as served:
         served.dispatcher.fail_after, served.dispatcher.error = 0, Unavailable("no decode instance lives")
         response = await served.client.post(
@@ -244,7 +242,7 @@ async def test_a_sequence_that_ends_without_a_result_fails_the_request(serve: An
         assert served.dispatcher.endings == ["cancelled"]
 
 
-async def test_running_requests_are_counted_and_new_ones_refused_while_draining(serve: Any) -> None:
+async def test_while_draining_new_requests_are_refused(serve: Any) -> None:
     async with serve() as served:
         served.front.drain.begin()
         response = await served.client.post("/v1/completions", json={"model": served.model, "prompt": "hi"})
@@ -254,7 +252,7 @@ async def test_running_requests_are_counted_and_new_ones_refused_while_draining(
         assert served.front.drain.active == 0
 
 
-async def test_without_a_seed_every_prompt_draws_its_own_and_a_given_one_is_for_all(serve: Any) -> None:
+async def test_without_a_seed_every_prompt_gets_its_own(serve: Any) -> None:
     async with serve() as served:
         body = {"model": served.model, "prompt": ["same", "same"]}
         await served.client.post("/v1/completions", json=body)

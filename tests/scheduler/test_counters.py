@@ -92,7 +92,7 @@ def test_token_edges_end_at_the_model_s_length() -> None:
 
 @pytest.mark.covers("B.finish.3")
 @pytest.mark.parametrize(("ending", "reason"), [("cancelled", "abort"), ("failed", "error")])
-def test_sequences_that_did_not_end_by_themselves_ended_with_their_request(ending: str, reason: str) -> None:
+def test_sequences_cut_short_are_counted_as_abort(ending: str, reason: str) -> None:
     figures = SchedulerCounters()
     request = _request(3, 3, n=2, temperature=1.0)
 
@@ -102,7 +102,7 @@ def test_sequences_that_did_not_end_by_themselves_ended_with_their_request(endin
     assert figures.whole.count == 0
 
 
-def test_a_prompt_counts_when_its_first_token_comes_or_when_it_ends_without_any() -> None:
+def test_a_prompt_is_counted_at_its_first_token_or_finish() -> None:
     figures = SchedulerCounters()
     figures.first_token_came(_request(7), 1.0)
     assert figures.prompt_tokens == 7
@@ -199,7 +199,7 @@ def test_two_lives_of_one_entry_are_one_sample() -> None:
 
 
 @pytest.mark.covers("B.metrics.3")
-def test_http_requests_have_vllm_s_name_and_leave_out_what_only_watches() -> None:
+def test_http_requests_total_leaves_out_monitoring_routes() -> None:
     metrics = Metrics()
     for status in (200, 201, 404):
         metrics.http_request("/v1/completions", "POST", status)

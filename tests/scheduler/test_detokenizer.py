@@ -54,7 +54,7 @@ def test_a_character_comes_out_whole_with_its_last_token(tokens: Tokens) -> None
     assert [bool(piece) for piece in pieces[:3]] == [False, False, True]
 
 
-def test_bytes_that_never_become_a_character_are_let_out_and_cost_no_more_with_time(tokens: Tokens) -> None:
+def test_invalid_bytes_are_emitted_at_constant_cost(tokens: Tokens) -> None:
     broken = tokens._encode("你", False)[1]
     detokenizer = Detokenizer(tokens)
 
@@ -135,7 +135,7 @@ def test_text_is_that_of_transformers_decode(tokens: Tokens, ids: list[int]) -> 
 
 @settings(deadline=None, max_examples=50)
 @given(ids=st.lists(st.integers(0, 263), max_size=20))
-def test_added_tokens_of_any_characters_are_told_as_the_tokenizer_does(odd: Tokens, ids: list[int]) -> None:
+def test_added_tokens_decode_as_with_the_tokenizer(odd: Tokens, ids: list[int]) -> None:
     assert odd.byte_level is not None
     for skip in (True, False):
         assert "".join(_pushed(odd, ids, skip_special_tokens=skip)) == odd.decode(ids, skip_special_tokens=skip)

@@ -112,9 +112,7 @@ async def test_a_text_as_long_as_the_model_is_read_whole(serve: Any) -> None:
         assert "maximum context length is 512 tokens; a text has 513" in message
 
 
-async def test_special_tokens_stand_at_both_ends_where_the_tokenizers_config_says_so(
-    serve: Any, make_model: Any
-) -> None:
+async def test_the_tokenizers_special_tokens_are_added_at_both_ends(serve: Any, make_model: Any) -> None:
     folder = make_model(add_bos_token=True, add_eos_token=True)
     async with serve(folder=folder) as served:
         bos, eos = served.ids("<|endoftext|>"), served.ids("<|im_end|>")

@@ -47,7 +47,7 @@ def test_the_start_is_the_table_of_the_start() -> None:
     assert seats(entries(table([P], [D]))) == [("prefill-0", "10.0.0.2:8088"), ("decode-0", "10.0.0.3:8089")]
 
 
-def test_those_that_stay_keep_number_and_name_and_those_that_come_get_the_next() -> None:
+def test_entries_keep_their_number_and_new_ones_get_the_next() -> None:
     followed = entries(table([P], [D]))
     before = followed.expected
 
@@ -63,7 +63,7 @@ def test_those_that_stay_keep_number_and_name_and_those_that_come_get_the_next()
     assert len({one.index for one in followed.expected}) == 4
 
 
-def test_the_number_of_one_that_went_is_nobody_elses_and_its_own_when_it_comes_back() -> None:
+def test_a_removed_entrys_number_is_reused_only_for_itself() -> None:
     followed = entries(table([P], [D, server(4, 8090)]))
 
     followed.follow(table([P], [server(4, 8090)]))
@@ -106,7 +106,7 @@ def test_an_entry_of_the_start_that_went_needs_a_port_to_come_back() -> None:
     assert len(told.expected) == 2
 
 
-def test_a_port_that_changes_is_another_instance_and_one_that_is_no_longer_named_stays() -> None:
+def test_a_changed_port_is_another_instance() -> None:
     followed = entries(table([P], [D]))
 
     followed.follow(table([P], [replace(D, server_port=None)]))
@@ -124,7 +124,7 @@ def test_another_host_or_device_address_is_another_instance(change: dict[str, ob
     assert followed.expected[1].name == "decode-1"
 
 
-def test_an_entry_that_changes_its_role_is_another_instance_of_the_same_address() -> None:
+def test_an_entry_with_a_changed_role_is_another_instance() -> None:
     followed = entries(table([P, server(4, 8090)], [D]))
 
     followed.follow(table([P], [D, server(4, 8090)]))

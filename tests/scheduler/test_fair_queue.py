@@ -39,13 +39,13 @@ def names(items: list[Item]) -> list[str]:
     return [item.name for item in items]
 
 
-def test_a_lower_priority_number_goes_first_and_one_priority_is_first_in_first_out() -> None:
+def test_lower_priority_numbers_go_first_and_equals_in_order() -> None:
     queue = queue_of(Item("a", priority=1), Item("b"), Item("c", priority=-1), Item("d"), Item("e", priority=1))
 
     assert names(list(queue.order())) == ["c", "b", "d", "a", "e"]
 
 
-def test_one_prompt_of_a_tenant_does_not_wait_for_a_thousand_of_another() -> None:
+def test_a_tenants_prompt_does_not_wait_for_anothers_thousand() -> None:
     queue = queue_of(*(Item(f"a{number}", "a") for number in range(1000)))
     granted(queue, 100)
     queue.add(Item("b", "b"))
@@ -53,7 +53,7 @@ def test_one_prompt_of_a_tenant_does_not_wait_for_a_thousand_of_another() -> Non
     assert "b" in names(granted(queue, 2))
 
 
-def test_tenants_get_the_same_number_of_tokens_whatever_the_size_of_their_prompts() -> None:
+def test_tenants_get_equal_tokens_for_any_prompt_size() -> None:
     small = [Item("small", "small", cost=10) for _ in range(500)]
     large = [Item("large", "large", cost=100) for _ in range(50)]
     taken = Counter[str]()
@@ -63,7 +63,7 @@ def test_tenants_get_the_same_number_of_tokens_whatever_the_size_of_their_prompt
     assert abs(taken["small"] - taken["large"]) <= 110
 
 
-def test_a_tenant_that_asks_for_one_prompt_after_the_other_gets_no_more_than_its_share() -> None:
+def test_a_sequential_tenant_gets_no_more_than_its_share() -> None:
     queue = queue_of(*(Item("many", "many", cost=10) for _ in range(200)))
     one = Item("large", "one", cost=100)
     queue.add(one)
@@ -108,7 +108,7 @@ def test_what_comes_back_goes_first_and_is_not_paid_twice() -> None:
     assert names(granted(queue, 3)) == ["again", "b1", "more"]
 
 
-def test_the_next_prompts_of_a_request_wait_for_others_of_the_same_tenant() -> None:
+def test_a_requests_next_prompts_wait_for_its_tenants_others() -> None:
     many = [Item(f"many{turn}", turn=turn) for turn in range(3)]
     queue = queue_of(*many, *(Item(f"one{number}") for number in range(8)))
 

@@ -169,7 +169,7 @@ async def test_a_body_that_stops_coming_is_given_up_in_words(serve: Serve, sent:
         assert await door.is_well()
 
 
-async def test_a_body_longer_than_it_says_is_read_to_its_length_and_the_rest_is_no_request(serve: Serve) -> None:
+async def test_a_body_is_read_to_its_declared_length(serve: Serve) -> None:
     async with _door(serve) as door:
         reader, writer = await door.connect()
         body = b'{"model": "%s", "prompt": "hi"}' % door.served.model.encode()
@@ -196,7 +196,7 @@ async def test_hundreds_of_held_connections_harm_no_one(serve: Serve) -> None:
     assert answers == [True] * 5
 
 
-async def test_a_stream_whose_client_reads_nothing_ends_and_others_stream_on(serve: Serve) -> None:
+async def test_a_stream_to_a_client_that_does_not_read_ends(serve: Serve) -> None:
     async with _door(serve, client_timeout=0.2) as door:
         _, writer = await door.connect()
         body = b'{"model": "%s", "prompt": "hi", "stream": true, "max_tokens": 400}' % door.served.model.encode()
@@ -207,7 +207,7 @@ async def test_a_stream_whose_client_reads_nothing_ends_and_others_stream_on(ser
         assert await door.served.front.drain.wait_idle(DEADLINE_S)
 
 
-async def test_a_full_queue_refuses_before_it_reads_and_harms_nobody_after_it(
+async def test_a_full_queue_refuses_a_body_unread(
     serve: Serve,
 ) -> None:
     async with _door(serve) as door:
@@ -228,9 +228,7 @@ async def test_a_full_queue_refuses_before_it_reads_and_harms_nobody_after_it(
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/score", "/score"])
-async def test_every_route_whose_prompts_wait_is_refused_by_a_full_queue_before_its_body_is_read(
-    serve: Serve, path: str
-) -> None:
+async def test_every_queued_route_refuses_unread_if_full(serve: Serve, path: str) -> None:
     async with _door(serve) as door:
         door.served.dispatcher.refuse_with = Overloaded("the queue is full")
 

@@ -125,7 +125,7 @@ async def test_a_body_is_read_as_it_comes_and_its_end_is_told_once() -> None:
     assert wire.written == [b"HTTP/1.1 100 Continue\r\n\r\n"]
 
 
-async def test_who_waits_for_a_client_to_go_is_told_once_and_only_before_the_answer_is_whole() -> None:
+async def test_a_disconnect_is_reported_once_before_the_answer_ends() -> None:
     told: list[str] = []
     early, late, finished = (_exchange()[0] for _ in range(3))
     early.receive.when_gone(lambda: told.append("early"))
@@ -155,7 +155,7 @@ async def test_a_slow_reader_holds_the_app_until_it_reads_or_goes() -> None:
         assert bool(wire.written) == (not exchange.gone)
 
 
-async def test_a_body_that_is_whole_is_had_at_once_and_only_if_none_of_it_was_read() -> None:
+async def test_a_complete_unread_body_is_available_at_once() -> None:
     early, late = _exchange("POST")[0], _exchange("POST")[0]
     early.feed(b"ab")
     half = early.whole_body()

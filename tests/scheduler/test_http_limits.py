@@ -190,7 +190,7 @@ async def test_a_broken_body_of_an_answered_request_gets_no_second_answer() -> N
 
 
 @pytest.mark.parametrize("body", [b"nonsense\r\n", b"-1\r\n", b"1\r\naX", b"fffffffffffffffff\r\n"])
-async def test_a_body_that_is_no_http_is_refused_in_words_and_its_request_ends(body: bytes) -> None:
+async def test_an_invalid_body_encoding_is_refused(body: bytes) -> None:
     app = App()
     async with _connected(app) as (reader, writer):
         writer.write(CHUNKED + body)
@@ -290,7 +290,7 @@ async def test_a_long_head_behind_a_body_in_parts_is_no_endless_one() -> None:
         assert (await reader.readuntil(b"kk")).startswith(b"HTTP/1.1 200")
 
 
-def test_who_reads_slowly_gets_time_and_who_reads_next_to_nothing_none() -> None:
+def test_slow_readers_get_time_and_stalled_ones_do_not() -> None:
     for read_each_time, ends_after in ((0, 1), (9, 1), (10, 10), (50, 2)):
         pipe, timers = Pipe(1000), Timers()
         config: Any = SimpleNamespace(loaded=True, loaded_app=None, timeout_keep_alive=30)

@@ -62,7 +62,7 @@ async def test_a_head_that_does_not_come_closes_the_connection(monkeypatch: pyte
         await _until_closed(reader)
 
 
-async def test_an_endless_body_that_is_answered_already_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_endless_body_already_answered_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     async with _connected(monkeypatch, DEADLINE_S) as (reader, writer):
         monkeypatch.setattr(http_protocol.HttpProtocol, "head_s", 0.1)  # for what follows the head, which gets its time
         writer.write(POST)
@@ -124,7 +124,7 @@ async def test_a_head_that_oversteps_is_answered_in_the_envelope_and_closed(
         assert b"connection: close" in answer
 
 
-async def test_a_broken_request_behind_a_good_one_does_not_spoil_the_good_ones_answer(
+async def test_a_broken_pipelined_request_spoils_no_earlier_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with _connected(monkeypatch, DEADLINE_S) as (reader, writer):

@@ -23,7 +23,7 @@ class _Changes:
         self.count += 1
 
 
-def test_a_booking_falls_away_with_the_first_load_after_the_reservation() -> None:
+def test_a_ledger_entry_ends_with_the_next_load_report() -> None:
     books = InFlightLedger(load(), _Changes())
     books.book_blocks("p", 4, 1)
     books.update(load())
@@ -84,7 +84,7 @@ def test_dropping_gives_everything_back_and_says_so() -> None:
     assert changes.count == 2
 
 
-def test_blocks_of_a_prompt_to_be_handed_off_count_from_the_moment_it_is_given_until_it_is_gone() -> None:
+def test_a_handed_off_prompts_blocks_count_until_it_is_gone() -> None:
     books = InFlightLedger(load(), _Changes(), block_size=16)
     books.give_to_hand_off("p", 50, receiver=7, sequences=2)
     assert (books.blocks_free, books.held_for) == (6, {})
@@ -122,7 +122,7 @@ def running_books(*, sought: int) -> InFlightLedger:
     return books
 
 
-def test_blocks_of_a_prompt_that_generates_are_shared_by_the_next_one_of_the_same_beginning() -> None:
+def test_a_generating_prompts_prefix_blocks_are_shared() -> None:
     books = running_books(sought=96)
     books.carry("p", CHAIN)
     books.book_blocks("p", 7, 1)
@@ -156,7 +156,7 @@ def test_cached_blocks_that_nobody_uses_are_free_and_so_booked_whole() -> None:
     assert books.blocks_free == 3
 
 
-def test_an_instance_that_looks_for_no_prefix_holds_none_and_shares_none() -> None:
+def test_an_instance_without_prefix_cache_shares_no_blocks() -> None:
     books = running_books(sought=0)
     books.carry("p", CHAIN)
     books.book_blocks("p", 7, 1)
@@ -165,7 +165,7 @@ def test_an_instance_that_looks_for_no_prefix_holds_none_and_shares_none() -> No
     assert books.blocks_free == -4
 
 
-def test_a_prompt_is_held_where_it_was_prefilled_and_its_outputs_where_it_generated() -> None:
+def test_a_prompt_counts_on_prefill_and_its_output_on_decode() -> None:
     books, whole = InFlightLedger(load(sought=1), _Changes(), block_size=16), chain_of(range(200), "")
     books.carry("prefilled", CHAIN)
     books.give_to_hand_off("prefilled", 100, receiver=7, sequences=1)

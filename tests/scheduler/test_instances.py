@@ -33,7 +33,7 @@ async def test_a_scheduler_that_ends_while_a_session_breaks_does_end(num_turns: 
 
 
 @virtual
-async def test_an_instance_that_restarts_between_its_description_and_its_session_is_asked_again() -> None:
+async def test_a_restart_before_the_session_is_described_again() -> None:
     cluster = FakeCluster("PD")
     for index in range(2):
         cluster.boot(index)
@@ -55,7 +55,7 @@ async def test_an_instance_that_restarts_between_its_description_and_its_session
 
 
 @virtual
-async def test_an_instance_that_takes_no_command_is_lost_although_it_sends_heartbeats() -> None:
+async def test_an_instance_taking_no_command_is_lost_despite_heartbeats() -> None:
     cluster, blocked = FakeCluster("PD"), asyncio.Event()
     for index in range(2):
         cluster.boot(index)
@@ -85,9 +85,7 @@ async def test_an_instance_that_takes_no_command_is_lost_although_it_sends_heart
 @pytest.mark.parametrize("turns_gone", [0, 2, 7])
 @pytest.mark.parametrize("turns_dialled", range(30))
 @virtual
-async def test_one_that_leaves_in_any_turn_of_its_dial_and_comes_back_lives_once(
-    turns_dialled: int, turns_gone: int
-) -> None:
+async def test_an_instance_removed_while_dialled_returns_once(turns_dialled: int, turns_gone: int) -> None:
     async with LiveCluster("PD").serving() as cluster:
         before, added = tuple(cluster.all), cluster.add(Role.DECODE)
         registry = cluster.control.registry

@@ -133,7 +133,7 @@ async def test_the_prefix_of_a_proxy_comes_off_before_the_key_is_asked_for(serve
 
 
 @pytest.mark.parametrize(("keys", "headers"), [((), [BEARER]), ((KEY, OTHER), [BEARER])])
-async def test_the_tenant_is_the_same_for_a_key_always_and_tells_nothing_of_it(keys: Any, headers: Any) -> None:
+async def test_a_keys_tenant_is_stable_and_does_not_reveal_it(keys: Any, headers: Any) -> None:
     seen: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -114,7 +114,7 @@ async def test_prompts_and_probes_take_only_the_pairs_that_work() -> None:
 
 
 @virtual
-async def test_a_prompt_that_waits_ends_in_words_when_the_last_pair_that_works_is_lost() -> None:
+async def test_a_waiting_prompt_fails_when_the_last_working_pair_is_lost() -> None:
     cluster = _apart("PDD", "shm", "tcp", "shm")
     running = _serve(cluster)
     await until(lambda: cluster.control.ready() and not cluster.control.registry.missing())
@@ -137,7 +137,7 @@ def _long() -> GenerationRequest:
 
 
 @virtual
-async def test_an_instance_that_comes_back_with_the_others_transport_is_used(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_returning_instance_with_a_common_transport_is_used(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "pdserve")
     cluster = _apart("PD", "shm", "tcp")
     running = _serve(cluster)
@@ -168,7 +168,7 @@ async def test_measuring_says_it_without_asking_the_instance() -> None:
 
 
 @virtual
-async def test_a_pair_that_became_impossible_has_no_link_though_the_sender_still_tells_of_its_last_one() -> None:
+async def test_a_pair_without_transport_shows_no_stale_link() -> None:
     class Told(FakeInstance):
         def load(self) -> LoadSnapshot:
             return replace(super().load(), links=(LinkStatus("decode-1", "shm", "lost", 1, 9, 1),))

@@ -42,7 +42,7 @@ async def test_pairs_are_named_by_role_and_place_in_the_table() -> None:
 
 
 @virtual
-async def test_an_end_that_does_not_live_is_told_with_its_reason_and_the_others_are_measured() -> None:
+async def test_a_dead_end_is_reported_and_other_links_are_measured() -> None:
     async with FakeCluster("PDD").serving() as cluster:
         cluster.kill(1)
         await until(lambda: len(cluster.control.registry.living()) == 2)
@@ -59,7 +59,7 @@ async def test_an_end_that_does_not_live_is_told_with_its_reason_and_the_others_
 
 
 @virtual
-async def test_what_the_instance_says_of_a_link_it_cannot_measure_is_passed_on() -> None:
+async def test_an_instances_reason_for_an_unmeasured_link_is_shown() -> None:
     async with FakeCluster("PD").serving() as cluster:
         del cluster.peers["decode-1"]
 
@@ -112,7 +112,7 @@ async def test_frames_are_checked_unless_both_ends_say_no() -> None:
 
 
 @virtual
-async def test_better_transports_that_the_sender_does_not_offer_are_told_with_the_reason() -> None:
+async def test_better_transports_not_offered_are_listed_with_reasons() -> None:
     cluster = FakeCluster("PD")
     cluster.boot(0, kv_transports=("cuda_ipc: no GPU", "shm: not named", "fake", "tcp"))
     cluster.boot(1)
@@ -210,7 +210,7 @@ def test_over_grpc_too() -> None:
 
 
 @virtual
-async def test_looking_only_shows_the_last_figures_also_before_the_instance_has_said_them_itself() -> None:
+async def test_without_measuring_the_last_figures_are_shown() -> None:
     cluster = FakeCluster("PD")
     cluster.kind = _Told
     up = LinkStatus("decode-1", "tcp", "up", 1, 9, 2)

@@ -88,7 +88,7 @@ async def test_one_that_is_added_and_not_there_yet_keeps_nobody_waiting() -> Non
 
 
 @virtual
-async def test_one_that_is_removed_ends_its_requests_gets_no_new_ones_and_is_let_go() -> None:
+async def test_a_removed_instance_finishes_its_work_and_is_released() -> None:
     async with LiveCluster("PDD").serving() as cluster:
         prefill, _, second = cluster.all
         long = [asyncio.create_task(cluster.ask(max_tokens=200)) for _ in range(4)]
@@ -221,7 +221,7 @@ async def test_one_that_comes_back_while_it_drains_stays() -> None:
 
 
 @virtual
-async def test_one_that_comes_back_after_it_left_is_dialled_anew_under_its_name() -> None:
+async def test_a_returning_instance_is_dialled_under_its_name() -> None:
     async with LiveCluster("PDD").serving() as cluster:
         cluster.use(cluster.all[0], cluster.all[2])
         await until(lambda: "decode-0" not in cluster.states)
@@ -234,7 +234,7 @@ async def test_one_that_comes_back_after_it_left_is_dialled_anew_under_its_name(
 
 
 @virtual
-async def test_one_that_comes_back_while_its_session_is_being_closed_is_dialled_anew(
+async def test_an_instance_returning_while_its_session_closes_is_dialled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with LiveCluster("PDD").serving() as cluster:
@@ -259,7 +259,7 @@ async def test_one_that_comes_back_while_its_session_is_being_closed_is_dialled_
 
 
 @virtual
-async def test_one_whose_role_changes_is_not_cut_off_by_its_own_next_session() -> None:
+async def test_a_role_change_does_not_end_its_own_new_session() -> None:
     async with LiveCluster("PDD").serving() as cluster:
         prefill, first, second = cluster.all
         cluster.instances[1].behaviour.step_s = 0.1
@@ -361,7 +361,7 @@ async def test_a_table_that_changes_while_we_start_is_no_mistake() -> None:
 
 
 @virtual
-async def test_a_table_whose_instances_all_left_may_be_followed_by_one_of_others() -> None:
+async def test_a_table_may_replace_all_instances_by_others() -> None:
     async with LiveCluster("PD").serving() as cluster:
         before = tuple(cluster.all)
         cluster.use()

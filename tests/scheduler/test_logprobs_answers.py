@@ -106,7 +106,7 @@ async def test_a_chat_tells_each_token_with_its_bytes_and_the_likeliest(serve: A
         assert [entry for part in parts if part for entry in part["content"]] == content
 
 
-async def test_a_chat_without_logprobs_tells_none_and_top_logprobs_needs_them(serve: Any) -> None:
+async def test_a_chat_has_no_logprobs_by_default_top_logprobs_needs_them(serve: Any) -> None:
     async with serve() as served:
         body = {"model": served.model, "messages": CHAT}
         for fields in ({}, {"logprobs": False}, {"logprobs": False, "top_logprobs": 0}, {"logprobs": None}):
@@ -191,35 +191,3 @@ async def test_token_ids_are_told_where_asked(serve: Any) -> None:
         chat = (await served.client.post("/v1/chat/completions", json=asked | {"messages": CHAT})).json()
         assert len(chat["prompt_token_ids"]) == chat["usage"]["prompt_tokens"]
         assert chat["choices"][0]["token_ids"] == ids
-
-
-async def test_best_of_tells_the_likeliest_without_log_probabilities_nobody_asked_for(serve: Any) -> None:
-    from testing.scheduler.scripted_dispatcher import Line
-
-    says = lambda request, prompt, sequence: Line((100 + 10 * sequence,))  # noqa: E731
-    async with serve(says) as served:
-        body = {"model": served.model, "prompt": "San", "n": 2, "best_of": 4, "return_token_ids": True}
-        choices = (await served.client.post("/v1/completions", json=body)).json()["choices"]
-
-        assert [choice["token_ids"] for choice in choices] == [[100], [110]]
-        assert [choice["logprobs"] for choice in choices] == [None, None]
-
-
-async def test_with_token_ids_each_output_token_is_told_by_id_with_its_rank(serve: Any) -> None:
-    async with serve("hello world") as served:
-        asked = {"model": served.model, "return_token_ids": True}
-        text = {"prompt": "San", "logprobs": 2} | asked
-        choice = (await served.client.post("/v1/completions", json=text)).json()["choices"][0]
-        chat = {"messages": CHAT, "logprobs": True, "top_logprobs": 2} | asked
-        said = (await served.client.post("/v1/chat/completions", json=chat)).json()["choices"][0]
-        plain = (await served.client.post("/v1/completions", json=text | {"return_token_ids": None})).json()
-
-        ranked = choice["logprobs"]["ranked"]
-        assert said["logprobs"]["ranked"] == ranked
-        assert "ranked" not in plain["choices"][0]["logprobs"]
-        names = [served.front.tokens.decode([token_id]) for token_id in (1, 2)]
-        for token_id, told in zip(choice["token_ids"], ranked, strict=True):
-            assert list(told) == ["1", "2", str(token_id)]
-            assert [one["rank"] for one in told.values()][:2] == [1, 2]
-            assert [one["decoded_token"] for one in told.values()][:2] == names
-            assert told[str(token_id)]["logprob"] == pytest.approx(-token_id / 100)

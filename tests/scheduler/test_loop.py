@@ -7,7 +7,7 @@ import time
 from scheduler.loop import run
 
 
-def test_its_clock_goes_on_within_a_turn_and_by_less_than_a_millisecond() -> None:
+def test_the_loops_clock_advances_within_an_iteration() -> None:
     async def ticks() -> tuple[float, float]:
         loop = asyncio.get_running_loop()
         before, began = loop.time(), time.monotonic()
@@ -21,7 +21,7 @@ def test_its_clock_goes_on_within_a_turn_and_by_less_than_a_millisecond() -> Non
     assert abs(apart) < 1.0, "it is the clock of time.monotonic"
 
 
-def test_garbage_is_collected_seldom_while_it_runs_and_as_before_afterwards() -> None:
+def test_garbage_collection_is_rare_while_the_loop_runs() -> None:
     async def thresholds() -> tuple[int, int, int]:
         return gc.get_threshold()
 

@@ -18,9 +18,7 @@ print(told, *resource.getrlimit(resource.RLIMIT_NOFILE))
     ("soft", "hard", "after", "warns"),
     [(1024, 9000, 9000, False), (256, 2048, 2048, True), (2048, 2048, 2048, True), (9000, 9000, 9000, False)],
 )
-def test_the_soft_limit_is_raised_to_the_hard_one_and_a_small_one_is_told(
-    soft: int, hard: int, after: int, warns: bool
-) -> None:
+def test_the_soft_file_limit_is_raised_and_a_low_one_is_logged(soft: int, hard: int, after: int, warns: bool) -> None:
     command = [sys.executable, "-c", CODE, str(soft), str(hard)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
 

@@ -212,7 +212,7 @@ def test_a_link_that_fell_back_says_so_and_why() -> None:
     assert max(map(len, reasons)) < 260
 
 
-def test_a_link_not_measured_has_no_figures_and_two_lives_of_a_peer_are_one_sample() -> None:
+def test_a_restarted_peer_is_one_sample_without_figures() -> None:
     for lives in (("lost", "up"), ("up", "lost")):
         links = [LinkStatus("d0", "tcp", state, 1, 1, failures=2, fallbacks=3) for state in lives]
 

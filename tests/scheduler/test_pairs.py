@@ -44,7 +44,7 @@ def test_ids_are_those_of_transformers(tokenizer: Tokenizer, tmp_path: Path, lon
     assert begin == expected.sequence_ids().index(1)
 
 
-def test_where_a_second_type_of_token_begins_is_where_the_second_text_does(tokenizer: Tokenizer) -> None:
+def test_the_second_token_type_starts_with_the_second_text(tokenizer: Tokenizer) -> None:
     encoding = tokenizer.encode("the cat", "it rained")
     _, begin = encode_pair(tokenizer, "the cat", "it rained", None)
 

@@ -36,7 +36,7 @@ def pair(*loads: InstanceLoad, **facts: Any) -> tuple[int | None, int] | None:
     return None if plan is None else plan.pair
 
 
-def test_prefill_with_least_outstanding_tokens_and_decode_with_fewest_sequences() -> None:
+def test_the_least_loaded_prefill_and_decode_are_picked() -> None:
     loads = [prefill(0, outstanding_tokens=9), prefill(1), decode(2, sequences=2), decode(3, sequences=1)]
 
     assert pair(*loads) == (1, 3)
@@ -51,7 +51,7 @@ def test_waits_while_every_prefill_has_more_than_a_step_outstanding() -> None:
     assert pair(prefill(0, outstanding_tokens=513), decode(1)) is None
 
 
-def test_prefill_goes_where_the_least_is_to_be_computed_before_the_first_token() -> None:
+def test_prefill_with_the_least_work_before_the_first_token_wins() -> None:
     loads = [prefill(0), prefill(1, outstanding_tokens=60), decode(2)]
 
     assert pair(*loads, known={1: 64}) == (1, 2)
@@ -59,7 +59,7 @@ def test_prefill_goes_where_the_least_is_to_be_computed_before_the_first_token()
     assert pair(prefill(0), prefill(1, outstanding_tokens=513), decode(2), num_tokens=900, known={1: 896}) == (0, 2)
 
 
-def test_decode_that_holds_the_beginning_is_preferred_to_one_with_a_few_sequences_less() -> None:
+def test_decode_with_the_prefix_beats_slightly_less_load() -> None:
     assert pair(prefill(0), decode(1), decode(2, sequences=3), known={2: 96}) == (0, 2)
     assert pair(prefill(0), decode(1), decode(2, sequences=4), known={2: 96}) == (0, 1)
     assert pair(prefill(0), decode(1), decode(2, sequences=2), known={2: 32}) == (0, 1)
@@ -73,7 +73,7 @@ def test_room_and_failures_come_before_what_is_held() -> None:
     assert pair(prefill(0), decode(1), decode(2), known={2: 96}, avoid=frozenset({(0, 2)})) == (0, 1)
 
 
-def test_blocks_in_use_there_that_are_the_prompts_too_need_not_be_free() -> None:
+def test_shared_blocks_in_use_need_not_be_free() -> None:
     full = decode(1, blocks_free=3)
 
     assert pair(prefill(0), full) is None
@@ -105,7 +105,7 @@ def test_waits_where_decode_runs_all_the_sequences_it_can() -> None:
     assert pair(prefill(0), decode(1, sequences=7), num_sequences=1) == (0, 1)
 
 
-def test_waits_while_decode_has_dropped_sequences_that_want_to_come_back() -> None:
+def test_prompts_wait_while_decode_has_preempted_sequences() -> None:
     assert pair(prefill(0), decode(1, waiting=1)) is None
 
 
@@ -121,7 +121,7 @@ def test_combined_instance_takes_over_when_decode_is_full() -> None:
     assert pair(prefill(0), decode(1, blocks_free=0), load(2, Role.COMBINED, outstanding_tokens=5)) == (None, 2)
 
 
-def test_pairs_that_failed_are_avoided_while_another_lives_even_one_without_room() -> None:
+def test_failed_pairs_are_avoided_while_another_lives() -> None:
     loads = [prefill(0), decode(1), decode(2)]
 
     assert pair(*loads, avoid=frozenset({(0, 1)})) == (0, 2)
@@ -137,12 +137,12 @@ def test_no_path_is_unavailable() -> None:
         pair(prefill(0), prefill(1))
 
 
-def test_a_prompt_larger_than_every_pool_never_fits_and_says_both_numbers() -> None:
+def test_a_prompt_larger_than_every_pool_is_refused_with_numbers() -> None:
     with pytest.raises(NeverFits, match=r"1601 tokens.*1600"):
         pair(prefill(0), decode(1), num_tokens=1601)
 
 
-def test_output_that_no_decode_pool_can_hold_never_fits_and_says_the_numbers() -> None:
+def test_output_larger_than_every_decode_pool_is_refused() -> None:
     words = r"100 prompt tokens and 4 x 400 output tokens need 110 KV blocks of 16 tokens; .* 100"
 
     with pytest.raises(NeverFits, match=words) as caught:
@@ -218,7 +218,7 @@ def test_without_a_path_nothing_bounds_the_output() -> None:
     assert most_output([prefill(0, unjoined={1: "no KV transport in common"}), decode(1)], 10, 1) is None
 
 
-def test_a_prefill_instance_that_holds_half_its_pool_for_receivers_takes_no_more() -> None:
+def test_prefill_holding_half_its_pool_for_receivers_is_full() -> None:
     below, full = {2: HeldPrompts(1, 400), 3: HeldPrompts(1, 399)}, {2: HeldPrompts(1, 400), 3: HeldPrompts(1, 400)}
 
     assert pair(prefill(0, held_for=below), decode(2), decode(3)) == (0, 3)
@@ -226,7 +226,7 @@ def test_a_prefill_instance_that_holds_half_its_pool_for_receivers_takes_no_more
     assert pair(prefill(0, held_for=full), prefill(1), decode(2), decode(3)) == (1, 2)
 
 
-def test_a_link_that_holds_its_share_is_left_to_send_and_the_others_go_on() -> None:
+def test_a_link_holding_its_share_gets_no_more_prompts() -> None:
     slow = prefill(
         0, held_for={2: HeldPrompts(1, 400)}
     )  # of 1,600 tokens half may be held, a half of that by each link
@@ -236,7 +236,7 @@ def test_a_link_that_holds_its_share_is_left_to_send_and_the_others_go_on() -> N
     assert pair(slow, prefill(1, outstanding_tokens=5), decode(2), decode(3, blocks_free=0)) == (1, 2)
 
 
-def test_a_link_may_hold_no_more_than_its_share_of_the_receivers_seats() -> None:
+def test_a_link_holds_at_most_its_share_of_the_receivers_seats() -> None:
     many = prefill(0, max_num_seqs=64, held_for={1: HeldPrompts(4, 64)})
 
     assert pair(many, decode(1, max_num_seqs=8)) is None

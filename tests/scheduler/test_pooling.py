@@ -27,7 +27,7 @@ def wanted(*prompts: tuple[int, ...]) -> GenerationRequest:
 
 @virtual
 @pytest.mark.parametrize("roles", ["C", "PD", "PPD"])
-async def test_every_prompt_is_answered_by_an_instance_that_computes_prompts(roles: str) -> None:
+async def test_vectors_are_computed_by_prefill_instances(roles: str) -> None:
     async with FakeCluster(roles).serving() as cluster:
         assert await collect_vectors(cluster.control.dispatch, wanted()) == [fake_vector(one) for one in PROMPTS]
 
@@ -51,7 +51,7 @@ async def test_a_prompt_whose_instance_dies_is_answered_by_another() -> None:
 
 
 @virtual
-async def test_vectors_need_no_decode_instance_and_nothing_else_is_a_path_without_one() -> None:
+async def test_only_vectors_are_served_without_a_decode_instance() -> None:
     async with FakeCluster("PD").serving() as cluster:
         cluster.kill(1)
         await until(lambda: not cluster.control.registry.has_path())

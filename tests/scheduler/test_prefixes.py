@@ -10,7 +10,7 @@ from scheduler.load.prefixes import LINK_TOKENS, Chain, Prefixes, chain_of
 LONG = tuple(range(1000))
 
 
-def test_a_chain_has_one_link_for_every_64_tokens_and_each_tells_all_before_it() -> None:
+def test_a_chain_has_a_hash_per_64_tokens_over_all_before() -> None:
     chain = chain_of(LONG[:200], "")
 
     assert len(chain) == 3
@@ -43,7 +43,7 @@ def test_what_was_noted_is_found_up_to_where_prompts_differ() -> None:
     assert it.tokens_known(chain_of(LONG, "another tenant")) == 0
 
 
-def test_tokens_are_shared_while_a_prompt_with_them_runs_and_known_after_it() -> None:
+def test_tokens_are_shared_while_a_prompt_runs_and_cached_after() -> None:
     it, chain = Prefixes(100_000), chain_of(LONG, "")
     it.run("a", chain[:4])
     it.run("b", chain[:2])
@@ -58,7 +58,7 @@ def test_tokens_are_shared_while_a_prompt_with_them_runs_and_known_after_it() ->
     assert it.tokens_running(chain) == 0
 
 
-def test_no_more_links_are_kept_than_the_pool_has_and_the_ends_of_chains_go_first() -> None:
+def test_chains_are_bounded_by_the_pool_and_evicted_from_the_end() -> None:
     it = Prefixes(5 * LINK_TOKENS)
     first, second = chain_of(LONG[:256], "first"), chain_of(LONG[:192], "second")
     it.note(first)

@@ -65,7 +65,7 @@ async def test_no_path_is_not_ready_at_once() -> None:
 
 
 @virtual
-async def test_a_process_in_the_place_of_another_is_not_ready_by_what_crossed_that_one() -> None:
+async def test_a_replaced_process_is_not_ready_by_old_hand_offs() -> None:
     async with FakeCluster("PD").serving() as cluster:
         control, decode = cluster.control, cluster.expected[1].address
         await collect(control.dispatch.start(request((1, 2, 3))))
@@ -126,7 +126,7 @@ async def test_long_generations_that_fill_decode_do_not_make_it_unready() -> Non
 
 
 @virtual
-async def test_long_generations_that_take_every_seat_of_decode_do_not_make_it_unready() -> None:
+async def test_a_decode_instance_with_every_seat_taken_stays_ready() -> None:
     async with FakeCluster("PPD", probes=True, max_num_seqs=8).serving() as cluster:
         await until(cluster.control.ready)
         behaviour = cluster.instances[2].behaviour
@@ -143,7 +143,7 @@ async def test_long_generations_that_take_every_seat_of_decode_do_not_make_it_un
 
 
 @virtual
-async def test_a_decode_instance_that_works_and_refuses_probes_for_want_of_room_stays_ready() -> None:
+async def test_a_busy_decode_instance_refusing_probes_stays_ready() -> None:
     async with FakeCluster("PD", probes=True).serving() as cluster:
         await until(cluster.control.ready)
         behaviour = cluster.instances[1].behaviour
@@ -162,7 +162,7 @@ async def test_a_decode_instance_that_works_and_refuses_probes_for_want_of_room_
 
 
 @virtual
-async def test_a_decode_instance_that_refuses_probes_and_does_nothing_is_not_ready() -> None:
+async def test_an_idle_decode_instance_refusing_probes_is_not_ready() -> None:
     async with FakeCluster("PD", probes=True).serving() as cluster:
         await until(cluster.control.ready)
         cluster.instances[1].behaviour.refuse.extend(["NoCapacity"] * 1000)

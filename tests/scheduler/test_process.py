@@ -47,7 +47,7 @@ def _children() -> set[int]:
     return {child.pid for child in psutil.Process().children()}
 
 
-async def test_a_cluster_that_never_gets_ready_ends_in_one_line_that_names_what_is_missing(model_folder: Path) -> None:
+async def test_a_cluster_never_ready_ends_naming_what_is_missing(model_folder: Path) -> None:
     fakes, cluster = _cluster("PD")
     fakes.boot(0)
 
@@ -56,7 +56,7 @@ async def test_a_cluster_that_never_gets_ready_ends_in_one_line_that_names_what_
             await serve_cluster(_config(model_folder, startup_timeout=0.3), cluster)
 
 
-async def test_the_template_process_starts_with_the_scheduler_and_ends_with_it(model_folder: Path) -> None:
+async def test_the_template_process_lives_as_long_as_the_scheduler(model_folder: Path) -> None:
     before, stop = _children(), asyncio.Event()
     _, cluster = _cluster("PD")
     serving = asyncio.create_task(serve_cluster(_config(model_folder), cluster, stop))

@@ -4,7 +4,7 @@ from scheduler.load.loads import PromptFacts
 from scheduler.queue.prompt_costs import PromptCosts
 
 
-def test_a_prompt_costs_its_tokens_and_the_output_it_can_have_in_each_sequence() -> None:
+def test_a_prompt_costs_its_tokens_and_possible_output() -> None:
     costs = PromptCosts()
 
     assert costs.cost("", PromptFacts(1000, 16)) == 1016
@@ -12,7 +12,7 @@ def test_a_prompt_costs_its_tokens_and_the_output_it_can_have_in_each_sequence()
     assert costs.cost("", PromptFacts(1000, 16, pooled=True)) == 1000
 
 
-def test_a_high_limit_counts_as_much_as_this_tenants_prompts_really_make() -> None:
+def test_a_high_limit_costs_the_tenants_usual_output() -> None:
     costs = PromptCosts()
     facts = PromptFacts(100, 100_000, 2)
     for _ in range(200):

@@ -30,7 +30,7 @@ async def killed_after(cluster: FakeCluster, running: RunningRequest, *counts: i
 
 @pytest.mark.parametrize("count", [2, 3, 9])
 @virtual
-async def test_decode_killed_in_the_middle_is_replaced_and_goes_on_from_the_tokens_that_left(count: int) -> None:
+async def test_a_killed_decode_is_replaced_and_the_stream_resumes(count: int) -> None:
     async with linked("PDD") as (cluster, (prefill, _, other)):
         running = cluster.control.dispatch.start(request(PROMPT, max_tokens=10))
 
@@ -128,7 +128,7 @@ async def test_a_prompt_computed_again_for_longer_than_that_ends_in_words() -> N
 
 
 @virtual
-async def test_a_first_token_that_never_comes_ends_the_request_at_its_own_limit() -> None:
+async def test_a_missing_first_token_ends_the_request_at_its_limit() -> None:
     cluster = FakeCluster("PD")
     cluster.kind = Computing
     async with cluster.serving():

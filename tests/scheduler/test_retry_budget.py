@@ -81,7 +81,7 @@ async def test_a_cancel_between_the_turn_and_its_use_loses_no_place() -> None:
 
 
 @virtual
-async def test_a_waiter_cancelled_in_the_tick_of_its_turn_harms_nobody_and_the_next_one_gets_it() -> None:
+async def test_a_waiter_cancelled_at_its_turn_passes_it_on() -> None:
     budget = RetryBudget(LIMITS, lambda: 0, no_room)
     retries, tasks = await begun(budget, 5)
     tasks[3].cancel()
@@ -120,7 +120,7 @@ async def test_with_room_retries_go_on_one_behind_another() -> None:
 
 @pytest.mark.parametrize(("has_room", "at_once"), [(True, 10), (False, 4)])  # four: a fifth of twenty
 @virtual
-async def test_a_fault_that_hits_many_is_retried_at_once_where_there_is_room(has_room: bool, at_once: int) -> None:
+async def test_a_fault_of_many_requests_is_retried_at_once_if_room(has_room: bool, at_once: int) -> None:
     async with FakeCluster("PPD", prefill_chunk_size=512, max_num_seqs=100).serving() as cluster:
         dispatch = cluster.control.dispatch
         if not has_room:
@@ -144,7 +144,7 @@ async def test_a_fault_that_hits_many_is_retried_at_once_where_there_is_room(has
 
 
 @virtual
-async def test_a_retry_without_a_turn_ends_at_the_request_s_own_limit_in_words() -> None:
+async def test_a_retry_without_budget_ends_at_the_requests_limit() -> None:
     limits = ControlLimits(min_retries=1)
     async with FakeCluster("PPD", limits=limits, prefill_chunk_size=512).serving() as cluster:
         cluster.instances[1].behaviour.step_s = 100.0

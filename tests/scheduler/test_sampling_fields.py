@@ -90,7 +90,7 @@ async def test_a_field_reaches_the_engine(serve: Any, path: str, fields: Any, ex
 
 
 @pytest.mark.parametrize("path", SURFACES)
-async def test_words_that_must_not_appear_are_banned_with_and_without_a_space(serve: Any, path: str) -> None:
+async def test_bad_words_are_banned_with_and_without_a_space(serve: Any, path: str) -> None:
     async with serve() as served:
         body = {"model": served.model, "bad_words": ["world"]} | SURFACES[path]
         await served.client.post(path, json=body)
@@ -184,7 +184,7 @@ async def test_the_models_own_defaults_hold_where_the_operator_says_so(serve: An
         assert asked.temperature == 0.9
 
 
-async def test_all_log_probabilities_are_told_only_where_the_operator_allows_it(serve: Any) -> None:
+async def test_all_logprobs_need_the_operators_permission(serve: Any) -> None:
     async with serve(max_logprobs=-1) as served:
         body = {"model": served.model, "prompt": "x", "logprobs": -1, "max_tokens": 1}
         response = await served.client.post("/v1/completions", json=body)

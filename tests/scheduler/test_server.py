@@ -134,7 +134,7 @@ async def test_shutting_down_lets_streams_finish_and_refuses_new_requests(listen
         assert server.dispatcher.endings == ["finished"]
 
 
-async def test_a_stream_that_outlives_the_shutdown_timeout_is_cancelled_in_words(listening: Listen) -> None:
+async def test_a_stream_beyond_the_shutdown_timeout_is_cancelled(listening: Listen) -> None:
     async with listening(timeout_s=0.01) as server:
         server.dispatcher.hold_after = 1
         reader, writer = await server.post_raw("/v1/completions", server.body(stream=True))

@@ -53,7 +53,7 @@ def sharing_cluster() -> FakeCluster:
 
 
 @virtual
-async def test_a_prompt_of_the_same_beginning_starts_beside_the_one_that_generates() -> None:
+async def test_a_prompt_sharing_a_prefix_starts_beside_the_running_one() -> None:
     cluster = sharing_cluster()
     async with cluster.serving():
         _, decode = cluster.instances
@@ -71,7 +71,7 @@ async def test_a_prompt_of_the_same_beginning_starts_beside_the_one_that_generat
 
 
 @virtual
-async def test_another_tenants_prompt_of_the_same_tokens_waits_for_blocks_of_its_own() -> None:
+async def test_another_tenants_equal_prompt_waits_for_its_own_blocks() -> None:
     cluster = sharing_cluster()
     async with cluster.serving():
         _, decode = cluster.instances

@@ -40,7 +40,7 @@ async def test_the_response_starts_with_the_first_event_and_ends_once() -> None:
 
 
 @virtual
-async def test_work_for_a_client_that_has_gone_is_not_begun_and_no_cancel_is_left_over() -> None:
+async def test_work_for_a_disconnected_client_is_not_begun() -> None:
     began, scope = list[str](), {"type": "http", "method": "POST", "http_version": "1.1"}
     transport: Any = None
     exchange = HttpExchange(scope, transport, [], lambda: None, lambda: None, keep_alive=True, expects=False)

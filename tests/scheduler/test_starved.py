@@ -111,7 +111,7 @@ async def test_the_limit_of_progress_follows_the_slowest_turn(slowest_turn_s: fl
 
 
 @virtual
-async def test_an_engine_in_a_scripts_process_has_no_limit_of_silence_or_progress() -> None:
+async def test_an_in_process_engine_has_no_silence_or_progress_limit() -> None:
     async with FakeCluster("C", limits=inner_app.LIMITS).serving() as cluster:
         cluster.instances[0].get_stuck()
         await asyncio.sleep(600.0)

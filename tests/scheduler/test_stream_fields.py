@@ -94,7 +94,7 @@ async def test_every_choice_ends_once_with_its_last_text(serve: Any, path: str, 
                 assert all("role" not in choice["delta"] for choice in own[1:])
 
 
-async def test_a_text_with_every_kind_of_character_is_the_same_joined_from_bytes(serve: Any) -> None:
+async def test_text_of_any_characters_is_the_same_joined_from_bytes(serve: Any) -> None:
     text = 'quote " back \\ slash / \u2028 \x01 é 世界 🎉 </script>'
     async with serve(text) as served:
         for path, base in SURFACES:

@@ -11,7 +11,7 @@ from wire.errors import ConfigError
 NAMED = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
 
 
-def test_the_models_own_is_looked_for_from_the_newest_place_to_the_oldest(tmp_path: Path) -> None:
+def test_the_models_template_is_read_from_the_newest_place_first(tmp_path: Path) -> None:
     assert own_template(tmp_path, {}) is None
 
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "j"}))

@@ -156,7 +156,7 @@ async def test_a_client_s_trace_is_gone_on_with(serve: Any, collecting: Any, pat
 
 
 @pytest.mark.anyio
-async def test_a_trace_that_is_not_kept_is_not_sent_and_one_without_a_parent_is_new(serve: Any) -> None:
+async def test_unsampled_traces_are_not_sent_and_no_parent_starts_one(serve: Any) -> None:
     with http_collector(Collector()) as collector:
         async with _client(serve, collector.port) as (client, served, _):
             body = {"model": served.model, "prompt": "hi"}

@@ -114,7 +114,7 @@ def test_equal_secrets_describe_and_open_a_session() -> None:
     assert asyncio.run(run()) == (DESCRIPTION, "SessionOpen")
 
 
-def test_unequal_secrets_are_named_on_both_sides_by_fingerprint_and_host(caplog: pytest.LogCaptureFixture) -> None:
+def test_unequal_secrets_are_reported_with_fingerprint_and_host(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "pdserve.trust"):
         error = refusal(THERE, Trust(OTHER, host="scheduler-host"))
 
@@ -277,7 +277,7 @@ def test_a_nonce_of_a_wrong_length_is_refused_with_the_limits(length: int) -> No
     assert error.details() == f"a nonce of {length} bytes, 16 to 64 are allowed"
 
 
-def test_a_nonce_that_lay_too_long_is_refused_and_the_caller_may_try_again() -> None:
+def test_an_expired_nonce_is_refused_and_may_be_retried() -> None:
     now = 0.0
 
     class Context:
@@ -326,7 +326,7 @@ def test_a_stranger_that_keeps_calling_does_not_fill_the_log(caplog: pytest.LogC
     assert 0 < sum(record.name == "pdserve.trust" for record in caplog.records) <= 64
 
 
-def test_who_comes_after_a_flood_of_strangers_is_in_the_log_again_with_what_was_left_out(
+def test_after_a_flood_strangers_are_logged_with_the_omitted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = 0.0
@@ -400,7 +400,7 @@ class TestHostileBytes:
 
         assert asyncio.run(run()) in (grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT)
 
-    def test_unknown_fields_are_skipped_and_a_pickle_in_a_bytes_field_stays_bytes(self) -> None:
+    def test_unknown_fields_are_skipped_and_bytes_stay_bytes(self) -> None:
         async def run() -> bytes:
             async with serving(THERE) as address, grpc.aio.insecure_channel(address) as channel:
                 raw: Any = channel.unary_unary("/pdserve.wire.Instance/Challenge")
@@ -447,7 +447,7 @@ class TestHostileBytes:
         assert methods == ["Challenge", "Describe", "Session"]
 
 
-def test_a_session_that_never_says_its_first_command_ends_by_the_deadline() -> None:
+def test_a_session_without_a_first_command_ends_at_the_deadline() -> None:
     async def run() -> grpc.aio.AioRpcError:
         async with serving(THERE, first_command_s=0.2) as address, stub(address) as one:
             metadata = await prove(one, "Session", HERE, address, DEADLINE_S)

@@ -47,7 +47,7 @@ def test_a_used_nonce_never_becomes_good_again() -> None:
         assert mint.problem(nonce, OPENER) is not None
 
 
-def test_a_nonce_of_another_process_or_opener_or_made_up_is_none_of_ours() -> None:
+def test_a_foreign_or_invented_nonce_is_refused() -> None:
     mint = NonceMint(Clock())
     mine, foreign = mint.issue(OPENER), NonceMint(Clock()).issue(OPENER)
 
@@ -55,7 +55,7 @@ def test_a_nonce_of_another_process_or_opener_or_made_up_is_none_of_ours() -> No
         assert mint.problem(nonce, opener) == "its nonce was not issued by this process"
 
 
-def test_asking_costs_no_memory_and_used_ones_are_bounded_and_forgotten() -> None:
+def test_nonces_cost_no_memory_and_used_ones_are_bounded() -> None:
     clock = Clock()
     mint = NonceMint(clock, max_used=3)
     before = sys.getsizeof(mint._expiry_by_used)

@@ -45,7 +45,7 @@ def test_a_named_file_that_is_missing_is_an_error_with_the_variable(tmp_path: Pa
         find_secret({"PDSERVE_SECRET_FILE": str(tmp_path / "gone")}, None)
 
 
-def test_a_dangling_link_beside_the_table_is_an_error_and_no_silent_lack(tmp_path: Path) -> None:
+def test_a_dangling_link_beside_the_table_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "cluster_secret").symlink_to(tmp_path / "gone")
 
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -169,7 +169,7 @@ def test_the_words_name_both_fingerprints_and_hosts() -> None:
     assert "no cluster secret here (hostA), but cd34cd34 there (hostB)" in differ(None, "hostA", "cd34cd34", "hostB")
 
 
-def test_what_a_stranger_calls_a_fingerprint_is_not_repeated_unless_it_is_one() -> None:
+def test_an_invalid_fingerprint_of_a_stranger_is_not_quoted() -> None:
     assert readable("ab12cd34") == "ab12cd34"
     assert readable("") == ""
     assert readable("\n2026 ERROR") == readable("AB12CD34") == readable("a" * 9) == "unreadable"

@@ -97,9 +97,7 @@ def test_what_a_collector_rejects_of_a_batch_is_dropped() -> None:
 
 
 @KINDS
-def test_a_collector_that_never_answers_leaves_no_thread_and_costs_what_does_not_fit(
-    serve: Serve, scheme: str, path: str
-) -> None:
+def test_a_silent_collector_leaves_no_thread_and_drops_spans(serve: Serve, scheme: str, path: str) -> None:
     hold = threading.Event()
     with serve(Collector(hold=hold)) as collector:
         transport = open_transport(read_endpoint(f"{scheme}://127.0.0.1:{collector.port}{path}", {}))

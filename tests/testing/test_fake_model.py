@@ -133,7 +133,7 @@ def test_the_answer_does_not_depend_on_the_ranks(ranks: int, kv_tensors: tuple[t
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_a_byte_that_lies_wrong_on_any_rank_shows_within_a_round_of_answers(ranks: int) -> None:
+def test_a_misplaced_byte_on_any_rank_changes_an_answer(ranks: int) -> None:
     config = dataclasses.replace(CONFIG, kv_tensors=MIXED, ranks=ranks, num_blocks=16)
     good, bad = FakeModel(config), FakeModel(config)
 
@@ -175,7 +175,7 @@ def test_a_layer_without_kv_is_announced_like_any_other() -> None:
     assert seen == [0, 1, 2, 3, 4, 5]
 
 
-def test_one_that_runs_ahead_computes_in_the_order_of_launches_when_the_first_result_is_wanted() -> None:
+def test_running_ahead_computes_in_launch_order() -> None:
     in_turn, ahead = FakeModel(CONFIG), FakeModel(dataclasses.replace(CONFIG, runs_ahead=True))
     known = in_turn.launch(whole_prompt((6, 2))).collect().token_ids[0]
     last = StepBatch((0,), (BatchSequence(len(PROMPT), 1, (6, 2)),), (SampleRow(0, GREEDY, 0, 1),))
@@ -191,7 +191,7 @@ def test_one_that_runs_ahead_computes_in_the_order_of_launches_when_the_first_re
     ahead.close()
 
 
-def test_a_copied_block_is_there_on_return_though_what_fills_it_was_only_launched() -> None:
+def test_a_copied_block_includes_launched_writes() -> None:
     ahead = FakeModel(dataclasses.replace(CONFIG, runs_ahead=True))
     launched = ahead.launch(whole_prompt((6, 2)))
 

@@ -165,7 +165,7 @@ def test_a_prompt_description_comes_back_equal(state: PromptState) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_as_a_description_are_a_prompt_or_an_invalid_request(data: bytes) -> None:
+def test_any_bytes_are_a_prompt_or_an_invalid_request(data: bytes) -> None:
     try:
         state = read_prompt(data)
     except InvalidRequest:
@@ -266,7 +266,7 @@ def test_a_bad_word_of_no_or_too_many_tokens_is_refused_by_its_length(length: in
         check_params(SamplingParams(5, bad_words=((1,), (2,) * length)))
 
 
-def test_the_most_likelihoods_of_a_steps_prompt_tokens_fit_one_message() -> None:
+def test_the_most_prompt_logprobs_of_a_step_fit_one_message() -> None:
     ids = tuple(range(300_000 - MAX_LOGPROBS, 300_000))
     token = TokenLogprobs(-1.234567, 300_000, ids, tuple(-one / 7 for one in ids))
     one, two = (

@@ -58,7 +58,7 @@ async def test_a_remote_file_is_fetched_whole(tmp_path: Path) -> None:
 
 @pytest.mark.covers("A1.15")
 @pytest.mark.parametrize("path", [SIGNED, "/a/../b//c?x=%2b+%7E~;=&&y=%zz?/@:", "/%61?%41", "/a?X-Amz-Signature=%2B"])
-async def test_path_and_query_are_sent_byte_for_byte_and_no_credential_is_added(
+async def test_path_and_query_are_sent_unchanged_and_without_credentials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     netrc = tmp_path / "netrc"

@@ -81,7 +81,7 @@ async def test_a_name_counts_by_its_address(tmp_path: Path, name: str, address: 
     assert names.lookups == 1
 
 
-async def test_a_name_that_changes_its_address_is_checked_at_each_connection(tmp_path: Path) -> None:
+async def test_a_host_name_is_resolved_and_checked_at_each_connection(tmp_path: Path) -> None:
     names = Names(["127.0.0.1"], ["127.0.0.2"])
     async with raw_server(in_turn(answer("503 Later"), ok(b"secret"))) as server:
         with pytest.raises(ConfigError, match=r"127\.0\.0\.2 is not a public address"):
@@ -100,7 +100,7 @@ async def test_a_name_is_looked_up_once_a_connection(tmp_path: Path) -> None:
     assert names.lookups == 1
 
 
-async def test_a_name_with_an_allowed_and_a_forbidden_address_reaches_the_allowed_one(tmp_path: Path) -> None:
+async def test_of_two_addresses_of_a_name_the_allowed_one_is_used(tmp_path: Path) -> None:
     names = Names(["169.254.169.254", "127.0.0.1"])
     async with raw_server(in_turn(ok(b"hello"))) as server:
         await download(server.url(host="two.example"), tmp_path / "in", rules=ONE, limits=LIMITS, resolver=names)

@@ -113,9 +113,7 @@ async def test_where_it_is_another_file_by_now_all_of_it_is_fetched(tmp_path: Pa
 
 
 @pytest.mark.parametrize("headers", [(), ('ETag: W/"v1"',), ("ETag: v1",), ("Last-Modified: yesterday",)])
-async def test_without_a_strong_name_of_the_file_it_is_fetched_from_the_beginning(
-    tmp_path: Path, headers: tuple[str, ...]
-) -> None:
+async def test_without_a_strong_etag_a_download_starts_again(tmp_path: Path, headers: tuple[str, ...]) -> None:
     asked = await _fetch(Cutting(ok(BODY, *headers), ok(BODY, *headers)), tmp_path / "in")
 
     assert "range" not in asked[1].headers

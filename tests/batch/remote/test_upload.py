@@ -75,9 +75,7 @@ async def test_one_put_carries_the_whole_file(small: Path, status: str) -> None:
 
 @pytest.mark.covers("A1.15")
 @pytest.mark.parametrize(("path", "md5_may_go"), [(V2, False), (V4, True), ("/out?a=%2b+b", True)])
-async def test_a_signed_put_is_byte_exact_and_has_no_header_that_breaks_the_signature(
-    small: Path, path: str, md5_may_go: bool
-) -> None:
+async def test_a_signed_put_is_exact_and_adds_no_header(small: Path, path: str, md5_may_go: bool) -> None:
     async with raw_server(in_turn(ok(b""))) as server:
         await upload(small, server.url(path), rules=LOOPBACK, limits=LIMITS)
 
@@ -164,7 +162,7 @@ async def test_a_failure_that_may_pass_is_tried_again_with_the_same_bytes(
     assert len(asked) == 3
 
 
-async def test_a_connection_cut_within_the_body_is_tried_again_with_all_bytes(big: Path) -> None:
+async def test_a_connection_cut_within_the_body_is_retried_with_all_bytes(big: Path) -> None:
     cut: list[bytes] = []
 
     async def cut_once(asked: Asked) -> None:
@@ -303,7 +301,7 @@ async def test_what_a_store_took_otherwise_is_sent_again(small: Path, torn: tupl
         assert [asked.body for asked in server.asked] == [BODY, BODY]
 
 
-async def test_a_store_that_always_takes_something_else_is_said_with_both_sums(small: Path) -> None:
+async def test_a_store_that_keeps_other_bytes_fails_with_both_checksums(small: Path) -> None:
     words, asked = await _refusal(in_turn(_stored(*TORN["S3"])), small)
 
     assert f": the stored file has MD5 {OTHER.hex()}, but the local file has {MD5.hex()} (tried 3 times)" in words

@@ -123,7 +123,7 @@ def test_str_repr_and_format_hide_the_query() -> None:
         assert "secret" not in shown
 
 
-def test_a_url_signed_for_a_header_that_is_not_sent_is_refused_before_any_work() -> None:
+def test_a_url_signed_for_a_header_not_sent_is_refused_first() -> None:
     with pytest.raises(ConfigError, match=r"not sent \(content-type\): sign the URL for host alone") as caught:
         RemoteUrl.parse(SIGNED_4.replace("SignedHeaders=host", "SignedHeaders=content-type%3Bhost"))
 

@@ -61,7 +61,7 @@ def test_the_first_signal_ends_it_in_order(code: str, number: signal.Signals, st
 
 
 @pytest.mark.parametrize("code", [_STUBBORN.format(after="raise"), _BLOCKED], ids=["on a loop", "without one"])
-def test_who_listened_and_has_ended_by_the_same_ctrl_c_keeps_it_from_nothing(code: str) -> None:
+def test_a_reader_ended_by_the_same_ctrl_c_blocks_nothing(code: str) -> None:
     with start(code) as child:
         assert child.stderr is not None
         assert child.stdout is not None

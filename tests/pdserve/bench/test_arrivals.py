@@ -26,12 +26,12 @@ def test_waits_are_gamma_distributed(burstiness: float) -> None:
     assert min(between) >= 0
 
 
-def test_a_poisson_process_has_e_to_the_minus_one_of_its_waits_above_the_mean() -> None:
+def test_poisson_waits_above_the_mean_are_one_in_e() -> None:
     between = waits(20_000, 3.0, 1.0)
     assert sum(wait > 1 / 3 for wait in between) / 20_000 == pytest.approx(math.exp(-1), abs=0.01)
 
 
-def test_an_infinite_rate_is_all_at_once_and_infinite_burstiness_regular() -> None:
+def test_infinite_rate_is_all_at_once_infinite_burstiness_regular() -> None:
     assert arrival_times(3, math.inf, 1.0, random.Random(0)) == [0.0, 0.0, 0.0]
     assert arrival_times(3, 2.0, math.inf, random.Random(0)) == [0.5, 1.0, 1.5]
 

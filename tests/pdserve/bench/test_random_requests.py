@@ -12,7 +12,7 @@ from pdserve.bench.serve_requests import vocabulary
 from wire.errors import ConfigError
 
 
-def test_random_prompts_have_their_sizes_and_ids_above_the_special_ones() -> None:
+def test_random_prompts_have_their_sizes_and_no_special_ids() -> None:
     asks = random_asks(400, RequestSizes(100, 20, ratio=0.25), random.Random(0), vocabulary=320)
 
     lengths = [len(ask.prompt) for ask in asks]

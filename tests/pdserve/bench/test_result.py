@@ -33,7 +33,7 @@ RECORD = record_of(
 )
 
 
-def test_a_detailed_result_has_vllms_keys_and_the_figures_of_the_timelines() -> None:
+def test_a_detailed_result_has_vllms_keys_and_figures() -> None:
     found = measured(
         RECORD, summarize(RECORD, METRICS, (99.0, 99.9), {"ttft": 600}), ClientCpu(0.3, 3.0), detailed=True
     )

@@ -85,7 +85,7 @@ def test_the_served_name_is_asked_and_the_models_own_is_told() -> None:
     assert parse(["--model", "org/m"]).asked_model == "org/m"
 
 
-def test_vllms_flags_without_effect_are_named_and_their_values_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_vllms_flags_without_effect_are_named_without_values(capsys: pytest.CaptureFixture[str]) -> None:
     options = parse(shlex.split("--trust-remote-code --tokenizer_mode auto --request-id-prefix=x- --num-prompts 7"))
 
     assert options.num_prompts == 7

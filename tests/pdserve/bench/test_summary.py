@@ -34,7 +34,7 @@ def test_each_time_is_what_its_name_says() -> None:
     assert line.queue_s == pytest.approx(2.0)
 
 
-def test_an_answer_of_one_token_has_no_time_per_token_and_keeps_every_goal_of_it() -> None:
+def test_an_answer_of_one_token_has_no_time_per_token() -> None:
     line = made(0.0, [0.4], output_len=1)
 
     assert line.tpot_s is None
@@ -83,7 +83,7 @@ def test_what_failed_and_what_had_not_ended_was_under_way_too() -> None:
     assert summarize(record, ["ttft"], (), {}).peak_requests == 5
 
 
-def test_tokens_of_a_piece_that_holds_several_are_counted_in_its_second() -> None:
+def test_tokens_of_a_chunk_are_counted_in_its_second() -> None:
     lines = [made(0.0, [0.2, 0.2, 1.0], output_len=9), made(0.0, [1.5], output_len=2)]
 
     assert peak_output_tokens(lines) == 6.0  # two of three pieces of nine tokens

@@ -103,7 +103,7 @@ def test_deep_nesting_is_refused_before_it_is_followed(file: Path, text: str) ->
         read(str(file))
 
 
-def test_a_large_file_a_missing_one_and_one_that_is_no_text_are_refused(file: Path) -> None:
+def test_large_missing_and_binary_files_are_refused(file: Path) -> None:
     file.write_text("a: " + "x" * MAX_BYTES)
     with pytest.raises(ConfigError, match=f"more than {MAX_BYTES} bytes"):
         read(str(file))

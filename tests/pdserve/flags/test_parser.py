@@ -87,7 +87,7 @@ def test_an_instances_own_address_is_none_of_a_cluster_on_one_machine(file: Path
 
 
 @pytest.mark.parametrize("command", [name for name in cli.COMMANDS if name != "bench"])
-def test_every_command_takes_a_file_and_refuses_an_unknown_key_with_its_line(
+def test_every_command_takes_a_file_and_refuses_unknown_keys(
     file: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file.write_text("model: /m\nprefill: 2\n# a comment\nmax-modl-len: 5\n")

@@ -83,9 +83,7 @@ def test_only_what_a_server_reads_is_fetched(
     assert sorted(hub.fetched) == sorted(files)
 
 
-def test_a_scheduler_fetches_no_weights_and_an_instance_then_only_those(
-    hub: FakeHub, fetched: Callable[..., Snapshot]
-) -> None:
+def test_an_instance_fetches_the_weights_a_scheduler_left_out(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
     scheduler = fetched(QWEN, weights=False)
     assert "model.safetensors" not in hub.fetched
     before = len(hub.fetched)

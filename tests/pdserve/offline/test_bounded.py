@@ -9,7 +9,7 @@ from pdserve.offline.bounded import bounded
 pytestmark = pytest.mark.anyio
 
 
-async def test_results_are_in_the_order_of_the_things_and_never_more_run_than_allowed() -> None:
+async def test_results_keep_their_order_within_the_concurrency_limit() -> None:
     running, most = 0, 0
 
     async def work(thing: int) -> int:

@@ -58,7 +58,7 @@ def answer(status: int, **body: Any) -> Answer:
     return Answer(status, {}, json.dumps(body).encode())
 
 
-async def test_a_server_that_is_busy_or_gone_is_asked_again_after_as_long_as_it_says() -> None:
+async def test_a_busy_or_lost_server_is_retried_after_its_retry_after() -> None:
     script, sleeps = Script(BUSY, Unavailable("nobody"), answer(503), GOOD), Sleeps()
 
     assert await HttpSurface(script, retry_for_s=60, sleep=sleeps).post("/x", {"a": 1}) == {"ok": True}
@@ -76,7 +76,7 @@ async def test_a_wait_that_is_no_number_of_seconds_counts_as_none(told: str) -> 
     assert [seconds <= 0.25 for seconds in sleeps.slept] == [True]
 
 
-async def test_the_time_to_ask_again_counts_from_the_first_failure_not_from_the_question(
+async def test_the_retry_limit_counts_from_the_first_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0

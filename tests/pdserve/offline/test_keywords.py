@@ -129,7 +129,7 @@ ENGINE_ARGS = [
 
 
 @pytest.mark.parametrize("name", ENGINE_ARGS)
-def test_every_field_of_vllms_engine_args_is_taken_or_refused_with_its_reason(name: str) -> None:
+def test_every_engine_args_field_is_taken_or_refused_with_a_reason(name: str) -> None:
     row = find("--" + name.replace("_", "-"))
     value: Any = True if row is not None and row.takes in (Takes.NOTHING, Takes.MAYBE) else ["m"]
 

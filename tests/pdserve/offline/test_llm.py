@@ -30,7 +30,7 @@ def ids(output: RequestOutput) -> list[int]:
 
 
 @pytest.mark.covers("A6.80")
-def test_greedy_outputs_are_transformers_and_their_token_ids_decode_to_the_text(local: LLM, oracle: Oracle) -> None:
+def test_greedy_outputs_equal_transformers_in_ids_and_text(local: LLM, oracle: Oracle) -> None:
     outputs = local.generate(PROMPTS, GREEDY)
 
     assert [output.prompt for output in outputs] == PROMPTS
@@ -46,9 +46,7 @@ def test_greedy_outputs_are_transformers_and_their_token_ids_decode_to_the_text(
 
 
 @pytest.mark.covers("A6.79")
-def test_outputs_are_in_the_order_of_prompts_of_every_form_with_one_set_of_parameters_each(
-    local: LLM, oracle: Oracle
-) -> None:
+def test_outputs_keep_the_order_of_prompts_and_parameters(local: LLM, oracle: Oracle) -> None:
     given: list[Any] = [*PROMPTS, oracle.ids(PROMPTS[0]), {"prompt_token_ids": oracle.ids(PROMPTS[1])}]
     params = [SamplingParams(temperature=0, max_tokens=count) for count in (5, 1, 7, 2, 6, 3)]
     outputs = local.generate(given, params, use_tqdm=False)
@@ -173,7 +171,7 @@ def test_a_chat_is_the_servers_chat_with_the_rendered_prompt(local: LLM, oracle:
 
 
 @pytest.mark.parametrize("prompt", ["x" * 600, [5] * 512, {"prompt_token_ids": [5] * 513}])
-def test_a_prompt_that_is_too_long_is_named_before_anything_is_computed(local: LLM, prompt: Any) -> None:
+def test_a_prompt_that_is_too_long_is_named_before_any_work(local: LLM, prompt: Any) -> None:
     before = generated(local)
     with pytest.raises(ValueError, match=r"prompt 2 has \d+ tokens; the model's maximum context length is 512"):
         local.generate(["a", "b", prompt], GREEDY)
@@ -197,7 +195,7 @@ def test_a_text_too_long_to_be_tokenised_is_cut_where_that_is_asked(local: LLM) 
             refused()
 
 
-def test_parameters_changed_since_they_were_made_are_checked_before_anything_is_computed(local: LLM) -> None:
+def test_changed_parameters_are_checked_before_any_work(local: LLM) -> None:
     params = SamplingParams()
     params.top_p = 2.0
     with pytest.raises(ValueError, match=r"top_p is 2\.0"):
@@ -237,7 +235,7 @@ def test_fields_reach_the_engine(local: LLM) -> None:
     assert (outputs[3].outputs[0].text, len(ids(outputs[3]))) == ("", 3)
 
 
-def test_beam_search_finds_what_transformers_does_and_says_how_likely_it_is(local: LLM, oracle: Oracle) -> None:
+def test_beam_search_equals_transformers_with_logprobs(local: LLM, oracle: Oracle) -> None:
     params = BeamSearchParams(beam_width=3, max_tokens=6, ignore_eos=True)
     (found,) = local.beam_search(PROMPTS[0], params)
     (greedy,) = local.beam_search([{"prompt": PROMPTS[0]}], BeamSearchParams(beam_width=1, max_tokens=6))
@@ -420,7 +418,7 @@ class Counting:
             self._now -= 1
 
 
-def test_no_more_requests_than_asked_for_are_under_way_however_many_prompts(model: Path) -> None:
+def test_no_more_than_max_in_flight_requests_run(model: Path) -> None:
     with LLM(str(model), engine="fake", max_in_flight=7) as llm:
         surface = llm._thread.value
         counting = surface._answerer = Counting(surface._answerer)
@@ -442,7 +440,7 @@ def test_an_llm_that_nobody_holds_any_more_ends_its_thread(model: Path) -> None:
     assert not thread.is_alive()
 
 
-def test_an_llms_own_seed_repeats_a_script_and_differs_from_prompt_to_prompt(model: Path) -> None:
+def test_an_llms_seed_repeats_a_script_and_differs_per_prompt(model: Path) -> None:
     made = []
     for _ in range(2):
         with LLM(str(model), generation_config="auto", **ENGINE) as llm:  # type: ignore[arg-type]

@@ -92,7 +92,7 @@ def test_what_cannot_be_opened_is_raised_and_leaves_no_thread() -> None:
 
 
 @pytest.mark.parametrize("end", ["close", "loss"])
-def test_who_waits_hears_of_the_end_after_what_ran_was_cancelled_and_before_it_was_closed(end: str) -> None:
+def test_a_waiter_gets_the_end_between_cancel_and_close(end: str) -> None:
     place, begun, heard = Place(), threading.Event(), []
     thread = LoopThread(place.open)
 
@@ -183,7 +183,7 @@ atexit.register(thread.close)
 """
 
 
-def test_what_a_script_leaves_open_is_closed_to_its_end_when_executors_take_nothing_any_more() -> None:
+def test_open_resources_are_closed_at_interpreter_exit() -> None:
     ended = subprocess.run([sys.executable, "-c", _UNCLOSED], capture_output=True, text=True, timeout=2 * WAIT_S)
 
     assert (ended.stdout.split("\n"), ended.stderr) == (["asked", "its threads ended", "closed", ""], "")

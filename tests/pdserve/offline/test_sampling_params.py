@@ -79,7 +79,7 @@ def test_what_is_out_of_its_limits_is_refused_with_value_and_limit(wrong: dict[s
         SamplingParams(**wrong)
 
 
-def test_every_parameter_of_the_wire_is_a_field_here_and_of_http_bodies() -> None:
+def test_every_wire_parameter_is_a_field_here_and_over_http() -> None:
     assert set(PARAMETERS) <= {field.name for field in fields(SamplingParams)}
     assert set(PARAMETERS) <= set(CompletionBody.model_fields)
 
@@ -89,7 +89,7 @@ def test_an_unknown_field_is_refused() -> None:
         SamplingParams(max_token=5)  # type: ignore[call-arg]
 
 
-def test_a_clone_shares_nothing_and_optional_takes_none_as_the_default() -> None:
+def test_a_clone_shares_nothing_and_none_means_the_default() -> None:
     params = SamplingParams.from_optional(stop=["a"], temperature=None, max_tokens=3)
     other = params.clone()
     assert isinstance(other.stop, list)

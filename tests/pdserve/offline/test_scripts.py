@@ -157,7 +157,7 @@ def _processes(folder: Path, *, whole: bool = True) -> list[ProcessRecord]:
 
 
 @pytest.mark.parametrize("keywords", ["{}", "{'prefill': 1, 'decode': 1}"], ids=["local", "pair"])
-def test_ctrl_c_cancels_the_run_and_leaves_an_llm_that_works_and_no_process(
+def test_ctrl_c_cancels_the_run_and_leaves_a_working_llm(
     keywords: str,
     tmp_path: Path,
     slow_fake_model: Path,  # noqa: F811
@@ -174,7 +174,7 @@ def test_ctrl_c_cancels_the_run_and_leaves_an_llm_that_works_and_no_process(
     assert list(tmp_path.glob("pdserve-llm-*")) == []
 
 
-def test_a_script_that_is_killed_takes_its_pair_and_its_folder_with_it(tmp_path: Path, fake_model: Path) -> None:  # noqa: F811
+def test_a_killed_script_leaves_no_process_and_no_folder(tmp_path: Path, fake_model: Path) -> None:  # noqa: F811
     with script(tmp_path, fake_model, "{'prefill': 1, 'decode': 1}") as process:
         lives = [os.pidfd_open(one.pid) for one in _processes(tmp_path)]
         assert list(tmp_path.rglob("cluster_secret"))
@@ -225,9 +225,7 @@ llm.generate("a")
 @pytest.mark.parametrize(
     ("words", "status"), [([], -signal.SIGINT), pytest.param(["caught"], 3, marks=pytest.mark.long)]
 )
-def test_a_script_that_does_not_catch_ctrl_c_ends_by_it_whatever_torch_does_at_its_end(
-    words: list[str], status: int, tmp_path: Path
-) -> None:
+def test_a_script_that_does_not_catch_ctrl_c_ends_by_it(words: list[str], status: int, tmp_path: Path) -> None:
     model = make_tiny_model("opt", tmp_path / "opt")
     ended = subprocess.run(
         [sys.executable, "-c", _UNCAUGHT, str(model), *words], capture_output=True, text=True, timeout=WAIT_S,

@@ -57,7 +57,7 @@ def test_a_wrong_argument_is_told_at_the_callers_line_alone(wrong: Callable[[], 
         lambda: StructuredOutputsParams(),
     ],
 )
-def test_wrong_parameters_are_told_at_the_callers_line_and_the_constructors(wrong: Callable[[], object]) -> None:
+def test_wrong_parameters_are_reported_at_the_callers_line(wrong: Callable[[], object]) -> None:
     assert frames(raised(wrong)) == ["raised", "<lambda>", "__init__"]
 
 

@@ -55,7 +55,7 @@ def test_one_at_a_time_never_has_two_under_way_and_a_burst_has_all() -> None:
     assert together.beside == [0, 1, 2, 3]
 
 
-def test_a_burst_comes_when_every_stream_has_begun_and_only_streams_are_watched() -> None:
+def test_a_burst_starts_after_every_stream_has_begun() -> None:
     way = Counting()
     load = Load("gap", 3, RequestSizes(8, 2), streams=2, stream_shape=RequestSizes(4, 40))
 
@@ -73,7 +73,7 @@ def test_streams_that_fail_are_waited_for_no_more() -> None:
     assert [line.failure is not None for line in found.record.in_order] == [True, True, False, False, False]
 
 
-def test_no_load_begins_with_the_prompts_of_another_whose_kv_is_cached_then() -> None:
+def test_no_load_reuses_cached_prompts_of_another() -> None:
     begun: list[tuple[int, ...]] = []
     for name, shape in (("a", RequestSizes(64, 2)), ("b", RequestSizes(64, 2)), ("c", RequestSizes(128, 2))):
         way = Counting()
@@ -93,7 +93,7 @@ def test_a_seed_is_a_load() -> None:
 
 
 @pytest.mark.parametrize("quick", [False, True])
-def test_the_loads_are_those_of_the_peers_comparison_and_fit_a_small_model_when_quick(quick: bool) -> None:
+def test_quick_loads_fit_a_small_model(quick: bool) -> None:
     loads = all_loads(quick=quick)
 
     assert [bool(load.rate) for load in loads] == [False, False, True, False]
@@ -102,7 +102,7 @@ def test_the_loads_are_those_of_the_peers_comparison_and_fit_a_small_model_when_
     assert all(load.requests == load.at_once for load in loads if load.at_once not in (None, 1))
 
 
-def test_figures_are_first_tokens_of_the_burst_and_gaps_of_the_streams() -> None:
+def test_figures_are_the_bursts_ttft_and_the_streams_gaps() -> None:
     load = Load("gap", 2, RequestSizes(8, 2), streams=1, stream_shape=RequestSizes(4, 40))
     stream = made(0.0, [0.5, 0.1, 0.9], output_len=3)
     burst = [made(0.0, [1.0, 5.0], output_len=2), made(0.0, [3.0], output_len=1)]

@@ -26,7 +26,7 @@ def through_pair(prefill: Answer) -> tuple[Timeline, Asked, Asked]:
     return asyncio.run(run())
 
 
-def test_the_prompt_goes_to_p_for_one_token_and_to_d_with_what_p_answered() -> None:
+def test_a_prompt_goes_to_p_for_one_token_then_to_d() -> None:
     ticket = {"remote_block_ids": [1, 2], "remote_host": "h"}
 
     line, p_asked, d_asked = through_pair(Answer([Sent(2.0, json.dumps({"kv_transfer_params": ticket}).encode())]))

@@ -54,7 +54,7 @@ def test_the_busier_instance_is_named_with_what_the_other_left_unused() -> None:
     ]
 
 
-def test_the_table_has_a_column_for_each_contestant_and_says_what_failed() -> None:
+def test_the_table_has_a_column_per_contestant_and_the_failures() -> None:
     found = list(lines([made("P/D", 10, 5, 20, 300), made("colocated", 15, 5, 90, 450, failed=2)]))
 
     assert found[0].split() == ["load", "figure", "P/D", "colocated", "best"]
