@@ -370,7 +370,7 @@ def test_a_put_brings_only_the_blocks_that_the_rank_does_not_know(met: Met) -> N
     assert [heard_tables.take("t", put[3], put[4:]) for put in puts] == [tuple(table) for table in tables]
 
 
-def test_a_table_pins_only_known_tickets() -> None:
+def test_a_kept_block_table_is_reused_up_to_its_known_blocks() -> None:
     tables = TablesReceived()
     tables.begin("t")
     first = tables.take("t", 0, (4, 5))
@@ -382,7 +382,7 @@ def test_a_table_pins_only_known_tickets() -> None:
 
 
 @pytest.mark.parametrize("what", ["no message", "half a message", "taken by no one"])
-def test_a_rank_with_a_broken_half_closes_its_socket(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_closes_its_socket_on_a_broken_message_or_send(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtransfer.rank_half._SEND_S", 0.05)
     ours, theirs = socket.socketpair()
     pool = Pool(PoolLayout(tensors(3), num_blocks=4, block_size=16, rank=Rank(1, 2)))

@@ -74,7 +74,7 @@ def test_tickets_go_on_while_their_link_is_measured(transport: str) -> None:
         assert answer.bytes_per_s > 0
 
 
-def test_several_ranks_measure_the_link_of_the_commit() -> None:
+def test_an_instance_of_several_ranks_measures_a_link() -> None:
     with make_rank_rig("tcp", p_ranks=2, d_ranks=2) as rig:
         assert isinstance(rig.sender, RanksSender)
 

@@ -228,7 +228,7 @@ def test_a_collective_with_one_rank_per_card_needs_two_cards() -> None:
     assert mismatch("tcp", CUDA, CUDA, on_one_card=True) is None
 
 
-def test_a_single_process_model_gets_no_pair_checks() -> None:
+def test_only_some_transports_work_within_one_process() -> None:
     card = FakeDevice(0, CUDA)
 
     assert [name for name in ("cuda_ipc", "process_group", "mooncake", "tcp") if links.works_within(name, card)] == [
