@@ -14,7 +14,7 @@ from ranktable_tools.doctor.versions import package_version, stack_facts
 PACKAGES = (
     "torch", "torch_npu", "transformers", "tokenizers", "safetensors", "numpy", "grpcio", "protobuf", "ray", "fastapi",
     "starlette", "uvicorn", "pydantic", "pyyaml", "orjson", "jinja2", "prometheus-client", "xxhash", "gguf",
-    "llguidance", "xgrammar", "mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine-npu",
+    "llguidance", "mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine-npu",
 )  # fmt: skip
 VARIABLES = (
     "GLOBAL_RANK_TABLE_FILE_PATH", "RANK_TABLE_FILE_PATH", "NODE_PORTS", "USE_OPENAI", "RANK_TABLE_FILE",

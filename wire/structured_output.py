@@ -7,10 +7,10 @@ from typing import Any, Protocol, runtime_checkable
 from wire.errors import InvalidGrammar
 from wire.types import StructuredOutput
 
-LLGUIDANCE, XGRAMMAR = "llguidance", "xgrammar"
-OLD_BACKENDS = ("outlines", "lm-format-enforcer", "guidance")
-"""Names of backends that vLLM once had; llguidance serves them now."""
-BACKENDS = ("auto", LLGUIDANCE, XGRAMMAR, *OLD_BACKENDS)
+LLGUIDANCE = "llguidance"
+OLD_BACKENDS = ("xgrammar", "outlines", "lm-format-enforcer", "guidance")
+"""Names of vLLM's other backends; llguidance serves them."""
+BACKENDS = ("auto", LLGUIDANCE, *OLD_BACKENDS)
 
 
 def check_backend(name: str, param: str | None = None) -> None:

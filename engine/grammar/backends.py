@@ -4,7 +4,6 @@ from engine.grammar.interface import Backend
 from engine.grammar.limits import GrammarLimits, StepLimits
 from engine.grammar.tokenizer_file import TokenizerFile
 from wire.errors import NotInstalled
-from wire.structured_output import LLGUIDANCE
 
 
 def make_backend(name: str, tokenizer: TokenizerFile, limits: GrammarLimits) -> Backend:
@@ -12,12 +11,7 @@ def make_backend(name: str, tokenizer: TokenizerFile, limits: GrammarLimits) -> 
     try:
         from engine.grammar.llguidance_backend import LlguidanceBackend
 
-        first = LlguidanceBackend(tokenizer, limits, StepLimits())
-        if name == LLGUIDANCE:
-            return first
-        from engine.grammar.xgrammar_backend import XgrammarBackend
-
-        return XgrammarBackend(tokenizer, limits, first.token_bytes())
+        return LlguidanceBackend(tokenizer, limits, StepLimits())
     except ModuleNotFoundError as error:
         raise NotInstalled(
             f"this server lacks the structured output backend {name}, which this request needs: no module {error.name}"

@@ -1,4 +1,4 @@
-"""The first backend: llguidance, which has its own limits for a step."""
+"""The backend: llguidance, which has its own limits for a step."""
 
 import json
 import re
@@ -34,14 +34,6 @@ class LlguidanceBackend:
         self._tokenizer = _load(tokenizer)
         self._steps = steps
 
-    def token_bytes(self) -> list[bytes]:
-        """Return each token's bytes; special tokens have none."""
-        tokenizer = self._tokenizer
-        return [
-            b"" if tokenizer.is_special_token(token_id) else tokenizer.decode_bytes([token_id])
-            for token_id in range(tokenizer.vocab_size)
-        ]
-
     def compile(self, source: GrammarSource) -> str:
         """Return the kind and llguidance's text for `source`, tested by a random walk. Raises InvalidGrammar."""
         if source.kind is not GrammarKind.GRAMMAR:
@@ -73,7 +65,8 @@ class LlguidanceBackend:
             texts = sorted(set(json.loads(source.text)), key=len)
             return LLMatcher.grammar_from_regex("|".join(_META.sub(r"\\\g<0>", text) for text in texts))
         if source.kind is GrammarKind.STRUCTURAL_TAG:
-            return LLMatcher.grammar_from_lark(tags_to_lark(source.text))
+            options = _json_options(source.whitespace)
+            return LLMatcher.grammar_from_lark(tags_to_lark(source.text, options, self._limits))
         try:
             return LLMatcher.grammar_from_json_schema(source.text, overrides=_json_options(source.whitespace))
         except ValueError as error:

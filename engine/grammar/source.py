@@ -8,7 +8,7 @@ from hashlib import sha256
 from engine.grammar.limits import GrammarLimits
 from engine.grammar.schema_objects import check_properties, parts_of
 from wire.errors import InvalidGrammar
-from wire.structured_output import LLGUIDANCE, OLD_BACKENDS, XGRAMMAR, check_backend
+from wire.structured_output import LLGUIDANCE, OLD_BACKENDS, check_backend
 from wire.types import StructuredOutput
 
 _JSON_KINDS = ("json", "choice", "structural_tag")
@@ -54,7 +54,8 @@ def read_source(wish: StructuredOutput, limits: GrammarLimits) -> GrammarSource:
         raise InvalidGrammar(f"{wish.kind} is empty")
     elif kind in _JSON_KINDS:
         text = _read_json(kind, text, limits)
-    return GrammarSource(kind, text, _backend(wish.backend, kind, text), wish.whitespace_pattern)
+    check_backend(wish.backend)
+    return GrammarSource(kind, text, whitespace=wish.whitespace_pattern)
 
 
 def is_old_name(backend: str) -> bool:
@@ -70,14 +71,6 @@ def _kind(name: str) -> GrammarKind:
     except ValueError as error:
         known = ", ".join([*GrammarKind, "json_object"])
         raise InvalidGrammar(f"{name!r} is not a kind of structured output; the kinds are {known}") from error
-
-
-def _backend(name: str, kind: GrammarKind, text: str) -> str:
-    check_backend(name)
-    needs_xgrammar = kind is GrammarKind.STRUCTURAL_TAG and "format" in json.loads(text)
-    if name == XGRAMMAR or (name == "auto" and needs_xgrammar):
-        return XGRAMMAR
-    return LLGUIDANCE
 
 
 def _check_size(name: str, text: str, limits: GrammarLimits) -> None:
@@ -111,7 +104,7 @@ def _read_json(kind: GrammarKind, text: str, limits: GrammarLimits) -> str:
 
 
 def _check_references(value: object) -> None:
-    """Refuse external references: nothing is fetched, and one backend would then allow any value."""
+    """Refuse external references: nothing is fetched."""
     for part in parts_of(value):
         reference = part.get("$ref")
         if isinstance(reference, str) and not reference.startswith("#"):

@@ -1,35 +1,330 @@
-"""Turn structural tags (free text in which a trigger opens JSON of a schema) into Lark for llguidance.
+"""Turn structural tags (free text in which fixed texts open JSON and other forms) into Lark for llguidance.
 
-{"structures": [{"begin": "<f=x>", "schema": {...}, "end": "</f>"}], "triggers": ["<f="]}
+Today's form is {"format": {"type": ...}}, a tree of the types in `_FIELDS`; the older one is
+{"structures": [{"begin": "<f=x>", "schema": {...}, "end": "</f>"}], "triggers": ["<f="]}, a `triggered_tags`.
+
+llguidance splits text into lexemes, each as long as possible. So free text, or a regex, is one lexeme together with the
+fixed text behind it: it ends where that text first occurs.
 """
 
 import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from llguidance import StructTag
+from llguidance import LLMatcher
 
+from engine.grammar.ebnf import ebnf_to_lark
+from engine.grammar.limits import GrammarLimits
+from engine.grammar.regex import to_rust
+from engine.grammar.repetitions import check_repetitions
 from wire.errors import InvalidGrammar
 
+_FIELDS = {
+    "const_string": ("value",),
+    "any_text": ("excludes", "max_chars"),
+    "json_schema": ("json_schema",),
+    "regex": ("pattern",),
+    "grammar": ("grammar",),
+    "token": ("token",),
+    "sequence": ("elements",),
+    "or": ("elements",),
+    "optional": ("content",),
+    "star": ("content",),
+    "plus": ("content",),
+    "repeat": ("content", "min", "max"),
+    "tag": ("begin", "content", "end"),
+    "triggered_tags": ("triggers", "tags", "at_least_one", "stop_after_first", "excludes"),
+    "tags_with_separator": ("tags", "separator", "at_least_one", "stop_after_first"),
+    "dispatch": ("rules", "loop", "excludes"),
+}
+"""The supported types, each with its fields. Any other field is refused unless it has its default value."""
+_DEFAULTS: tuple[object, ...] = (None, False, [], "json")
+_ANY, _MORE = r"/(?s:.*)/", r"/(?s:.+)/"
+_Texts = tuple[tuple[str, str], ...]
+_SPECIAL = re.compile(r"<[^<>\s]+>")
 
-def tags_to_lark(text: str) -> str:
-    """Return a Lark grammar of the tags. Raises InvalidGrammar."""
-    wish = json.loads(text)
-    structures, triggers = wish.get("structures"), wish.get("triggers")
-    if not isinstance(structures, list) or not structures or not _texts(triggers):
-        raise InvalidGrammar("a structural tag needs the lists structures and triggers; other forms need xgrammar")
-    return StructTag.to_grammar([_tag(structure, triggers) for structure in structures], assume_special=False)
+
+@dataclass(frozen=True, slots=True)
+class _After:
+    """What follows a format: as Lark; the fixed texts it may begin with, each with the Lark behind it.
+
+    `last` is the Lark behind free text that no fixed text ends, None where one must.
+    """
+
+    lark: str = ""
+    texts: _Texts = ()
+    last: str | None = None
 
 
-def _tag(structure: object, triggers: list[str]) -> StructTag:
-    if not isinstance(structure, dict) or not _texts([structure.get("begin"), structure.get("end")]):
-        raise InvalidGrammar("each structure needs the texts begin and end, and a schema")
-    begin, schema = structure["begin"], structure.get("schema", {})
-    if not isinstance(schema, dict):
-        raise InvalidGrammar(f"the schema of {begin!r} must be an object")
-    for trigger in triggers:
-        if trigger and begin.startswith(trigger):
-            return StructTag(trigger=trigger, begin=begin, grammar=schema, end=structure["end"])
-    raise InvalidGrammar(f"{begin!r} must begin with one of the triggers {triggers}")
+_END = _After(last="")
+_REPEATED = _After()
 
 
-def _texts(value: object) -> bool:
+def tags_to_lark(text: str, json_options: Mapping[str, Any], limits: GrammarLimits) -> str:
+    """Return a Lark grammar of the tags. `json_options` are llguidance's for a schema. Raises InvalidGrammar."""
+    tag = json.loads(text)
+    return _Writer(json_options, limits).grammar(tag["format"] if "format" in tag else _triggered_tags(tag))
+
+
+def _triggered_tags(tag: dict[str, Any]) -> dict[str, Any]:
+    """Return the older form as a format."""
+    structures = tag.get("structures")
+    if not isinstance(structures, list) or not structures or not _are_texts(tag.get("triggers")):
+        raise InvalidGrammar("a structural tag needs a format, or the lists structures and triggers")
+    tags = []
+    for structure in structures:
+        if not isinstance(structure, dict) or not _are_texts([structure.get("begin"), structure.get("end")]):
+            raise InvalidGrammar("each structure needs the texts begin and end, and a schema")
+        schema = {"type": "json_schema", "json_schema": structure.get("schema", {})}
+        tags.append({"type": "tag", "begin": structure["begin"], "content": schema, "end": structure["end"]})
+    return {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags}
+
+
+class _Writer:
+    """Writes the rules of one grammar. Each method for a type returns Lark of the format and of what follows it."""
+
+    def __init__(self, json_options: Mapping[str, Any], limits: GrammarLimits) -> None:
+        self._json_options, self._limits = json_options, limits
+        self._rules: list[str] = []
+
+    def grammar(self, form: object) -> str:
+        """Return the grammar of a whole text of this format."""
+        start = self._write(form, _END)
+        return "\n".join([f"start: {start}", *self._rules]) + "\n"
+
+    def _rule(self, lark: str, option: str = "", *, letter: str = "r") -> str:
+        name = f"{letter}{len(self._rules)}"
+        self._rules.append(f"{name}{option}: {lark}")
+        return name
+
+    def _terminal(self, lark: str) -> str:
+        return self._rule(lark, letter="T")
+
+    def _write(self, form: object, after: _After) -> str:
+        kind = form.get("type") if isinstance(form, dict) else None
+        if not isinstance(form, dict) or not isinstance(kind, str) or kind not in _FIELDS:
+            shown = f"has the type {json.dumps(kind)[:40]}" if isinstance(form, dict) else f"is {json.dumps(form)[:40]}"
+            raise InvalidGrammar(f"a format of a structural tag {shown}; supported types are {', '.join(_FIELDS)}")
+        for name in form.keys() - {"type", *_FIELDS[kind]}:
+            if form[name] not in _DEFAULTS:
+                raise InvalidGrammar(f"{kind} of a structural tag has {name[:40]}, which is not supported")
+        return str(getattr(self, f"_write_{kind}")(form, after))
+
+    def _write_const_string(self, form: dict[str, Any], after: _After) -> str:
+        return f"{_quoted(_text(form, 'value'))} {after.lark}"
+
+    def _write_any_text(self, form: dict[str, Any], after: _After) -> str:
+        most = form.get("max_chars")
+        pattern = _ANY if most is None else f"/(?s:.){{0,{self._count(form, 'max_chars')}}}/"
+        return self._free_text(self._without(pattern, form), after)
+
+    def _write_json_schema(self, form: dict[str, Any], after: _After) -> str:
+        schema = {} if form.get("json_schema") is True else form.get("json_schema")
+        if not isinstance(schema, dict):
+            raise InvalidGrammar("json_schema of a structural tag must be an object or true")
+        return f"{self._rule('%json ' + json.dumps({**schema, 'x-guidance': self._json_options}))} {after.lark}"
+
+    def _write_regex(self, form: dict[str, Any], after: _After) -> str:
+        pattern = _text(form, "pattern")
+        check_repetitions(pattern, self._limits)
+        escaped = json.loads(LLMatcher.grammar_from_regex(to_rust(pattern)))["grammars"][0]["lark_grammar"]
+        regex = escaped.removeprefix("start: ")
+        return self._free_text(regex, after) if after.texts else f"{self._rule(regex)} {after.lark}"
+
+    def _write_grammar(self, form: dict[str, Any], after: _After) -> str:
+        lark = ebnf_to_lark(_text(form, "grammar"), self._limits)
+        return f"{self._rule('%lark {' + chr(10) + lark + '}')} {after.lark}"
+
+    def _write_token(self, form: dict[str, Any], after: _After) -> str:
+        return f"{_token(form)} {after.lark}"
+
+    def _write_sequence(self, form: dict[str, Any], after: _After) -> str:
+        first, *others = _parts(form, "elements")
+        for part in reversed(others):
+            after = self._then(part, after)
+        return self._write(first, after)
+
+    def _write_or(self, form: dict[str, Any], after: _After) -> str:
+        return _either([self._write(part, after) for part in _parts(form, "elements")])
+
+    def _write_optional(self, form: dict[str, Any], after: _After) -> str:
+        return _either([self._write(form.get("content"), after), after.lark])
+
+    def _write_star(self, form: dict[str, Any], after: _After) -> str:
+        return self._times(form, "*", after)
+
+    def _write_plus(self, form: dict[str, Any], after: _After) -> str:
+        return self._times(form, "+", after)
+
+    def _write_repeat(self, form: dict[str, Any], after: _After) -> str:
+        least = self._count(form, "min")
+        if form.get("max") == -1:
+            return self._times(form, f"{{{least},}}", after)
+        most = self._count(form, "max")
+        if most < least:
+            raise InvalidGrammar(f"repeat of a structural tag has min {least}, above max {most}")
+        return self._times(form, f"{{{least},{most}}}", after)
+
+    def _write_tag(self, form: dict[str, Any], after: _After) -> str:
+        begin = form.get("begin")
+        first = _quoted(_text(form, "begin")) if isinstance(begin, str) else _token(begin)
+        return f"{first} {self._content(form, after)}"
+
+    def _write_triggered_tags(self, form: dict[str, Any], after: _After) -> str:
+        loop = not form.get("stop_after_first")
+        triggers: Any = form.get("triggers")
+        if not _are_texts(triggers) or not all(triggers):
+            raise InvalidGrammar("triggers of a structural tag must be a list of texts, none of them empty")
+        bodies: dict[str, list[str]] = {}
+        for tag in _parts(form, "tags"):
+            begin = _text(tag, "begin")
+            trigger = next((one for one in triggers if begin.startswith(one)), None)
+            if trigger is None:
+                raise InvalidGrammar(f"{begin!r} must begin with one of the triggers {triggers}")
+            content = self._content(tag, _REPEATED if loop else after)
+            bodies.setdefault(trigger, []).append(f"{_quoted(begin[len(trigger) :])} {content}")
+        texts = tuple((trigger, self._rule(_either(ways))) for trigger, ways in bodies.items())
+        pattern = self._without(_ANY, form)
+        if not form.get("at_least_one"):
+            return self._dispatched(pattern, texts, after, loop=loop)
+        first = _either([f"{_quoted(trigger)} {body}" for trigger, body in texts])
+        return f"{first} {self._dispatched(pattern, texts, after, loop=True)}" if loop else first
+
+    def _write_tags_with_separator(self, form: dict[str, Any], after: _After) -> str:
+        tags, separator = _parts(form, "tags"), _quoted(_text(form, "separator"))
+        least = form.get("at_least_one")
+        if form.get("stop_after_first"):
+            ways = [self._write(tag, after) for tag in tags]
+            return _either(ways if least else [*ways, after.lark])
+        tag = self._rule(_either([self._write(tag, _REPEATED) for tag in tags]))
+        return f"({tag} ({separator} {tag})*){'' if least else '?'} {after.lark}"
+
+    def _write_dispatch(self, form: dict[str, Any], after: _After) -> str:
+        loop = form.get("loop", True)
+        texts = []
+        for rule in _parts(form, "rules"):
+            if not isinstance(rule, list) or len(rule) != 2 or not isinstance(rule[0], str) or not rule[0]:
+                raise InvalidGrammar("each of the rules of a structural tag must be a text, not empty, and a format")
+            texts.append((rule[0], self._rule(self._write(rule[1], _REPEATED if loop else after))))
+        return self._dispatched(self._without(_ANY, form), tuple(texts), after, loop=loop)
+
+    def _content(self, tag: dict[str, Any], after: _After) -> str:
+        """Return a rule for all of a tag behind its begin, and for what follows it."""
+        end = tag.get("end")
+        if isinstance(end, dict):
+            last = self._rule(f"{_token(end)} {after.lark}")
+            return self._rule(self._write(tag.get("content"), _After(last, last=last)))
+        ends = [end] if isinstance(end, str) else end
+        if not _are_texts(ends) or not ends:
+            raise InvalidGrammar("end of a tag must be a text, a list of texts or a token")
+        texts = tuple((text, after.lark) for text in ends if text)
+        lark = self._rule(_either([f"{_quoted(text)} {after.lark}" for text in ends]))
+        if "" in ends:
+            return self._rule(self._write(tag.get("content"), _After(lark, texts + after.texts, after.last)))
+        return self._rule(self._write(tag.get("content"), _After(lark, texts)))
+
+    def _then(self, form: object, after: _After) -> _After:
+        """Return what a format and all behind it are for the format before it."""
+        if not _begins_fixed(form):
+            return _After(self._rule(self._write(form, after)))
+        texts = tuple(self._fixed_texts(form, after))
+        return _After(self._rule(_either([f"{_quoted(text)} {rest}" for text, rest in texts])), texts)
+
+    def _fixed_texts(self, form: Any, after: _After) -> list[tuple[str, str]]:
+        if form["type"] == "or":
+            return [found for part in form["elements"] for found in self._fixed_texts(part, after)]
+        if form["type"] == "const_string":
+            return [(form["value"], after.lark)]
+        return [(form["begin"], self._content(form, after))]
+
+    def _dispatched(self, pattern: str, texts: _Texts, after: _After, *, loop: bool) -> str:
+        """Return free text in which each of `texts` is followed by its Lark."""
+        if not loop:
+            return self._free_text(pattern, _After(texts=texts + after.texts, last=after.last))
+        stops = texts + after.texts
+        return f"{self._free_text(pattern, _After(texts=texts), stops)}* {self._free_text(pattern, after, stops)}"
+
+    def _free_text(self, pattern: str, after: _After, stops: _Texts = ()) -> str:
+        """Return text of `pattern` up to one of the texts behind it, or to the end; it ends at the first of `stops`.
+
+        A lazy lexeme ends at its first match. But llguidance 1.9 panics if a single byte matches: for a stop of one
+        byte, the other lexemes exclude it instead.
+        """
+        bytes_ = " | ".join(_quoted(text) for text, _ in stops or after.texts if len(text.encode()) == 1)
+        ways = []
+        for text, rest in after.texts:
+            lark = f"{pattern} {_quoted(text)}"
+            lark = f"({lark}) & ~({pattern} ({bytes_}) {_MORE})" if bytes_ else lark
+            ways.append(f"{self._rule(self._terminal(lark), '' if len(text.encode()) == 1 else '[lazy]')} {rest}")
+        if after.last is not None:
+            lark = f"{pattern} & ~({pattern} ({bytes_}) {_ANY})" if bytes_ else pattern
+            ways.append(f"{self._terminal(lark)} {after.last}")
+        if not ways:
+            raise InvalidGrammar("free text within a structural tag must be followed by a fixed text")
+        return _either(ways)
+
+    def _without(self, pattern: str, form: dict[str, Any]) -> str:
+        excludes = form.get("excludes") or []
+        if not _are_texts(excludes) or not all(excludes):
+            raise InvalidGrammar("excludes of a structural tag must be a list of texts, none of them empty")
+        if not excludes:
+            return pattern
+        texts = " | ".join(_quoted(text) for text in excludes)
+        return self._terminal(f"{pattern} & ~({_ANY} ({texts}) {_ANY})")
+
+    def _times(self, form: dict[str, Any], times: str, after: _After) -> str:
+        return f"{self._rule(self._write(form.get('content'), _REPEATED))}{times} {after.lark}"
+
+    def _count(self, form: dict[str, Any], name: str) -> int:
+        value = form.get(name)
+        if type(value) is not int or not 0 <= value <= self._limits.repetitions:
+            raise InvalidGrammar(
+                f"{name} of a structural tag is {str(value)[:20]}, must be 0 to {self._limits.repetitions}"
+            )
+        return value
+
+
+def _begins_fixed(form: object) -> bool:
+    if not isinstance(form, dict):
+        return False
+    if form.get("type") == "or":
+        return all(_begins_fixed(part) for part in _parts(form, "elements"))
+    name = {"const_string": "value", "tag": "begin"}.get(str(form.get("type")), "")
+    return isinstance(form.get(name), str) and form[name] != ""
+
+
+def _parts(form: dict[str, Any], name: str) -> list[Any]:
+    value = form.get(name)
+    if not isinstance(value, list) or not value:
+        raise InvalidGrammar(f"{name} of a structural tag must be a list, not empty")
+    return value
+
+
+def _text(form: object, name: str) -> str:
+    value = form.get(name) if isinstance(form, dict) else None
+    if not isinstance(value, str):
+        raise InvalidGrammar(f"{name} of a structural tag must be a text")
+    return value
+
+
+def _token(form: object) -> str:
+    token = form.get("token") if isinstance(form, dict) else None
+    if type(token) is int:
+        return f"<[{token}]>"
+    if isinstance(token, str) and _SPECIAL.fullmatch(token):
+        return token
+    raise InvalidGrammar("a token of a structural tag must be an id, or the name of a special token, as <|name|>")
+
+
+def _are_texts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def _either(ways: Sequence[str]) -> str:
+    return "(" + " | ".join(way if way.strip() else '""' for way in ways) + ")"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

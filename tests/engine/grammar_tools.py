@@ -16,7 +16,6 @@ from engine.grammar.matcher import CompiledGrammar
 from engine.grammar.source import read_source
 from engine.grammar.tokenizer_file import TokenizerFile
 from tests.engine.tiny_models import VOCAB_SIZE
-from wire.structured_output import XGRAMMAR
 from wire.types import StructuredOutput
 
 EOS_ID = 2
@@ -33,12 +32,7 @@ def compiled(tokenizer: TokenizerFile, wish: StructuredOutput) -> CompiledGramma
     """Compile and build in this process, without child and cache."""
     backend = LlguidanceBackend(tokenizer, LIMITS, StepLimits())
     source = read_source(wish, LIMITS)
-    if source.backend != XGRAMMAR:
-        return CompiledGrammar(backend.build(backend.compile(source)), tokenizer, source.kind, 0)
-    from engine.grammar.xgrammar_backend import XgrammarBackend
-
-    second = XgrammarBackend(tokenizer, LIMITS, backend.token_bytes())
-    return CompiledGrammar(second.build(second.compile(source)), tokenizer, source.kind, 0)
+    return CompiledGrammar(backend.build(backend.compile(source)), tokenizer, source.kind, 0)
 
 
 def allowed_ids(matcher: Matcher, vocab_size: int = PADDED) -> set[int]:

@@ -18,7 +18,6 @@ from engine.grammar.compiling_child import CompilingChild
 from engine.grammar.limits import MIB, GrammarLimits
 from engine.grammar.source import GrammarKind, GrammarSource, read_source
 from processes.frames import receive_object, send_object
-from tests.conftest import MISSING
 from tests.engine.grammar_tools import tokenizer_of
 from tests.engine.tiny_models import save_tiny_tokenizer
 from wire.errors import DeadlineExceeded, InternalError, InvalidGrammar, Unavailable
@@ -252,19 +251,3 @@ def test_the_same_loop_serves_in_any_process(folder: Path, monkeypatch: pytest.M
         assert answer is not None
         assert "unclosed character class" in answer["refused"]
         assert receive_object(ours, MIB) is None
-
-
-def test_xgrammar_compiles_in_a_child_without_torch_too(folder: Path) -> None:
-    pytest.importorskip("tvm_ffi", reason=f"{MISSING}: xgrammar")
-    made = CompilingChild("xgrammar", tokenizer_of(folder), _LIMITS)
-    try:
-        assert made.compile(replace(_EASY, backend="xgrammar")).form
-        assert not [entry.path for entry in psutil.Process(made.pid).memory_maps() if "torch" in entry.path]
-        with pytest.raises(InvalidGrammar, match="no text matches the grammar"):
-            made.compile(GrammarSource(GrammarKind.GRAMMAR, "root ::= root", "xgrammar"))
-        with pytest.raises(InvalidGrammar, match="Nest layer exceeded"):
-            made.compile(
-                GrammarSource(GrammarKind.GRAMMAR, "root ::= " + "(" * 10_000 + '"a"' + ")" * 10_000, "xgrammar")
-            )
-    finally:
-        made.close()

@@ -12,7 +12,6 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 from tokenizers import Tokenizer
 
-from tests.conftest import MISSING
 from tests.engine.grammar_tools import compiled, random_texts, takes, tokenizer_of
 from tests.engine.tiny_models import make_tiny_model
 from wire.structured_output import json_output
@@ -38,31 +37,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model("llama", tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(params=["llguidance", "xgrammar"])
-def backend(request: pytest.FixtureRequest) -> str:
-    """Each backend that is installed."""
-    if request.param == "xgrammar":
-        pytest.importorskip("tvm_ffi", reason=f"{MISSING}: xgrammar")
-    return str(request.param)
+def _texts(folder: Path, kind: str, value: str, **more: Any) -> list[str]:
+    return random_texts(folder, compiled(tokenizer_of(folder), StructuredOutput(kind, value, **more)))
 
 
-def _schema(backend: str) -> dict[str, Any]:
-    """xgrammar counts some bytes that are no UTF-8 as one character, so its texts are of letters."""
-    letters = {"type": "string", "pattern": "^[a-zé]{0,5}$"}
-    return _SCHEMA if backend == "llguidance" else {**_SCHEMA, "properties": {**_SCHEMA["properties"], "name": letters}}
-
-
-def _texts(folder: Path, kind: str, value: str, backend: str, **more: Any) -> list[str]:
-    return random_texts(folder, compiled(tokenizer_of(folder), StructuredOutput(kind, value, backend=backend, **more)))
-
-
-def test_json_is_of_its_schema(folder: Path, backend: str) -> None:
-    schema = _schema(backend)
-
-    texts = _texts(folder, "json", json.dumps(schema), backend)
+def test_json_is_of_its_schema(folder: Path) -> None:
+    texts = _texts(folder, "json", json.dumps(_SCHEMA))
 
     for text in texts:
-        jsonschema.validate(json.loads(text), schema)
+        jsonschema.validate(json.loads(text), _SCHEMA)
 
 
 class _Strict(BaseModel):
@@ -85,15 +68,15 @@ class _Picture(_Strict):
     made: date | None = None
 
 
-def test_json_of_a_pydantic_class_is_read_by_it(folder: Path, backend: str) -> None:
-    wish = json_output(_Picture, whitespace_pattern="", backend=backend)
+def test_json_of_a_pydantic_class_is_read_by_it(folder: Path) -> None:
+    wish = json_output(_Picture, whitespace_pattern="")
 
     for text in random_texts(folder, compiled(tokenizer_of(folder), wish)):
         _Picture.model_validate_json(text)
 
 
-def test_json_without_whitespace_has_none_outside_strings(folder: Path, backend: str) -> None:
-    texts = _texts(folder, "json", json.dumps(_schema(backend)), backend, whitespace_pattern="")
+def test_json_without_whitespace_has_none_outside_strings(folder: Path) -> None:
+    texts = _texts(folder, "json", json.dumps(_SCHEMA), whitespace_pattern="")
 
     for text in texts:
         json.loads(text)
@@ -101,7 +84,7 @@ def test_json_without_whitespace_has_none_outside_strings(folder: Path, backend:
 
 
 def test_json_with_one_blank_has_at_most_one(folder: Path) -> None:
-    texts = _texts(folder, "json", json.dumps(_SCHEMA), "llguidance", whitespace_pattern="[ ]?")
+    texts = _texts(folder, "json", json.dumps(_SCHEMA), whitespace_pattern="[ ]?")
 
     outside = [re.sub(r'"(?:[^"\\]|\\.)*"', '""', text) for text in texts]
     assert not any(re.search(r"\s\s|[^\S ]", text) for text in outside)
@@ -111,16 +94,16 @@ def test_json_with_one_blank_has_at_most_one(folder: Path) -> None:
 @pytest.mark.parametrize(
     "pattern", [r"[a-z]{2,5}-\d{1,3}(\.[A-F]{1,4})?", r"(yes|no|möglich)( sehr){0,3}!", r"\w{1,4}\s\S"]
 )
-def test_a_regex_matches_in_full(folder: Path, backend: str, pattern: str) -> None:
-    texts = _texts(folder, "regex", pattern, backend)
+def test_a_regex_matches_in_full(folder: Path, pattern: str) -> None:
+    texts = _texts(folder, "regex", pattern)
 
     assert all(re.fullmatch(pattern, text) for text in texts)
 
 
-def test_a_choice_is_one_of_them_and_each_prefix_can_be(folder: Path, backend: str) -> None:
+def test_a_choice_is_one_of_them_and_each_prefix_can_be(folder: Path) -> None:
     choices = ["a", "ab", "abc(", 'q"\\\n.*', "日本", "😀", "\t\b\f\x1f\x7f\x85"]
 
-    grammar = compiled(tokenizer_of(folder), StructuredOutput("choice", json.dumps(choices), backend=backend))
+    grammar = compiled(tokenizer_of(folder), StructuredOutput("choice", json.dumps(choices)))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     assert set(random_texts(folder, grammar)) <= set(choices)
@@ -137,7 +120,7 @@ def test_a_choice_is_one_of_them_and_each_prefix_can_be(folder: Path, backend: s
     ids=["EBNF", "Lark"],
 )
 def test_a_sum_of_a_grammar_can_be_added_up(folder: Path, grammar: str) -> None:
-    texts = _texts(folder, "grammar", grammar, "llguidance")
+    texts = _texts(folder, "grammar", grammar)
 
     for text in texts:
         tree = ast.parse(re.sub(r"\b0+(?=\d)", "", text), mode="eval")
@@ -147,7 +130,7 @@ def test_a_sum_of_a_grammar_can_be_added_up(folder: Path, grammar: str) -> None:
 _SUM = (ast.Expression, ast.BinOp, ast.Add, ast.Constant, ast.Load)
 
 
-def test_a_toy_sql_is_of_its_form(folder: Path, backend: str) -> None:
+def test_a_toy_sql_is_of_its_form(folder: Path) -> None:
     grammar = (
         'root ::= "SELECT " columns " FROM " name (" WHERE " name " = " value)?\n'
         'columns ::= name (", " name){0,2}\n'
@@ -155,29 +138,17 @@ def test_a_toy_sql_is_of_its_form(folder: Path, backend: str) -> None:
         'value ::= [0-9]{1,3}\n  | "\'" [^\'\\n]{0,3} "\'"\n'
     )
 
-    texts = _texts(folder, "grammar", grammar, backend)
+    texts = _texts(folder, "grammar", grammar)
 
     name = "[a-z][a-z0-9]{0,4}"
     form = rf"SELECT {name}(, {name}){{0,2}} FROM {name}( WHERE {name} = (\d{{1,3}}|'[^'\n]{{0,3}}'))?"
     assert all(re.fullmatch(form, text) for text in texts)
 
 
-def test_a_json_object_parses(folder: Path, backend: str) -> None:
-    grammar = compiled(tokenizer_of(folder), StructuredOutput("json_object", "", backend=backend))
+def test_a_json_object_parses(folder: Path) -> None:
+    grammar = compiled(tokenizer_of(folder), StructuredOutput("json_object", ""))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     assert takes(grammar, tokenizer, '{"a": [1, {"b": null}], "é": "\\u00e9 \\" x"}')
     assert not takes(grammar, tokenizer, "[1]")
     assert not takes(grammar, tokenizer, '{"a": 01}')
-
-
-def test_a_structural_tag_opens_json_of_its_schema(folder: Path, backend: str) -> None:
-    schema = {"type": "object", "properties": {"q": {"enum": ["x"]}}, "required": ["q"], "additionalProperties": False}
-    tags = {"structures": [{"begin": "<f=x>", "schema": schema, "end": "</f>"}], "triggers": ["<f="]}
-    grammar = compiled(tokenizer_of(folder), StructuredOutput("structural_tag", json.dumps(tags), backend=backend))
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-
-    assert takes(grammar, tokenizer, "free text")
-    assert takes(grammar, tokenizer, 'free <f=x>{"q":"x"}</f> more')
-    assert not takes(grammar, tokenizer, "free <f=y>")
-    assert not takes(grammar, tokenizer, 'free <f=x>{"q":"y"}')

@@ -16,11 +16,9 @@ from engine.grammar.matcher import CompiledGrammar
 from engine.grammar.source import GrammarKind, GrammarSource
 from engine.grammar.walk import walk
 from scheduler.limits import ControlLimits
-from tests.conftest import MISSING
 from tests.engine.grammar_tools import EOS_ID, LIMITS, allowed_ids, tokenizer_of
 from tests.engine.tiny_models import save_tiny_tokenizer
 from wire.errors import InvalidGrammar
-from wire.structured_output import XGRAMMAR
 
 
 def test_a_thirtieth_of_a_core_is_enough_for_a_compile() -> None:
@@ -155,21 +153,3 @@ def test_a_step_that_takes_too_long_ends_its_own_sequence(folder: Path) -> None:
 
     with pytest.raises(InvalidGrammar, match=r"one step .* takes .*; simplify it, or request fewer tokens"):
         allowed_ids(CompiledGrammar(text, tokenizer_of(folder), GrammarKind.REGEX, 0).matcher())
-
-
-def test_so_does_a_slow_step_of_xgrammar(folder: Path) -> None:
-    """Its own walk finds `(.{0,1000}){0,1000}` quick; fifty tokens on, each step takes longer than the one before."""
-    pytest.importorskip("tvm_ffi", reason=f"{MISSING}: xgrammar")
-    from engine.grammar.xgrammar_backend import XgrammarBackend, XgrammarGrammar
-
-    tokenizer = tokenizer_of(folder)
-    backend = XgrammarBackend(tokenizer, LIMITS, LlguidanceBackend(tokenizer, LIMITS, StepLimits()).token_bytes())
-    form = backend.compile(GrammarSource(GrammarKind.REGEX, "[a-z]{3}", XGRAMMAR))
-    quick = backend.build(form)
-    slow = XgrammarGrammar(backend, quick.compiled, longest_s=1e-9)
-
-    _write(CompiledGrammar(quick, tokenizer, GrammarKind.REGEX, 0).matcher(), _ids(folder, "a"))
-    with pytest.raises(InvalidGrammar, match=r"one step of the grammar takes .* the limit is 1e-09 s"):
-        slow.start().allowed()
-    with pytest.raises(InvalidGrammar, match=r"one step of the grammar takes .* the limit is 1e-09 s"):
-        slow.start().advance(_ids(folder, "a")[0])

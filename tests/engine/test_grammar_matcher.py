@@ -1,7 +1,6 @@
-"""Endings, padding, resume and limits of a sequence's matcher; both backends allow the same."""
+"""Endings, padding, resume and limits of a sequence's matcher."""
 
 import json
-from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from engine.grammar.llguidance_backend import LlguidanceBackend
 from engine.grammar.matcher import CompiledGrammar
 from engine.grammar.source import GrammarKind
 from engine.grammar.tokenizer_file import TokenizerFile
-from tests.conftest import MISSING
 from tests.engine.grammar_tools import EOS_ID, PADDED, allowed_ids, compiled, tokenizer_of
 from tests.engine.tiny_models import VOCAB_SIZE, save_tiny_tokenizer
 from wire.errors import InvalidGrammar
@@ -30,24 +28,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=["llguidance", "xgrammar"])
-def backend(request: pytest.FixtureRequest) -> str:
-    """Each backend that is installed."""
-    if request.param == "xgrammar":
-        pytest.importorskip("tvm_ffi", reason=f"{MISSING}: xgrammar")
-    return str(request.param)
-
-
-def _matcher(folder: Path, backend: str, regex: str, stops: tuple[int, ...] = (EOS_ID,)) -> Matcher:
-    return compiled(tokenizer_of(folder), StructuredOutput("regex", regex, backend=backend)).matcher(stops)
+def _matcher(folder: Path, regex: str, stops: tuple[int, ...] = (EOS_ID,)) -> Matcher:
+    return compiled(tokenizer_of(folder), StructuredOutput("regex", regex)).matcher(stops)
 
 
 def _ids(folder: Path, text: str) -> list[int]:
     return list(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids)
 
 
-def test_the_end_is_allowed_exactly_where_the_text_is_whole(folder: Path, backend: str) -> None:
-    matcher = _matcher(folder, backend, "ab?")
+def test_the_end_is_allowed_exactly_where_the_text_is_whole(folder: Path) -> None:
+    matcher = _matcher(folder, "ab?")
     a, b = _ids(folder, "a")[0], _ids(folder, "b")[0]
 
     assert EOS_ID not in allowed_ids(matcher)
@@ -60,8 +50,8 @@ def test_the_end_is_allowed_exactly_where_the_text_is_whole(folder: Path, backen
     assert matcher.finished
 
 
-def test_a_refused_token_changes_nothing(folder: Path, backend: str) -> None:
-    matcher = _matcher(folder, backend, "ab")
+def test_a_refused_token_changes_nothing(folder: Path) -> None:
+    matcher = _matcher(folder, "ab")
     a, b = _ids(folder, "a")[0], _ids(folder, "b")[0]
 
     assert not matcher.advance(b)
@@ -71,9 +61,9 @@ def test_a_refused_token_changes_nothing(folder: Path, backend: str) -> None:
     assert b in allowed_ids(matcher)
 
 
-def test_after_the_end_only_ends_follow(folder: Path, backend: str) -> None:
+def test_after_the_end_only_ends_follow(folder: Path) -> None:
     """A request that ignores the end of sequence runs on to its length."""
-    matcher = _matcher(folder, backend, "a*", stops=())
+    matcher = _matcher(folder, "a*", stops=())
 
     assert matcher.advance(EOS_ID)
     assert allowed_ids(matcher) == {EOS_ID}
@@ -82,9 +72,9 @@ def test_after_the_end_only_ends_follow(folder: Path, backend: str) -> None:
     assert matcher.finished
 
 
-def test_a_stop_id_that_is_text_is_allowed_where_either_is(folder: Path, backend: str) -> None:
+def test_a_stop_id_that_is_text_is_allowed_where_either_is(folder: Path) -> None:
     a, b, c = (_ids(folder, char)[0] for char in "abc")
-    matcher = _matcher(folder, backend, "ab", stops=(EOS_ID, b, c))
+    matcher = _matcher(folder, "ab", stops=(EOS_ID, b, c))
 
     assert allowed_ids(matcher) == {a}
     assert matcher.advance(a)
@@ -93,18 +83,18 @@ def test_a_stop_id_that_is_text_is_allowed_where_either_is(folder: Path, backend
     assert allowed_ids(matcher) == {EOS_ID, b, c}
 
 
-def test_every_end_of_the_model_ends(folder: Path, backend: str) -> None:
+def test_every_end_of_the_model_ends(folder: Path) -> None:
     tokenizer = tokenizer_of(folder, eos=(EOS_ID, 0, 10**6))
-    matcher = compiled(tokenizer, StructuredOutput("choice", '["a"]', backend=backend)).matcher()
+    matcher = compiled(tokenizer, StructuredOutput("choice", '["a"]')).matcher()
 
     assert matcher.advance(_ids(folder, "a")[0])
     assert allowed_ids(matcher) == {0, EOS_ID}
 
 
 @pytest.mark.parametrize("vocab_size", [VOCAB_SIZE - 7, VOCAB_SIZE, VOCAB_SIZE + 1, 2 * VOCAB_SIZE])
-def test_ids_beyond_model_or_tokenizer_are_never_allowed(folder: Path, backend: str, vocab_size: int) -> None:
+def test_ids_beyond_model_or_tokenizer_are_never_allowed(folder: Path, vocab_size: int) -> None:
     tokenizer = tokenizer_of(folder, vocab_size=vocab_size)
-    matcher = compiled(tokenizer, StructuredOutput("regex", "[a-z \\d\\D]*", backend=backend)).matcher()
+    matcher = compiled(tokenizer, StructuredOutput("regex", "[a-z \\d\\D]*")).matcher()
 
     allowed = allowed_ids(matcher, vocab_size)
 
@@ -112,8 +102,8 @@ def test_ids_beyond_model_or_tokenizer_are_never_allowed(folder: Path, backend: 
     assert {0, 1} & allowed == set()
 
 
-def test_a_character_of_many_tokens_is_whole_or_not_there(folder: Path, backend: str) -> None:
-    matcher = _matcher(folder, backend, "日|é")
+def test_a_character_of_many_tokens_is_whole_or_not_there(folder: Path) -> None:
+    matcher = _matcher(folder, "日|é")
     ids = _ids(folder, "日")
     assert len(ids) == 3
 
@@ -124,8 +114,8 @@ def test_a_character_of_many_tokens_is_whole_or_not_there(folder: Path, backend:
     assert allowed_ids(matcher) == {EOS_ID}
 
 
-def test_a_resumed_sequence_allows_what_the_first_did(folder: Path, backend: str) -> None:
-    wish = StructuredOutput("json", '{"enum": [{"a": [1, 2]}, {"a": "é"}]}', whitespace_pattern="", backend=backend)
+def test_a_resumed_sequence_allows_what_the_first_did(folder: Path) -> None:
+    wish = StructuredOutput("json", '{"enum": [{"a": [1, 2]}, {"a": "é"}]}', whitespace_pattern="")
     grammar = compiled(tokenizer_of(folder), wish)
     ids = _ids(folder, '{"a":[1,2]}')
 
@@ -137,8 +127,8 @@ def test_a_resumed_sequence_allows_what_the_first_did(folder: Path, backend: str
         assert allowed_ids(resumed) == allowed_ids(first)
 
 
-def test_outputs_of_another_grammar_cannot_be_resumed(folder: Path, backend: str) -> None:
-    matcher = _matcher(folder, backend, "ab")
+def test_outputs_of_another_grammar_cannot_be_resumed(folder: Path) -> None:
+    matcher = _matcher(folder, "ab")
     a, c = _ids(folder, "a")[0], _ids(folder, "c")[0]
 
     with pytest.raises(InvalidGrammar, match=f"output token 1 is {c}, which its grammar does not allow"):
@@ -174,39 +164,9 @@ def test_a_tokenizer_that_is_no_byte_level_one_is_refused_in_words(tmp_path: Pat
     assert str(tmp_path) not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("kind", "value"),
-    [
-        ("regex", "(ab|a[0-9]{1,2}|quick)c?"),
-        ("choice", '["the quick", "the brown", "fox", "日本"]'),
-        ("json", '{"enum": ["lazy dog", 12, null, {"a": [true]}]}'),
-        ("json", '{"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], '
-         '"additionalProperties": false}'),
-    ],
-)  # fmt: skip
-def test_both_backends_allow_the_same_along_every_path(folder: Path, kind: str, value: str) -> None:
-    """Where the next bytes are forced, llguidance allows only the tokenizer's own way to write them."""
-    pytest.importorskip("tvm_ffi", reason=f"{MISSING}: xgrammar")
-    first, second = (
-        compiled(tokenizer_of(folder), StructuredOutput(kind, value, whitespace_pattern="", backend=name))
-        for name in ("llguidance", "xgrammar")
-    )
-    paths: deque[tuple[int, ...]] = deque([()])
-    seen = 0
-    while paths and seen < 300:
-        path, seen = paths.popleft(), seen + 1
-        one, other = first.matcher(), second.matcher()
-        one.replay(path)
-        other.replay(path)
-        mine, theirs = allowed_ids(one), allowed_ids(other)
-        assert mine == theirs or (mine < theirs and len(mine) == 1), (path, mine, theirs)
-        paths.extend((*path, token_id) for token_id in mine - {EOS_ID})
-    assert seen > 10
-
-
-def test_a_row_is_written_whole(folder: Path, backend: str) -> None:
+def test_a_row_is_written_whole(folder: Path) -> None:
     """Old bits of a reused row go."""
-    matcher = _matcher(folder, backend, "a")
+    matcher = _matcher(folder, "a")
     row = np.full((PADDED + 31) // 32, -1, dtype=np.int32)
 
     matcher.fill(row)
@@ -214,8 +174,8 @@ def test_a_row_is_written_whole(folder: Path, backend: str) -> None:
     assert int(np.bitwise_count(row.view(np.uint32)).sum()) == 1
 
 
-def test_the_default_whitespace_comes_to_an_end(folder: Path, backend: str) -> None:
-    matcher = compiled(tokenizer_of(folder), StructuredOutput("json_object", "", backend=backend)).matcher()
+def test_the_default_whitespace_comes_to_an_end(folder: Path) -> None:
+    matcher = compiled(tokenizer_of(folder), StructuredOutput("json_object", "")).matcher()
     brace, blank = _ids(folder, "{")[0], _ids(folder, " ")[0]
     assert matcher.advance(brace)
 

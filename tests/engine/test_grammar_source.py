@@ -150,15 +150,9 @@ def test_another_backend_is_unknown() -> None:
         read_source(StructuredOutput("regex", "a", backend="jsonformer"), _LIMITS)
 
 
-@pytest.mark.parametrize("name", [name for name in BACKENDS if name != "xgrammar"])
-def test_old_names_are_served_by_llguidance(name: str) -> None:
+@pytest.mark.parametrize("name", BACKENDS)
+def test_other_names_are_served_by_llguidance(name: str) -> None:
     assert read_source(StructuredOutput("regex", "a", backend=name), _LIMITS).backend == "llguidance"
-
-
-def test_a_structural_tag_of_the_newer_form_goes_to_xgrammar() -> None:
-    newer = StructuredOutput("structural_tag", '{"format": {"type": "any_text"}}')
-
-    assert read_source(newer, _LIMITS).backend == "xgrammar"
 
 
 def test_nesting_counts_no_brackets_in_strings() -> None:

@@ -23,6 +23,7 @@ from engine.grammar.tokenizer_file import TokenizerFile
 from tests.engine.grammar_tools import EOS_ID, allowed_ids, tokenizer_of
 from tests.engine.tiny_models import save_tiny_tokenizer
 from wire.errors import Draining, InvalidGrammar, NotInstalled, Overloaded
+from wire.structured_output import BACKENDS
 from wire.types import StructuredOutput
 
 _WAIT_S = 300.0
@@ -70,16 +71,11 @@ def test_once_warm_no_tokenizer_is_made_again(folder: Path, monkeypatch: pytest.
 
 
 def test_a_backend_that_is_not_installed_is_the_servers_lack(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    newer = StructuredOutput("structural_tag", '{"format": {"type": "any_text"}}')
-
-    def lacks() -> None:
-        raise ModuleNotFoundError("No module named 'xgrammar'", name="xgrammar")
-
-    monkeypatch.setattr("engine.grammar.xgrammar_backend.load_binding", lacks)
+    monkeypatch.setitem(sys.modules, "engine.grammar.llguidance_backend", None)
     with GrammarStore(tokenizer_of(folder), _LIMITS) as store:
         for _ in range(2):
-            with pytest.raises(NotInstalled, match="this server lacks the structured output backend xgrammar"):
-                _grammar(store.prepare(newer))
+            with pytest.raises(NotInstalled, match="this server lacks the structured output backend llguidance"):
+                _grammar(store.prepare(_regex("a")))
 
 
 def test_an_unusable_tokenizer_for_grammars_ends_the_wait(tmp_path: Path) -> None:
@@ -204,9 +200,7 @@ def test_closing_refuses_what_waits_and_leaves_no_process(folder: Path) -> None:
 
 
 def test_old_names_share_one_compile_and_one_notice(store: GrammarStore, caplog: pytest.LogCaptureFixture) -> None:
-    made = {
-        _grammar(store.prepare(_regex("o+", name))) for name in ("outlines", "lm-format-enforcer", "guidance", "auto")
-    }
+    made = {_grammar(store.prepare(_regex("o+", name))) for name in BACKENDS}
 
     assert len(made) == 1
     assert sum("guided_decoding_backend_served_by_llguidance" in line for line in caplog.messages) == 1

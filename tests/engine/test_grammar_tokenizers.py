@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import jsonschema
-import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
@@ -15,7 +14,6 @@ from engine.checkpoints.default_model import ensure_default_model
 from engine.grammar.interface import Grammar
 from engine.grammar.tokenizer_file import TokenizerFile
 from pdserve.run_folder import default_cache_dir
-from tests.conftest import MISSING
 from tests.engine.grammar_tools import allowed_ids, compiled
 from wire.errors import InvalidGrammar
 from wire.types import StructuredOutput
@@ -76,10 +74,7 @@ def test_tokens_without_bytes_of_their_own_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
-def test_the_default_models_tokenizer_writes_json_of_a_schema(default_model: TokenizerFile, backend: str) -> None:
-    if backend == "xgrammar":
-        pytest.importorskip("tvm_ffi", reason=f"{MISSING}: xgrammar")
+def test_the_default_models_tokenizer_writes_json_of_a_schema(default_model: TokenizerFile) -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -89,7 +84,7 @@ def test_the_default_models_tokenizer_writes_json_of_a_schema(default_model: Tok
         "required": ["name", "sizes"],
         "additionalProperties": False,
     }
-    grammar = compiled(default_model, StructuredOutput("json", json.dumps(schema), backend=backend))
+    grammar = compiled(default_model, StructuredOutput("json", json.dumps(schema)))
 
     for seed in range(50):
         jsonschema.validate(json.loads(_random_text(default_model, grammar, seed)), schema)
@@ -100,21 +95,3 @@ def test_the_default_models_tokenizer_writes_json_of_a_schema(default_model: Tok
 def test_counts_within_counts_are_refused_over_a_large_vocabulary(default_model: TokenizerFile, pattern: str) -> None:
     with pytest.raises(InvalidGrammar, match="too many expressions"):
         compiled(default_model, StructuredOutput("regex", pattern))
-
-
-@pytest.mark.long
-def test_both_backends_allow_the_same_with_the_default_tokenizer(default_model: TokenizerFile) -> None:
-    pytest.importorskip("tvm_ffi", reason=f"{MISSING}: xgrammar")
-    one, other = (
-        compiled(default_model, StructuredOutput("regex", r"[a-z]{1,9}: \d{1,4}|nothing", backend=name)).matcher()
-        for name in ("llguidance", "xgrammar")
-    )
-    chooser = random.Random(0)
-
-    while not one.finished:
-        mine, theirs = allowed_ids(one, 49152), allowed_ids(other, 49152)
-        assert mine == theirs or (mine < theirs and len(mine) == 1)
-        token_id = chooser.choice(sorted(mine))
-        assert one.advance(token_id)
-        assert other.advance(token_id)
-    assert np.array_equal(sorted(allowed_ids(other, 49152)), [2])
