@@ -82,7 +82,7 @@ async def test_an_unordered_output_without_its_last_newline_is_read(ended: Batch
     assert [one["custom_id"] for one in read_lines(ended.output_path)] == [f"request-{n}" for n in range(NUM_LINES)]
 
 
-async def test_a_retry_that_was_stopped_goes_on(ended: BatchJob) -> None:
+async def test_a_retry_that_was_stopped_continues(ended: BatchJob) -> None:
     with pytest.raises(RuntimeError, match="killed"):
         await run_job(ended, Scripted(lambda n, times: RuntimeError("killed") if n == 23 else echo(n)))
     assert ended.journal_path.exists()
@@ -172,7 +172,7 @@ async def test_an_output_without_a_good_answer_parts_nobody(job: BatchJob) -> No
     assert (progress.done, progress.errors) == (NUM_LINES, 0)
 
 
-async def test_what_failed_in_a_retry_that_was_stopped_is_asked_again(ended: BatchJob) -> None:
+async def test_what_failed_in_a_retry_that_was_stopped_is_retried(ended: BatchJob) -> None:
     def script(n: Any, times: int) -> Answer | Exception:
         return RuntimeError("killed") if n == 23 else says({"error": {"message": "still"}}, 400)
 
@@ -216,7 +216,7 @@ async def test_a_stopped_retry_of_failures_alone_is_no_output_lost(job: BatchJob
     assert set(again.asked) == {3, 13}
 
 
-async def test_the_models_of_answers_that_no_line_chose_are_told(job: BatchJob) -> None:
+async def test_the_models_of_answers_that_no_line_chose_are_reported(job: BatchJob) -> None:
     write_lines(job.input_path, [line(0, body={"n": 0}), line(1, body={"n": 1, "model": "m"}), line(2)])
     answers = [(0, "served"), (1, "m-2024")]
     write_lines(

@@ -131,7 +131,7 @@ def test_a_custom_id_repeated_thrice_names_the_first_each_time(path: Path) -> No
         (b"[" * 100_000, "line 1 is nested too deeply"),
     ],
 )
-def test_what_is_no_text_of_json_is_said_in_words(path: Path, content: bytes, words: str) -> None:
+def test_lines_that_are_not_json_are_reported_with_a_reason(path: Path, content: bytes, words: str) -> None:
     assert words in _refused(path, content)
 
 

@@ -213,7 +213,7 @@ def test_a_journal_of_another_run_that_answered_nothing_is_begun_anew(path: Path
 
 
 @pytest.mark.parametrize("content", [b"my notes", b"my notes\n", b"{}\n{}\n", b"\x00" * 100, b"00000000 {}\n"])
-def test_a_file_that_is_no_journal_is_refused_and_left_as_it_is(path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_journal_is_refused_and_left_unchanged(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
     with pytest.raises(ConfigError, match="is not a pdserve journal, or is damaged"):
@@ -300,7 +300,7 @@ def test_a_journal_that_cannot_be_begun_is_refused_and_gone(path: Path, monkeypa
     assert not path.exists()
 
 
-def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written: No such file or directory"):
         _open(tmp_path / "nowhere" / "journal")
 

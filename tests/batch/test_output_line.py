@@ -138,7 +138,7 @@ def test_a_good_answer_that_is_no_json_is_an_error(body: bytes) -> None:
         Answer(404, {}, b""),
     ],
 )
-def test_an_endpoint_that_the_model_lacks_is_said(answer: Answer) -> None:
+def test_an_endpoint_that_the_model_lacks_is_reported(answer: Answer) -> None:
     line = _answered(answer, "/score")
 
     assert line["error"]["message"].startswith("Model does not support endpoint /score: ")

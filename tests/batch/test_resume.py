@@ -119,7 +119,7 @@ async def test_a_disk_that_fails_under_the_journal_ends_the_run(job: BatchJob, m
     assert (await run_job(job, Scripted())).resumed == 1
 
 
-async def test_a_run_with_nothing_left_asks_nobody(job: BatchJob, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_with_nothing_left_sends_no_request(job: BatchJob, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> bool:
         raise OSError(28, "No space left on device", str(job.output_path))
 

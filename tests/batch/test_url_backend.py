@@ -121,7 +121,7 @@ async def test_an_answer_that_does_not_come_in_time_is_unavailable() -> None:
             await answerer.ask("POST", "/v1/x", b"{}")
 
 
-async def test_a_certificate_that_is_not_trusted_is_unavailable_in_words(tmp_path: Path) -> None:
+async def test_a_certificate_that_is_not_trusted_is_unavailable(tmp_path: Path) -> None:
     files = Authority(tmp_path / "ca").sign("server")
 
     async with serving(Keyed(), files) as url, UrlBackend(url, KEY) as answerer:

@@ -97,7 +97,7 @@ def test_places_where_a_file_can_appear(path: Path) -> None:
     check_folder(path, "the output")
 
 
-def test_places_where_none_can_are_refused_in_words(tmp_path: Path) -> None:
+def test_places_where_none_can_are_refused_with_a_reason(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("elsewhere")
     os.mkfifo(tmp_path / "pipe")
 

@@ -47,7 +47,7 @@ async def _lose(cluster: GuideCluster, victim: str) -> tuple[list[str], float]:
     return endings, time.monotonic() - killed_at
 
 
-def test_killing_decode_ends_every_request_in_words(slow_cluster: GuideCluster) -> None:
+def test_killing_decode_ends_every_request_with_a_reason(slow_cluster: GuideCluster) -> None:
     endings, seconds = asyncio.run(_lose(slow_cluster, "decode-0"))
 
     assert seconds < ENDING_S
@@ -77,7 +77,7 @@ def test_killing_decode_within_a_seeded_answer_changes_no_token(tmp_path: Path, 
 
 
 @pytest.mark.long
-def test_killing_prefill_ends_requests_that_wait_for_it_in_words(tmp_path: Path, slow_fake_model: Path) -> None:
+def test_killing_prefill_ends_requests_that_wait_for_it_with_a_reason(tmp_path: Path, slow_fake_model: Path) -> None:
     with GuideCluster(tmp_path, slow_fake_model, flags=("--engine=fake", "--prefill-chunk-size=16")) as cluster:
         cluster.up()
         endings, seconds = asyncio.run(_lose_prefill(cluster))

@@ -118,7 +118,7 @@ def test_ctrl_c_while_a_detached_cluster_starts_leaves_nothing(
 
 
 @pytest.mark.long
-def test_down_while_a_detached_cluster_starts_ends_the_up_in_words(pdserve: Pdserve) -> None:
+def test_down_while_a_detached_cluster_starts_ends_the_up(pdserve: Pdserve) -> None:
     with pdserve.starting() as up:
         assert up.stdout is not None
         assert up.stdout.readline().startswith("starting prefill-0, decode-0, scheduler")

@@ -206,7 +206,7 @@ def test_scores_stand_among_chats_by_both_paths(answered: Lines) -> None:
 
 
 @pytest.mark.covers("A1.12")
-def test_a_line_to_another_model_is_404_and_the_run_goes_on(answered: Lines) -> None:
+def test_a_line_to_another_model_is_404_and_the_run_continues(answered: Lines) -> None:
     line = answered["another model"]
 
     assert line["response"]["status_code"] == 404

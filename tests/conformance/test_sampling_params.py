@@ -84,7 +84,7 @@ def test_early_stopping_goes_with_beams(served: Served, oracle: Oracle, early: A
 
 
 @pytest.mark.covers("B.finish.2", "A3.50")
-def test_stop_token_ids_stop_and_are_told(served: Served, oracle: Oracle) -> None:
+def test_stop_token_ids_stop_and_are_reported(served: Served, oracle: Oracle) -> None:
     ids = served.completion(return_token_ids=True)["choices"][0]["token_ids"]
     stop = ids[2]
     choice = served.completion(stop_token_ids=[stop])["choices"][0]

@@ -92,14 +92,14 @@ def test_the_four_forms_of_a_prompt_are_answered_prompt_major(served: Served, or
 
 
 @pytest.mark.covers("A2.37")
-def test_a_suffix_is_refused_in_words(served: Served) -> None:
+def test_a_suffix_is_refused_with_a_reason(served: Served) -> None:
     assert served.refused(suffix="end")["message"] == (
         "suffix is not currently supported: fill-in-the-middle is not implemented"
     )
 
 
 @pytest.mark.covers("B.chat.5", "A2.38")
-def test_tools_are_refused_in_words_and_never_a_500(served: Served) -> None:
+def test_tools_are_refused_with_a_reason_and_never_a_500(served: Served) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     for fields in ({"tools": tools}, {"tools": tools, "tool_choice": "auto"}, {"tool_choice": "required"}):
         refused = served.refused("/v1/chat/completions", **fields)
@@ -121,7 +121,7 @@ def test_extra_body_and_merged_json_are_the_same(served: Served, client: openai.
 
 
 @pytest.mark.covers("A11.13", "A2.40")
-def test_an_image_is_refused_in_words_and_the_server_lives(served: Served) -> None:
+def test_an_image_is_refused_with_a_reason_and_the_server_lives(served: Served) -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "what is this?"}, IMAGE]}]
     refused = served.refused("/v1/chat/completions", messages=messages)
 
@@ -131,7 +131,7 @@ def test_an_image_is_refused_in_words_and_the_server_lives(served: Served) -> No
 
 
 @pytest.mark.covers("B.chat.12")
-def test_a_field_that_nobody_knows_is_ignored(served: Served) -> None:
+def test_a_field_that_is_unknown_is_ignored(served: Served) -> None:
     assert served.text(metadata={"a": "b"}, store=True, service_tier="auto", unheard_of=[1]) == served.text()
 
 

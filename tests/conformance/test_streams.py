@@ -57,7 +57,7 @@ def test_counts_come_as_asked_and_never_else(served: Served, path: str) -> None:
 
 
 @pytest.mark.covers("B.logprobs.4")
-def test_offsets_go_on_across_chunks(served: Served) -> None:
+def test_offsets_continue_across_chunks(served: Served) -> None:
     asked = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "logprobs": 1}
     whole = served.completion(**asked)["choices"][0]["logprobs"]
     parts = [chunk["choices"][0]["logprobs"] for chunk in events(served.post("/v1/completions", stream=True, **asked))]

@@ -153,7 +153,7 @@ def test_the_official_client_embeds_and_retrieves(served: Served, oracle: Oracle
 
 
 @pytest.mark.covers("B.ops.1", "B.ops.3", "B.ops.4", "B.ops.5", "B.ops.6")
-def test_version_ping_load_and_the_api_are_told(served: Served) -> None:
+def test_version_ping_load_and_the_api_are_reported(served: Served) -> None:
     assert served.http.get("/version").json()["version"]
     assert served.http.get("/ping").status_code == served.http.get("/health").status_code == 200
     assert served.http.get("/load").json() == {"server_load": 0}

@@ -228,7 +228,7 @@ def test_a_prompt_reserved_or_running_is_refused_and_continues() -> None:
         it.assert_ended_once()
 
 
-def test_a_prompt_the_engine_refuses_after_all_ends_in_words() -> None:
+def test_a_prompt_the_engine_refuses_after_all_ends_with_a_reason() -> None:
     with half() as it:
         it.core.add(STATE, hold=True)
         it.worker.generate(STATE)

@@ -70,7 +70,7 @@ def test_a_table_without_a_role_is_never_written() -> None:
     assert decision.notes == ("kept as it is: 0 of 1 decode instances",)
 
 
-def test_a_part_from_before_the_pod_was_made_anew_does_not_count() -> None:
+def test_a_part_from_before_the_pod_was_made_again_does_not_count() -> None:
     waits = _pods(s="10.0.0.8", p_0="10.0.0.7", d_0="10.0.0.2")
 
     decision = decide(PARTS, waits, None, ONE_EACH)
@@ -117,7 +117,7 @@ def test_a_card_in_two_pods_of_a_host_is_reported_and_stops_no_other() -> None:
     assert "p-0: prefill-0.device[0].device_id" in decision.notes[0]
 
 
-def test_parts_that_cannot_be_merged_in_any_way_are_said() -> None:
+def test_parts_that_cannot_be_merged_in_any_way_are_reported() -> None:
     parts = PARTS | {"d-0": part("decode", "10.0.0.1", port=8089)}
     pods = _pods(s="10.0.0.8", p_0="10.0.0.1", d_0="10.0.0.1")
 
@@ -147,7 +147,7 @@ def test_a_broken_part_is_left_out_with_its_pods_name() -> None:
     assert [note.split(":")[1].strip() for note in decision.notes] == ["p-1", "p-2"]
 
 
-def test_a_table_that_somebody_broke_is_written_anew() -> None:
+def test_a_table_that_somebody_broke_is_written_again() -> None:
     broken = '{"status": "completed", "server_group_list": 7}'
 
     assert _hosts(decide(PARTS, PODS, broken, ONE_EACH)) == [["10.0.0.9"], ["10.0.0.1"], ["10.0.0.2"]]

@@ -131,7 +131,7 @@ def test_another_volume_may_give_each_pod_a_certificate_of_its_own() -> None:
         ({"networkPolicy": {"enabled": True}, "decode": {"hostNetwork": True}}, "not for hostNetwork"),
     ],
 )
-def test_what_would_not_work_is_refused_in_words(values: Object, words: str) -> None:
+def test_what_would_not_work_is_refused_with_a_reason(values: Object, words: str) -> None:
     with pytest.raises(TemplateError, match=words):
         documents(values)
 

@@ -135,7 +135,7 @@ def test_what_it_is_told_is_what_start_servers_resolves(tmp_path: Path, monkeypa
     ([], "no command: write it after --"),
     (["no-such-program"], "no-such-program: cannot be run: No such file"),
 ])  # fmt: skip
-def test_a_command_that_cannot_be_run_is_said(words: list[str], message: str) -> None:
+def test_a_command_that_cannot_be_run_is_reported(words: list[str], message: str) -> None:
     with pytest.raises(RanktableError, match=message):
         become(words, {})
 

@@ -179,7 +179,7 @@ def test_what_the_server_refuses_is_said_with_its_words(api: KubeApi, name: str,
         api.config_map(name)
 
 
-def test_a_server_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_server_that_is_not_there_is_reported(tmp_path: Path) -> None:
     with pytest.raises(KubeError, match=r"http://127\.0\.0\.1:1 does not respond: .*refused"):
         KubeApi(access("http://127.0.0.1:1", tmp_path, "t")).config_map("x")
 

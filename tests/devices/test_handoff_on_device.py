@@ -59,7 +59,7 @@ def _place(core: EngineCore, tensor: int, block_ids: Sequence[int], chunk: Chunk
 
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)
-def test_a_prompt_goes_on_where_its_kv_went(source: str, target: str, path: Path, expected: list[int]) -> None:
+def test_a_prompt_continues_where_its_kv_went(source: str, target: str, path: Path, expected: list[int]) -> None:
     a, b = open_device(source), open_device(target)
     with core_on(a, path, block_size=16) as p, core_on(b, path, block_size=128) as d:
         chunks: list[Chunk] = []

@@ -74,7 +74,7 @@ def test_a_torch_for_something_else_is_refused_with_both(
     assert bool(words) == bool(said)
 
 
-def test_no_torch_is_said(tmp_path: Path) -> None:
+def test_no_torch_is_reported(tmp_path: Path) -> None:
     assert asked(tmp_path, "npu") == (1, "torch is not installed")
 
 

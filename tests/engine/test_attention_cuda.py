@@ -286,7 +286,7 @@ def test_flashinfer_has_a_workspace_per_fixed_step_and_layer_kind() -> None:
     assert CudaAttention(None).fixed_bytes(4, 10) == 0
 
 
-def test_a_library_that_fails_is_left_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_fails_is_left_permanently(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("nvcc not found")
 

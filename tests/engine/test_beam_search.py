@@ -89,7 +89,7 @@ def test_hypotheses_equal_those_of_transformers(
     assert bool(stopped) == bool(stops)
 
 
-def test_a_search_goes_on_where_its_description_left_it(network: Any) -> None:
+def test_a_search_continues_where_its_description_left_it(network: Any) -> None:
     params = SamplingParams(
         max_tokens=9, temperature=0.0, n=3, best_of=3, stop_token_ids=EOS, beam_search=BeamSearch(2.5, "never")
     )

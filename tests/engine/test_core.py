@@ -119,7 +119,7 @@ def test_a_sequence_ends_at_the_models_length() -> None:
         assert len(wanted(state)) == 5
 
 
-def test_a_resumed_prompt_goes_on_after_its_outputs() -> None:
+def test_a_resumed_prompt_continues_after_its_outputs() -> None:
     state = prompt("r", 10, max_tokens=12, n=2, temperature=1.0)
     outputs = (tuple(wanted(state, 0)[:5]), tuple(wanted(state, 1)[:1]))
     with engine(chunk=3) as (core, _):

@@ -187,7 +187,7 @@ def test_a_length_penalty_at_its_limit_ends_like_any_other(length_penalty: float
         ((Beam((1,), -1.0, done=True),), "every beam has finished already"),
     ],
 )
-def test_beams_that_no_search_can_go_on_from_are_refused(beams: tuple[Beam, ...], words: str) -> None:
+def test_beams_that_no_search_can_continue_from_are_refused(beams: tuple[Beam, ...], words: str) -> None:
     state = replace(prompt("a", 9, n=2, best_of=4, beam_search=BeamSearch()), beams=beams)
     with fake_engine() as (core, _):
         with pytest.raises(InvalidRequest, match=words):

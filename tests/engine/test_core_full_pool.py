@@ -88,7 +88,7 @@ def test_work_is_left_when_the_only_way_on_is_preemption() -> None:
         assert_answers(run(core, answers), states, config)
 
 
-def test_a_preempted_prompt_goes_on_before_those_that_never_ran() -> None:
+def test_a_preempted_prompt_continues_before_those_that_never_ran() -> None:
     config = replace(CONFIG, num_blocks=4)
     with engine(config, seqs=2) as (core, _):
         for name in "abc":

@@ -121,7 +121,7 @@ def test_blocks_that_sequences_share_are_copied_once() -> None:
         assert_answers(run(core, answers), [old, young], config)
 
 
-def test_a_prompt_put_aside_half_computed_goes_on_where_it_was() -> None:
+def test_a_prompt_put_aside_half_computed_continues_where_it_was() -> None:
     config = replace(CONFIG, num_blocks=11)
     old, young = prompt("old", 4, max_tokens=24), prompt("young", 30, max_tokens=3)
     with watched(config, chunk=1, tokens=8) as (core, seen):

@@ -227,7 +227,7 @@ def test_who_finds_another_converting_waits_as_long_as_that_may_take(
     assert said == [f"waiting for another process that is creating {path.name}"]
 
 
-def test_a_refusal_of_the_converting_process_is_told(tmp_path: Path) -> None:
+def test_a_refusal_of_the_converting_process_is_reported(tmp_path: Path) -> None:
     file, _ = write_tiny_gguf(tmp_path, "llama")
     file.write_bytes(file.read_bytes().replace(b"smollm", b"nobody"))
 

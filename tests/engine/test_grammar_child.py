@@ -107,7 +107,7 @@ def test_two_seconds_of_cpu_end_the_child_and_the_next_is_warm(child: CompilingC
     assert child.compile(_EASY).form
 
 
-def test_a_child_killed_from_outside_is_replaced_and_asked_again(child: CompilingChild) -> None:
+def test_a_child_killed_from_outside_is_replaced_and_retried(child: CompilingChild) -> None:
     child.compile(_EASY)
     pid = child.pid
     assert pid is not None
@@ -140,7 +140,7 @@ def test_a_form_larger_than_the_cache_is_refused(folder: Path) -> None:
         made.close()
 
 
-def test_a_crash_is_told_by_its_signal(folder: Path) -> None:
+def test_a_crash_is_reported_by_its_signal(folder: Path) -> None:
     made = CompilingChild("llguidance", tokenizer_of(folder), _LIMITS)
     try:
         made.compile(_EASY)

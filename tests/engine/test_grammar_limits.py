@@ -63,7 +63,7 @@ def _write(matcher: Matcher, ids: list[int]) -> None:
         assert matcher.advance(token_id)
 
 
-def test_a_sequence_goes_on_where_another_used_up_their_lexer(folder: Path) -> None:
+def test_a_sequence_continues_where_another_used_up_their_lexer(folder: Path) -> None:
     grammar = _limited(folder)
     hungry, modest = grammar.matcher(), grammar.matcher()
     a, b = _ids(folder, "a"), _ids(folder, "b")

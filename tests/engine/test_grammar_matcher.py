@@ -135,7 +135,7 @@ def test_outputs_of_another_grammar_cannot_be_resumed(folder: Path) -> None:
         matcher.replay([a, c])
 
 
-def test_a_matcher_past_its_limits_fails_in_words(folder: Path) -> None:
+def test_a_matcher_past_its_limits_fails_with_a_reason(folder: Path) -> None:
     tokenizer, limits = tokenizer_of(folder), GrammarLimits()
     backend = LlguidanceBackend(tokenizer, limits, StepLimits(grammar_items=400))
     form = f"{GrammarKind.GRAMMAR} " + LLMatcher.grammar_from_lark("start: e\ne: e e e | e e | /[a-z]/")
@@ -151,7 +151,7 @@ def test_a_matcher_past_its_limits_fails_in_words(folder: Path) -> None:
         run()
 
 
-def test_a_tokenizer_that_is_no_byte_level_one_is_refused_in_words(tmp_path: Path) -> None:
+def test_a_tokenizer_that_is_no_byte_level_one_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(
         '{"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {}, "unk_token": "x"}}'

@@ -96,7 +96,7 @@ _OPTIONS_LEAD_TO_OPTIONS = {
         ("nope", "x", "'nope' is not a kind of structured output; the kinds are json"),
     ],
 )
-def test_what_is_wrong_is_said_with_value_and_limit(kind: str, value: str, words: str) -> None:
+def test_what_is_wrong_is_reported_with_value_and_limit(kind: str, value: str, words: str) -> None:
     with pytest.raises(InvalidGrammar, match=words) as caught:
         read_source(StructuredOutput(kind, value), _LIMITS)
 

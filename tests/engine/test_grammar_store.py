@@ -116,7 +116,7 @@ def test_a_shared_future_cannot_be_cancelled_by_one(store: GrammarStore) -> None
     assert _grammar(future)
 
 
-def test_one_whose_lexer_is_used_up_is_compiled_anew(store: GrammarStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_whose_lexer_is_used_up_is_compiled_again(store: GrammarStore, monkeypatch: pytest.MonkeyPatch) -> None:
     worn = _grammar(store.prepare(_regex("worn")))
     monkeypatch.setattr(CompiledGrammar, "worn", property(lambda grammar: grammar is worn))
 

@@ -203,7 +203,7 @@ def test_a_row_that_asks_for_nothing_is_not_shaped() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_row_whose_tokens_are_all_banned_fails_in_words_and_alone(temperature: float) -> None:
+def test_a_row_whose_tokens_are_all_banned_fails_alone(temperature: float) -> None:
     logits = _logits(3)
     alone = sample(logits[:1], [_row([1], temperature=temperature, seed=3)]).token_ids
     impossible = _row([1], temperature=temperature, allowed_token_ids=(4, 5), bad_words=((4,), (5,)))

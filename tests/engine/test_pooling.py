@@ -139,7 +139,7 @@ def test_dimensions_are_cut_before_the_length_becomes_one() -> None:
         (PromptState("a", "r", (1,), SamplingParams(max_tokens=1)), InvalidRequest, "generates no text"),
     ],
 )
-def test_what_the_model_cannot_answer_is_refused_in_words(
+def test_what_the_model_cannot_answer_is_refused_with_a_reason(
     embedder: EncoderCore, state: PromptState, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):

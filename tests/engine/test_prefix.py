@@ -55,7 +55,7 @@ def test_no_name_is_shared_by_unlike_salts_or_after_an_unlike_token() -> None:
     assert (changed[0], set(mine[1:]) & set(changed[1:])) == (mine[0], set())
 
 
-def test_a_fork_goes_on_by_itself() -> None:
+def test_a_fork_continues_by_itself() -> None:
     chain = PrefixChain("", 16)
     chain.names(IDS, 32)
     left, right = chain.fork(), chain.fork()

@@ -141,7 +141,7 @@ def test_groups_of_different_sizes_are_none_of_ours() -> None:
         (int4_layer(32, 64, 32), torch.float32, "int4pack takes bfloat16, float16, not float32"),
     ],
 )
-def test_what_the_card_has_no_kernel_for_is_said(grouped: Grouped, dtype: torch.dtype, said: str) -> None:
+def test_what_the_card_has_no_kernel_for_is_reported(grouped: Grouped, dtype: torch.dtype, said: str) -> None:
     assert Int4Format(ON_CARD).lacking(whole(grouped), dtype) == said
 
 

@@ -163,7 +163,7 @@ def test_tensors_of_16_bits_are_added_up_in_their_own_dtype(way: str, make_ways:
 
 
 @pytest.mark.parametrize("way", ["shared", "gloo", "device"])
-def test_a_sum_that_another_rank_does_not_come_to_fails_in_words(
+def test_a_sum_that_another_rank_does_not_come_to_fails_with_a_reason(
     way: str, make_ways: Callable[[str, int], Ways]
 ) -> None:
     def work(number: int, add_up: Sum) -> str:
@@ -257,7 +257,7 @@ def test_the_device_says_what_its_ranks_add_up_by(monkeypatch: pytest.MonkeyPatc
     assert all(collective_named(name) is collective for name, collective in COLLECTIVES.items())
 
 
-def test_a_device_without_process_groups_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_process_groups_is_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     lacking = dataclasses.replace(COLLECTIVES["hccl"], lacking=lambda: "torch_npu is not installed")
     monkeypatch.setitem(COLLECTIVES, "hccl", lacking)
 

@@ -104,7 +104,7 @@ def test_a_model_recomputes_per_sequence_in_any_chunks(length: int, chunk: int, 
 
 @pytest.mark.parametrize("name", ["llama-dynamic", "llama-longrope", "phi3-longrope"])
 @pytest.mark.parametrize("given", [1, 9])
-def test_a_sequence_goes_on_elsewhere_as_it_would_have(name: str, given: int, tmp_path: Path) -> None:
+def test_a_sequence_continues_elsewhere_as_it_would_have(name: str, given: int, tmp_path: Path) -> None:
     path = _make(name, tmp_path)
     prompts = _prompts()
     expected = Oracle(path, "float32").generate_greedy(prompts, _NUM_TOKENS, ignore_eos=True)

@@ -27,7 +27,7 @@ def test_they_are_those_of_the_whole_however_it_grew(prompt: list[int], outputs:
 @given(
     both=st.lists(st.integers(0, 9), max_size=12), one=st.lists(st.integers(0, 9)), other=st.lists(st.integers(0, 9))
 )
-def test_a_fork_goes_on_from_the_same_counts_and_leaves_them_alone(
+def test_a_fork_continues_from_the_same_counts_and_leaves_them_alone(
     both: list[int], one: list[int], other: list[int]
 ) -> None:
     counts = TokenCounts().update(both, 0)

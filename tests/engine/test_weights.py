@@ -78,7 +78,7 @@ def test_a_part_that_is_not_there_is_a_defect(folder: Path, part: TensorSlice) -
         weights.read("matrix", part)
 
 
-def test_a_file_cut_short_after_its_header_was_read_is_told(tmp_path: Path) -> None:
+def test_a_file_cut_short_after_its_header_was_read_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     save_file({"wide": torch.randn(64, 64)}, file)
     with StoredWeights(tmp_path) as weights:

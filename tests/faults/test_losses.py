@@ -79,7 +79,7 @@ def test_prefill_killed_while_sending_returns_on_its_port_each_time(cluster: Fau
     _assert_empty(cluster, cluster.guide.names)
 
 
-def test_killing_prefill_once_decode_goes_on_is_seen_by_nobody(cluster: FaultCluster) -> None:
+def test_killing_prefill_after_the_hand_off_goes_unnoticed(cluster: FaultCluster) -> None:
     cluster.renew("prefill-0", "")
 
     async def run() -> Seen:
@@ -131,7 +131,7 @@ def test_killing_the_scheduler_under_load_leaves_no_work_behind(cluster: FaultCl
         ("decode-0", "decode.reserve=stop", "decode-0"),
     ],
 )
-def test_with_no_peer_left_the_error_comes_in_words_before_any_token(
+def test_with_no_peer_left_the_error_comes_before_any_token(
     lone_pair: FaultCluster, victim: str, setting: str, words: str
 ) -> None:
     lone_pair.renew(victim, setting)

@@ -413,7 +413,7 @@ def test_a_slow_link_takes_its_time_and_arrives() -> None:
         assert it.ended(it.hand_over()) == "acked"
 
 
-def test_a_link_that_stands_still_in_mid_frame_holds_up_no_other() -> None:
+def test_a_link_that_stalls_in_mid_frame_holds_up_no_other() -> None:
     gate = threading.Event()
 
     def stall(message: Message) -> Iterator[bytes]:

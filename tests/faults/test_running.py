@@ -73,7 +73,7 @@ async def _ask(stream: str) -> Seen:
     ("stream", "words", "ending"),
     [(TOKEN + LAST + DONE, ["w1", "w2"], ANSWER), (TOKEN + BROKEN, ["w1"], ERROR), (BROKEN, [], ERROR)],
 )
-def test_an_ending_is_read_as_it_is(stream: str, words: list[str], ending: str) -> None:
+def test_a_finish_is_read_as_it_is(stream: str, words: list[str], ending: str) -> None:
     seen = asyncio.run(_ask(stream))
 
     assert (seen.words, seen.ending) == (words, ending)
@@ -82,6 +82,6 @@ def test_an_ending_is_read_as_it_is(stream: str, words: list[str], ending: str) 
 @pytest.mark.parametrize(
     "stream", [TOKEN, TOKEN + LAST, TOKEN + DONE, TOKEN + BROKEN + DONE, TOKEN + LAST + LAST + DONE]
 )
-def test_a_stream_without_a_true_ending_is_no_ending(stream: str) -> None:
+def test_a_stream_without_a_true_finish_is_no_finish(stream: str) -> None:
     with pytest.raises(AssertionError):
         asyncio.run(_ask(stream))

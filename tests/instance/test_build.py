@@ -50,7 +50,7 @@ def test_the_pool_leaves_memory_for_the_largest_step_of_its_flags(llama: Path, m
     assert left(prefill_chunk_size=96, max_num_seqs=256) > left(prefill_chunk_size=8, max_num_seqs=2)
 
 
-def test_the_end_of_its_device_is_told(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_its_device_is_reported(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device, told = DyingDevice(total_bytes=96 << 20), list[PdserveError]()
     monkeypatch.setitem(table.KINDS, "fake", OneKind(device))
     engine, _ = build_engine(config(llama, kv_cache_memory=2 << 20, max_num_seqs=4), told.append)

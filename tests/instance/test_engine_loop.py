@@ -45,7 +45,7 @@ def test_a_result_that_cannot_be_sent_ends_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("what", ["has_work", "step"])
-def test_an_engine_that_raises_is_asked_again_without_spinning(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_raises_is_retried_without_spinning(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, healed = [0], threading.Event()
 
     with looping(lambda result: healed.set() if any(token.finish for token in result.tokens) else None) as loop:

@@ -87,7 +87,7 @@ async def _settled(grammars: GrammarStore, wish: StructuredOutput, gate: Grammar
         await asyncio.sleep(0)
 
 
-def test_each_command_goes_on_with_its_grammar(grammars: GrammarStore) -> None:
+def test_each_command_continues_with_its_grammar(grammars: GrammarStore) -> None:
     async def test(session: InstanceSession, halves: _Halves) -> None:
         wish = _regex("a{1,3}")
         for command in (
@@ -104,7 +104,7 @@ def test_each_command_goes_on_with_its_grammar(grammars: GrammarStore) -> None:
     _run(test, grammars)
 
 
-def test_a_prompt_without_goes_on_at_once(grammars: GrammarStore) -> None:
+def test_a_prompt_without_continues_at_once(grammars: GrammarStore) -> None:
     async def test(session: InstanceSession, halves: _Halves) -> None:
         session.handle(Generate(_prompt("slow", _regex("b{1,3}"))))
         session.handle(Generate(_prompt("plain", None)))

@@ -180,7 +180,7 @@ def test_cancel_after_reserve_frees_the_blocks(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_cancel_of_a_running_prompt_is_answered_by_its_endings(tmp_path: Path) -> None:
+def test_cancel_of_a_running_prompt_is_answered_by_its_finishes(tmp_path: Path) -> None:
     async def run() -> None:
         config = instance_config(tmp_path, Role.COMBINED, port=4)
         (tmp_path / "fake.json").write_text(json.dumps({**FAKE, "step_seconds": 0.01}))

@@ -76,7 +76,7 @@ def test_link_measurements_run_one_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("failure", [InstanceLost("no KV link to decode-0"), ValueError("a defect")])
-def test_a_measurement_that_fails_is_answered_in_words(failure: Exception) -> None:
+def test_a_measurement_that_fails_is_answered_with_a_reason(failure: Exception) -> None:
     answers: queue.SimpleQueue[LinkMeasured] = queue.SimpleQueue()
     measurer, sender = LinkMeasurer(answers.put), ScriptedSender(failure)
     sender.go_on.set()

@@ -154,7 +154,7 @@ def test_a_mixed_pair_uses_tcp_by_default_and_says_why_not_shm(model: Path, refe
     assert transports == {"tcp"}
 
 
-def test_shm_is_refused_in_words_where_the_pool_lies_on_a_device(model: Path) -> None:
+def test_shm_is_refused_with_a_reason_where_the_pool_lies_on_a_device(model: Path) -> None:
     named = config(model, Role.DECODE, "fake", None, "shm", "tcp")
 
     async def start() -> None:

@@ -236,7 +236,7 @@ def test_every_rank_sends_and_receives_the_same_part_of_a_prompt(
 
 
 @pytest.mark.parametrize(("options", "said"), [({}, 0), ({"enable_prefix_caching": False}, 0), ({"block_size": 8}, 1)])
-def test_blocks_that_cannot_be_named_are_said_once(tmp_path: Path, options: dict[str, object], said: int) -> None:
+def test_blocks_that_cannot_be_named_are_reported_once(tmp_path: Path, options: dict[str, object], said: int) -> None:
     async def run() -> tuple[str, ...]:
         async with running(instance_config(tmp_path, Role.COMBINED, port=4, **options)) as (instance, _):
             return instance.notes

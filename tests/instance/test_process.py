@@ -110,9 +110,7 @@ sys.exit(guarded("instance", lambda: process.run(config)))
         ("hangs", "did not finish a small test op within 0.2 s", False),
     ],
 )
-def test_the_loss_of_its_device_ends_it_in_words_with_status_one(
-    how: str, why: str, taken_down: bool, tmp_path: Path
-) -> None:
+def test_the_loss_of_its_device_ends_it_with_status_one(how: str, why: str, taken_down: bool, tmp_path: Path) -> None:
     command = [sys.executable, "-c", LOST, str(tmp_path), how]
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, cwd=Path(__file__).parents[2])

@@ -113,7 +113,7 @@ def test_events_while_a_session_opens_follow_its_first_message(tmp_path: Path, m
     asyncio.run(run())
 
 
-def test_heartbeats_go_on_after_one_that_could_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeats_continue_after_one_that_could_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with running(instance_config(tmp_path, Role.COMBINED, port=4)) as (instance, client):
             load, broken = instance._host.load, asyncio.Event()

@@ -108,7 +108,7 @@ def test_a_commit_pending_when_the_session_ends_frees_its_blocks() -> None:
         assert it.core.blocks.num_used == 0
 
 
-def test_nothing_is_told_of_a_prompt_after_its_ending() -> None:
+def test_nothing_is_told_of_a_prompt_after_its_finish() -> None:
     with both() as it:
         it.workers.prefill.accept(prompt("held", 5), ticket_for(prompt("held", 5)))
         while it.posted:
@@ -132,7 +132,7 @@ def test_a_prompt_ended_while_a_step_is_built_sends_nothing_later() -> None:
 
 
 @pytest.mark.parametrize("half", ["prefill", "decode"])
-def test_an_ending_waits_until_the_step_before_it_is_told(half: str) -> None:
+def test_a_finish_waits_until_the_step_before_it_is_reported(half: str) -> None:
     threads: list[threading.Thread] = []
     with both() as it:
         if half == "prefill":

@@ -163,7 +163,7 @@ def test_a_corrupt_frame_is_sent_once_more_and_arrives(transport: str) -> None:
         assert rig.receiver.counts.corrupt_frames == 1
 
 
-def test_a_frame_corrupt_twice_ends_the_ticket_in_words(transport: str) -> None:
+def test_a_frame_corrupt_twice_ends_the_ticket_with_a_reason(transport: str) -> None:
     with make_rig(transport, failpoints="kv.send.mid=corrupt") as rig:
         ticket = rig.open(20, D_BLOCKS)
 
@@ -291,7 +291,9 @@ def test_a_frame_without_a_right_never_touches_memory(rig: Rig, what: str) -> No
         ({"num_bytes": 4}, "of 4 bytes, expected 1280"),
     ],
 )
-def test_a_frame_that_breaks_the_tickets_terms_ends_it_in_words(rig: Rig, changes: dict[str, int], words: str) -> None:
+def test_a_frame_that_breaks_the_tickets_terms_ends_it_with_a_reason(
+    rig: Rig, changes: dict[str, int], words: str
+) -> None:
     tokens = fill(rig.p_pool, range(5), 20)
     ticket, raw = rig.open(20, D_BLOCKS), RawSender(rig)
     frame, payload = raw.frame(ticket, 0, 0, tokens, **changes)

@@ -88,9 +88,7 @@ def test_the_engine_and_then_the_event_come_before_every_read(monkeypatch: pytes
         assert rig.p_pool.waits == 2 * event.recorded  # type: ignore[attr-defined]  # for the digest and for the event
 
 
-def test_an_event_that_is_not_reached_in_time_ends_the_link_in_words(
-    monkeypatch: pytest.MonkeyPatch, host: FakeHost
-) -> None:
+def test_an_event_that_is_not_reached_in_time_ends_the_link(monkeypatch: pytest.MonkeyPatch, host: FakeHost) -> None:
     waited: list[float] = []
 
     def late(self: FakeEvent, ready: object, timeout_s: float) -> None:
@@ -211,7 +209,7 @@ def test_blocks_that_do_not_hold_the_tokens_are_refused(host: FakeHost, blocks: 
         inlet.move(frame, RegionRuns(Region(bytearray(size)), 0, whole(size)), StopFlag())
 
 
-def test_what_is_missing_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_said_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda_pool = SimpleNamespace(device=torch.device("cuda:0"))
     host_pool = Pool(LAYOUT)
 

@@ -142,7 +142,7 @@ def test_a_hand_off_between_two_processes_is_byte_exact(
             assert received[address(LAYOUT, tensor, BLOCKS, token)] == sent, (tensor, token)
 
 
-def test_a_pool_of_expandable_segments_is_turned_down_in_words() -> None:
+def test_a_pool_of_expandable_segments_is_turned_down_with_a_reason() -> None:
     code = (
         "import torch; from kvtransfer.cuda_driver import CudaDriver;"
         "print(CudaDriver().lacking(torch.zeros(1 << 20, dtype=torch.uint8, device='cuda:0')))"

@@ -161,7 +161,7 @@ def test_chunks_of_a_layer_are_joined_once_the_later_one_is_complete() -> None:
 
 
 @pytest.mark.parametrize("transport", ["tcp", "cuda_ipc"], indirect=True)
-def test_a_mark_that_is_never_reached_ends_the_link_in_words(transport: str) -> None:
+def test_a_mark_that_is_never_reached_ends_the_link_with_a_reason(transport: str) -> None:
     with make_rig(transport, progress_timeout_s=1.0) as rig:
         fill(rig.p_pool, P_BLOCKS, NUM_TOKENS)
         ticket = rig.open(NUM_TOKENS, D_BLOCKS)

@@ -401,7 +401,7 @@ def test_a_rank_closes_its_socket_on_a_broken_message_or_send(what: str, monkeyp
     pool.close()
 
 
-def test_a_rank_that_does_not_answer_is_lost_in_words() -> None:
+def test_a_rank_that_does_not_answer_is_lost_with_a_reason() -> None:
     ours, theirs = socket.socketpair()
     far = FarRank(ours, Rank(1, 2), InstanceLost, Trust())
 
@@ -413,7 +413,7 @@ def test_a_rank_that_does_not_answer_is_lost_in_words() -> None:
     far.close()
 
 
-def test_a_rank_that_says_what_it_cannot_mean_is_lost_in_words(met: Met) -> None:
+def test_a_rank_that_says_what_it_cannot_mean_is_lost_with_a_reason(met: Met) -> None:
     met.far.sender(None)  # type: ignore[arg-type]  # no ticket ends here
     met.there.send(RankMessage.ACKED, b"\xff", timeout_s=DEADLINE_S)
 

@@ -88,7 +88,7 @@ def test_hello_and_welcome_come_back_as_they_were() -> None:
     assert decode_welcome(encode_welcome(Welcome(1, 2))[PREFIX.size :]) == Welcome(1, 2)
 
 
-def test_another_version_is_told_with_both_values() -> None:
+def test_another_version_is_reported_with_both_values() -> None:
     with pytest.raises(VersionMismatch, match=f"version {PROTOCOL_VERSION} here, 9 there"):
         decode_prefix(PREFIX.pack(MAGIC, 9, MessageType.ACK, 0, 24))
 

@@ -240,7 +240,7 @@ class RawRank:
         self.stream = dial(transports, rig.receiver.endpoints, hello, Timeouts(5, DEADLINE_S)).stream
 
 
-def test_a_foreign_head_range_is_refused_in_words() -> None:
+def test_a_foreign_head_range_is_refused_with_a_reason() -> None:
     with make_rank_rig("tcp", p_ranks=2, d_ranks=1) as rig:
         raw, ticket = RawRank(rig, 1, 2), rig.open(8, (0,))
         before = bytes(rig.d_pools[0].buffer)
@@ -305,7 +305,7 @@ def test_every_value_of_a_tensor_is_compared(theirs: dict[str, object], words: s
 
 
 @pytest.mark.parametrize("p_ranks", [1, 2])
-def test_a_ticket_of_more_ranks_than_there_can_be_fails_in_words(p_ranks: int) -> None:
+def test_a_ticket_of_more_ranks_than_there_can_be_fails_with_a_reason(p_ranks: int) -> None:
     with make_rank_rig("tcp", p_ranks=p_ranks, d_ranks=1) as rig:
         ticket = rig.open(8, (0,))
         wild = replace(ticket, endpoints=(*ticket.endpoints, replace(ticket.endpoints[0], rank=1 << 30)))
@@ -318,7 +318,7 @@ def test_a_ticket_of_more_ranks_than_there_can_be_fails_in_words(p_ranks: int) -
         )
 
 
-def test_a_rank_that_listens_nowhere_fails_the_ticket_in_words() -> None:
+def test_a_rank_that_listens_nowhere_fails_the_ticket_with_a_reason() -> None:
     with make_rank_rig("tcp", p_ranks=2, d_ranks=4) as rig:
         ticket = rig.open(8, (0,))
         holed = replace(ticket, endpoints=tuple(one for one in ticket.endpoints if one.rank != 1))

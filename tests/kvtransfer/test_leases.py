@@ -253,7 +253,7 @@ def test_a_slow_probe_ends_no_ticket_of_its_link() -> None:
         rig.events.wait("acked", ticket.ticket_id)
 
 
-def test_a_frame_that_stands_still_ends_its_ticket_within_a_lease() -> None:
+def test_a_frame_that_stalls_ends_its_ticket_within_a_lease() -> None:
     trickle = Trickle(0)
     with make_rig("tcp", lease_s=LEASE_S) as rig, FaultProxy(endpoint_of(rig, "tcp").address, trickle) as proxy:
         ticket = _through(rig, proxy)

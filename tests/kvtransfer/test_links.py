@@ -380,7 +380,7 @@ def test_a_link_draining_before_it_is_up_serves_its_ticket(
         assert rig.events.count("failed") == 0
 
 
-def test_where_no_thread_can_be_had_the_ticket_fails_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_thread_can_be_had_the_ticket_fails_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     with make_rig("tcp") as rig:
         ticket = rig.open(20, range(5))
         with monkeypatch.context() as patch:

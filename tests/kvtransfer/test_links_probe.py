@@ -61,7 +61,7 @@ def test_a_probe_measures_its_own_link_and_touches_no_pool(transport: str) -> No
 
 
 @pytest.mark.parametrize("transport", BOTH)
-def test_tickets_go_on_while_their_link_is_measured(transport: str) -> None:
+def test_tickets_continue_while_their_link_is_measured(transport: str) -> None:
     with _live_rig(transport) as rig:
         under_way = begin_half(rig)
         answers: queue.SimpleQueue[LinkStatus | PdserveError] = queue.SimpleQueue()
@@ -92,7 +92,7 @@ def test_a_link_is_measured_again_and_the_last_figures_stay() -> None:
         assert (first.round_trip_s, first.bytes_per_s) != (second.round_trip_s, second.bytes_per_s)
 
 
-def test_a_second_measurement_of_a_link_at_once_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_measurement_of_a_link_at_once_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     heard, go_on = threading.Event(), threading.Event()
 
     def hold(self: object, signal: Signal) -> None:
@@ -159,7 +159,7 @@ def test_a_peer_that_never_answers_is_given_up_in_time(monkeypatch: pytest.Monke
             rig.sender.measure("deaf", 1, (endpoint,), 1000, 0.2)
 
 
-def test_a_link_lost_under_a_measurement_ends_it_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_lost_under_a_measurement_ends_it_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     with faulty_rig(monkeypatch, ("tcp",)) as (rig, made):
         monkeypatch.setattr("kvtransfer.probed.Probed.handle", lambda self, signal: made["tcp"].cut())
 
@@ -181,7 +181,7 @@ def test_too_many_bytes_are_refused_with_the_limit(num_bytes: int) -> None:
         _measure(rig, num_bytes)
 
 
-def test_a_closed_sender_measures_nothing_and_ends_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_sender_measures_nothing_and_ends_what_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtransfer.probed.Probed.handle", lambda self, signal: None)
     with make_rig("tcp") as rig:
         answers: queue.SimpleQueue[LinkStatus | PdserveError] = queue.SimpleQueue()

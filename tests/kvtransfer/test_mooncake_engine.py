@@ -90,7 +90,7 @@ def no_warning_yet() -> Iterator[None]:
     mooncake_engine.warn_of_ports.cache_clear()
 
 
-def test_what_the_engine_refuses_is_an_error_in_words(engine: MooncakeEngine, package: Package) -> None:
+def test_what_the_engine_refuses_is_an_error_with_a_reason(engine: MooncakeEngine, package: Package) -> None:
     memory = Registered(engine, 4096).staging
     package.status = -7
 

@@ -141,7 +141,9 @@ def test_a_creation_is_given_the_time_that_the_collective_asks_for(
             link(p, d, timeouts=Timeouts(0.2, DEADLINE_S))
 
 
-def test_a_group_creation_outliving_its_link_is_its_devices_only_one(rules: HcclRules, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_creation_outliving_its_link_is_its_devices_only_one(
+    rules: HcclRules, monkeypatch: pytest.MonkeyPatch
+) -> None:
     over = threading.Event()
 
     def hang(store: Any, rank: int, of: int, host: str, timeout_s: float, device: str) -> Any:

@@ -453,7 +453,7 @@ TestSenderMachine = SenderMachine.TestCase
 TestSenderMachine.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 
 
-def test_the_blocks_are_not_free_while_a_move_is_under_way() -> None:
+def test_the_blocks_are_not_free_while_a_move_is_in_flight() -> None:
     ticket = opened()
     assert ticket.accept(frame(0), LINK) is FrameVerdict.MOVE
 

@@ -145,7 +145,7 @@ def test_close_waits_for_all_connections_together(monkeypatch: pytest.MonkeyPatc
         frozen.set()
 
 
-def test_a_full_house_refuses_in_words_and_an_ending_makes_room() -> None:
+def test_a_full_receiver_refuses_until_a_ticket_ends() -> None:
     door = ConnectionLimit(max_inside=1)
     for number in (1, 2):
         door.wait(number, "192.0.2.1", lambda: None)

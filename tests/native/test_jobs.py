@@ -97,7 +97,7 @@ def test_what_was_said_may_be_long() -> None:
         run("head -c 300000 /dev/zero | tr '\\0' x; exit 1")
 
 
-def test_a_command_that_closes_its_output_and_goes_on_is_late() -> None:
+def test_a_command_that_closes_its_output_and_continues_is_late() -> None:
     with pytest.raises(NoNative, match="did not end within its time"):
         run("exec >&- 2>&-; exec sleep 600", timeout_s=0.3)
 

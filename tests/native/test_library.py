@@ -85,7 +85,7 @@ def test_a_second_load_takes_the_library_of_the_first(environ: dict[str, str], t
 
 
 @needs_compiler
-def test_another_compiler_builds_anew(environ: dict[str, str], tmp_path: Path, quick_cc: str) -> None:
+def test_another_compiler_builds_again(environ: dict[str, str], tmp_path: Path, quick_cc: str) -> None:
     build({**environ, "CC": quick_cc})
     newer = script(tmp_path, "newer-cc", f'exec {quick_cc} "$@"')
 
@@ -105,7 +105,7 @@ def test_without_a_compiler_a_library_built_earlier_is_taken(
 
 
 @needs_compiler
-def test_a_library_that_does_not_load_is_built_anew(environ: dict[str, str], quick_cc: str) -> None:
+def test_a_library_that_does_not_load_is_built_again(environ: dict[str, str], quick_cc: str) -> None:
     environ["CC"] = quick_cc
     subprocess.run(BUILD, env=environ, check=True, timeout=300)  # once loaded here, its name would do
     (path,) = library_folder(environ).glob("*.so")
@@ -269,7 +269,7 @@ def test_what_a_killed_build_left_is_cleared_away(environ: dict[str, str], quick
     assert libraries(environ) == [path.name]
 
 
-def test_a_builder_that_never_ends_is_not_waited_for_for_ever(environ: dict[str, str]) -> None:
+def test_a_builder_that_never_ends_is_not_waited_for_forever(environ: dict[str, str]) -> None:
     environ["CC"] = "true"
     with (
         building(library_folder(environ), "move", time.monotonic() + 300),

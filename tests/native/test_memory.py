@@ -74,7 +74,7 @@ def test_a_run_without_bytes_or_with_overlapping_rows_is_refused() -> None:
         Runs.of_slots([(0, 1)], 8, skip=4, row_bytes=5)
 
 
-def test_a_flag_is_set_for_good_and_native_code_sees_it() -> None:
+def test_a_flag_stays_set_and_native_code_sees_it() -> None:
     flag = StopFlag()
     word = ctypes.c_int32.from_address(flag.address)
     assert not flag.is_set()

@@ -107,7 +107,7 @@ def test_where_the_first_layout_fails_the_other_is_taken(
     loaded.model.close()
 
 
-def test_where_neither_works_the_reference_goes_on(
+def test_where_neither_works_the_reference_continues(
     npu_ops: NpuOps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, real = make_tiny_model("llama", tmp_path / "llama"), getattr(torch.ops.npu, _FIA)

@@ -93,7 +93,7 @@ def test_graphs_are_captured_and_updated_by_their_arguments(wheel: Wheel) -> Non
     assert "wait_stream" in wheel.source("torch_npu/npu/streams.py")
 
 
-def test_the_lists_that_a_graph_takes_anew_are_those_of_the_ops(npu_ops: NpuOps) -> None:
+def test_the_lists_that_a_graph_takes_again_are_those_of_the_ops(npu_ops: NpuOps) -> None:
     handlers = npu_ops.wheel.source("torch_npu/npu/_npugraph_handlers/ifa_handler.py")
     for op, name in zip(
         ("npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"), _LENGTHS, strict=True

@@ -128,11 +128,13 @@ def test_w8a8_multiplies_as_its_weights_and_rounded_inputs(dtype: torch.dtype, n
         (layer(16, 64, 64, codes=torch.int8, largest=127), Int8Format(W8A8), torch.float16, "no zeros"),
     ],
 )
-def test_what_the_ops_do_not_take_is_said(grouped: Grouped, form: KeptFormat, dtype: torch.dtype, said: str) -> None:
+def test_what_the_ops_do_not_take_is_reported(
+    grouped: Grouped, form: KeptFormat, dtype: torch.dtype, said: str
+) -> None:
     assert said in str(form.lacking(whole(grouped, int8_inputs=True), dtype))
 
 
-def test_a_matrix_past_16_bits_of_size_is_said() -> None:
+def test_a_matrix_past_16_bits_of_size_is_reported() -> None:
     tall = Grouped(torch.zeros(65_536, 8, dtype=torch.int8), torch.ones(65_536, 1), None, EvenGroups(8))
 
     for form in (Int8Format(W8A8), AntiquantFormat()):

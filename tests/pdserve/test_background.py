@@ -30,7 +30,7 @@ def _command(work: str, log: Path, *, before: str = "") -> "subprocess.Popen[str
     )
 
 
-def test_it_returns_while_the_work_goes_on_into_its_log(tmp_path: Path) -> None:
+def test_it_returns_while_the_work_continues_into_its_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
     work = (
         "print('on the terminal', flush=True)\nleave()\nprint('nowhere', flush=True)\n"
@@ -119,7 +119,7 @@ def test_work_ended_just_after_detaching_is_not_reported_as_done(tmp_path: Path)
 
 
 @pytest.mark.parametrize("end", ["return 0", "os.kill(os.getpid(), signal.SIGTERM)", "raise KeyboardInterrupt"])
-def test_work_that_others_end_before_it_left_is_told_in_words(tmp_path: Path, end: str) -> None:
+def test_work_that_others_end_before_it_left_is_told_with_a_reason(tmp_path: Path, end: str) -> None:
     with _command(_TOLD + end, tmp_path / "log") as command:
         _, err = command.communicate(timeout=300)
 
@@ -127,7 +127,7 @@ def test_work_that_others_end_before_it_left_is_told_in_words(tmp_path: Path, en
     assert err.splitlines()[-1] == f"wire.errors.Unavailable: {words}"
 
 
-def test_work_that_is_killed_is_told(tmp_path: Path) -> None:
+def test_work_that_is_killed_is_reported(tmp_path: Path) -> None:
     with _command("os.kill(os.getpid(), signal.SIGKILL)", tmp_path / "log") as command:
         _, err = command.communicate(timeout=300)
 

@@ -137,7 +137,7 @@ def test_every_row_has_a_goal_and_a_line_in_the_table() -> None:
         (["--peer", "hal"], "hal"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_in_words(argv: list[str], words: str) -> None:
+def test_what_cannot_be_measured_is_refused_with_a_reason(argv: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         parse(argv)
 

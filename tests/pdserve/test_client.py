@@ -66,7 +66,7 @@ def test_an_answer_that_fails_is_told_in_its_own_words(client: Client, model: st
         ask(client, model, "Where?", lambda text: None)
 
 
-def test_the_share_that_the_overlap_hid_is_told() -> None:
+def test_the_share_that_the_overlap_hid_is_reported() -> None:
     times = AnswerTimes(0.5, 2, 2.0, kv_bytes=1000, hop_ms=1.5, transport="tcp", early_bytes=875)
 
     assert str(times).endswith("KV hop: 1,000 bytes in 1.5 ms over tcp, 88% of them while prefill computed")

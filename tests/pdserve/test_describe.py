@@ -96,7 +96,7 @@ def test_instances_that_belong_together_differ_in_nothing(table: Table) -> None:
         ({"protocol_version": 0}, "uses protocol version 0"),
     ],
 )
-def test_what_does_not_fit_is_told_with_both_values(table: Table, change: dict[str, Any], words: str) -> None:
+def test_what_does_not_fit_is_reported_with_both_values(table: Table, change: dict[str, Any], words: str) -> None:
     table.say[1] = replace(table.say[1], **change)
 
     told = table.ask()

@@ -156,7 +156,7 @@ def test_unequal_cells_and_features_are_named() -> None:
     )
 
 
-def test_a_seed_whose_draw_is_a_tie_is_passed_over() -> None:
+def test_a_seed_whose_draw_is_a_tie_is_ignored() -> None:
     ask = CasePrompt((1,), SamplingParams(max_tokens=1, temperature=1.0, seed=7))
 
     class Ties(Script):

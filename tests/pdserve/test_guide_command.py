@@ -97,7 +97,7 @@ def test_the_file_of_the_clone_takes_it_too() -> None:
     assert len(_names()) == 4
 
 
-def test_without_pyyaml_a_file_is_refused_in_words() -> None:
+def test_without_pyyaml_a_file_is_refused_with_a_reason() -> None:
     """-S leaves the installed packages out, as a host with nothing but Python."""
     command = [sys.executable, "-S", str(TOOL), "--config=cluster.yaml"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={}, check=False)
@@ -114,7 +114,7 @@ def test_the_command_that_is_installed_is_this_one() -> None:
     assert getattr(importlib.import_module(module), name) is main
 
 
-def test_a_key_of_the_guides_tool_is_passed_over_by_others() -> None:
+def test_a_key_of_the_guides_tool_is_ignored_by_others() -> None:
     from pdserve.ranktable_command import with_file
 
     assert with_file(["lint", "--config=cluster.yaml", "a.json"], {})[0] == ["lint", "a.json"]

@@ -183,7 +183,7 @@ def test_from_elsewhere_the_last_figures_are_shown_and_it_says_why(capsys: pytes
         assert capsys.readouterr().err == ""
 
 
-def test_from_elsewhere_a_pair_that_no_transport_joins_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_elsewhere_a_pair_that_no_transport_joins_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     page = PAGE.replace('state="lost"', 'state="living"')
     page += 'pdserve_link_impossible{instance="P",peer="E",reason="prefill has shm, decode has tcp"} 1\n'
     with served_page(page) as url:

@@ -24,7 +24,7 @@ def test_an_unknown_name_is_answered_with_those_there_are(run_dir: str) -> None:
         find(run_dir, "decode-7")
 
 
-def test_no_logs_at_all_is_told(tmp_path: Path) -> None:
+def test_no_logs_at_all_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no cluster was started there"):
         find(str(tmp_path), None)
 
@@ -41,7 +41,7 @@ def test_a_tail_shows_the_last_lines_and_then_whole_new_ones(run_dir: str, capsy
     assert capsys.readouterr().out == "two\nthree\n"
 
 
-def test_a_log_begun_anew_is_shown_from_its_start(run_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_begun_again_is_shown_from_its_start(run_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
     (path,) = find(run_dir, "prefill-0")
     tail = Tail(path, with_name=True)
     tail.show_last(0)

@@ -32,7 +32,7 @@ def test_a_port_shared_by_reuseport_counts_as_in_use() -> None:
             require_free("127.0.0.1", listener.getsockname()[1])
 
 
-def test_an_address_that_is_not_ours_is_refused_in_words() -> None:
+def test_an_address_that_is_not_ours_is_refused_with_a_reason() -> None:
     with pytest.raises(ConfigError, match=r"--port 1 on 192\.0\.2\.1|--port 12345 on 192\.0\.2\.1"):
         require_free("192.0.2.1", 12345)
 

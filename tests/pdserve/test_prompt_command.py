@@ -177,12 +177,12 @@ def test_a_terminal_is_prompted_and_gets_no_commands_of_a_model(
     ],
 )
 @pytest.mark.parametrize("command", [chat, complete])
-def test_mistakes_are_said(argv: list[str], error: type[Exception], words: str, command: ModuleType) -> None:
+def test_mistakes_are_reported(argv: list[str], error: type[Exception], words: str, command: ModuleType) -> None:
     with pytest.raises(error, match=words):
         command.main([*argv, "-q", "x"])
 
 
-def test_a_key_that_is_refused_and_another_server_are_said(server: Heard) -> None:
+def test_a_key_that_is_refused_and_another_server_are_reported(server: Heard) -> None:
     with pytest.raises(ConfigError, match="refuses the API key: --api-key, or PDSERVE_API_KEY"):
         chat.main(["--url", server.url, "-q", "x"])
     with pytest.raises(ConfigError, match="refuses the API key"):

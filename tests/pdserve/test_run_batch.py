@@ -154,7 +154,7 @@ def test_errors_stand_in_a_file_of_their_own_too(tmp_path: Path, loopback: Loopb
     assert [line["custom_id"] for line in read(tmp_path / "errors.jsonl")] == ["bad"]
 
 
-def test_only_what_failed_is_asked_again(tmp_path: Path, loopback: Loopback) -> None:
+def test_only_what_failed_is_retried(tmp_path: Path, loopback: Loopback) -> None:
     write(tmp_path / "in.jsonl", [*BATCH[:3], request("id-four", "/bad_url")])
     words = (*COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", "--base-url", loopback.url)
     first = run(tmp_path, *words)

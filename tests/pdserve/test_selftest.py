@@ -234,7 +234,7 @@ def test_mistakes_are_told_in_a_line(typed: list[str], said: str, capsys: pytest
     assert said in capsys.readouterr().err
 
 
-def test_a_device_that_is_not_here_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_is_not_here_is_an_error_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     from pdserve.selftest import command
 
     monkeypatch.setitem(KINDS, "fake", FakeKind(why="no fake card is shown"))

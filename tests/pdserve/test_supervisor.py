@@ -130,7 +130,7 @@ def test_the_loss_of_the_last_of_a_role_is_the_end(cluster: _Cluster, name: str)
         cluster.supervisor.tick(3.0)
 
 
-def test_a_first_start_that_the_system_refuses_is_said_in_words(cluster: _Cluster) -> None:
+def test_a_first_start_that_the_system_refuses_is_said_with_a_reason(cluster: _Cluster) -> None:
     cluster.no_fork = True
 
     with pytest.raises(Unavailable, match=r"^decode-0 cannot be started: no more processes$"):

@@ -64,7 +64,7 @@ def test_one_pair_is_asked_for_by_its_kinds(asked: str, ends: tuple[str, str]) -
         ("cpu:fake:cpu", "names 3 ends: a pair is P:D, such as cpu:npu"), ("cpu:", "--device '' is not one of"),
     ],
 )  # fmt: skip
-def test_a_pair_that_cannot_be_is_refused_in_words(asked: str, words: str) -> None:
+def test_a_pair_that_cannot_be_is_refused_with_a_reason(asked: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         choose_pairs(asked, KINDS)
 

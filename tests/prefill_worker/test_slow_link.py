@@ -81,7 +81,7 @@ def through(gate: Gate, ticket: Ticket) -> Ticket:
     return dataclasses.replace(ticket, endpoints=(KvEndpoint("tcp", gate.address),))
 
 
-def test_hand_offs_of_other_links_pass_while_one_link_stands_still() -> None:
+def test_hand_offs_of_other_links_pass_while_one_link_stalls() -> None:
     everything = tuple(range(NUM_BLOCKS))
     with (
         make_rig("tcp", tensors=TENSORS, num_blocks=NUM_BLOCKS, lease_s=600.0) as rig,

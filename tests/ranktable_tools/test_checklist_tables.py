@@ -91,7 +91,7 @@ def test_merge_wants_two_tables(capsys: Say, files: list[str]) -> None:
 
 
 @pytest.mark.covers("A7.89")
-def test_merge_concatenates_in_argument_order_and_counts_anew(tmp_path: Path) -> None:
+def test_merge_concatenates_in_argument_order_and_counts_again(tmp_path: Path) -> None:
     parts = [grouped(group(1, server(C, 1), server(C, 0))), SCHEDULER_PART, DECODE_PART]
 
     assert _merged(tmp_path, *parts) == 0

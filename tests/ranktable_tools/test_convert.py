@@ -236,7 +236,7 @@ def test_the_input_is_not_written_over(save: Save, tmp_path: Path, capsys: Say) 
         (omni_merged(), ["--num-prefill", "1", "--api-server", "localhost"], "as modelarts the table would be invalid"),
     ],
 )
-def test_what_cannot_be_said_is_told(
+def test_what_cannot_be_said_is_reported(
     save: Save, capsys: Say, document: Document, flags: list[str], message: str
 ) -> None:
     status = main(["convert", save("t.json", document), "--to", "modelarts", *flags])

@@ -27,7 +27,7 @@ def test_words_on_both_outputs_and_the_status_come_back(tmp_path: Path) -> None:
     assert (answer.text, answer.status, answer.summary) == (recorded.IP_UNSET, 13, recorded.IP_UNSET.strip())
 
 
-def test_silence_is_told_too(tmp_path: Path) -> None:
+def test_silence_is_reported_too(tmp_path: Path) -> None:
     assert run_tool((str(write_stub(tmp_path, "hccn_tool", {})),)).summary == "nothing"
 
 

@@ -113,7 +113,7 @@ def test_a_table_that_could_be_two_names_both(save: Save, document: Document, na
         ({"version": "2.0", "rank_count": "8", "rank_list": []}, 'HCCL version "2.0" (Ascend 950), which is not read'),
     ],
 )
-def test_what_is_no_table_of_ours_is_told(save: Save, document: object, message: str) -> None:
+def test_what_is_no_table_of_ours_is_reported(save: Save, document: object, message: str) -> None:
     with pytest.raises(RanktableError) as caught:
         open_table(save("t.json", document))
 

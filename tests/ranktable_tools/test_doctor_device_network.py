@@ -125,7 +125,7 @@ def test_pairs_are_those_of_the_other_role_on_other_hosts(tmp_path: Path) -> Non
     assert pairs == [("0", "10.20.0.6"), ("1", "10.20.0.7"), ("0", "10.20.0.8"), ("1", "10.20.0.9")]
 
 
-def test_no_more_pairs_are_pinged_than_the_limit_and_it_is_said(tmp_path: Path) -> None:
+def test_no_more_pairs_are_pinged_than_the_limit_and_it_is_reported(tmp_path: Path) -> None:
     many = [server(ELSEWHERE, f"{number}") for number in range(MAX_PINGS + 1)]
     pings = {f"-i 0 -ping -g address 10.20.0.{number}": recorded.PING for number in range(MAX_PINGS)}
     bench = _bench(tmp_path, pings)

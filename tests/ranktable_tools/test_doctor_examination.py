@@ -107,7 +107,7 @@ def test_a_tool_is_asked_once_and_one_at_a_time(tmp_path: Path) -> None:
     assert (len(asked), most) == (3, 1)
 
 
-def test_a_tool_that_did_not_answer_is_not_asked_again(tmp_path: Path) -> None:
+def test_a_tool_that_did_not_answer_is_not_retried(tmp_path: Path) -> None:
     asked = []
 
     def run(command: object) -> ToolOutput:

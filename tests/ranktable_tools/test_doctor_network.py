@@ -81,7 +81,7 @@ def test_mutual_tls_is_told_from_other_speakers(tmp_path: Path, version: ssl.TLS
     assert answer.state == "TLS"
 
 
-def test_an_unknown_host_is_told_in_words() -> None:
+def test_an_unknown_host_is_told_with_a_reason() -> None:
     answer = ask_port("no-such-host.invalid", 1, 2.0)
 
     assert answer.state == "unreachable"

@@ -160,7 +160,7 @@ def test_somebody_elses_secret_names_both_users(tmp_path: Path) -> None:
     assert verdict.words == f"{path} belongs to uid 12345, this is uid 0"
 
 
-def test_variables_that_mean_other_readers_are_told(tmp_path: Path) -> None:
+def test_variables_that_mean_other_readers_are_reported(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
 
     assert check_variables(bench.case()).result == "ok"

@@ -42,7 +42,7 @@ def ascend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ascend:
     return Ascend(tmp_path, monkeypatch)
 
 
-def test_versions_that_fit_are_told(ascend: Ascend) -> None:
+def test_versions_that_fit_are_reported(ascend: Ascend) -> None:
     assert ascend.check("25.5.0", "9.1.0", "2.10.0.post4") == (
         "ok",
         "driver 25.5.0, firmware 7.1.0.7.220, CANN 9.1.0, torch_npu 2.10.0.post4",
@@ -84,7 +84,7 @@ def test_firmware_has_to_be_in_the_drivers_range(ascend: Ascend, firmware: str, 
     assert fits or words == f"firmware {firmware} is not in 7.0.0 to 7.7.99, which driver 25.5.0 supports"
 
 
-def test_all_that_is_wrong_is_told_at_once(ascend: Ascend) -> None:
+def test_all_that_is_wrong_is_reported_at_once(ascend: Ascend) -> None:
     result, words = ascend.check("23.0.6", "8.0.RC1", "2.1.0")
 
     assert result == "fail"

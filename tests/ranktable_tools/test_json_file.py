@@ -160,7 +160,7 @@ def test_without_hard_links_it_is_written_all_the_same(tmp_path: Path, monkeypat
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("t", "text")]
 
 
-def test_a_disk_that_takes_no_link_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_takes_no_link_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -167,7 +167,7 @@ def test_a_table_of_other_devices_names_the_nearest_entry(
     assert '["6", "9"] here and ["6", "7"] there' in message
 
 
-def test_swapped_ranks_are_told(environ: dict[str, str], save: Save, guide_local: Document) -> None:
+def test_swapped_ranks_are_reported(environ: dict[str, str], save: Save, guide_local: Document) -> None:
     first, second = guide_local["server_list"][0]["device"]
     first["rank_id"], second["rank_id"] = "1", "0"
 
@@ -176,7 +176,7 @@ def test_swapped_ranks_are_told(environ: dict[str, str], save: Save, guide_local
     assert 'server_list[0].device[0].rank_id is "1" here and "0" there' in message
 
 
-def test_a_table_of_another_host_is_told(environ: dict[str, str], save: Save, guide_local: Document) -> None:
+def test_a_table_of_another_host_is_reported(environ: dict[str, str], save: Save, guide_local: Document) -> None:
     guide_local["server_list"][0]["server_ip"] = "10.99.0.7"
 
     message = _refusal({**environ, "RANK_TABLE_FILE_PATH": save("local.json", guide_local)})
@@ -184,7 +184,7 @@ def test_a_table_of_another_host_is_told(environ: dict[str, str], save: Save, gu
     assert 'decode-0 (server_group_list[2].server_list[0]): server_list[0].server_ip is "10.99.0.7"' in message
 
 
-def test_a_scheduler_of_another_host_is_told(environ: dict[str, str], save: Save, guide_host: Document) -> None:
+def test_a_scheduler_of_another_host_is_reported(environ: dict[str, str], save: Save, guide_host: Document) -> None:
     guide_host["server_list"][0]["server_ip"] = "10.99.0.7"
 
     message = _refusal({**environ, "RANK_TABLE_FILE_PATH": save("host2.json", guide_host)})
@@ -332,7 +332,7 @@ def test_the_plan_deals_cores(environ: dict[str, str], save: Save, guide_local: 
     assert core_share(plan.global_table, plan.own, {"localhost"}, range(16)).cores == tuple(range(8, 16))
 
 
-def test_tables_in_each_others_place_are_told(environ: dict[str, str]) -> None:
+def test_tables_in_each_others_place_are_reported(environ: dict[str, str]) -> None:
     table, host = environ["GLOBAL_RANK_TABLE_FILE_PATH"], environ["RANK_TABLE_FILE_PATH"]
 
     assert _refusal({**environ, "GLOBAL_RANK_TABLE_FILE_PATH": host}) == (

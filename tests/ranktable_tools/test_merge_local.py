@@ -79,7 +79,7 @@ def test_what_was_joined_is_joined_again(save: Save) -> None:
     assert [entry["device"][0]["rank_id"] for entry in merged["server_list"]] == ["0", "1", "2"]
 
 
-def test_our_own_instance_over_servers_is_refused_at_start_in_words(save: Save) -> None:
+def test_our_own_instance_over_servers_is_refused_at_start(save: Save) -> None:
     files = [save("a.json", local(server(A, 0))), save("b.json", local(server(B, 0)))]
     assert cli.main(["merge-local", "--local-ranktable-list", *files]) == 0
 

@@ -111,7 +111,7 @@ def test_an_unknown_group_id_is_refused_with_what_is_wanted(save: Save, guide_gl
 
 
 @pytest.mark.parametrize(("count", "shown"), [("2", '"2"'), (3, "3"), (True, "true"), ("01", '"01"')])
-def test_a_false_server_count_is_told_with_both_numbers(
+def test_a_false_server_count_is_reported_with_both_numbers(
     save: Save, guide_global: Document, count: object, shown: str
 ) -> None:
     _group(guide_global, 1)["server_count"] = count

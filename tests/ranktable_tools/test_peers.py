@@ -19,5 +19,5 @@ def test_all_addresses_of_this_machine_count_where_it_is_one() -> None:
     assert "127.0.0.1" in peer_addresses(table("localhost", "localhost"))
 
 
-def test_a_name_that_nobody_knows_adds_no_address() -> None:
+def test_a_name_that_is_unknown_adds_no_address() -> None:
     assert peer_addresses(table("no-such-host.invalid", "192.0.2.8")) == {"no-such-host.invalid", "192.0.2.8"}

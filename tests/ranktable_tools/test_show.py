@@ -66,7 +66,7 @@ def test_roles_that_are_not_said_are_not_drawn(save: Save, capsys: Say) -> None:
     assert _shown(save, capsys, kubeinfer(), "--num-prefill", "2")[-1] == "  KV: prefill 0..1 ==> decode 0"
 
 
-def test_super_pods_and_notes_are_told(save: Save, capsys: Say) -> None:
+def test_super_pods_and_notes_are_reported(save: Save, capsys: Say) -> None:
     lines = _shown(save, capsys, mindie(), "--num-prefill", "1")
 
     assert "   |-- prefill 0   192.0.2.1  devices 0,1  super pod 0 + 192.0.2.2  devices 0,1  super pod 0" in lines

@@ -63,7 +63,7 @@ def test_broken_tables_are_reported_and_the_last_good_one_stays(save: Save) -> N
     assert lines[3].endswith("decode-1 (192.0.2.3, devices 0,1) is new.")
 
 
-def test_a_table_that_is_whole_again_as_it_was_is_said_once(save: Save) -> None:
+def test_a_table_that_is_whole_again_as_it_was_is_reported_once(save: Save) -> None:
     more = modelarts(decode=[server(B, 6, 7), server(C, 0, 1)])
 
     lines = said(save, modelarts(), "{", modelarts(), modelarts(), "{", more, {**modelarts(), "status": "initializing"})

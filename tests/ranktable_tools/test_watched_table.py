@@ -52,7 +52,7 @@ def test_a_file_that_is_as_it_was_is_nothing_to_tell(watched: WatchedTable[Globa
     assert looks(watched) == []
 
 
-def test_a_replaced_file_is_told_once(path: Path, watched: WatchedTable[GlobalTable]) -> None:
+def test_a_replaced_file_is_reported_once(path: Path, watched: WatchedTable[GlobalTable]) -> None:
     looks(watched)
     replace(path, NEW)
 
@@ -115,7 +115,7 @@ def test_what_is_broken_is_told_once_and_the_table_before_it_stays(
     assert watched.table == read_global(_written(path, OLD))
 
 
-def test_a_file_that_is_gone_is_told_once(path: Path, watched: WatchedTable[GlobalTable]) -> None:
+def test_a_file_that_is_gone_is_reported_once(path: Path, watched: WatchedTable[GlobalTable]) -> None:
     path.unlink()
 
     told = looks(watched, 6)

@@ -235,7 +235,7 @@ def test_no_room_is_said_with_what_there_is(up: RayUp) -> None:
 
 
 @pytest.mark.parametrize("token", [None, "f" * 32])
-def test_who_has_not_the_token_of_the_cluster_is_refused_in_words(up: RayUp, token: str | None, tmp_path: Path) -> None:
+def test_who_has_not_the_token_of_the_cluster_is_refused(up: RayUp, token: str | None, tmp_path: Path) -> None:
     up.environ = {**LOOPBACK, "HOME": str(tmp_path)}
     del up.environ["RAY_AUTH_TOKEN"]
     if token is not None:

@@ -132,7 +132,7 @@ def test_a_lost_instance_starts_elsewhere_and_the_table_follows(rig: _Rig) -> No
         assert children["prefill-0"].ended() is None
 
 
-def test_what_finds_no_room_at_the_start_is_said(tmp_path: Path) -> None:
+def test_what_finds_no_room_at_the_start_is_reported(tmp_path: Path) -> None:
     rig = _Rig(tmp_path, lambda index, time: None if index else _on_two_nodes(index, time))
 
     with pytest.raises(Unavailable, match=r"decode-0 is lost: no node had room within 0.5 s"):

@@ -105,7 +105,7 @@ def test_a_signal_has_its_name(rig: _Rig) -> None:
     assert (rig.look() or "").startswith("decode-0 ended with signal SIGKILL: (its log is empty)")
 
 
-def test_a_lost_node_is_told_by_its_address(rig: _Rig) -> None:
+def test_a_lost_node_is_reported_by_its_address(rig: _Rig) -> None:
     rig.run()
     rig.handle.answers["news"] = InstanceLost("its node has died")
 
@@ -143,7 +143,7 @@ def test_an_actor_that_answers_no_more_is_lost(rig: _Rig) -> None:
     assert "no reply to 'news' within 30 s" in (rig.child.ended() or "")
 
 
-def test_it_waits_for_the_other_role_and_not_for_ever(rig: _Rig) -> None:
+def test_it_waits_for_the_other_role_and_not_forever(rig: _Rig) -> None:
     rig.seating.whole = False
     assert rig.child.ended() is None
     assert rig.child.ended() is None

@@ -84,7 +84,7 @@ def test_a_session_begins_with_session_open(reach: Reach) -> None:
     assert first.instance_id == "combined-1"
 
 
-def test_a_generate_comes_back_as_ordered_tokens_and_one_ending(reach: Reach) -> None:
+def test_a_generate_comes_back_as_ordered_tokens_and_one_finish(reach: Reach) -> None:
     async def test(_: FakeInstance, connection: Connection) -> object:
         session = await connection.open(HELLO, DEADLINE_S)
         await session.send(Generate(PromptState("r/0", "r", (1, 2, 3), SamplingParams(max_tokens=4))))
@@ -183,7 +183,7 @@ def test_tasks_may_send_at_the_same_time(reach: Reach) -> None:
 class TestGrpcOnly:
     """What only a socket can do."""
 
-    def test_nothing_listening_is_a_lost_instance_in_words(self) -> None:
+    def test_nothing_listening_is_a_lost_instance_with_a_reason(self) -> None:
         async def run(address: str) -> str:
             connection = GrpcConnection(address)
             try:
@@ -198,7 +198,7 @@ class TestGrpcOnly:
             address = f"127.0.0.1:{bound.getsockname()[1]}"
             assert asyncio.run(run(address)) == f"{address}: nothing is listening there"
 
-    def test_one_that_listens_and_says_nothing_is_told_in_words(self) -> None:
+    def test_one_that_listens_and_says_nothing_is_told_with_a_reason(self) -> None:
         async def run(address: str) -> str:
             connection = GrpcConnection(address)
             try:

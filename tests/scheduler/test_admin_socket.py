@@ -102,7 +102,7 @@ async def test_zero_bytes_only_look() -> None:
         (b'{"ask": "links", "num_bytes": 268435457}\n', f"268435457 bytes, 0 to {MAX_MEASURE_BYTES} are allowed"),
     ],
 )
-async def test_anything_else_is_refused_in_words_and_measures_nothing(data: bytes, words: str) -> None:
+async def test_anything_else_is_refused_with_a_reason_and_measures_nothing(data: bytes, words: str) -> None:
     async with standing() as (cluster, name):
         (told,) = await ask(name, data)
 

@@ -71,7 +71,7 @@ async def test_the_head_is_not_overtaken_and_the_front_comes_first() -> None:
 
 
 @virtual
-async def test_one_that_never_fits_ends_and_the_next_goes_on() -> None:
+async def test_one_that_never_fits_ends_and_the_next_continues() -> None:
     room = _Room(1)
     admission = Admission(ControlLimits(), room)
     long = waiting("long", 1001)

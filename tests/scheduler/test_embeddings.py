@@ -229,7 +229,7 @@ async def test_a_client_that_goes_away_ends_its_request(serve: Any) -> None:
         assert served.front.drain.active == 0
 
 
-async def test_a_cross_encoder_refuses_in_words(serve: Any, make_model: Any) -> None:
+async def test_a_cross_encoder_refuses_with_a_reason(serve: Any, make_model: Any) -> None:
     folder = make_model()
     say_architecture(folder, "BertForSequenceClassification")
     async with serve(folder=folder) as served:

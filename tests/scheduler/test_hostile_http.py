@@ -160,7 +160,7 @@ async def test_a_declared_length_past_the_limit_is_413_at_once(serve: Serve, len
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 16000000\r\n\r\n" + b" " * 70_000,
     ],
 )
-async def test_a_body_that_stops_coming_is_given_up_in_words(serve: Serve, sent: bytes) -> None:
+async def test_a_body_that_stops_coming_is_given_up_with_a_reason(serve: Serve, sent: bytes) -> None:
     async with _door(serve, client_timeout=0.1) as door:
         answer = await door.answer(sent)
 

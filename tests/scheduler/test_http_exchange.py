@@ -106,7 +106,7 @@ async def test_an_answer_that_breaks_is_cut(parts: int) -> None:
     assert answered == []
 
 
-async def test_a_body_is_read_as_it_comes_and_its_end_is_told_once() -> None:
+async def test_a_body_is_read_as_it_comes_and_its_end_is_reported_once() -> None:
     exchange, wire, _ = _exchange("POST", expects=True)
     exchange.feed(b"ab")
     first = await exchange.receive()

@@ -221,7 +221,7 @@ async def test_requests_sent_at_once_are_all_answered(count: int) -> None:
             assert (await reader.readuntil(b"kk")).startswith(b"HTTP/1.1 200")
 
 
-async def test_few_requests_are_read_ahead_of_one_under_way() -> None:
+async def test_few_requests_are_read_ahead_of_one_in_flight() -> None:
     transport: Any = Held()
     config: Any = SimpleNamespace(loaded=True, loaded_app=App(), timeout_keep_alive=30)
     protocol = HttpProtocol(config, ServerState(), {}, asyncio.get_running_loop())

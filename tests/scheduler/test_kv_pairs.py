@@ -73,7 +73,7 @@ def _serve(cluster: FakeCluster) -> "asyncio.Task[None]":
 
 
 @virtual
-async def test_the_only_pair_is_named_and_a_client_gets_it_in_words_at_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_only_pair_is_named_and_a_client_gets_it_at_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "pdserve")
     cluster = _apart("PD", "shm", "tcp")
     running = _serve(cluster)

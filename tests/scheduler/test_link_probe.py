@@ -84,7 +84,7 @@ async def test_an_instance_that_says_nothing_costs_its_deadline() -> None:
 
 
 @virtual
-async def test_an_instance_that_dies_meanwhile_is_told_at_once() -> None:
+async def test_an_instance_that_dies_meanwhile_is_reported_at_once() -> None:
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[0].behaviour.deaf = True
         began = asyncio.get_running_loop().time()

@@ -137,7 +137,7 @@ async def test_a_prompt_that_was_granted_but_not_begun_is_waited_for() -> None:
 
 
 @virtual
-async def test_what_is_not_done_in_time_goes_on_elsewhere_from_its_tokens() -> None:
+async def test_what_is_not_done_in_time_continues_elsewhere_from_its_tokens() -> None:
     async with LiveCluster("PDD", limits=ControlLimits(drain_s=0.5)).serving() as cluster:
         prefill, _, second = cluster.all
         for instance in cluster.instances:
@@ -173,7 +173,7 @@ async def test_requests_wait_for_those_that_take_the_place_of_all_before() -> No
 
 
 @virtual
-async def test_requests_do_not_wait_for_ever_for_one_that_does_not_come() -> None:
+async def test_requests_do_not_wait_forever_for_one_that_does_not_come() -> None:
     async with LiveCluster("PD").serving() as cluster:
         cluster.use(cluster.all[0], cluster.add(Role.DECODE, boot=False))
         loop = asyncio.get_running_loop()

@@ -75,7 +75,7 @@ async def test_text_offset_indexes_the_text(serve: Any, as_ids: bool, skips: boo
         assert whole[told["text_offset"][-1] :] == "!"
 
 
-async def test_offsets_go_on_across_the_chunks_of_a_stream(serve: Any) -> None:
+async def test_offsets_continue_across_the_chunks_of_a_stream(serve: Any) -> None:
     async with serve("hello world") as served:
         body = {"model": served.model, "prompt": "San", "logprobs": 1, "echo": True}
         whole = (await served.client.post("/v1/completions", json=body)).json()["choices"][0]

@@ -38,7 +38,7 @@ def test_a_config_that_names_none_is_taken_for_a_text_model(config: dict[str, An
     ("architecture", "words"),
     [("BertModel", "the model makes vectors"), ("BertForSequenceClassification", "the model scores pairs of texts")],
 )
-async def test_a_model_that_generates_nothing_refuses_text_in_words(
+async def test_a_model_that_generates_nothing_refuses_text_with_a_reason(
     serve: Any, make_model: Any, architecture: str, words: str
 ) -> None:
     config = make_model() / "config.json"

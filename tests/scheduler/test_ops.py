@@ -30,7 +30,7 @@ async def test_ping_answers_as_health(serve: Any, method: str) -> None:
         assert (response.status_code, response.json()) == (503, {"status": "the engine is stuck"})
 
 
-async def test_load_counts_the_requests_under_way(serve: Any) -> None:
+async def test_load_counts_the_requests_in_flight(serve: Any) -> None:
     async with serve() as served:
         assert (await served.client.get("/load")).json() == {"server_load": 0}
 

@@ -75,7 +75,7 @@ def test_a_request_and_a_client_that_goes_away() -> None:
     asyncio.run(run())
 
 
-def test_a_server_that_goes_ends_its_requests_in_words() -> None:
+def test_a_server_that_goes_ends_its_requests_with_a_reason() -> None:
     async def run() -> None:
         async with serving() as cluster:
             reader = asyncio.create_task(collect(cluster.control.dispatch.start(request(PROMPT, max_tokens=900))))

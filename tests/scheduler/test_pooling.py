@@ -80,7 +80,7 @@ async def test_a_cancelled_request_leaves_nothing_on_the_instance() -> None:
 
 
 @virtual
-async def test_an_answer_that_does_not_come_ends_at_the_limit_in_words() -> None:
+async def test_an_answer_that_does_not_come_ends_at_the_limit_with_a_reason() -> None:
     async with FakeCluster("C").serving() as cluster:
         cluster.instances[0].behaviour.deaf = True
         with pytest.raises(DeadlineExceeded, match="in pooling on combined-0"):

@@ -20,7 +20,7 @@ def test_a_chain_has_a_hash_per_64_tokens_over_all_before() -> None:
     assert chain_of(LONG[:63], "") == chain_of((), "") == ()
 
 
-def test_prompts_that_go_on_alike_share_links_and_no_others_do() -> None:
+def test_prompts_that_continue_alike_share_links_and_no_others_do() -> None:
     mine = chain_of(LONG[:200], "a")
 
     assert chain_of(LONG[:500], "a")[:3] == mine

@@ -90,7 +90,7 @@ async def test_what_the_wire_bridges_is_accepted() -> None:
 
 
 @virtual
-async def test_a_serving_scheduler_refuses_the_newcomer_and_goes_on() -> None:
+async def test_a_serving_scheduler_refuses_the_newcomer_and_continues() -> None:
     async with FakeCluster("PDD").serving() as cluster:
         await collect(cluster.control.dispatch.start(request(PROMPT)))
         cluster.kill(2)

@@ -40,7 +40,7 @@ def _kept(*wish: Any) -> GenerationRequest:
     ids=["seed", "max_tokens", "stop ids", "a prompt's own seed", "prompt", "choice", "json", "blanks", "backend"],
 )  # fmt: skip
 @virtual
-async def test_it_is_refused_with_its_value_and_those_beside_it_go_on(asked: Any, words: str) -> None:
+async def test_it_is_refused_with_its_value_and_those_beside_it_continue(asked: Any, words: str) -> None:
     async with FakeCluster("PD").serving() as cluster:
         beside = asyncio.create_task(collect(cluster.control.dispatch.start(request(PROMPT))))
         await asyncio.sleep(0)

@@ -56,7 +56,7 @@ async def test_a_combined_instance_killed_in_the_middle_is_replaced_too() -> Non
 
 
 @virtual
-async def test_every_sequence_of_a_prompt_goes_on_from_its_own_tokens() -> None:
+async def test_every_sequence_of_a_prompt_continues_from_its_own_tokens() -> None:
     stop_id = expected(PROMPT, 3, sequence=1)[2]
     async with linked("PDD") as (cluster, _):
         running = cluster.control.dispatch.start(request(PROMPT, n=3, max_tokens=8, stop_token_ids=(stop_id,)))
@@ -72,7 +72,7 @@ async def test_every_sequence_of_a_prompt_goes_on_from_its_own_tokens() -> None:
 
 
 @virtual
-async def test_a_prompt_that_fails_in_the_middle_twice_ends_in_words() -> None:
+async def test_a_prompt_that_fails_in_the_middle_twice_ends_with_a_reason() -> None:
     async with linked("PDDD") as (cluster, _):
         running = cluster.control.dispatch.start(request(PROMPT, max_tokens=30))
 
@@ -108,7 +108,7 @@ async def test_a_prompt_computed_again_is_given_as_long_as_a_first_token(roles: 
 
 
 @virtual
-async def test_a_prompt_computed_again_for_longer_than_that_ends_in_words() -> None:
+async def test_a_prompt_computed_again_for_longer_than_that_ends() -> None:
     cluster = FakeCluster("PDD")
     cluster.kind = Computing
     async with cluster.serving():

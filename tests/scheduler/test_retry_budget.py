@@ -95,7 +95,7 @@ async def test_a_waiter_cancelled_at_its_turn_passes_it_on() -> None:
 
 
 @virtual
-async def test_with_room_retries_go_on_one_behind_another() -> None:
+async def test_with_room_retries_continue_one_behind_another() -> None:
     room = [True]
     budget = RetryBudget(LIMITS, lambda: 0, lambda: room[0])
     retries, tasks = await begun(budget, 7)

@@ -207,7 +207,7 @@ def test_slowness_rises_at_once_and_forgets_a_stop(shares: tuple[float, ...], fa
     assert found == factors
 
 
-def test_slowness_has_a_most_and_begins_anew_with_a_process() -> None:
+def test_slowness_is_bounded_and_reset_by_a_new_process() -> None:
     slowness, found = Slowness(), []
     for second, starved in ((0.0, 0.0), (1.0, 1.0), (2.0, 0.0), (3.0, 0.0)):
         slowness.measure(second, starved)

@@ -125,7 +125,7 @@ async def test_a_chat_echoes_the_last_message_of_the_same_speaker(serve: Any, st
         assert await text(messages=messages[:1]) == " three"
 
 
-async def test_continue_final_message_goes_on_without_a_new_turn(serve: Any) -> None:
+async def test_continue_final_message_continues_without_a_new_turn(serve: Any) -> None:
     messages = [{"role": "user", "content": "count"}, {"role": "assistant", "content": "one two"}]
     async with serve() as served:
         body = {"model": served.model, "messages": messages}

@@ -70,7 +70,7 @@ async def test_tables_that_agree_in_time_are_nothing_to_tell(caplog: pytest.LogC
 
 
 @virtual
-async def test_the_next_life_of_an_instance_has_its_time_anew(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_next_life_of_an_instance_has_its_time_again(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster("PD").serving() as cluster:
         looking = Looking(cluster, caplog)
         cluster.control.registry.change(cluster.expected, NEW)

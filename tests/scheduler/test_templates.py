@@ -223,7 +223,7 @@ async def test_more_waiting_bytes_than_the_limit_are_refused(
     assert await renderer.render("{{ a }}", {"a": 1}) == "1"
 
 
-async def test_where_no_process_starts_every_chat_is_told(
+async def test_chats_fail_with_a_reason_if_no_template_process_starts(
     renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")

@@ -25,7 +25,7 @@ def test_a_nonce_is_good_once() -> None:
     assert mint.problem(nonce, OPENER) == "its nonce was used before"
 
 
-def test_a_nonce_is_good_for_its_life_alone_and_its_age_is_said() -> None:
+def test_a_nonce_is_good_for_its_life_alone_and_its_age_is_reported() -> None:
     clock = Clock()
     mint = NonceMint(clock)
     nonce = mint.issue(OPENER)

@@ -27,7 +27,7 @@ def test_marks_are_read_by_name_and_the_variable_is_taken() -> None:
 
 
 @pytest.mark.parametrize("written", [b"\n\xff\nprocess x 1\n", b"process 1\n", b"a" * 200_000])
-def test_what_is_no_mark_is_passed_over(written: bytes) -> None:
+def test_what_is_no_mark_is_ignored(written: bytes) -> None:
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     reader = MarkReader(read_end)

@@ -296,7 +296,7 @@ def test_a_pooling_that_cannot_be_is_refused_by_name(pooling: Pooling, param: st
     assert caught.value.param == param
 
 
-def test_an_early_stopping_of_another_version_is_refused_in_words() -> None:
+def test_an_early_stopping_of_another_version_is_refused() -> None:
     message = prompt_to_pb(SEARCHED)
     message.params.beam_search.early_stopping = "perhaps"
 
@@ -321,7 +321,7 @@ def test_outputs_for_some_sequences_only_are_refused() -> None:
         read_prompt(describe_prompt(state))
 
 
-def test_a_role_or_an_ending_of_another_version_is_refused_in_words() -> None:
+def test_a_role_or_a_finish_of_another_version_is_refused() -> None:
     token = pb.TokenOutput(prompt_id="p", finish="melted")
 
     with pytest.raises(InvalidRequest, match="a FinishReason unknown to this version: 'melted'"):

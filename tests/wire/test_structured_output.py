@@ -42,7 +42,7 @@ def test_text_stays_as_it_is() -> None:
         ({"a": float("nan")}, "json cannot be written as JSON"),
     ],
 )
-def test_anything_else_is_refused_in_words(schema: Any, words: str) -> None:
+def test_anything_else_is_refused_with_a_reason(schema: Any, words: str) -> None:
     with pytest.raises(InvalidGrammar, match=words):
         json_output(schema)
 

@@ -32,7 +32,7 @@ async def test_an_address_that_is_not_allowed_is_refused(host: str) -> None:
         await check_reach(url, AddressRules())
 
 
-async def test_all_reasons_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_reasons_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     _names(monkeypatch, "10.0.0.1", "169.254.1.1", "10.0.0.1")
 
     words = r"10\.0\.0\.1 is not a public address: [^;]*; pdserve never connects to 169\.254\.1\.1 [^;]*$"

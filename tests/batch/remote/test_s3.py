@@ -131,7 +131,7 @@ async def test_a_file_goes_up_and_comes_down_by_presigned_urls(
 
 @pytest.mark.covers("A1.16")
 @pytest.mark.parametrize("version", ["s3", "s3v4"])
-async def test_an_expired_url_fails_in_words(bucket: Bucket, tmp_path: Path, version: str) -> None:
+async def test_an_expired_url_fails_with_a_reason(bucket: Bucket, tmp_path: Path, version: str) -> None:
     sent = tmp_path / "out"
     sent.write_bytes(b"x" * 2_000_000)
     # A key that expires in the past cannot be asked of version 4: its date is.

@@ -116,7 +116,7 @@ def test_before_the_first_line_there_are_none_and_other_paths_are_404() -> None:
     assert fetched(PROGRESS, None, "/secrets")[0] == 404
 
 
-def test_a_port_in_use_is_said() -> None:
+def test_a_port_in_use_is_reported() -> None:
     async def serve(port: int) -> None:
         async with serve_metrics("127.0.0.1", port, lambda: PROGRESS, None):
             pass

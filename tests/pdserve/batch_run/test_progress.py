@@ -176,7 +176,7 @@ def test_a_busy_server_is_said_with_how_many_it_is_asked_at_once() -> None:
     assert view.line().endswith(", 12 at once: the server is busy")
 
 
-def test_the_command_to_go_on_with_has_no_secret_in_it() -> None:
+def test_the_command_to_continue_with_has_no_secret_in_it() -> None:
     argv = ["-i", "a b.jsonl", "-o", "https://b.example/out?X-Amz-Signature=5ec3e7", "--api-key", "sk-1"]
     argv += ["--api-key=sk-2", "--base-url=http://user:word@h:1"]
 

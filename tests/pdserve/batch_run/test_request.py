@@ -39,7 +39,7 @@ def parsed(*typed: str, **environ: str) -> BatchRequest:
         ((*AT_URL, "--max-logprobs", "3"), "--max-logprobs is set by the server at --base-url"),
     ],
 )
-def test_what_is_wrong_is_refused_in_words(typed: tuple[str, ...], words: str) -> None:
+def test_what_is_wrong_is_refused_with_a_reason(typed: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parsed(*typed)
 

@@ -44,7 +44,7 @@ def test_each_is_sent_when_it_is_due(due_ms: list[int]) -> None:
     assert record.duration_s >= times_s[-1] - 1e-9
 
 
-def test_no_more_are_under_way_than_places() -> None:
+def test_no_more_are_in_flight_than_places() -> None:
     under_way, most = set[int](), [0]
 
     async def send(number: int, ask: LoadRequest, due_s: float) -> Timeline:
@@ -91,7 +91,7 @@ def test_what_ended_stays_when_the_load_is_broken_off() -> None:
     assert record.under_way == {1: 5.0, 2: 5.0}
 
 
-def test_what_waits_for_a_place_is_not_under_way() -> None:
+def test_what_waits_for_a_place_is_not_in_flight() -> None:
     async def run() -> LoadRecord:
         record, begun = LoadRecord(5), asyncio.Event()
 

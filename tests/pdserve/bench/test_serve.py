@@ -21,7 +21,7 @@ def failed(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
     return line
 
 
-def test_where_nobody_listens_the_way_to_a_cluster_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_nobody_listens_the_way_to_a_cluster_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     line = failed(capsys, "--base-url", NOWHERE)
 
     silent = f"{NOWHERE}/v1/models does not answer: no connection: Connection refused"

@@ -130,7 +130,7 @@ def test_vllms_flags_that_cannot_be_are_refused_with_what_to_do(name: str) -> No
         (["--requests-rate", "3"], "did you mean --request-rate"),
     ],
 )
-def test_mistakes_are_refused_in_words(argv: list[str], words: str) -> None:
+def test_mistakes_are_refused_with_a_reason(argv: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         parse(argv)
 

@@ -37,7 +37,7 @@ def asked(status: int | None, content: str = "") -> str:
     return str(told.value)
 
 
-def test_a_server_that_is_not_there_is_said_in_words() -> None:
+def test_a_server_that_is_not_there_is_said_with_a_reason() -> None:
     told = asked(None)
 
     assert "/v1/models does not answer: no connection: Connection refused" in told

@@ -101,7 +101,7 @@ signal.pause()
 """
 
 
-def test_one_that_stands_still_ends_with_a_benchmark_that_is_killed(tmp_path: Path) -> None:
+def test_one_that_stalls_ends_with_a_benchmark_that_is_killed(tmp_path: Path) -> None:
     home = _home(tmp_path, _LOADED)
     with subprocess.Popen(
         [sys.executable, "-P", "-c", _BENCHMARK], stdout=subprocess.PIPE, text=True,

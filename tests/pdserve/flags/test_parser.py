@@ -199,7 +199,7 @@ def test_the_schedulers_own_line_takes_a_file(file: Path) -> None:
     assert prepared.notice == "without effect: --use-v2-block-manager (there is one kind of KV pool)"
 
 
-def test_a_model_flag_printed_twice_is_said_once() -> None:
+def test_a_model_flag_printed_twice_is_reported_once() -> None:
     parser = CommandParser(serves=True, prog="x")
     parser.add_argument("--model")
 

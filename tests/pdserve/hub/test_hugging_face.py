@@ -94,7 +94,7 @@ def test_an_instance_fetches_the_weights_a_scheduler_left_out(hub: FakeHub, fetc
     assert hub.fetched[before:] == ["model.safetensors"]
 
 
-def test_what_is_here_is_not_fetched_again_and_nothing_is_said(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
+def test_cached_files_are_not_fetched_again_or_mentioned(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
     first, said = fetched(OPT), list[str]()
     before = len(hub.fetched)
 

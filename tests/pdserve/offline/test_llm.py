@@ -270,7 +270,7 @@ def test_vectors_have_length_1_and_scores_are_their_cosines(local: LLM) -> None:
         local.score(texts[:2], texts)
 
 
-def test_what_is_not_there_is_refused_in_words(local: LLM) -> None:
+def test_what_is_not_there_is_refused_with_a_reason(local: LLM) -> None:
     for call, words in (
         (lambda: local.classify("a"), "LLM has no classify: models of one class score pairs"),
         (lambda: local.reward("a"), "LLM has no reward: reward models are not supported"),

@@ -156,7 +156,7 @@ def test_listed_tokens_alone_are_told_beside_each_output() -> None:
     assert completion_logprobs(SamplingParams()) == chat_logprobs(SamplingParams()) == {}
 
 
-def test_every_field_of_vllms_newest_is_taken_or_refused_in_words() -> None:
+def test_every_field_of_vllms_newest_is_taken_or_refused() -> None:
     assert {*WITHOUT_EFFECT, *REFUSED, *TAKEN} == NEWEST
     taken = SamplingParams(**WITHOUT_EFFECT, watermarking=False, extra_args={}, thinking_token_budget=-1)
     plain = sampling_body(SamplingParams(), max_tokens=16, seed=None)

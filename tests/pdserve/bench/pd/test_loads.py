@@ -45,7 +45,7 @@ def sent(load: Load, way: Counting, seed: int = 0) -> Sent:
     return asyncio.run(send_load(load, way, 1000, seed, lambda: 0.0))
 
 
-def test_one_at_a_time_never_has_two_under_way_and_a_burst_has_all() -> None:
+def test_one_at_a_time_never_has_two_in_flight_and_a_burst_has_all() -> None:
     alone, together = Counting(), Counting()
 
     sent(Load("one", 4, RequestSizes(8, 3), at_once=1), alone)

@@ -40,6 +40,6 @@ def test_engine_flags_go_to_every_process(model: Path) -> None:
         ([], "the longest request has 576 tokens, but .* supports 512: try --quick"),
     ],
 )
-def test_mistakes_are_refused_in_words(model: Path, argv: list[str], words: str) -> None:
+def test_mistakes_are_refused_with_a_reason(model: Path, argv: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         chosen(parse(["--model", str(model), *argv]))
