@@ -8,6 +8,7 @@ import pytest
 from devices import npu, table
 from devices.cpu import CpuKind
 from devices.interface import DeviceKind
+from kvtransfer.transports import DEFAULT_NAMES
 from pdserve import verify
 from pdserve.process_plan import ProcessPlan
 from pdserve.verify_devices import EACH, DeviceKindPair, DevicePairs, choose_pairs
@@ -86,9 +87,10 @@ def test_each_pair_has_the_transports_that_both_its_ends_can() -> None:
     assert {"process_group", "tcp"} <= set(mixed.names)
     assert mixed.lacking["shm"] == "the KV pool is on fake:0: peers can map host memory only"
     assert "tcp" in npus.names
-    assert npus.lacking["process_group"] == "process groups use gloo on cpu but hccl on npu"
+    assert npus.lacking["process_group"] == "process_group uses gloo on cpu but hccl on npu"
     with pytest.raises(ConfigError, match="--transport shm cannot run here: the KV pool is on fake:0"):
         choose("shm", pair=DeviceKindPair("fake", "cpu"))
+    assert choose("each", DEFAULT_NAMES, DeviceKindPair("fake", "fake")).names == ("tcp",)
 
 
 def test_each_end_is_told_its_device(tmp_path: Path) -> None:
