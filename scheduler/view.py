@@ -85,3 +85,22 @@ class ClusterView:
     retries: RetryView = field(default_factory=RetryView)
     gaps: tuple[GapView, ...] = ()
     table: TableView = field(default_factory=TableView)
+
+    @property
+    def table_versions(self) -> dict[str, int]:
+        """The version of the current table by its digest."""
+        return {self.table.digest: self.table.version}
+
+    @property
+    def table_agrees(self) -> dict[str, int]:
+        """Whether each living instance uses the current table, by its id."""
+        digest = self.table.digest
+        return {one.instance_id: int(one.table_digest == digest) for one in self.instances if one.load is not None}
+
+    @property
+    def instance_info(self) -> dict[tuple[str, ...], int]:
+        """1 by each instance's id, name, role, address, state and whether it requires digests."""
+        return {
+            (one.instance_id, one.name, one.role.value, one.address, one.state, one.kv_digests): 1
+            for one in self.instances
+        }

@@ -1,9 +1,9 @@
 """The metrics of the scheduler and of instances: one row each, with its name and help in every namespace that has it.
 
 `source` is the attribute with the value: of ClusterView (CLUSTER), SchedulerCounters (REQUESTS, OUTCOMES), the exporter
-of spans (TRACES) or LoadSnapshot (LOADS). Rows are in the order of the pages; metric_families.py turns them into
-Prometheus families. Metrics with a structure of their own stand with their collectors in scheduler/observability/
-(instances and their table, vLLM's queue, steps and cache, replacements) and in scheduler/links/metrics.py.
+of spans (TRACES), LinkFigures (LINKS, GAPS) or LoadSnapshot (LOADS). Rows are in the order of the pages;
+metric_families.py turns them into Prometheus families. Metrics with a structure of their own stand with their
+collectors in scheduler/observability/: vLLM's queue, steps, cache and HTTP requests, and replacements.
 """
 
 from dataclasses import dataclass
@@ -61,121 +61,138 @@ class MetricRow:
 _GAUGE, _COUNTER, _HISTOGRAM = MetricKind
 
 
-def _load(kind: MetricKind, field: str, name: str, help: str, vllm: Exposed | None = None) -> MetricRow:
+def _row(
+    kind: MetricKind, source: str, name: str, help: str, buckets: tuple[float, ...] = (), *,
+    vllm: Exposed | None = None, labels: tuple[str, ...] = (),
+) -> MetricRow:  # fmt: skip
+    return MetricRow(kind, source, Exposed(name, help, buckets), vllm, labels=labels)
+
+
+def _vllm(
+    kind: MetricKind, source: str, name: str, help: str, buckets: tuple[float, ...] | None = (), *,
+    labels: tuple[str, ...] = (),
+) -> MetricRow:  # fmt: skip
+    """Return the row of a metric that only vLLM's namespace has."""
+    return MetricRow(kind, source, vllm=Exposed(name, help, buckets), labels=labels)
+
+
+def _load(kind: MetricKind, field: str, name: str, help: str, *, vllm: Exposed | None = None) -> MetricRow:
     """Return the row of a field of LoadSnapshot."""
     return MetricRow(kind, field, Exposed(name, help), vllm, Exposed(field, help))
 
 
-def _times(source: str, name: str, help: str, buckets: tuple[float, ...]) -> MetricRow:
-    """Return the row of a histogram that only vLLM's namespace has."""
-    return MetricRow(_HISTOGRAM, source, vllm=Exposed(name, help, buckets))
-
-
 CLUSTER = (
-    MetricRow(_COUNTER, "ledger.received", Exposed("requests_received", "Requests accepted")),
-    MetricRow(_COUNTER, "ledger.completed", Exposed("requests_completed", "Requests that finished")),
-    MetricRow(_COUNTER, "ledger.failed", Exposed("requests_failed", "Requests that failed")),
-    MetricRow(
-        _COUNTER,
-        "ledger.cancelled",
-        Exposed("requests_cancelled", "Requests cancelled because the client disconnected"),
-    ),
-    MetricRow(_COUNTER, "ledger.rejected", Exposed("requests_rejected", "Requests never accepted")),
-    MetricRow(_COUNTER, "ledger.retried_prompts", Exposed("prompts_retried", "Prompts tried a second time")),
-    MetricRow(_COUNTER, "ledger.delayed_retries", Exposed("retries_delayed", "Retries delayed by the retry budget")),
-    MetricRow(_GAUGE, "ledger.inflight", Exposed("requests_inflight", "Requests accepted and not finished")),
-    MetricRow(_GAUGE, "queued_prompts", Exposed("queued_prompts", "Prompts waiting in the scheduler")),
-    MetricRow(_GAUGE, "queued_tokens", Exposed("queued_tokens", "Prompt tokens waiting in the scheduler")),
-    MetricRow(_GAUGE, "retries.under_way", Exposed("retries_inflight", "Retries running against the retry budget")),
-    MetricRow(_GAUGE, "retries.waiting", Exposed("retries_waiting", "Retries waiting for the retry budget")),
-    MetricRow(_GAUGE, "retries.limit", Exposed("retries_limit", "Current limit of concurrent retries")),
-    MetricRow(_GAUGE, "ready", Exposed("ready", "1 if a request would be served now")),
-)
-REQUESTS = (
-    MetricRow(
-        _HISTOGRAM, "first_token",
-        Exposed("time_to_first_token_seconds", "From arrival to the first token", SECONDS),
-        Exposed("time_to_first_token_seconds", "Time to first token", VLLM_FIRST_TOKEN),
-    ),
-    MetricRow(
-        _HISTOGRAM, "between_tokens",
-        Exposed("inter_token_latency_seconds", "Time between two tokens of a choice", STEP_SECONDS),
-        Exposed("inter_token_latency_seconds", "Time between two tokens of a choice", VLLM_STEP),
-    ),
-    _times("mean_between", "request_time_per_output_token_seconds", "Mean time between two tokens of a request",
-           VLLM_STEP),
-    MetricRow(
-        _HISTOGRAM, "whole",
-        Exposed("e2e_request_latency_seconds", "From a request's arrival to its end", SECONDS),
-        Exposed("e2e_request_latency_seconds", "Time from arrival to end", VLLM_REQUEST),
-    ),
-    _times("queue", "request_queue_time_seconds", "Time in the scheduler's queue", VLLM_REQUEST),
-    _times("inference", "request_inference_time_seconds", "Time from placement to the last token", VLLM_REQUEST),
-    _times("prefill", "request_prefill_time_seconds", "Time from placement to the first token", VLLM_REQUEST),
-    _times("decode", "request_decode_time_seconds", "Time from first to last token", VLLM_REQUEST),
-    MetricRow(
-        _HISTOGRAM, "request_prompt_tokens",
-        Exposed("request_prompt_tokens", "Prompt tokens of a request", TOKENS),
-        Exposed("request_prompt_tokens", "Prompt tokens of a request", None),
-    ),
-    MetricRow(
-        _HISTOGRAM, "request_computed_tokens",
-        vllm=Exposed("request_prefill_kv_computed_tokens", "Prompt tokens not cached", None),
-    ),
-    MetricRow(
-        _HISTOGRAM, "request_output_tokens",
-        Exposed("request_generation_tokens", "Output tokens of a request", TOKENS),
-        Exposed("request_generation_tokens", "Output tokens of a request", None),
-    ),
-    MetricRow(
-        _HISTOGRAM, "max_tokens", vllm=Exposed("request_params_max_tokens", "The max_tokens of a request", None)
-    ),
-    _times("n", "request_params_n", "The n of a request", VLLM_N),
-    MetricRow(
-        _HISTOGRAM, "hop", Exposed("kv_hop_seconds", "From the end of prefill to the ack of decode", HOP_SECONDS)
-    ),
-    MetricRow(
-        _HISTOGRAM, "hop_bytes", Exposed("kv_hop_bytes", "Bytes of a prompt's KV from prefill to decode", BYTES)
-    ),
-    MetricRow(
-        _HISTOGRAM, "overlap",
-        Exposed("kv_overlap_ratio", "Share of a prompt's KV sent before it was fully computed", SHARES),
-    ),
-    MetricRow(
-        _HISTOGRAM, "stages", Exposed("stage_seconds", "A prompt's stages, each measured where it runs", HOP_SECONDS),
-        labels=("stage",),
-    ),
-    MetricRow(
-        _COUNTER, "prompt_tokens", Exposed("prompt_tokens", "Prompt tokens of requests that got a first token"),
-        Exposed("prompt_tokens", "Prompt tokens"),
-    ),
-    MetricRow(
-        _COUNTER, "output_tokens", Exposed("generation_tokens", "Output tokens"),
-        Exposed("generation_tokens", "Output tokens"),
-    ),
-    MetricRow(_COUNTER, "kv_bytes", Exposed("kv_handoff_bytes", "KV bytes of finished hand-offs")),
-    MetricRow(
-        _COUNTER, "kv_bytes_early",
-        Exposed("kv_handoff_early_bytes", "KV bytes sent while their prompt was being computed"),
+    _row(_COUNTER, "ledger.received", "requests_received", "Requests accepted"),
+    _row(_COUNTER, "ledger.completed", "requests_completed", "Requests that finished"),
+    _row(_COUNTER, "ledger.failed", "requests_failed", "Requests that failed"),
+    _row(_COUNTER, "ledger.cancelled", "requests_cancelled", "Requests cancelled because the client disconnected"),
+    _row(_COUNTER, "ledger.rejected", "requests_rejected", "Requests never accepted"),
+    _row(_COUNTER, "ledger.retried_prompts", "prompts_retried", "Prompts tried a second time"),
+    _row(_COUNTER, "ledger.delayed_retries", "retries_delayed", "Retries delayed by the retry budget"),
+    _row(_GAUGE, "ledger.inflight", "requests_inflight", "Requests accepted and not finished"),
+    _row(_GAUGE, "queued_prompts", "queued_prompts", "Prompts waiting in the scheduler"),
+    _row(_GAUGE, "queued_tokens", "queued_tokens", "Prompt tokens waiting in the scheduler"),
+    _row(_GAUGE, "retries.under_way", "retries_inflight", "Retries running against the retry budget"),
+    _row(_GAUGE, "retries.waiting", "retries_waiting", "Retries waiting for the retry budget"),
+    _row(_GAUGE, "retries.limit", "retries_limit", "Current limit of concurrent retries"),
+    _row(_GAUGE, "ready", "ready", "1 if a request would be served now"),
+    _row(_GAUGE, "table_versions", "table_version", "The global table in use", labels=("digest",)),
+    _row(_GAUGE, "table_agrees", "table_agrees", "1 if the instance uses the current table", labels=("instance",)),
+    _row(
+        _GAUGE, "instance_info", "instance_info", "Instances of the table",
+        labels=("instance", "name", "role", "address", "state", "kv_digests"),
     ),
 )  # fmt: skip
+REQUESTS = (
+    _row(
+        _HISTOGRAM, "first_token", "time_to_first_token_seconds", "From arrival to the first token", SECONDS,
+        vllm=Exposed("time_to_first_token_seconds", "Time to first token", VLLM_FIRST_TOKEN),
+    ),
+    _row(
+        _HISTOGRAM, "between_tokens", "inter_token_latency_seconds", "Time between two tokens of a choice",
+        STEP_SECONDS, vllm=Exposed("inter_token_latency_seconds", "Time between two tokens of a choice", VLLM_STEP),
+    ),
+    _vllm(
+        _HISTOGRAM, "mean_between", "request_time_per_output_token_seconds",
+        "Mean time between two tokens of a request", VLLM_STEP,
+    ),
+    _row(
+        _HISTOGRAM, "whole", "e2e_request_latency_seconds", "From a request's arrival to its end", SECONDS,
+        vllm=Exposed("e2e_request_latency_seconds", "Time from arrival to end", VLLM_REQUEST),
+    ),
+    _vllm(_HISTOGRAM, "queue", "request_queue_time_seconds", "Time in the scheduler's queue", VLLM_REQUEST),
+    _vllm(
+        _HISTOGRAM, "inference", "request_inference_time_seconds", "Time from placement to the last token",
+        VLLM_REQUEST,
+    ),
+    _vllm(
+        _HISTOGRAM, "prefill", "request_prefill_time_seconds", "Time from placement to the first token", VLLM_REQUEST,
+    ),
+    _vllm(_HISTOGRAM, "decode", "request_decode_time_seconds", "Time from first to last token", VLLM_REQUEST),
+    _row(
+        _HISTOGRAM, "request_prompt_tokens", "request_prompt_tokens", "Prompt tokens of a request", TOKENS,
+        vllm=Exposed("request_prompt_tokens", "Prompt tokens of a request", None),
+    ),
+    _vllm(
+        _HISTOGRAM, "request_computed_tokens", "request_prefill_kv_computed_tokens", "Prompt tokens not cached", None,
+    ),
+    _row(
+        _HISTOGRAM, "request_output_tokens", "request_generation_tokens", "Output tokens of a request", TOKENS,
+        vllm=Exposed("request_generation_tokens", "Output tokens of a request", None),
+    ),
+    _vllm(_HISTOGRAM, "max_tokens", "request_params_max_tokens", "The max_tokens of a request", None),
+    _vllm(_HISTOGRAM, "n", "request_params_n", "The n of a request", VLLM_N),
+    _row(_HISTOGRAM, "hop", "kv_hop_seconds", "From the end of prefill to the ack of decode", HOP_SECONDS),
+    _row(_HISTOGRAM, "hop_bytes", "kv_hop_bytes", "Bytes of a prompt's KV from prefill to decode", BYTES),
+    _row(_HISTOGRAM, "overlap", "kv_overlap_ratio", "Share of a prompt's KV sent before it was fully computed", SHARES),
+    _row(
+        _HISTOGRAM, "stages", "stage_seconds", "A prompt's stages, each measured where it runs", HOP_SECONDS,
+        labels=("stage",),
+    ),
+    _row(
+        _COUNTER, "prompt_tokens", "prompt_tokens", "Prompt tokens of requests that got a first token",
+        vllm=Exposed("prompt_tokens", "Prompt tokens"),
+    ),
+    _row(
+        _COUNTER, "output_tokens", "generation_tokens", "Output tokens",
+        vllm=Exposed("generation_tokens", "Output tokens"),
+    ),
+    _row(_COUNTER, "kv_bytes", "kv_handoff_bytes", "KV bytes of finished hand-offs"),
+    _row(_COUNTER, "kv_bytes_early", "kv_handoff_early_bytes", "KV bytes sent while their prompt was being computed"),
+)  # fmt: skip
 TRACES = (
-    MetricRow(_COUNTER, "num_sent", Exposed("trace_spans_sent", "Spans accepted by the collector")),
-    MetricRow(_COUNTER, "num_dropped", Exposed("trace_spans_dropped", "Spans not accepted by the collector")),
-)
+    _row(_COUNTER, "num_sent", "trace_spans_sent", "Spans accepted by the collector"),
+    _row(_COUNTER, "num_dropped", "trace_spans_dropped", "Spans not accepted by the collector"),
+)  # fmt: skip
 OUTCOMES = (
-    MetricRow(
-        _COUNTER, "http", Exposed("http_requests", "HTTP requests answered"), labels=("route", "method", "status")
+    _row(_COUNTER, "http", "http_requests", "HTTP requests answered", labels=("route", "method", "status")),
+    _row(_COUNTER, "endings", "request_endings", "How generation requests ended", labels=("ending",)),
+    _vllm(_COUNTER, "finished_reasons", "request_success", "Finished sequences", labels=("finished_reason",)),
+)  # fmt: skip
+_PAIR = ("instance", "peer")
+_OVER = (*_PAIR, "transport")
+LINKS = (
+    _row(_GAUGE, "up", "link_up", "1 if the link is usable", labels=_OVER),
+    _row(
+        _GAUGE, "round_trip_s", "link_round_trip_seconds", "Shortest round trip of the link's last measurement",
+        labels=_OVER,
     ),
-    MetricRow(
-        _COUNTER, "endings", Exposed("request_endings", "How generation requests ended"), labels=("ending",)
+    _row(
+        _GAUGE, "bytes_per_s", "link_bandwidth_bytes_per_second", "Bandwidth of the link's last measurement",
+        labels=_OVER,
     ),
-    MetricRow(
-        _COUNTER, "finished_reasons", vllm=Exposed("request_success", "Finished sequences"), labels=("finished_reason",)
+    _row(_COUNTER, "failures", "link_failures", "Links to the peer that were lost", labels=_PAIR),
+    _row(
+        _COUNTER, "fallbacks", "link_fallbacks", "Times that a worse transport had to be used towards the peer",
+        labels=_PAIR,
+    ),
+    _row(
+        _GAUGE, "passed_over", "link_passed_over", "A better transport that is not in use now, and why",
+        labels=(*_OVER, "reason"),
     ),
 )  # fmt: skip
 LOADS = (
-    MetricRow(_GAUGE, "blocks_in_use", Exposed("kv_blocks_used", "KV blocks used by sequences and tickets")),
+    _row(_GAUGE, "blocks_in_use", "kv_blocks_used", "KV blocks used by sequences and tickets"),
     MetricRow(_GAUGE, "blocks_used", instance=Exposed("blocks_used", "KV blocks in use, including those of probes")),
     _load(_GAUGE, "blocks_cached", "kv_blocks_cached", "KV blocks with a reusable prefix"),
     _load(_GAUGE, "blocks_swapped", "kv_blocks_swapped", "KV blocks of preempted prompts swapped out of the pool"),
@@ -183,9 +200,9 @@ LOADS = (
     _load(_GAUGE, "blocks_probe", "kv_blocks_probe", "KV blocks used by probes"),
     _load(
         _GAUGE, "running", "running", "Sequences in the batch",
-        Exposed("num_requests_running", "Sequences in the instance's batch"),
+        vllm=Exposed("num_requests_running", "Sequences in the instance's batch"),
     ),
-    MetricRow(_GAUGE, "share_used", vllm=Exposed("kv_cache_usage_perc", "Share of the KV pool in use; 1 is all")),
+    _vllm(_GAUGE, "share_used", "kv_cache_usage_perc", "Share of the KV pool in use; 1 is all"),
     _load(_GAUGE, "waiting", "waiting", "Sequences waiting in the instance"),
     _load(_GAUGE, "held_prompts", "held_prompts", "Prefilled prompts whose KV is not yet handed off"),
     _load(_GAUGE, "uncomputed_tokens", "uncomputed_tokens", "Prompt tokens accepted and not yet computed"),
@@ -201,15 +218,21 @@ LOADS = (
     _load(_COUNTER, "preemptions", "preemptions", "Prompts preempted for lack of blocks"),
     _load(
         _COUNTER, "prefix_tokens_sought", "prefix_tokens_sought", "Tokens looked up in the prefix cache",
-        Exposed("prefix_cache_queries", "Tokens looked up in the prefix cache"),
+        vllm=Exposed("prefix_cache_queries", "Tokens looked up in the prefix cache"),
     ),
     _load(
         _COUNTER, "prefix_tokens_found", "prefix_tokens_found", "Tokens found in the prefix cache",
-        Exposed("prefix_cache_hits", "Tokens found in the prefix cache"),
+        vllm=Exposed("prefix_cache_hits", "Tokens found in the prefix cache"),
     ),
-    MetricRow(_COUNTER, "preemptions", vllm=Exposed("num_preemptions", "Prompts preempted for lack of blocks")),
+    _vllm(_COUNTER, "preemptions", "num_preemptions", "Prompts preempted for lack of blocks"),  # here on vLLM's page
     _load(_COUNTER, "steps", "steps", "Steps of the instance"),
     _load(_COUNTER, "step_seconds", "step_seconds", "Seconds spent in its steps"),
     _load(_COUNTER, "tokens_computed", "tokens_computed", "Tokens computed by its model"),
     _load(_COUNTER, "starved_s", "starved_seconds", "Time for which the machine kept the instance from running"),
+)  # fmt: skip
+GAPS = (
+    _row(
+        _GAUGE, "impossible", "link_impossible", "1 for a pair without a common KV transport, and why",
+        labels=(*_PAIR, "reason"),
+    ),
 )  # fmt: skip

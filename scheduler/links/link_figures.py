@@ -1,0 +1,57 @@
+"""The figures of KV links for metrics, read from a view at every scrape; one set per pair of instances."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from scheduler.view import GapView, InstanceView
+from wire.types import LinkStatus
+
+_MAX_REASON_CHARS = 160
+_MAX_GAP_CHARS = 300
+_Pair = tuple[str, str]
+_Over = tuple[str, str, str]
+
+
+@dataclass(slots=True)
+class LinkFigures:
+    """Values by the labels that telemetry/metric_table.py lists: of each pair's links, and pairs without a link."""
+
+    up: dict[_Over, int] = field(default_factory=dict)
+    round_trip_s: dict[_Over, float] = field(default_factory=dict)
+    bytes_per_s: dict[_Over, float] = field(default_factory=dict)
+    failures: dict[_Pair, int] = field(default_factory=dict)
+    fallbacks: dict[_Pair, int] = field(default_factory=dict)
+    passed_over: dict[tuple[str, ...], int] = field(default_factory=dict)
+    impossible: dict[_Over, int] = field(default_factory=dict)
+
+
+def link_figures(instances: Sequence[InstanceView], gaps: Sequence[GapView]) -> LinkFigures:
+    """Return the figures that the sending instances report, and the pairs that cannot have a link."""
+    found = LinkFigures(impossible={(gap.sender, gap.receiver, gap.why[:_MAX_GAP_CHARS]): 1 for gap in gaps})
+    for one in instances:
+        for peer, statuses in _by_peer(one).items():
+            pair, shown = (one.instance_id, peer), statuses[-1]
+            over = (*pair, shown.transport)
+            found.up[over] = int(shown.state == "up")
+            if shown.round_trip_s > 0:
+                found.round_trip_s[over] = shown.round_trip_s
+            if shown.bytes_per_s > 0:
+                found.bytes_per_s[over] = shown.bytes_per_s
+            found.failures[pair] = sum(status.failures for status in statuses)
+            found.fallbacks[pair] = sum(status.fallbacks for status in statuses)
+            found.passed_over |= {(*pair, transport, reason): 1 for transport, reason in _reasons(shown).items()}
+    return found
+
+
+def _by_peer(view: InstanceView) -> dict[str, list[LinkStatus]]:
+    """Group links by peer: a restarted peer has two for a while, but metrics are unique; the one that is up is last."""
+    by_peer: dict[str, list[LinkStatus]] = {}
+    for status in view.load.links if view.load is not None else ():
+        by_peer.setdefault(status.peer_id, []).append(status)
+    return {peer: sorted(lives, key=lambda status: status.state == "up") for peer, lives in by_peer.items()}
+
+
+def _reasons(status: LinkStatus) -> dict[str, str]:
+    """Return the reason by transport, from texts such as `shm: another host`."""
+    split = (text.partition(": ") for text in status.passed_over)
+    return {transport: " ".join(reason.split())[:_MAX_REASON_CHARS] for transport, _, reason in split}
