@@ -10,9 +10,11 @@ from pdserve.feature_judges import CaseOutput, CasePrompt
 from pdserve.feature_stops import StoppedText
 from pdserve.verify_runs import FIRST_TOKEN_TIMEOUT_S, STALL_TIMEOUT_S, Deployment, serving
 from scheduler.control import Control
-from scheduler.request import GenerationRequest, NewToken, PathEvent, PromptDone, PromptScored, Vector
+from scheduler.recorded_output import RecordedOutput
+from scheduler.request import GenerationRequest
 from scheduler.tokens import Tokens
 from wire.errors import PdserveError
+from wire.types import TokenOutput
 
 Outcome = list[CaseOutput] | str
 """The outputs of a case's prompts, or the error message."""
@@ -74,27 +76,38 @@ async def _ask(control: Control, name: str, ask: CasePrompt, tokens: Tokens) -> 
         stall_timeout_s=STALL_TIMEOUT_S,
         poolings=() if ask.pooling is None else (ask.pooling,),
     )
-    answered, text = CaseOutput(), StoppedText(ask, tokens) if ask.stops else None
-    running = control.dispatch.start(request)
-    async for event in running.events():
-        _take(answered, event)
-        if text is not None and isinstance(event, NewToken):
-            text.take(running, event)
-    answered.text = "" if text is None else text.text
-    return answered
+    output = _CaseSink(StoppedText(ask, tokens) if ask.stops else None)
+    await control.dispatch.run(request, output)
+    return output.answered()
 
 
-def _take(answered: CaseOutput, event: PathEvent) -> None:
-    match event:
-        case NewToken(token_id=int(token_id)):
-            answered.token_ids.setdefault(event.sequence, []).append(token_id)
-            if event.logprobs is not None:
-                answered.logprobs.setdefault(event.sequence, []).append(event.logprobs)
-        case PromptScored():
-            answered.prompt_logprobs.extend(event.tokens)
-        case Vector():
-            answered.vector = event.values
-        case PromptDone():
-            answered.path = event.path
-            answered.cached_tokens = event.times.cached_tokens
-            answered.num_swaps, answered.num_rebuilds = event.times.num_swaps, event.times.num_rebuilds
+class _CaseSink(RecordedOutput):
+    """Keeps the output of one prompt; with `text`, up to its stop string."""
+
+    def __init__(self, text: StoppedText | None) -> None:
+        super().__init__()
+        self._text = text
+
+    def emit(self, prompt: int, token: TokenOutput) -> bool:
+        """Keep a token; return whether the text goes on."""
+        super().emit(prompt, token)
+        return self._text is None or self._text.push(token)
+
+    def answered(self) -> CaseOutput:
+        """Return the whole output."""
+        done = self.done[0]
+        return CaseOutput(
+            token_ids={sequence: ids for (_, sequence), ids in self.tokens.items()},
+            logprobs={
+                sequence: [token.logprobs for token in outputs]
+                for (_, sequence), outputs in self.outputs.items()
+                if outputs[0].logprobs is not None
+            },
+            prompt_logprobs=self.scored.get(0, []),
+            vector=self.vectors.get(0, ()),
+            text="" if self._text is None else self._text.text,
+            path=done.path,
+            cached_tokens=done.times.cached_tokens,
+            num_swaps=done.times.num_swaps,
+            num_rebuilds=done.times.num_rebuilds,
+        )

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pdserve.feature_judges import Answers, CasePrompt, Judge
-from scheduler.request import NewToken, RunningRequest
 from scheduler.text.choice import Choice
 from scheduler.text.pieces import TextOptions
 from scheduler.tokens import Tokens
+from wire.types import TokenOutput
 
 if TYPE_CHECKING:
     from engine.reference_decoding import ReferenceDecoder
@@ -24,14 +24,11 @@ class StoppedText:
         self._choice = Choice(0, ask.prompt, tokens, TextOptions(stops=ask.stops))
         self.text = ""
 
-    def take(self, running: RunningRequest, event: NewToken) -> None:
-        """Append the next token; stop the sequence on its instance if the token completes a stop string."""
-        if self._choice.finished:
-            return
-        piece = self._choice.push(event)
+    def push(self, token: TokenOutput) -> bool:
+        """Append the next token; return False if it completes a stop string or is the last."""
+        piece = self._choice.push(token)
         self.text += piece.text if piece is not None else ""
-        if self._choice.finished and event.finish is None:
-            running.stop_sequence(event.prompt, event.sequence)
+        return not self._choice.finished
 
 
 def choose_stop(token_ids: Sequence[int], decode: Decode) -> str | None:

@@ -24,7 +24,8 @@ from scheduler.control import Control
 from scheduler.limits import ControlLimits
 from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.process import cluster_of
-from scheduler.request import GenerationRequest, NewToken, PromptDone
+from scheduler.recorded_output import record
+from scheduler.request import GenerationRequest, PromptDone
 from scheduler.serving import Cluster, build_control
 from wire.errors import DeadlineExceeded, HandoffFailed, Unavailable
 from wire.types import Role, SamplingParams
@@ -136,17 +137,8 @@ async def _one(control: Control, number: int, prompt: Sequence[int], n: int) -> 
         first_token_timeout_s=FIRST_TOKEN_TIMEOUT_S,
         stall_timeout_s=STALL_TIMEOUT_S,
     )
-    tokens: list[int] = []
-    done: PromptDone | None = None
-    async for event in control.dispatch.start(request).events():
-        if isinstance(event, NewToken):
-            if event.token_id is not None:
-                tokens.append(event.token_id)
-        elif isinstance(event, PromptDone):
-            done = event
-    if done is None:
-        raise Unavailable(f"prompt {number} ended without a PromptDone event")
-    return tokens, done
+    output = await record(control.dispatch, request)
+    return output.tokens[0, 0], output.done[0]
 
 
 @contextlib.asynccontextmanager

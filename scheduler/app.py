@@ -13,7 +13,6 @@ from scheduler.api import docs_page, openapi
 from scheduler.api.chat import create_chat_completion
 from scheduler.api.completions import create_completion
 from scheduler.api.cors import with_cors
-from scheduler.api.direct import Direct
 from scheduler.api.embeddings import EmbeddingBody, create_embedding
 from scheduler.api.errors import HttpError, answer_error, answer_http_error
 from scheduler.api.gate import Gate
@@ -91,14 +90,8 @@ def build_app(front: AppContext) -> ASGIApp:
     app.add_exception_handler(Exception, answer_error)
     app.add_exception_handler(HttpError, answer_http_error)
     app.add_exception_handler(HTTPException, answer_http_error)
-    endpoints = {
-        (method, route.path): _bound(route, front)
-        for route in routes
-        for method in route.methods.split()
-        if "{" not in route.path
-    }
     labels = {route.path: route.path for route in routes}
-    return with_cors(Gate(Direct(app, endpoints), front.metrics, labels, front.keys, options.root_path), options)
+    return with_cors(Gate(app, front.metrics, labels, front.keys, options.root_path), options)
 
 
 def open_routes(options: SchedulerOptions, *, keyed: bool = False) -> tuple[Route, ...]:

@@ -11,8 +11,7 @@ from scheduler.paths.handoff import HandoffPath
 from scheduler.paths.local import LocalPath
 from scheduler.paths.pooling import PoolingPath
 from scheduler.placement import Plan
-from scheduler.prompt_run import AllEnded, PromptRun
-from scheduler.queue.waiting import Waiting
+from scheduler.prompt_run import PromptRun
 from scheduler.readiness import Readiness
 from scheduler.request import PromptDone
 from scheduler.retry_budget import Retry, RetryBudget
@@ -47,7 +46,7 @@ class Attempts:
         self._retries = retries
         self._ledger = ledger
 
-    async def serve(self, prompt: PromptRun, places: dict[PromptRun, Waiting]) -> PromptDone:
+    async def serve(self, prompt: PromptRun) -> PromptDone:
         """Run one queued prompt to its end. Raises the error that failed it.
 
         A new attempt continues from the tokens already sent. Only failures count as attempts: an instance that turns
@@ -57,9 +56,8 @@ class Attempts:
         failure: PdserveError | None = None
         num_failures, stalls_at = 0, math.inf
         with self._retries.retry() as retry:
-            grant = await self._wait_for_grant(prompt, places[prompt], None)
+            grant = await self._wait_for_grant(prompt, None)
             while True:
-                has_failed = False
                 try:
                     with grant:
                         await self.run_path(prompt, grant, retry)
@@ -74,31 +72,12 @@ class Attempts:
                     num_failures += 1
                     if num_failures >= self._limits.max_tries:
                         raise
-                    failure, stalls_at, has_failed = error, math.inf, True
+                    failure, stalls_at = error, math.inf
                     self._note_retry(prompt, grant.plan, error)
-                try:
-                    grant = await self._grant_again(prompt, places, retry, failure, has_failed=has_failed)
-                except AllEnded:
-                    return _done(prompt, grant, tries=max(1, num_failures))
-
-    async def _grant_again(
-        self, prompt: PromptRun, places: dict[PromptRun, Waiting], retry: Retry, failure: PdserveError | None, *,
-        has_failed: bool,
-    ) -> Grant:  # fmt: skip
-        """Queue again, after a failure only when the retry budget allows. Raises AllEnded, leaving the queue."""
-        if has_failed:
-            with prompt.wanted(retry.give_up):
-                await self._wait_for_retry(prompt, retry)
-        self._requeue(prompt, places)
-        waiting = places[prompt]
-        try:
-            with prompt.wanted(waiting.grant.cancel):
-                grant = await self._wait_for_grant(prompt, waiting, failure)
-        except AllEnded:
-            self._admission.leave(waiting)
-            raise
-        retry.placed()
-        return grant
+                    await self._wait_for_retry(prompt, retry)
+                self._admission.enter(prompt.requeue(), front=True)
+                grant = await self._wait_for_grant(prompt, failure)
+                retry.placed()
 
     async def run_path(self, prompt: PromptRun, grant: Grant, retry: Retry | None = None) -> None:
         """Run the granted plan once. Raises the error that failed it."""
@@ -117,11 +96,12 @@ class Attempts:
             is_whole = grant.decode.role is Role.COMBINED  # else no decode instance was reached
             await LocalPath(grant.decode, crossed=crossed if is_whole else succeeded).run(prompt)
         else:
-            path = HandoffPath(grant.prefill, grant.decode, limits=self._limits, crossed=crossed)
-            await path.run(prompt)
+            path = HandoffPath(prompt, grant.prefill, grant.decode, limits=self._limits, crossed=crossed)
+            await path.run()
 
-    async def _wait_for_grant(self, prompt: PromptRun, waiting: Waiting, failure: PdserveError | None) -> Grant:
+    async def _wait_for_grant(self, prompt: PromptRun, failure: PdserveError | None) -> Grant:
         """Wait in the queue. When no pair is left to try, raise the last failure."""
+        waiting = prompt.waiting
         try:
             if waiting.grant.done():  # common when the queue is empty: needs no timer
                 grant = await waiting.grant
@@ -154,17 +134,10 @@ class Attempts:
         self._ledger.retried_prompts += 1
         log.warning("prompt_retried", request_id=prompt.request.request_id, plan=plan.reason, reason=error)
 
-    def _requeue(self, prompt: PromptRun, places: dict[PromptRun, Waiting]) -> None:
-        prompt.begin_attempt()
-        passed = places[prompt].passed  # so that a refused prompt does not starve either
-        places[prompt] = prompt.waiting()
-        places[prompt].passed = passed
-        self._admission.enter(places[prompt], front=True)
-
 
 def _done(prompt: PromptRun, grant: Grant, *, tries: int) -> PromptDone:
     return PromptDone(
-        prompt=prompt.prompt,
+        prompt=prompt.index,
         path=grant.plan.path,
         reason=grant.plan.reason,
         prefill_instance=None if grant.prefill is None else grant.prefill.description.instance_id,

@@ -1,7 +1,7 @@
 """Run requests: queue, place, run a path, and finish exactly once. READ FIRST in this package.
 
-    start ----> admission ----> placement ----> path (handoff | local) ----> Running.events()
-    accept      wait for room   choose a pair   reserve, prefill, step       the client reads
+    run ------> admission ----> placement ----> path (handoff | local) ----> TokenSink.emit
+    accept      wait for room   choose a pair   reserve, prefill, step       each token, as it arrives
 
 Each prompt of a request goes through these steps on its own (attempts.py). If its pair fails, it is retried, on another
 pair if there is one and as the retry budget allows, from the tokens already sent; if the instance turns out to have no
@@ -10,7 +10,8 @@ room, it returns to the front of the queue.
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from scheduler.admission import Admission
 from scheduler.attempts import Attempts
@@ -19,14 +20,12 @@ from scheduler.limits import ControlLimits
 from scheduler.observability.finished_requests import FinishedRequests
 from scheduler.observability.request_log import without_values
 from scheduler.placement import Plan
-from scheduler.prompt_run import PromptRun
-from scheduler.queue.waiting import Waiting
+from scheduler.prompt_run import PromptRun, SinkFailed
 from scheduler.readiness import Readiness
 from scheduler.registry import Registry
-from scheduler.request import GenerationRequest
+from scheduler.request import GenerationRequest, TokenSink
 from scheduler.request_check import check_request
 from scheduler.retry_budget import RetryBudget
-from scheduler.running import Running
 from telemetry.logs import EventLogger
 from wire.errors import Draining, InternalError, InvalidRequest, Overloaded, PdserveError, Unavailable
 
@@ -42,16 +41,17 @@ class Dispatch:
         self.admission = Admission(limits, self._placer)
         self.retries = RetryBudget(limits, lambda: self.ledger.inflight, lambda: not self.admission.num_waiting)
         self._registry = registry
-        self._tries = Attempts(limits, self._placer, self.admission, readiness, self.retries, self.ledger)
+        self._attempts = Attempts(limits, self._placer, self.admission, readiness, self.retries, self.ledger)
         self._limits = limits
         self._ids = itertools.count()
         self._id_prefix = id_prefix
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Timeout] = set()
+        self._none_running = asyncio.Event()
         self._draining = False
         registry.on_change(self.admission.changed)
 
     def check_room(self, tenant: str) -> None:
-        """Raise Overloaded if not even a one-token prompt may wait; `start` reports all other errors."""
+        """Raise Overloaded if not even a one-token prompt may wait; `run` reports all other errors."""
         if self._draining or not self._registry.has_path():
             return
         try:
@@ -60,40 +60,46 @@ class Dispatch:
             self.ledger.rejected += 1
             raise
 
-    def start(self, request: GenerationRequest) -> Running:
-        """Start a request.
+    async def run(self, request: GenerationRequest, sink: TokenSink) -> None:
+        """Run a request to its end; it is queued before this first waits. Cancelling this cancels it everywhere.
 
-        Raises InvalidRequest, Overloaded, Unavailable without a path, Draining while shutting down.
+        Raises InvalidRequest, Overloaded, Unavailable without a path, Draining while shutting down, or what failed it.
         """
         check_request(request)
         self._check_can_start(request)
-        self.ledger.received += 1
-        running = Running()
-        prompts = [self._new_prompt(request, index, running) for index in range(len(request.prompts))]
-        places = {prompt: prompt.waiting(turn) for turn, prompt in enumerate(prompts)}
-        task = asyncio.create_task(self._run(prompts, places, running))
-        running.bind(cancel=_canceller(task), stop=lambda prompt, sequence: prompts[prompt].stop(sequence))
-        task.add_done_callback(lambda done: self._ended(done, request, places, running))
-        self._tasks.add(task)
-        for waiting in places.values():
-            self.admission.enter(waiting)
-        return running
+        prompts = [PromptRun(request, index, sink, self._new_id) for index in range(len(request.prompts))]
+        async with self._accepted(request):
+            try:
+                for prompt in prompts:
+                    self.admission.enter(prompt.waiting)
+                await self._serve_all(prompts, sink)
+            finally:
+                for prompt in prompts:
+                    self.admission.leave(prompt.waiting)
 
-    async def probe(self, request: GenerationRequest, plan: Plan) -> None:
+    async def probe(self, request: GenerationRequest, plan: Plan, sink: TokenSink) -> None:
         """Run a one-prompt request on exactly this plan, bypassing queue and ledger. Raises the error that ended it."""
-        prompt = self._new_prompt(request, 0, Running())
+        prompt = PromptRun(request, 0, sink, self._new_id)
         with self._placer.grant(prompt.prompt_id, plan) as grant:
-            await self._tries.run_path(prompt, grant)
+            await self._attempts.run_path(prompt, grant)
 
     async def close(self, drain_s: float) -> None:
-        """Refuse new requests, give running ones `drain_s` to finish, then cancel them."""
+        """Refuse new requests, give running ones `drain_s` to finish, then end them with Draining."""
         self._draining = True
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=drain_s)
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self._limits.settle_s)
+        await self._wait_for_all(drain_s)
+        for scope in self._running:
+            if not scope.expired():
+                scope.reschedule(asyncio.get_running_loop().time())
+        await self._wait_for_all(self._limits.settle_s)
+
+    async def _wait_for_all(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                while self._running:
+                    self._none_running.clear()
+                    await self._none_running.wait()
+        except TimeoutError:
+            return
 
     def _check_can_start(self, request: GenerationRequest) -> None:
         try:
@@ -106,62 +112,63 @@ class Dispatch:
             self.ledger.rejected += 1
             raise
 
-    def _new_prompt(self, request: GenerationRequest, index: int, running: Running) -> PromptRun:
-        return PromptRun(request, index, lambda: f"{self._id_prefix}.{next(self._ids)}", running.put)
+    @asynccontextmanager
+    async def _accepted(self, request: GenerationRequest) -> AsyncIterator[None]:
+        """Count an accepted request and its outcome, the only place for that; `close` ends it with Draining."""
+        self.ledger.received += 1
+        try:
+            async with asyncio.timeout(None) as scope:
+                self._running.add(scope)
+                yield
+        except Exception as error:  # noqa: BLE001 - the outermost frame of a request
+            if scope.expired():
+                self.ledger.cancelled += 1
+                raise Draining("the scheduler is shutting down") from None
+            self.ledger.failed += 1
+            raise _reason(error, request) from None
+        except asyncio.CancelledError:
+            self.ledger.cancelled += 1
+            raise
+        else:
+            self.ledger.completed += 1
+        finally:
+            self._running.discard(scope)
+            if not self._running:
+                self._none_running.set()
 
-    async def _run(self, prompts: list[PromptRun], places: dict[PromptRun, Waiting], running: Running) -> None:
+    async def _serve_all(self, prompts: list[PromptRun], sink: TokenSink) -> None:
         if len(prompts) == 1:
-            await self._serve(prompts[0], places, running)
+            await self._serve(prompts[0], sink)
             return
         async with asyncio.TaskGroup() as tasks:
             for prompt in prompts:
-                tasks.create_task(self._serve(prompt, places, running))
+                tasks.create_task(self._serve(prompt, sink))
 
-    async def _serve(self, prompt: PromptRun, places: dict[PromptRun, Waiting], running: Running) -> None:
+    async def _serve(self, prompt: PromptRun, sink: TokenSink) -> None:
         try:
-            running.put(await self._tries.serve(prompt, places))
+            done = await self._attempts.serve(prompt)
         finally:
             if prompt.output.started:
                 self.admission.costs.ended(prompt.request.tenant, prompt.facts, prompt.output.num_tokens)
+        sink.prompt_done(done)
 
-    def _ended(
-        self, task: asyncio.Task[None], request: GenerationRequest, places: dict[PromptRun, Waiting], running: Running
-    ) -> None:
-        """Finish a request, the only place for that: clear the queue, update the ledger, inform the client."""
-        self._tasks.discard(task)
-        for waiting in places.values():
-            self.admission.leave(waiting)
-        if task.cancelled():
-            self.ledger.cancelled += 1
-            running.finish(Draining("the scheduler is shutting down"))
-            return
-        error = task.exception()
-        if error is None:
-            self.ledger.completed += 1
-            running.finish(None)
-            return
-        self.ledger.failed += 1
-        reason = _reason(error, request)
-        report = log.debug if isinstance(reason, InvalidRequest) else log.warning  # clients can cause many of these
-        name = type(reason).__name__
-        report("request_failed", request_id=request.request_id, error=name, reason=without_values(reason))
-        running.finish(reason)
+    def _new_id(self) -> str:
+        return f"{self._id_prefix}.{next(self._ids)}"
 
 
-def _canceller(task: asyncio.Task[None]) -> Callable[[], None]:
-    def cancel() -> None:
-        task.cancel()
+def _reason(error: Exception, request: GenerationRequest) -> PdserveError:
+    """Log and return the error for the client: the first PdserveError among the prompts', else InternalError."""
+    reason = next((one for one in _leaves(error) if isinstance(one, PdserveError)), None)
+    if reason is None:
+        log.error("request_broke", exc=error, request_id=request.request_id)
+        reason = InternalError(f"request {request.request_id} failed; details are in the scheduler's log")
+    report = log.debug if isinstance(reason, InvalidRequest) else log.warning  # clients can cause many of these
+    name = type(reason).__name__
+    report("request_failed", request_id=request.request_id, error=name, reason=without_values(reason))
+    return reason
 
-    return cancel
 
-
-def _reason(error: BaseException, request: GenerationRequest) -> PdserveError:
-    """Return the error for the client: the first PdserveError among the prompts', else InternalError."""
-    if isinstance(error, PdserveError):
-        return error
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            if isinstance(inner, PdserveError):
-                return inner
-    log.error("request_broke", exc=error, request_id=request.request_id)
-    return InternalError(f"request {request.request_id} failed; details are in the scheduler's log")
+def _leaves(error: Exception) -> list[Exception]:
+    if isinstance(error, ExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error.error] if isinstance(error, SinkFailed) else [error]

@@ -1,7 +1,7 @@
 """One session with one instance: sends commands, and routes events to the prompts that wait for them.
 
 path --post--> outbox --sender--> session ==> instance
-path <-inbox-- reader <---------- session <== instance
+prompt <-take- reader <---------- session <== instance
                watch: heartbeat out and silence checked, once a second
 
 living --suspect_s without a message--> suspect (no new work, streams kept) --silence_s--> lost
@@ -12,11 +12,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from scheduler.inbox import Inbox, PromptStep, SessionLost, Work
 from scheduler.limits import ControlLimits
 from scheduler.link_answers import LinkAnswers
 from scheduler.load.in_flight_ledger import InFlightLedger
 from scheduler.patience import Slowness
+from scheduler.work import PromptStep, SessionLost, Work, WorkOwner
 from telemetry.logs import EventLogger
 from wire.connection import Session
 from wire.errors import InstanceLost, InternalError, PdserveError
@@ -108,11 +108,12 @@ class Instance:
         return asyncio.get_running_loop().time() - self._stepped_at <= seconds
 
     @contextmanager
-    def attend(self, prompt_id: str, inbox: Inbox) -> Iterator[Work]:
-        """Route the prompt's events to `inbox`; on exit, cancel the prompt on the instance unless it has ended."""
-        work = self._work[prompt_id] = Work(str(self), prompt_id, inbox, self.post, lambda: self.load.waiting > 0)
+    def attend(self, prompt_id: str, owner: WorkOwner, *, generates: bool = True) -> Iterator[Work]:
+        """Route the prompt's events to `owner`; on exit, cancel the prompt on the instance unless it has ended."""
+        work = Work(prompt_id, owner, self.post, lambda: self.load.waiting > 0, generates=generates)
+        self._work[prompt_id] = work
         if self._lost is not None:
-            work.deliver(SessionLost(self._lost))
+            work.put(SessionLost(self._lost))
         try:
             yield work
         finally:
@@ -168,7 +169,9 @@ class Instance:
             case Step(load=load) as step:
                 self._update(load)
                 for part in _split(step):
-                    self._deliver(part)
+                    work = self._work.get(part.prompt_id)
+                    if work is not None:
+                        work.take(part)
             case Heartbeat(load=beat):
                 self._update(beat)
             case Refused(load=refused_load):
@@ -192,10 +195,10 @@ class Instance:
             self.in_flight.update(load)
             check_progress(load, self._limits)
 
-    def _deliver(self, event: Reserved | Refused | PromptStep | HandedOff | Pooled | Failed) -> None:
+    def _deliver(self, event: Reserved | Refused | HandedOff | Pooled | Failed) -> None:
         work = self._work.get(event.prompt_id)
         if work is not None:
-            work.deliver(event)
+            work.put(event)
 
     async def _send(self) -> None:
         while True:
@@ -245,7 +248,7 @@ class Instance:
     def _end(self, error: InstanceLost) -> None:
         self._lost = error
         for work in self._work.values():
-            work.deliver(SessionLost(error))
+            work.put(SessionLost(error))
         self.link_answers.end(error)
         self._changed()
 
@@ -257,11 +260,10 @@ def check_progress(load: LoadSnapshot, limits: ControlLimits) -> None:
         raise _Found(f"its engine made no progress for {load.progress_age_s:.1f} s (limit {limit_s:.3g} s)")
 
 
-def _split(step: Step) -> Iterator[PromptStep]:
+def _split(step: Step) -> list[PromptStep]:
     """Split a Step into one part per prompt, in token order."""
     if len(step.tokens) == 1 and not step.times and not step.prompt_logprobs:
-        yield PromptStep(step.tokens[0].prompt_id, step.tokens)
-        return
+        return [PromptStep(step.tokens[0].prompt_id, step.tokens)]
     times = dict(step.times)
     by_prompt: dict[str, list[TokenOutput]] = {prompt_id: [] for prompt_id in times}
     scored: dict[str, list[PromptLogprobs]] = {}
@@ -270,5 +272,7 @@ def _split(step: Step) -> Iterator[PromptStep]:
     for part in step.prompt_logprobs:
         by_prompt.setdefault(part.prompt_id, [])
         scored.setdefault(part.prompt_id, []).append(part)
-    for prompt_id, tokens in by_prompt.items():
-        yield PromptStep(prompt_id, tuple(tokens), times.get(prompt_id), tuple(scored.get(prompt_id, ())))
+    return [
+        PromptStep(prompt_id, tuple(tokens), times.get(prompt_id), tuple(scored.get(prompt_id, ())))
+        for prompt_id, tokens in by_prompt.items()
+    ]

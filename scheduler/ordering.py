@@ -5,24 +5,26 @@ from wire.types import PromptLogprobs, TokenOutput
 
 
 class OrderedOutput:
-    """The sequences of one prompt. Tokens arrive from P and D in any order; each is released once, in order."""
+    """The sequences of one prompt. Tokens arrive from P and D in any order; each is released once, in order.
+
+    `open` are the sequences that need another token, `stopped` those that `stop` ended.
+    """
 
     def __init__(self, num_sequences: int) -> None:
-        self._next = [0] * num_sequences
+        self.open = set(range(num_sequences))
+        self.stopped: set[int] = set()
         self._ids: list[list[int]] = [[] for _ in range(num_sequences)]
         self._early: list[dict[int, TokenOutput]] = [{} for _ in range(num_sequences)]
-        self._finished: set[int] = set()
-        self._stopped: set[int] = set()
 
     @property
     def started(self) -> bool:
         """Whether any token was released."""
-        return any(self._next) or bool(self._finished)
+        return any(self._ids) or self._has_finished
 
     @property
     def all_started(self) -> bool:
         """Whether the first token of every sequence was released or is no longer needed."""
-        return all(index > 0 or self._ended(sequence) for sequence, index in enumerate(self._next))
+        return all(self._ids[sequence] for sequence in self.open)
 
     @property
     def so_far(self) -> tuple[tuple[int, ...], ...]:
@@ -35,54 +37,49 @@ class OrderedOutput:
         return sum(map(len, self._ids))
 
     @property
-    def all_ended(self) -> bool:
-        """Whether no sequence needs another token."""
-        return len(self._finished | self._stopped) == len(self._next)
-
-    @property
     def all_finished(self) -> bool:
         """Whether every sequence finished by itself, none by `stop`."""
-        return len(self._finished) == len(self._next)
-
-    def is_stopped(self, sequence: int) -> bool:
-        """Whether `stop` ended the sequence."""
-        return sequence in self._stopped
+        return not self.open and not self.stopped
 
     def add(self, token: TokenOutput) -> list[TokenOutput]:
         """Add one token; return those that can be released now."""
         sequence = token.sequence
-        if not 0 <= sequence < len(self._next) or self._ended(sequence) or token.index < self._next[sequence]:
+        if sequence not in self.open:
             return []
-        self._early[sequence].setdefault(token.index, token)
-        return self._release(sequence)
+        ids, early = self._ids[sequence], self._early[sequence]
+        if token.index != len(ids):
+            if token.index > len(ids):
+                early.setdefault(token.index, token)
+            return []
+        released, ready = list[TokenOutput](), token
+        while True:
+            released.append(ready)
+            if ready.token_id is not None:
+                ids.append(ready.token_id)
+            if ready.finish is not None:
+                self._end(sequence)
+            if len(ids) not in early:
+                return released
+            ready = early.pop(len(ids))
 
-    def stop(self, sequence: int) -> bool:
-        """End a sequence from the scheduler; return whether it was still open."""
-        if self._ended(sequence):
-            return False
-        self._stopped.add(sequence)
-        self._early[sequence].clear()
-        return True
+    def stop(self, sequence: int) -> None:
+        """End a sequence from the scheduler, unless it has ended."""
+        if sequence in self.open:
+            self.stopped.add(sequence)
+            self._end(sequence)
 
     def forget_early(self) -> None:
         """Drop tokens held back: the next attempt generates them again."""
         for early in self._early:
             early.clear()
 
-    def _ended(self, sequence: int) -> bool:
-        return sequence in self._finished or sequence in self._stopped
+    @property
+    def _has_finished(self) -> bool:
+        return len(self.open) + len(self.stopped) < len(self._ids)
 
-    def _release(self, sequence: int) -> list[TokenOutput]:
-        early, released = self._early[sequence], []
-        while not self._ended(sequence) and (token := early.pop(self._next[sequence], None)) is not None:
-            released.append(token)
-            self._next[sequence] += 1
-            if token.token_id is not None:
-                self._ids[sequence].append(token.token_id)
-            if token.finish is not None:
-                self._finished.add(sequence)
-                early.clear()
-        return released
+    def _end(self, sequence: int) -> None:
+        self.open.remove(sequence)
+        self._early[sequence].clear()
 
 
 class OrderedScores:

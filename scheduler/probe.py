@@ -7,6 +7,7 @@ from scheduler.limits import ControlLimits
 from scheduler.model.kind import ModelKind
 from scheduler.placement import Plan
 from scheduler.readiness import Readiness
+from scheduler.recorded_output import RecordedOutput
 from scheduler.request import GenerationRequest
 from telemetry.capped_logs import CappedLog
 from telemetry.logs import EventLogger
@@ -47,7 +48,7 @@ class PathProbe:
             self._readiness.busy(plan)
             return True
         try:
-            await self._dispatch.probe(self._request(self._readiness.slowness(plan)), plan)
+            await self._dispatch.probe(self._request(self._readiness.slowness(plan)), plan, RecordedOutput())
         except PdserveError as error:
             if self._found_no_room(error, plan):
                 self._readiness.busy(plan)

@@ -1,65 +1,79 @@
-"""One running prompt: its identity, output, limits and received events."""
+"""One running prompt: its place in the queue, output, limits and unread events."""
 
 import asyncio
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
-from scheduler.inbox import Arrival, Inbox, PromptStep, Stopped, Work
 from scheduler.instances import Instance
 from scheduler.load.loads import PromptFacts
 from scheduler.load.prefixes import Chain, chain_of
 from scheduler.ordering import OrderedOutput, OrderedScores
 from scheduler.queue.waiting import Waiting
-from scheduler.request import GenerationRequest, NewToken, PathEvent, PromptScored, Vector
+from scheduler.request import GenerationRequest, TokenSink
+from scheduler.wakeup import Wakeup
+from scheduler.work import PromptEvent, PromptStep, Work
 from wire.errors import DeadlineExceeded
+from wire.messages import HandedOff, Pooled
 from wire.types import PromptState, StageTimes
 
 _TIMES = tuple((field.name, field.default) for field in dataclasses.fields(StageTimes))
 
 
-class AllEnded(Exception):
-    """The client ended all sequences of a prompt that is waiting for its retry."""
+class SinkFailed(Exception):
+    """The request's sink raised `error`: the request has failed, and no other attempt would help."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class PromptRun:
-    """Owner of a prompt's output, limits and inbox.
+    """Owner of one prompt. Implements scheduler.work.WorkOwner.
 
-    A retry is a new attempt: new id, new inbox, the same output. It continues from the tokens already sent.
+    Tokens are emitted to the request's sink as they arrive; all other events wait in `next_event` for the path. A retry
+    is a new attempt: new id, new place in the queue, the same output. It continues from the tokens already sent.
     """
 
-    def __init__(
-        self, request: GenerationRequest, prompt: int, new_id: Callable[[], str], emit: Callable[[PathEvent], None]
-    ) -> None:
+    def __init__(self, request: GenerationRequest, index: int, sink: TokenSink, new_id: Callable[[], str]) -> None:
         self.request = request
-        self.prompt = prompt
+        self.index = index
         self.output = OrderedOutput(request.params.num_sequences)
+        self.avoid: frozenset[tuple[int | None, int]] = frozenset()
+        self._sink = sink
+        self._new_id = new_id
         self._scores = OrderedScores()
         self._chain = self._chain_with(())
         self._searches = False
         self._times: dict[str, Any] = {}
-        self.avoid: frozenset[tuple[int | None, int]] = frozenset()
-        self._new_id = new_id
-        self._emit = emit
-        self._started_at = asyncio.get_running_loop().time()
-        self._stage_at = self._started_at
+        self._clock = asyncio.get_running_loop().time
+        self._started_at = self._active_at = self._clock()
         self._works: list[Work] = []
-        self._give_up: Callable[[], object] | None = None
-        self.begin_attempt()
+        self._events: deque[tuple[Work, PromptEvent]] = deque()
+        self._failure: Exception | None = None
+        self._wakeup = Wakeup()
+        self._start_attempt(turn=index)
 
-    def begin_attempt(self) -> None:
-        """Start a new attempt from the queue."""
+    def requeue(self) -> Waiting:
+        """Start another attempt, and return its place in the queue; being overtaken still counts."""
         self.output.forget_early()
+        self._events.clear()
+        self._failure, passed = None, self.waiting.passed
+        self._start_attempt(turn=0)
+        self.waiting.passed = passed
+        return self.waiting
+
+    def _start_attempt(self, *, turn: int) -> None:
+        request, index = self.request, self.index
         self.state = PromptState(
-            self._new_id(), self.request.request_id, self.request.prompts[self.prompt],
-            self.request.params_of(self.prompt), self.output.so_far, self.request.probe,
-            cache_salt=self.request.cache_salt,
-            pooling=self.request.poolings[self.prompt] if self.request.poolings else None,
+            self._new_id(), request.request_id, request.prompts[index], request.params_of(index), self.output.so_far,
+            request.probe, cache_salt=request.cache_salt,
+            pooling=request.poolings[index] if request.poolings else None,
         )  # fmt: skip
         self.stage, self._computes = "waiting in the queue", False
-        self.inbox = Inbox()
+        self.waiting = Waiting(self.prompt_id, self.facts, turn, tenant=request.tenant, priority=request.priority)
 
     @property
     def prompt_id(self) -> str:
@@ -74,21 +88,21 @@ class PromptRun:
         length = len(self.state.token_ids)
         return PromptFacts(length, params.max_tokens, params.width, self.avoid, pooled, self._chain)
 
-    def waiting(self, turn: int = 0) -> Waiting:
-        """Return this attempt's place in the queue; `turn` counts the prompts of the request before it."""
-        request = self.request
-        return Waiting(self.prompt_id, self.facts, turn, tenant=request.tenant, priority=request.priority)
-
     @property
     def chains(self) -> list[Chain]:
         """The links of the prompt with the output of each sequence."""
         return [self._chain_with(output[:-1]) for output in self.output.so_far]
 
     @property
+    def times(self) -> StageTimes:
+        """The known durations; the last report of each counts."""
+        return StageTimes(**self._times)
+
+    @property
     def deadline(self) -> float:
         """When the current wait ends, by the loop's clock: for the first token, later for progress."""
         if self._is_generating:
-            return self._stage_at + self.request.stall_timeout_s
+            return self._active_at + self.request.stall_timeout_s
         return self._started_at + self.request.first_token_timeout_s
 
     def deadline_error(self) -> DeadlineExceeded:
@@ -99,132 +113,137 @@ class PromptRun:
 
     def enter(self, stage: str, *, computes: bool = False) -> float:
         """Enter the next stage; return the last one's duration. `computes`: an instance is computing the prompt."""
-        now = asyncio.get_running_loop().time()
-        seconds, self._stage_at, self.stage = now - self._stage_at, now, stage
+        now = self._clock()
+        seconds, self._active_at, self.stage = now - self._active_at, now, stage
         self._computes = computes
         return seconds
 
+    def add_times(self, more: StageTimes) -> None:
+        """Add the durations set in `more`."""
+        self._times |= {name: value for name, default in _TIMES if (value := getattr(more, name)) != default}
+
     @contextmanager
-    def attend(self, instance: Instance) -> Iterator[Work]:
-        """Attach to an instance to receive its events; on exit, end the prompt there."""
-        with instance.attend(self.prompt_id, self.inbox) as work:
+    def attend(
+        self, instance: Instance, on_start: Callable[[], None] = lambda: None, *, generates: bool = True
+    ) -> Iterator[Work]:
+        """Receive an instance's events; on exit, end the prompt there. `on_start` is called before its first token."""
+        with instance.attend(self.prompt_id, self, generates=generates) as work:
+            work.on_start = on_start
             self._works.append(work)
             try:
                 yield work
             finally:
                 self._works.remove(work)
-                self.inbox.rest()
+                self._wakeup.stop_timer()
 
-    async def next_arrival(self) -> Arrival:
-        """Return the next arrival. Raises DeadlineExceeded at the deadline.
+    async def next_event(self) -> tuple[Work, PromptEvent] | None:
+        """Return the next event that is no step, or None once all sequences have ended and none is unread.
 
-        A sequence that a full pool preempted waits for blocks on a working instance, and a prompt being recomputed by
-        another instance sends nothing until it is done: both get as long as a first token, since the instance's own
-        progress is checked separately.
+        Raises DeadlineExceeded at the deadline, SinkFailed, and what `fail` was given.
         """
-        loop = asyncio.get_running_loop()
-        patience = loop.time() + self.request.first_token_timeout_s
-        while True:
+        while not self._events:
+            if self._failure is not None:
+                raise self._failure
+            if not self.output.open:
+                return None
             try:
-                arrival = await self.inbox.get(self.deadline)
+                await self._wakeup.wait(self._next_check)
             except TimeoutError:
-                if loop.time() < self.deadline:  # tokens bypassed the inbox meanwhile
-                    patience = self._stage_at + self.request.first_token_timeout_s
-                    continue
-                if not self._may_wait() or loop.time() >= patience:
-                    raise self.deadline_error() from None
-                self._stage_at = loop.time()
-                continue
-            self._stage_at = loop.time()
-            return arrival
+                raise self.deadline_error() from None
+        return self._events.popleft()
 
-    @contextmanager
-    def wanted(self, give_up: Callable[[], object]) -> Iterator[None]:
-        """Wait only while the client needs more of the prompt; else `give_up` cancels the wait.
+    async def ended_within(self, work: Work, seconds: float) -> bool:
+        """Wait until `work` has ended, dropping unread events; return whether it did within `seconds`."""
+        deadline = self._clock() + seconds
+        while not work.ended:
+            try:
+                await self._wakeup.wait(lambda: deadline)
+            except TimeoutError:
+                return False
+        self._events.clear()
+        return True
 
-        Raises AllEnded.
-        """
-        if self.output.all_ended:
-            raise AllEnded
-        self._give_up = give_up
+    def take(self, work: Work, step: PromptStep) -> None:
+        """Emit the tokens of a step that can be released; cancel sequences that the sink no longer wants."""
+        if self._failure is not None:
+            return
+        self._active_at = self._clock()
+        output, emit, index = self.output, self._sink.emit, self.index
         try:
-            yield
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self.output.all_ended and task is not None and not task.cancelling():
-                raise AllEnded from None
-            raise
-        finally:
-            self._give_up = None
+            if step.tokens and not work.started:
+                work.on_start()
+                work.started = True
+            if step.prompt_logprobs or step.times is not None:
+                self._take_report(step)
+        except Exception as error:  # noqa: BLE001 - the caller is the session of all the instance's prompts
+            self.fail(error)
+            return
+        try:
+            for token in step.tokens:
+                if token.sequence in output.stopped and token.finish is None:
+                    work.cancel_sequence(token.sequence)
+                for ready in output.add(token):
+                    if not emit(index, ready):
+                        self._stop(ready.sequence)
+                        break
+        except Exception as error:  # noqa: BLE001 - as above
+            self.fail(SinkFailed(error))
+        if not output.open:
+            self._wakeup.set()
+
+    def put(self, work: Work, event: PromptEvent) -> None:
+        """Keep an event for `next_event`."""
+        self._active_at = self._clock()
+        if isinstance(event, HandedOff | Pooled):
+            self.add_times(event.times)
+        self._events.append((work, event))
+        self._wakeup.set()
+
+    def fail(self, error: Exception) -> None:
+        """Make `next_event` raise `error`; the first one counts."""
+        self._failure = self._failure or error
+        self._wakeup.set()
+
+    def answer(self, values: tuple[float, ...]) -> None:
+        """Emit the vector of a prompt with pooling."""
+        self._sink.vector(self.index, values)
+
+    def _take_report(self, step: PromptStep) -> None:
+        for part in step.prompt_logprobs:
+            if (new := self._scores.add(part)) is not None:
+                self._sink.prompt_logprobs(self.index, new.tokens)
+        if step.times is not None:
+            self.add_times(step.times)
+            self._searches |= not step.tokens and self.request.params.beam_search is not None
+
+    def _stop(self, sequence: int) -> None:
+        """Stop a sequence on all instances, unless it has finished."""
+        if sequence in self.output.open:
+            self.output.stop(sequence)
+            for work in self._works:
+                work.cancel_sequence(sequence)
 
     def _chain_with(self, output: tuple[int, ...]) -> Chain:
         """Return the links of the prompt and `output`; none for requests that bypass the prefix cache."""
         request = self.request
         if request.probe or request.params.prompt_logprobs is not None:
             return ()
-        return chain_of((*request.prompts[self.prompt], *output), request.cache_salt)
+        return chain_of((*request.prompts[self.index], *output), request.cache_salt)
 
     @property
     def _is_generating(self) -> bool:
         """Whether tokens arrived, or a beam search, which reports them at its end, made progress."""
         return self.output.started or self._searches
 
-    def _may_wait(self) -> bool:
-        """Whether an instance may have a reason for no events beyond the limit of no progress."""
-        waits = self._computes or any(work.short_of_blocks() for work in self._works)
-        return self._is_generating and waits
+    def _next_check(self) -> float:
+        """Return when to look again whether the prompt has waited too long; a time in the past: it has.
 
-    def flow(self, work: Work) -> None:
-        """From now on handle steps of `work` that finish nothing as they arrive; `next_arrival` returns all others."""
-        self.inbox.taker = partial(self._take_directly, work)
-
-    def _take_directly(self, work: Work, arrival: Arrival) -> bool:
-        step = arrival.event
-        if arrival.work is not work or not isinstance(step, PromptStep) or step.times is not None:
-            return False
-        if step.prompt_logprobs or any(token.finish is not None for token in step.tokens):
-            return False
-        self._stage_at = asyncio.get_running_loop().time()
-        self.take(step, work)
-        return not self.output.all_ended  # else wake the reader; taking the step again has no effect
-
-    def take(self, step: PromptStep, work: Work) -> None:
-        """Emit the tokens of a step that can be released; cancel sequences stopped meanwhile on the instance."""
-        for part in step.prompt_logprobs:
-            if (new := self._scores.add(part)) is not None:
-                self._emit(PromptScored(self.prompt, new.start, new.tokens))
-        for token in step.tokens:
-            if self.output.is_stopped(token.sequence) and token.finish is None:
-                work.cancel_sequence(token.sequence)
-            for ready in self.output.add(token):
-                self._emit(
-                    NewToken(
-                        self.prompt, ready.sequence, ready.index, ready.token_id, ready.finish, ready.stop_token_id,
-                        ready.logprobs,
-                    )
-                )  # fmt: skip
-        if step.times is not None:
-            self.add_times(step.times)
-            self._searches |= not step.tokens and self.request.params.beam_search is not None
-
-    def answer(self, values: tuple[float, ...]) -> None:
-        """Emit the vector of a prompt with pooling."""
-        self._emit(Vector(self.prompt, values))
-
-    def add_times(self, more: StageTimes) -> None:
-        """Add the durations set in `more`."""
-        self._times |= {name: value for name, default in _TIMES if (value := getattr(more, name)) != default}
-
-    @property
-    def times(self) -> StageTimes:
-        """The known durations; the last report of each counts."""
-        return StageTimes(**self._times)
-
-    def stop(self, sequence: int) -> None:
-        """Stop a sequence on all instances."""
-        if self.output.stop(sequence):
-            for work in self._works:
-                work.cancel_sequence(sequence)
-            self.inbox.put_nowait(Arrival(None, Stopped()))
-            if self._give_up is not None and self.output.all_ended:
-                self._give_up()
+        A sequence that a full pool preempted waits for blocks on a working instance, and a prompt being recomputed by
+        another instance sends nothing until it is done: both get as long as a first token, since the instance's own
+        progress is checked separately.
+        """
+        now, deadline = self._clock(), self.deadline
+        has_reason = self._computes or any(work.short_of_blocks() for work in self._works)
+        if now < deadline or not (self._is_generating and has_reason):
+            return deadline
+        return min(now + self.request.stall_timeout_s, self._active_at + self.request.first_token_timeout_s)

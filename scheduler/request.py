@@ -1,14 +1,14 @@
-"""A request inside the scheduler, and the events of its execution.
+"""A request inside the scheduler, and the interface to who receives its tokens.
 
-api/* --GenerationRequest--> dispatch --PathEvent--> stream --> api/*
+api/* --GenerationRequest--> dispatch --TokenSink.emit--> stream --> api/*
 """
 
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from wire.types import FinishReason, Pooling, SamplingParams, StageTimes, TokenLogprobs
+from wire.types import Pooling, SamplingParams, StageTimes, TokenLogprobs, TokenOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class GenerationRequest:
 
     `params.seed` and `params.max_tokens` are set; `seeds`, if given, has one per prompt instead. Timeouts in
     seconds: to the first token, and without progress. `poolings`, if given, has one per prompt: then nothing is
-    generated, and each prompt is answered by one Vector. `cache_salt` limits KV sharing to requests with the same one.
+    generated, and each prompt is answered by one vector. `cache_salt` limits KV sharing to requests with the same one.
     `tenant` is whose share of the cluster it uses, the name of an API key or empty; a lower `priority` runs earlier.
     """
 
@@ -43,43 +43,6 @@ class GenerationRequest:
         return dataclasses.replace(self.params, seed=self.seeds[prompt]) if self.seeds else self.params
 
 
-@dataclass(slots=True)  # not frozen, as TokenLogprobs
-class NewToken:
-    """The next token of sequence `sequence` of prompt `prompt`; indices ascend without gap or repeat.
-
-    `finish` is set on the last event of each sequence, exactly once; token_id is None if it ended without a token.
-    `logprobs` are set if requested.
-    """
-
-    prompt: int
-    sequence: int
-    index: int
-    token_id: int | None
-    finish: FinishReason | None = None
-    stop_token_id: int | None = None
-    logprobs: TokenLogprobs | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PromptScored:
-    """Log probabilities of tokens [start, start + len(tokens)) of prompt `prompt`, if requested; None for token 0.
-
-    Each token once, in order, and all before the prompt's first output.
-    """
-
-    prompt: int
-    start: int
-    tokens: tuple[TokenLogprobs | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Vector:
-    """The answer to prompt `prompt` of a request with poolings: its vector, or its score as the only value."""
-
-    prompt: int
-    values: tuple[float, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class PromptDone:
     """All sequences of a prompt finished and its hand-off is complete: its stage durations and how it was served.
@@ -96,28 +59,26 @@ class PromptDone:
     tries: int = 1
 
 
-PathEvent = NewToken | PromptScored | Vector | PromptDone
+class TokenSink(Protocol):
+    """Receives the output of one request as it arrives. An error that a method raises fails the request."""
 
+    def emit(self, prompt: int, token: TokenOutput) -> bool:
+        """Take the next token of a sequence of prompt `prompt`; return whether more of the sequence is wanted.
 
-class RunningRequest(Protocol):
-    """A running request."""
-
-    def events(self) -> AsyncIterator[PathEvent]:
-        """Yield events until every prompt is done. Raises a PdserveError when the request failed as a whole.
-
-        Closing the iterator early (aclose, cancellation) cancels the request everywhere.
+        Per sequence the indices ascend without gap or repeat; `finish` is set on its last token, exactly once.
         """
         ...
 
-    def divert(self, taker: Callable[[NewToken], bool]) -> None:
-        """Pass tokens directly to `taker` while the reader of `events` waits; it returns whether it took the token.
-
-        An implementation may ignore this: then all events are read.
-        """
+    def prompt_logprobs(self, prompt: int, tokens: Sequence[TokenLogprobs | None]) -> None:
+        """Take the log probabilities of the prompt's next tokens, if requested: all before its first output."""
         ...
 
-    def stop_sequence(self, prompt: int, sequence: int) -> None:
-        """Stop one sequence (a stop string was found): its next event has finish STOP and no token."""
+    def vector(self, prompt: int, values: tuple[float, ...]) -> None:
+        """Take the answer to a prompt with a pooling: its vector, or its score as the only value."""
+        ...
+
+    def prompt_done(self, done: PromptDone) -> None:
+        """Take the report of a prompt whose sequences have all finished and whose hand-off is complete."""
         ...
 
 
@@ -128,6 +89,9 @@ class Dispatcher(Protocol):
         """Raise Overloaded if not even a one-token prompt may wait; called before a request is read."""
         ...
 
-    def start(self, request: GenerationRequest) -> RunningRequest:
-        """Start a request. Raises Overloaded when the queue is full and Unavailable when no path exists."""
+    async def run(self, request: GenerationRequest, sink: TokenSink) -> None:
+        """Run a request to its end; cancelling this cancels it everywhere.
+
+        Raises Overloaded when the queue is full, Unavailable when no path exists, or the PdserveError that failed it.
+        """
         ...

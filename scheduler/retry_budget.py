@@ -64,12 +64,6 @@ class RetryBudget:
             self.give_back(retry)
             raise
 
-    def give_up(self, retry: "Retry") -> None:
-        """Cancel the wait of `retry`, if any."""
-        for waits, turn in self._waiting:
-            if waits is retry:
-                turn.cancel()
-
     def placed(self, retry: "Retry") -> None:
         """Note that `retry` has its grant: there may be room for the next."""
         if self._past_limit is retry:
@@ -108,10 +102,6 @@ class Retry(AbstractContextManager["Retry"]):
     async def begin(self) -> None:
         """Wait until the budget has room for this retry."""
         await self._budget.take(self)
-
-    def give_up(self) -> None:
-        """Cancel the wait of `begin`."""
-        self._budget.give_up(self)
 
     def placed(self) -> None:
         """Note that the retry has its grant."""

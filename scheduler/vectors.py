@@ -1,11 +1,10 @@
 """Run a pooling request and collect its vectors, and compare two vectors."""
 
 import math
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
-from typing import cast
+from collections.abc import Callable, Sequence
 
-from scheduler.request import Dispatcher, GenerationRequest, PathEvent, PromptDone, Vector
+from scheduler.recorded_output import RecordedOutput
+from scheduler.request import Dispatcher, GenerationRequest, PromptDone
 from wire.errors import InternalError
 
 Values = tuple[float, ...]
@@ -16,19 +15,18 @@ async def collect_vectors(
 ) -> list[Values]:
     """Return the vector (or the score, as the only value) of each prompt, in order. Raises the request's error.
 
-    Calls `on_done` for each prompt.
+    Calls `on_done` for each prompt that has finished, at the end.
     """
-    found: dict[int, Values] = {}
-    running = dispatcher.start(request)
-    async with aclosing(cast("AsyncGenerator[PathEvent, None]", running.events())) as events:
-        async for event in events:
-            if isinstance(event, Vector):
-                found[event.prompt] = event.values
-            elif isinstance(event, PromptDone):
-                on_done(event)
-    if len(found) != len(request.prompts):
-        raise InternalError(f"request {request.request_id} ended with {len(found)} of {len(request.prompts)} vectors")
-    return [found[prompt] for prompt in range(len(request.prompts))]
+    output = RecordedOutput()
+    try:
+        await dispatcher.run(request, output)
+    finally:
+        for done in output.done.values():
+            on_done(done)
+    found, num_prompts = output.vectors, len(request.prompts)
+    if len(found) != num_prompts:
+        raise InternalError(f"request {request.request_id} ended with {len(found)} of {num_prompts} vectors")
+    return [found[prompt] for prompt in range(num_prompts)]
 
 
 def cosine(first: Sequence[float], second: Sequence[float]) -> float:

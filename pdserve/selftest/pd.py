@@ -15,7 +15,8 @@ from pdserve.selftest.check import NotHere, SelftestCheck, Wrong
 from scheduler.control import Control
 from scheduler.limits import ControlLimits
 from scheduler.membership.compatibility import ExpectedInstance
-from scheduler.request import GenerationRequest, NewToken, PromptDone
+from scheduler.recorded_output import record
+from scheduler.request import GenerationRequest
 from scheduler.serving import Cluster, build_control
 from wire.errors import DeadlineExceeded, HandoffFailed, PdserveError
 from wire.types import Role, SamplingParams
@@ -124,13 +125,10 @@ async def _ask(control: Control, number: int, prompt: Sequence[int], path: str) 
         params=SamplingParams(max_tokens=_OUT, temperature=0.0), first_token_timeout_s=_ANSWER_S,
         stall_timeout_s=_ANSWER_S,
     )  # fmt: skip
-    tokens: list[int] = []
-    async for event in control.dispatch.start(request).events():
-        if isinstance(event, NewToken) and event.token_id is not None:
-            tokens.append(event.token_id)
-        elif isinstance(event, PromptDone) and event.path != path:
-            raise HandoffFailed(f"prompt {number} took the path {event.path}, not {path}")
-    return tokens
+    output = await record(control.dispatch, request)
+    if output.done[0].path != path:
+        raise HandoffFailed(f"prompt {number} took the path {output.done[0].path}, not {path}")
+    return output.tokens[0, 0]
 
 
 def _save_model(folder: Path) -> None:

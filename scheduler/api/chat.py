@@ -17,7 +17,7 @@ from scheduler.api.prepared import prepare_generation
 from scheduler.api.read_body import read_body
 from scheduler.api.request_ids import new_id, shown_id
 from scheduler.api.shape import ANSWER_NULLS, CHOICE_NULLS, Ended, PromptReport, Usage
-from scheduler.api.sse import event
+from scheduler.api.sse import SSE, event
 from scheduler.app_context import AppContext
 from scheduler.templates.chat_options import ChatOptions
 from scheduler.text.pieces import TextPiece
@@ -82,6 +82,8 @@ def _echo(body: ChatBody, messages: Sequence[Mapping[str, Any]], role: str) -> t
 class ChatShape:
     """Builds chat.completion objects, and chat.completion.chunk ones while streaming."""
 
+    stream = SSE
+
     def __init__(self, answer_id: str, model: str, role: str, formatter: TokenFormatter, asked: AnswerOptions) -> None:
         self._head = {
             "id": answer_id, "object": "chat.completion.chunk", "created": int(time.time()), "model": model,
@@ -105,7 +107,8 @@ class ChatShape:
     def event(self, piece: TextPiece, prompt: PromptReport, usage: Usage | None) -> bytes:
         """Return the event of a text chunk; in the common case by concatenating bytes."""
         if self._is_plain and usage is None and piece.finish_reason is None:
-            return self._prefix(piece.index) + orjson.dumps(piece.text) + _AFTER_CONTENT
+            before = self._before.get(piece.index) or self._prefix(piece.index)
+            return before + orjson.dumps(piece.text) + _AFTER_CONTENT
         choice: dict[str, Any] = {
             "index": piece.index,
             "delta": {"content": piece.text} if piece.text else {},
@@ -153,9 +156,8 @@ class ChatShape:
         return choice
 
     def _prefix(self, index: int) -> bytes:
-        if index not in self._before:
-            choice = b'"choices":[{"index":%d,"delta":{"content":' % index
-            self._before[index] = b"data: " + orjson.dumps(self._head)[:-1] + b"," + choice
+        choice = b'"choices":[{"index":%d,"delta":{"content":' % index
+        self._before[index] = b"data: " + orjson.dumps(self._head)[:-1] + b"," + choice
         return self._before[index]
 
 

@@ -17,7 +17,7 @@ from scheduler.api.read_body import read_body
 from scheduler.api.request_ids import new_id, shown_id
 from scheduler.api.sampling import draw_seed
 from scheduler.api.shape import ANSWER_NULLS, CHOICE_NULLS, Ended, PromptReport, Usage
-from scheduler.api.sse import event
+from scheduler.api.sse import SSE, event
 from scheduler.api.text_offsets import TextOffsets
 from scheduler.app_context import AppContext
 from scheduler.text.pieces import TextPiece
@@ -63,6 +63,8 @@ async def prepare_completion(front: AppContext, body: CompletionBody, request: R
 class CompletionShape:
     """Builds text_completion objects, complete ones and chunks."""
 
+    stream = SSE
+
     def __init__(
         self, answer_id: str, model: str, formatter: TokenFormatter, asked: AnswerOptions, echo: Sequence[str] = ()
     ) -> None:
@@ -83,7 +85,8 @@ class CompletionShape:
     def event(self, piece: TextPiece, prompt: PromptReport, usage: Usage | None) -> bytes:
         """Return the event of a text chunk; in the common case by concatenating bytes."""
         if self._is_plain and usage is None and piece.finish_reason is None:
-            return self._prefix(piece.index) + orjson.dumps(piece.text) + _AFTER_TEXT
+            before = self._before.get(piece.index) or self._prefix(piece.index)
+            return before + orjson.dumps(piece.text) + _AFTER_TEXT
         is_first = piece.index not in self._opened
         self._opened.add(piece.index)
         logprobs, ids = self.logprobs(piece, prompt), tuple(token_id for token_id, _ in scored_output(piece.tokens))
@@ -117,9 +120,8 @@ class CompletionShape:
         return self._head | ANSWER_NULLS | {"choices": answered, "usage": usage}
 
     def _prefix(self, index: int) -> bytes:
-        if index not in self._before:
-            choice = b'"choices":[{"index":%d,"text":' % index
-            self._before[index] = b"data: " + orjson.dumps(self._head)[:-1] + b"," + choice
+        choice = b'"choices":[{"index":%d,"text":' % index
+        self._before[index] = b"data: " + orjson.dumps(self._head)[:-1] + b"," + choice
         return self._before[index]
 
     def _choice(self, one: Ended, prompt: PromptReport, *, is_first: bool) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from scheduler.api.answer_writer import AnswerWriter, ByteStream, QueuedSend
 from scheduler.api.errors import error_response, unauthorized
 from scheduler.api.request_ids import clean_client_id, new_id
 from scheduler.api.sse import ClientGone
@@ -23,9 +23,8 @@ class Gate:
     """ASGI wrapper around the app. `routes` maps exact paths to metric labels; other paths are `other`.
 
     The path is the received one without `root_path`: key check, label and route use the same text. The scope's `state`
-    gets request_id, arrived_s, refusals, and the key's tenant, "" where no key is required. If an endpoint sets
-    `warning` in it, that is sent as the header of that name; `client_id` is the one of `ids_in_use` that this answer
-    shows.
+    gets request_id, arrived_s, refusals, the `answer` to write to, and the key's tenant, "" where no key is required;
+    `client_id` is the one of `ids_in_use` that this answer shows.
     """
 
     def __init__(
@@ -51,22 +50,25 @@ class Gate:
             request_id=own_id, arrived_s=asyncio.get_running_loop().time(), refusals=self._refusals, tenant=tenant,
             ids_in_use=self._ids_in_use,
         )  # fmt: skip
-        exchange = _Exchange(send, client_id or own_id, scope["state"])
+        queued = QueuedSend(send)
+        stream: ByteStream = scope["state"].get("exchange") or queued
+        answer = scope["state"]["answer"] = AnswerWriter(stream, send, client_id or own_id, scope["state"])
         try:
             if scope["method"] == "POST" and tenant is not None:  # requests without a key do not delay others
                 await self._turnstile.enter()
             app = self._app if tenant is not None else unauthorized()
-            await app(scope, receive, exchange.send)
+            await app(scope, receive, answer.send)
         except ClientGone:
             pass
         except Exception as error:
-            if exchange.status is None:
-                await error_response(error, scope)(scope, receive, exchange.send)
-            elif not exchange.complete:
+            if answer.status is None:
+                await error_response(error, scope)(scope, receive, answer.send)
+            elif not answer.complete:
                 raise  # the server closes the connection, so that the client sees an incomplete answer
         finally:
+            queued.close()
             self._ids_in_use.discard(scope["state"].get("client_id"))
-            status = exchange.status or CLIENT_GONE
+            status = answer.status or CLIENT_GONE
             self._metrics.http_request(self._routes.get(path, "other"), scope["method"], status)
             _log.debug("http_request", request_id=own_id, client_id=client_id, path=path, status=status)
 
@@ -76,29 +78,6 @@ class Gate:
         if self._root_path and path.startswith(self._root_path + "/"):
             path = scope["path"] = path.removeprefix(self._root_path)
         return path
-
-
-class _Exchange:
-    """Forwards messages; adds the request id to the response headers, records the status and completeness."""
-
-    def __init__(self, send: Send, shown_id: str, state: Mapping[str, Any]) -> None:
-        self.status: int | None = None
-        self.complete = False
-        self._send = send
-        self._shown_id = shown_id
-        self._state = state
-
-    async def send(self, message: Message) -> None:
-        """Forward one message."""
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            headers = [*message.get("headers", ()), (b"x-request-id", self._shown_id.encode())]
-            if "warning" in self._state:
-                headers.append((b"warning", self._state["warning"].encode()))
-            message = {**message, "headers": headers}
-        elif not message.get("more_body"):
-            self.complete = True
-        await self._send(message)
 
 
 def _client_id(scope: Scope) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from scheduler.api.answer_options import AnswerOptions
 from scheduler.api.shape import AnswerShape, Ended, PromptReport
 from scheduler.text.pieces import TextPiece
 from wire.errors import InvalidRequest
@@ -19,18 +20,22 @@ _TOKEN_ID_BYTES = 7
 class Gathered:
     """Collects the pieces of one request for `shape`; an answer above `max_bytes` fails."""
 
-    def __init__(self, shape: AnswerShape, max_bytes: int, *, token_ids: bool) -> None:
-        """`token_ids`: whether the client requested them."""
+    def __init__(
+        self, shape: AnswerShape, asked: AnswerOptions, prompts: Sequence[PromptReport], max_bytes: int
+    ) -> None:
         self._shape = shape
-        self._token_ids = token_ids
+        self._prompts = prompts
+        self._n = asked.n
+        self._token_ids = asked.token_ids
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._choices: dict[int, _Choice] = {}
 
-    def take(self, piece: TextPiece, prompt: PromptReport) -> None:
+    def put(self, piece: TextPiece) -> None:
         """Add a piece. Raises InvalidRequest when the answer exceeds the limit."""
         choice = self._choices.setdefault(piece.index, _Choice(piece.index))
-        self._num_bytes += choice.take(piece, self._shape.logprobs(piece, prompt), token_ids=self._token_ids)
+        logprobs = self._shape.logprobs(piece, self._prompts[piece.index // self._n])
+        self._num_bytes += choice.take(piece, logprobs, token_ids=self._token_ids)
         if self._num_bytes > self._max_bytes:
             raise InvalidRequest(
                 f"the answer is larger than {self._max_bytes} bytes (--max-answer-bytes): request a stream, or "
@@ -55,7 +60,7 @@ class _Choice:
 
     def take(self, piece: TextPiece, logprobs: Mapping[str, Sequence[Any]] | None, *, token_ids: bool) -> int:
         """Add a piece; return roughly how many bytes it adds to the answer."""
-        ids = [token.token_id for token in piece.tokens if token_ids and token.token_id is not None]
+        ids = [token.token_id for token in piece.tokens if token.token_id is not None] if token_ids else []
         self.last = piece
         self.texts.append(piece.text)
         self.token_ids += ids

@@ -5,34 +5,25 @@
 A stream is a sequence of such objects, each with all the text so far, each terminated by a NUL byte.
 """
 
-import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from pydantic import ConfigDict, Field
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
 
 from scheduler.api.completions import DEFAULT_MAX_TOKENS
 from scheduler.api.described import AnyPrompt
-from scheduler.api.errors import error_body, json_response, request_id_of
+from scheduler.api.generation import Generation
 from scheduler.api.generation_body import GenerationBody
-from scheduler.api.prepared import PreparedRequest, prepare_generation
+from scheduler.api.prepared import prepare_generation
 from scheduler.api.prompts import encode_prompt, read_prompts
 from scheduler.api.read_body import read_body
 from scheduler.api.request_ids import new_id
-from scheduler.api.sse import ClientGone, until_disconnect
+from scheduler.api.shape import Ended, PromptReport, Usage
+from scheduler.api.sse import StreamFormat
 from scheduler.app_context import AppContext
-from scheduler.request import GenerationRequest
-from scheduler.stream import TextStream
-from telemetry.logs import EventLogger
-from wire.errors import Draining
-
-_log = EventLogger("api")
-_HEADERS = [(b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-cache")]
+from scheduler.text.pieces import TextPiece
 
 
 class GenerateBody(GenerationBody):
@@ -45,7 +36,7 @@ class GenerateBody(GenerationBody):
     detokenize: Literal[True] | None = None
 
 
-async def generate(front: AppContext, request: Request) -> "Texts":
+async def generate(front: AppContext, request: Request) -> Generation:
     """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
     body, tokens = await read_body(front, request, GenerateBody, takes_form=True), front.tokens
     front.model_named(body.model)
@@ -56,91 +47,40 @@ async def generate(front: AppContext, request: Request) -> "Texts":
     prepared = await prepare_generation(
         front, body, request, [ids], default_max_tokens=DEFAULT_MAX_TOKENS, param="prompt", continues_prompt=True
     )
-    return Texts(prepared, new_id("gen"), given if isinstance(given, str) else tokens.decode(given))
+    prompt = given if isinstance(given, str) else tokens.decode(given)
+    return prepared.generation(new_id("gen"), TextsShape(prompt, prepared.asked.n))
 
 
-@dataclass(frozen=True, slots=True)
-class Texts:
-    """An ASGI response that runs the request when called, and cancels it when the client disconnects."""
-
-    prepared: PreparedRequest
-    request_id: str
-    prompt: str
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer. Raises a PdserveError only before anything was sent."""
-        run = self._stream if self.prepared.asked.stream else self._whole
-        with self.prepared.front.drain.request():
-            _log.info("request_taken", request_id=self.request_id, http_id=request_id_of(scope), prompts=1)
-            try:
-                await until_disconnect(receive, run(scope, receive, send))
-            except ClientGone as gone:
-                _log.info("client_gone", request_id=self.request_id, reason=gone)
-
-    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        texts: list[str] = []
-        async with aclosing(self._texts(scope)) as made:
-            async for so_far in made:
-                texts = so_far
-        response = json_response({"text": texts})
-        await response(scope, receive, send)
-
-    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """An error before the first frame is an HTTP status; after it, a frame that ends the stream."""
-        front = self.prepared.front
-        frames = _Frames(send)
-        try:
-            async with aclosing(self._texts(scope)) as made:
-                async for texts in made:
-                    await frames.write({"text": texts})
-        except ClientGone:
-            raise
-        except asyncio.CancelledError:
-            if frames.started and front.drain.draining:
-                await frames.write(error_body(Draining("the server is shutting down"), scope))
-                await frames.end()
-            raise
-        except Exception as error:
-            if not frames.started:
-                raise
-            await frames.write(error_body(error, scope))
-        await frames.end()
-
-    async def _texts(self, scope: Scope) -> AsyncGenerator[list[str], None]:
-        """Yield all texts so far, each after its prompt, whenever one has grown."""
-        prepared, front = self.prepared, self.prepared.front
-        options = front.config.options
-        request = GenerationRequest(
-            self.request_id, prepared.prompts, prepared.params, options.first_token_timeout, options.stall_timeout,
-            cache_salt=prepared.cache_salt, tenant=prepared.tenant, priority=prepared.priority,
-        )  # fmt: skip
-        observer, arrived_s = front.observer_of(scope["headers"]), scope["state"]["arrived_s"]
-        output = TextStream(request, prepared.text, front.tokens, observer, started_s=arrived_s)
-        texts = [self.prompt] * prepared.params.n
-        async with aclosing(output.pieces(front.dispatcher)) as pieces:
-            async for piece in pieces:
-                texts[piece.index] += piece.text
-                yield texts
+def _frame(body: Mapping[str, Any]) -> bytes:
+    return orjson.dumps(body) + b"\0"
 
 
-class _Frames:
-    """Writes one response of frames. http/protocol.py disconnects a client that does not read."""
+class TextsShape:
+    """Builds objects with all texts so far, each after its prompt. Implements AnswerShape."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.started = False
+    stream = StreamFormat(
+        ((b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-cache")), _frame
+    )  # fmt: skip
 
-    async def write(self, body: dict[str, Any]) -> None:
-        """Send a frame, preceded by the response headers if it is the first."""
-        if not self.started:
-            self.started = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        await self._body(orjson.dumps(body) + b"\0", more=True)
+    def __init__(self, prompt: str, n: int) -> None:
+        self._prompt = prompt
+        self._texts = [prompt] * n
 
-    async def end(self) -> None:
-        """End the response."""
-        await self._body(b"", more=False)
+    def opening(self, index: int, prompt: PromptReport, usage: Usage | None) -> bytes:
+        """Return b"": the stream has no opening event."""
+        return b""
 
-    async def _body(self, content: bytes, *, more: bool) -> None:
-        message = {"type": "http.response.body", "body": content, "more_body": more}
-        await self._send(message)
+    def event(self, piece: TextPiece, prompt: PromptReport, usage: Usage | None) -> bytes:
+        """Return a frame with all texts so far."""
+        self._texts[piece.index] += piece.text
+        return _frame({"text": self._texts})
+
+    def logprobs(self, piece: TextPiece, prompt: PromptReport) -> None:
+        """Return None: this API has no log probabilities."""
+
+    def usage_chunk(self, usage: Usage) -> None:
+        """Return None: this API has no token counts."""
+
+    def whole(self, choices: list[Ended], prompts: Sequence[PromptReport], usage: Usage) -> dict[str, Any]:
+        """Return the complete answer."""
+        return {"text": [self._prompt + one.text for one in choices]}

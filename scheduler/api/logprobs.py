@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler.request import NewToken
 from scheduler.tokenizer.token_texts import TokenTexts
-from wire.types import TokenLogprobs
+from wire.types import TokenLogprobs, TokenOutput
 
 _LOWEST = -9999.0  # JSON has no minus infinity
 Scored = tuple[int, TokenLogprobs | None]
@@ -88,7 +87,7 @@ class TokenFormatter:
         return entries
 
 
-def scored_output(tokens: Sequence[NewToken]) -> list[Scored]:
+def scored_output(tokens: Sequence[TokenOutput]) -> list[Scored]:
     """Return the output tokens of a piece; entries without a token are left out."""
     return [(token.token_id, token.logprobs) for token in tokens if token.token_id is not None]
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from scheduler.api.sse import StreamFormat
 from scheduler.stream import TextStream
 from scheduler.text.pieces import TextPiece
 from wire.types import TokenLogprobs
@@ -40,6 +41,8 @@ class PromptReport:
 class AnswerShape(Protocol):
     """One request's answer in the format of one API. Streams send `opening` before a choice's first event."""
 
+    stream: StreamFormat
+
     def opening(self, index: int, prompt: PromptReport, usage: Usage | None) -> bytes:
         """Return the event that opens a choice's stream; empty if the API has none."""
         ...
@@ -52,8 +55,8 @@ class AnswerShape(Protocol):
         """Return the log probabilities of `piece`, called once per piece and in order; None if not requested."""
         ...
 
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
-        """Return the chunk with the token counts and no choice."""
+    def usage_chunk(self, usage: Usage) -> dict[str, Any] | None:
+        """Return the chunk with the token counts and no choice; None if the API has none."""
         ...
 
     def whole(self, choices: list[Ended], prompts: Sequence[PromptReport], usage: Usage) -> dict[str, Any]:
@@ -61,6 +64,6 @@ class AnswerShape(Protocol):
         ...
 
 
-def prompt_report(output: TextStream, prompt: int) -> PromptReport:
-    """Return the report of one prompt of a running request."""
-    return PromptReport(output.prompt_ids(prompt), output.prompt_logprobs[prompt])
+def prompt_reports(output: TextStream) -> list[PromptReport]:
+    """Return the reports of a running request's prompts; their log probabilities are complete before their pieces."""
+    return [PromptReport(output.prompt_ids(prompt), scored) for prompt, scored in enumerate(output.scored)]

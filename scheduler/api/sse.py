@@ -1,68 +1,45 @@
 """Server-sent events, and detection of disconnected clients."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from starlette.types import Receive, Send
+from starlette.types import Receive
 
-from scheduler.http.exchange import HttpExchange, Receiving
+from scheduler.http.exchange import Receiving
 from wire.errors import Cancelled
-
-DONE = b"data: [DONE]\n\n"
-_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would buffer the events
-]
 
 
 class ClientGone(Cancelled):
     """The client of this response disconnected, or does not read it."""
 
 
-def event(body: dict[str, Any]) -> bytes:
+@dataclass(frozen=True, slots=True)
+class StreamFormat:
+    """How one API writes its streams: the response headers, one object, a comment, and the end mark; empty if none."""
+
+    headers: tuple[tuple[bytes, bytes], ...]
+    frame: Callable[[Mapping[str, Any]], bytes]
+    comment: bytes = b""
+    end: bytes = b""
+
+
+def event(body: Mapping[str, Any]) -> bytes:
     """Return one event that carries `body`."""
     return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
-class EventWriter:
-    """Writes one response of events. http/protocol.py disconnects a client that does not read.
-
-    `exchange` is that of scheduler/http's server, None under another server.
-    """
-
-    def __init__(self, send: Send, exchange: HttpExchange | None = None) -> None:
-        self._send = send
-        self._exchange = exchange
-        self.started = False
-
-    @property
-    def is_free(self) -> bool:
-        """Whether `write_now` may be called: the response has begun and nothing is buffered."""
-        return self._exchange is not None and self._exchange.is_free
-
-    def write_now(self, content: bytes) -> None:
-        """Send events without waiting."""
-        assert self._exchange is not None
-        self._exchange.write_now(content)
-
-    async def write(self, content: bytes) -> None:
-        """Send events, preceded by the response headers if they are the first."""
-        if not self.started:
-            self.started = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        await self._send({"type": "http.response.body", "body": content, "more_body": True})
-
-    async def fail(self, body: dict[str, Any]) -> None:
-        """Send an error event, the last one, and end the response."""
-        await self.write(event(body))
-        await self.end()
-
-    async def end(self) -> None:
-        """End the response."""
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+SSE = StreamFormat(
+    (
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),  # nginx would buffer the events
+    ),
+    event, comment=b": keep-alive\n\n", end=b"data: [DONE]\n\n",
+)  # fmt: skip
+"""OpenAI's format: server-sent events."""
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

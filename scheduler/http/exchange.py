@@ -3,8 +3,7 @@
 import asyncio
 import http
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from starlette.types import ASGIApp, Message, Scope
 
@@ -113,31 +112,55 @@ class HttpExchange:
         return {"type": "http.request", "body": body, "more_body": not self._body_complete}
 
     async def send(self, message: Message) -> None:
-        """Write a part of the answer; waits while the client reads too slowly. Does nothing once the client is gone."""
-        while self._writable is not None and not self.gone:
-            await self._writable
-        if self.gone:
-            return
+        """Write a part of the answer, the ASGI way: waits while the client reads too slowly."""
+        await self._can_write()
         if message["type"] == "http.response.start":
+            self.start(message["status"], message.get("headers", ()))
+        else:
+            self.write(message.get("body", b""), more=message.get("more_body", False))
+
+    def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Start the answer. Does nothing once the client is gone."""
+        if not self.gone:
             assert not self.started, "an answer starts once"
             self.started = True
-            self._head = self._head_of(message["status"], message.get("headers", ()))
+            self._head = self._head_of(status, headers)
+
+    def write(self, content: bytes, *, more: bool = True) -> None:
+        """Write a part of the body without waiting: http/protocol.py disconnects a client that does not read.
+
+        Does nothing once the client is gone.
+        """
+        if self.gone:
+            return
+        assert self.started, "the head comes before the body"
+        assert not self.complete, "the body ends once"
+        if self._chunked:
+            framed = b"%x\r\n%b\r\n" % (len(content), content) if content else b""
+            if not more:
+                framed += b"0\r\n\r\n"
+        elif self._left == -1:
+            framed = content
         else:
-            assert self.started, "the head comes before the body"
-            assert not self.complete, "the body ends once"
-            self._write(message.get("body", b""), more=message.get("more_body", False))
+            framed = content[: self._left]
+            self._left -= len(framed)
+        if self._head is not None:
+            framed, self._head = self._head + framed, None
+        if framed:
+            self._transport.write(framed)
+        if not more:
+            self._end()
 
-    @property
-    def is_free(self) -> bool:
-        """Whether `write_now` would write: the answer has begun, is incomplete, and the client keeps up."""
-        is_under_way = self.started and self._head is None and not self.complete and not self.gone
-        return is_under_way and self._writable is None
+    async def end(self) -> None:
+        """End the answer, once the client keeps up."""
+        await self._can_write()
+        self.write(b"", more=False)
 
-    def write_now(self, content: bytes) -> None:
-        """Write a part of the body without waiting."""
-        self._write(content, more=True)
+    async def _can_write(self) -> None:
+        while self._writable is not None and not self.gone:
+            await self._writable
 
-    def _head_of(self, status: int, headers: Any) -> bytes:
+    def _head_of(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
         parts = [_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
         bare = status in _BARE or self._scope["method"] == "HEAD"
         length: int | None = None
@@ -168,23 +191,6 @@ class HttpExchange:
         if self._body_complete:
             return False
         return self.body_bytes is None or self._expects or self.body_bytes - self._fed_bytes > MAX_DROPPED_BYTES
-
-    def _write(self, body: bytes, *, more: bool) -> None:
-        if self._chunked:
-            content = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-            if not more:
-                content += b"0\r\n\r\n"
-        elif self._left == -1:
-            content = body
-        else:
-            content = body[: self._left]
-            self._left -= len(content)
-        if self._head is not None:
-            content, self._head = self._head + content, None
-        if content:
-            self._transport.write(content)
-        if not more:
-            self._end()
 
     def _end(self) -> None:
         self.complete = True

@@ -42,7 +42,8 @@ class SchedulerCounters:
                 setattr(self, row.source, self._histogram(row))
         self.stages = {stage: BucketHistogram(HOP_SECONDS) for stage in STAGES}
         self.kv_bytes = self.kv_bytes_early = 0
-        self.prompt_tokens = self.output_tokens = 0
+        self.prompt_tokens = self._first_tokens = 0
+        self.token_gap = self.between_tokens.observe
         self.endings: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self.http: Counter[tuple[str, str, str]] = Counter()
@@ -52,11 +53,14 @@ class SchedulerCounters:
         self.first_token.observe(seconds)
         self.prompt_tokens += sum(map(len, request.prompts))
 
-    def token_came(self, since_previous_s: float | None) -> None:
-        """Count one token; `since_previous_s` is None for the first of a choice."""
-        self.output_tokens += 1
-        if since_previous_s is not None:
-            self.between_tokens.observe(since_previous_s)
+    def choice_started(self) -> None:
+        """Count the first token of a choice."""
+        self._first_tokens += 1
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens so far: each choice's first, and those after a gap."""
+        return self._first_tokens + self.between_tokens.count
 
     def prompt_done(self, done: PromptDone) -> None:
         """Count the stages of one prompt, and its KV transfer if there was one."""

@@ -51,7 +51,8 @@ class Traced:
 
     def __init__(self, figures: SchedulerCounters, traces: Traces, context: TraceContext | None) -> None:
         self.first_token_came = figures.first_token_came
-        self.token_came = figures.token_came
+        self.choice_started = figures.choice_started
+        self.token_gap = figures.token_gap
         self._figures, self._traces, self._context = figures, traces, context
 
     def prompt_done(self, done: PromptDone) -> None:

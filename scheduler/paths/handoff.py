@@ -5,18 +5,18 @@ reserve on D --ticket--> prefill on P --first tokens--> client
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 from processes.failpoints import failpoint
-from scheduler.inbox import Arrival, PromptStep, SessionLost, Work
 from scheduler.instances import Instance
 from scheduler.limits import ControlLimits
 from scheduler.paths.failures import to_error
 from scheduler.patience import patient
 from scheduler.prompt_run import PromptRun
+from scheduler.work import SessionLost, Work
 from telemetry.logs import EventLogger
-from wire.errors import DeadlineExceeded, InstanceLost, PdserveError
+from wire.errors import InstanceLost, PdserveError
 from wire.messages import Failed, HandedOff, Prefill, Refused, Reserve, Reserved
 from wire.types import StageTimes, Ticket
 
@@ -27,158 +27,120 @@ class HandoffPath:
     """Executes one plan: remote prefill, then decode. Calls `crossed` when the first token has arrived from D."""
 
     def __init__(
-        self, prefill: Instance, decode: Instance, *, limits: ControlLimits, crossed: Callable[[], None]
-    ) -> None:
+        self, prompt: PromptRun, prefill: Instance, decode: Instance, *, limits: ControlLimits,
+        crossed: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._prompt = prompt
         self._prefill = prefill
         self._decode = decode
         self._limits = limits
         self._crossed = crossed
         self._decode_started = False
-        self._in_doubt: tuple[PdserveError, float] | None = None
+        self._lost_prefill: PdserveError | None = None
 
-    async def run(self, prompt: PromptRun) -> None:
+    async def run(self) -> None:
         """Run the prompt until all its sequences and its hand-off are finished. Raises the error that ended it."""
-        with prompt.attend(self._decode) as on_decode:
-            ticket = await self._reserve_in_time(prompt, on_decode)
-            with prompt.attend(self._prefill) as on_prefill:
+        prompt = self._prompt
+        with prompt.attend(self._decode, self._decoding) as on_decode:
+            ticket = await self._reserve(on_decode)
+            with prompt.attend(self._prefill, self._prefilled, generates=False) as on_prefill:
                 prompt.enter(f"in prefill on {self._prefill}", computes=True)
                 on_prefill.post(Prefill(prompt.state, ticket))
                 self._prefill.in_flight.prefill_sent(prompt.prompt_id)
-                while not prompt.output.all_ended:
-                    await self._take(prompt, await self._next_arrival(prompt), on_prefill)
+                while (arrival := await prompt.next_event()) is not None:
+                    match arrival:
+                        case _, HandedOff():
+                            self._prefill.in_flight.handed_off(prompt.prompt_id)
+                        case work, Refused() | Failed() | SessionLost() as ending if work is on_prefill:
+                            self._lose_prefill(ending)
+                        case _, Refused() | Failed() | SessionLost() as ending:
+                            await self._lose_decode(ending, on_prefill)
                 on_decode.ended |= self._decode_started and prompt.output.all_finished
-                await self._settle(prompt, on_prefill, on_decode)
+                await self._settle(on_prefill, on_decode)
 
-    async def _reserve_in_time(self, prompt: PromptRun, on_decode: Work) -> Ticket:
-        compiles = prompt.state.params.structured is not None
+    async def _reserve(self, on_decode: Work) -> Ticket:
+        prompt, compiles = self._prompt, self._prompt.state.params.structured is not None
         limit_s = self._limits.reserve_s + (self._limits.grammar_s if compiles else 0.0)
+        prompt.enter(f"reserving blocks on {self._decode}")
+        on_decode.post(Reserve(prompt.state))
         try:
             async with patient(limit_s, self._limits.starved, self._decode.starved_s):
-                with self._put_off(prompt) if compiles else nullcontext():
-                    return await self._reserve(prompt, on_decode)
+                with self._put_off() if compiles else nullcontext():
+                    while True:
+                        match await prompt.next_event():
+                            case _, Reserved(ticket=ticket, seconds=seconds):
+                                self._decode.in_flight.reserved(prompt.prompt_id, ticket.first_token)
+                                prompt.add_times(StageTimes(reserve_s=seconds))
+                                return ticket
+                            case _, Refused() | Failed() | SessionLost() as ending:
+                                raise to_error(ending, self._decode, prompt)
         except TimeoutError:
             raise InstanceLost(f"{self._decode} did not answer a reservation within {limit_s:g} s") from None
 
     @contextmanager
-    def _put_off(self, prompt: PromptRun) -> Iterator[None]:
+    def _put_off(self) -> Iterator[None]:
         """While a grammar compiles for long, release the prompt's share of the prefill instance's next step."""
-        in_flight, facts, is_put_off = self._prefill.in_flight, prompt.facts, False
+        in_flight, prompt_id, facts = self._prefill.in_flight, self._prompt.prompt_id, self._prompt.facts
+        is_put_off = False
 
         def put_off() -> None:
             nonlocal is_put_off
             is_put_off = True
-            in_flight.put_off(prompt.prompt_id)
+            in_flight.put_off(prompt_id)
 
         timer = asyncio.get_running_loop().call_later(self._limits.put_off_s, put_off)
         try:
             yield
             if is_put_off:
-                in_flight.give_to_hand_off(prompt.prompt_id, facts.num_tokens, self._decode.index, facts.num_sequences)
+                in_flight.give_to_hand_off(prompt_id, facts.num_tokens, self._decode.index, facts.num_sequences)
         finally:
             timer.cancel()
 
-    async def _reserve(self, prompt: PromptRun, on_decode: Work) -> Ticket:
-        prompt.enter(f"reserving blocks on {self._decode}")
-        state = prompt.state
-        on_decode.post(Reserve(state))
-        while True:
-            match (await prompt.next_arrival()).event:
-                case Reserved(ticket=ticket, seconds=seconds):
-                    self._decode.in_flight.reserved(state.prompt_id, ticket.first_token)
-                    prompt.add_times(StageTimes(reserve_s=seconds))
-                    return ticket
-                case Refused() | Failed() | SessionLost() as ending:
-                    raise to_error(ending, self._decode, prompt)
-                case _:
-                    continue
+    def _prefilled(self) -> None:
+        """P's first tokens are here."""
+        self._prefill.in_flight.prefilled(self._prompt.prompt_id)
+        if not self._decode_started:
+            failpoint("scheduler.first_token")
+            self._prompt.enter(f"handing off from {self._prefill} to {self._decode}")
 
-    async def _next_arrival(self, prompt: PromptRun) -> Arrival:
-        """Return the next arrival. While it is unknown whether D committed, D has `settle_s` to report it."""
-        if self._in_doubt is None or self._decode_started:
-            return await prompt.next_arrival()
-        error, deadline = self._in_doubt
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await prompt.next_arrival()
-        except (TimeoutError, DeadlineExceeded):
-            raise error from None
+    def _decoding(self) -> None:
+        """D's first token is here."""
+        failpoint("scheduler.between")
+        self._decode_started = True
+        self._decode.in_flight.decoding(self._prompt.prompt_id)
+        self._crossed()
+        self._prompt.enter(f"decoding on {self._decode}")
 
-    async def _take(self, prompt: PromptRun, arrival: Arrival, on_prefill: Work) -> None:
-        from_prefill = arrival.work is on_prefill
-        match arrival.event:
-            case PromptStep() as step if arrival.work is not None:
-                arrival.work.stepping = not from_prefill
-                if step.tokens and not self._decode_started:
-                    failpoint("scheduler.first_token" if from_prefill else "scheduler.between")
-                prompt.take(step, arrival.work)
-                if from_prefill and step.tokens:
-                    self._prefilled(prompt)
-                elif step.tokens:
-                    self._decoding(prompt, arrival.work)
-            case HandedOff(times=times):
-                self._prefill.in_flight.handed_off(prompt.prompt_id)
-                prompt.add_times(times)
-            case Refused() | Failed() | SessionLost() as ending if from_prefill:
-                self._lose_prefill(prompt, ending)
-            case Refused() | Failed() | SessionLost() as ending:
-                await self._take_last_tokens(prompt, on_prefill)
-                if not prompt.output.all_ended:
-                    error = to_error(ending, self._decode, prompt)
-                    raise self._in_doubt[0] if self._in_doubt else error
-            case _:
-                return
-
-    def _lose_prefill(self, prompt: PromptRun, ending: Refused | Failed | SessionLost) -> None:
+    def _lose_prefill(self, ending: Refused | Failed | SessionLost) -> None:
         """Handle P's failure. Once P's first tokens are here D may still have committed: an ack can be lost."""
+        prompt, loop = self._prompt, asyncio.get_running_loop()
         self._prefill.in_flight.drop(prompt.prompt_id)
         if self._decode_started and prompt.output.all_started:
             return  # P has finished its part
         error = to_error(ending, self._prefill, prompt)
         if isinstance(ending, Refused) or not prompt.output.all_started:
             raise error
-        settle_s = self._limits.settle_s * self._decode.slowness
-        self._in_doubt = (error, asyncio.get_running_loop().time() + settle_s)
+        self._lost_prefill = error
+        settles_at = loop.time() + self._limits.settle_s * self._decode.slowness
+        loop.call_at(min(settles_at, prompt.deadline), self._give_up, prompt.prompt_id)
 
-    def _prefilled(self, prompt: PromptRun) -> None:
-        self._prefill.in_flight.prefilled(prompt.prompt_id)
-        if not self._decode_started:
-            prompt.enter(f"handing off from {self._prefill} to {self._decode}")
+    def _give_up(self, prompt_id: str) -> None:
+        """Fail the attempt if D has still not reported that it committed."""
+        if self._lost_prefill is not None and not self._decode_started and self._prompt.prompt_id == prompt_id:
+            self._prompt.fail(self._lost_prefill)
 
-    def _decoding(self, prompt: PromptRun, on_decode: Work) -> None:
-        if not self._decode_started:
-            self._decode_started = True
-            self._decode.in_flight.decoding(prompt.prompt_id)
-            self._crossed()
-            prompt.enter(f"decoding on {self._decode}")
-            prompt.flow(on_decode)
-
-    async def _take_last_tokens(self, prompt: PromptRun, on_prefill: Work) -> None:
-        """Handle D's failure. If P's first tokens finished all sequences, they are still in transit: take them."""
+    async def _lose_decode(self, ending: Refused | Failed | SessionLost, on_prefill: Work) -> None:
+        """Handle D's failure. If P's first tokens finished all sequences, they may still be in transit."""
         on_prefill.cancel()
-        async for arrival in self._until_ended(prompt, on_prefill):
-            if arrival.work is on_prefill and isinstance(arrival.event, PromptStep):
-                tokens = arrival.event.tokens
-                if len(tokens) == prompt.request.params.num_sequences and all(token.finish for token in tokens):
-                    prompt.take(arrival.event, on_prefill)
+        await self._prompt.ended_within(on_prefill, self._limits.settle_s * self._prefill.slowness)
+        if self._prompt.output.open:
+            error = to_error(ending, self._decode, self._prompt)
+            raise self._lost_prefill or error
 
-    async def _settle(self, prompt: PromptRun, on_prefill: Work, on_decode: Work) -> None:
+    async def _settle(self, on_prefill: Work, on_decode: Work) -> None:
         """Wait briefly for P's result of the hand-off; cancel the prompt if D no longer needs it."""
         if not on_decode.ended:
             on_prefill.cancel()
             on_decode.cancel()
-        async for _ in self._until_ended(prompt, on_prefill):
-            pass
-
-    async def _until_ended(self, prompt: PromptRun, on_prefill: Work) -> AsyncIterator[Arrival]:
-        """Yield arrivals until P's final event, for `settle_s` at most."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._limits.settle_s * self._prefill.slowness
-        while not on_prefill.ended or not prompt.inbox.empty():
-            try:
-                arrival = await prompt.inbox.get(deadline)
-            except TimeoutError:
-                log.warning("handoff_unsettled", request_id=prompt.request.request_id, prefill=self._prefill)
-                return
-            if isinstance(arrival.event, HandedOff):
-                prompt.add_times(arrival.event.times)
-            yield arrival
+        if not await self._prompt.ended_within(on_prefill, self._limits.settle_s * self._prefill.slowness):
+            log.warning("handoff_unsettled", request_id=self._prompt.request.request_id, prefill=self._prefill)

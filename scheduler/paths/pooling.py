@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from scheduler.inbox import SessionLost
 from scheduler.instances import Instance
 from scheduler.paths.failures import to_error
 from scheduler.prompt_run import PromptRun
+from scheduler.work import SessionLost
 from wire.messages import Failed, Generate, Pooled, Refused
 
 
@@ -23,14 +23,11 @@ class PoolingPath:
             work.post(Generate(prompt.state))
             self._instance.in_flight.prefill_sent(prompt.prompt_id)
             while True:
-                match (await prompt.next_arrival()).event:
-                    case Pooled(values=values, times=times):
+                match await prompt.next_event():
+                    case _, Pooled(values=values):
                         self._instance.in_flight.prefilled(prompt.prompt_id)
-                        prompt.add_times(times)
                         prompt.answer(values)
                         self._answered()
                         return
-                    case Refused() | Failed() | SessionLost() as ending:
+                    case _, Refused() | Failed() | SessionLost() as ending:
                         raise to_error(ending, self._instance, prompt)
-                    case _:
-                        continue

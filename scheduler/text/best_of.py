@@ -19,19 +19,16 @@ class BestOf:
     """The pieces of one prompt's `num_sequences`; the `n` most likely are released once all have finished.
 
     They are released most likely first, by the sum of log probabilities (ties by lower number), with indices from
-    `first_index` on. If every sequence is requested, pieces are released unchanged as they arrive.
+    `first_index` on.
     """
 
     def __init__(self, n: int, num_sequences: int, *, first_index: int) -> None:
         self._n = n
         self._first_index = first_index
-        self._all_wanted = n == num_sequences
         self._held: list[list[TextPiece]] = [[] for _ in range(num_sequences)]
 
     def add(self, sequence: int, piece: TextPiece) -> list[TextPiece]:
         """Add the next piece of `sequence`; return those that can be released now."""
-        if self._all_wanted:
-            return [piece]
         self._held[sequence].append(piece)
         if not all(held and held[-1].finish_reason is not None for held in self._held):
             return []

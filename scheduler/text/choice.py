@@ -1,11 +1,10 @@
 """One sequence as sent to the client: its text so far, its log probability and its finish reason."""
 
-from scheduler.request import NewToken
-from scheduler.text.detokenizer import Detokenizer
+from scheduler.text.detokenizer import detokenizer_of
 from scheduler.text.pieces import TextOptions, TextPiece
 from scheduler.text.stops import StopFinder
 from scheduler.tokens import Tokens
-from wire.types import FinishReason
+from wire.types import FinishReason, TokenOutput
 
 _CONTEXT_TOKENS = 4
 REPEATED = "repetition_detected"
@@ -26,56 +25,52 @@ class Choice:
         self._index = index
         self._options = options
         self._unsent = echo
-        self._new: list[NewToken] = []
-        self._detokenizer = Detokenizer(
+        self._new: list[TokenOutput] = []
+        self._detokenizer = detokenizer_of(
             tokens,
             skip_special_tokens=options.skip_special_tokens,
             spaces_between_special_tokens=options.spaces_between_special_tokens,
             context=prompt[-_CONTEXT_TOKENS:] if options.continues_prompt else (),
         )
-        self._finder = StopFinder(options.stops, include=options.include_stop)
+        self._finder = StopFinder(options.stops, include=options.include_stop) if options.stops else None
 
-    def push(self, event: NewToken) -> TextPiece | None:
-        """Return the new text of the event, None if nothing can be shown yet."""
+    def push(self, token: TokenOutput) -> TextPiece | None:
+        """Return the new text of the token, None if nothing can be shown yet."""
+        reason: str | None = None
+        stop: str | int | None = None
         if self._options.prompt_only:
-            return self._last("", "length", None)
-        text = self._decode(event)
-        stop: str | None = None
-        if event.index >= self._options.min_tokens:
-            text, stop = self._finder.push(text)
-        if stop is not None:
-            return self._last(text, "stop", stop)
-        if event.finish is not None:
-            return self._last(text + self._finder.flush(), event.finish.value, self._stop_reason(event))
-        return self._piece(text) if text else None
-
-    def _decode(self, event: NewToken) -> str:
-        text = ""
-        if event.token_id is not None:
-            self._count(event)
-            if event.stop_token_id is None or self._options.include_stop:
-                text = self._detokenizer.push(event.token_id)
-        return text + self._detokenizer.flush() if event.finish is not None else text
-
-    def _count(self, event: NewToken) -> None:
-        self.num_tokens += 1
-        self._new.append(event)
-        if event.logprobs is None or self.cumulative_logprob is None:
-            self.cumulative_logprob = None
+            text, reason = "", "length"
         else:
-            self.cumulative_logprob += event.logprobs.logprob
-
-    def _last(self, text: str, reason: str, stop: str | int | None) -> TextPiece:
-        self.finished, self.finish_reason = True, reason
-        return self._piece(text, reason, stop)
-
-    def _piece(self, text: str, reason: str | None = None, stop: str | int | None = None) -> TextPiece:
-        """Return a piece with everything not yet sent."""
+            text = self._decode(token)
+            if self._finder is not None and token.index >= self._options.min_tokens:
+                text, stop = self._finder.push(text)
+            if stop is not None:
+                reason = "stop"
+            elif token.finish is not None:
+                text += "" if self._finder is None else self._finder.flush()
+                reason, stop = token.finish.value, self._stop_reason(token)
+        if not text and reason is None:
+            return None
+        self.finished, self.finish_reason = reason is not None, reason
         text, self._unsent = self._unsent + text, ""
         tokens, self._new = tuple(self._new), []
         return TextPiece(self._index, text, reason, stop, tokens, self.cumulative_logprob)
 
-    def _stop_reason(self, event: NewToken) -> int | str | None:
-        if event.finish is FinishReason.REPETITION:
+    def _decode(self, token: TokenOutput) -> str:
+        """Count the token and return the text that it completes."""
+        text = ""
+        if token.token_id is not None:
+            self.num_tokens += 1
+            self._new.append(token)
+            if token.logprobs is None or self.cumulative_logprob is None:
+                self.cumulative_logprob = None
+            else:
+                self.cumulative_logprob += token.logprobs.logprob
+            if token.stop_token_id is None or self._options.include_stop:
+                text = self._detokenizer.push(token.token_id)
+        return text + self._detokenizer.flush() if token.finish is not None else text
+
+    def _stop_reason(self, token: TokenOutput) -> int | str | None:
+        if token.finish is FinishReason.REPETITION:
             return REPEATED
-        return None if event.stop_token_id in self._options.silent_stop_ids else event.stop_token_id
+        return None if token.stop_token_id in self._options.silent_stop_ids else token.stop_token_id

@@ -14,11 +14,11 @@ _KEPT_WINDOW = 8
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
-class Decoder(Protocol):
-    """Converts tokens to text; both implementations pass the same tests."""
+class Detokenizer(Protocol):
+    """Converts tokens to text; all implementations pass the same tests."""
 
     def push(self, token_id: int) -> str:
-        """Return the text completed by `token_id`."""
+        """Return the text completed by `token_id`: often one token's, sometimes none."""
         ...
 
     def flush(self) -> str:
@@ -26,54 +26,52 @@ class Decoder(Protocol):
         ...
 
 
-class Detokenizer:
-    """Decides which tokens are shown as text; its decoder converts them.
+def detokenizer_of(
+    tokens: Tokens, *, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True,
+    context: Sequence[int] = (),
+) -> Detokenizer:  # fmt: skip
+    """Return the detokenizer of one sequence.
 
     `context` are the last prompt ids, so that the first word keeps its space. Without `spaces_between_special_tokens`
     the space that some decoders insert between two special tokens is removed.
     """
+    skipped = tokens.special_ids if skip_special_tokens else frozenset[int]()
+    level = tokens.byte_level
+    decoder = WindowDecoder(tokens, skipped, context) if level is None else ByteDecoder(level, skipped, context)
+    return decoder if spaces_between_special_tokens else WithoutSpaces(decoder, tokens.special_ids)
 
-    def __init__(
-        self,
-        tokens: Tokens,
-        *,
-        skip_special_tokens: bool = True,
-        spaces_between_special_tokens: bool = True,
-        context: Sequence[int] = (),
-    ) -> None:
-        self._special_ids = tokens.special_ids
-        self._skip = skip_special_tokens
-        self._spaces = spaces_between_special_tokens
+
+class WithoutSpaces:
+    """Removes the space before each special token that follows another one."""
+
+    def __init__(self, decoder: Detokenizer, special_ids: frozenset[int]) -> None:
+        self._decoder = decoder
+        self._special_ids = special_ids
         self._after_special = False
-        shown = [token_id for token_id in context if not (self._skip and token_id in self._special_ids)]
-        level = tokens.byte_level
-        self._decoder: Decoder = WindowDecoder(tokens, shown) if level is None else Bytes(level, shown)
-        self.flush = self._decoder.flush
+        self.flush = decoder.flush
 
     def push(self, token_id: int) -> str:
-        """Return the text completed by `token_id`: often one token's, sometimes none."""
-        is_special = token_id in self._special_ids
-        if self._skip and is_special:
-            return ""
-        new = self._decoder.push(token_id)
-        if is_special and self._after_special and not self._spaces:
+        """Return the text completed by `token_id`."""
+        new, is_special = self._decoder.push(token_id), token_id in self._special_ids
+        if is_special and self._after_special:
             new = new.removeprefix(" ")
         self._after_special = is_special
         return new
 
 
-class Bytes:
-    """Decodes the bytes of a byte-level tokenizer as UTF-8; holds back incomplete characters."""
+class ByteDecoder:
+    """Decodes a byte-level tokenizer's bytes as UTF-8, without `skipped` tokens; holds back incomplete characters."""
 
-    def __init__(self, level: ByteLevel, context: Sequence[int] = ()) -> None:
-        self._bytes_of = level.bytes_of
+    def __init__(self, level: ByteLevel, skipped: frozenset[int] = frozenset(), context: Sequence[int] = ()) -> None:
+        self._level = level
+        self._skipped = skipped
         self._decode = _UTF8("replace").decode
         for token_id in context:
             self.push(token_id)
 
     def push(self, token_id: int) -> str:
         """Return the text completed by `token_id`."""
-        return self._decode(self._bytes_of(token_id))
+        return "" if token_id in self._skipped else self._decode(self._level[token_id])
 
     def flush(self) -> str:
         """Return the text held back, at the end of the sequence."""
@@ -81,21 +79,24 @@ class Bytes:
 
 
 class WindowDecoder:
-    """Decodes a sliding window: the tokens of the last complete text, for spacing, and those after it.
+    """Decodes a sliding window: the tokens of the last complete text, for spacing, and those after it; none `skipped`.
 
     A window that ends within a character is held back until the character is complete, or until it cannot become
     one.
     """
 
-    def __init__(self, tokens: Tokens, context: Sequence[int] = ()) -> None:
+    def __init__(self, tokens: Tokens, skipped: frozenset[int] = frozenset(), context: Sequence[int] = ()) -> None:
         self._tokens = tokens
-        self._window = list(context)
+        self._skipped = skipped
+        self._window = [token_id for token_id in context if token_id not in skipped]
         text = self._decode()
         self._sent = len(text) - _broken_end(text)
         self._whole = len(self._window)  # the window's tokens up to here end at a character boundary
 
     def push(self, token_id: int) -> str:
         """Return the text completed by `token_id`."""
+        if token_id in self._skipped:
+            return ""
         self._window.append(token_id)
         text = self._decode()
         broken = _broken_end(text)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from scheduler.request import NewToken
+from wire.types import TokenOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,5 +36,5 @@ class TextPiece:
     text: str
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    tokens: tuple[NewToken, ...] = ()
+    tokens: tuple[TokenOutput, ...] = ()
     cumulative_logprob: float | None = None

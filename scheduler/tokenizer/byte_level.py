@@ -6,27 +6,22 @@ from typing import Any
 from tokenizers import Tokenizer
 
 
-class ByteLevel:
-    """The bytes of the tokens of one tokenizer, cached on first use."""
+class ByteLevel(dict[int, bytes]):
+    """The bytes that each token of one tokenizer decodes to, filled on first use; an unknown id has none."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
         self._tokenizer = tokenizer
-        self._known: dict[int, bytes] = {}
 
-    def bytes_of(self, token_id: int) -> bytes:
-        """Return the bytes that a token decodes to; an unknown id has none."""
-        known = self._known.get(token_id)
-        if known is None:
-            known = self._known[token_id] = self._read(token_id)
-        return known
-
-    def _read(self, token_id: int) -> bytes:
+    def __missing__(self, token_id: int) -> bytes:
         """Return a token's bytes; one with a character outside the byte alphabet is plain text, as in the decoder."""
         token = self._tokenizer.id_to_token(token_id) or ""
         try:
-            return bytes(_BYTES[char] for char in token)
+            found = bytes(_BYTES[char] for char in token)
         except KeyError:
-            return token.encode()
+            found = token.encode()
+        self[token_id] = found
+        return found
 
 
 def byte_level_of(tokenizer: Tokenizer) -> ByteLevel | None:

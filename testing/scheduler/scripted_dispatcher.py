@@ -1,22 +1,13 @@
 """A dispatcher without a cluster: it replays a script, so that the HTTP API can be tested alone."""
 
 import asyncio
-import dataclasses
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from scheduler.request import (
-    GenerationRequest,
-    NewToken,
-    PathEvent,
-    PromptDone,
-    PromptScored,
-    RunningRequest,
-    Vector,
-)
+from scheduler.request import GenerationRequest, PromptDone, TokenSink
 from testing.wire.fake_prompt import fake_vector
 from wire.errors import Overloaded, PdserveError
-from wire.types import FinishReason, SamplingParams, StageTimes, TokenLogprobs
+from wire.types import FinishReason, SamplingParams, StageTimes, TokenLogprobs, TokenOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,87 +53,76 @@ class ScriptedDispatcher:
         if isinstance(self.refuse_with, Overloaded):
             raise self.refuse_with
 
-    def start(self, request: GenerationRequest) -> RunningRequest:
-        """Start a request."""
+    async def run(self, request: GenerationRequest, sink: TokenSink) -> None:
+        """Replay the script for a request."""
         if self.refuse_with is not None:
             raise self.refuse_with
         self.requests.append(request)
-        return _Playing(self, request)
+        ending = "cancelled"
+        try:
+            await _Playing(self, request, sink).play()
+            ending = "finished"
+        except PdserveError:
+            ending = "failed"
+            raise
+        finally:
+            self.endings.append(ending)
+            self.closed.set()
 
 
 class _Playing:
     """One request being replayed."""
 
-    def __init__(self, dispatcher: ScriptedDispatcher, request: GenerationRequest) -> None:
+    def __init__(self, dispatcher: ScriptedDispatcher, request: GenerationRequest, sink: TokenSink) -> None:
         self._dispatcher = dispatcher
         self._request = request
-        self._stopped: set[tuple[int, int]] = set()
+        self._sink = sink
+        self._ended: set[tuple[int, int]] = set()
 
-    async def events(self) -> AsyncIterator[PathEvent]:
-        """Yield the script's events."""
-        ending = "cancelled"
-        try:
-            for scores in self._scores():
-                yield scores
-            events: Sequence[NewToken | Vector] = self._vectors() or self._turns()
-            for played, event in enumerate(events):
-                await self._pause(played)
-                if played == self._dispatcher.fail_after and self._dispatcher.error is not None:
-                    ending = "failed"
-                    raise self._dispatcher.error
-                yield self._cut(event) if isinstance(event, NewToken) else event
-            for prompt in range(len(self._request.prompts)):
-                yield PromptDone(prompt, "handoff", "least loaded", "prefill-0", "decode-0", TIMES)
-            ending = "finished"
-        finally:
-            self._dispatcher.endings.append(ending)
-            self._dispatcher.closed.set()
+    async def play(self) -> None:
+        """Pass the script to the sink."""
+        prompts = range(len(self._request.prompts))
+        count = self._request.params.prompt_logprobs
+        for prompt, token_ids in enumerate(self._request.prompts if count is not None else ()):
+            assert count is not None
+            self._sink.prompt_logprobs(prompt, (None, *(scores_of(token_id, count) for token_id in token_ids[1:])))
+        for played, (prompt, token) in enumerate(self._turns()):
+            await self._pause(played)
+            self._emit(prompt, token)
+        for prompt in prompts if self._request.poolings else ():
+            await self._pause(prompt)
+            self._sink.vector(prompt, fake_vector(self._request.prompts[prompt]))
+        for prompt in prompts:
+            self._sink.prompt_done(PromptDone(prompt, "handoff", "least loaded", "prefill-0", "decode-0", TIMES))
 
-    def divert(self, taker: Callable[[NewToken], bool]) -> None:
-        """Ignore the taker: all events are read."""
-
-    def stop_sequence(self, prompt: int, sequence: int) -> None:
-        """Stop one sequence from here."""
-        self._stopped.add((prompt, sequence))
-        self._dispatcher.stopped.append((prompt, sequence))
+    def _emit(self, prompt: int, token: TokenOutput) -> None:
+        key, last_finish = (prompt, token.sequence), self._dispatcher.last_finish
+        if token.finish is not None and last_finish is not None:
+            token = TokenOutput(token.prompt_id, token.sequence, token.index, None, last_finish)
+        if key not in self._ended and not self._sink.emit(prompt, token):
+            self._ended.add(key)
+            if token.finish is None:
+                self._dispatcher.stopped.append(key)
 
     async def _pause(self, played: int) -> None:
         if played == self._dispatcher.hold_after:
             self._dispatcher.held.set()
             await self._dispatcher.released.wait()
         await asyncio.sleep(0)
+        if played == self._dispatcher.fail_after and self._dispatcher.error is not None:
+            raise self._dispatcher.error
 
-    def _turns(self) -> list[NewToken]:
-        params, prompts = self._request.params, range(len(self._request.prompts))
-        lines = {
-            (prompt, sequence): self._dispatcher.script(self._request, prompt, sequence)
-            for prompt in prompts
-            for sequence in range(params.num_sequences)
-        }
-        events = [event for key, line in lines.items() for event in _events(key, line, params)]
-        return sorted(events, key=lambda event: event.index)
-
-    def _vectors(self) -> list[Vector]:
-        prompts = self._request.prompts if self._request.poolings else ()
-        return [Vector(prompt, fake_vector(token_ids)) for prompt, token_ids in enumerate(prompts)]
-
-    def _scores(self) -> list[PromptScored]:
-        count = self._request.params.prompt_logprobs
-        if count is None:
+    def _turns(self) -> list[tuple[int, TokenOutput]]:
+        if self._request.poolings:
             return []
-        return [
-            PromptScored(prompt, 0, (None, *(scores_of(token_id, count) for token_id in token_ids[1:])))
-            for prompt, token_ids in enumerate(self._request.prompts)
+        params = self._request.params
+        turns = [
+            (prompt, token)
+            for prompt in range(len(self._request.prompts))
+            for sequence in range(params.num_sequences)
+            for token in _tokens(sequence, self._dispatcher.script(self._request, prompt, sequence), params)
         ]
-
-    def _cut(self, event: NewToken) -> NewToken:
-        """Return the event, of a stopped sequence only its finish."""
-        if event.finish is not None and self._dispatcher.last_finish is not None:
-            return NewToken(event.prompt, event.sequence, event.index, None, self._dispatcher.last_finish)
-        if (event.prompt, event.sequence) not in self._stopped:
-            return event
-        finish = event.finish and FinishReason.STOP
-        return NewToken(event.prompt, event.sequence, event.index, None, finish)
+        return sorted(turns, key=lambda turn: turn[1].index)
 
 
 def scores_of(token_id: int, wanted: int | tuple[int, ...]) -> TokenLogprobs:
@@ -151,7 +131,7 @@ def scores_of(token_id: int, wanted: int | tuple[int, ...]) -> TokenLogprobs:
     return TokenLogprobs(-token_id / 100, token_id, best, tuple(-other / 100 for other in best))
 
 
-def _events(key: tuple[int, int], line: Line, params: SamplingParams) -> list[NewToken]:
+def _tokens(sequence: int, line: Line, params: SamplingParams) -> list[TokenOutput]:
     max_tokens = params.max_tokens
     ids = list(line.token_ids)
     if line.stop_token_id is not None:
@@ -159,7 +139,7 @@ def _events(key: tuple[int, int], line: Line, params: SamplingParams) -> list[Ne
     stops = line.stop_token_id is not None and len(ids) <= max_tokens
     ids = ids[:max_tokens]
     scores = [None if params.logprobs is None else scores_of(token_id, params.wanted_logprobs) for token_id in ids]
-    *first, last = [NewToken(*key, index, token_id, logprobs=scores[index]) for index, token_id in enumerate(ids)]
-    finish = FinishReason.STOP if stops else FinishReason.LENGTH
-    stop_token_id = line.stop_token_id if stops else None
-    return [*first, dataclasses.replace(last, finish=finish, stop_token_id=stop_token_id)]
+    tokens = [TokenOutput("", sequence, index, token_id, logprobs=scores[index]) for index, token_id in enumerate(ids)]
+    tokens[-1].finish = FinishReason.STOP if stops else FinishReason.LENGTH
+    tokens[-1].stop_token_id = line.stop_token_id if stops else None
+    return tokens

@@ -27,7 +27,7 @@ async def test_an_instance_that_fails_every_prompt_is_replaced(victim: int) -> N
         cluster.instances[0].behaviour.fail_handoffs = 9 if victim == 0 else 0
         cluster.instances[2].behaviour.refuse += ["InternalError"] * (9 if victim == 2 else 0)
 
-        answer = await collect(cluster.control.dispatch.start(request(PROMPT)))
+        answer = await collect(cluster.control.dispatch, request(PROMPT))
 
         assert answer.tokens == {(0, 0): expected(PROMPT, 4)}
         assert cluster.control.dispatch.ledger.retried_prompts == 1

@@ -12,7 +12,7 @@ from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.request import GenerationRequest
 from tests.instance.pair import DEADLINE_S, instance_config
 from tests.instance.test_prefix_handoff import TOKEN_BYTES
-from tests.scheduler.fake_cluster import Answer, collect, control_over
+from tests.scheduler.fake_cluster import Answer, Running, collect, control_over
 from wire.types import Role, SamplingParams
 
 ROLES = (Role.PREFILL, Role.DECODE, Role.DECODE)
@@ -67,11 +67,12 @@ def request(token_ids: tuple[int, ...], tenant: str = "", max_tokens: int = 20) 
 
 async def first_turn_beside_another(control: Control) -> Answer:
     """Serve the chat's first turn while the decode instance that comes first is busy."""
-    events = control.dispatch.start(request((9, 9, 9), max_tokens=MAX_MODEL_LEN - 100)).events()
-    await anext(events)
-    await anext(events)  # the first token is P's, the second D's
-    answer = await collect(control.dispatch.start(request(FIRST)))
-    await events.aclose()  # type: ignore[attr-defined]
+    busy = Running(control.dispatch, request((9, 9, 9), max_tokens=MAX_MODEL_LEN - 100))
+    tokens = busy.read()
+    await anext(tokens)
+    await anext(tokens)  # the first token is P's, the second D's
+    answer = await collect(control.dispatch, request(FIRST))
+    busy.task.cancel()
     await until(control, lambda: not any(instance.in_flight.sequences for instance in control.registry.living()))
     return answer
 
@@ -83,7 +84,7 @@ def run_turns(folder: Path, tenant: str, **options: object) -> tuple[Answer, Ans
         async with cluster(folder, **options) as control:
             first = await first_turn_beside_another(control)
             second = (*FIRST, *first.tokens[0, 0], *range(100, 120))
-            return first, await collect(control.dispatch.start(request(second, tenant)))
+            return first, await collect(control.dispatch, request(second, tenant))
 
     return asyncio.run(run())
 

@@ -141,6 +141,7 @@ class CtrlC:
             sys.meta_path.remove(self)
             os.kill(os.getpid(), signal.SIGINT)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a script's background jobs
 sys.meta_path.insert(0, CtrlC())
 exec(sys.argv.pop(2))
 """

@@ -3,9 +3,8 @@
 import asyncio
 import dataclasses
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any, Self
 
 from scheduler.control import Control
@@ -13,8 +12,9 @@ from scheduler.limits import ControlLimits
 from scheduler.membership.compatibility import ExpectedInstance
 from scheduler.membership.member import Connect
 from scheduler.model.kind import ModelKind
+from scheduler.recorded_output import RecordedOutput
 from scheduler.registry import Registry
-from scheduler.request import GenerationRequest, NewToken, PathEvent, PromptDone, RunningRequest
+from scheduler.request import Dispatcher, GenerationRequest, PromptDone
 from testing.wire.fake_instance import FakeInstance
 from testing.wire.fake_network import FakeNetwork
 from testing.wire.fake_prompt import fake_token
@@ -27,6 +27,7 @@ from wire.types import (
     ModelIdentity,
     Role,
     SamplingParams,
+    TokenOutput,
 )
 
 TABLE_DIGEST = "7ab1e"
@@ -144,36 +145,59 @@ def request(
     return GenerationRequest("r", prompts, SamplingParams(**{"max_tokens": 4, **params}), *limits_s)
 
 
-@dataclass(slots=True)
-class Answer:
-    """What one request gave."""
+class Answer(RecordedOutput):
+    """The output of one request; indices have to ascend, finishes to come once."""
 
-    tokens: dict[tuple[int, int], list[int]] = field(default_factory=dict)
-    finishes: dict[tuple[int, int], FinishReason] = field(default_factory=dict)
-    done: dict[int, PromptDone] = field(default_factory=dict)
+    def emit(self, prompt: int, token: TokenOutput) -> bool:
+        """Check a token and keep it."""
+        before = self.outputs.get((prompt, token.sequence), [])
+        assert not before or before[-1].finish is None
+        assert token.index == len(before)
+        return super().emit(prompt, token)
 
-    def take(self, event: PathEvent) -> None:
-        """Note one event; indices have to ascend, finishes to come once."""
-        if isinstance(event, PromptDone):
-            assert event.prompt not in self.done
-            self.done[event.prompt] = event
-            return
-        assert isinstance(event, NewToken)
-        key = (event.prompt, event.sequence)
-        assert key not in self.finishes
-        tokens = self.tokens.setdefault(key, [])
-        assert event.index == len(tokens)
-        if event.token_id is not None:
-            tokens.append(event.token_id)
-        if event.finish is not None:
-            self.finishes[key] = event.finish
+    def prompt_done(self, done: PromptDone) -> None:
+        """Check a report and keep it."""
+        assert done.prompt not in self.done
+        super().prompt_done(done)
+
+    @property
+    def finishes(self) -> dict[tuple[int, int], FinishReason]:
+        """The finish reasons by (prompt, sequence)."""
+        return {key: outputs[-1].finish for key, outputs in self.outputs.items() if outputs[-1].finish is not None}
 
 
-async def collect(running: RunningRequest) -> Answer:
-    """Read a request to its end."""
+class Running(Answer):
+    """A request that runs in a task of its own; its tokens can be read one by one.
+
+    `is_last`: whether no more of a token's sequence is wanted.
+    """
+
+    def __init__(
+        self, dispatcher: Dispatcher, asked: GenerationRequest,
+        is_last: Callable[[TokenOutput], bool] = lambda token: False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._unread: asyncio.Queue[TokenOutput | None] = asyncio.Queue()
+        self._is_last = is_last
+        self.task = asyncio.create_task(dispatcher.run(asked, self))
+        self.task.add_done_callback(lambda _: self._unread.put_nowait(None))
+
+    def emit(self, prompt: int, token: TokenOutput) -> bool:
+        """Keep a token; return whether more of its sequence is wanted."""
+        self._unread.put_nowait(token)
+        return super().emit(prompt, token) and not self._is_last(token)
+
+    async def read(self) -> AsyncIterator[TokenOutput]:
+        """Yield the tokens as they arrive. Raises the error that failed the request."""
+        while (token := await self._unread.get()) is not None:
+            yield token
+        await self.task
+
+
+async def collect(dispatcher: Dispatcher, asked: GenerationRequest) -> Answer:
+    """Run a request to its end."""
     answer = Answer()
-    async for event in running.events():
-        answer.take(event)
+    await dispatcher.run(asked, answer)
     return answer
 
 

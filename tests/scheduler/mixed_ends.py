@@ -148,7 +148,7 @@ def left_behind(cluster: FakeCluster) -> dict[str, object]:
     queue, room, retries = dispatch.admission._queue, dispatch.admission._room, dispatch.retries
     held: dict[str, object] = {
         "in flight": dispatch.ledger.inflight,
-        "tasks": dispatch._tasks,
+        "running": dispatch._running,
         "queued": len(queue),
         "bands": queue._bands,
         "priorities": queue._priorities,

@@ -46,7 +46,7 @@ async def test_a_reservation_is_made_only_when_prefill_can_start_in_its_next_ste
         prompts = [tuple(range(5 + 13 * i % 97)) for i in range(40)]
         async with asyncio.TaskGroup() as tasks:
             for prompt in prompts:
-                tasks.create_task(collect(cluster.control.dispatch.start(request(prompt))))
+                tasks.create_task(collect(cluster.control.dispatch, request(prompt)))
 
         assert len(uncomputed) == 40
         assert max(uncomputed) <= 32  # a chunk: the step that is about to end takes all of it
@@ -64,7 +64,7 @@ async def test_a_reservation_is_made_only_when_prefill_has_the_blocks() -> None:
         assert isinstance(decode, Watched)
         decode.on_reserve = lambda _: room.append(8 - 5 - sum(p.blocks for p in reserved(decode)))
         began = asyncio.get_running_loop().time()
-        readers = [asyncio.create_task(collect(cluster.control.dispatch.start(request(FIVE_BLOCKS)))) for _ in "abc"]
+        readers = [asyncio.create_task(collect(cluster.control.dispatch, request(FIVE_BLOCKS))) for _ in "abc"]
         await asyncio.wait(readers)
 
         assert len(room) == 3
@@ -107,7 +107,7 @@ async def paces(slow_s: float) -> Paces:
 
     async def ask(prompt: tuple[int, ...]) -> None:
         began = loop.time()
-        answer = await collect(cluster.control.dispatch.start(request(prompt, max_tokens=50, limits_s=(99.0, 99.0))))
+        answer = await collect(cluster.control.dispatch, request(prompt, max_tokens=50, limits_s=(99.0, 99.0)))
         done = answer.done[0]
         assert answer.tokens[0, 0] == expected(prompt, 50)
         took.setdefault((done.prefill_instance, done.decode_instance), []).append(loop.time() - began)
@@ -147,7 +147,7 @@ async def test_prefill_holds_no_more_finished_kv_than_its_bound_and_goes_on_when
         prefill.behaviour.send_s = 2.0
         most, readers = 0, []
         for _ in range(30):
-            readers.append(asyncio.create_task(collect(cluster.control.dispatch.start(request(FIVE_BLOCKS)))))
+            readers.append(asyncio.create_task(collect(cluster.control.dispatch, request(FIVE_BLOCKS))))
         while not all(reader.done() for reader in readers):
             most = max(most, sum(prompt.blocks for prompt in prefill.prompts.values() if prompt.stage == "sending"))
             assert prefill.blocks_used <= 64
@@ -166,7 +166,7 @@ async def test_a_refusal_of_prefill_is_waited_out_and_frees_the_reservation() ->
         assert isinstance(refusing, RefusesPrefill)
         refusing.refusals = 2
 
-        answer = await collect(cluster.control.dispatch.start(request(FIVE_BLOCKS)))
+        answer = await collect(cluster.control.dispatch, request(FIVE_BLOCKS))
 
         assert answer.tokens[0, 0] == expected(FIVE_BLOCKS, 4)
         assert cluster.control.dispatch.ledger.retried_prompts == 0
@@ -195,14 +195,14 @@ async def test_a_long_prompt_is_not_starved_by_short_ones_and_they_go_on_after_i
 
         async def send_shorts() -> None:
             for number in range(400):
-                shorts.append(asyncio.create_task(collect(dispatch.start(request((number,), max_tokens=20)))))
+                shorts.append(asyncio.create_task(collect(dispatch, request((number,), max_tokens=20))))
                 await asyncio.sleep(0.02)
 
         sending = asyncio.create_task(send_shorts())
         await until(lambda: cluster.blocks_used[1] > 40)  # as many as come, leave: it stays as full as this
         long = tuple(range(50 * 16))
         began = loop.time()
-        await collect(dispatch.start(request(long)))
+        await collect(dispatch, request(long))
         took = loop.time() - began
         await sending
         await asyncio.wait(shorts)
@@ -217,14 +217,14 @@ async def test_a_wait_for_blocks_ends_at_the_request_s_limit_and_says_the_values
         dispatch = cluster.control.dispatch
         cluster.instances[1].behaviour.step_s = 0.5
         filling = [
-            asyncio.create_task(collect(dispatch.start(request(tuple(range(320)), max_tokens=300, limits_s=(99, 99)))))
+            asyncio.create_task(collect(dispatch, request(tuple(range(320)), max_tokens=300, limits_s=(99, 99))))
             for _ in range(3)
         ]
         await until(lambda: cluster.blocks_used == [0, 60])
 
         words = r"no first token within 3 s, waiting in the queue: decode-0 has 4 of 64 KV blocks free, 5 are"
         with pytest.raises(DeadlineExceeded, match=words):
-            await collect(dispatch.start(request(FIVE_BLOCKS, limits_s=(3.0, 3.0))))
+            await collect(dispatch, request(FIVE_BLOCKS, limits_s=(3.0, 3.0)))
         assert sum(isinstance(command, Reserve) for command in cluster.instances[1].commands) == 3
         for task in filling:
             task.cancel()

@@ -239,7 +239,7 @@ async def test_a_sequence_that_ends_without_a_result_fails_the_request(serve: An
         response = await served.client.post("/v1/completions", json={"model": served.model, "prompt": "hi"})
 
         assert response.status_code == 500
-        assert served.dispatcher.endings == ["cancelled"]
+        assert served.dispatcher.endings == ["failed"]
 
 
 async def test_while_draining_new_requests_are_refused(serve: Any) -> None:

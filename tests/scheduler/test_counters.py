@@ -46,9 +46,9 @@ def test_vllm_s_names_say_how_a_request_went() -> None:
     metrics = Metrics(model_name="m", max_model_len=1000)
     figures = metrics.figures
     figures.first_token_came(DONE.request, 1.0)
-    figures.token_came(None)
+    figures.choice_started()
     for _ in range(5):
-        figures.token_came(0.5)
+        figures.token_gap(0.5)
     figures.request_done(DONE)
 
     found = _samples(metrics)

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from scheduler.model.files import ModelFiles, read_model_files
-from scheduler.text.detokenizer import Detokenizer, WindowDecoder
+from scheduler.text.detokenizer import WindowDecoder, detokenizer_of
 from scheduler.tokens import Tokens
 
 
@@ -24,7 +24,7 @@ def tokens(request: pytest.FixtureRequest, model_folder: Path) -> Tokens:
 
 
 def _pushed(tokens: Tokens, ids: list[int], *, skip_special_tokens: bool = True) -> list[str]:
-    detokenizer = Detokenizer(tokens, skip_special_tokens=skip_special_tokens)
+    detokenizer = detokenizer_of(tokens, skip_special_tokens=skip_special_tokens)
     return [*(detokenizer.push(token_id) for token_id in ids), detokenizer.flush()]
 
 
@@ -56,12 +56,12 @@ def test_a_character_comes_out_whole_with_its_last_token(tokens: Tokens) -> None
 
 def test_invalid_bytes_are_emitted_at_constant_cost(tokens: Tokens) -> None:
     broken = tokens._encode("你", False)[1]
-    detokenizer = Detokenizer(tokens)
+    detokenizer = detokenizer_of(tokens)
 
     text = "".join(detokenizer.push(broken) for _ in range(500)) + detokenizer.flush()
 
     assert text == "\ufffd" * 500
-    assert not isinstance(detokenizer._decoder, WindowDecoder) or len(detokenizer._decoder._window) <= 16
+    assert not isinstance(detokenizer, WindowDecoder) or len(detokenizer._window) <= 16
 
 
 def test_special_tokens_are_skipped_or_shown(tokens: Tokens) -> None:
@@ -95,7 +95,7 @@ def test_spaces_between_words_survive_a_decoder_that_strips_the_first(spaced: To
 
 
 def test_the_first_word_keeps_its_space_behind_a_prompt(spaced: Tokens) -> None:
-    detokenizer = Detokenizer(spaced, context=(1,))
+    detokenizer = detokenizer_of(spaced, context=(1,))
 
     assert detokenizer.push(2) == " world"
 
@@ -118,7 +118,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
 
 @pytest.mark.parametrize(("spaces", "text"), [(True, "one <a> <b> two <a>"), (False, "one <a><b> two <a>")])
 def test_special_tokens_are_joined_where_no_space_is_wanted(words: Tokens, spaces: bool, text: str) -> None:
-    detokenizer = Detokenizer(words, skip_special_tokens=False, spaces_between_special_tokens=spaces)
+    detokenizer = detokenizer_of(words, skip_special_tokens=False, spaces_between_special_tokens=spaces)
 
     assert "".join(map(detokenizer.push, (1, 3, 4, 2, 3))) + detokenizer.flush() == text
 

@@ -24,7 +24,7 @@ async def test_without_a_path_requests_are_refused_and_what_is_missing_is_named(
     await asyncio.sleep(1.0)
 
     with pytest.raises(Unavailable, match=r"missing: decode-0$"):
-        cluster.control.dispatch.start(request(LONG))
+        await collect(cluster.control.dispatch, request(LONG))
     assert cluster.control.dispatch.ledger.rejected == 1
     assert cluster.control.dispatch.ledger.received == 0
     running.cancel()
@@ -36,12 +36,12 @@ async def test_a_full_queue_says_when_to_come_back(limits: ControlLimits) -> Non
     async with FakeCluster("PD", limits=limits).serving() as cluster:
         cluster.instances[0].get_stuck()
         dispatch = cluster.control.dispatch
-        readers = [asyncio.create_task(collect(dispatch.start(request(LONG)))) for _ in range(3)]
+        readers = [asyncio.create_task(collect(dispatch, request(LONG))) for _ in range(3)]
         await asyncio.sleep(0)
         assert dispatch.admission.num_waiting == 2
 
         with pytest.raises(Overloaded, match=r"limit 2|limit 250") as caught:
-            dispatch.start(request(LONG))
+            await collect(dispatch, request(LONG))
         assert caught.value.retry_after_s >= 1
         for reader in readers:
             reader.cancel()
@@ -55,7 +55,7 @@ async def test_whether_the_queue_has_room_is_told_before_there_is_a_request() ->
         readers = []
         for _ in range(3):  # the first is on its way to the instance, two wait
             dispatch.check_room("")
-            readers.append(asyncio.create_task(collect(dispatch.start(request(LONG)))))
+            readers.append(asyncio.create_task(collect(dispatch, request(LONG))))
         await asyncio.sleep(0)
 
         with pytest.raises(Overloaded, match="limit 2"):
@@ -78,7 +78,7 @@ async def test_what_a_client_did_wrong_is_no_warning_and_its_grammar_not_in_the_
             instance.behaviour.refuse.extend([InvalidGrammar.__name__, InternalError.__name__, InternalError.__name__])
         for error in (InvalidGrammar, InternalError):
             with pytest.raises(error):
-                await collect(cluster.control.dispatch.start(request(LONG)))
+                await collect(cluster.control.dispatch, request(LONG))
 
     (told,) = [record.getMessage() for record in caplog.records if "request_failed" in record.getMessage()]
     assert "error=InternalError" in told
@@ -90,7 +90,7 @@ async def test_prompts_are_served_first_in_first_out() -> None:
         ended: list[int] = []
 
         async def read(number: int) -> None:
-            await collect(cluster.control.dispatch.start(request((*LONG, number))))
+            await collect(cluster.control.dispatch, request((*LONG, number)))
             ended.append(number)
 
         async with asyncio.TaskGroup() as tasks:
@@ -107,7 +107,7 @@ async def test_a_key_with_one_request_does_not_wait_for_the_hundred_of_another()
 
         async def read(tenant: str, priority: int = 0) -> None:
             asked = dataclasses.replace(request(LONG), tenant=tenant, priority=priority)
-            await collect(cluster.control.dispatch.start(asked))
+            await collect(cluster.control.dispatch, asked)
             ended.append(tenant)
 
         async with asyncio.TaskGroup() as tasks:
@@ -126,7 +126,7 @@ async def test_a_key_pays_for_the_output_that_its_requests_make() -> None:
         costs = cluster.control.dispatch.admission.costs
         unknown = PromptFacts(100, 4000)
         before = costs.cost("one", unknown)
-        await collect(cluster.control.dispatch.start(dataclasses.replace(request(LONG, LONG, n=2), tenant="one")))
+        await collect(cluster.control.dispatch, dataclasses.replace(request(LONG, LONG, n=2), tenant="one"))
 
         assert costs.cost("one", unknown) < before
         assert costs.cost("other", unknown) == before
@@ -135,7 +135,7 @@ async def test_a_key_pays_for_the_output_that_its_requests_make() -> None:
 @virtual
 async def test_a_prefill_instance_never_queues_more_than_its_next_step() -> None:
     async with FakeCluster("PD", num_blocks=1000).serving() as cluster:
-        readers = [asyncio.create_task(collect(cluster.control.dispatch.start(request(LONG)))) for _ in range(8)]
+        readers = [asyncio.create_task(collect(cluster.control.dispatch, request(LONG))) for _ in range(8)]
         most = 0
         while not all(reader.done() for reader in readers):
             waiting = [p for p in cluster.instances[0].prompts.values() if p.stage == "waiting"]
@@ -149,7 +149,7 @@ async def test_a_prefill_instance_never_queues_more_than_its_next_step() -> None
 @virtual
 async def test_the_queue_goes_on_when_decode_is_full() -> None:
     async with FakeCluster("PD", num_blocks=8).serving() as cluster:
-        readers = [asyncio.create_task(collect(cluster.control.dispatch.start(request(LONG)))) for _ in range(6)]
+        readers = [asyncio.create_task(collect(cluster.control.dispatch, request(LONG))) for _ in range(6)]
         await asyncio.wait(readers)
 
         assert all(reader.result().finishes for reader in readers)
@@ -160,11 +160,11 @@ async def test_the_queue_goes_on_when_decode_is_full() -> None:
 async def test_the_limit_to_the_first_token_runs_in_the_queue_too() -> None:
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[0].get_stuck()
-        first = asyncio.create_task(collect(cluster.control.dispatch.start(request(LONG))))
+        first = asyncio.create_task(collect(cluster.control.dispatch, request(LONG)))
         await asyncio.sleep(0.1)
 
         with pytest.raises(DeadlineExceeded, match="no first token within 2 s, waiting in the queue"):
-            await collect(cluster.control.dispatch.start(request(LONG, limits_s=(2.0, 2.0))))
+            await collect(cluster.control.dispatch, request(LONG, limits_s=(2.0, 2.0)))
         assert cluster.control.dispatch.admission.num_waiting == 0
         first.cancel()
 
@@ -173,7 +173,7 @@ async def test_the_limit_to_the_first_token_runs_in_the_queue_too() -> None:
 async def test_queued_requests_end_when_the_last_path_goes() -> None:
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[0].get_stuck()
-        readers = [asyncio.create_task(collect(cluster.control.dispatch.start(request(LONG)))) for _ in range(5)]
+        readers = [asyncio.create_task(collect(cluster.control.dispatch, request(LONG))) for _ in range(5)]
         await asyncio.sleep(0.1)
         cluster.kill(0)
         await asyncio.wait(readers, timeout=3.0)
@@ -189,14 +189,14 @@ async def test_queued_requests_end_when_the_last_path_goes() -> None:
 async def test_closing_lets_running_requests_end_and_refuses_new_ones() -> None:
     async with FakeCluster("PD").serving() as cluster:
         dispatch = cluster.control.dispatch
-        reader = asyncio.create_task(collect(dispatch.start(request(LONG))))
-        endless = asyncio.create_task(collect(dispatch.start(request(LONG, max_tokens=900))))
+        reader = asyncio.create_task(collect(dispatch, request(LONG)))
+        endless = asyncio.create_task(collect(dispatch, request(LONG, max_tokens=900)))
         await asyncio.sleep(0)
         closing = asyncio.create_task(dispatch.close(5.0))
         await asyncio.sleep(0)
 
         with pytest.raises(Draining):
-            dispatch.start(request(LONG))
+            await collect(dispatch, request(LONG))
         assert (await reader).finishes
         with pytest.raises(Draining):
             await endless
@@ -205,19 +205,10 @@ async def test_closing_lets_running_requests_end_and_refuses_new_ones() -> None:
 
 
 @virtual
-async def test_a_request_never_read_still_ends_once() -> None:
-    async with FakeCluster("PD").serving() as cluster:
-        cluster.control.dispatch.start(request(LONG))
-        await until(lambda: cluster.control.dispatch.ledger.inflight == 0)
-
-        assert cluster.control.dispatch.ledger.completed == 1
-
-
-@virtual
 async def test_each_prompt_runs_with_its_own_seed() -> None:
     async with FakeCluster("PD").serving() as cluster:
         two = dataclasses.replace(request(LONG, LONG), seeds=(5, 6))
-        await collect(cluster.control.dispatch.start(two))
+        await collect(cluster.control.dispatch, two)
 
         prefills = [command for command in cluster.instances[0].commands if isinstance(command, Prefill)]
         assert [prefill.prompt.params.seed for prefill in prefills] == [5, 6]

@@ -45,7 +45,7 @@ async def test_a_prompt_whose_grammar_waits_to_be_compiled_is_served() -> None:
     async with _cluster().serving() as cluster:
         asked = request(PROMPT, limits_s=(120.0, 10.0), structured=wish)
 
-        answer = await collect(cluster.control.dispatch.start(asked))
+        answer = await collect(cluster.control.dispatch, asked)
 
         assert answer.tokens[0, 0] == expected(PROMPT, 4)
 
@@ -54,16 +54,16 @@ async def test_a_prompt_whose_grammar_waits_to_be_compiled_is_served() -> None:
 async def test_others_have_their_turn_meanwhile() -> None:
     """A step of the fakes is of 32 prompt tokens, so one of these prompts takes the whole of the next one."""
     async with _cluster().serving() as cluster:
-        loop, start = asyncio.get_running_loop(), cluster.control.dispatch.start
+        loop, dispatch = asyncio.get_running_loop(), cluster.control.dispatch
         wishes = [StructuredOutput("regex", f"a{number}") for number in range(6)]
         compiling = [
-            asyncio.create_task(collect(start(request(PROMPT, limits_s=(120.0, 10.0), structured=wish))))
+            asyncio.create_task(collect(dispatch, request(PROMPT, limits_s=(120.0, 10.0), structured=wish)))
             for wish in wishes
         ]
         await asyncio.sleep(0)
         began = loop.time()
 
-        answer = await collect(start(request(PROMPT)))
+        answer = await collect(dispatch, request(PROMPT))
 
         assert answer.tokens[0, 0] == expected(PROMPT, 4)
         assert loop.time() - began < 6 * ControlLimits().put_off_s + 0.5
@@ -78,4 +78,4 @@ async def test_a_prompt_without_a_grammar_is_answered_in_time_or_fails() -> None
     cluster.kind = Slow
     async with cluster.serving():
         with pytest.raises(InstanceLost, match="did not answer a reservation within 5 s"):
-            await collect(cluster.control.dispatch.start(request(PROMPT, limits_s=(120.0, 10.0))))
+            await collect(cluster.control.dispatch, request(PROMPT, limits_s=(120.0, 10.0)))

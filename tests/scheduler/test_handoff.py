@@ -5,8 +5,7 @@ import random
 
 import pytest
 
-from scheduler.request import NewToken
-from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
+from tests.scheduler.fake_cluster import FakeCluster, Running, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded, HandoffFailed, Incompatible, InstanceLost, InternalError, NeverFits
 from wire.messages import Cancel, Heartbeat, Prefill, Reserve
@@ -18,7 +17,7 @@ PROMPT = (5, 6, 7)
 @virtual
 async def test_first_token_from_prefill_and_the_rest_from_decode() -> None:
     async with FakeCluster("PD").serving() as cluster:
-        answer = await collect(cluster.control.dispatch.start(request(PROMPT)))
+        answer = await collect(cluster.control.dispatch, request(PROMPT))
 
         assert answer.tokens == {(0, 0): expected(PROMPT, 4)}
         assert answer.finishes == {(0, 0): FinishReason.LENGTH}
@@ -35,7 +34,7 @@ async def test_decode_tokens_that_overtake_the_first_one_are_held() -> None:
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[0].behaviour.lag_s = 0.5
 
-        answer = await collect(cluster.control.dispatch.start(request(PROMPT)))
+        answer = await collect(cluster.control.dispatch, request(PROMPT))
 
         assert answer.tokens == {(0, 0): expected(PROMPT, 4)}
         assert answer.done[0].times.kv_bytes > 0
@@ -47,7 +46,7 @@ async def test_repeated_tokens_are_dropped() -> None:
         for instance in cluster.instances:
             instance.behaviour.repeat_tokens = True
 
-        answer = await collect(cluster.control.dispatch.start(request(PROMPT)))
+        answer = await collect(cluster.control.dispatch, request(PROMPT))
 
         assert answer.tokens == {(0, 0): expected(PROMPT, 4)}
 
@@ -59,7 +58,7 @@ async def test_first_token_that_ends_everything_leaves_decode_nothing_to_do(lag_
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[0].behaviour.lag_s = lag_s  # decode's "ticket aborted" comes before prefill's last token
 
-        answer = await collect(cluster.control.dispatch.start(request(PROMPT, stop_token_ids=(first[0],))))
+        answer = await collect(cluster.control.dispatch, request(PROMPT, stop_token_ids=(first[0],)))
         await until(lambda: cluster.blocks_used == [0, 0])
 
         assert answer.tokens == {(0, 0): expected(PROMPT, 1)}
@@ -74,7 +73,7 @@ async def test_one_token_is_made_where_the_prompt_is_computed_and_decode_never_h
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[1].commands.clear()
 
-        answer = await collect(cluster.control.dispatch.start(request(PROMPT, max_tokens=1, n=n)))
+        answer = await collect(cluster.control.dispatch, request(PROMPT, max_tokens=1, n=n))
         await until(lambda: cluster.blocks_used == [0, 0])
 
         assert answer.tokens == {(0, sequence): expected(PROMPT, 1, sequence) for sequence in range(n)}
@@ -90,7 +89,7 @@ async def test_one_token_needs_no_decode_instance_and_does_not_make_a_pair_ready
         cluster.kill(1)
         await until(lambda: not cluster.control.ready())
 
-        answer = await collect(cluster.control.dispatch.start(request(PROMPT, max_tokens=1)))
+        answer = await collect(cluster.control.dispatch, request(PROMPT, max_tokens=1))
 
         assert answer.tokens == {(0, 0): expected(PROMPT, 1)}
         assert not cluster.control.ready()
@@ -100,7 +99,7 @@ async def test_one_token_needs_no_decode_instance_and_does_not_make_a_pair_ready
 async def test_n_sequences_and_a_stop_token_of_one() -> None:
     stop_id = expected(PROMPT, 2, sequence=1)[1]
     async with FakeCluster("PD").serving() as cluster:
-        answer = await collect(cluster.control.dispatch.start(request(PROMPT, n=3, stop_token_ids=(stop_id,))))
+        answer = await collect(cluster.control.dispatch, request(PROMPT, n=3, stop_token_ids=(stop_id,)))
 
         assert answer.tokens[0, 0] == expected(PROMPT, 4, 0)
         assert answer.tokens[0, 1] == expected(PROMPT, 2, 1)
@@ -111,19 +110,14 @@ async def test_n_sequences_and_a_stop_token_of_one() -> None:
 @virtual
 async def test_stop_sequence_ends_it_at_the_reader_and_on_decode() -> None:
     async with FakeCluster("PD").serving() as cluster:
-        running = cluster.control.dispatch.start(request(PROMPT, n=2, max_tokens=50))
-        events: list[NewToken] = []
-        async for event in running.events():
-            if isinstance(event, NewToken):
-                events.append(event)
-                if event.sequence == 0 and event.index == 2:
-                    await asyncio.sleep(0.1)  # tokens pile up unread
-                    running.stop_sequence(0, 0)
+        running = Running(
+            cluster.control.dispatch, request(PROMPT, n=2, max_tokens=50),
+            lambda token: (token.sequence, token.index) == (0, 2),
+        )  # fmt: skip
+        await running.task
 
-        first = [event for event in events if event.sequence == 0]
-        assert [event.token_id for event in first] == [*expected(PROMPT, 3), None]
-        assert first[-1] == NewToken(0, 0, 3, None, FinishReason.STOP)
-        assert [e.token_id for e in events if e.sequence == 1] == expected(PROMPT, 50, 1)
+        assert running.tokens == {(0, 0): expected(PROMPT, 3), (0, 1): expected(PROMPT, 50, 1)}
+        assert running.finishes == {(0, 1): FinishReason.LENGTH}
         assert cluster.blocks_used == [0, 0]
 
 
@@ -131,30 +125,22 @@ async def test_stop_sequence_ends_it_at_the_reader_and_on_decode() -> None:
 async def test_a_sequence_stopped_before_decode_has_it_leaves_the_others_alone() -> None:
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[0].behaviour.send_s = 1.0
-        running = cluster.control.dispatch.start(request(PROMPT, n=2, max_tokens=20))
-        seen: dict[int, list[int | None]] = {0: [], 1: []}
-        async for event in running.events():
-            if isinstance(event, NewToken):
-                seen[event.sequence].append(event.token_id)
-                if event.sequence == 0 and event.index == 0:
-                    running.stop_sequence(0, 0)
+        asked = request(PROMPT, n=2, max_tokens=20)
+        running = Running(cluster.control.dispatch, asked, lambda token: token.sequence == 0)
+        await running.task
         await until(lambda: cluster.blocks_used == [0, 0])
 
-        assert seen == {0: [*expected(PROMPT, 1), None], 1: list(expected(PROMPT, 20, 1))}
+        assert running.tokens == {(0, 0): expected(PROMPT, 1), (0, 1): expected(PROMPT, 20, 1)}
 
 
 @virtual
 async def test_stopping_every_sequence_ends_the_request() -> None:
     async with FakeCluster("PD").serving() as cluster:
-        running = cluster.control.dispatch.start(request(PROMPT, max_tokens=1000))
-        seen = 0
-        async for event in running.events():
-            seen += isinstance(event, NewToken)
-            if seen == 3:
-                running.stop_sequence(0, 0)
+        running = Running(cluster.control.dispatch, request(PROMPT, max_tokens=1000), lambda token: token.index == 2)
+        await running.task
         await until(lambda: cluster.blocks_used == [0, 0])
 
-        assert seen == 4
+        assert running.tokens == {(0, 0): expected(PROMPT, 3)}
         assert cluster.control.dispatch.ledger.completed == 1
 
 
@@ -162,8 +148,7 @@ async def test_stopping_every_sequence_ends_the_request() -> None:
 @virtual
 async def test_a_client_that_goes_away_leaves_no_blocks_anywhere(after_s: float) -> None:
     async with FakeCluster("PD").serving() as cluster:
-        running = cluster.control.dispatch.start(request(PROMPT, max_tokens=1000))
-        reader = asyncio.create_task(collect(running))
+        reader = asyncio.create_task(collect(cluster.control.dispatch, request(PROMPT, max_tokens=1000)))
         await asyncio.sleep(after_s)
         reader.cancel()
         await asyncio.sleep(0.01)
@@ -178,8 +163,8 @@ async def test_a_client_that_goes_away_while_queued_never_reaches_an_instance() 
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[0].get_stuck()
         long = tuple(range(100))
-        first = asyncio.create_task(collect(cluster.control.dispatch.start(request(long))))
-        second = asyncio.create_task(collect(cluster.control.dispatch.start(request(long))))
+        first = asyncio.create_task(collect(cluster.control.dispatch, request(long)))
+        second = asyncio.create_task(collect(cluster.control.dispatch, request(long)))
         await until(lambda: cluster.blocks_used == [7, 7])
         assert cluster.control.dispatch.admission.num_waiting == 1
         second.cancel()
@@ -199,7 +184,7 @@ async def test_decode_without_room_is_asked_again_only_after_its_next_load() -> 
         loop = asyncio.get_running_loop()
         started = loop.time()
 
-        answer = await collect(cluster.control.dispatch.start(request(PROMPT)))
+        answer = await collect(cluster.control.dispatch, request(PROMPT))
 
         assert answer.tokens == {(0, 0): expected(PROMPT, 4)}
         assert sum(isinstance(command, Reserve) for command in cluster.instances[1].commands) == 3
@@ -212,7 +197,7 @@ async def test_a_reservation_without_an_answer_is_tried_on_another_decode_instan
     async with FakeCluster("PDD").serving() as cluster:
         cluster.instances[1].behaviour.deaf = True
 
-        answer = await collect(cluster.control.dispatch.start(request(PROMPT)))
+        answer = await collect(cluster.control.dispatch, request(PROMPT))
 
         assert answer.done[0].decode_instance == "decode-2"
         assert cluster.control.dispatch.ledger.retried_prompts == 1
@@ -224,9 +209,9 @@ async def test_any_other_refusal_is_the_request_s_error() -> None:
         cluster.instances[1].behaviour.refuse += ["InternalError"] * 2
 
         with pytest.raises(InternalError, match=r"^decode-0: it failed"):
-            await collect(cluster.control.dispatch.start(request(PROMPT)))
+            await collect(cluster.control.dispatch, request(PROMPT))
         with pytest.raises(NeverFits, match=r"1025 tokens.*1024"):
-            await collect(cluster.control.dispatch.start(request(tuple(range(1025)))))
+            await collect(cluster.control.dispatch, request(tuple(range(1025))))
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -234,8 +219,7 @@ async def test_any_other_refusal_is_the_request_s_error() -> None:
 async def test_a_killed_instance_ends_its_requests_in_words(victim: int) -> None:
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[0].behaviour.send_s = 0.5
-        running = cluster.control.dispatch.start(request(PROMPT, max_tokens=1000))
-        reader = asyncio.create_task(collect(running))
+        reader = asyncio.create_task(collect(cluster.control.dispatch, request(PROMPT, max_tokens=1000)))
         await until(lambda: any(p.stage == "sending" for p in cluster.instances[0].prompts.values()))
         loop = asyncio.get_running_loop()
         killed_at = loop.time()
@@ -251,7 +235,7 @@ async def test_a_killed_instance_ends_its_requests_in_words(victim: int) -> None
 @virtual
 async def test_losing_prefill_after_the_hand_off_changes_nothing() -> None:
     async with FakeCluster("PD").serving() as cluster:
-        reader = asyncio.create_task(collect(cluster.control.dispatch.start(request(PROMPT, max_tokens=200))))
+        reader = asyncio.create_task(collect(cluster.control.dispatch, request(PROMPT, max_tokens=200)))
         await until(lambda: cluster.instances[1].steps > 10)
         cluster.kill(0)
 
@@ -263,7 +247,7 @@ async def test_losing_prefill_after_the_hand_off_changes_nothing() -> None:
 async def test_a_pair_that_fails_before_the_first_token_is_replaced_by_another(victim: int) -> None:
     async with FakeCluster("PPDD").serving() as cluster:
         cluster.instances[0].behaviour.step_s = 1.0
-        reader = asyncio.create_task(collect(cluster.control.dispatch.start(request(PROMPT))))
+        reader = asyncio.create_task(collect(cluster.control.dispatch, request(PROMPT)))
         await until(lambda: cluster.blocks_used == [1, 0, 1, 0])
         cluster.kill(victim)
         answer = await reader
@@ -280,7 +264,7 @@ async def test_a_hand_off_that_fails_on_every_pair_tried_is_an_error() -> None:
             instance.behaviour.fail_handoffs = 9
 
         with pytest.raises(HandoffFailed, match="the KV transfer from"):
-            await collect(cluster.control.dispatch.start(request(PROMPT)))
+            await collect(cluster.control.dispatch, request(PROMPT))
         await asyncio.sleep(0.01)
         assert cluster.blocks_used == [0, 0, 0, 0]
         assert cluster.control.dispatch.ledger.failed == 1
@@ -291,10 +275,11 @@ async def test_a_hand_off_that_fails_on_every_pair_tried_is_an_error() -> None:
 @virtual
 async def test_limits_to_the_first_token_and_without_progress(victim: int) -> None:
     async with FakeCluster("PD").serving() as cluster:
-        running = cluster.control.dispatch.start(request(PROMPT, limits_s=(2.0, 3.0), max_tokens=1000))
         if victim == 0:
             cluster.instances[0].get_stuck()
-        reader = asyncio.create_task(collect(running))
+        reader = asyncio.create_task(
+            collect(cluster.control.dispatch, request(PROMPT, limits_s=(2.0, 3.0), max_tokens=1000))
+        )
         if victim == 1:
             await until(lambda: cluster.instances[1].steps > 3)
             cluster.instances[1].get_stuck()
@@ -311,7 +296,7 @@ async def test_limits_to_the_first_token_and_without_progress(victim: int) -> No
 async def test_a_hung_instance_is_found_within_ten_seconds(how: str) -> None:
     async with FakeCluster("PD").serving() as cluster:
         reader = asyncio.create_task(
-            collect(cluster.control.dispatch.start(request(PROMPT, limits_s=(99, 99), max_tokens=900)))
+            collect(cluster.control.dispatch, request(PROMPT, limits_s=(99, 99), max_tokens=900))
         )
         await until(lambda: cluster.instances[1].steps > 3)
         loop = asyncio.get_running_loop()
@@ -331,7 +316,7 @@ async def test_a_hung_instance_is_found_within_ten_seconds(how: str) -> None:
 async def test_several_prompts_are_placed_alone_and_answered_together() -> None:
     prompts = tuple((i, i + 1) for i in range(6))
     async with FakeCluster("PPDD").serving() as cluster:
-        answer = await collect(cluster.control.dispatch.start(request(*prompts)))
+        answer = await collect(cluster.control.dispatch, request(*prompts))
 
         assert answer.tokens == {(i, 0): expected(prompt, 4) for i, prompt in enumerate(prompts)}
         assert len({(done.prefill_instance, done.decode_instance) for done in answer.done.values()}) > 1
@@ -343,7 +328,7 @@ async def test_one_failing_prompt_ends_its_request_whole() -> None:
         cluster.instances[1].behaviour.refuse.append("Incompatible")
 
         with pytest.raises(Incompatible):
-            await collect(cluster.control.dispatch.start(request((1,), (2,), (3,), max_tokens=1000)))
+            await collect(cluster.control.dispatch, request((1,), (2,), (3,), max_tokens=1000))
         await asyncio.sleep(0.01)
         assert cluster.blocks_used == [0, 0]
 
@@ -351,11 +336,11 @@ async def test_one_failing_prompt_ends_its_request_whole() -> None:
 @virtual
 async def test_a_combined_instance_serves_alone() -> None:
     async with FakeCluster("C").serving() as cluster:
-        answer = await collect(cluster.control.dispatch.start(request(PROMPT, n=2)))
+        answer = await collect(cluster.control.dispatch, request(PROMPT, n=2))
 
         assert answer.tokens == {(0, s): expected(PROMPT, 4, s) for s in range(2)}
         assert answer.done[0].path == "local"
-        reader = asyncio.create_task(collect(cluster.control.dispatch.start(request(PROMPT, max_tokens=1000))))
+        reader = asyncio.create_task(collect(cluster.control.dispatch, request(PROMPT, max_tokens=1000)))
         await until(lambda: cluster.blocks_used == [1])
         reader.cancel()
         await asyncio.sleep(0.01)
@@ -370,8 +355,8 @@ async def test_two_hundred_requests_half_cancelled_at_random_leave_nothing() -> 
         readers = []
         for _ in range(200):
             prompt = tuple(rng.randrange(100) for _ in range(rng.randrange(1, 200)))
-            running = dispatch.start(request(prompt, max_tokens=rng.randrange(1, 30), limits_s=(999, 999)))
-            readers.append((prompt, asyncio.create_task(collect(running))))
+            asked = request(prompt, max_tokens=rng.randrange(1, 30), limits_s=(999, 999))
+            readers.append((prompt, asyncio.create_task(collect(dispatch, asked))))
             await asyncio.sleep(rng.random() * 0.02)
         for _, reader in rng.sample(readers, 100):
             await asyncio.sleep(rng.random() * 0.02)

@@ -2,18 +2,30 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from starlette.types import Message
 
-from scheduler.api.keep_alive import COMMENT, with_quiet
+from scheduler.api.answer_options import AnswerOptions
+from scheduler.api.answer_writer import AnswerWriter
+from scheduler.api.piece_writer import PieceWriter
+from scheduler.api.sse import SSE
 from scheduler.app import build_app
+from scheduler.observability.counters import SchedulerCounters
+from scheduler.request import GenerationRequest
+from scheduler.stream import TextStream
+from scheduler.text.pieces import TextOptions
+from scheduler.tokens import Tokens
 from tests.scheduler.conftest import Serve, Served
+from tests.scheduler.virtual_time import VirtualTimeLoop
 from wire.errors import HandoffFailed
+from wire.types import SamplingParams
 
 pytestmark = pytest.mark.anyio
 DEADLINE_S = 300.0
+COMMENT = SSE.comment
 
 
 async def streamed(served: Served, comments: int, *, leaves: bool = False) -> bytes:
@@ -78,18 +90,34 @@ async def test_without_the_flag_nothing_is_said_while_it_is_quiet(serve: Serve) 
         assert COMMENT not in await streamed(served, comments=0)
 
 
-async def test_what_writes_past_it_puts_the_comment_off() -> None:
-    clock = asyncio.get_running_loop().time
-    began, go_on = clock(), asyncio.Event()
+def test_a_comment_is_due_an_interval_after_the_last_write(tokens: Tokens) -> None:
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        written = runner.run(_written_at(tokens))
 
-    async def items() -> Any:
-        await go_on.wait()
-        yield "a"
+    assert written == [(2.0, b"a"), (5.0, COMMENT), (8.0, COMMENT), (9.0, b"b"), (12.0, COMMENT)]
 
-    def written_s() -> float:
-        if clock() < began + 0.05:
-            return clock()
-        go_on.set()
-        return clock() + DEADLINE_S
 
-    assert [item async for item in with_quiet(items(), 0.005, written_s)] == ["a"]
+async def _written_at(tokens: Tokens) -> list[tuple[float, bytes]]:
+    """Write after 2 s and 9 s, with a comment due every 3 s; return when what was written."""
+    loop, written = asyncio.get_running_loop(), list[tuple[float, bytes]]()
+    began = loop.time()
+
+    class Stream:
+        def start(self, status: int, headers: object) -> None: ...
+
+        def write(self, content: bytes) -> None:
+            written.append((loop.time() - began, content))
+
+        async def end(self) -> None: ...
+
+    async def send(message: Message) -> None: ...
+
+    request = GenerationRequest("r", ((1,),), SamplingParams(max_tokens=1), 9.0, 9.0)
+    output = TextStream(request, TextOptions(), tokens, SchedulerCounters())
+    shape: Any = SimpleNamespace(stream=SSE)
+    writer = PieceWriter(shape, AnswerOptions(), output, AnswerWriter(Stream(), send, "an-id", {}))
+    loop.call_later(2.0, writer.write, b"a")
+    loop.call_later(9.0, writer.write, b"b")
+    with writer.comments(3.0):
+        await asyncio.sleep(13.0)
+    return written

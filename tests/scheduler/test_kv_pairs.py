@@ -88,7 +88,7 @@ async def test_the_only_pair_is_named_and_a_client_gets_it_at_once(caplog: pytes
     assert not told.ready
     assert any(APART in missing for missing in told.missing)
     with pytest.raises(Unavailable, match=f"no path can serve this now; missing: .*{APART}"):
-        cluster.control.dispatch.start(request(PROMPT))
+        await collect(cluster.control.dispatch, request(PROMPT))
     said = [line for line in caplog.messages if line.startswith("no_kv_transport")]
     assert len(said) == 1
     assert "10.0.0.1:8000" in said[0]
@@ -104,7 +104,7 @@ async def test_prompts_and_probes_take_only_the_pairs_that_work() -> None:
     await until(lambda: cluster.control.ready() and not cluster.control.registry.missing())
 
     for _ in range(6):
-        answer = await collect(cluster.control.dispatch.start(request(PROMPT)))
+        answer = await collect(cluster.control.dispatch, request(PROMPT))
         (done,) = answer.done.values()
         assert (done.prefill_instance, done.decode_instance) in {("prefill-0", "decode-2"), ("prefill-1", "decode-3")}
     plans = {plan.pair for plan in cluster.control.readiness.living_plans()}
@@ -119,9 +119,9 @@ async def test_a_waiting_prompt_fails_when_the_last_working_pair_is_lost() -> No
     running = _serve(cluster)
     await until(lambda: cluster.control.ready() and not cluster.control.registry.missing())
     cluster.instances[0].get_stuck()
-    waiting = [cluster.control.dispatch.start(_long()) for _ in range(12)]
+    answers = [asyncio.create_task(collect(cluster.control.dispatch, _long())) for _ in range(12)]
+    await asyncio.sleep(0)
     assert cluster.control.dispatch.admission.num_waiting > 0
-    answers = [asyncio.create_task(collect(one)) for one in waiting]
     cluster.kill(2)
 
     _, left = await asyncio.wait(answers, timeout=1.0)

@@ -10,7 +10,16 @@ from scheduler.limits import ControlLimits
 from scheduler.membership.compatibility import ExpectedInstance
 from testing.wire.fake_instance import FakeInstance
 from testing.wire.fake_network import FakeSession
-from tests.scheduler.fake_cluster import TABLE_DIGEST, Answer, FakeCluster, collect, describe, expected, request
+from tests.scheduler.fake_cluster import (
+    TABLE_DIGEST,
+    Answer,
+    FakeCluster,
+    Running,
+    collect,
+    describe,
+    expected,
+    request,
+)
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import Unavailable
 from wire.types import ModelIdentity, Role
@@ -52,7 +61,7 @@ class LiveCluster(FakeCluster):
 
     async def ask(self, **params: Any) -> Answer:
         """Run one request."""
-        return await collect(self.control.dispatch.start(request(PROMPT, **params)))
+        return await collect(self.control.dispatch, request(PROMPT, **params))
 
     async def ended(self, instance: FakeInstance) -> None:
         """Return when an instance has no session."""
@@ -126,12 +135,13 @@ async def test_requests_in_the_queue_go_to_those_that_stay() -> None:
 async def test_a_prompt_that_was_granted_but_not_begun_is_waited_for() -> None:
     async with LiveCluster("PDD").serving() as cluster:
         prefill, first, second = cluster.all
-        running = cluster.control.dispatch.start(request(PROMPT))  # granted, its task has not run
+        running = Running(cluster.control.dispatch, request(PROMPT, PROMPT))
+        await asyncio.sleep(0)  # both are granted, their tasks have not run
 
         cluster.use(prefill, second)
-        answer = await collect(running)
+        await running.task
 
-        assert answer.done[0].decode_instance == "decode-1"
+        assert {done.decode_instance for done in running.done.values()} == {"decode-1", "decode-2"}
         assert cluster.control.dispatch.ledger.retried_prompts == 0
         assert first.name == "decode-0"
 

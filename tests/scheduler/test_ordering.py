@@ -41,7 +41,7 @@ def test_nothing_leaves_after_the_finish() -> None:
     output.add(token(0, finish=FinishReason.STOP))
 
     assert output.add(token(1)) == []
-    assert output.all_ended
+    assert not output.open
     assert output.all_finished
 
 
@@ -50,11 +50,12 @@ def test_a_stopped_sequence_is_ended_but_not_finished() -> None:
     output.add(token(0))
     output.add(token(0, sequence=1, finish=FinishReason.LENGTH))
 
-    assert output.stop(0)
-    assert not output.stop(0)
-    assert not output.stop(1)
+    for sequence in (0, 0, 1):
+        output.stop(sequence)
+
+    assert output.stopped == {0}
     assert output.add(token(1)) == []
-    assert output.all_ended
+    assert not output.open
     assert not output.all_finished
 
 

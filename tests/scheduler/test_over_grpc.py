@@ -62,11 +62,11 @@ def test_a_request_and_a_client_that_goes_away() -> None:
     async def run() -> None:
         async with serving() as cluster:
             dispatch = cluster.control.dispatch
-            answer = await collect(dispatch.start(request(PROMPT, n=2)))
+            answer = await collect(dispatch, request(PROMPT, n=2))
             assert answer.tokens == {(0, s): expected(PROMPT, 4, s) for s in range(2)}
             assert answer.done[0].times.kv_bytes > 0
 
-            reader = asyncio.create_task(collect(dispatch.start(request(PROMPT, max_tokens=900))))
+            reader = asyncio.create_task(collect(dispatch, request(PROMPT, max_tokens=900)))
             await until(lambda: any(p.stage == "decoding" for p in cluster.instances[1].prompts.values()))
             reader.cancel()
             await until(lambda: [instance.blocks_used for instance in cluster.instances] == [0, 0])
@@ -78,7 +78,7 @@ def test_a_request_and_a_client_that_goes_away() -> None:
 def test_a_server_that_goes_ends_its_requests_with_a_reason() -> None:
     async def run() -> None:
         async with serving() as cluster:
-            reader = asyncio.create_task(collect(cluster.control.dispatch.start(request(PROMPT, max_tokens=900))))
+            reader = asyncio.create_task(collect(cluster.control.dispatch, request(PROMPT, max_tokens=900)))
             await until(lambda: any(p.stage == "decoding" for p in cluster.instances[1].prompts.values()))
             await cluster.servers[1].stop(0.0)
 

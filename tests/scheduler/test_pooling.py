@@ -9,7 +9,7 @@ from scheduler.model.kind import ModelKind
 from scheduler.request import GenerationRequest
 from scheduler.vectors import collect_vectors, cosine
 from testing.wire.fake_prompt import fake_vector
-from tests.scheduler.fake_cluster import FakeCluster, request
+from tests.scheduler.fake_cluster import FakeCluster, collect, request
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded, Unavailable
 from wire.messages import Generate, Reserve
@@ -58,7 +58,7 @@ async def test_only_vectors_are_served_without_a_decode_instance() -> None:
 
         assert await collect_vectors(cluster.control.dispatch, wanted((1, 2, 3))) == [fake_vector((1, 2, 3))]
         with pytest.raises(Unavailable, match="missing: decode-0"):
-            cluster.control.dispatch.start(request((1, 2, 3)))
+            await collect(cluster.control.dispatch, request((1, 2, 3)))
 
         cluster.kill(0)
         await until(lambda: not cluster.control.registry.living())

@@ -28,7 +28,7 @@ async def test_requests_count_as_crossings_and_spare_probes() -> None:
     async with FakeCluster("PD", probes=True).serving() as cluster:
         await until(cluster.control.ready)
         for _ in range(20):
-            await collect(cluster.control.dispatch.start(request((1, 2, 3))))
+            await collect(cluster.control.dispatch, request((1, 2, 3)))
             await asyncio.sleep(1.0)
 
         reserves = [c for c in cluster.instances[1].commands if isinstance(c, Reserve)]
@@ -68,7 +68,7 @@ async def test_no_path_is_not_ready_at_once() -> None:
 async def test_a_replaced_process_is_not_ready_by_old_hand_offs() -> None:
     async with FakeCluster("PD").serving() as cluster:
         control, decode = cluster.control, cluster.expected[1].address
-        await collect(control.dispatch.start(request((1, 2, 3))))
+        await collect(control.dispatch, request((1, 2, 3)))
         cluster.network.kill(decode)
         await until(control.registry.missing)
         cluster.network.listen(decode, cluster.instances[1])
@@ -82,7 +82,7 @@ async def test_a_replaced_process_is_not_ready_by_old_hand_offs() -> None:
         assert not control.ready()
         assert len(control.readiness.due()) == 1
 
-        await collect(control.dispatch.start(request((1, 2, 3))))
+        await collect(control.dispatch, request((1, 2, 3)))
         assert control.ready()
 
 
@@ -113,8 +113,9 @@ async def test_long_generations_that_fill_decode_do_not_make_it_unready() -> Non
         await until(cluster.control.ready)
         cluster.instances[1].behaviour.step_s = 0.05
         prompts = [tuple(range(16)) for _ in range(64)]  # a block each: the whole pool
-        running = cluster.control.dispatch.start(request(*prompts, max_tokens=1000, limits_s=(99.0, 10.0)))
-        reader = asyncio.create_task(collect(running))
+        reader = asyncio.create_task(
+            collect(cluster.control.dispatch, request(*prompts, max_tokens=1000, limits_s=(99.0, 10.0)))
+        )
         await until(lambda: cluster.blocks_used[1] == 64)
         for _ in range(40):
             assert cluster.control.ready()
@@ -132,8 +133,9 @@ async def test_a_decode_instance_with_every_seat_taken_stays_ready() -> None:
         behaviour = cluster.instances[2].behaviour
         behaviour.step_s, behaviour.seats = 0.05, 8
         prompts = [tuple(range(16)) for _ in range(8)]  # of 64 blocks
-        running = cluster.control.dispatch.start(request(*prompts, max_tokens=1000, limits_s=(99.0, 10.0)))
-        reader = asyncio.create_task(collect(running))
+        reader = asyncio.create_task(
+            collect(cluster.control.dispatch, request(*prompts, max_tokens=1000, limits_s=(99.0, 10.0)))
+        )
         await until(lambda: cluster.blocks_used[2] == 8)
         for _ in range(80):
             assert cluster.control.ready()
@@ -148,8 +150,9 @@ async def test_a_busy_decode_instance_refusing_probes_stays_ready() -> None:
         await until(cluster.control.ready)
         behaviour = cluster.instances[1].behaviour
         behaviour.step_s = 0.05
-        running = cluster.control.dispatch.start(request((1, 2, 3), max_tokens=900, limits_s=(99.0, 10.0)))
-        reader = asyncio.create_task(collect(running))
+        reader = asyncio.create_task(
+            collect(cluster.control.dispatch, request((1, 2, 3), max_tokens=900, limits_s=(99.0, 10.0)))
+        )
         await until(lambda: cluster.blocks_used[1] == 1)
         cluster.instances[1].behaviour.refuse.extend(["NoCapacity"] * 1000)
         for _ in range(80):
@@ -179,8 +182,9 @@ async def test_a_prompt_that_fills_a_pool_for_long_does_not_make_it_unready(pref
         await until(cluster.control.ready)
         cluster.instances[0].behaviour.step_s = 1.0
         long = tuple(range(16 * prefill_blocks))  # prefill's whole pool, at 64 decode's too
-        running = cluster.control.dispatch.start(request(long, max_tokens=1, limits_s=(99.0, 10.0)))
-        reader = asyncio.create_task(collect(running))
+        reader = asyncio.create_task(
+            collect(cluster.control.dispatch, request(long, max_tokens=1, limits_s=(99.0, 10.0)))
+        )
         while not reader.done():
             assert cluster.control.ready()
             await asyncio.sleep(0.5)
@@ -193,8 +197,9 @@ async def test_a_full_decode_pool_in_which_nothing_moves_is_not_ready() -> None:
     async with FakeCluster("PD", probes=True, max_num_seqs=100, limits=ControlLimits(progress_s=999.0)).serving() as it:
         await until(it.control.ready)
         prompts = [tuple(range(16)) for _ in range(64)]
-        running = it.control.dispatch.start(request(*prompts, max_tokens=1000, limits_s=(99.0, 99.0)))
-        reader = asyncio.create_task(collect(running))
+        reader = asyncio.create_task(
+            collect(it.control.dispatch, request(*prompts, max_tokens=1000, limits_s=(99.0, 99.0)))
+        )
         await until(lambda: it.blocks_used[1] == 64)
         it.instances[1].get_stuck()
 

@@ -1,26 +1,39 @@
-"""How long a prompt waits for what an instance tells."""
+"""How long a prompt waits for an instance, and what its sink gets meanwhile."""
 
 import asyncio
-from dataclasses import replace
+import dataclasses
 
 import pytest
 
-from scheduler.inbox import PromptStep, Work
-from scheduler.prompt_run import PromptRun
+from scheduler.prompt_run import PromptRun, SinkFailed
+from scheduler.recorded_output import RecordedOutput
 from scheduler.request import GenerationRequest
+from scheduler.work import PromptStep, Work
 from tests.scheduler.virtual_time import virtual
 from wire.errors import DeadlineExceeded
-from wire.types import FinishReason, SamplingParams, TokenOutput
+from wire.messages import Cancel, Command, HandedOff
+from wire.types import FinishReason, SamplingParams, StageTimes, TokenOutput
 
 REQUEST = GenerationRequest("r", ((1, 2),), SamplingParams(max_tokens=9), 60.0, 10.0)
 
 
-def started_prompt(*, short_of_blocks: bool) -> tuple[PromptRun, Work]:
+class Sink(RecordedOutput):
+    """Wants no more than two tokens."""
+
+    def emit(self, prompt: int, token: TokenOutput) -> bool:
+        return super().emit(prompt, token) and token.index < 1
+
+
+def step(index: int, finish: FinishReason | None = None) -> PromptStep:
+    return PromptStep("p", (TokenOutput("p", 0, index, 5, finish),))
+
+
+def started_prompt(*, short_of_blocks: bool, sink: RecordedOutput | None = None) -> tuple[PromptRun, Work]:
     """A prompt with one token out, attended by one instance."""
-    prompt = PromptRun(REQUEST, 0, lambda: "p", lambda token: None)
-    work = Work("decode-0", "p", prompt.inbox, lambda command: None, lambda: short_of_blocks)
+    prompt = PromptRun(REQUEST, 0, sink or RecordedOutput(), lambda: "p")
+    work = Work("p", prompt, lambda command: None, lambda: short_of_blocks)
     prompt._works.append(work)
-    prompt.take(PromptStep("p", (TokenOutput("p", 0, 0, 5),)), work)
+    work.take(step(0))
     return prompt, work
 
 
@@ -30,20 +43,19 @@ async def test_silence_of_an_instance_with_free_blocks_ends_at_the_stall_limit()
     began = asyncio.get_running_loop().time()
 
     with pytest.raises(DeadlineExceeded, match="no progress for 10 s"):
-        await prompt.next_arrival()
+        await prompt.next_event()
 
     assert asyncio.get_running_loop().time() - began == pytest.approx(10)
 
 
 @virtual
-async def test_a_prompt_dropped_from_a_full_pool_waits_longer_and_goes_on() -> None:
+async def test_a_prompt_preempted_from_a_full_pool_waits_longer_and_goes_on() -> None:
     prompt, work = started_prompt(short_of_blocks=True)
-    step = PromptStep("p", (TokenOutput("p", 0, 1, 6),))
-    asyncio.get_running_loop().call_later(35, work.deliver, step)
+    event = HandedOff("p", StageTimes(kv_bytes=7))
+    asyncio.get_running_loop().call_later(35, work.put, event)
 
-    arrival = await prompt.next_arrival()
-
-    assert arrival.event == step
+    assert await prompt.next_event() == (work, event)
+    assert prompt.times.kv_bytes == 7
 
 
 @virtual
@@ -52,46 +64,74 @@ async def test_waiting_for_blocks_has_an_end_too() -> None:
     began = asyncio.get_running_loop().time()
 
     with pytest.raises(DeadlineExceeded, match="no progress"):
-        await prompt.next_arrival()
+        await prompt.next_event()
 
     assert asyncio.get_running_loop().time() - began == pytest.approx(60)
 
 
 @virtual
+async def test_waiting_for_blocks_ends_once_the_instance_has_some() -> None:
+    prompt, work = started_prompt(short_of_blocks=True)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    loop.call_later(25, setattr, work, "short_of_blocks", lambda: False)
+
+    with pytest.raises(DeadlineExceeded, match="no progress"):
+        await prompt.next_event()
+
+    assert loop.time() - began == pytest.approx(30)
+
+
+@virtual
 async def test_every_attempt_shares_kv_within_its_tenant_alone() -> None:
-    prompt = PromptRun(replace(REQUEST, cache_salt="tenant"), 0, iter("pq").__next__, lambda token: None)
+    asked = dataclasses.replace(REQUEST, cache_salt="tenant")
+    prompt = PromptRun(asked, 0, RecordedOutput(), iter("pq").__next__)
     first = prompt.state
-    prompt.begin_attempt()
+    prompt.requeue()
 
     assert (first.prompt_id, first.cache_salt) == ("p", "tenant")
     assert (prompt.state.prompt_id, prompt.state.cache_salt) == ("q", "tenant")
 
 
 @virtual
-async def test_steps_that_end_nothing_are_taken_at_once_and_put_the_deadline_off() -> None:
-    told: list[int] = []
-    prompt = PromptRun(REQUEST, 0, lambda: "p", lambda event: told.append(event.index))  # type: ignore[union-attr]
-    work = Work("decode-0", "p", prompt.inbox, lambda command: None)
-    prompt.take(PromptStep("p", (TokenOutput("p", 0, 0, 5),)), work)
-    prompt.flow(work)
+async def test_tokens_are_emitted_as_they_arrive_and_extend_the_deadline() -> None:
+    prompt, work = started_prompt(short_of_blocks=False, sink=(sink := RecordedOutput()))
     loop = asyncio.get_running_loop()
     for index in range(1, 4):
-        loop.call_later(8 * index, work.deliver, PromptStep("p", (TokenOutput("p", 0, index, 5),)))
+        loop.call_later(8 * index, work.take, step(index))
     began = loop.time()
 
     with pytest.raises(DeadlineExceeded, match="no progress for 10 s"):
-        await prompt.next_arrival()
+        await prompt.next_event()
 
-    assert told == [0, 1, 2, 3]
+    assert [token.index for token in sink.outputs[0, 0]] == [0, 1, 2, 3]
     assert loop.time() - began == pytest.approx(34)
 
 
+@pytest.mark.parametrize("finish", [FinishReason.LENGTH, None])
 @virtual
-async def test_a_step_with_an_ending_or_of_another_instance_wakes_who_hears() -> None:
-    prompt, work = started_prompt(short_of_blocks=False)
-    other = Work("prefill-0", "p", prompt.inbox, lambda command: None)
-    prompt.flow(work)
-    for sender, token in ((other, TokenOutput("p", 0, 1, 6)), (work, TokenOutput("p", 0, 1, 6, FinishReason.LENGTH))):
-        sender.deliver(PromptStep("p", (token,)))
+async def test_the_path_hears_when_all_sequences_have_ended(finish: FinishReason | None) -> None:
+    sent = list[Command]()
+    prompt = PromptRun(REQUEST, 0, Sink(), lambda: "p")
+    work = Work("p", prompt, sent.append)
+    prompt._works.append(work)
+    waiting = asyncio.create_task(prompt.next_event())
+    for index in range(2):
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        work.take(step(index, finish if index == 1 else None))
 
-        assert (await prompt.next_arrival()).work is sender
+    assert await waiting is None
+    assert sent == ([] if finish else [Cancel("p", 0)])
+
+
+@virtual
+async def test_an_error_of_the_sink_fails_the_prompt_and_not_its_caller() -> None:
+    class Broken(RecordedOutput):
+        def emit(self, prompt: int, token: TokenOutput) -> bool:
+            raise RuntimeError("broken")
+
+    prompt, _ = started_prompt(short_of_blocks=False, sink=Broken())
+
+    with pytest.raises(SinkFailed, match="broken"):
+        await prompt.next_event()

@@ -92,7 +92,7 @@ async def test_what_the_wire_bridges_is_accepted() -> None:
 @virtual
 async def test_a_serving_scheduler_refuses_the_newcomer_and_continues() -> None:
     async with FakeCluster("PDD").serving() as cluster:
-        await collect(cluster.control.dispatch.start(request(PROMPT)))
+        await collect(cluster.control.dispatch, request(PROMPT))
         cluster.kill(2)
         await until(lambda: cluster.control.registry.missing())
         cluster.boot(2, dtype="bfloat16")
@@ -102,7 +102,7 @@ async def test_a_serving_scheduler_refuses_the_newcomer_and_continues() -> None:
         assert "float32" in view.why
         assert "bfloat16" in view.why
         assert view.load is None
-        assert (await collect(cluster.control.dispatch.start(request(PROMPT)))).finishes
+        assert (await collect(cluster.control.dispatch, request(PROMPT))).finishes
         cluster.boot(2)
         await until(lambda: not cluster.control.registry.missing())
 
@@ -110,7 +110,7 @@ async def test_a_serving_scheduler_refuses_the_newcomer_and_continues() -> None:
 @virtual
 async def test_an_instance_that_comes_back_with_another_model_is_refused() -> None:
     async with FakeCluster("C").serving() as cluster:
-        await collect(cluster.control.dispatch.start(request(PROMPT)))
+        await collect(cluster.control.dispatch, request(PROMPT))
         cluster.kill(0)
         cluster.boot(0, model=ModelIdentity("other", "cccc", "dddd"))
         await until(lambda: cluster.control.view().instances[0].state == "refused")
@@ -182,7 +182,7 @@ async def test_an_instance_that_comes_late_or_again_is_taken_in() -> None:
     cluster.boot(0, epoch=77)
     await until(lambda: not cluster.control.registry.missing())
 
-    assert (await collect(cluster.control.dispatch.start(request(PROMPT)))).finishes
+    assert (await collect(cluster.control.dispatch, request(PROMPT))).finishes
     assert len(cluster.network.dials) < 60  # backoff, not a busy loop
     running.cancel()
 
@@ -203,7 +203,7 @@ async def test_an_instance_whose_engine_is_stuck_is_not_taken_in_again() -> None
 async def test_the_instance_keeps_and_ends_work_by_the_scheduler_s_lease() -> None:
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[1].behaviour.step_s = 0.1
-        reader = asyncio.create_task(collect(cluster.control.dispatch.start(request(PROMPT, max_tokens=900))))
+        reader = asyncio.create_task(collect(cluster.control.dispatch, request(PROMPT, max_tokens=900)))
         await asyncio.sleep(30.0)
         assert cluster.blocks_used == [0, 1]
         cluster.network.freeze(cluster.expected[1].address)

@@ -42,11 +42,11 @@ def _kept(*wish: Any) -> GenerationRequest:
 @virtual
 async def test_it_is_refused_with_its_value_and_those_beside_it_continue(asked: Any, words: str) -> None:
     async with FakeCluster("PD").serving() as cluster:
-        beside = asyncio.create_task(collect(cluster.control.dispatch.start(request(PROMPT))))
+        beside = asyncio.create_task(collect(cluster.control.dispatch, request(PROMPT)))
         await asyncio.sleep(0)
 
         with pytest.raises(InvalidRequest, match=words):
-            cluster.control.dispatch.start(asked())
+            await collect(cluster.control.dispatch, asked())
 
         assert (await beside).tokens[0, 0] == expected(PROMPT, 4)
         assert cluster.control.dispatch.ledger.received == 1

@@ -5,9 +5,9 @@ import dataclasses
 
 import pytest
 
-from scheduler.request import NewToken, PromptDone, RunningRequest
+from scheduler.request import GenerationRequest
 from testing.wire.fake_instance import FakeInstance
-from tests.scheduler.fake_cluster import Answer, FakeCluster, collect, expected, request
+from tests.scheduler.fake_cluster import Answer, FakeCluster, Running, collect, expected, request
 from tests.scheduler.test_retries import PROMPT, assert_whole, linked
 from tests.scheduler.virtual_time import until, virtual
 from wire.errors import DeadlineExceeded, InstanceLost
@@ -15,26 +15,21 @@ from wire.messages import Prefill
 from wire.types import LoadSnapshot
 
 
-async def killed_after(cluster: FakeCluster, running: RunningRequest, *counts: int) -> Answer:
-    """Read `running`, and kill who generates it each time that so many tokens of its first sequence have come."""
-    answer, left = Answer(), list(counts)
-    async for event in running.events():
-        assert isinstance(event, NewToken | PromptDone)
-        answer.take(event)
-        if left and len(answer.tokens.get((0, 0), ())) == left[0]:
+async def killed_after(cluster: FakeCluster, asked: GenerationRequest, *counts: int) -> Answer:
+    """Run a request; kill the instance that generates it whenever so many tokens of its first sequence have arrived."""
+    running = Running(cluster.control.dispatch, asked)
+    async for token in running.read():
+        if token.sequence == 0 and token.index + 1 in counts:
             decoding = [any(p.stage == "decoding" for p in one.prompts.values()) for one in cluster.instances]
             cluster.kill(decoding.index(True))
-            del left[0]
-    return answer
+    return running
 
 
 @pytest.mark.parametrize("count", [2, 3, 9])
 @virtual
 async def test_a_killed_decode_is_replaced_and_the_stream_resumes(count: int) -> None:
     async with linked("PDD") as (cluster, (prefill, _, other)):
-        running = cluster.control.dispatch.start(request(PROMPT, max_tokens=10))
-
-        answer = await killed_after(cluster, running, count)
+        answer = await killed_after(cluster, request(PROMPT, max_tokens=10), count)
 
         await until(lambda: set(cluster.blocks_used) == {0})
         assert_whole(cluster, answer, 10, retried=1)
@@ -47,9 +42,7 @@ async def test_a_killed_decode_is_replaced_and_the_stream_resumes(count: int) ->
 @virtual
 async def test_a_combined_instance_killed_in_the_middle_is_replaced_too() -> None:
     async with linked("CC") as (cluster, _):
-        running = cluster.control.dispatch.start(request(PROMPT, max_tokens=10))
-
-        answer = await killed_after(cluster, running, 4)
+        answer = await killed_after(cluster, request(PROMPT, max_tokens=10), 4)
 
         assert_whole(cluster, answer, 10, retried=1)
         assert answer.done[0].path == "local"
@@ -59,9 +52,7 @@ async def test_a_combined_instance_killed_in_the_middle_is_replaced_too() -> Non
 async def test_every_sequence_of_a_prompt_continues_from_its_own_tokens() -> None:
     stop_id = expected(PROMPT, 3, sequence=1)[2]
     async with linked("PDD") as (cluster, _):
-        running = cluster.control.dispatch.start(request(PROMPT, n=3, max_tokens=8, stop_token_ids=(stop_id,)))
-
-        answer = await killed_after(cluster, running, 5)
+        answer = await killed_after(cluster, request(PROMPT, n=3, max_tokens=8, stop_token_ids=(stop_id,)), 5)
 
         assert answer.tokens == {
             (0, 0): expected(PROMPT, 8, 0),
@@ -74,10 +65,8 @@ async def test_every_sequence_of_a_prompt_continues_from_its_own_tokens() -> Non
 @virtual
 async def test_a_prompt_that_fails_in_the_middle_twice_ends_with_a_reason() -> None:
     async with linked("PDDD") as (cluster, _):
-        running = cluster.control.dispatch.start(request(PROMPT, max_tokens=30))
-
         with pytest.raises(InstanceLost, match=r"decode-\d was lost"):
-            await killed_after(cluster, running, 5, 10)
+            await killed_after(cluster, request(PROMPT, max_tokens=30), 5, 10)
 
         assert cluster.control.dispatch.ledger.retried_prompts == 1
         await until(lambda: set(cluster.blocks_used) == {0})
@@ -99,9 +88,8 @@ async def test_a_prompt_computed_again_is_given_as_long_as_a_first_token(roles: 
     async with cluster.serving():
         for instance in cluster.instances:
             instance.behaviour.step_s = 1.0
-        running = cluster.control.dispatch.start(request(long_prompt, max_tokens=10))
 
-        answer = await killed_after(cluster, running, 4)
+        answer = await killed_after(cluster, request(long_prompt, max_tokens=10), 4)
 
         assert answer.tokens == {(0, 0): expected(long_prompt, 10)}
         assert cluster.control.dispatch.ledger.retried_prompts == 1
@@ -112,17 +100,15 @@ async def test_a_prompt_computed_again_for_longer_than_that_ends() -> None:
     cluster = FakeCluster("PDD")
     cluster.kind = Computing
     async with cluster.serving():
-        running = cluster.control.dispatch.start(request(PROMPT, max_tokens=10, limits_s=(12.0, 5.0)))
-        events = running.events()
-        async for _event in events:
+        running = Running(cluster.control.dispatch, request(PROMPT, max_tokens=10, limits_s=(12.0, 5.0)))
+        async for _token in running.read():
             cluster.instances[0].behaviour.step_s = 60.0
             break
         began = asyncio.get_running_loop().time()
         cluster.kill(1)
 
         with pytest.raises(DeadlineExceeded, match="no progress for 5 s, in prefill on prefill-0"):
-            async for _event in events:
-                pass
+            await running.task
 
         assert 12.0 <= asyncio.get_running_loop().time() - began < 18.0
 
@@ -136,6 +122,6 @@ async def test_a_missing_first_token_ends_the_request_at_its_limit() -> None:
         began = asyncio.get_running_loop().time()
 
         with pytest.raises(DeadlineExceeded, match="no first token within 12 s, in prefill on prefill-0"):
-            await collect(cluster.control.dispatch.start(request(PROMPT, limits_s=(12.0, 5.0))))
+            await collect(cluster.control.dispatch, request(PROMPT, limits_s=(12.0, 5.0)))
 
         assert asyncio.get_running_loop().time() - began == pytest.approx(12.0, abs=0.1)

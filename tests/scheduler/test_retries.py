@@ -6,8 +6,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from scheduler.limits import ControlLimits
-from scheduler.request import PromptDone
 from testing.wire.fake_instance import FakeInstance
 from testing.wire.fake_prompt import FakePrompt
 from tests.scheduler.fake_cluster import Answer, FakeCluster, collect, expected, request
@@ -67,7 +65,7 @@ async def test_an_ack_lost_with_the_link_costs_nothing_when_decode_has_committed
         prefill.lost_acks = 1
         decode.behaviour.step_s = first_step_s
 
-        answer = await collect(cluster.control.dispatch.start(request(PROMPT, max_tokens=6)))
+        answer = await collect(cluster.control.dispatch, request(PROMPT, max_tokens=6))
 
         assert_whole(cluster, answer, 6, retried=0)
         assert not any(isinstance(command, Cancel) for command in decode.commands)
@@ -80,7 +78,7 @@ async def test_a_decode_instance_that_never_says_whether_it_committed_is_left_in
         decode.behaviour.lag_s = 60.0
         began = asyncio.get_running_loop().time()
 
-        answer = await collect(cluster.control.dispatch.start(request(PROMPT)))
+        answer = await collect(cluster.control.dispatch, request(PROMPT))
 
         assert answer.done[0].decode_instance == other.description.instance_id
         assert asyncio.get_running_loop().time() - began < 10.0
@@ -94,7 +92,7 @@ async def test_a_link_that_breaks_before_the_commit_is_retried_with_the_first_to
     async with linked(roles) as (cluster, instances):
         instances[0].behaviour.fail_handoffs = 1
 
-        answer = await collect(cluster.control.dispatch.start(request(PROMPT)))
+        answer = await collect(cluster.control.dispatch, request(PROMPT))
 
         assert_whole(cluster, answer, 4, retried=1)
         prefills = [c.prompt for one in instances for c in one.commands if isinstance(c, Prefill)]
@@ -107,7 +105,7 @@ async def test_sequences_that_have_ended_stay_ended_in_the_second_attempt() -> N
     async with linked("PD") as (cluster, (prefill, _)):
         prefill.behaviour.fail_handoffs = 1
 
-        answer = await collect(cluster.control.dispatch.start(request(PROMPT, n=3, stop_token_ids=(stop_id,))))
+        answer = await collect(cluster.control.dispatch, request(PROMPT, n=3, stop_token_ids=(stop_id,)))
 
         assert answer.tokens == {
             (0, 0): expected(PROMPT, 4, 0),
@@ -121,7 +119,7 @@ async def test_sequences_that_have_ended_stay_ended_in_the_second_attempt() -> N
 async def test_a_link_that_breaks_before_the_first_token_is_tried_again_on_the_only_pair() -> None:
     async with linked("PD") as (cluster, (prefill, _)):
         prefill.behaviour.step_s = 0.2
-        reader = asyncio.create_task(collect(cluster.control.dispatch.start(request(PROMPT))))
+        reader = asyncio.create_task(collect(cluster.control.dispatch, request(PROMPT)))
         await until(lambda: any(prompt.stage == "waiting" for prompt in prefill.prompts.values()))
         (prompt,) = prefill.prompts.values()
         prefill._fail(prompt, InstanceLost(LOST))
@@ -136,7 +134,7 @@ async def test_a_link_that_never_works_ends_the_request_in_words_after_two_tries
         prefill.behaviour.fail_handoffs = 99
 
         with pytest.raises(InstanceLost, match=r"(prefill|decode)-0: its link to the other instance broke$"):
-            await collect(cluster.control.dispatch.start(request(PROMPT)))
+            await collect(cluster.control.dispatch, request(PROMPT))
 
         assert sum(isinstance(command, Prefill) for command in prefill.commands) == 2
         await until(lambda: set(cluster.blocks_used) == {0})
@@ -146,7 +144,7 @@ async def test_a_link_that_never_works_ends_the_request_in_words_after_two_tries
 async def test_a_pair_that_dies_is_not_waited_for_by_its_requests() -> None:
     async with linked("PD") as (cluster, (prefill, _)):
         prefill.behaviour.step_s = 1.0
-        reader = asyncio.create_task(collect(cluster.control.dispatch.start(request(PROMPT))))
+        reader = asyncio.create_task(collect(cluster.control.dispatch, request(PROMPT)))
         await until(lambda: any(prompt.stage == "waiting" for prompt in prefill.prompts.values()))
         cluster.kill(0)
 
@@ -158,7 +156,7 @@ async def test_a_pair_that_dies_is_not_waited_for_by_its_requests() -> None:
 async def test_decode_killed_before_its_first_token_is_replaced() -> None:
     async with linked("PDD") as (cluster, (_, decode, other)):
         decode.behaviour.step_s = 1.0
-        reader = asyncio.create_task(collect(cluster.control.dispatch.start(request(PROMPT))))
+        reader = asyncio.create_task(collect(cluster.control.dispatch, request(PROMPT)))
         await until(lambda: any(prompt.stage == "decoding" for prompt in decode.prompts.values()))
         cluster.kill(1)
 
@@ -175,7 +173,7 @@ async def test_refusals_for_want_of_room_use_up_no_try(refusals: int) -> None:
         decode.behaviour.refuse.extend(["NoCapacity"] * refusals)
         prefill.behaviour.fail_handoffs = 1
 
-        answer = await collect(cluster.control.dispatch.start(request(PROMPT)))
+        answer = await collect(cluster.control.dispatch, request(PROMPT))
 
         assert_whole(cluster, answer, 4, retried=1)
 
@@ -187,7 +185,7 @@ async def test_a_failure_after_a_refusal_is_still_tried_twice_and_no_more() -> N
         prefill.behaviour.fail_handoffs = 99
 
         with pytest.raises(InstanceLost):
-            await collect(cluster.control.dispatch.start(request(PROMPT)))
+            await collect(cluster.control.dispatch, request(PROMPT))
 
         assert sum(isinstance(command, Prefill) for command in prefill.commands) == 2
         await until(lambda: set(cluster.blocks_used) == {0})
@@ -200,7 +198,7 @@ async def test_want_of_room_without_end_before_the_first_token_ends_at_the_limit
 
         async with asyncio.timeout(300.0):
             with pytest.raises(DeadlineExceeded, match="no first token within 30 s"):
-                await collect(cluster.control.dispatch.start(request(PROMPT)))
+                await collect(cluster.control.dispatch, request(PROMPT))
 
         assert sum(isinstance(command, Reserve) for command in decode.commands) <= 35  # once a heartbeat
 
@@ -213,7 +211,7 @@ async def test_want_of_room_without_end_after_the_first_token_ends_at_the_limit_
 
         async with asyncio.timeout(300.0):
             with pytest.raises(DeadlineExceeded, match="no progress for 10 s"):
-                await collect(cluster.control.dispatch.start(request(PROMPT)))
+                await collect(cluster.control.dispatch, request(PROMPT))
 
         assert cluster.control.dispatch.ledger.retried_prompts == 0
         await until(lambda: set(cluster.blocks_used) == {0})
@@ -242,40 +240,10 @@ async def test_each_prompt_of_a_request_has_its_own_tries() -> None:
     async with cluster.serving():
         first, second = (one for one in cluster.instances[:2] if isinstance(one, EachOnce))
         first.failed = second.failed
-        answer = await collect(cluster.control.dispatch.start(request(*prompts, n=2)))
+        answer = await collect(cluster.control.dispatch, request(*prompts, n=2))
 
         assert answer.tokens == {
             (i, sequence): expected(prompt, 4, sequence) for i, prompt in enumerate(prompts) for sequence in (0, 1)
         }
         ledger = cluster.control.dispatch.ledger
         assert (ledger.completed, ledger.failed, ledger.retried_prompts) == (1, 0, 8)
-
-
-@pytest.mark.parametrize("limits", [ControlLimits(), ControlLimits(min_retries=0, retry_share=0.0)])
-@virtual
-async def test_a_prompt_whose_client_wants_no_more_while_it_waits_to_be_tried_again_has_ended(
-    limits: ControlLimits,
-) -> None:
-    async with FakeCluster("PDD", limits=limits, max_num_seqs=1).serving() as cluster:
-        dispatch = cluster.control.dispatch
-        for instance in cluster.instances[1:]:
-            instance.behaviour.step_s = 0.1
-        running = dispatch.start(request(PROMPT, max_tokens=500))
-        other = asyncio.create_task(collect(dispatch.start(request(PROMPT, max_tokens=900))))
-        events = running.events()
-        await anext(events)
-        await until(lambda: cluster.instances[1].prompts and cluster.instances[2].prompts)
-        cluster.kill(1)
-        await until(lambda: dispatch.ledger.retried_prompts)
-        await asyncio.sleep(1.0)
-        assert dispatch.admission.num_waiting + dispatch.retries.num_waiting == 1
-        before = asyncio.get_running_loop().time()
-
-        running.stop_sequence(0, 0)
-        *_, done = [event async for event in events]
-
-        assert isinstance(done, PromptDone)
-        assert asyncio.get_running_loop().time() == before
-        assert dispatch.ledger.completed == 1
-        assert (dispatch.admission.num_waiting, dispatch.retries.num_waiting) == (0, 0)
-        other.cancel()

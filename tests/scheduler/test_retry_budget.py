@@ -124,10 +124,12 @@ async def test_a_fault_of_many_requests_is_retried_at_once_if_room(has_room: boo
     async with FakeCluster("PPD", prefill_chunk_size=512, max_num_seqs=100).serving() as cluster:
         dispatch = cluster.control.dispatch
         if not has_room:
-            dispatch.retries = dispatch._tries._retries = RetryBudget(LIMITS, lambda: dispatch.ledger.inflight, no_room)
+            dispatch.retries = dispatch._attempts._retries = RetryBudget(
+                LIMITS, lambda: dispatch.ledger.inflight, no_room
+            )
         cluster.instances[0].behaviour.step_s = cluster.instances[1].behaviour.step_s = 0.5
         prompts = [(i, 1, 2) for i in range(20)]
-        readers = [asyncio.create_task(collect(dispatch.start(request(prompt)))) for prompt in prompts]
+        readers = [asyncio.create_task(collect(dispatch, request(prompt))) for prompt in prompts]
         await until(lambda: all(len(instance.prompts) == 10 for instance in cluster.instances[:2]))
         cluster.kill(0)
         most = 0
@@ -149,10 +151,10 @@ async def test_a_retry_without_budget_ends_at_the_requests_limit() -> None:
     async with FakeCluster("PPD", limits=limits, prefill_chunk_size=512).serving() as cluster:
         cluster.instances[1].behaviour.step_s = 100.0
         dispatch = cluster.control.dispatch
-        dispatch.retries = dispatch._tries._retries = RetryBudget(limits, lambda: dispatch.ledger.inflight, no_room)
+        dispatch.retries = dispatch._attempts._retries = RetryBudget(limits, lambda: dispatch.ledger.inflight, no_room)
         hung = await begun(dispatch.retries, 1)
         cluster.instances[0].behaviour.step_s = 0.5
-        reader = asyncio.create_task(collect(cluster.control.dispatch.start(request((1, 2), limits_s=(5.0, 5.0)))))
+        reader = asyncio.create_task(collect(cluster.control.dispatch, request((1, 2), limits_s=(5.0, 5.0))))
         await until(lambda: bool(holds(cluster.instances[0])))
         cluster.kill(0)
 

@@ -1,13 +1,14 @@
 """How likely tokens are reaches the client's side once and in order, from P and D, and after a retry."""
 
+import asyncio
 import dataclasses
+from collections.abc import Sequence
 
 import pytest
 
-from scheduler.request import NewToken, PromptScored
 from testing.wire.fake_instance import FakeInstance
-from tests.scheduler.fake_cluster import FakeCluster, request
-from tests.scheduler.virtual_time import virtual
+from tests.scheduler.fake_cluster import Answer, FakeCluster, request
+from tests.scheduler.virtual_time import until, virtual
 from wire.messages import Event, Step
 from wire.types import PromptLogprobs, TokenLogprobs
 
@@ -40,33 +41,41 @@ class Telling(FakeInstance):
         super()._emit(event)
 
 
-async def told(roles: str, *, killed: int | None = None, n: int = 2) -> tuple[list[PromptScored], list[NewToken]]:
+class Told(Answer):
+    """Keeps the number of parts of the prompt's log probabilities, which must all precede its output."""
+
+    num_parts = 0
+
+    def prompt_logprobs(self, prompt: int, tokens: Sequence[TokenLogprobs | None]) -> None:
+        """Check a part and keep it."""
+        assert not self.outputs
+        self.num_parts += 1
+        super().prompt_logprobs(prompt, tokens)
+
+
+async def told(roles: str, *, killed: int | None = None, n: int = 2) -> Told:
     """Run one request; kill instance `killed` after a few tokens."""
     cluster = FakeCluster(roles)
     cluster.kind = Telling
-    scored: list[PromptScored] = []
-    tokens: list[NewToken] = []
+    answer = Told()
     async with cluster.serving():
-        running = cluster.control.dispatch.start(request(PROMPT, n=n, max_tokens=6, logprobs=0, prompt_logprobs=0))
-        async for event in running.events():
-            if isinstance(event, PromptScored):
-                assert not tokens, "the prompt is told of before its outputs"
-                scored.append(event)
-            elif isinstance(event, NewToken):
-                tokens.append(event)
-                if len(tokens) == 3 * n and killed is not None:
-                    cluster.kill(killed)
-                    killed = None
-    return scored, tokens
+        asked = request(PROMPT, n=n, max_tokens=6, logprobs=0, prompt_logprobs=0)
+        task = asyncio.create_task(cluster.control.dispatch.run(asked, answer))
+        await until(lambda: sum(map(len, answer.outputs.values())) >= 3 * n)
+        if killed is not None:
+            cluster.kill(killed)
+        await task
+    return answer
 
 
 @pytest.mark.parametrize(("roles", "killed"), [("PD", None), ("C", None), ("PDD", 1), ("CC", 0)])
 @virtual
 async def test_each_token_is_told_of_once_and_in_order(roles: str, killed: int | None) -> None:
-    scored, tokens = await told(roles, killed=killed)
+    answer = await told(roles, killed=killed)
 
-    assert tuple(one for part in scored for one in part.tokens) == of_prompt(0, len(PROMPT))
-    assert [part.start for part in scored] == [0, 33, 65]
+    assert tuple(answer.scored[0]) == of_prompt(0, len(PROMPT))
+    assert answer.num_parts == 3
     for sequence in range(2):
-        own = [token for token in tokens if token.sequence == sequence]
-        assert [token.logprobs for token in own] == [likelihood(sequence, index) for index in range(6)]
+        assert [token.logprobs for token in answer.outputs[0, sequence]] == [
+            likelihood(sequence, index) for index in range(6)
+        ]

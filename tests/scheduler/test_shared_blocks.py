@@ -58,9 +58,9 @@ async def test_a_prompt_sharing_a_prefix_starts_beside_the_running_one() -> None
     async with cluster.serving():
         _, decode = cluster.instances
         decode.behaviour.step_s = 1.0
-        first = asyncio.create_task(collect(cluster.control.dispatch.start(request(LONG, max_tokens=9))))
+        first = asyncio.create_task(collect(cluster.control.dispatch, request(LONG, max_tokens=9)))
         await until(lambda: bool(decode.steps))
-        second = asyncio.create_task(collect(cluster.control.dispatch.start(request(ALIKE, max_tokens=3))))
+        second = asyncio.create_task(collect(cluster.control.dispatch, request(ALIKE, max_tokens=3)))
         await until(lambda: [prompt.stage for prompt in decode.prompts.values()] == ["decoding"] * 2)
 
         await second
@@ -76,10 +76,10 @@ async def test_another_tenants_equal_prompt_waits_for_its_own_blocks() -> None:
     async with cluster.serving():
         _, decode = cluster.instances
         decode.behaviour.step_s = 1.0
-        first = asyncio.create_task(collect(cluster.control.dispatch.start(request(LONG, max_tokens=9))))
+        first = asyncio.create_task(collect(cluster.control.dispatch, request(LONG, max_tokens=9)))
         await until(lambda: bool(decode.steps))
         other = dataclasses.replace(request(ALIKE, max_tokens=3), cache_salt="another")
-        second = asyncio.create_task(collect(cluster.control.dispatch.start(other)))
+        second = asyncio.create_task(collect(cluster.control.dispatch, other))
         await first
 
         assert not second.done()

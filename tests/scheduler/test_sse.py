@@ -1,4 +1,4 @@
-"""The writer of events by itself: what starts a response and what ends it."""
+"""Writing an answer without waiting, under our server and any other, and clients that leave."""
 
 import asyncio
 from typing import Any
@@ -6,44 +6,69 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from scheduler.api.sse import ClientGone, EventWriter, until_disconnect
+from scheduler.api.answer_writer import AnswerWriter, QueuedSend
+from scheduler.api.sse import ClientGone, until_disconnect
 from scheduler.http.exchange import HttpExchange
+from tests.scheduler.mixed_ends import Pipe
 from tests.scheduler.virtual_time import virtual
 
+SCOPE = {"type": "http", "method": "POST", "http_version": "1.1", "path": "/"}
 
-class Sent:
-    """What was sent, and when."""
 
-    def __init__(self) -> None:
-        self.messages: list[Message] = []
-        self.at: list[float] = []
+def own_exchange(transport: Any) -> HttpExchange:
+    return HttpExchange(SCOPE, transport, [], lambda: None, lambda: None, keep_alive=True, expects=False)
 
-    async def __call__(self, message: Message) -> None:
-        self.messages.append(message)
-        self.at.append(asyncio.get_running_loop().time())
 
-    @property
-    def body(self) -> bytes:
-        return b"".join(message.get("body", b"") for message in self.messages)
+async def sent_messages(answer: AnswerWriter) -> None:
+    answer.start(200, [(b"content-type", b"text/plain")])
+    answer.write(b"a")
+    answer.write(b"b")
+    await answer.end()
 
 
 @virtual
-async def test_the_response_starts_with_the_first_event_and_ends_once() -> None:
-    sent = Sent()
-    writer = EventWriter(sent)
-    await writer.write(b"a")
-    await writer.write(b"b")
-    await writer.end()
+async def test_under_any_server_the_answer_starts_once_and_ends_once() -> None:
+    messages: list[Message] = []
 
-    assert [message["type"].rpartition(".")[2] for message in sent.messages] == ["start", "body", "body", "body"]
-    assert [message.get("more_body") for message in sent.messages] == [None, True, True, False]
+    async def send(message: Message) -> None:
+        messages.append(message)
+
+    await sent_messages(answer := AnswerWriter(QueuedSend(send), send, "an-id", {"warning": "careful"}))
+
+    assert [message["type"].rpartition(".")[2] for message in messages] == ["start", "body", "body", "body"]
+    assert [message.get("more_body") for message in messages] == [None, True, True, False]
+    assert [name for name, _ in messages[0]["headers"]] == [b"content-type", b"x-request-id", b"warning"]
+    assert (answer.status, answer.complete) == (200, True)
+
+
+@virtual
+async def test_under_our_server_the_same_answer_is_written_at_once() -> None:
+    exchange = own_exchange(pipe := Pipe())
+    answer = AnswerWriter(exchange, exchange.send, "an-id", {})
+    exchange.pause()  # a client that reads slowly delays only the end
+    ending = asyncio.create_task(sent_messages(answer))
+    await asyncio.sleep(0)
+    before = bytes(pipe.written)
+    exchange.resume()
+    await ending
+
+    assert before.endswith(b"x-request-id: an-id\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n1\r\nb\r\n")
+    assert pipe.written == before + b"0\r\n\r\n"
+    assert (answer.status, answer.complete, exchange.complete) == (200, True, True)
+
+
+@virtual
+async def test_what_is_written_for_a_client_that_has_gone_is_dropped() -> None:
+    exchange = own_exchange(pipe := Pipe())
+    exchange.leave("the client went away")
+    await sent_messages(AnswerWriter(exchange, exchange.send, "an-id", {}))
+
+    assert not pipe.written
 
 
 @virtual
 async def test_work_for_a_disconnected_client_is_not_begun() -> None:
-    began, scope = list[str](), {"type": "http", "method": "POST", "http_version": "1.1"}
-    transport: Any = None
-    exchange = HttpExchange(scope, transport, [], lambda: None, lambda: None, keep_alive=True, expects=False)
+    began, exchange = list[str](), own_exchange(None)
     exchange.leave("the client went away")
 
     async def work() -> None:

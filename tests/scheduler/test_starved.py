@@ -10,7 +10,7 @@ from scheduler.limits import ControlLimits
 from scheduler.membership.member import MemberState
 from scheduler.patience import MOST_SLOWNESS, Slowness, patient
 from scheduler.serving import report
-from tests.scheduler.fake_cluster import FakeCluster, collect, expected, request
+from tests.scheduler.fake_cluster import FakeCluster, Running, collect, expected, request
 from tests.scheduler.virtual_time import until, virtual
 
 PROMPT = (1, 2, 3)
@@ -68,18 +68,17 @@ async def test_a_starved_scheduler_finds_nobody_silent() -> None:
 @virtual
 async def test_a_suspect_instance_keeps_its_stream_and_gets_no_new_work() -> None:
     async with FakeCluster("PDD").serving() as cluster:
-        first = cluster.control.dispatch.start(request(PROMPT, max_tokens=8, limits_s=(60.0, 60.0)))
+        first = Running(cluster.control.dispatch, request(PROMPT, max_tokens=8, limits_s=(60.0, 60.0)))
         await until(lambda: any(prompt.stage == "decoding" for prompt in cluster.instances[1].prompts.values()))
         cluster.network.freeze(cluster.expected[1].address)
         await until(lambda: _states(cluster)[1] is MemberState.SUSPECT)
-        later = [cluster.control.dispatch.start(request((9, 8, turn))) for turn in range(3)]
-        answers = [await collect(one) for one in later]
+        answers = [await collect(cluster.control.dispatch, request((9, 8, turn))) for turn in range(3)]
         cluster.network.thaw(cluster.expected[1].address)
 
         assert [answer.done[0].decode_instance for answer in answers] == ["decode-2"] * 3
-        answer = await collect(first)
-        assert answer.tokens[0, 0] == expected(PROMPT, 8)
-        assert (answer.done[0].tries, answer.done[0].decode_instance) == (1, "decode-1")
+        await first.task
+        assert first.tokens[0, 0] == expected(PROMPT, 8)
+        assert (first.done[0].tries, first.done[0].decode_instance) == (1, "decode-1")
         await until(lambda: _states(cluster)[1] is MemberState.LIVING)
 
 

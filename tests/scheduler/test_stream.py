@@ -1,19 +1,18 @@
 """From events to pieces: which tokens a piece carries, how likely a choice is, and which choices the client gets."""
 
-import dataclasses
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from scheduler.observability.request_done import RequestDone
-from scheduler.request import GenerationRequest, NewToken, PathEvent, PromptDone, PromptScored
+from scheduler.request import GenerationRequest, PromptDone, TokenSink
 from scheduler.stream import TextStream
 from scheduler.text.best_of import BestOf
 from scheduler.text.pieces import TextOptions, TextPiece
 from scheduler.tokens import Tokens
 from tests.scheduler.virtual_time import virtual
-from wire.types import FinishReason, SamplingParams, StageTimes, TokenLogprobs
+from wire.types import FinishReason, SamplingParams, StageTimes, TokenLogprobs, TokenOutput
 
 
 class Quiet:
@@ -21,45 +20,53 @@ class Quiet:
 
     def first_token_came(self, request: GenerationRequest, seconds: float) -> None: ...
 
-    def token_came(self, since_previous_s: float | None) -> None: ...
+    def choice_started(self) -> None: ...
+
+    def token_gap(self, seconds: float) -> None: ...
 
     def prompt_done(self, done: PromptDone) -> None: ...
 
     def request_done(self, done: RequestDone) -> None: ...
 
 
-class Scripted:
-    """A dispatcher, and the request that it runs: it yields given events."""
+Script = Sequence[tuple[int, TokenOutput] | PromptDone | list[TokenLogprobs | None]]
+"""Tokens with their prompt, reports, and log probabilities of prompt 0."""
 
-    def __init__(self, events: Sequence[PathEvent]) -> None:
+
+class Scripted:
+    """A dispatcher that passes a script to the sink."""
+
+    def __init__(self, script: Script) -> None:
         self.started: list[GenerationRequest] = []
         self.stopped: list[tuple[int, int]] = []
-        self._events = events
+        self._script = script
 
     def check_room(self, tenant: str) -> None:
         """Have room."""
 
-    def start(self, request: GenerationRequest) -> "Scripted":
+    async def run(self, request: GenerationRequest, sink: TokenSink) -> None:
         self.started.append(request)
-        return self
+        for item in self._script:
+            if isinstance(item, PromptDone):
+                sink.prompt_done(item)
+            elif isinstance(item, list):
+                sink.prompt_logprobs(0, item)
+            else:
+                prompt, token = item
+                key = (prompt, token.sequence)
+                if not sink.emit(prompt, token) and token.finish is None and key not in self.stopped:
+                    self.stopped.append(key)
 
-    async def events(self) -> AsyncIterator[PathEvent]:
-        for event in self._events:
-            yield event
 
-    def divert(self, taker: Callable[[NewToken], bool]) -> None:
-        """Let all be read."""
-
-    def stop_sequence(self, prompt: int, sequence: int) -> None:
-        self.stopped.append((prompt, sequence))
-
-
-def said(tokens: Tokens, sequence: int, text: str, *, prompt: int = 0, logprob: float | None = None) -> list[NewToken]:
-    """Events of a sequence that says `text` and ends by its length; each token as likely as `logprob`."""
+def said(
+    tokens: Tokens, sequence: int, text: str, *, prompt: int = 0, logprob: float | None = None
+) -> list[tuple[int, TokenOutput]]:
+    """The tokens of a sequence with this text, which ends by its length; each has this log probability."""
     ids = tokens._encode(text, False)
     logprobs = None if logprob is None else TokenLogprobs(logprob, 1)
-    events = [NewToken(prompt, sequence, i, token_id, logprobs=logprobs) for i, token_id in enumerate(ids)]
-    return [*events[:-1], dataclasses.replace(events[-1], finish=FinishReason.LENGTH)]
+    outputs = [TokenOutput("", sequence, i, token_id, logprobs=logprobs) for i, token_id in enumerate(ids)]
+    outputs[-1].finish = FinishReason.LENGTH
+    return [(prompt, output) for output in outputs]
 
 
 def done(prompt: int = 0) -> PromptDone:
@@ -67,11 +74,13 @@ def done(prompt: int = 0) -> PromptDone:
 
 
 async def run(
-    tokens: Tokens, events: Sequence[PathEvent], options: TextOptions | None = None, *, prompts: int = 1, **params: Any
+    tokens: Tokens, script: Script, options: TextOptions | None = None, *, prompts: int = 1, **params: Any
 ) -> tuple[list[TextPiece], TextStream, Scripted]:
     request = GenerationRequest("r", ((1, 2),) * prompts, SamplingParams(**{"max_tokens": 99, **params}), 30.0, 10.0)
-    stream, script = TextStream(request, options or TextOptions(), tokens, Quiet()), Scripted(events)
-    return [piece async for piece in stream.pieces(script)], stream, script
+    stream, dispatcher = TextStream(request, options or TextOptions(), tokens, Quiet()), Scripted(script)
+    pieces: list[TextPiece] = []
+    await stream.run(dispatcher, pieces.append)
+    return pieces, stream, dispatcher
 
 
 def texts(pieces: Sequence[TextPiece]) -> dict[int, str]:
@@ -87,7 +96,7 @@ async def test_every_token_leaves_with_the_first_text_after_it(tokens: Tokens) -
 
     pieces, _, _ = await run(tokens, [*events, done()])
 
-    assert [event for piece in pieces for event in piece.tokens] == events
+    assert [event for piece in pieces for event in piece.tokens] == [token for _, token in events]
     assert texts(pieces) == {0: "你好 again"}
     assert pieces[-1].cumulative_logprob == pytest.approx(-0.5 * len(events))
     assert len(pieces[0].tokens) > 1, "the tokens of one character come with it"
@@ -102,7 +111,7 @@ async def test_tokens_after_a_stop_string_are_not_counted(tokens: Tokens) -> Non
     assert texts(pieces) == {0: "one "}
     assert script.stopped == [(0, 0)]
     carried = [event for piece in pieces for event in piece.tokens]
-    assert carried == events[: len(carried)]
+    assert carried == [token for _, token in events[: len(carried)]]
     assert stream.num_output_tokens == len(carried) < len(events)
     assert pieces[-1].cumulative_logprob == pytest.approx(-len(carried))
 
@@ -144,12 +153,12 @@ async def test_nothing_is_asked_for_where_all_sequences_are_wanted(tokens: Token
 
 @virtual
 async def test_a_prompt_is_told_of_and_echoed_before_its_outputs(tokens: Tokens) -> None:
-    scored = (None, TokenLogprobs(-1.0, 2))
-    parts = [PromptScored(0, 0, scored[:1]), PromptScored(0, 1, scored[1:])]
+    scored: list[TokenLogprobs | None] = [None, TokenLogprobs(-1.0, 2)]
+    parts = [scored[:1], scored[1:]]
 
     pieces, stream, _ = await run(tokens, [*parts, *said(tokens, 0, " b"), done()], TextOptions(echo=("a",)))
 
-    assert stream.prompt_logprobs == [list(scored)]
+    assert stream.scored == [scored]
     assert texts(pieces) == {0: "a b"}
     assert pieces[0].text.startswith("a")
 

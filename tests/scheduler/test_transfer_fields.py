@@ -155,7 +155,7 @@ async def test_every_prompt_has_its_own_ticket_and_leaves_nothing() -> None:
     async with FakeCluster("PPDD").serving() as cluster:
         prompts = [tuple(range(length)) for length in (1, 17, 40, 3)]
         readers = [
-            asyncio.create_task(collect(cluster.control.dispatch.start(request(*prompts, n=2, limits_s=(999, 999)))))
+            asyncio.create_task(collect(cluster.control.dispatch, request(*prompts, n=2, limits_s=(999, 999))))
             for _ in range(100)
         ]
         await asyncio.wait(readers)
@@ -186,13 +186,13 @@ async def test_a_thousand_rejected_requests_do_not_slow_the_next() -> None:
 
         async def good() -> float:
             began = loop.time()
-            assert (await collect(dispatch.start(request((5, 6))))).tokens[0, 0] == expected((5, 6), 4)
+            assert (await collect(dispatch, request((5, 6)))).tokens[0, 0] == expected((5, 6), 4)
             return loop.time() - began
 
         before = await good()
         for _ in range(1000):
             with pytest.raises(InvalidRequest, match="told to reject"):
-                await collect(dispatch.start(request((9, *range(40)))))
+                await collect(dispatch, request((9, *range(40))))
         after = await good()
 
         assert after == pytest.approx(before)

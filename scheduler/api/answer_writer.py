@@ -1,0 +1,102 @@
+"""One answer to a client: its status, its request id, and a body that can be written without waiting."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from starlette.types import Message, Send
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+class ByteStream(Protocol):
+    """Where an answer's bytes go. scheduler/http/exchange.py implements it, and QueuedSend for other servers."""
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Start the answer."""
+        ...
+
+    def write(self, content: bytes) -> None:
+        """Write a part of the body without waiting."""
+        ...
+
+    async def end(self) -> None:
+        """End the answer, once the client keeps up."""
+        ...
+
+
+class AnswerWriter:
+    """Adds the request id to the response headers; records the status and completeness.
+
+    A whole answer goes through `send`, a stream through `start`, `write` and `end`. If an endpoint sets `warning` in
+    `state`, that is sent as the header of that name.
+    """
+
+    def __init__(self, stream: ByteStream, send: Send, shown_id: str, state: Mapping[str, Any]) -> None:
+        self.status: int | None = None
+        self.complete = False
+        self.write = stream.write
+        self._stream = stream
+        self._send = send
+        self._shown_id = shown_id
+        self._state = state
+
+    async def send(self, message: Message) -> None:
+        """Forward one message."""
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": self._head(message["status"], message.get("headers", ()))}
+        elif not message.get("more_body"):
+            self.complete = True
+        await self._send(message)
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Start the answer."""
+        self._stream.start(status, self._head(status, headers))
+
+    async def end(self) -> None:
+        """End the answer."""
+        self.complete = True
+        await self._stream.end()
+
+    def _head(self, status: int, headers: Headers) -> Headers:
+        self.status = status
+        added = [(b"x-request-id", self._shown_id.encode())]
+        if "warning" in self._state:
+            added.append((b"warning", self._state["warning"].encode()))
+        return [*headers, *added]
+
+
+class QueuedSend:
+    """Sends what is written, in order, over the `send` of any ASGI server; `close` stops it."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._messages: asyncio.Queue[Message] = asyncio.Queue()
+        self._sending: asyncio.Task[None] | None = None
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Start the answer."""
+        self._messages.put_nowait({"type": "http.response.start", "status": status, "headers": headers})
+        self._sending = asyncio.create_task(self._send_all())
+
+    def write(self, content: bytes) -> None:
+        """Write a part of the body without waiting."""
+        self._messages.put_nowait({"type": "http.response.body", "body": content, "more_body": True})
+
+    async def end(self) -> None:
+        """End the answer, once all of it is sent."""
+        self._messages.put_nowait({"type": "http.response.body", "body": b"", "more_body": False})
+        assert self._sending is not None, "the head comes before the end"
+        await self._sending
+
+    def close(self) -> None:
+        """Stop sending."""
+        if self._sending is not None:
+            self._sending.cancel()
+
+    async def _send_all(self) -> None:
+        more = True
+        while more:
+            message = await self._messages.get()
+            await self._send(message)
+            more = message.get("more_body", True)

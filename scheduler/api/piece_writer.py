@@ -1,0 +1,80 @@
+"""Write the pieces of one streamed answer to the client as they are made."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from scheduler.api import served
+from scheduler.api.answer_options import AnswerOptions
+from scheduler.api.answer_writer import AnswerWriter
+from scheduler.api.shape import AnswerShape, prompt_reports
+from scheduler.stream import TextStream
+from scheduler.text.pieces import TextPiece
+
+
+class PieceWriter:
+    """Formats pieces; the first is preceded by the response headers and the opening events of all choices."""
+
+    def __init__(self, shape: AnswerShape, asked: AnswerOptions, output: TextStream, answer: AnswerWriter) -> None:
+        self.started = False
+        self._shape, self._asked, self._output, self._answer = shape, asked, output, answer
+        self._prompts = prompt_reports(output)
+        self._is_open = False
+        self._clock = asyncio.get_running_loop().time
+        self._written_s = self._clock()
+
+    def put(self, piece: TextPiece) -> None:
+        """Write a piece."""
+        prompt = self._prompts[piece.index // self._asked.n]
+        usage = served.usage(self._output) if self._asked.continuous_usage else None
+        content = self._shape.event(piece, prompt, usage)
+        if self._is_open:
+            self._written_s = self._clock()
+            self._answer.write(content)
+            return
+        self._is_open = True
+        start = served.usage_at_start(self._output) if self._asked.continuous_usage else None
+        self.write(b"".join(self._shape.opening(index, prompt, start) for index in range(self._asked.n)) + content)
+
+    def write(self, content: bytes) -> None:
+        """Write a part of the answer, preceded by the response headers if it is the first."""
+        if not self.started:
+            self.started = True
+            self._answer.start(200, self._shape.stream.headers)
+        self._written_s = self._clock()
+        self._answer.write(content)
+
+    async def fail(self, body: Mapping[str, Any]) -> None:
+        """Write an error, the last object, and end the answer."""
+        self.write(self._shape.stream.frame(body))
+        await self._answer.end()
+
+    async def end(self, usage_chunk: Mapping[str, Any] | None) -> None:
+        """Write the usage chunk, if there is one, and the end mark, and end the answer."""
+        stream = self._shape.stream
+        self.write((b"" if usage_chunk is None else stream.frame(usage_chunk)) + stream.end)
+        await self._answer.end()
+
+    @contextmanager
+    def comments(self, interval_s: float | None) -> Iterator[None]:
+        """Write a comment when nothing was written for `interval_s`, so that no proxy closes the stream; None: never.
+
+        It may be the first write of the response; later errors are then sent as events.
+        """
+        loop, timer = asyncio.get_running_loop(), None
+
+        def look() -> None:
+            nonlocal timer
+            assert interval_s is not None
+            if self._clock() >= self._written_s + interval_s:
+                self.write(self._shape.stream.comment)
+            timer = loop.call_at(self._written_s + interval_s, look)
+
+        if interval_s is not None and self._shape.stream.comment:
+            timer = loop.call_at(self._written_s + interval_s, look)
+        try:
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()

@@ -1,0 +1,87 @@
+"""One prompt on one instance, and what the instance sends about it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from wire.errors import InstanceLost
+from wire.messages import Cancel, Command, Failed, HandedOff, Pooled, Refused, Reserved
+from wire.types import PromptLogprobs, StageTimes, TokenOutput
+
+
+@dataclass(slots=True)  # not frozen, as TokenLogprobs
+class PromptStep:
+    """One prompt's part of a Step."""
+
+    prompt_id: str
+    tokens: tuple[TokenOutput, ...]
+    times: StageTimes | None = None
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLost:
+    """The session with the instance is over."""
+
+    error: InstanceLost
+
+
+PromptEvent = Reserved | Refused | HandedOff | Pooled | Failed | SessionLost
+
+
+class WorkOwner(Protocol):
+    """The prompt that a work belongs to; scheduler/prompt_run.py implements it."""
+
+    def take(self, work: "Work", step: PromptStep) -> None:
+        """Take a step. Never raises: the caller is the session shared by all prompts of an instance."""
+        ...
+
+    def put(self, work: "Work", event: PromptEvent) -> None:
+        """Take any other event. Never raises."""
+        ...
+
+
+class Work:
+    """One prompt on one instance.
+
+    `started`: the instance has sent a token. `ended`: it has reported, or implied, that it keeps nothing of the prompt.
+    `take` is called with its steps. `short_of_blocks`: it has prompts waiting for KV blocks, perhaps this one. Unless
+    it `generates`, it sends only the first tokens, and only the whole prompt can be cancelled.
+    """
+
+    def __init__(
+        self, prompt_id: str, owner: WorkOwner, post: Callable[[Command], None],
+        short_of_blocks: Callable[[], bool] = lambda: False, *, generates: bool = True,
+    ) -> None:  # fmt: skip
+        self.take: Callable[[PromptStep], None] = partial(owner.take, self)
+        self.short_of_blocks = short_of_blocks
+        self.started = self.ended = False
+        self.on_start: Callable[[], None] = _nothing
+        self._prompt_id = prompt_id
+        self._owner = owner
+        self._post = post
+        self._generates = generates
+
+    def post(self, command: Command) -> None:
+        """Send a command; does nothing once the session is over (the owner has got `SessionLost`)."""
+        self._post(command)
+
+    def cancel(self) -> None:
+        """Cancel the prompt there, unless it has ended."""
+        if not self.ended:
+            self._post(Cancel(self._prompt_id))
+
+    def cancel_sequence(self, sequence: int) -> None:
+        """Cancel one sequence there, if it is generating."""
+        if self._generates and self.started and not self.ended:
+            self._post(Cancel(self._prompt_id, sequence))
+
+    def put(self, event: PromptEvent) -> None:
+        """Pass any event but a step to the owner."""
+        self.ended |= not isinstance(event, Reserved)
+        self._owner.put(self, event)
+
+
+def _nothing() -> None:
+    """Do nothing at the first token."""
