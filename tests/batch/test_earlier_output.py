@@ -137,7 +137,7 @@ async def test_what_other_runners_write_of_a_failure_is_one(job: BatchJob, answe
 # Of what the other lines are
 
 
-async def test_failed_lines_are_not_asked_of_another_model_than_the_rest(job: BatchJob) -> None:
+async def test_failed_lines_are_not_retried_on_another_model(job: BatchJob) -> None:
     await run_job(replace(job, binding={"--model": "a", "--dtype": "float32"}), Scripted(_every_tenth_fails))
     again = replace(job, retry_failed=True)
 

@@ -16,7 +16,7 @@ def _interfaces(address: str) -> str | None:
     return {"10.0.0.18": "eth0", "10.0.1.18": "eth1"}.get(address)
 
 
-def test_ip_is_where_an_instance_listens_unless_host_says_another() -> None:
+def test_an_instance_listens_on_ip_unless_host_is_given() -> None:
     assert with_own_address(EngineOptions(ip="10.0.0.18"), "10.0.0.18").host == "10.0.0.18"
     assert with_own_address(EngineOptions(ip="10.0.0.18", host="0.0.0.0"), "10.0.0.18").host == "0.0.0.0"
     assert with_own_address(EngineOptions(), "10.0.0.18").host == "127.0.0.1"

@@ -55,7 +55,7 @@ def test_an_early_error_is_one_line_and_ends_the_work(tmp_path: Path) -> None:
     assert err == "pdserve up: no such model\n"
 
 
-def test_whoever_is_told_to_end_tells_the_work(tmp_path: Path) -> None:
+def test_a_signal_to_the_command_ends_the_work(tmp_path: Path) -> None:
     work = "def ended(number, frame):\n    sys.exit(7)\nsignal.signal(signal.SIGTERM, ended)\nprint('up', flush=True)\n"
     with _command(work + "signal.pause()", tmp_path / "log") as command:
         assert command.stdout is not None
@@ -70,9 +70,7 @@ _TOLD = "def ended(number, frame):\n    sys.exit(143)\nsignal.signal(signal.SIGT
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_the_status_is_that_of_the_signal_we_were_told_to_end_by(
-    tmp_path: Path, number: signal.Signals, status: int
-) -> None:
+def test_the_exit_status_is_that_of_the_signal(tmp_path: Path, number: signal.Signals, status: int) -> None:
     with _command(_TOLD + "signal.pause()", tmp_path / "log") as command:
         assert command.stdout is not None
         assert command.stdout.readline() == "up\n"
@@ -82,7 +80,7 @@ def test_the_status_is_that_of_the_signal_we_were_told_to_end_by(
     assert out.splitlines() == [f"status {status}", "after"]
 
 
-def test_work_that_was_told_to_end_as_it_left_is_not_called_done(tmp_path: Path) -> None:
+def test_work_ended_while_detaching_is_not_reported_as_done(tmp_path: Path) -> None:
     work = (
         "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\nprint('up', flush=True)\n"
         "signal.sigwait([signal.SIGTERM])\nleave()\nreturn 0"

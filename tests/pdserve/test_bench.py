@@ -39,7 +39,7 @@ def test_a_row_is_measured_beside_its_floor(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("native_libraries")
 @pytest.mark.parametrize("name", CASES)
-def test_python_is_measured_apart_from_what_is_native(name: str, tmp_path: Path) -> None:
+def test_python_time_is_measured_without_native_time(name: str, tmp_path: Path) -> None:
     path = make_tiny_model("llama", tmp_path / "tiny")
     model = load_model(path, dtype="float32", block_size=16, kv_cache_memory=1 << 24, num_threads=1).model
     if model._fused is None:
@@ -149,6 +149,6 @@ def test_another_benchmark_is_refused_and_help_names_those_there_are(capsys: pyt
         main(["moon"])
 
 
-def test_a_peer_that_is_not_installed_says_how_to_get_it(tmp_path: Path) -> None:
+def test_a_missing_peer_says_how_to_install_it(tmp_path: Path) -> None:
     with pytest.raises(PeerMissing, match="run benchmarks/peers/setup vllm"):
         Vllm(tmp_path, dtype="float32", environ={**os.environ, "PEERS_HOME": str(tmp_path)})

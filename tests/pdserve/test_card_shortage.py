@@ -32,7 +32,7 @@ from ranktable_tools.devices.tools import ToolOutput
         ),
     ],
 )  # fmt: skip
-def test_no_two_ranks_share_a_card_that_nobody_gave_them(
+def test_ranks_share_no_card_unless_configured(
     nodes: tuple[str, ...], ranks: int, environ: Mapping[str, str], why: str | None, tmp_path: Path
 ) -> None:
     for node in nodes:

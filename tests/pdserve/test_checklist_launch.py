@@ -127,7 +127,7 @@ def test_unset_is_1(tmp_path: Path, said: dict[str, str]) -> None:
 
 
 @pytest.mark.covers("A8.107")
-def test_a_host_that_is_no_address_here_is_named(start: Start) -> None:
+def test_a_host_that_is_not_local_is_named(start: Start) -> None:
     assert "192.0.2.1" in start("decode", "--host=192.0.2.1")
 
 
@@ -154,7 +154,7 @@ def test_a_model_that_is_not_there_is_named(start: Start) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--model=/no/such/model", "--port=0"])
-def test_a_wrong_flag_is_named_before_anything_is_said(
+def test_a_wrong_flag_is_named_before_any_other_output(
     start: Start, flag: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[object] = []

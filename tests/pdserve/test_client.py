@@ -61,7 +61,7 @@ def test_a_question_is_answered_piece_by_piece_with_its_figures(client: Client) 
     ("model", "words"),
     [("unknown", "HTTP 404: no such model"), ("breaks", "the instance is gone"), ("silent", "the answer had no text")],
 )
-def test_an_answer_that_fails_is_told_in_its_own_words(client: Client, model: str, words: str) -> None:
+def test_a_failed_answer_is_quoted(client: Client, model: str, words: str) -> None:
     with pytest.raises(Unavailable, match=words):
         ask(client, model, "Where?", lambda text: None)
 
@@ -72,7 +72,7 @@ def test_the_share_that_the_overlap_hid_is_reported() -> None:
     assert str(times).endswith("KV hop: 1,000 bytes in 1.5 ms over tcp, 88% of them while prefill computed")
 
 
-def test_nobody_listening_is_unavailable() -> None:
+def test_a_refused_connection_is_unavailable() -> None:
     with pytest.raises(Unavailable, match="does not answer"):
         Client("http://127.0.0.1:1").get("/")
 

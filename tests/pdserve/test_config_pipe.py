@@ -32,7 +32,7 @@ def test_a_pipe_is_read_as_often_as_one_likes() -> None:
     assert not Path(path).exists()
 
 
-def test_a_pipe_of_too_much_is_refused_by_who_reads_it() -> None:
+def test_a_pipe_with_too_much_data_is_refused_by_its_reader() -> None:
     text = b"#" * (MAX_BYTES + 1)
     (reading, writing) = os.pipe()
     with subprocess.Popen(["head", "-c", str(len(text)), "/dev/zero"], stdout=writing):
@@ -45,7 +45,7 @@ def test_a_pipe_of_too_much_is_refused_by_who_reads_it() -> None:
 @pytest.mark.parametrize(
     "words", [["--port", "1"], ["--config", "gone.yaml"], ["--config=/dev/fd/999"], ["--config=/tmp"]]
 )
-def test_what_is_no_pipe_of_ours_stays(words: list[str]) -> None:
+def test_a_foreign_pipe_is_left_alone(words: list[str]) -> None:
     with kept_config(words) as argv:
         assert argv == words
 

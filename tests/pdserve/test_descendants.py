@@ -29,7 +29,7 @@ sys.stdin.read()
 """
 
 
-def test_children_and_theirs_are_gone_when_it_returns(tmp_path: Path) -> None:
+def test_children_and_grandchildren_are_gone_when_it_returns(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=os.getcwd()
     ) as process:

@@ -64,7 +64,7 @@ def one_combined(folder: Path, flags: Sequence[str]) -> int:
 
 @pytest.mark.usefixtures("no_card")
 @pytest.mark.parametrize("start", [serve, api, one_combined])
-def test_what_serves_one_model_asks_for_the_device(
+def test_serving_commands_open_the_device(
     start: Callable[[Path, Sequence[str]], int], model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (port,) = free_ports(1)
@@ -92,7 +92,7 @@ def test_a_missing_devices_attention_is_refused_first(
 
 
 @pytest.mark.usefixtures("no_card")
-def test_an_instance_of_a_ranktable_asks_for_the_device(
+def test_an_instance_of_a_ranktable_opens_the_device(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (port,) = free_ports(1)
@@ -149,7 +149,7 @@ def test_auto_uses_the_cpu_and_says_so_if_no_card_is_visible(
 
 
 @pytest.mark.usefixtures("no_card")
-def test_a_batch_asks_for_the_device(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_batch_opens_the_device(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     body = {"model": str(model), "prompt": "hello", "max_tokens": 2}
     line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
     (tmp_path / "in.jsonl").write_text(json.dumps(line) + "\n")
@@ -163,7 +163,7 @@ def test_a_batch_asks_for_the_device(model: Path, tmp_path: Path, capsys: pytest
 
 @pytest.mark.usefixtures("no_card")
 @pytest.mark.parametrize("command", [["bench", "engine"], ["selftest"]])
-def test_what_measures_and_tests_asks_for_the_device(
+def test_bench_and_selftest_open_the_device(
     command: list[str], model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--model", str(model)] if command == ["bench", "engine"] else []
@@ -190,7 +190,7 @@ def test_the_engine_bench_measures_on_the_device(
 
 
 @pytest.mark.usefixtures("no_card")
-def test_llm_asks_for_the_device(model: Path) -> None:
+def test_llm_opens_the_device(model: Path) -> None:
     with pytest.raises(ConfigError, match=f"device cuda: {WHY}"):
         LLM(str(model), device="cuda")
 

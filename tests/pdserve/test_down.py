@@ -41,7 +41,7 @@ def test_a_cluster_that_was_started_otherwise_is_named(
 
 
 @pytest.mark.parametrize(("status", "body"), [(404, ""), (200, "[]"), (200, "<html>"), (403, '{"error": "no"}')])
-def test_what_else_answers_there_is_no_cluster(
+def test_a_foreign_server_is_not_a_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: int, body: str
 ) -> None:
     with _answering(status, body) as url:
@@ -51,7 +51,7 @@ def test_what_else_answers_there_is_no_cluster(
     assert capsys.readouterr().out == "no cluster is running here\n"
 
 
-def test_a_port_that_nobody_answers_is_nothing(
+def test_a_silent_port_is_not_a_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("pdserve.down.DEFAULT_URL", "http://127.0.0.1:1")

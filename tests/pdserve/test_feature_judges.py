@@ -106,7 +106,7 @@ def test_the_best_of_all_sequences_have_to_be_those_of_the_reference() -> None:
     assert best_of_all(reference, [ask], [CaseOutput({0: [1], 1: [3], 2: [2]}, dict(likely))]) is not None
 
 
-def test_vectors_are_compared_after_what_was_asked_of_them() -> None:
+def test_vectors_are_compared_as_requested() -> None:
     ask = CasePrompt((1, 2), GREEDY, Pooling(how="mean", dimensions=2))
     wanted = torch.tensor([2.0, 3.0], dtype=torch.float64)
     good = tuple((wanted / wanted.norm()).tolist())
@@ -195,7 +195,7 @@ def test_case_names_are_unique_and_each_fits_the_small_pool() -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3])
-def test_cases_of_few_tokens_ask_for_no_more_than_they_may_have(max_tokens: int) -> None:
+def test_cases_of_few_tokens_stay_within_their_limit(max_tokens: int) -> None:
     vocabulary = Vocabulary(300, (2,), lambda text: tuple(text.encode()), lambda ids: bytes(ids).decode())
 
     for case in make_cases([(1,) * 20, (2,) * 90], vocabulary, max_tokens):
@@ -203,7 +203,7 @@ def test_cases_of_few_tokens_ask_for_no_more_than_they_may_have(max_tokens: int)
 
 
 @pytest.mark.parametrize("text", ["", "x", '{"name": "cat", "size": 3}', '{"name": "fox", "size": 10}', "[1]"])
-def test_the_schema_case_refuses_what_its_schema_does(text: str) -> None:
+def test_the_schema_case_refuses_what_its_schema_refuses(text: str) -> None:
     vocabulary = Vocabulary(300, (2,), lambda text: tuple(text.encode()), lambda ids: bytes(ids).decode())
     (case,) = [case for case in make_cases([(1,), (2,)], vocabulary, 4) if case.name == "json schema"]
 

@@ -44,7 +44,7 @@ def test_preemptions_of_others_prove_nothing() -> None:
     assert [cell.verdict for cell in judged(CaseOutput({0: [5, 6, 7]}))] == [WRONG, WRONG]
 
 
-def test_what_has_no_two_tokens_is_left_out_with_the_reason() -> None:
+def test_cases_without_two_tokens_are_left_out_with_the_reason() -> None:
     vector = CaseOutput(vector=(1.0,))
 
     assert judged(vector, pooling=Pooling()) == [Cell(MEANINGLESS, VECTOR)] * 2

@@ -23,7 +23,7 @@ def _options(folder: Path) -> EngineOptions:
     return EngineOptions(model=str(make_tiny_model("llama", folder)), dtype="float32", served_model_name=("tiny",))
 
 
-async def test_it_answers_as_a_server_does_asks_no_key_and_leaves_nothing(
+async def test_it_answers_as_a_server_without_a_key_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "a-key-of-servers")

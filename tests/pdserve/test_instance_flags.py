@@ -79,7 +79,7 @@ def test_a_missing_model_folder_is_refused_by_its_name(tmp_path: Path) -> None:
         launch(parse(["--model", "/no/such/model", "--port", "1"]), _plan(tmp_path, 0))
 
 
-def test_the_schedulers_flags_may_stand_in_an_instances_line(tmp_path: Path, model: str) -> None:
+def test_an_instances_command_line_may_have_scheduler_flags(tmp_path: Path, model: str) -> None:
     options = parse(["--model", model, "--startup-timeout", "30"])
 
     assert options.model == model

@@ -50,7 +50,7 @@ def test_a_head_that_two_ranks_hold_counts_twice(llama: EngineOptions) -> None:
          "hidden_size": 64},
     ],
 )  # fmt: skip
-def test_what_config_json_does_not_tell_is_left_to_the_engine(config: dict[str, object]) -> None:
+def test_sizes_missing_in_config_json_are_left_to_the_engine(config: dict[str, object]) -> None:
     assert kv_tensors(config, "float32", 1) == ()
 
 

@@ -79,7 +79,7 @@ def test_npus_of_a_variable_that_is_set_are_never_shared(tmp_path: Path, monkeyp
         lay_out(ClusterShape(1, 1, "h", 9000, (), "npu"), tmp_path)
 
 
-def test_the_secret_lies_beside_the_table_for_us_alone(tmp_path: Path, shape: ClusterShape) -> None:
+def test_the_secret_is_beside_the_table_with_mode_0600(tmp_path: Path, shape: ClusterShape) -> None:
     lay_out(shape, tmp_path)
 
     assert (tmp_path / "cluster_secret").stat().st_mode & 0o777 == 0o600
@@ -106,7 +106,7 @@ def test_errors_name_the_flag() -> None:
         parse(["--node-ports", "1,2", "--model", "/m"])
 
 
-def test_what_was_typed_goes_to_every_process_as_typed() -> None:
+def test_typed_flags_reach_every_process_unchanged() -> None:
     from pdserve.up_request import parse
 
     request = parse(

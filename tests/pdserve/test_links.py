@@ -119,7 +119,7 @@ def test_every_pair_is_one_line_of_figures(door: Door, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("door", [("PDD", _Fallen)], indirect=True)
-def test_fallbacks_and_failures_are_told_with_their_reasons(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fallbacks_and_failures_are_shown_with_reasons(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["links", "--url", door.url]) == 1
 
     fallen, failed = capsys.readouterr().out.splitlines()[2:]
@@ -170,7 +170,7 @@ def test_ctrl_c_is_quiet_and_ends_the_measurement(door: Door, capsys: pytest.Cap
         assert "one measurement at a time" in capsys.readouterr().err
 
 
-def test_from_elsewhere_the_last_figures_are_shown_and_it_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_another_host_the_last_figures_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     with served_page(PAGE) as url:
         assert cli.main(["links", "--url", url]) == 1
 
@@ -229,7 +229,7 @@ def test_a_wildcard_admin_socket_is_found_by_local_addresses(
         (["--url", "http://127.0.0.1:1"], 1, "nothing answers at http://127.0.0.1:1: `pdserve up --detach`"),
     ],
 )
-def test_what_cannot_be_is_one_line(
+def test_an_impossible_request_is_one_line(
     flags: list[str], status: int, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["links", *flags]) == status

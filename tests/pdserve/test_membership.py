@@ -20,7 +20,7 @@ def _has(membership: TableMembership, plans: tuple[ProcessPlan, ...]) -> list[st
     return [plan.name for plan in plans if membership.has(plan)]
 
 
-def test_a_process_belongs_while_its_entry_stands(tmp_path: Path) -> None:
+def test_a_process_belongs_while_its_entry_exists(tmp_path: Path) -> None:
     plans = lay_out(ClusterShape(1, 2, "127.0.0.1", 9000, ()), tmp_path)
     path, membership = Path(plans[0].env["GLOBAL_RANK_TABLE_FILE_PATH"]), TableMembership()
     whole, names = path.read_text(), ["prefill-0", "decode-0", "decode-1", "scheduler"]

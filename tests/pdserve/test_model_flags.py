@@ -114,7 +114,7 @@ def test_a_hubs_name_becomes_a_folder_and_stays_a_name(fetches: list[DownloadJob
         ("huggingface", {"VLLM_USE_MODELSCOPE": "True"}, "huggingface"),
     ],
 )
-def test_the_hub_is_as_typed_else_as_vllms_variable_says(
+def test_the_hub_is_the_flags_or_vllms_variables(
     typed: str | None, environ: dict[str, str], hub: str, fetches: list[DownloadJob]
 ) -> None:
     with_plain_model(EngineOptions(model="a/b", hub=typed), environ)
@@ -122,14 +122,14 @@ def test_the_hub_is_as_typed_else_as_vllms_variable_says(
     assert [one.hub for one in fetches] == [hub]
 
 
-def test_schedulers_and_fake_engines_ask_for_no_weights(fetches: list[DownloadJob]) -> None:
+def test_schedulers_and_fake_engines_fetch_no_weights(fetches: list[DownloadJob]) -> None:
     with_plain_model(EngineOptions(model="a/b"), {}, weights=False)
     with_plain_model(EngineOptions(model="a/b", engine="fake"), {})
 
     assert [one.weights for one in fetches] == [False, False]
 
 
-def test_a_folder_is_no_name_even_where_a_hub_could_have_it(
+def test_a_folder_is_never_looked_up_at_a_hub(
     fetches: list[DownloadJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "facebook" / "opt-125m").mkdir(parents=True)
@@ -150,7 +150,7 @@ def test_up_gives_its_processes_the_folder_and_the_name(fetches: list[DownloadJo
     assert "--revision" not in flags
 
 
-def test_nodes_of_another_machine_are_told_the_name_and_the_commit(fetches: list[DownloadJob], tmp_path: Path) -> None:
+def test_other_nodes_get_the_models_name_and_commit(fetches: list[DownloadJob], tmp_path: Path) -> None:
     request = up_request.parse(
         ["--model", "facebook/opt-125m", "--download-dir", "/m", "--ray", "--address", "10.0.0.1:6379"]
     )
@@ -167,6 +167,6 @@ def test_model_path_prints_no_path_that_is_not_there(tmp_path: Path, capsys: pyt
     assert capsys.readouterr() == ("", f"pdserve model: {tmp_path}/none is not a folder, nor a .gguf file\n")
 
 
-def test_a_file_of_the_model_that_is_missing_is_said_to_be_missing(tmp_path: Path) -> None:
+def test_a_missing_file_of_the_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^\S+/config\.json is missing$"):
         read_json(tmp_path / "config.json")

@@ -44,7 +44,7 @@ def test_our_packages_are_found_before_the_scripts_own_folder(folder: Path, as_m
     assert said == f"{CLONE / 'engine' / '__init__.py'}\n"
 
 
-def test_who_imported_a_module_of_that_name_before_keeps_it(folder: Path) -> None:
+def test_a_module_imported_earlier_stays(folder: Path) -> None:
     said = run(folder, "import engine\nimport pdserve\nfrom wire.errors import ConfigError\nprint(engine.MINE)\n")
 
     assert said == f"run: engine\n{folder / 'engine.py'}\n"

@@ -40,7 +40,7 @@ def spawn(tmp_path: Path) -> Iterator[_Spawner]:
     assert all(child.ended() for child in spawner.children)
 
 
-def test_a_child_that_ends_is_told_with_its_last_line_and_log(spawn: _Spawner) -> None:
+def test_a_child_that_ends_is_reported_with_last_line_and_log(spawn: _Spawner) -> None:
     child = spawn("print('first'); print('no such model'); raise SystemExit(2)")
     while (end := child.ended()) is None:
         pass
@@ -62,7 +62,7 @@ def test_one_that_does_not_heed_sigterm_is_killed(spawn: _Spawner) -> None:
     assert not child.record.alive
 
 
-def test_whoever_is_in_a_hurry_gives_none_time_whatever_its_role(spawn: _Spawner) -> None:
+def test_down_with_timeout_0_kills_every_role_at_once(spawn: _Spawner) -> None:
     children = [spawn.when_up(_STUBBORN, "scheduler"), spawn.when_up(_STUBBORN)]
     looks = iter([False, False])  # then somebody presses Ctrl-C again
 

@@ -63,7 +63,7 @@ def _flags(server: Heard, *more: str) -> list[str]:
     return ["--url", server.url, "--api-key", "sk", *more]
 
 
-def test_a_chat_remembers_what_was_said(
+def test_a_chat_keeps_its_history(
     server: Heard, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("one\n\nfail\ntwo\n"))
@@ -106,7 +106,7 @@ def test_limit_and_temperature_are_sent_only_if_given(server: Heard, command: st
 @pytest.mark.parametrize(
     ("command", "said"), [("chat", "the rest of the context"), ("complete", "the server's; pdserve's is 16")]
 )
-def test_help_says_how_long_an_answer_may_be(command: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_the_answers_limit(command: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([command, "--help"])
 
@@ -114,7 +114,7 @@ def test_help_says_how_long_an_answer_may_be(command: str, said: str, capsys: py
 
 
 @pytest.mark.parametrize("command", ["chat", "complete"])
-def test_without_a_url_the_cluster_of_the_run_folder_is_asked(
+def test_without_a_url_the_run_folders_cluster_answers(
     server: Heard, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PDSERVE_RUN_DIR", str(tmp_path))
@@ -217,7 +217,7 @@ def test_a_failing_answer_ends_its_line_before_the_error(
     assert told.err == ("pdserve chat: " if quick else "") + "the instance is gone\n"
 
 
-def test_ctrl_c_ends_an_answer_and_keeps_what_came(
+def test_ctrl_c_ends_an_answer_and_keeps_its_text(
     server: Heard, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(text: str) -> str:

@@ -119,7 +119,7 @@ def test_doctor_finds_the_table_that_start_servers_would(capsys: pytest.CaptureF
     assert findings["tables"]["words"].startswith("2 prefill, 1 decode")
 
 
-def test_what_the_environment_has_wins_over_the_file() -> None:
+def test_the_environment_wins_over_the_file() -> None:
     config = _config("global-rank-table: file.json\nnode-ports: 1,2\n")
 
     assert with_file(["doctor", config], {"NODE_PORTS": "3,4"})[1] == {"GLOBAL_RANK_TABLE_FILE_PATH": "file.json"}
@@ -164,7 +164,7 @@ def test_the_command_that_is_installed_is_this_one() -> None:
     assert getattr(importlib.import_module(module), name) is main
 
 
-def test_nothing_of_pdserves_is_loaded_where_no_file_is_named() -> None:
+def test_without_a_file_no_pdserve_module_is_loaded() -> None:
     code = "import sys, pdserve.ranktable_command as c; c.main(['lint', 'gone.json']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=300, check=True)
 

@@ -18,9 +18,7 @@ from wire.errors import ConfigError, PdserveError, Unavailable
 
 
 @pytest.mark.parametrize(("status", "error"), [(2, ConfigError), (1, Unavailable), (0, Unavailable)])
-def test_a_process_that_was_told_wrong_is_the_users_to_mend(
-    status: int, error: type[PdserveError], tmp_path: Path
-) -> None:
+def test_a_usage_error_of_a_process_is_the_users_to_fix(status: int, error: type[PdserveError], tmp_path: Path) -> None:
     code = f"import sys; print('its last words'); sys.exit({status})"
     child = Child(
         ProcessPlan("prefill-0", "prefill", "127.0.0.1:1", (sys.executable, "-c", code), {}),

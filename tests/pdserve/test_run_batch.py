@@ -144,7 +144,7 @@ def test_input_and_output_are_two_files(tmp_path: Path, loopback: Loopback) -> N
     assert loopback.puts == []
 
 
-def test_errors_stand_in_a_file_of_their_own_too(tmp_path: Path, loopback: Loopback) -> None:
+def test_errors_are_also_written_to_their_own_file(tmp_path: Path, loopback: Loopback) -> None:
     write(tmp_path / "in.jsonl", [*BATCH, request("bad", "/bad_url")])
 
     words = (*COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", "--error-file", "errors.jsonl")
@@ -188,7 +188,7 @@ def test_a_foreign_file_in_place_of_the_note_ends_the_run(
     assert strange.read_text() == "what I asked\n"
 
 
-def test_failed_lines_are_not_asked_of_another_model_than_the_rest(tmp_path: Path, loopback: Loopback) -> None:
+def test_failed_lines_are_not_retried_on_another_model(tmp_path: Path, loopback: Loopback) -> None:
     write(tmp_path / "in.jsonl", [*BATCH[:3], request("id-four", "/bad_url")])
     words = (*COMMAND, "-i", "in.jsonl", "-o", "out.jsonl")
     at_url = (*words, "--base-url", loopback.url)
@@ -222,7 +222,7 @@ def test_failed_lines_are_not_retried_on_another_served_model(tmp_path: Path, lo
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stopped_run_says_how_it_goes_on_and_does(tmp_path: Path, number: signal.Signals, status: int) -> None:
+def test_a_stopped_run_prints_how_to_resume_and_resumes(tmp_path: Path, number: signal.Signals, status: int) -> None:
     write(tmp_path / "in.jsonl", BATCH)
     with Loopback(free=2) as model:
         model.hold.clear()
@@ -331,7 +331,7 @@ def test_a_foreign_server_answers_no_line_and_replaces_no_output(tmp_path: Path,
     assert loopback.asked == {}
 
 
-def test_no_torch_is_loaded_to_ask_a_server(tmp_path: Path, loopback: Loopback) -> None:
+def test_no_torch_is_loaded_for_a_remote_server(tmp_path: Path, loopback: Loopback) -> None:
     write(tmp_path / "in.jsonl", BATCH)
     code = (
         "import sys; from pdserve.cli import main; status = main(sys.argv[1:]);"
@@ -346,7 +346,7 @@ def test_no_torch_is_loaded_to_ask_a_server(tmp_path: Path, loopback: Loopback) 
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_model_that_is_lost_on_the_way_leaves_a_batch_that_goes_on(
+def test_a_batch_whose_model_is_lost_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     source, output = write(tmp_path / "in.jsonl", BATCH), tmp_path / "out.jsonl"

@@ -40,7 +40,7 @@ def test_a_url_without_a_file_ends_the_run_before_the_model_loads(tmp_path: Path
 
 
 @pytest.mark.covers("A1.13")
-def test_this_machine_is_not_asked_for_files_unless_a_flag_says_so(tmp_path: Path, loopback: Loopback) -> None:
+def test_local_addresses_are_refused_without_a_flag(tmp_path: Path, loopback: Loopback) -> None:
     here, there = f"{loopback.url}/in.jsonl", str(write(tmp_path / "in.jsonl", BATCH))
     fetched = run(tmp_path, *COMMAND, "-i", here, "-o", "out.jsonl", *NO_MODEL)
     sent = run(tmp_path, *COMMAND, "-i", there, "-o", f"{loopback.url}/out", *NO_MODEL)

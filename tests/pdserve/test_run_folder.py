@@ -126,7 +126,7 @@ def test_a_state_that_cannot_be_written_leaves_no_files(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_left_is_forgotten_unless_somebody_holds_the_folder(tmp_path: Path) -> None:
+def test_leftovers_are_removed_unless_the_folder_is_locked(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     with folder.lock():
         folder.write(ClusterState("http://x", "m", ()))
@@ -249,14 +249,14 @@ def test_last_line_skips_blank_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ['"text"', "[]", "null", "\udc80"])
-def test_state_that_is_no_object_is_refused_by_its_path(tmp_path: Path, text: str) -> None:
+def test_a_state_file_without_an_object_is_refused_by_path(tmp_path: Path, text: str) -> None:
     (tmp_path / "state.json").write_bytes(text.encode(errors="surrogateescape"))
 
     with pytest.raises(ConfigError, match=r"state\.json was not written by pdserve"):
         RunFolder(tmp_path).read()
 
 
-def test_a_folder_that_cannot_be_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_an_impossible_folder_is_refused_with_advice(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = RunFolder(tmp_path / "file" / "run")
     words = (

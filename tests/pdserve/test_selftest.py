@@ -229,7 +229,7 @@ def test_each_check_ends_alone_and_in_one_line() -> None:
         (["--device", "cpu", "--only", "nothing"], "--only nothing matches no row"),
     ],
 )
-def test_mistakes_are_told_in_a_line(typed: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(typed: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["selftest", *typed]) == 2
     assert said in capsys.readouterr().err
 
@@ -243,7 +243,7 @@ def test_a_device_that_is_not_here_is_an_error_with_a_reason(monkeypatch: pytest
         command.main(["--device", "fake"])
 
 
-def test_one_row_alone_is_what_it_is_among_all(tmp_path: Path) -> None:
+def test_a_row_run_alone_gives_the_same_result(tmp_path: Path) -> None:
     """P/D asks for links that carry KV here: they are tried for it where they were not asked for."""
     status, document, _ = run(tmp_path / "r.md", "--device", "cpu", "--only", "P/D")
 
@@ -252,7 +252,7 @@ def test_one_row_alone_is_what_it_is_among_all(tmp_path: Path) -> None:
     assert "shm" in document["results"][0]["words"]
 
 
-def test_what_libraries_print_is_in_the_report_and_not_in_the_table(
+def test_output_of_libraries_is_in_the_report_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     best = TorchChooser.best
@@ -291,7 +291,7 @@ def test_a_row_that_ends_the_process_is_named_in_the_report(tmp_path: Path, monk
     assert list(tmp_path.iterdir()) == [tmp_path / "r.md"]
 
 
-def test_ctrl_c_says_where_the_report_is_and_how_far_it_goes(
+def test_ctrl_c_prints_the_reports_path_and_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(self: object, *_: object) -> None:
@@ -359,12 +359,12 @@ def test_help_names_the_groups_that_there_are(capsys: pytest.CaptureFixture[str]
         (("--device", "cpu", "--index", "4"), "--index 4: there is one cpu device, 0"),
     ],
 )
-def test_what_names_no_row_or_device_is_refused_with_what_there_is(flags: tuple[str, ...], words: str) -> None:
+def test_unknown_rows_or_devices_are_refused_with_the_known(flags: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         command.main(flags)
 
 
-def test_rows_are_made_once_also_where_none_of_them_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_made_once_even_if_none_is_selected(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     checks = command._checks
 

@@ -167,7 +167,7 @@ def test_a_far_end_that_cannot_open_gives_its_pool_back(broken: str, monkeypatch
     assert pool.closed == 1
 
 
-def test_a_far_end_that_says_nothing_is_ended_the_hard_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_far_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     far_end_is(monkeypatch, DEAF)
     monkeypatch.setattr(far_process, "_START_S", 0.5)
     monkeypatch.setattr(far_process, "_LEAVE_S", 0.1)

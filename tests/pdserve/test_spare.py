@@ -191,7 +191,7 @@ def test_one_that_dies_is_made_again_until_it_died_too_often() -> None:
         (False, {}, "--no-spare"),
     ],
 )
-def test_why_there_is_none_names_flag_or_variable(wanted: bool, environ: dict[str, str], why: str) -> None:
+def test_the_reason_for_no_spare_names_flag_or_variable(wanted: bool, environ: dict[str, str], why: str) -> None:
     assert why_no_spare(wanted, environ) == why
     if why:
         rig = _Rig(why)

@@ -31,7 +31,7 @@ def _config(**flags: object) -> InstanceConfig:
     return InstanceConfig(options, Role.DECODE, "10.0.0.18", ("6", "7"), cores=(2, 3))
 
 
-def test_an_instance_says_ports_devices_and_the_next_step(tmp_path: Path) -> None:
+def test_an_instance_prints_ports_devices_and_the_next_step(tmp_path: Path) -> None:
     config = _config()
 
     lines = instance_lines(config, _plan(tmp_path, 1, ports=None), kv_host(config), None, {})
@@ -54,7 +54,7 @@ def test_the_next_step_has_the_schedulers_port_of_the_table(tmp_path: Path) -> N
     assert lines[-1].endswith("; `pdserve status --url http://10.0.0.18:9100` shows them")
 
 
-def test_flags_change_what_it_says(tmp_path: Path) -> None:
+def test_flags_change_the_start_lines(tmp_path: Path) -> None:
     config = _config(http_port=9100, kv_port_range="20000-20001", kv_ip="10.0.1.18")
 
     lines = instance_lines(
@@ -98,7 +98,7 @@ def test_an_instance_that_listens_where_the_table_has_it_is_not(tmp_path: Path, 
     assert not [line for line in lines if line.startswith("warning: ")]
 
 
-def test_an_ipv6_scheduler_stands_in_brackets(tmp_path: Path) -> None:
+def test_an_ipv6_scheduler_is_in_brackets(tmp_path: Path) -> None:
     config = _config()
 
     lines = instance_lines(config, _plan(tmp_path, 1, address="fd00::2"), kv_host(config), None, {})
@@ -120,7 +120,7 @@ def test_the_scheduler_prints_missing_instances_and_its_url(tmp_path: Path, host
     )
 
 
-def test_the_scheduler_of_use_openai_0_says_what_it_serves(tmp_path: Path) -> None:
+def test_a_use_openai_0_scheduler_prints_what_it_serves(tmp_path: Path) -> None:
     engine = replace(EngineOptions(), host="127.0.0.1", port=9000)
 
     first, _, last = scheduler_lines(engine, replace(_plan(tmp_path, None), use_openai=False))

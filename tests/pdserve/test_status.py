@@ -29,7 +29,7 @@ def _state() -> ClusterState:
     )
 
 
-def test_the_table_shows_what_metrics_say_and_who_is_gone() -> None:
+def test_the_table_shows_metrics_and_gone_processes() -> None:
     page = (
         'pdserve_instance_info{address="127.0.0.1:1",instance="p",role="prefill",state="living"} 1\n'
         'pdserve_link_up{instance="p",peer="d",transport="shm"} 1\n'
@@ -109,9 +109,7 @@ def test_a_running_replacement_shows_its_phase(names: tuple[str, ...], words: st
     assert "so far" not in line
 
 
-def test_the_table_in_use_and_the_supervisor_stand_beside_the_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_and_supervisor_are_shown_with_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     started = start_time(os.getpid()) or 0
     watcher = ProcessRecord("supervisor", "supervisor", os.getpid(), started, "", "/l")
     with served_page(PAGE + 'pdserve_table_version{digest="7ab1e0123456"} 2.0\n') as url:
@@ -140,7 +138,7 @@ def test_a_fallback_is_shown_with_its_reason_as_printable_text() -> None:
 
 
 @pytest.mark.parametrize("reason", ["not offered there", "another host or network namespace"])
-def test_a_better_transport_that_was_never_to_be_had_is_no_fallback(reason: str) -> None:
+def test_an_unavailable_better_transport_is_not_a_fallback(reason: str) -> None:
     page = PAGE.replace('the peer said \\"no\x1b[31m\\"', reason)
     never = page.replace('fallbacks_total{instance="P",peer="D"} 1.0', 'fallbacks_total{instance="P",peer="D"} 0.0')
     both = page + 'pdserve_link_passed_over{instance="P",peer="D",reason="it broke",transport="cuda_ipc"} 1.0\n'
@@ -164,7 +162,7 @@ def test_digests_are_shown_for_each_instance() -> None:
     assert [line.split()[9] for line in lines[1:]] == ["on", "off", "-"]
 
 
-def test_a_pair_that_no_transport_joins_is_said_in_whole() -> None:
+def test_a_pair_without_a_common_transport_is_shown_in_full() -> None:
     page = PAGE + 'pdserve_link_impossible{instance="P",peer="E",reason="prefill has shm, decode has tcp"} 1\n'
 
     assert table(None, read_page(parse_metrics(page)))[1].endswith(
@@ -193,7 +191,7 @@ def test_any_cluster_is_shown_by_its_url(
         assert lines[4] == "decode-1 is lost: it was ?[31mcut"
 
 
-def test_nobody_there_is_one_line_that_says_what_to_do(
+def test_no_cluster_is_one_line_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PDSERVE_RUN_DIR", str(tmp_path))

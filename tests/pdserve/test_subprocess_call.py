@@ -46,7 +46,7 @@ apart(work)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_it_ends_with_whoever_wanted_it_and_what_it_started_too(number: signal.Signals) -> None:
+def test_it_ends_with_its_caller_and_its_children(number: signal.Signals) -> None:
     with subprocess.Popen([sys.executable, "-c", _LONG], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         lives = [os.pidfd_open(int(pid)) for pid in process.stdout.readline().split()]

@@ -160,7 +160,7 @@ def test_a_restarted_process_appends_to_its_log(cluster: _Cluster, tmp_path: Pat
     assert (tmp_path / "decode-0.log").read_text() == "first\nno such device\n" * 2
 
 
-def test_what_supervises_has_nothing_heavy_in_it() -> None:
+def test_the_supervisor_imports_nothing_heavy() -> None:
     heavy = "torch", "transformers", "numpy", "grpc", "pydantic", "tokenizers"
     code = f"import sys, pdserve.up, pdserve.down; print(set({heavy}) & set(sys.modules))"
 
@@ -200,7 +200,7 @@ def test_a_waiting_restart_is_dropped_with_its_table_entry(cluster: _Cluster) ->
     assert cluster.record("decode-0").note == "removed"
 
 
-def test_one_that_was_removed_is_none_that_is_left(cluster: _Cluster) -> None:
+def test_a_removed_process_is_not_counted_as_left(cluster: _Cluster) -> None:
     cluster.start(decode_0=_DIES, decode_1=_DIES)
     cluster.removed.add("decode-1")
     cluster.wait_dead("decode-1")

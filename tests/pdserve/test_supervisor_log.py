@@ -21,7 +21,7 @@ def test_each_line_is_printed_and_logged_with_the_time(tmp_path: Path, capsys: p
     assert re.fullmatch(rf"{time} gave up on decode-0\n{time}   its last line\n", log.read_text())
 
 
-def test_a_new_run_keeps_the_last_runs_words_beside_its_own(tmp_path: Path) -> None:
+def test_a_new_run_keeps_the_last_runs_log(tmp_path: Path) -> None:
     log = tmp_path / "supervisor.log"
     log.write_text("the end one looks for\n")
 

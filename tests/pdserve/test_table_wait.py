@@ -63,7 +63,7 @@ def test_a_table_that_is_not_completed_in_time_is_an_error(tmp_path: Path) -> No
         starting.wait(2.0)
 
 
-def test_what_else_is_wrong_is_not_waited_for(tmp_path: Path) -> None:
+def test_other_faults_are_not_waited_for(tmp_path: Path) -> None:
     starting = Starting(tmp_path)
     starting.write("done")
 

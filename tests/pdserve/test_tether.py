@@ -124,7 +124,7 @@ signal.pause()
 """
 
 
-def test_who_is_told_twice_ends_what_it_started_once(tmp_path: Path) -> None:
+def test_two_signals_end_the_children_once(tmp_path: Path) -> None:
     assert _left_by(_TOLD_TWICE, tmp_path) == "1"
 
 
@@ -147,7 +147,7 @@ signal.pause()
 """
 
 
-def test_what_is_removed_is_not_made_again_meanwhile(tmp_path: Path) -> None:
+def test_a_folder_being_removed_is_not_recreated(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     held, ours = os.pipe()
@@ -177,7 +177,7 @@ def test_a_parent_that_died_before_the_child_held_on_takes_it_too(tmp_path: Path
     os.close(life)
 
 
-def test_whoever_was_told_nothing_holds_on_to_nobody() -> None:
+def test_without_a_tether_no_parent_is_watched() -> None:
     environ = {"KEPT": "1"}
 
     hold_on(environ)
@@ -186,6 +186,6 @@ def test_whoever_was_told_nothing_holds_on_to_nobody() -> None:
 
 
 @pytest.mark.parametrize("told", ["", "x", "1000000", "-1"])
-def test_what_is_no_pipe_is_refused(told: str) -> None:
+def test_anything_but_a_pipe_is_refused(told: str) -> None:
     with pytest.raises(ConfigError, match=f"{VARIABLE} is '{told}', which is not a pipe"):
         hold_on({VARIABLE: told})

@@ -20,7 +20,7 @@ from wire.errors import ConfigError
         ["--kv-transport", "tcp", "shm", "--kv-cache-memory", "1048576", "--block-size", "32"],
     ],
 )
-def test_flags_say_the_same_again(typed: list[str]) -> None:
+def test_flags_round_trip(typed: list[str]) -> None:
     parser: argparse.ArgumentParser = Parser()
     add_flags(parser, EngineOptions, "engine")
     namespace = parser.parse_args(typed)
@@ -42,7 +42,7 @@ def test_lists_are_passed_on_and_keys_are_on_no_command_line() -> None:
 
 
 @pytest.mark.parametrize("flag", ["--global-rank-table", "--node-ports", "--use-openai", "--http-port"])
-def test_what_up_decides_itself_is_refused_and_not_in_its_help(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_that_up_sets_itself_are_refused_and_not_in_help(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match=f"{flag} is set by `pdserve up` itself"):
         parse([flag, "1"])
     with pytest.raises(SystemExit):
@@ -88,12 +88,12 @@ def test_under_ray_too_there_is_a_limit(flags: tuple[str, ...], words: str) -> N
         (("--ray", "--ray-strategy", "near"), "invalid choice: 'near'"),
     ],
 )
-def test_what_ray_is_told_is_checked_before_anything_starts(flags: tuple[str, ...], words: str) -> None:
+def test_ray_options_are_checked_before_anything_starts(flags: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         parse(flags)
 
 
-def test_what_ray_is_told_is_for_up_alone() -> None:
+def test_ray_options_are_for_up_only() -> None:
     request = parse(("--ray", "--address", "10.0.0.18:6379", "--ray-strategy", "pack", "--model", "/m"))
 
     assert (request.options.ray, request.options.address, request.options.ray_strategy) == (

@@ -39,9 +39,7 @@ def test_a_name_near_ours_is_refused_with_ours(
     assert capsys.readouterr().err == f"pdserve up: there is no variable {name}: did you mean {meant}?\n"
 
 
-def test_names_that_nobody_reads_are_one_warning(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_variables_are_one_warning(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("PDSERVE_COLOUR", "red")
     monkeypatch.setenv("PDSERVE_MOOD", "blue")
 

@@ -41,7 +41,7 @@ def test_each_is_every_pair_of_the_kinds_that_can_be_used_here() -> None:
     )
 
 
-def test_a_machine_without_cards_has_one_pair_and_says_so() -> None:
+def test_a_machine_without_cards_has_one_pair() -> None:
     pairs = choose_pairs(EACH, {"cpu": CpuKind(), "fake": NoCard()})
 
     assert pairs.pairs == (DeviceKindPair("cpu", "cpu"),)
@@ -54,7 +54,7 @@ def test_a_machine_without_cards_has_one_pair_and_says_so() -> None:
     ("asked", "ends"),
     [("cpu", ("cpu", "cpu")), ("fake", ("fake", "fake")), ("cpu:fake", ("cpu", "fake")), ("fake:cpu", ("fake", "cpu"))],
 )
-def test_one_pair_is_asked_for_by_its_kinds(asked: str, ends: tuple[str, str]) -> None:
+def test_one_pair_is_selected_by_its_kinds(asked: str, ends: tuple[str, str]) -> None:
     assert choose_pairs(asked, KINDS) == DevicePairs((DeviceKindPair(*ends),), {})
 
 
@@ -93,7 +93,7 @@ def test_each_pair_has_the_transports_that_both_its_ends_can() -> None:
     assert choose("each", DEFAULT_NAMES, DeviceKindPair("fake", "fake")).names == ("tcp",)
 
 
-def test_each_end_is_told_its_device(tmp_path: Path) -> None:
+def test_each_end_gets_its_device(tmp_path: Path) -> None:
     made: Deployment = pair(tmp_path, ("--model", "/m"), "tcp", DeviceKindPair("cpu", "fake"))
 
     assert [told(plan) for plan in made.instances] == ["cpu", "fake"]

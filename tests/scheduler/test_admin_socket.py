@@ -57,7 +57,7 @@ async def ask(name: str, data: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in told.splitlines()]
 
 
-async def test_it_tells_of_every_pair_before_and_after_it_is_measured() -> None:
+async def test_every_pair_is_reported_before_and_after_measuring() -> None:
     async with standing("PDD") as (cluster, name):
         told = await ask(name, ASK)
 
@@ -110,7 +110,7 @@ async def test_anything_else_is_refused_with_a_reason_and_measures_nothing(data:
         assert not any(isinstance(command, MeasureLink) for command in cluster.instances[0].commands)
 
 
-async def test_one_who_says_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_client_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_socket, "_ASK_TIMEOUT_S", 0.05)
     async with standing() as (_, name):
         (told,) = await ask(name, b'{"ask": ')
@@ -118,7 +118,7 @@ async def test_one_who_says_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> N
         assert "within 0.05 s" in told["error"]
 
 
-async def test_a_process_of_another_user_is_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     monkeypatch.setattr(admin_socket, "_ROOT", 4712)
     async with standing() as (cluster, name):
@@ -153,7 +153,7 @@ async def until_measured(name: str) -> list[dict[str, Any]]:
     return told
 
 
-async def test_crowds_are_cut_and_the_door_stays_open() -> None:
+async def test_excess_clients_are_cut_and_the_socket_stays_open() -> None:
     async with standing() as (_, name):
         crowd = [await asyncio.open_unix_connection("\0" + name) for _ in range(40)]
         cut = [await asyncio.wait_for(reader.read(1), WAIT_S) for reader, _ in crowd[admin_socket._MAX_CLIENTS :]]
@@ -178,7 +178,7 @@ async def until_measured_or_cut(name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("broken", [MemoryError(), OSError(errno.ENOSPC, "epoll limit")])
-async def test_an_asker_who_cannot_be_heard_is_cut_and_the_door_stays_open(
+async def test_an_unreadable_client_is_cut_and_the_socket_stays_open(
     broken: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     connect = asyncio.open_unix_connection
@@ -208,7 +208,7 @@ def _is_cut(asker: socket.socket) -> bool:
         return False
 
 
-async def test_a_name_that_is_taken_costs_the_door_alone(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_taken_socket_name_costs_only_the_admin_socket(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("WARNING", "pdserve.door")
     async with standing() as (cluster, name):
         await asyncio.wait_for(keep_door(name, LinkProbe(cluster.control.registry)), WAIT_S)
@@ -247,7 +247,7 @@ def _was_cut(asker: socket.socket) -> bool:
         return True
 
 
-async def test_a_scheduler_has_its_door_under_its_own_port(model_folder: Path, free_port: int) -> None:
+async def test_the_admin_socket_is_named_by_the_schedulers_port(model_folder: Path, free_port: int) -> None:
     fakes, stop = FakeCluster("PD"), asyncio.Event()
     cluster = Cluster(tuple(fakes.expected), fakes.network.connect, TABLE_DIGEST)
     fakes.boot(0)

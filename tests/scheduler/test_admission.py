@@ -176,7 +176,7 @@ async def test_where_one_that_all_wait_for_leaves_the_others_go_at_once() -> Non
 
 
 @virtual
-async def test_coming_and_going_behind_a_long_queue_tries_nobody_again() -> None:
+async def test_changes_behind_a_long_queue_retry_no_prompt() -> None:
     room = _Room(0)
     admission = Admission(ControlLimits(), room)
     places = [waiting(str(number)) for number in range(2000)]
@@ -258,7 +258,7 @@ async def test_a_key_that_filled_its_share_is_refused_and_another_is_not() -> No
 
 
 @virtual
-async def test_room_for_vectors_is_asked_for_as_long_as_such_a_prompt_waits() -> None:
+async def test_room_for_vectors_is_requested_while_one_waits() -> None:
     room = _Room(0)
     admission = Admission(ControlLimits(), room)
     vector = Waiting("vector", PromptFacts(10, 1, pooled=True))

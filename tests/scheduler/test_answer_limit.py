@@ -60,7 +60,7 @@ async def test_text_and_ids_count_too(serve: Any) -> None:
         ({"best_of": 8, "logprobs": 20, "max_tokens": 100}, "best_of"),
     ],
 )
-async def test_what_is_known_before_is_refused_before(serve: Any, fields: dict[str, Any], param: str) -> None:
+async def test_an_answer_known_to_be_too_long_is_refused_first(serve: Any, fields: dict[str, Any], param: str) -> None:
     async with serve(max_answer_bytes=65536) as served:
         refused = await ask(served, "/v1/completions", **fields)
 
@@ -70,7 +70,7 @@ async def test_what_is_known_before_is_refused_before(serve: Any, fields: dict[s
 
 
 @pytest.mark.parametrize("path", SURFACES)
-async def test_what_was_gathered_is_what_a_stream_tells(serve: Any, path: str) -> None:
+async def test_a_collected_answer_equals_its_stream(serve: Any, path: str) -> None:
     asked = {**LOGPROBS[path], "return_token_ids": True, "max_tokens": 12, "n": 2}
     async with serve("世界 hello world") as served:
         whole = (await ask(served, path, **asked)).json()["choices"]

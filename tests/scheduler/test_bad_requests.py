@@ -167,7 +167,7 @@ async def test_many_wrong_values_are_not_described_one_by_one(serve: Any, path: 
         ["a"] * 65,
     ],
 )  # fmt: skip
-async def test_a_prompt_that_is_none_is_400(serve: Any, prompt: Any) -> None:
+async def test_an_invalid_prompt_is_400(serve: Any, prompt: Any) -> None:
     async with serve() as served:
         response = await served.client.post("/v1/completions", json={"model": served.model, "prompt": prompt})
 
@@ -191,7 +191,7 @@ async def test_a_token_id_out_of_vocabulary_is_named_with_the_limit(serve: Any) 
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://10.0.0.1/"}}]}],
     ],
 )  # fmt: skip
-async def test_messages_that_are_none_are_400(serve: Any, messages: Any) -> None:
+async def test_invalid_messages_are_400(serve: Any, messages: Any) -> None:
     async with serve() as served:
         response = await served.client.post("/v1/chat/completions", json={"model": served.model, "messages": messages})
 
@@ -307,7 +307,7 @@ async def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(serve: An
         assert limit in answer.text
 
 
-async def test_what_only_looks_like_parts_in_a_long_text_is_none(serve: Any) -> None:
+async def test_braces_in_a_long_text_are_not_counted_as_values(serve: Any) -> None:
     code = "def f(a: int) -> list: return [{'a\\\\\"': [a]}]\n" * 70_000 + "," * 1_100_000
     async with serve("hello") as served:
         answer = await served.client.post(

@@ -71,7 +71,7 @@ async def test_one_that_went_away_takes_no_place() -> None:
     assert not turnstile._waiting
 
 
-async def test_the_gate_spreads_what_makes_work_and_nothing_else() -> None:
+async def test_the_gate_spreads_only_work() -> None:
     began: Counter[tuple[str, int]] = Counter()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

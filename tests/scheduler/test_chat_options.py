@@ -19,7 +19,7 @@ from wire.errors import ConfigError, InvalidRequest
 NEEDED = ["--model", "m"]
 
 
-def test_its_own_template_is_taken_unless_the_operator_says_no() -> None:
+def test_a_requests_template_is_used_unless_forbidden() -> None:
     ChatSettings().check(ChatOptions(template="{{ 1 }}"))
 
     with pytest.raises(InvalidRequest, match="chat_template_not_allowed") as refused:
@@ -37,7 +37,7 @@ def test_its_own_template_is_taken_unless_the_operator_says_no() -> None:
     ],
     ids=["nothing", "blank", "long"],
 )
-def test_a_template_that_is_none_is_refused(template: str, words: str) -> None:
+def test_an_invalid_template_is_refused(template: str, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         ChatSettings().check(ChatOptions(template=template))
 
@@ -79,7 +79,7 @@ def test_a_document_that_is_no_object_is_named() -> None:
         ChatSettings().check(ChatOptions(documents=documents))
 
 
-def test_the_flags_say_it() -> None:
+def test_the_flags_set_the_chat_options() -> None:
     assert parse(NEEDED).options.chat_settings(keyed=False) == ChatSettings()
 
     kwargs = ["--default-chat-template-kwargs", '{"enable_thinking": false}']

@@ -59,7 +59,7 @@ async def test_ids_equal_apply_chat_template(make_model: MakeModel, options: Cha
     assert oracle.encode(text, add_special_tokens=False) == expected
 
 
-async def test_special_tokens_are_added_when_asked(make_model: MakeModel) -> None:
+async def test_special_tokens_are_added_on_request(make_model: MakeModel) -> None:
     async with opened(make_model(add_bos_token=True)) as tokens:
         plain = await tokens.encode_chat(TALK)
         added = await tokens.encode_chat(TALK, ChatOptions(add_special_tokens=True))
@@ -76,7 +76,7 @@ async def test_default_kwargs_give_way_to_the_requests(model_folder: Path) -> No
         assert await tokens.render_chat(TALK, shows) == "warm1"
 
 
-async def test_the_settings_say_how_contents_are_handed_on(model_folder: Path) -> None:
+async def test_the_settings_choose_the_content_format(model_folder: Path) -> None:
     shows = ChatOptions(template="{{ messages[0].content }}")
 
     async with opened(model_folder, ChatSettings(content_format="openai")) as tokens:
@@ -111,7 +111,7 @@ async def test_a_conversation_longer_than_the_model_is_the_messages_fault(model_
 
 
 @pytest.mark.parametrize("options", [ChatOptions(template="{{ 1 }}"), ChatOptions(template_kwargs={"messages": []})])
-async def test_what_a_request_may_not_say_is_refused_at_both_doors(model_folder: Path, options: ChatOptions) -> None:
+async def test_forbidden_fields_are_refused_on_both_routes(model_folder: Path, options: ChatOptions) -> None:
     async with opened(model_folder, ChatSettings(trust_request_template=False)) as tokens:
         doors: list[Refused] = [lambda t: t.encode_chat(TALK, options), lambda t: t.render_chat(TALK, options)]
         for door in doors:
@@ -120,7 +120,7 @@ async def test_what_a_request_may_not_say_is_refused_at_both_doors(model_folder:
 
 
 @pytest.mark.covers("A5.74")
-async def test_a_template_of_the_operator_that_is_none_ends_the_start(model_folder: Path) -> None:
+async def test_an_invalid_operators_template_ends_the_start(model_folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"--chat-template \./nothing\.jinja: no such file"):
         read_model_files(str(model_folder), chat_template="./nothing.jinja")
     async with opened(model_folder, template="{% for %}") as tokens:

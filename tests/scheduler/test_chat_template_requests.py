@@ -73,7 +73,7 @@ async def test_the_last_message_is_left_open(serve: Any) -> None:
         assert text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\nWell "
 
 
-async def test_no_door_takes_a_template_where_the_operator_says_no(serve: Any) -> None:
+async def test_no_route_accepts_a_forbidden_template(serve: Any) -> None:
     async with serve(trust_request_chat_template=False) as served:
         for error in await refusals_of(served, chat_template="{{ 1 }}"):
             assert "chat_template_not_allowed" in error["message"]
@@ -83,7 +83,7 @@ async def test_no_door_takes_a_template_where_the_operator_says_no(serve: Any) -
         assert served.dispatcher.requests == []
 
 
-async def test_no_door_takes_a_reserved_name(serve: Any) -> None:
+async def test_no_route_accepts_a_reserved_name(serve: Any) -> None:
     async with serve() as served:
         for name in ("tokenize", "messages", "self", "bos_token", "add_generation_prompt", "chat_template"):
             for error in await refusals_of(served, chat_template_kwargs={name: 1}):
@@ -102,7 +102,7 @@ BAD = {
 }
 
 
-async def test_a_bad_template_is_400_at_every_door(serve: Any) -> None:
+async def test_a_bad_template_is_400_on_every_route(serve: Any) -> None:
     async with serve() as served:
         for template, words in BAD.items():
             for error in await refusals_of(served, chat_template=template):

@@ -62,7 +62,7 @@ def test_a_missing_model_is_named() -> None:
         parse([], {})
 
 
-def test_help_says_what_every_flag_is_for() -> None:
+def test_help_describes_every_flag() -> None:
     text = parser().format_help()
 
     for words in ("--first-token-timeout", "NODE_PORTS", "--chat-template", "429", "--served-model-name"):

@@ -46,5 +46,5 @@ EITHER = (
         *((source, ContentFormat.EITHER) for source in EITHER),
     ],
 )
-def test_the_source_tells(source: str, taken: ContentFormat) -> None:
+def test_the_templates_source_decides_the_content_format(source: str, taken: ContentFormat) -> None:
     assert format_taken(environment().parse(source)) is taken

@@ -127,7 +127,7 @@ def test_parts_become_lines_where_the_template_takes_text() -> None:
     assert ours(TRIMS, messages) == "[user]\na\nb\n\n"
 
 
-def test_what_either_takes_is_left_as_it_came() -> None:
+def test_contents_both_formats_accept_are_unchanged() -> None:
     messages: list[dict[str, Any]] = [{"role": "a", "content": "b"}, {"role": "a", "content": [{"text": "b"}]}]
 
     assert shaped(messages, ContentFormat.EITHER) == messages

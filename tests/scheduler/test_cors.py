@@ -11,7 +11,7 @@ pytestmark = pytest.mark.anyio
 PREFLIGHT = {"origin": "https://app.example", "access-control-request-method": "POST"}
 
 
-async def test_no_page_may_ask_by_default(serve: Serve) -> None:
+async def test_no_origin_is_allowed_by_default(serve: Serve) -> None:
     async with serve() as served:
         answer = await served.client.get("/v1/models", headers={"origin": "https://app.example"})
         preflight = await served.client.options("/v1/models", headers=PREFLIGHT)

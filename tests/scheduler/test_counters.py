@@ -42,7 +42,7 @@ def test_the_phases_of_a_request_add_up() -> None:
 
 
 @pytest.mark.covers("B.metrics.1")
-def test_vllm_s_names_say_how_a_request_went() -> None:
+def test_a_requests_outcome_is_under_vllms_metric_names() -> None:
     metrics = Metrics(model_name="m", max_model_len=1000)
     figures = metrics.figures
     figures.first_token_came(DONE.request, 1.0)
@@ -114,7 +114,7 @@ def test_a_prompt_is_counted_at_its_first_token_or_finish() -> None:
     assert figures.prefill.count == 1
 
 
-def test_vectors_count_as_what_they_are() -> None:
+def test_vectors_are_counted_as_vectors() -> None:
     figures = SchedulerCounters()
     request = dataclasses.replace(_request(5, 3), poolings=(Pooling(), Pooling()))
 
@@ -140,7 +140,7 @@ def _view(*instances: InstanceView) -> ClusterView:
 
 
 @pytest.mark.covers("B.metrics.2")
-def test_loads_stand_under_vllm_s_names_one_engine_an_instance() -> None:
+def test_loads_are_under_vllms_names_with_an_engine_per_instance() -> None:
     load = LoadSnapshot(
         100, 32, 2, 0, running=3, waiting=1, uncomputed_tokens=0, held_prompts=0, progress_age_s=0.0, preemptions=5,
         prefix_tokens_sought=96, prefix_tokens_found=64,
@@ -162,7 +162,7 @@ def test_loads_stand_under_vllm_s_names_one_engine_an_instance() -> None:
     assert found['vllm:num_requests_waiting{engine="cluster",model_name="m"}'] == 4
 
 
-def test_each_instance_tells_the_tokens_of_its_steps() -> None:
+def test_each_instance_reports_the_tokens_of_its_steps() -> None:
     counts = (3, 2, *(0,) * 11, 1)  # three steps of one token, two of up to 8, one above 16,384
     load = LoadSnapshot(1, 0, 0, 0, 0, 0, 0, 0, 0.0, steps=6, tokens_computed=20_000, step_tokens=counts)
     silent = LoadSnapshot(1, 0, 0, 0, 0, 0, 0, 0, 0.0)

@@ -49,7 +49,7 @@ async def test_a_text_is_answered_as_openai_does(serve: Any) -> None:
         assert served.dispatcher.requests[0].poolings == (Pooling(),)
 
 
-async def test_the_clients_id_stands_in_the_answers(serve: Any) -> None:
+async def test_the_clients_id_is_in_the_answers(serve: Any) -> None:
     async with serve() as served:
         headers, body = {"x-request-id": "my-7"}, {"model": served.model, "input": "a"}
 
@@ -146,7 +146,7 @@ async def test_the_tokenizers_special_tokens_are_added_at_both_ends(serve: Any, 
         ({"input": "a", "kv_transfer_params": None}, "kv_transfer_params", "belongs to the cluster"),
     ],
 )
-async def test_what_is_wrong_is_refused_by_name(serve: Any, fields: Any, param: str, words: str) -> None:
+async def test_invalid_fields_are_refused_by_name(serve: Any, fields: Any, param: str, words: str) -> None:
     async with serve(max_inputs=4) as served:
         error = await refusal(served, **fields)
 

@@ -95,7 +95,7 @@ def test_a_port_that_the_table_names_later_is_not_that_of_node_ports() -> None:
     assert [address for _, address in seats(followed)] == ["10.0.0.2:9088", "10.0.0.3:9089"]
 
 
-def test_an_entry_of_the_start_that_went_needs_a_port_to_come_back() -> None:
+def test_a_removed_initial_entry_needs_a_port_to_return() -> None:
     bare = [replace(one, server_port=None) for one in (P, D, server(4, None))]
     followed = entries(table(bare[:1], bare[1:]), "9088,9089,9090")
     followed.follow(table(bare[:1], bare[1:2]))
@@ -132,7 +132,7 @@ def test_an_entry_with_a_changed_role_is_another_instance() -> None:
     assert seats(followed)[2] == ("decode-1", "10.0.0.4:8090")
 
 
-def test_instances_that_share_their_devices_are_told_apart_by_port() -> None:
+def test_instances_sharing_devices_differ_by_port() -> None:
     followed = entries(table([P], [server(3, 8089), server(3, 8090)]))
 
     followed.follow(table([P], [server(3, 8090)]))

@@ -87,7 +87,7 @@ def test_a_tenant_that_was_away_has_saved_nothing_up() -> None:
     assert names(granted(queue, 10)).count("b") <= 6
 
 
-def test_what_leaves_costs_its_tenant_nothing() -> None:
+def test_a_cancelled_prompt_costs_its_tenant_nothing() -> None:
     gone = [Item("gone", "a", cost=1000) for _ in range(5)]
     queue = queue_of(*gone, Item("a", "a"), Item("b", "b"))
     for item in gone:
@@ -97,7 +97,7 @@ def test_what_leaves_costs_its_tenant_nothing() -> None:
     assert len(queue) == 0
 
 
-def test_what_comes_back_goes_first_and_is_not_paid_twice() -> None:
+def test_a_returned_prompt_goes_first_and_is_charged_once() -> None:
     again, more = Item("again", "a", cost=1000), Item("more", "a")
     queue = queue_of(again, Item("b0", "b"), Item("b1", "b", cost=2000))
     granted(queue, 2)
@@ -138,7 +138,7 @@ def test_the_order_shown_is_the_order_granted() -> None:
     assert granted(queue, 15) == foreseen
 
 
-def test_nothing_is_kept_of_what_went() -> None:
+def test_finished_tenants_leave_nothing_behind() -> None:
     queue = queue_of(*(Item(str(n), f"tenant{n % 7}", priority=n) for n in range(200)))
     granted(queue, 200)
 

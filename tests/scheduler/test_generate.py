@@ -44,7 +44,7 @@ async def test_curl_needs_no_header_and_pages_get_no_way_round_cors(
 
 
 @pytest.mark.covers("A8.105")
-async def test_the_text_stands_behind_its_prompt(serve: Any) -> None:
+async def test_the_text_follows_its_prompt(serve: Any) -> None:
     async with serve(" good morning", **OLD) as served:
         answer = await post(served, prompt="hello", max_tokens=len(served.ids(" good morning")))
 
@@ -125,7 +125,7 @@ async def test_the_openai_routes_are_not_there(serve: Any) -> None:
         ({"prompt": "a", "model": "other"}, 404, "model"),
     ],
 )
-async def test_what_is_wrong_is_refused_by_name(serve: Any, body: Any, status: int, param: str) -> None:
+async def test_invalid_fields_are_refused_by_name(serve: Any, body: Any, status: int, param: str) -> None:
     async with serve(**OLD) as served:
         response = await served.client.post("/generate", json=body)
 
@@ -165,7 +165,7 @@ async def test_a_client_that_goes_away_ends_its_request(serve: Any, stream: bool
         assert served.dispatcher.endings == ["cancelled"]
 
 
-async def test_a_sequence_that_ends_by_a_stop_text_keeps_what_came_before(serve: Any) -> None:
+async def test_a_stop_text_keeps_the_text_before_it(serve: Any) -> None:
     async with serve("hello world", **OLD) as served:
         served.dispatcher.last_finish = FinishReason.STOP
         answer = await post(served, prompt="a ", stop=[" world"])

@@ -16,7 +16,7 @@ def write(folder: Path, **values: Any) -> str:
 
 
 @pytest.mark.covers("A11.7", "B.generation.1")
-def test_the_guides_table_holds_whatever_the_model_says(tmp_path: Path) -> None:
+def test_the_guides_defaults_win_over_the_models(tmp_path: Path) -> None:
     folder = write(tmp_path, temperature=0.2)
 
     assert read_defaults(folder, "vllm", None) == read_defaults(folder, "none", None) == GenerationDefaults()

@@ -48,7 +48,7 @@ def _app(status: int, headers: list[tuple[bytes, bytes]], *parts: bytes) -> Call
     return app
 
 
-async def test_the_head_leaves_with_the_first_bytes_and_parts_are_chunks() -> None:
+async def test_the_head_is_sent_with_the_first_chunk() -> None:
     exchange, wire, answered = _exchange()
 
     await exchange.run(_app(200, [(b"x", b"y")], b"abc", b"", b"d" * 17, b""))

@@ -200,7 +200,7 @@ async def test_an_invalid_body_encoding_is_refused(body: bytes) -> None:
     assert answer.count(b"HTTP/1.1 ") == 1
 
 
-async def test_trailers_are_no_headers() -> None:
+async def test_trailers_are_not_headers() -> None:
     app = App()
     async with _connected(app) as (reader, writer):
         writer.write(CHUNKED + b"1\r\na\r\n0\r\nAuthorization: Bearer x\r\nX-Vllm-Priority: -9\r\n\r\n")

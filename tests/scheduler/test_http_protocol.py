@@ -144,7 +144,7 @@ async def test_requests_sent_at_once_are_answered_in_their_order(monkeypatch: py
 
 
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.0\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"])
-async def test_who_asks_for_one_answer_gets_one_and_the_end(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+async def test_connection_close_gets_one_answer_and_the_end(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     async with _connected(monkeypatch, DEADLINE_S) as (reader, writer):
         writer.write(sent + GET)
         answer = await _until_closed(reader)
@@ -161,7 +161,7 @@ async def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> 
         assert await _until_closed(reader) == b""
 
 
-async def test_another_protocol_that_is_asked_for_is_not_spoken(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_upgrade_to_another_protocol_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     async with _connected(monkeypatch, DEADLINE_S) as (reader, writer):
         writer.write(
             GET.replace(b"\r\n\r\n", b"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n") + b"\x81\x05hello"

@@ -52,7 +52,7 @@ def test_without_files_it_is_http() -> None:
     assert read_https(SchedulerOptions()) is None
 
 
-def test_half_of_what_it_needs_is_refused(files: TlsFiles) -> None:
+def test_incomplete_tls_flags_are_refused(files: TlsFiles) -> None:
     for options, words in (
         (SchedulerOptions(ssl_keyfile=files.key), "--ssl-keyfile needs both"),
         (SchedulerOptions(ssl_certfile=files.cert), "--ssl-certfile needs both"),

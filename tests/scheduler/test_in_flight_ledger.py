@@ -72,7 +72,7 @@ def test_outstanding_tokens_shrink_as_chunks_are_computed() -> None:
     assert books.outstanding_tokens == 0
 
 
-def test_dropping_gives_everything_back_and_says_so() -> None:
+def test_dropping_a_prompt_returns_all_it_held_and_reports_it() -> None:
     changes = _Changes()
     books = InFlightLedger(load(), changes)
     books.give_prefill("p", 100)
@@ -98,7 +98,7 @@ def test_a_handed_off_prompts_blocks_count_until_it_is_gone() -> None:
     assert books.blocks_free == 9
 
 
-def test_what_is_held_is_counted_by_receiver_and_ends_with_the_prompt() -> None:
+def test_held_blocks_are_counted_by_receiver_until_the_prompt_ends() -> None:
     books = InFlightLedger(load(), _Changes(), block_size=16)
     for number, receiver in enumerate((7, 7, 8)):
         books.give_to_hand_off(f"p{number}", 16, receiver, 1)
@@ -135,7 +135,7 @@ def test_a_generating_prompts_prefix_blocks_are_shared() -> None:
     assert books.blocks_free == 3
 
 
-def test_what_the_reservation_says_is_held_counts_where_it_is_less() -> None:
+def test_a_reservations_smaller_count_wins() -> None:
     books = running_books(sought=96)
     books.carry("p", CHAIN)
     books.book_blocks("p", 7, 1)
@@ -144,7 +144,7 @@ def test_what_the_reservation_says_is_held_counts_where_it_is_less() -> None:
     assert books.blocks_free == -2
 
 
-def test_cached_blocks_that_nobody_uses_are_free_and_so_booked_whole() -> None:
+def test_unused_cached_blocks_count_as_free() -> None:
     books = running_books(sought=96)
     books.drop("running")
     books.update(load(sought=96))

@@ -62,7 +62,7 @@ def _locked(served: Served, **kwargs: Any) -> Any:
 
 
 @pytest.mark.covers("A2.32")
-async def test_every_route_and_method_asks_for_a_key_but_the_open_ones(serve: Serve) -> None:
+async def test_every_route_needs_a_key_except_the_open_ones(serve: Serve) -> None:
     async with serve(enable_docs=True, enable_tokenizer_info_endpoint=True) as served:
         app, options = _locked(served), served.front.config.options
         paths = {route.path.replace("{name:path}", "x") for route in open_routes(options)} | set(CLOSED)
@@ -101,7 +101,7 @@ async def test_any_of_the_keys_opens(serve: Serve, scheme: bytes, key: str) -> N
         [b"Bearer \xff\xfe"], [b"Bearer x", f"Bearer {KEY}".encode()], [f"Bearer {KEY}".encode()] * 2,
     ],
 )  # fmt: skip
-async def test_what_is_not_exactly_one_key_is_refused(serve: Serve, values: list[bytes]) -> None:
+async def test_anything_but_exactly_one_key_is_refused(serve: Serve, values: list[bytes]) -> None:
     async with serve() as served:
         status, _, _ = await _ask(
             _locked(served), "/v1/models", headers=[(b"authorization", value) for value in values]
@@ -110,7 +110,7 @@ async def test_what_is_not_exactly_one_key_is_refused(serve: Serve, values: list
     assert status == 401
 
 
-async def test_protected_metrics_ask_too_and_the_other_open_paths_do_not(serve: Serve) -> None:
+async def test_protected_metrics_need_a_key_other_open_paths_do_not(serve: Serve) -> None:
     async with serve() as served:
         app = _locked(served, protect_metrics=True)
         statuses = [(await _ask(app, path))[0] for path in OPEN]
@@ -121,7 +121,7 @@ async def test_protected_metrics_ask_too_and_the_other_open_paths_do_not(serve: 
 
 
 @pytest.mark.covers("B.headers.3")
-async def test_the_prefix_of_a_proxy_comes_off_before_the_key_is_asked_for(serve: Serve) -> None:
+async def test_the_root_path_is_removed_before_the_key_check(serve: Serve) -> None:
     async with serve(root_path="/llm") as served:
         app = _locked(served)
         paths = ("/llm/health", "/health", "/llm/v1/models", "/llmx/health", "/llm/llm/health", "/llm")
@@ -195,7 +195,7 @@ def test_flags_beat_the_environment_and_our_variable_vllms(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("key", ["", "with space", "tab\tkey", "ключ", "x" * 513])
-def test_what_cannot_be_a_key_is_refused_and_not_repeated(key: str) -> None:
+def test_an_invalid_key_is_refused_without_quoting_it(key: str) -> None:
     with pytest.raises(ConfigError, match=rf"--api-key: a key of {len(key)} characters") as refused:
         read_keys(SchedulerOptions(api_key=(KEY, key)), {})
 
@@ -235,7 +235,7 @@ async def test_keys_show_in_no_repr_help_log_or_answer(
     assert caplog.text
 
 
-async def test_who_has_no_key_neither_waits_nor_makes_others_wait() -> None:
+async def test_requests_without_a_key_never_enter_the_queue() -> None:
     begun = asyncio.Semaphore(0)
 
     async def app(_: Scope, receive: Receive, send: Send) -> None:

@@ -155,7 +155,7 @@ async def test_a_returning_instance_with_a_common_transport_is_used(caplog: pyte
 
 
 @virtual
-async def test_measuring_says_it_without_asking_the_instance() -> None:
+async def test_measuring_an_impossible_pair_needs_no_instance() -> None:
     cluster = _apart("PD", "shm", "tcp")
     running = _serve(cluster)
     await until(lambda: cluster.control.registry.gaps())

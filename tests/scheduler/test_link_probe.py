@@ -69,7 +69,7 @@ async def test_an_instances_reason_for_an_unmeasured_link_is_shown() -> None:
 
 
 @virtual
-async def test_an_instance_that_says_nothing_costs_its_deadline() -> None:
+async def test_a_silent_instance_costs_its_deadline() -> None:
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[0].behaviour.deaf = True
         began = asyncio.get_running_loop().time()
@@ -97,7 +97,7 @@ async def test_an_instance_that_dies_meanwhile_is_reported_at_once() -> None:
 
 
 @virtual
-async def test_frames_are_checked_unless_both_ends_say_no() -> None:
+async def test_frames_are_checked_unless_both_ends_disable_it() -> None:
     cluster = FakeCluster("PPDD")
     for index, wants in enumerate((False, True, False, True)):
         cluster.boot(index, kv_digests=wants)
@@ -129,7 +129,7 @@ async def test_better_transports_not_offered_are_listed_with_reasons() -> None:
 
 @virtual
 @pytest.mark.parametrize(("used", "better"), [("tcp", ("cuda_ipc: no GPU", "shm: not named")), ("", ())])
-async def test_all_better_ones_are_told_for_the_transport_in_use(used: str, better: tuple[str, ...]) -> None:
+async def test_all_better_transports_are_listed(used: str, better: tuple[str, ...]) -> None:
     words = ("cuda_ipc: no GPU", "shm: not named", "mooncake", "tcp")
     cluster = FakeCluster("PD")
     cluster.kind = _Told
@@ -179,7 +179,7 @@ async def test_one_measurement_at_a_time_and_a_bounded_one() -> None:
 
 
 @virtual
-async def test_answers_find_those_who_wait_and_only_them() -> None:
+async def test_answers_reach_only_their_waiters() -> None:
     answers = LinkAnswers()
     answers.deliver(LinkMeasured("d", None))
     with answers.expect("d") as answer:

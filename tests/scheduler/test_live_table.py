@@ -85,7 +85,7 @@ async def test_an_instance_that_is_added_is_used() -> None:
 
 
 @virtual
-async def test_one_that_is_added_and_not_there_yet_keeps_nobody_waiting() -> None:
+async def test_an_added_instance_not_yet_up_delays_nothing() -> None:
     async with LiveCluster("PD").serving() as cluster:
         added = cluster.add(Role.DECODE, boot=False)
         cluster.use(*cluster.all[:2], added)
@@ -147,7 +147,7 @@ async def test_a_prompt_that_was_granted_but_not_begun_is_waited_for() -> None:
 
 
 @virtual
-async def test_what_is_not_done_in_time_continues_elsewhere_from_its_tokens() -> None:
+async def test_unfinished_work_continues_elsewhere_from_its_tokens() -> None:
     async with LiveCluster("PDD", limits=ControlLimits(drain_s=0.5)).serving() as cluster:
         prefill, _, second = cluster.all
         for instance in cluster.instances:
@@ -212,7 +212,7 @@ async def test_a_prefill_instance_that_is_removed_drains_too() -> None:
 
 
 @virtual
-async def test_one_that_comes_back_while_it_drains_stays() -> None:
+async def test_an_instance_returning_while_it_drains_stays() -> None:
     async with LiveCluster("PDD").serving() as cluster:
         cluster.instances[1].behaviour.step_s = 0.1
         task = asyncio.create_task(cluster.ask(max_tokens=50))
@@ -355,7 +355,7 @@ async def test_at_the_start_an_instance_may_go_by_any_table_that_was_in_use() ->
 
 
 @virtual
-async def test_a_table_that_changes_while_we_start_is_no_mistake() -> None:
+async def test_a_table_changing_during_the_start_is_accepted() -> None:
     cluster = LiveCluster("PD")
     for index in range(2):
         cluster.boot(index, table_digest=NEW_DIGEST)  # they have seen it first
@@ -385,7 +385,7 @@ async def test_a_table_may_replace_all_instances_by_others() -> None:
 
 
 @virtual
-async def test_what_all_are_compared_with_stays_when_the_first_of_them_left() -> None:
+async def test_the_reference_description_outlives_its_instance() -> None:
     async with LiveCluster("PD").serving() as cluster:
         await cluster.ask()
         others = cluster.add(Role.PREFILL), cluster.add(Role.DECODE)
@@ -400,7 +400,7 @@ async def test_what_all_are_compared_with_stays_when_the_first_of_them_left() ->
 
 
 @virtual
-async def test_what_comes_after_all_left_is_compared_with_the_last_of_them() -> None:
+async def test_a_new_instance_is_compared_with_the_last_to_leave() -> None:
     async with LiveCluster("PD").serving() as cluster:
         await cluster.ask()
         cluster.use()

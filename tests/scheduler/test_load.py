@@ -36,7 +36,7 @@ async def _wait_small(scheduler: Serving, limit_mib: float) -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_one_key_that_floods_the_queue_locks_nobody_out(model_folder: Path, tmp_path: Path) -> None:
+async def test_one_key_flooding_the_queue_blocks_no_other(model_folder: Path, tmp_path: Path) -> None:
     body: dict[str, object] = {"model": str(model_folder), "prompt": PROMPT, "max_tokens": 3}
     flags = ("--max-queued-requests", "50", "--api-key", "busy", "--api-key", "quiet")
     async with serving(tmp_path, model_folder, *flags) as scheduler:

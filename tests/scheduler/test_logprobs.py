@@ -13,7 +13,7 @@ IMPOSSIBLE = TokenLogprobs(-math.inf, 3, (5, 6), (-0.5, -math.inf))
 
 
 @pytest.mark.covers("B.logprobs.3")
-def test_an_impossible_token_is_told_as_a_number(tokens: Tokens) -> None:
+def test_an_impossible_tokens_logprob_is_a_number(tokens: Tokens) -> None:
     formatter = TokenFormatter(tokens.texts, 2)
 
     completion, chat = formatter.completion([(7, IMPOSSIBLE)], [0]), formatter.chat([(7, IMPOSSIBLE)])

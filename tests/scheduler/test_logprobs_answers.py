@@ -16,7 +16,7 @@ def chunks(text: str) -> list[Any]:
 
 
 @pytest.mark.covers("B.logprobs.2")
-async def test_a_completion_tells_tokens_offsets_and_the_likeliest(serve: Any) -> None:
+async def test_a_completion_has_tokens_offsets_and_top_logprobs(serve: Any) -> None:
     async with serve("hello world") as served:
         body = {"model": served.model, "prompt": "San", "logprobs": 2}
         choice = (await served.client.post("/v1/completions", json=body)).json()["choices"][0]
@@ -31,7 +31,7 @@ async def test_a_completion_tells_tokens_offsets_and_the_likeliest(serve: Any) -
         assert told["top_logprobs"][0] == pytest.approx({names[0]: -0.01, names[1]: -0.02, "hello": -ids[0] / 100})
 
 
-async def test_logprobs_0_tells_the_chosen_tokens_alone(serve: Any) -> None:
+async def test_logprobs_0_returns_only_the_chosen_tokens(serve: Any) -> None:
     async with serve("hello") as served:
         body = {"model": served.model, "prompt": "San", "logprobs": 0}
         told = (await served.client.post("/v1/completions", json=body)).json()["choices"][0]["logprobs"]
@@ -90,7 +90,7 @@ async def test_offsets_continue_across_the_chunks_of_a_stream(serve: Any) -> Non
 
 @pytest.mark.covers("B.logprobs.1")
 @pytest.mark.parametrize("top", [None, 0, 2])
-async def test_a_chat_tells_each_token_with_its_bytes_and_the_likeliest(serve: Any, top: int | None) -> None:
+async def test_a_chat_has_tokens_bytes_and_top_logprobs(serve: Any, top: int | None) -> None:
     async with serve("世界 ok") as served:
         body = {"model": served.model, "messages": CHAT, "logprobs": True, "top_logprobs": top}
         answer = (await served.client.post("/v1/chat/completions", json=body)).json()
@@ -120,7 +120,7 @@ async def test_a_chat_has_no_logprobs_by_default_top_logprobs_needs_them(serve: 
         assert "must be in [0, 20] (--max-logprobs)" in excess.json()["error"]["message"]
 
 
-async def test_tokens_can_be_told_by_number(serve: Any) -> None:
+async def test_tokens_can_be_returned_as_ids(serve: Any) -> None:
     async with serve("hello") as served:
         asked = {"model": served.model, "return_tokens_as_token_ids": True}
         body = asked | {"prompt": "San", "logprobs": 1}
@@ -133,7 +133,7 @@ async def test_tokens_can_be_told_by_number(serve: Any) -> None:
         assert chat.json()["choices"][0]["logprobs"]["content"][0]["token"] == named
 
 
-async def test_prompt_logprobs_are_told_by_id_with_rank(serve: Any) -> None:
+async def test_prompt_logprobs_are_by_id_with_rank(serve: Any) -> None:
     async with serve("hello") as served:
         asked = {"model": served.model, "prompt_logprobs": 1}
         completion = await served.client.post("/v1/completions", json=asked | {"prompt": "San Francisco"})
@@ -175,7 +175,7 @@ async def test_keys_that_vllm_sends_as_null_are_null(
         assert answer["usage"]["prompt_tokens_details"] is None
 
 
-async def test_token_ids_are_told_where_asked(serve: Any) -> None:
+async def test_token_ids_are_returned_on_request(serve: Any) -> None:
     async with serve("hello world") as served:
         asked = {"model": served.model, "return_token_ids": True}
         ids = list(served.ids("hello world"))

@@ -55,7 +55,7 @@ async def test_it_waits_until_nothing_runs() -> None:
 
 
 @virtual
-async def test_what_cannot_be_given_back_is_not_tried_again_and_again() -> None:
+async def test_memory_that_cannot_be_returned_is_not_retried() -> None:
     process = _Process(100, 300, 250, 251, 281, 283)
     await process.live()
 

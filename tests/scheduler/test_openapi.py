@@ -35,7 +35,7 @@ async def test_the_description_is_valid_and_names_every_open_route(serve: Any) -
     }
 
 
-def test_where_keys_are_asked_for_the_description_says_so() -> None:
+def test_the_api_description_says_if_keys_are_needed() -> None:
     options = SchedulerOptions(root_path="/llm")
     for keyed, protect, asking in ((False, False, ()), (True, False, ("/load",)), (True, True, ("/load", "/metrics"))):
         (front,) = [

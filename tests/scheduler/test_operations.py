@@ -194,7 +194,7 @@ def _link_samples(*links: LinkStatus) -> dict[str, float]:
 _NO_REQUESTS = LedgerView(0, 0, 0, 0, 0, 0, 0)
 
 
-def test_a_link_that_fell_back_says_so_and_why() -> None:
+def test_a_link_that_fell_back_shows_the_reason() -> None:
     link = LinkStatus(
         "d0", "tcp", "up", 7, 10, failures=2, fallbacks=1, round_trip_s=0.00025, bytes_per_s=3e9,
         passed_over=("shm: another host: b", 'process_group: "x"\\\n y' + "z" * 500),

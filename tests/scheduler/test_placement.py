@@ -66,7 +66,7 @@ def test_decode_with_the_prefix_beats_slightly_less_load() -> None:
     assert pair(prefill(0), decode(1, sequences=1), decode(2, sequences=2), known={1: 64, 2: 64}) == (0, 1)
 
 
-def test_room_and_failures_come_before_what_is_held() -> None:
+def test_room_and_failures_count_before_cached_prefixes() -> None:
     loads = [prefill(0), decode(1), decode(2, blocks_free=6)]
 
     assert pair(*loads, known={2: 96}) == (0, 1)
@@ -83,7 +83,7 @@ def test_shared_blocks_in_use_need_not_be_free() -> None:
     assert pair(prefill(0, blocks_free=6), decode(1), shared={1: 64}) is None
 
 
-def test_the_reason_says_what_is_held() -> None:
+def test_the_reason_names_the_cached_tokens() -> None:
     plan = place([prefill(0), decode(1)], PromptFacts(100, 50, known={0: 64, 1: 96}))
 
     assert plan is not None
@@ -168,9 +168,7 @@ def test_more_sequences_than_an_instance_runs_never_fit() -> None:
 
 
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 16), st.sampled_from((1, 16, 128)))
-def test_the_blocks_of_a_whole_prompt_are_those_the_engine_asks_for(
-    num_tokens: int, max_tokens: int, n: int, block_size: int
-) -> None:
+def test_a_prompts_blocks_are_those_the_engine_needs(num_tokens: int, max_tokens: int, n: int, block_size: int) -> None:
     instance = decode(0, block_size=block_size)
 
     needed = instance.blocks_for_all(PromptFacts(num_tokens, max_tokens, n))
@@ -261,7 +259,7 @@ def test_a_link_holds_at_most_its_share_of_the_receivers_seats() -> None:
         ([], ""),
     ],
 )  # fmt: skip
-def test_what_a_prompt_waits_for_is_said_with_the_values(loads: list[InstanceLoad], words: str) -> None:
+def test_the_reason_for_waiting_has_the_values(loads: list[InstanceLoad], words: str) -> None:
     told = why_waiting(loads, PromptFacts(100, 50))
 
     assert words in told
@@ -269,14 +267,14 @@ def test_what_a_prompt_waits_for_is_said_with_the_values(loads: list[InstanceLoa
     assert not loads or bool(words) == (place(loads, PromptFacts(100, 50)) is None)
 
 
-def test_many_obstacles_are_told_shortly() -> None:
+def test_many_obstacles_are_summarised() -> None:
     told = why_waiting([prefill(i, outstanding_tokens=600 + i) for i in range(9)] + [decode(9)], PromptFacts(100, 50))
 
     assert told.count("prompt tokens to compute") == 4
     assert told.endswith("; and 5 more")
 
 
-def test_there_is_no_room_where_every_start_has_its_next_step() -> None:
+def test_an_instance_with_a_full_next_step_has_no_room() -> None:
     assert has_room([prefill(0, outstanding_tokens=512), decode(1)], stays=False)
     assert not has_room([prefill(0, outstanding_tokens=513), decode(1)], stays=True)
     assert has_room([prefill(0, outstanding_tokens=513)], stays=False)  # no pair: each prompt has to hear of it

@@ -93,9 +93,7 @@ async def test_an_answer_that_does_not_come_ends_at_the_limit_with_a_reason() ->
     ("kind", "pooling"),
     [(ModelKind.VECTORS, Pooling()), (ModelKind.SCORES, Pooling("score", second_text=2))],
 )
-async def test_a_model_that_generates_nothing_is_probed_by_what_it_answers(
-    roles: str, kind: ModelKind, pooling: Pooling
-) -> None:
+async def test_a_model_without_generation_is_probed_by_vectors(roles: str, kind: ModelKind, pooling: Pooling) -> None:
     async with FakeCluster(roles, probes=True, kind=kind).serving() as cluster:
         await until(cluster.control.ready, timeout_s=3.0)
         await until(lambda: not cluster.control.readiness.due(), timeout_s=3.0)

@@ -29,11 +29,11 @@ def test_prompts_that_continue_alike_share_links_and_no_others_do() -> None:
     assert (other[0] == mine[0], other[1] == mine[1], other[2] == mine[2]) == (True, False, False)
 
 
-def test_a_salt_and_tokens_that_read_alike_are_told_apart() -> None:
+def test_a_salt_and_equal_looking_tokens_differ() -> None:
     assert chain_of(LONG[:64], "a")[0] != chain_of((ord("a"), *LONG[:63]), "")[0]
 
 
-def test_what_was_noted_is_found_up_to_where_prompts_differ() -> None:
+def test_a_recorded_prefix_is_found_up_to_the_difference() -> None:
     it = Prefixes(100_000)
     it.note(chain_of(LONG[:300], ""))
 
@@ -80,7 +80,7 @@ def chains(draw: st.DrawFn) -> Chain:
 
 @settings(max_examples=200)
 @given(st.integers(0, 12), st.lists(chains(), max_size=12), chains())
-def test_what_is_known_is_what_a_walk_from_the_first_link_finds(most: int, noted: list[Chain], asked: Chain) -> None:
+def test_the_known_prefix_is_the_chain_from_its_first_hash(most: int, noted: list[Chain], asked: Chain) -> None:
     it = Prefixes(most * LINK_TOKENS)
     for chain in noted:
         it.note(chain)

@@ -211,7 +211,7 @@ async def test_a_full_decode_pool_in_which_nothing_moves_is_not_ready() -> None:
 
 
 @virtual
-async def test_probes_leave_nothing_in_the_books() -> None:
+async def test_probes_leave_nothing_in_the_ledger() -> None:
     async with FakeCluster("PDC", probes=True).serving() as cluster:
         registry = cluster.control.registry
         await until(lambda: sum(isinstance(c, Reserve) for c in cluster.instances[1].commands) >= 3, timeout_s=60.0)

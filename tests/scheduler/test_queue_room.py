@@ -65,7 +65,7 @@ def test_tokens_are_shared_as_prompts_are() -> None:
     assert room.refusal("b", 1, 501) is not None
 
 
-def test_what_left_makes_room_again() -> None:
+def test_finished_prompts_make_room_again() -> None:
     room = QueueRoom(ControlLimits(max_queued_requests=10, num_tenants=2))
     filled(room, "a")
     for _ in range(5):

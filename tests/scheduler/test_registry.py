@@ -77,7 +77,7 @@ async def test_ports_in_the_wrong_order_name_both_instances_and_both_values() ->
 
 
 @virtual
-async def test_what_the_wire_bridges_is_accepted() -> None:
+async def test_differences_the_wire_can_convert_are_accepted() -> None:
     cluster = FakeCluster("PD")
     cluster.boot(0)
     cluster.boot(1, block_size=32, num_blocks=10, device="npu")
@@ -156,7 +156,7 @@ async def test_a_scheduler_never_ready_names_what_is_missing() -> None:
     ],
 )
 @virtual
-async def test_a_client_without_a_path_learns_what_is_missing_in_few_words(roles: str, missing: str) -> None:
+async def test_a_client_without_a_path_gets_a_short_reason(roles: str, missing: str) -> None:
     cluster = FakeCluster(roles)
     registry = cluster.control.registry
     for index, role in enumerate(roles):

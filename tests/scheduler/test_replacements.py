@@ -17,7 +17,7 @@ def _lines(state: Path | None) -> list[str]:
     return [line for line in page if line.startswith(("pdserve_restarts", "pdserve_replacement"))]
 
 
-def test_restarts_and_phases_are_what_up_wrote(tmp_path: Path) -> None:
+def test_restarts_and_phases_are_read_from_ups_file(tmp_path: Path) -> None:
     phases = (Phase("process", 0.8, 0.2), Phase("weights", 1.2, 1.1))
     dead = ProcessRecord("decode-0", "decode", 7, 1, "x:1", "log", restarts=2, phases=phases, from_spare=True)
     calm = ProcessRecord("scheduler", "scheduler", 8, 1, "x:2", "log")
@@ -39,7 +39,7 @@ def test_restarts_and_phases_are_what_up_wrote(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]", '{"processes": [{"name": "x"}]}', '{"processes": 3}'])
-def test_a_file_that_does_not_say_it_shows_none(text: str | None, tmp_path: Path) -> None:
+def test_a_file_without_restarts_shows_none(text: str | None, tmp_path: Path) -> None:
     state = tmp_path / "state.json"
     if text is not None:
         state.write_text(text)

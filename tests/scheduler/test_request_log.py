@@ -22,9 +22,7 @@ def _events(caplog: pytest.LogCaptureFixture) -> list[LogEvent]:
     return [event for event in made if isinstance(event, LogEvent)]
 
 
-async def test_every_line_of_a_request_has_its_id_and_none_what_it_says(
-    serve: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_log_lines_have_the_request_id_and_no_content(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "pdserve")
     headers = {"authorization": f"Bearer {SECRET}"}
     async with serve(f"{SECRET} again") as served:
@@ -67,7 +65,7 @@ async def test_every_line_of_a_request_has_its_id_and_none_what_it_says(
         ),
     ],
 )
-async def test_a_refusal_is_logged_without_what_was_refused(
+async def test_a_refusal_is_logged_without_the_refused_value(
     serve: Any, caplog: pytest.LogCaptureFixture, path: str, body: dict[str, Any]
 ) -> None:
     caplog.set_level(logging.DEBUG, "pdserve")
@@ -79,7 +77,7 @@ async def test_a_refusal_is_logged_without_what_was_refused(
     assert SECRET not in caplog.text
 
 
-def test_what_an_error_quotes_is_left_out_and_the_rest_stays() -> None:
+def test_quoted_content_is_removed_from_logged_errors() -> None:
     said = {
         "max_tokens 'many' is no number": "max_tokens '…' is no number",
         """stop "it's" and 'a \\' b' are too long""": "stop '…' and '…' are too long",

@@ -155,7 +155,7 @@ async def test_a_priority_comes_from_the_body_else_from_the_header(
 
 
 @pytest.mark.parametrize("header", ["high", "1.5", "2147483648", ""])
-async def test_a_priority_that_is_none_is_400(serve: Any, header: str) -> None:
+async def test_an_invalid_priority_is_400(serve: Any, header: str) -> None:
     async with serve() as served:
         body = {"model": served.model, "prompt": "a"}
         response = await served.client.post("/v1/completions", json=body, headers={"X-Vllm-Priority": header})
@@ -173,7 +173,7 @@ async def test_kv_is_shared_only_within_a_salt(serve: Any) -> None:
 
 
 @pytest.mark.covers("B.generation.2")
-async def test_the_models_own_defaults_hold_where_the_operator_says_so(serve: Any, model_folder: Path) -> None:
+async def test_the_models_defaults_apply_if_configured(serve: Any, model_folder: Path) -> None:
     defaults = GenerationDefaults(temperature=0.3, top_k=7, max_new_tokens=4)
     async with serve(defaults=defaults) as served:
         await served.client.post("/v1/completions", json={"model": served.model, "prompt": "x"})

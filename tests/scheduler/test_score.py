@@ -124,7 +124,7 @@ async def test_a_pair_is_cut_where_it_is_longer(serve: Any, cross_encoder: Path)
         ({"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "from 1 to 512"),
     ],
 )
-async def test_what_is_wrong_is_refused_by_name(serve: Any, fields: Any, param: str, words: str) -> None:
+async def test_invalid_fields_are_refused_by_name(serve: Any, fields: Any, param: str, words: str) -> None:
     async with serve(max_inputs=4) as served:
         error = await refusal(served, **fields)
 

@@ -70,7 +70,7 @@ async def told(roles: str, *, killed: int | None = None, n: int = 2) -> Told:
 
 @pytest.mark.parametrize(("roles", "killed"), [("PD", None), ("C", None), ("PDD", 1), ("CC", 0)])
 @virtual
-async def test_each_token_is_told_of_once_and_in_order(roles: str, killed: int | None) -> None:
+async def test_each_token_is_reported_once_and_in_order(roles: str, killed: int | None) -> None:
     answer = await told(roles, killed=killed)
 
     assert tuple(answer.scored[0]) == of_prompt(0, len(PROMPT))

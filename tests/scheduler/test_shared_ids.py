@@ -25,7 +25,7 @@ async def _ids(tokens: Tokens, text: str) -> tuple[int, ...]:
     return await tokens.encode(text, add_special_tokens=False)
 
 
-def test_what_the_tokenizer_gives_is_shared(tokens: Tokens) -> None:
+def test_ids_of_the_tokenizer_are_shared(tokens: Tokens) -> None:
     one, other = asyncio.run(_ids(tokens, "hello world hello")), asyncio.run(_ids(tokens, " hello" * 1000))
     large = {token_id: token_id for token_id in one if token_id > 256}
 

@@ -25,7 +25,7 @@ async def test_work_runs_on_another_thread_which_is_nicer_than_the_loops() -> No
     assert nice == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)
 
 
-async def test_what_work_raises_is_raised() -> None:
+async def test_an_exception_of_the_work_is_raised() -> None:
     threads = SideThreads()
 
     def work() -> None:

@@ -55,7 +55,7 @@ async def test_silence_is_judged_by_how_starved_the_instance_is(
 
 
 @virtual
-async def test_a_starved_scheduler_finds_nobody_silent() -> None:
+async def test_a_starved_scheduler_calls_no_instance_silent() -> None:
     starved = Starved()
     async with FakeCluster("PD", limits=ControlLimits(starved=starved)).serving() as cluster:
         starved.since = _now()

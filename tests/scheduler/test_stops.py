@@ -37,7 +37,7 @@ def test_the_answer_is_the_same_however_the_text_is_cut(pieces: list[str], stops
     assert ("".join(out), stop) == _oracle("".join(pieces), stops, include=include)
 
 
-def test_what_may_become_a_stop_is_held_until_it_cannot() -> None:
+def test_text_that_may_become_a_stop_is_held_back() -> None:
     finder = StopFinder(("world", "你好"))
 
     assert [finder.push(text) for text in ("a wo", "r", "n 你", "好")] == [

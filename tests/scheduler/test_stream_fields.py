@@ -25,7 +25,7 @@ def events(response: httpx.Response) -> list[Any]:
 
 
 @pytest.mark.parametrize(("path", "base"), SURFACES)
-async def test_usage_is_told_as_asked_and_never_else(serve: Any, path: str, base: Any) -> None:
+async def test_usage_is_sent_only_on_request(serve: Any, path: str, base: Any) -> None:
     async with serve("hello world") as served:
         body = {"model": served.model, "stream": True, "n": 2} | base
 
@@ -67,7 +67,7 @@ async def test_usage_names_instances_only_where_requested(serve: Any, path: str,
 
 
 @pytest.mark.covers("B.usage.5")
-async def test_an_operator_can_have_usage_told_always_and_with_details(serve: Any) -> None:
+async def test_an_operator_can_force_usage_with_details(serve: Any) -> None:
     async with serve("hello", enable_force_include_usage=True, enable_prompt_tokens_details=True) as served:
         body = {"model": served.model, "prompt": "San"}
         last = events(await served.client.post("/v1/completions", json=body | {"stream": True}))[-1]

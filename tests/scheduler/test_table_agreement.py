@@ -58,7 +58,7 @@ async def test_tables_that_differ_for_long_are_a_warning_until_they_agree(caplog
 
 
 @virtual
-async def test_tables_that_agree_in_time_are_nothing_to_tell(caplog: pytest.LogCaptureFixture) -> None:
+async def test_tables_that_agree_in_time_are_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster("PD").serving() as cluster:
         looking = Looking(cluster, caplog)
         await looking.tell(0, NEW)  # it reached an instance first

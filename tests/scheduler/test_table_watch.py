@@ -81,9 +81,7 @@ class Followed:
                 await asyncio.sleep(0.005)
 
 
-def test_what_is_broken_is_logged_once_and_the_table_before_it_stays(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_broken_table_is_logged_once_and_the_last_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     followed = Followed(tmp_path)
     caplog.set_level(logging.INFO, "pdserve.table")
     more = table(_server(3, 8089), _server(4, 8090))
@@ -130,7 +128,7 @@ def test_a_change_is_logged_with_version_digest_and_sentences(tmp_path: Path, ca
     assert any(message.startswith("instance_added") and "decode-1" in message for message in caplog.messages)
 
 
-def test_the_same_cluster_in_other_words_is_no_version(tmp_path: Path) -> None:
+def test_a_table_with_equal_meaning_is_not_a_new_version(tmp_path: Path) -> None:
     followed = Followed(tmp_path)
 
     followed.read(table(_server(3, 8089), hardware_type="800I-A2-32G"))
@@ -150,9 +148,7 @@ def test_a_later_entry_without_a_port_is_left_out_with_a_warning(
     assert "decode instance on 192.0.2.4 is left out" in told
 
 
-async def test_the_file_is_looked_at_for_ever_whatever_a_look_comes_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_file_is_watched_forever_despite_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     followed = Followed(tmp_path)
     failed, follow = asyncio.Event(), followed.watch._follow
 

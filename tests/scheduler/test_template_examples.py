@@ -140,7 +140,7 @@ def test_without_a_system_the_rest_is_the_same(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FORMATS)
-def test_a_closed_conversation_asks_for_nothing(family: str) -> None:
+def test_a_closed_conversation_adds_no_generation_prompt(family: str) -> None:
     closed = rendered(family, TALK[:3], add_generation_prompt=False)
 
     assert FORMATS[family].startswith(closed)
@@ -174,7 +174,7 @@ def test_thoughts_of_an_earlier_answer_are_left_out() -> None:
     assert rendered("deepseek", thought) == FORMATS["deepseek"]
 
 
-def test_documents_stand_before_the_conversation() -> None:
+def test_documents_precede_the_conversation() -> None:
     documents = [{"title": "Rain", "text": "It rains."}, {"text": "No title."}]
 
     assert rendered("documents", TALK[1:2], documents=documents) == (

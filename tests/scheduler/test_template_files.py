@@ -56,7 +56,7 @@ def test_or_the_text_itself_as_a_command_line_types_it(tmp_path: Path, typed: st
 
 
 @pytest.mark.parametrize("given", ["./examples/nothing.jinja", "tool_use", "chatml", "a\0b"])
-def test_what_is_none_of_them_is_named(tmp_path: Path, given: str) -> None:
+def test_an_unknown_template_is_named(tmp_path: Path, given: str) -> None:
     with pytest.raises(ConfigError, match="no such file, and it is not a template either"):
         given_template(given, tmp_path, {})
 

@@ -125,7 +125,7 @@ async def test_a_template_of_a_request_holds_up_no_chat_in_the_models() -> None:
         await renderer.close()
 
 
-async def test_who_waits_too_long_behind_others_is_told_to_come_back() -> None:
+async def test_a_render_waiting_too_long_is_answered_with_retry_after() -> None:
     renderer = TemplateRenderer(WAIT_S, WAIT_S, WAIT_S)
     try:
         await renderer.start("")
@@ -236,7 +236,7 @@ async def test_chats_fail_with_a_reason_if_no_template_process_starts(
     assert await renderer.render("fine", {}) == "fine"
 
 
-async def test_closing_ends_the_processes_and_tells_those_who_wait(renderer: TemplateRenderer) -> None:
+async def test_closing_ends_the_processes_and_fails_waiting_renders(renderer: TemplateRenderer) -> None:
     await renderer.start("x")
     waiting = asyncio.create_task(renderer.render(ENDLESS, {}))
     await asyncio.sleep(0)

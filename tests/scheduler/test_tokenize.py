@@ -18,7 +18,7 @@ async def post(served: Served, path: str, body: Any) -> Any:
     return response.json()
 
 
-async def test_a_text_is_told_as_ids(serve: Any) -> None:
+async def test_a_text_is_tokenised_to_ids(serve: Any) -> None:
     async with serve() as served:
         answer = await post(served, "/tokenize", {"model": served.model, "prompt": "hello world"})
 
@@ -37,7 +37,7 @@ async def test_token_strs_are_the_vocabularys_own(serve: Any) -> None:
 
 @pytest.mark.covers("B.tokenizer.4")
 @pytest.mark.parametrize(("add_special_tokens", "more"), [(None, 1), (True, 1), (False, 0)])
-async def test_a_text_gets_the_tokenizers_special_tokens_unless_told_not_to(
+async def test_special_tokens_are_added_unless_disabled(
     serve: Any, make_model: Any, add_special_tokens: bool | None, more: int
 ) -> None:
     async with serve(folder=make_model(add_bos_token=True)) as served:
@@ -56,14 +56,14 @@ async def test_a_text_gets_the_tokenizers_special_tokens_unless_told_not_to(
         ({"continue_final_message": True}, "<|im_start|>user\nhello"),
     ],
 )
-async def test_a_conversation_is_told_as_its_template_writes_it(serve: Any, fields: Any, text: str) -> None:
+async def test_a_conversation_is_tokenised_by_its_template(serve: Any, fields: Any, text: str) -> None:
     async with serve() as served:
         answer = await post(served, "/tokenize", {"messages": HELLO} | fields)
 
         assert answer["tokens"] == list(served.ids(text))
 
 
-async def test_what_tokenize_says_is_what_chat_reads(serve: Any) -> None:
+async def test_tokenize_returns_the_ids_that_chat_uses(serve: Any) -> None:
     async with serve() as served:
         answer = await post(served, "/tokenize", {"messages": HELLO})
         chat = {"model": served.model, "messages": HELLO, "max_tokens": 1}
@@ -74,7 +74,7 @@ async def test_what_tokenize_says_is_what_chat_reads(serve: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["hello world", "好 morning", "<|im_start|>user"])
-async def test_detokenize_gives_back_what_was_tokenized(serve: Any, text: str) -> None:
+async def test_detokenize_returns_the_tokenized_text(serve: Any, text: str) -> None:
     async with serve() as served:
         tokens = (await post(served, "/tokenize", {"prompt": text}))["tokens"]
 
@@ -116,7 +116,7 @@ async def test_many_tokens_are_one_text(serve: Any) -> None:
         ("/detokenize", {"model": "other", "tokens": [1]}, 404, "model"),
     ],
 )
-async def test_what_is_wrong_is_refused_by_name(serve: Any, path: str, body: Any, status: int, param: str) -> None:
+async def test_invalid_fields_are_refused_by_name(serve: Any, path: str, body: Any, status: int, param: str) -> None:
     async with serve() as served:
         response = await served.client.post(path, json=body)
 

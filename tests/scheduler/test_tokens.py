@@ -83,7 +83,7 @@ def test_the_text_part_of_a_nested_config_is_read(make_model: MakeModel) -> None
     assert (files.max_model_len, files.vocab_size) == (77, 99)
 
 
-def test_a_model_that_says_no_length_needs_the_flag(make_model: MakeModel) -> None:
+def test_a_model_without_a_length_needs_the_flag(make_model: MakeModel) -> None:
     folder = make_model()
     edit(folder / "config.json", max_position_embeddings=None)
 

@@ -61,7 +61,7 @@ def test_stages_follow_each_other_as_long_as_they_were_measured() -> None:
     assert len({span.span_id for span in stages}) == len(stages)
 
 
-def test_each_stage_says_where_it_was() -> None:
+def test_each_stage_has_its_instance() -> None:
     stages = {span.name: span.attributes for span in _spans(_done(_served()))}
 
     where = {name: told.get("pdserve.instance") for name, told in stages.items()}

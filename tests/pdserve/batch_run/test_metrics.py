@@ -67,7 +67,7 @@ def test_lines_and_tokens_are_counted() -> None:
     }
 
 
-def test_the_figures_of_the_engine_stand_behind() -> None:
+def test_engine_metrics_follow_the_batchs_own() -> None:
     status, page = fetched(PROGRESS, Engine(b"vllm:num_requests_running 3\n"))
 
     assert status == 200
@@ -75,7 +75,7 @@ def test_the_figures_of_the_engine_stand_behind() -> None:
     assert "pdserve_batch_file_lines 10.0\n" in page
 
 
-def test_an_engine_that_tells_nothing_takes_nothing_away() -> None:
+def test_an_engine_without_metrics_removes_none() -> None:
     status, page = fetched(PROGRESS, Engine(None))
 
     assert (status, "pdserve_batch_file_lines 10.0\n" in page) == (200, True)
@@ -96,7 +96,7 @@ class Busy(Engine):
         raise AssertionError
 
 
-def test_whoever_asks_as_the_batch_ends_gets_its_own_figures(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_scrape_at_the_end_gets_the_batchs_metrics(capfd: pytest.CaptureFixture[str]) -> None:
     async def ask() -> "Future[tuple[int, str]]":
         engine = Busy()
         async with serve_metrics("127.0.0.1", 0, lambda: PROGRESS, engine) as port:
@@ -111,7 +111,7 @@ def test_whoever_asks_as_the_batch_ends_gets_its_own_figures(capfd: pytest.Captu
     assert capfd.readouterr().err == ""
 
 
-def test_before_the_first_line_there_are_none_and_other_paths_are_404() -> None:
+def test_before_the_first_line_no_metrics_and_other_paths_are_404() -> None:
     assert fetched(None, None) == (200, "")
     assert fetched(PROGRESS, None, "/secrets")[0] == 404
 

@@ -168,7 +168,7 @@ def test_a_terminal_that_is_gone_ends_nothing() -> None:
     assert view.line().startswith("60 of 200 lines")
 
 
-def test_a_busy_server_is_said_with_how_many_it_is_asked_at_once() -> None:
+def test_a_busy_server_is_shown_with_the_concurrency() -> None:
     view = ProgressView(stream=io.StringIO(), clock=Clock())
 
     view.take(BatchProgress(200, 90, 0, 0, 0, 0, at_once=12))

@@ -91,7 +91,7 @@ def test_a_key_comes_from_the_flag_the_file_or_the_environment(tmp_path: Path) -
         parsed(*AT_URL, "--api-key", "a b")
 
 
-def test_nobody_has_to_show_a_key_to_the_model_in_this_process(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_in_process_model_needs_no_key(capsys: pytest.CaptureFixture[str]) -> None:
     told = parsed(*ENDS, "--api-key", "k", "--ssl-keyfile", "f", VLLM_API_KEY="v")
 
     assert (told.api_key, told.front.api_key, told.front.ssl_keyfile) == (None, (), None)
@@ -108,7 +108,7 @@ def test_nobody_has_to_show_a_key_to_the_model_in_this_process(capsys: pytest.Ca
         (("--enable-metrics", "--url", "0.0.0.0"), ("0.0.0.0", 8000)),
     ],
 )
-def test_figures_are_served_where_vllms_flags_say(typed: tuple[str, ...], where: tuple[str, int] | None) -> None:
+def test_metrics_are_served_on_vllms_flags_port(typed: tuple[str, ...], where: tuple[str, int] | None) -> None:
     assert parsed(*ENDS, *typed).metrics == where
 
 
@@ -130,7 +130,7 @@ def test_answers_depend_on_the_model_and_on_no_size_of_the_engine() -> None:
     )
 
 
-def test_the_queue_in_this_process_takes_all_that_is_asked_at_once() -> None:
+def test_the_in_process_queue_takes_all_concurrent_requests() -> None:
     wide = parsed(*ENDS, "--max-inflight", "20000").front
     typed = parsed(*ENDS, "--max-queued-requests", "7", "--first-token-timeout", "5").front
 

@@ -36,7 +36,7 @@ def test_infinite_rate_is_all_at_once_infinite_burstiness_regular() -> None:
     assert arrival_times(3, 2.0, math.inf, random.Random(0)) == [0.5, 1.0, 1.5]
 
 
-def test_the_last_is_due_when_the_rate_says() -> None:
+def test_the_last_arrival_follows_from_the_rate() -> None:
     assert arrival_times(40, 3.0, 1.0, random.Random(1))[-1] == pytest.approx(40 / 3.0)
 
 
@@ -45,6 +45,6 @@ def test_a_seed_repeats() -> None:
 
 
 @pytest.mark.parametrize(("rate", "burstiness"), [(0.0, 1.0), (-1.0, 1.0), (1.0, 0.0), (math.nan, 1.0)])
-def test_what_cannot_be_is_refused_with_its_value(rate: float, burstiness: float) -> None:
+def test_impossible_values_are_refused_by_value(rate: float, burstiness: float) -> None:
     with pytest.raises(ConfigError, match=f"--request-rate {rate:g} --burstiness {burstiness:g}"):
         arrival_times(1, rate, burstiness, random.Random(0))

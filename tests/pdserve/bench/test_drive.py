@@ -62,7 +62,7 @@ def test_no_more_are_in_flight_than_places() -> None:
     assert len(record.lines) == 12
 
 
-def test_what_ended_stays_when_the_load_is_broken_off() -> None:
+def test_finished_requests_stay_when_a_load_is_interrupted() -> None:
     async def run() -> LoadRecord:
         record, begun = LoadRecord(3), asyncio.Event()
         ended: list[int] = []
@@ -91,7 +91,7 @@ def test_what_ended_stays_when_the_load_is_broken_off() -> None:
     assert record.under_way == {1: 5.0, 2: 5.0}
 
 
-def test_what_waits_for_a_place_is_not_in_flight() -> None:
+def test_requests_waiting_for_a_slot_are_not_in_flight() -> None:
     async def run() -> LoadRecord:
         record, begun = LoadRecord(5), asyncio.Event()
 

@@ -57,7 +57,7 @@ def test_times_are_those_of_the_pieces_and_counts_those_of_usage() -> None:
     }  # fmt: skip
 
 
-def test_a_chats_role_is_no_token_and_thoughts_are() -> None:
+def test_a_role_is_not_a_token_but_reasoning_is() -> None:
     def delta(fields: dict[str, str], finish: str | None = None) -> bytes:
         return event({"choices": [{"index": 0, "delta": fields, "finish_reason": finish}]})
 
@@ -77,7 +77,7 @@ def test_a_chats_role_is_no_token_and_thoughts_are() -> None:
     assert asked.bodies[0]["max_completion_tokens"] == 9
 
 
-def test_an_event_may_come_in_parts_and_among_comments() -> None:
+def test_an_event_may_arrive_in_pieces_and_among_comments() -> None:
     first = completion("a")
     pieces = [
         Sent(1.0, b": alive\r\n"),
@@ -119,7 +119,7 @@ def test_vectors_have_an_end_and_no_tokens() -> None:
         (b'{"data": []}', "no usage: the server does not count tokens"),
     ],
 )
-def test_what_is_no_vector_is_a_failure(body: bytes, words: str) -> None:
+def test_an_answer_without_a_vector_is_a_failure(body: bytes, words: str) -> None:
     line, _ = ask(Answer([Sent(1.0, body)]), Embeddings)
 
     assert str(line.failure).startswith(words)
@@ -151,7 +151,7 @@ def test_a_failure_is_in_the_timeline_with_its_kind(pieces: Sequence[Sent], stat
     assert str(line.failure).startswith(words)
 
 
-def test_nobody_there_is_a_failure_too() -> None:
+def test_a_refused_connection_is_a_failure() -> None:
     async def run() -> Timeline:
         clock = SteppedClock()
         async with serving(lambda path: streamed([1.0]), clock) as (url, _):

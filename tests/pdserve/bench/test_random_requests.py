@@ -111,7 +111,7 @@ def test_conversations_give_their_first_question_and_answer(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("content", ["{}", "nonsense"])
-def test_what_is_no_list_of_conversations_is_refused(tmp_path: Path, content: str) -> None:
+def test_a_file_without_conversations_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "share.json"
     path.write_text(content)
 

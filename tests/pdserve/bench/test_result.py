@@ -61,7 +61,7 @@ def test_without_detail_lists_of_requests_stay_out() -> None:
     assert found["error_counts"] == {"HTTP 429": 1}
 
 
-def test_the_report_says_errors_by_kind_and_warns_of_a_busy_client() -> None:
+def test_the_report_lists_errors_by_kind_and_a_busy_client() -> None:
     goals = {"ttft": 600.0}
     lines = list(report(RECORD, summarize(RECORD, METRICS, (50.0, 99.0), goals), ClientCpu(2.7, 3.0), goals))
 
@@ -82,12 +82,12 @@ def test_where_nothing_completed_the_report_has_no_table_of_zeros() -> None:
     assert lines[1:] == ["  1 x HTTP 404, first: no such model"]
 
 
-def test_a_client_with_time_to_spare_is_no_warning() -> None:
+def test_an_idle_client_causes_no_warning() -> None:
     assert ClientCpu(0.8, 1.0).warning is None
     assert ClientCpu(0.0, 0.0).share == 0.0
 
 
-def test_the_live_line_says_errors_rate_and_the_median_ttft() -> None:
+def test_the_live_line_shows_errors_rate_and_median_ttft() -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -104,7 +104,7 @@ def test_the_live_line_says_errors_rate_and_the_median_ttft() -> None:
     assert "0/4" in terminal.getvalue()
 
 
-def test_off_a_terminal_there_is_no_live_line() -> None:
+def test_without_a_terminal_there_is_no_live_line() -> None:
     plain = io.StringIO()
     live = LiveLine(4, shown=True, file=plain)
     live.see(RECORD)

@@ -21,7 +21,7 @@ def failed(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
     return line
 
 
-def test_where_nobody_listens_the_way_to_a_cluster_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_connection_suggests_how_to_start_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     line = failed(capsys, "--base-url", NOWHERE)
 
     silent = f"{NOWHERE}/v1/models does not answer: no connection: Connection refused"
@@ -34,7 +34,7 @@ def test_a_server_that_was_waited_for_is_advised_after_the_wait(capsys: pytest.C
     assert line.endswith(f"no connection: Connection refused (--ready-check-timeout-sec 1); {HINT}")
 
 
-def test_a_load_that_reached_nobody_is_advised_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_load_without_any_connection_suggests_it_too(capsys: pytest.CaptureFixture[str]) -> None:
     line = failed(capsys, "--base-url", NOWHERE, "--model", "m", "--vocab-size", "900", "--num-prompts", "2")
 
     measured = f"nothing was measured: none of the 2 requests to {NOWHERE} completed"

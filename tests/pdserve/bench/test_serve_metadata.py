@@ -15,7 +15,7 @@ VLLM_KEYS = {
 }  # fmt: skip
 
 
-def test_the_run_is_told_under_vllms_keys() -> None:
+def test_the_run_is_reported_under_vllms_keys() -> None:
     found = about(parse(["--num-prompts", "5", "--request-rate", "2.5", "--metadata", "tp=2"]), "org/m", NOW)
 
     assert set(found) == VLLM_KEYS | {"base_url", "seed", "tp"}

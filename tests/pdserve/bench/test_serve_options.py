@@ -11,7 +11,7 @@ from pdserve.bench.serve_vllm_flags import REFUSED
 from wire.errors import ConfigError
 
 
-def test_the_defaults_are_a_cluster_of_ours_and_vllms_load() -> None:
+def test_the_defaults_are_our_cluster_and_vllms_load() -> None:
     options = parse([])
 
     assert options.url == "http://127.0.0.1:9000"
@@ -78,7 +78,7 @@ def test_vllms_sampling_flags_are_fields_of_every_request() -> None:
     assert parse([]).sampling_fields == {"temperature": 0.0}
 
 
-def test_the_served_name_is_asked_and_the_models_own_is_told() -> None:
+def test_requests_use_the_served_name_and_results_the_models() -> None:
     options = parse(["--model", "org/m", "--served-model-name", "tiny"])
 
     assert (options.asked_model, options.model) == ("tiny", "org/m")
@@ -97,7 +97,7 @@ def test_vllms_flags_without_effect_are_named_without_values(capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_vllms_flags_that_cannot_be_are_refused_with_what_to_do(name: str) -> None:
+def test_unsupported_vllm_flags_are_refused_with_advice(name: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"{name} is not supported: {REFUSED[name]}")):
         parse([f"{name}=1"])
 

@@ -44,14 +44,14 @@ def test_a_server_that_is_not_there_is_said_with_a_reason() -> None:
     assert "ssl" not in told
 
 
-def test_a_key_that_is_refused_says_where_keys_come_from() -> None:
+def test_a_refused_key_says_where_keys_come_from() -> None:
     told = asked(401, '{"error": {"message": "this server asks for a key"}}')
 
     assert "HTTP 401: this server asks for a key" in told
     assert told.endswith("; a key is read from $PDSERVE_API_KEY, $VLLM_API_KEY or $OPENAI_API_KEY")
 
 
-def test_a_server_of_another_kind_is_said_to_be_none_of_ours() -> None:
+def test_a_foreign_server_is_reported_as_not_pdserve() -> None:
     told = asked(404, "<!DOCTYPE HTML>\n<html>")
 
     assert told.endswith("/v1/models answers HTTP 404 without JSON: is --base-url that of an OpenAI server?")

@@ -72,7 +72,7 @@ def test_the_peak_of_requests_is_the_most_that_overlap_at_some_start(lines: list
     assert peak_requests(lines) == by_hand
 
 
-def test_what_failed_and_what_had_not_ended_was_in_flight_too() -> None:
+def test_failed_and_unfinished_requests_count_as_in_flight() -> None:
     failed = made(0.0, [9.0], failure=RequestFailure("HTTP 500", "no"))
     record = record_of([made(0.0, [1.0]), failed], num_requests=9)
     for number, sent_s in ((2, 0.5), (3, 0.75), (4, 5.0)):

@@ -55,7 +55,7 @@ def before() -> Iterator[set[str]]:
 
 
 @pytest.mark.usefixtures("before")
-def test_it_is_ready_once_it_says_so_and_ends_with_all_below_it(tmp_path: Path) -> None:
+def test_vllm_is_ready_when_it_prints_so_and_ends_with_its_children(tmp_path: Path) -> None:
     home = _home(tmp_path, _LOADED)
     peer = Vllm(tmp_path, dtype="float32", environ={**os.environ, "PEERS_HOME": str(home)})
     lives = _lives(home)
@@ -67,7 +67,7 @@ def test_it_is_ready_once_it_says_so_and_ends_with_all_below_it(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("before")
-def test_one_that_ends_is_heard_of_at_once(tmp_path: Path) -> None:
+def test_a_vllm_that_exits_is_noticed_at_once(tmp_path: Path) -> None:
     home = _home(tmp_path, "child.kill()")
 
     with pytest.raises(PeerMissing, match="vLLM ended: see "):

@@ -27,7 +27,7 @@ def test_keys_and_values_are_read_as_they_are_written(file: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "{}\n"])
-def test_an_empty_file_says_nothing(file: Path, text: str) -> None:
+def test_an_empty_file_sets_nothing(file: Path, text: str) -> None:
     file.write_text(text)
 
     assert read(str(file)) == ()
@@ -73,7 +73,7 @@ def test_anything_else_is_refused_with_its_line(file: Path, text: str, words: st
         read(str(file))
 
 
-def test_a_pipe_nobody_writes_to_is_refused_and_a_shells_own_is_read(tmp_path: Path) -> None:
+def test_a_pipe_without_a_writer_is_refused_a_shells_is_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     out, into = os.pipe()
     os.write(into, b"port: 1\n")

@@ -73,7 +73,7 @@ def test_a_model_typed_to_serve_wins_over_the_files(file: Path, model: str) -> N
         serve.parse(["--config", str(file), model, "--model", "other"])
 
 
-def test_an_instances_own_address_is_none_of_a_cluster_on_one_machine(file: Path, model: str) -> None:
+def test_up_refuses_an_instances_own_address(file: Path, model: str) -> None:
     with pytest.raises(ConfigError, match=r"--ip 10.0.0.1 is for an instance of a ranktable"):
         serve.parse([model, "--ip=10.0.0.1"])
     with pytest.raises(ConfigError, match=r"--share-devices is for the instances of a ranktable"):
@@ -152,7 +152,7 @@ def test_flags_of_vllm_are_keys_too(file: Path) -> None:
     assert "trust-remote-code" not in typed.notices[0]
 
 
-def test_serve_and_up_tell_once_and_pass_nothing_on(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_and_up_print_notices_once(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     serve.parse([model, "--use-v2-block-manager", "--seed", "1"])
     request = up_request.parse(["--model", model, "--use-v2-block-manager", "--swap-space", "1"])
 
@@ -165,13 +165,13 @@ def test_serve_and_up_tell_once_and_pass_nothing_on(model: str, capsys: pytest.C
             parse(["--model", model, "--lora-modules", "a=b"])
 
 
-def test_what_is_typed_wins_over_a_flag_of_vllms_in_the_file(file: Path) -> None:
+def test_typed_flags_win_over_vllm_flags_in_the_file(file: Path) -> None:
     file.write_text("swap-space: 1\n")
 
     assert typed_over_file(["--config", str(file), "--swap-bytes", "5"], {}).options.swap_bytes == 5
 
 
-def test_flags_of_the_front_door_have_one_notice_on_an_instance(file: Path) -> None:
+def test_http_flags_have_one_notice_on_an_instance(file: Path) -> None:
     file.write_text("max-queued-requests: 5\n")
 
     typed = typed_over_file(["--chat-template", "t", "--startup-timeout=3", "--config", str(file)], {})

@@ -20,13 +20,13 @@ def options(*argv: str) -> EngineOptions:
     return from_namespace(EngineOptions, parser().parse_args(settled(*argv)))
 
 
-def test_a_line_of_our_own_flags_stays_as_it_is() -> None:
+def test_a_line_of_our_flags_is_unchanged() -> None:
     line = ("--model=m", "--served-model-name", "a", "b", "--no-kv-digests", "--kv-links", "3")
 
     assert settled(*line) == line
 
 
-def test_the_line_of_a_vllm_server_starts_one_of_ours() -> None:
+def test_a_vllm_servers_command_line_starts_ours() -> None:
     made = options(
         "--model", "m", "-tp", "2", "--dtype", "half", "-q=gptq_marlin", "--swap-space", "0.5", "--max_num_seqs", "8",
         "--gpu-memory-utilization=0.8", "--trust-remote-code", "--enforce-eager", "--disable-log-requests",
@@ -38,7 +38,7 @@ def test_the_line_of_a_vllm_server_starts_one_of_ours() -> None:
     assert (made.block_size, made.log_level, made.enforce_eager) == (32, "DEBUG", True)
 
 
-def test_flags_without_effect_are_told_once_each_with_the_reason() -> None:
+def test_flags_without_effect_are_named_once_with_the_reason() -> None:
     made = settle(("--use-v2-block-manager", "--seed", "1", "--use-v2-block-manager", "--seed=2"), KNOWN)
 
     assert made.argv == ()
@@ -84,7 +84,7 @@ def test_a_dropped_flag_takes_its_own_words_and_no_other(typed: tuple[str, ...],
         (("--speculative_model", "d"), r"--speculative_model is refused: there is no speculative decoding"),
     ],
 )
-def test_what_would_not_happen_is_refused_with_the_reason(typed: tuple[str, ...], words: str) -> None:
+def test_unsupported_requests_of_flags_are_refused_with_the_reason(typed: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         settled(*typed)
 
@@ -121,7 +121,7 @@ _THEIRS: tuple[tuple[str, ...], ...] = (
 
 
 @given(st.lists(st.sampled_from(_OURS + _THEIRS), max_size=12))
-def test_flags_of_vllm_anywhere_in_a_line_change_nothing_of_ours(groups: list[tuple[str, ...]]) -> None:
+def test_vllm_flags_anywhere_change_none_of_ours(groups: list[tuple[str, ...]]) -> None:
     ours = [word for group in groups if group in _OURS for word in group]
     line = [word for group in groups for word in group]
 

@@ -102,7 +102,7 @@ def test_cached_files_are_not_fetched_again_or_mentioned(hub: FakeHub, fetched: 
     assert (hub.fetched[before:], said) == ([], [])
 
 
-def test_a_download_says_how_much_and_where(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
+def test_a_download_prints_size_and_folder(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
     said: list[str] = []
 
     snapshot = fetched(OPT, said)
@@ -133,7 +133,7 @@ def test_the_token_is_sent(
     assert {token for _, _, token in hub.seen} == {hub.token}
 
 
-def test_a_gated_model_says_what_to_do(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
+def test_a_gated_model_is_an_error_with_advice(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
     hub.gated.add(LLAMA)
 
     with pytest.raises(ConfigError) as refusal:
@@ -158,7 +158,7 @@ def test_revisions(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
 
 
 @pytest.mark.parametrize("how", ["unreachable", "offline"])
-def test_without_a_hub_what_is_here_is_taken(how: str, hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
+def test_without_a_hub_the_cached_copy_is_used(how: str, hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
     first, said = fetched(OPT), list[str]()
     environ = {"HF_HUB_OFFLINE": "1"} if how == "offline" else {}
     if how == "unreachable":
@@ -169,7 +169,7 @@ def test_without_a_hub_what_is_here_is_taken(how: str, hub: FakeHub, fetched: Ca
     assert all("cannot be reached" in words and first.folder in words for words in said)
 
 
-def test_without_a_hub_and_a_copy_it_says_what_to_do(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
+def test_without_hub_and_copy_the_error_has_advice(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
     words = (
         rf"--model {QWEN} is not a local folder; HF_HUB_OFFLINE is set, and no copy is cached: run `pdserve model path"
     )
@@ -181,7 +181,7 @@ def test_without_a_hub_and_a_copy_it_says_what_to_do(hub: FakeHub, fetched: Call
         fetched(QWEN, environ={"HF_HUB_OFFLINE": "1"})
 
 
-def test_a_repository_that_is_no_model(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
+def test_a_repository_without_a_model_is_refused(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
     folder = hub.repos[QWEN]
     (folder / "model.safetensors").rename(folder / "model-q4.gguf")
     with pytest.raises(
@@ -203,7 +203,7 @@ def test_an_index_that_leads_elsewhere_is_refused(hub: FakeHub, fetched: Callabl
         fetched(LLAMA)
 
 
-def test_large_files_are_told_one_by_one(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
+def test_large_files_are_listed_one_by_one(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
     (hub.repos[QWEN] / "model.safetensors").write_bytes(bytes(10_500_000))
     said: list[str] = []
 
@@ -219,7 +219,7 @@ def test_a_folder_that_cannot_be_written_is_named(fetched: Callable[..., Snapsho
         fetched(OPT, download_dir=str(tmp_path / "file"))
 
 
-def test_without_the_library_it_says_how_to_get_it(
+def test_without_the_library_the_error_says_how_to_install_it(
     fetched: Callable[..., Snapshot], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)

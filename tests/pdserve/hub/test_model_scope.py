@@ -89,7 +89,7 @@ def test_bin_weights_are_fetched_where_there_are_no_safetensors(library: Callabl
     assert {file.name for file in Path(snapshot.folder).iterdir()} == {"config.json", "pytorch_model.bin"}
 
 
-def test_a_scheduler_asks_for_no_weights(library: Callable[..., Library]) -> None:
+def test_a_scheduler_fetches_no_weights(library: Callable[..., Library]) -> None:
     library("config.json", "tokenizer.json", "model.safetensors")
 
     snapshot = fetch(asked(weights=False), {"HF_HUB_OFFLINE": "1"}, silent)
@@ -97,7 +97,7 @@ def test_a_scheduler_asks_for_no_weights(library: Callable[..., Library]) -> Non
     assert {file.name for file in Path(snapshot.folder).iterdir()} == {"config.json", "tokenizer.json"}
 
 
-def test_offline_it_takes_what_is_here(library: Callable[..., Library]) -> None:
+def test_offline_the_cached_copy_is_used(library: Callable[..., Library]) -> None:
     stub = library("config.json", "model.safetensors")
 
     fetch(asked(), {"HF_HUB_OFFLINE": "1"}, silent)
@@ -105,7 +105,7 @@ def test_offline_it_takes_what_is_here(library: Callable[..., Library]) -> None:
     assert stub.calls[0]["offline"] is True
 
 
-def test_without_a_network_it_takes_what_is_here(library: Callable[..., Library]) -> None:
+def test_without_a_network_the_cached_copy_is_used(library: Callable[..., Library]) -> None:
     stub, said = library("config.json", "model.safetensors"), list[str]()
     stub.is_reachable = False
 
@@ -116,7 +116,7 @@ def test_without_a_network_it_takes_what_is_here(library: Callable[..., Library]
     )
 
 
-def test_what_the_library_says_is_told_with_what_to_do(library: Callable[..., Library]) -> None:
+def test_the_librarys_error_is_quoted_with_advice(library: Callable[..., Library]) -> None:
     library()
 
     with pytest.raises(
@@ -133,7 +133,7 @@ def test_a_model_without_weights_is_refused(library: Callable[..., Library]) -> 
 
 
 @pytest.mark.covers("A2.42")
-def test_without_the_library_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "modelscope", None)
 
     with pytest.raises(

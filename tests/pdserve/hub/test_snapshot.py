@@ -40,14 +40,14 @@ def test_the_librarys_own_cache_is_used_and_progress_goes_to_stderr(
     assert (told.out, [line.split()[0] for line in told.err.splitlines()]) == ("", ["downloading", "downloaded"])
 
 
-def test_a_refusal_comes_back_in_its_words(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_refusal_is_quoted(hub: FakeHub, tmp_path: Path) -> None:
     hub.gated.add("facebook/opt-125m")
 
     with pytest.raises(ConfigError, match=r"^facebook/opt-125m is gated: accept its conditions"):
         find_snapshot(DownloadJob("facebook/opt-125m"), environ(hub, tmp_path))
 
 
-def test_a_command_ends_with_status_2_and_what_to_do(tmp_path: Path) -> None:
+def test_a_command_ends_with_status_2_and_advice(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-P",
@@ -71,7 +71,7 @@ def test_a_command_ends_with_status_2_and_what_to_do(tmp_path: Path) -> None:
     )
 
 
-def test_what_fetches_imports_no_torch() -> None:
+def test_downloading_imports_no_torch() -> None:
     code = (
         "import sys, pdserve.hub.fetching, huggingface_hub\n"
         "huggingface_hub.HfApi, huggingface_hub.hf_hub_download\n"

@@ -92,7 +92,7 @@ def test_an_llm_is_made_of_it_in_each_way(model: Path, capsys: pytest.CaptureFix
     assert "structured_outputs_config (llguidance compiles the grammars" in capsys.readouterr().err
 
 
-def test_names_that_are_not_there_say_why() -> None:
+def test_missing_names_raise_with_the_reason() -> None:
     for name in NAMES:
         with pytest.raises(ImportError, match=f"^pdserve has no {name}: [a-z]"):
             getattr(pdserve, name)

@@ -68,7 +68,7 @@ async def test_a_busy_or_lost_server_is_retried_after_its_retry_after() -> None:
 
 
 @pytest.mark.parametrize("told", ["", "soon", "\u00b2", "-3", "1.5", "9" * 400])
-async def test_a_wait_that_is_no_number_of_seconds_counts_as_none(told: str) -> None:
+async def test_an_invalid_retry_after_counts_as_none(told: str) -> None:
     script, sleeps = Script(Answer(429, {"retry-after": told}, b"{}"), GOOD), Sleeps()
 
     await HttpSurface(script, retry_for_s=60, sleep=sleeps).get_json("/x")
@@ -106,7 +106,7 @@ async def test_without_time_left_the_last_error_is_raised(last: Answer | Pdserve
     ("status", "error"),
     [(400, InvalidRequest), (413, InvalidRequest), (401, ConfigError), (500, InternalError), (504, DeadlineExceeded)],
 )
-async def test_a_refusal_is_an_error_of_ours_in_the_servers_words(status: int, error: type[PdserveError]) -> None:
+async def test_a_refusal_is_our_error_with_the_servers_message(status: int, error: type[PdserveError]) -> None:
     script = Script(answer(status, error={"message": "in words"}))
 
     with pytest.raises(error, match="in words"):
@@ -131,7 +131,7 @@ async def test_a_model_that_is_not_served_is_refused_with_those_that_are() -> No
         await HttpSurface(script, retry_for_s=0).choose("big")
 
 
-async def test_a_key_that_is_refused_says_where_keys_come_from() -> None:
+async def test_a_refused_key_says_where_keys_come_from() -> None:
     script = Script(answer(401, error={"message": "this server asks for a key"}))
 
     with pytest.raises(ConfigError, match=r"this server asks for a key \(LLM\(api_key=...\), or PDSERVE_API_KEY\)"):
@@ -145,14 +145,14 @@ async def test_a_key_that_is_refused_says_where_keys_come_from() -> None:
         answer(200, data=[]), answer(200, models=["a"]), answer(200, data=[{"id": "tiny"}]),
     ],
 )  # fmt: skip
-async def test_a_server_of_another_kind_is_said_to_be_one(told: Answer) -> None:
+async def test_a_foreign_server_is_reported_as_foreign(told: Answer) -> None:
     with pytest.raises(ConfigError, match=r"^GET /v1/models lists no model .* must be the URL of") as said:
         await HttpSurface(Script(told), retry_for_s=0).choose("")
 
     assert "html" not in str(said.value)
 
 
-async def test_a_busy_cluster_is_asked_less_at_once() -> None:
+async def test_a_busy_cluster_gets_fewer_concurrent_requests() -> None:
     class Small:
         """Answers four at once, and turns the others away."""
 

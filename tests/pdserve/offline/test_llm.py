@@ -180,7 +180,7 @@ def test_a_prompt_that_is_too_long_is_named_before_any_work(local: LLM, prompt: 
     assert len(local.generate([prompt], SamplingParams(truncate_prompt_tokens=8))[0].prompt_token_ids) == 8
 
 
-def test_a_text_too_long_to_be_tokenised_is_cut_where_that_is_asked(local: LLM) -> None:
+def test_a_text_too_long_to_tokenise_is_truncated_on_request(local: LLM) -> None:
     huge = "the quick brown fox " * 10_000
     cut = SamplingParams(truncate_prompt_tokens=8, temperature=0, max_tokens=600, ignore_eos=True)
     (output,) = local.generate(huge, cut)
@@ -381,7 +381,7 @@ def test_a_set_tokenizer_reads_prompts_and_writes_texts(model: Path, local: LLM)
     assert output.outputs[0].text == plain.outputs[0].text.upper()
 
 
-def test_vllms_keywords_that_say_nothing_are_taken(local: LLM) -> None:
+def test_vllms_keywords_with_neutral_values_are_accepted(local: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=2)
 
     plain = local.generate("hello", params)[0].outputs[0].token_ids
@@ -429,7 +429,7 @@ def test_no_more_than_max_in_flight_requests_run(model: Path) -> None:
     assert [output.prompt_token_ids for output in outputs] == prompts
 
 
-def test_an_llm_that_nobody_holds_any_more_ends_its_thread(model: Path) -> None:
+def test_an_unreferenced_llm_ends_its_thread(model: Path) -> None:
     llm = LLM(str(model), engine="fake")
     thread = llm._thread._thread
     assert thread.is_alive()

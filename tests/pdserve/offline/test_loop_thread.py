@@ -78,7 +78,7 @@ def test_it_returns_and_raises_what_the_work_does_until_it_is_closed() -> None:
         thread.run(number())
 
 
-def test_what_cannot_be_opened_is_raised_and_leaves_no_thread() -> None:
+def test_a_failure_to_open_is_raised_and_leaves_no_thread() -> None:
     @contextlib.asynccontextmanager
     async def broken() -> AsyncIterator[None]:
         raise ConfigError("no such model")
@@ -119,7 +119,7 @@ async def _lose(place: Place) -> None:
     place.lost.set()
 
 
-def test_an_interrupt_cancels_what_is_waited_for_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_cancels_only_the_awaited_work(monkeypatch: pytest.MonkeyPatch) -> None:
     place, begun = Place(), threading.Event()
     thread = LoopThread(place.open)
     interrupt = _Interrupt(begun)
@@ -134,9 +134,7 @@ def test_an_interrupt_cancels_what_is_waited_for_and_nothing_else(monkeypatch: p
 
 
 @pytest.mark.parametrize("is_handed_over", [True, False])
-def test_an_interrupt_as_the_work_is_handed_over_leaves_none_of_it(
-    is_handed_over: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_at_submission_leaves_no_work(is_handed_over: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     place = Place()
     thread = LoopThread(place.open)
     hand_over, work = thread._loop.call_soon_threadsafe, wait(threading.Event(), place)
@@ -209,7 +207,7 @@ class _SlowToClose(asyncio.SelectorEventLoop):
         super().close()
 
 
-def test_what_comes_after_the_last_turn_of_the_loop_hears_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_after_the_loops_last_iteration_gets_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = _SlowToClose()
     monkeypatch.setattr("pdserve.offline.loop_thread.new_loop", lambda: loop)
     thread = LoopThread(Place().open)
@@ -222,7 +220,7 @@ def test_what_comes_after_the_last_turn_of_the_loop_hears_of_the_end(monkeypatch
     closer.join(WAIT_S)
 
 
-def test_a_fork_is_told_what_it_lacks_and_its_end_harms_nobody() -> None:
+def test_a_forked_child_gets_an_error_and_exits_harmlessly() -> None:
     place = Place()
     thread = LoopThread(place.open)
     ours, theirs = os.pipe()

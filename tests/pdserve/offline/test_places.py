@@ -95,7 +95,7 @@ def _odds(one: RequestOutput) -> list[float]:
     return [entry.logprob for table in tables if table is not None for entry in table.values()]
 
 
-def test_a_cluster_is_asked_with_a_key_for_a_model_it_serves(cluster: str) -> None:
+def test_a_cluster_is_used_with_a_key_and_a_served_model(cluster: str) -> None:
     with pytest.raises(ConfigError, match="API key"):
         LLM(cluster=cluster, api_key="wrong")
     with pytest.raises(ConfigError, match="the model 'other' is not served, only 'tiny'"):
@@ -104,7 +104,7 @@ def test_a_cluster_is_asked_with_a_key_for_a_model_it_serves(cluster: str) -> No
         assert len(llm.generate("hello")[0].outputs[0].token_ids) <= 16
 
 
-def test_a_pair_that_cannot_start_says_why_in_its_last_lines(model: Path) -> None:
+def test_a_pair_that_cannot_start_quotes_its_last_log_lines(model: Path) -> None:
     with pytest.raises(ConfigError, match=r"its last lines:\n[\s\S]*--max-model-len 4096 is above the 512"):
         LLM(str(model), prefill=1, max_model_len=4096, **ENGINE)  # type: ignore[arg-type]
 
@@ -125,7 +125,7 @@ for wrong in (llm.get_tokenizer, lambda: LLM(sys.argv[2])):
 """
 
 
-def test_a_cluster_is_asked_without_torch_and_what_needs_it_says_so(cluster: str, model: Path, pair: LLM) -> None:
+def test_a_cluster_is_used_without_torch(cluster: str, model: Path, pair: LLM) -> None:
     command = [sys.executable, "-c", _WITHOUT_ENGINE, cluster, str(model)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
 
@@ -138,7 +138,7 @@ def test_a_cluster_is_asked_without_torch_and_what_needs_it_says_so(cluster: str
     ]
 
 
-def test_a_cluster_that_is_not_there_is_said_soon() -> None:
+def test_a_missing_cluster_is_reported_soon() -> None:
     (port,) = free_ports(1)
     with pytest.raises(Unavailable, match=f"127.0.0.1:{port}"):
         LLM(cluster=f"http://127.0.0.1:{port}")

@@ -22,7 +22,7 @@ class Bar:
         self.closed = True
 
 
-def test_it_counts_prompts_and_tells_tokens_a_second_in_and_out() -> None:
+def test_it_counts_prompts_and_shows_tokens_per_second() -> None:
     bars: list[Bar] = []
 
     def make(**told: Any) -> Bar:
@@ -38,7 +38,7 @@ def test_it_counts_prompts_and_tells_tokens_a_second_in_and_out() -> None:
     assert bars[0].postfix == "est. speed input: 30.00 toks/s, output: 10.00 toks/s"
 
 
-def test_it_is_silent_where_nobody_looks_or_none_is_wanted(capfd: Any) -> None:
+def test_it_is_silent_without_a_terminal_or_if_disabled(capfd: Any) -> None:
     for wanted in (True, False):  # standard error is no terminal here
         with ProgressBar(1, wanted) as progress:
             progress.done(OUTPUT)

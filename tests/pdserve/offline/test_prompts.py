@@ -42,7 +42,7 @@ def test_each_form_is_read(given: Any, prompts: list[PromptInput]) -> None:
         (b"a", TypeError, "prompt 0 is a value of type bytes: give a text"),
     ],
 )  # fmt: skip
-def test_what_is_no_prompt_is_named(given: Any, error: type[Exception], words: str) -> None:
+def test_an_invalid_prompt_is_named(given: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         read_prompts(given)
 

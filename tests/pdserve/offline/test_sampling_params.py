@@ -74,7 +74,7 @@ def test_the_defaults_are_vllms_and_the_repr_makes_the_same_object() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )  # fmt: skip
-def test_what_is_out_of_its_limits_is_refused_with_value_and_limit(wrong: dict[str, Any], words: str) -> None:
+def test_out_of_range_values_are_refused_with_value_and_limit(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         SamplingParams(**wrong)
 
@@ -148,7 +148,7 @@ def test_a_new_field_is_sent_as_the_server_takes_it(name: str) -> None:
     assert sampling_body(SamplingParams(**{name: given}), max_tokens=16, seed=None)[name] == sent
 
 
-def test_listed_tokens_alone_are_told_beside_each_output() -> None:
+def test_only_listed_tokens_are_returned_with_each_output() -> None:
     params = SamplingParams(logprob_token_ids=[5])
 
     assert completion_logprobs(params) == {"logprobs": 0}

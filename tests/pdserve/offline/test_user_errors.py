@@ -42,7 +42,7 @@ def raised(wrong: Callable[[], object]) -> BaseException:
         (lambda: LLM("/no/such/model", kv_cache_memory="lots"), "kv_cache_memory: 'lots' is not a size"),
     ],
 )
-def test_a_wrong_argument_is_told_at_the_callers_line_alone(wrong: Callable[[], object], words: str) -> None:
+def test_a_wrong_argument_is_reported_at_the_callers_line(wrong: Callable[[], object], words: str) -> None:
     error = raised(wrong)
 
     assert words in str(error)
@@ -61,7 +61,7 @@ def test_wrong_parameters_are_reported_at_the_callers_line(wrong: Callable[[], o
     assert frames(raised(wrong)) == ["raised", "<lambda>", "__init__"]
 
 
-def test_what_the_engine_refuses_at_its_start_is_told_as_keywords(model: Path) -> None:
+def test_the_engines_refusals_at_start_name_keywords(model: Path) -> None:
     wanted = {
         "max_model_len": (10**6, "max_model_len 1000000: must be from 1 to the model's "),
         "quantization": ("awq", f"quantization awq, but {model} is not quantised"),
@@ -84,7 +84,7 @@ def test_a_vector_shows_how_long_it_is(local: LLM) -> None:
     assert repr(local.encode("hello")[0].outputs) == f"PoolingOutput(data=[{size} numbers])"
 
 
-def test_a_wrong_prompt_is_told_at_the_callers_line_alone(local: LLM) -> None:
+def test_a_wrong_prompt_is_reported_at_the_callers_line(local: LLM) -> None:
     for wrong in (
         lambda: local.generate([[1, 2], []]),
         lambda: local.generate("hello", SamplingParams(max_tokens=2, stop_token_ids=[10**9])),
@@ -127,7 +127,7 @@ def test_what_is_no_answer_keeps_all_of_its_frames(error: Exception) -> None:
     assert frames(error)[-1] == "_raise"
 
 
-def test_what_torch_is_told_for_its_import_does_not_stay(
+def test_variables_for_torchs_import_are_removed_again(
     fake_model: Path,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

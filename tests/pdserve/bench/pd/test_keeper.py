@@ -22,7 +22,7 @@ time.sleep(600)
 """
 
 
-def test_a_group_ends_with_the_pipe_of_whoever_started_it() -> None:
+def test_a_group_ends_with_its_starters_pipe() -> None:
     core = min(os.sched_getaffinity(0))
     held, ours = os.pipe()
     process = subprocess.Popen(
@@ -50,7 +50,7 @@ def test_cores_are_dealt_as_a_table_of_two_deals_them() -> None:
     assert halves([4]) == ([4], [4])
 
 
-def test_what_are_no_cores_is_refused() -> None:
+def test_an_invalid_list_of_cores_is_refused() -> None:
     assert parse_cores("0,3") == {0, 3}
     with pytest.raises(ConfigError, match="'all' is not a list of cores"):
         parse_cores("all")

@@ -49,7 +49,7 @@ def test_a_p_that_refuses_is_the_requests_failure() -> None:
     assert d_asked.bodies == []
 
 
-def test_urls_are_asked_in_turn() -> None:
+def test_urls_are_used_in_turn() -> None:
     async def run() -> list[int]:
         clock = SteppedClock()
         async with (

@@ -46,7 +46,7 @@ def test_one_that_does_not_answer_in_time_is_ended(tmp_path: Path) -> None:
     assert not [child for child in psutil.Process().children() if sleeps in child.cmdline()]
 
 
-def test_colocated_instances_have_halves_of_the_cores_and_one_door() -> None:
+def test_colocated_instances_have_half_the_cores_each_and_one_url() -> None:
     found = our_colocated(("--model", "m"), [0, 1, 2, 3])
 
     first, second, door = found.plans

@@ -17,13 +17,13 @@ def test_less_time_and_more_tokens_win_by_their_ratio_to_the_next() -> None:
     assert winner(RATE, three) == ("colocated", 1.5)
 
 
-def test_what_is_close_is_even_and_what_failed_competes_not() -> None:
+def test_close_results_are_even_and_failed_ones_do_not_compete() -> None:
     assert winner(TTFT, [made("P/D", 100, 5, 20, 300), made("colocated", 104, 5, 90, 450)]) is None
     assert winner(TTFT, [made("P/D", 1, 5, 20, 300, failed=1), made("colocated", 104, 5, 90, 450)]) is None
     assert winner(TTFT, []) is None
 
 
-def test_wins_are_told_with_their_load_and_factor() -> None:
+def test_wins_are_listed_with_load_and_factor() -> None:
     outcomes = [made("P/D", 10, 5, 20, 300), made("colocated", 15, 5, 90, 450), made("vLLM P/D", 30, 5, 60, 900)]
 
     assert list(where(outcomes)) == [
@@ -36,7 +36,7 @@ def test_wins_are_told_with_their_load_and_factor() -> None:
     ]
 
 
-def test_the_busier_instance_is_named_with_what_the_other_left_unused() -> None:
+def test_the_busier_instance_is_named_with_the_others_idle_share() -> None:
     outcomes = [
         made("P/D", 1, 1, 1, 1, use=Use({"decode-0": 0.97, "prefill-0": 0.3}, 4, 2.25, 3 * 2**20)),
         made("colocated", 1, 1, 1, 1, use=Use({"combined-0": 0.99, "combined-1": 0.9}, 0, None, None)),
@@ -62,7 +62,7 @@ def test_the_table_has_a_column_per_contestant_and_the_failures() -> None:
     assert found[-1] == "not compared: 2 requests failed in burst, colocated: HTTP 500: no"
 
 
-def test_rounds_are_told_as_medians() -> None:
+def test_rounds_are_reported_as_medians() -> None:
     rounds = [
         made("P/D", ttft, 5, 20, 300, use=Use({"decode-0": ttft / 100}, 1, ttft, 1.0)) for ttft in (30, 10, 20)
     ] + [made("colocated", 1, 1, 1, 1)]
