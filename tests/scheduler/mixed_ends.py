@@ -62,7 +62,7 @@ class Asked:
 class Clients:
     """Ask a scheduler over `cluster`; `endings` counts how they were answered.
 
-    `comments_s`: see scheduler/api/keep_alive.py.
+    `comments_s`: see scheduler/api/piece_writer.py.
     """
 
     cluster: FakeCluster
