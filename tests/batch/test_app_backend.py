@@ -20,7 +20,7 @@ async def test_an_error_of_the_app_is_unavailable_and_names_its_kind_alone() -> 
         await AppBackend(app).ask("POST", "/x", b"{}")
 
 
-async def test_an_app_that_says_nothing_is_unavailable() -> None:
+async def test_a_silent_app_is_unavailable() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         pass
 
@@ -48,7 +48,7 @@ async def test_an_app_that_ignores_its_clients_going_is_cancelled() -> None:
     assert cancelled.is_set()
 
 
-async def test_after_the_answer_the_app_is_told_that_the_exchange_is_over() -> None:
+async def test_after_the_answer_the_app_gets_a_disconnect() -> None:
     told = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

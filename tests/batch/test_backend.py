@@ -107,7 +107,7 @@ async def test_many_are_answered_at_once(over: Over) -> None:
     assert [json.loads(answer.body)["path"] for answer in answers] == [f"/{i}" for i in range(50)]
 
 
-async def test_an_ask_that_is_cancelled_is_taken_back_at_the_other_end(over: Over) -> None:
+async def test_a_cancelled_request_is_cancelled_at_the_server(over: Over) -> None:
     app = App()
     async with over(app) as answerer, asyncio.timeout(DEADLINE_S):
         asking = asyncio.ensure_future(answerer.ask("POST", "/hold", b"{}"))
@@ -125,7 +125,7 @@ async def test_an_answer_cut_in_the_middle_is_unavailable(over: Over) -> None:
             await answerer.ask("POST", "/half", b"{}")
 
 
-async def test_the_ask_after_a_cut_one_is_answered(over: Over) -> None:
+async def test_the_request_after_a_cut_one_is_answered(over: Over) -> None:
     async with over(App()) as answerer:
         with pytest.raises(Unavailable):
             await answerer.ask("POST", "/half", b"{}")

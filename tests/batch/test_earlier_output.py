@@ -62,7 +62,7 @@ async def test_a_line_that_fails_again_is_in_both_files_and_retryable(ended: Bat
     assert set(third.asked) == {13}
 
 
-async def test_nobody_is_asked_where_nothing_failed(job: BatchJob) -> None:
+async def test_without_failed_lines_no_request_is_sent(job: BatchJob) -> None:
     await run_job(job, Scripted())
     before = job.output_path.read_bytes()
 
@@ -95,14 +95,14 @@ async def test_a_retry_that_was_stopped_continues(ended: BatchJob) -> None:
     assert [one["error"] for one in read_lines(ended.output_path)] == [None] * NUM_LINES
 
 
-def test_without_an_output_there_is_nothing_to_ask_again(job: BatchJob) -> None:
+def test_without_an_output_there_is_nothing_to_retry(job: BatchJob) -> None:
     assert _refusal(replace(job, retry_failed=True)) == (
         f"{job.output_path} does not exist, so there are no failed lines to retry: "
         "run the batch without --retry-failed first"
     )
 
 
-async def test_an_output_of_another_input_is_refused_and_nothing_of_it_kept(ended: BatchJob) -> None:
+async def test_an_output_of_another_input_is_refused(ended: BatchJob) -> None:
     write_lines(ended.input_path, [line(n) for n in range(20)])
 
     assert _refusal(ended) == (
@@ -124,7 +124,7 @@ async def test_a_line_that_is_cut_is_named(ended: BatchJob) -> None:
         {"response": None, "error": None}, {"response": {"body": {}}, "error": None},
     ],
 )  # fmt: skip
-async def test_what_other_runners_write_of_a_failure_is_one(job: BatchJob, answered: dict[str, Any]) -> None:
+async def test_other_runners_failures_are_recognised(job: BatchJob, answered: dict[str, Any]) -> None:
     write_lines(job.input_path, [line(0)])
     job.output_path.write_text(json.dumps({"id": "vllm-1", "custom_id": "request-0", **answered}) + "\n")
     answerer = Scripted()
@@ -155,7 +155,7 @@ async def test_failed_lines_are_not_retried_on_another_model(job: BatchJob) -> N
     assert not job.note_path.exists(), "nothing is left to be asked again"
 
 
-async def test_whoever_wants_both_in_one_file_removes_the_note(job: BatchJob) -> None:
+async def test_removing_the_note_mixes_both_runs_in_one_file(job: BatchJob) -> None:
     await run_job(replace(job, binding={"--model": "a"}), Scripted(_every_tenth_fails))
     job.note_path.unlink()
 
@@ -164,7 +164,7 @@ async def test_whoever_wants_both_in_one_file_removes_the_note(job: BatchJob) ->
     assert (progress.done, progress.errors) == (NUM_LINES, 0)
 
 
-async def test_an_output_without_a_good_answer_parts_nobody(job: BatchJob) -> None:
+async def test_an_output_without_a_good_answer_binds_no_model(job: BatchJob) -> None:
     await run_job(replace(job, binding={"--model": "a"}), Scripted(lambda n, times: says({"error": {}}, 404)))
 
     progress = await run_job(replace(job, binding={"--model": "b"}, retry_failed=True), Scripted())
@@ -201,7 +201,7 @@ async def test_a_stopped_run_continues_and_retries_failed_lines(job: BatchJob) -
     assert [one["error"] for one in read_lines(job.output_path)] == [None] * NUM_LINES
 
 
-async def test_a_stopped_retry_of_failures_alone_is_no_output_lost(job: BatchJob) -> None:
+async def test_a_stopped_retry_of_all_failures_loses_no_output(job: BatchJob) -> None:
     write_lines(job.input_path, [line(3), line(13)])
 
     def script(n: Any, times: int) -> Answer | Exception:

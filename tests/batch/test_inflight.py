@@ -47,7 +47,7 @@ async def test_the_window_doubles_to_its_last_good_size_then_grows_slowly() -> N
     assert limits == [32, 33, 34, 35], "the second cut of an outage says nothing of what the server can take"
 
 
-async def test_answers_to_what_went_out_before_a_cut_do_not_undo_it() -> None:
+async def test_late_answers_do_not_undo_a_reduction() -> None:
     inflight, gate = Inflight(8), asyncio.Event()
 
     async def late() -> Answer:
@@ -63,14 +63,14 @@ async def test_answers_to_what_went_out_before_a_cut_do_not_undo_it() -> None:
     assert inflight.limit == 4
 
 
-async def test_a_line_that_is_refused_for_what_it_says_is_an_answer() -> None:
+async def test_a_line_refused_for_its_content_counts_as_an_answer() -> None:
     inflight = Inflight(8)
     await _round(inflight, FULL, 8)
 
     assert await _round(inflight, WRONG, 4) == 5
 
 
-async def test_it_never_grows_above_what_was_asked_for() -> None:
+async def test_the_window_never_exceeds_the_requested_one() -> None:
     assert await _round(Inflight(4), GOOD, 100) == 4
 
 
@@ -110,7 +110,7 @@ class _Small(Scripted):
         return echo(n)
 
 
-async def test_a_small_server_is_not_asked_over_and_over_by_all_lines(job: BatchJob) -> None:
+async def test_a_small_server_is_not_flooded_by_retries(job: BatchJob) -> None:
     write_lines(job.input_path, map(line, range(400)))
     small = _Small(room=8)
 

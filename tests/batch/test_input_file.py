@@ -150,7 +150,7 @@ def test_a_line_may_be_as_long_as_the_limit_and_no_byte_longer(path: Path, end: 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 @pytest.mark.parametrize("length", [65, 66, 67, 68, 1000, 2**16, 2**16 + 1, 3 * 2**16 + 65])
-def test_the_line_after_a_long_one_is_read_as_it_is(path: Path, length: int, end: bytes) -> None:
+def test_the_line_after_a_long_one_is_read_correctly(path: Path, length: int, end: bytes) -> None:
     limits = InputLimits(max_line_bytes=64)
 
     told = _refused(path, b"x" * length + end + _line("a") + b"\n" + b"{", limits)

@@ -62,7 +62,7 @@ def _expected(records: list[JournalRecord]) -> dict[int, tuple[bytes, bool]]:
     return {record.position: (record.outcome.line, record.outcome.failed) for record in records}
 
 
-def test_what_is_written_is_the_header_and_the_records(path: Path) -> None:
+def test_a_journal_is_its_header_and_records(path: Path) -> None:
     assert _written(path) == CONTENT
 
 
@@ -201,7 +201,7 @@ def test_answers_of_a_longer_input_are_refused_and_left_as_they_are(path: Path) 
     assert path.read_bytes() == content
 
 
-def test_a_journal_of_another_run_that_answered_nothing_is_begun_anew(path: Path) -> None:
+def test_an_empty_journal_of_another_run_is_replaced(path: Path) -> None:
     _open(path, {"model": "other"}).close()
     journal = _open(path)
     journal.append(RECORDS[0])
@@ -213,7 +213,7 @@ def test_a_journal_of_another_run_that_answered_nothing_is_begun_anew(path: Path
 
 
 @pytest.mark.parametrize("content", [b"my notes", b"my notes\n", b"{}\n{}\n", b"\x00" * 100, b"00000000 {}\n"])
-def test_a_file_that_is_no_journal_is_refused_and_left_unchanged(path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_journal_is_refused_and_unchanged(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
     with pytest.raises(ConfigError, match="is not a pdserve journal, or is damaged"):
@@ -305,7 +305,7 @@ def test_a_folder_that_is_not_there_is_reported(tmp_path: Path) -> None:
         _open(tmp_path / "nowhere" / "journal")
 
 
-def test_a_record_that_is_not_what_was_written_is_noticed(path: Path) -> None:
+def test_a_changed_record_is_detected(path: Path) -> None:
     content = _written(path)
     journal = _open(path)
     path.write_bytes(content[:-5] + b"xxxx\n")

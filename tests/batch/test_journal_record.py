@@ -30,7 +30,7 @@ def test_a_record_is_read_as_it_was_written(record: JournalRecord) -> None:
 
 
 @given(RECORDS, st.data())
-def test_a_record_that_was_cut_is_none(record: JournalRecord, data: st.DataObject) -> None:
+def test_a_cut_record_is_invalid(record: JournalRecord, data: st.DataObject) -> None:
     written = encode(record)
     at = data.draw(st.integers(0, len(written) - 1))
 
@@ -39,7 +39,7 @@ def test_a_record_that_was_cut_is_none(record: JournalRecord, data: st.DataObjec
 
 
 @given(RECORDS, st.data())
-def test_a_record_with_another_byte_is_none(record: JournalRecord, data: st.DataObject) -> None:
+def test_a_record_with_a_changed_byte_is_invalid(record: JournalRecord, data: st.DataObject) -> None:
     written = bytearray(encode(record))
     written[data.draw(st.integers(0, len(written) - 1))] ^= data.draw(st.integers(1, 255))
 
@@ -47,13 +47,13 @@ def test_a_record_with_another_byte_is_none(record: JournalRecord, data: st.Data
 
 
 @given(st.binary())
-def test_what_is_no_record_is_none(content: bytes) -> None:
+def test_anything_else_is_not_a_record(content: bytes) -> None:
     assert decode(content + b"\n") is None
     assert decode_header(content + b"\n") is None
     assert decode(b"%08x %b\n" % (zlib.crc32(content), content)) is None or content.count(b" ") >= 4
 
 
-def test_a_header_is_read_as_it_was_written_and_is_no_record() -> None:
+def test_a_header_round_trips_and_is_not_a_record() -> None:
     header = encode_header({"input": "sha256 00", "model": "m\né"})
 
     assert decode_header(header) == {"input": "sha256 00", "model": "m\né"}

@@ -99,7 +99,7 @@ def test_a_run_killed_within_a_record_can_still_be_completed(folder: Path, unkil
     _check(folder, unkilled)
 
 
-def test_the_old_output_stands_until_the_new_one_is_whole(folder: Path) -> None:
+def test_the_old_output_stays_until_the_new_one_is_complete(folder: Path) -> None:
     (folder / "out.jsonl").write_text("old")
 
     for name in ("before_rename", "between_renames"):

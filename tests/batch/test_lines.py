@@ -34,14 +34,14 @@ from batch.lines import BadLine, parse_line, shown_id
         (b'{"custom_id": ["a"]}', "has a custom_id that is a JSON array, not a string"),
     ],
 )  # fmt: skip
-def test_a_line_that_cannot_be_used_is_told_why(content: bytes, words: str) -> None:
+def test_an_unusable_line_is_reported_with_the_reason(content: bytes, words: str) -> None:
     with pytest.raises(BadLine) as bad:
         parse_line(content)
 
     assert str(bad.value).startswith(words)
 
 
-def test_what_a_bad_line_says_is_not_repeated() -> None:
+def test_a_bad_lines_content_is_not_quoted() -> None:
     with pytest.raises(BadLine) as bad:
         parse_line(b'{"custom_id": "a", "body": "hunter2"')
 

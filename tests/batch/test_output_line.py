@@ -53,7 +53,7 @@ def _answered(answer: Answer, path: str = "/v1/completions") -> dict[str, Any]:
     return _read(answered("a", "r1", path, answer))
 
 
-def test_an_answer_stands_in_the_response_with_a_null_error() -> None:
+def test_an_answer_is_in_response_with_a_null_error() -> None:
     body = {"id": "cmpl-1", "choices": [{"text": "é\n"}], "usage": {"prompt_tokens": 7, "completion_tokens": 5}}
     outcome = answered("../../x\n", "r1", "/v1/completions", says(body))
 
@@ -120,7 +120,7 @@ def test_an_answer_that_is_too_deep_for_a_line_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("body", [b"data: {}\n\ndata: [DONE]\n\n", b"", b"\xff", b'{"a": NaN}'])
-def test_a_good_answer_that_is_no_json_is_an_error(body: bytes) -> None:
+def test_a_200_that_is_not_json_is_an_error(body: bytes) -> None:
     line = _answered(Answer(200, {}, body))
 
     assert line["response"]["status_code"] == 502
@@ -145,13 +145,13 @@ def test_an_endpoint_that_the_model_lacks_is_reported(answer: Answer) -> None:
     assert line["response"]["status_code"] == answer.status
 
 
-def test_a_foreign_model_is_no_missing_endpoint() -> None:
+def test_an_unknown_model_is_not_a_missing_endpoint() -> None:
     error = {"message": "no such model", "type": "not_found_error", "param": "model", "code": 404}
 
     assert _answered(says({"error": error}, 404))["error"]["message"] == "no such model"
 
 
-def test_a_line_that_was_not_asked_has_the_form_of_one_that_was() -> None:
+def test_an_unsent_lines_error_has_the_same_form() -> None:
     line = _read(failed("a", "r1", 400, "words", "url"))
 
     assert line["error"] == {"message": "words", "type": "invalid_request_error", "param": "url", "code": 400}

@@ -144,7 +144,7 @@ async def test_a_line_of_another_model_fails_alone(text_model: Path, tmp_path: P
 
 @pytest.mark.parametrize("by_url", [False, True], ids=["app", "url"])
 @pytest.mark.parametrize("named", [{}, {"model": None}], ids=["absent", "null"])
-async def test_a_line_without_a_model_takes_what_is_served(
+async def test_a_line_without_a_model_uses_the_served_one(
     text_model: Path, tmp_path: Path, by_url: bool, named: dict[str, Any]
 ) -> None:
     job = _job(tmp_path, *GOOD)
@@ -184,7 +184,7 @@ async def test_an_endpoint_that_the_model_lacks_is_the_lines_error(
         ({}, "messages"),
     ],
 )
-async def test_a_body_is_held_to_what_http_holds_it_to(
+async def test_a_body_is_checked_as_over_http(
     text_model: Path, tmp_path: Path, body: dict[str, Any], param: str
 ) -> None:  # fmt: skip
     async with _asked(text_model) as (answerer, dispatcher):
@@ -222,7 +222,7 @@ async def test_a_full_queue_is_waited_out(text_model: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("by_url", [False, True], ids=["app", "url"])
-async def test_a_cancelled_run_ends_what_the_app_was_doing(text_model: Path, tmp_path: Path, by_url: bool) -> None:
+async def test_a_cancelled_run_cancels_the_apps_work(text_model: Path, tmp_path: Path, by_url: bool) -> None:
     async with _asked(text_model, by_url) as (answerer, dispatcher), asyncio.timeout(DEADLINE_S):
         dispatcher.hold_after = 1
         running = asyncio.ensure_future(_run(_job(tmp_path, GOOD[0]), answerer))

@@ -12,7 +12,7 @@ MANY = "Supported endpoints: /v1/chat/completions, /v1/completions, /v1/embeddin
 
 
 @pytest.mark.parametrize("url", ENDPOINTS)
-def test_each_endpoint_is_asked_with_the_body_of_the_line(url: str) -> None:
+def test_each_endpoint_gets_the_lines_body(url: str) -> None:
     body = {"model": "m", "temperature": 0.1, "seed": 2**53 + 1, "stop": ["é", "\U0001f600"], "n": None}
 
     question = question_of(line(0, url=url, body=body))
@@ -42,7 +42,7 @@ def test_each_endpoint_is_asked_with_the_body_of_the_line(url: str) -> None:
         ({"body": {"stream": 1}}, "Request must not be sent in stream mode", "stream"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(changes: dict[str, Any], words: str, param: str) -> None:
+def test_an_invalid_request_line_is_refused(changes: dict[str, Any], words: str, param: str) -> None:
     with pytest.raises(LineRefused) as refused:
         question_of(line(0, **changes))
 
@@ -59,7 +59,7 @@ def test_a_body_that_is_too_deep_is_refused() -> None:
 
 
 @pytest.mark.parametrize("missing", ["url", "method", "body"])
-def test_what_is_missing_is_refused(missing: str) -> None:
+def test_missing_keys_are_refused(missing: str) -> None:
     request = line(0)
     del request[missing]
 
@@ -69,5 +69,5 @@ def test_what_is_missing_is_refused(missing: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, None])
-def test_a_body_that_says_it_is_not_streamed_is_asked(stream: bool | None) -> None:
+def test_stream_false_is_accepted(stream: bool | None) -> None:
     assert question_of(line(0, body={"stream": stream})).body

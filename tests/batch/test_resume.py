@@ -19,7 +19,7 @@ from tests.batch.scripted import NUM_LINES, Scripted, ignore, line, read_lines, 
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_cancelled_run_takes_its_asks_back_and_keeps_what_it_has(job: BatchJob) -> None:
+async def test_a_cancelled_run_cancels_requests_and_keeps_answers(job: BatchJob) -> None:
     answerer = Scripted()
     with prepare(job) as prepared:
 
@@ -77,7 +77,7 @@ async def test_a_run_cancelled_while_it_writes_the_output_is_taken_up(
     assert (await run_job(job, Scripted())).resumed == NUM_LINES
 
 
-async def test_a_run_cancelled_once_the_output_stands_has_ended_well(
+async def test_a_run_cancelled_after_its_output_has_succeeded(
     job: BatchJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     written = asyncio.Event()
@@ -156,7 +156,7 @@ async def test_an_input_that_is_replaced_under_the_run_does_not_matter(job: Batc
     assert len(read_lines(job.output_path)) == NUM_LINES
 
 
-async def test_what_a_callback_raises_ends_the_run_resumable(job: BatchJob) -> None:
+async def test_a_raising_callback_ends_the_run_resumably(job: BatchJob) -> None:
     def broken(progress: BatchProgress) -> None:
         if progress.done == 5:
             raise ZeroDivisionError

@@ -51,7 +51,7 @@ async def test_a_run_leaves_its_output_and_nothing_else(job: BatchJob) -> None:
     assert job.error_path.read_bytes() == b""
 
 
-async def test_as_many_lines_as_allowed_are_asked_at_once(job: BatchJob) -> None:
+async def test_as_many_lines_as_allowed_are_in_flight(job: BatchJob) -> None:
     answerer = Scripted()
 
     await run_job(job, answerer)
@@ -84,7 +84,7 @@ async def test_the_same_job_run_again_makes_the_same_file(job: BatchJob) -> None
     assert plain(job.output_path) == first
 
 
-async def test_the_request_id_of_the_output_is_the_one_that_was_asked_with(job: BatchJob) -> None:
+async def test_the_outputs_request_id_is_the_one_sent(job: BatchJob) -> None:
     answerer = Scripted()
     await run_job(job, answerer)
 
@@ -92,7 +92,7 @@ async def test_the_request_id_of_the_output_is_the_one_that_was_asked_with(job: 
     assert asked == {one["response"]["request_id"] for one in read_lines(job.output_path)}
 
 
-async def test_failed_lines_stand_in_the_output_and_in_the_file_of_errors(job: BatchJob) -> None:
+async def test_failed_lines_are_in_the_output_and_the_error_file(job: BatchJob) -> None:
     def script(n: Any, times: int) -> Answer:
         error = {"message": "no", "type": "not_found_error", "param": "model", "code": 404}
         return says({"error": error}, 404) if n % 10 == 3 else echo(n)
@@ -153,7 +153,7 @@ async def test_a_server_that_refuses_the_key_ends_the_run(job: BatchJob) -> None
     assert not job.output_path.exists()
 
 
-async def test_what_the_progress_ails_is_no_error_of_the_journal(job: BatchJob) -> None:
+async def test_a_failing_progress_display_is_not_a_journal_error(job: BatchJob) -> None:
     def gone(progress: BatchProgress) -> None:
         if progress.done == 5:
             raise BrokenPipeError("nobody looks")

@@ -55,7 +55,7 @@ async def _silent(says: bytes = b"", *, hangs_up: bool = False) -> AsyncIterator
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-async def test_the_key_is_shown_to_the_server_and_to_nobody_else() -> None:
+async def test_the_key_is_sent_only_to_the_server() -> None:
     async with serving(Keyed()) as url, UrlBackend(url, KEY) as answerer:
         answer = await answerer.ask("GET", "/health")
 
@@ -64,7 +64,7 @@ async def test_the_key_is_shown_to_the_server_and_to_nobody_else() -> None:
 
 
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
-async def test_a_v1_at_the_end_of_the_url_is_not_asked_for_twice(end: str) -> None:
+async def test_a_base_url_ending_in_v1_is_not_doubled(end: str) -> None:
     async with serving(Keyed()) as url, UrlBackend(url + "/base" + end) as answerer:
         answer = await answerer.ask("POST", "/v1/completions", b"{}")
 
@@ -76,7 +76,7 @@ async def test_redirects_are_answers() -> None:
         assert (await answerer.ask("POST", "/away", b"{}")).status == 307
 
 
-async def test_a_packed_answer_is_bounded_by_what_it_unpacks_to() -> None:
+async def test_a_compressed_answer_is_bounded_by_its_unpacked_size() -> None:
     async with serving(Keyed()) as url, UrlBackend(url, max_answer_bytes=2**20) as answerer:
         with pytest.raises(Unavailable, match=r"127\.0\.0\.1:\d+ answers with more than 1048576 bytes"):
             await answerer.ask("GET", "/big")
@@ -90,7 +90,7 @@ async def test_connections_are_bounded() -> None:
     assert 1 <= app.most <= 3
 
 
-async def test_nobody_there_is_unavailable() -> None:
+async def test_a_missing_server_is_unavailable() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
@@ -107,7 +107,7 @@ async def test_a_server_that_hangs_up_is_unavailable() -> None:
             await answerer.ask("POST", "/v1/x", b"{}")
 
 
-async def test_what_is_no_http_is_unavailable_and_not_repeated() -> None:
+async def test_an_answer_that_is_not_http_is_unavailable_and_not_quoted() -> None:
     async with _silent(b"SSH-2.0-secret\r\n\r\n", hangs_up=True) as url, UrlBackend(url) as answerer:
         with pytest.raises(Unavailable) as lost:
             await answerer.ask("POST", "/v1/x", b"{}")
@@ -129,7 +129,7 @@ async def test_a_certificate_that_is_not_trusted_is_unavailable(tmp_path: Path) 
             await answerer.ask("POST", "/v1/x", b"{}")
 
 
-async def test_https_where_http_is_served_is_said_so() -> None:
+async def test_https_to_an_http_server_is_reported() -> None:
     async with serving(Keyed()) as url, UrlBackend(url.replace("http:", "https:"), KEY) as answerer:
         with pytest.raises(Unavailable, match=r"https://.*: no TLS connection: does the server use https://"):
             await answerer.ask("GET", "/v1/models")
@@ -138,7 +138,7 @@ async def test_https_where_http_is_served_is_said_so() -> None:
 @pytest.mark.parametrize(
     ("url", "words"), [("host:9000", "does not begin with http://"), ("http://", "has no host")]
 )  # fmt: skip
-def test_a_base_url_says_what_it_lacks(url: str, words: str) -> None:
+def test_an_incomplete_base_url_is_refused_with_the_missing_part(url: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         UrlBackend(url)
 
@@ -158,7 +158,7 @@ async def test_a_certificate_of_a_trusted_authority_is_fine(tmp_path: Path, monk
         "http://user:pa55word@host", "http://host?token=pa55word", "http://host#pa55word",
     ],
 )  # fmt: skip
-async def test_a_base_url_that_is_none_is_refused_and_not_repeated(url: str) -> None:
+async def test_an_invalid_base_url_is_refused_without_quoting_it(url: str) -> None:
     with pytest.raises(ConfigError) as refused:
         UrlBackend(url)
 

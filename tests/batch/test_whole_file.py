@@ -23,7 +23,7 @@ def _write(path: Path, content: bytes = b"new\n") -> None:
         file.appear()
 
 
-def test_nothing_stands_before_it_appears_and_nothing_beside_it_after(path: Path) -> None:
+def test_a_file_appears_at_once_and_leaves_nothing_beside(path: Path) -> None:
     with WholeFile(path) as file:
         file.write(b"half")
         file.settle()
@@ -44,7 +44,7 @@ def test_a_failed_replacement_leaves_only_the_old_file(path: Path) -> None:
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_what_a_killed_writer_left_beside_is_replaced(path: Path) -> None:
+def test_a_killed_writers_temporary_file_is_replaced(path: Path) -> None:
     beside(path).write_bytes(b"left by a killed writer, and longer")
 
     _write(path)
@@ -53,7 +53,7 @@ def test_what_a_killed_writer_left_beside_is_replaced(path: Path) -> None:
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_a_link_laid_beside_is_not_followed(path: Path) -> None:
+def test_a_planted_link_is_not_followed(path: Path) -> None:
     other = path.with_name("other")
     other.write_bytes(b"other")
     beside(path).symlink_to(other)
@@ -114,7 +114,7 @@ def test_places_where_none_can_are_refused_with_a_reason(tmp_path: Path) -> None
         check_folder(tmp_path / "nowhere" / "out", "the output")
 
 
-def test_what_may_not_be_written_is_read_only(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_place_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_bytes(b"old")
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
 

@@ -99,7 +99,7 @@ def test_a_bf16_pool_is_attended_in_float32(
 
 @pytest.mark.parametrize("window", [1, 7, 64, 1000])
 @pytest.mark.parametrize("batch", ["chunked-prefill", "decode-batch", "mixed", "long"])
-def test_sliding_window_hides_what_is_behind_it(backend: AttentionBackend, batch: str, window: int) -> None:
+def test_a_sliding_window_hides_older_keys(backend: AttentionBackend, batch: str, window: int) -> None:
     check(backend, batch, AttentionOptions(0.35, sliding_window=window), Shape())
 
 

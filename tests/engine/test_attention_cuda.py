@@ -133,7 +133,7 @@ def test_a_decode_batch_is_one_call_whatever_its_size(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("window", [None, 1, 20])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("parts", [_DECODES, _MIXED, [(0, 37)], [(40, 1)]], ids=["decode", "mixed", "prompt", "one"])
-def test_flashinfer_is_asked_for_the_step(
+def test_flashinfer_gets_the_steps_arguments(
     parts: list[tuple[int, int]], softcap: float | None, window: int | None
 ) -> None:
     case, options = make_case(parts, _HALF), AttentionOptions(0.1, window, softcap)
@@ -242,7 +242,7 @@ def test_a_replay_is_sent_no_more_than_the_blocks_in_use(takes_all: bool, monkey
         agree(made_of, case, options)
 
 
-def test_tables_are_rectangles_or_lie_one_behind_the_other() -> None:
+def test_block_tables_are_rectangular_or_concatenated() -> None:
     tables = HostTables(np.array([5, 6, 7, 9]), np.array([3, 1]), np.array([33, 2]))
 
     assert tables.tables.tolist() == [[5, 6, 7], [9, 9, 9]]
@@ -263,7 +263,7 @@ def test_tables_are_rectangles_or_lie_one_behind_the_other() -> None:
     ],
     ids=["float32", "mixed-dtypes", "dim-80", "two-dims", "sinks"],
 )
-def test_what_flashinfer_does_not_take_is_torchs(shape: Shape, options: AttentionOptions) -> None:
+def test_unsupported_steps_go_to_torch(shape: Shape, options: AttentionOptions) -> None:
     backend, case = with_flashinfer(), make_case(_MIXED, shape)
     assert backend.table_width(3, 99) == 99
 
@@ -336,7 +336,7 @@ def test_a_fixed_step_survives_leaving_its_library() -> None:
     assert isinstance(backend.library, VarlenAttention)
 
 
-def test_the_choice_says_why_without_the_library() -> None:
+def test_without_the_library_the_choice_has_a_reason() -> None:
     library, note = choose_library(FakeDevice())
 
     assert library is None
@@ -421,7 +421,7 @@ def test_a_step_is_one_call_of_torchs_flash_kernel(
     ],
     ids=["float32", "dim-60", "dim-264", "two-dims", "softcap", "sinks"],
 )
-def test_what_the_flash_kernel_does_not_take_is_computed_plainly(shape: Shape, options: AttentionOptions) -> None:
+def test_steps_the_flash_kernel_lacks_are_computed_plainly(shape: Shape, options: AttentionOptions) -> None:
     kernel = Varlen()
     case = make_case(_MIXED, shape)
 

@@ -98,7 +98,7 @@ def test_one_memory_serves_steps_of_any_size(backend: NativeAttention) -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)], ids=str)
-def test_queries_may_lie_in_any_order(backend: NativeAttention, order: tuple[int, int, int]) -> None:
+def test_queries_may_have_any_strides(backend: NativeAttention, order: tuple[int, int, int]) -> None:
     case = make_case([(20, 30)], Shape())
     pool, (sequence,) = case.pool_with_past(), case.sequences
     step, options = backend.plan(case.metadata), AttentionOptions(0.3)
@@ -130,16 +130,14 @@ def broken(case: Case, **columns: list[int]) -> Case:
         ({"kv_lengths": [0]}, "a shape or length is wrong"),
     ],
 )
-def test_what_points_outside_the_pool_is_refused(
-    backend: NativeAttention, columns: dict[str, list[int]], said: str
-) -> None:
+def test_slots_outside_the_pool_are_refused(backend: NativeAttention, columns: dict[str, list[int]], said: str) -> None:
     case = broken(make_case([(40, 1)], Shape()), **columns)
 
     with pytest.raises(ValueError, match=said):
         case.run(backend, AttentionOptions(0.3))
 
 
-def test_a_closed_team_or_memory_says_so(library: EngineLibrary) -> None:
+def test_a_closed_team_or_memory_raises(library: EngineLibrary) -> None:
     case, team = make_case([(3, 1)], Shape()), library.threads(2)
     backend = NativeAttention(team)
     team.close()

@@ -110,7 +110,7 @@ def test_a_backend_that_is_right_does_not_differ(kind: str, dtype: torch.dtype, 
         (Spoilt(as_it_is, keeps_first=False), "heads", "or are in other slots"),
     ],
 )
-def test_what_is_wrong_is_found_and_said(backend: Spoilt, kind: str, said: str) -> None:
+def test_wrong_attention_is_detected_and_described(backend: Spoilt, kind: str, said: str) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         found = of(backend, KINDS[kind], block_size=128, dtype=dtype)
 
@@ -149,7 +149,7 @@ def test_broken_attention_falls_back_with_one_warning(
     assert "\n" not in note
 
 
-def test_attention_that_proves_itself_is_kept_and_no_word_is_said(
+def test_correct_attention_is_kept_without_a_log_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, backend, seen = make_tiny_model("llama", tmp_path / "model"), TorchCpuAttention(), list[StepMetadata]()
@@ -172,7 +172,7 @@ def test_attention_that_proves_itself_is_kept_and_no_word_is_said(
     assert not caplog.records
 
 
-def test_the_reference_asked_for_by_name_is_taken_without_a_try(
+def test_the_named_reference_is_used_without_a_probe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = make_tiny_model("llama", tmp_path / "model")

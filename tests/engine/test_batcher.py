@@ -57,7 +57,7 @@ def test_a_slow_step_halves_the_next_chunk_and_a_quick_one_doubles_it(size: int,
     )
 
 
-def test_a_chunk_below_the_least_stays_as_it_is_set() -> None:
+def test_a_chunk_below_the_minimum_is_kept() -> None:
     largest = BatchLimits(8, 2048, 16)
 
     assert paced(largest, largest, 9.0) is largest

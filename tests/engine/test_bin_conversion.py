@@ -106,7 +106,7 @@ def test_a_file_that_would_run_code_is_refused_and_runs_none(
     ],
     ids=["nested", "number", "name", "sparse", "list", "empty"],
 )
-def test_what_is_not_named_plain_tensors_is_refused(source: Path, state: Any, words: str) -> None:
+def test_anything_but_named_plain_tensors_is_refused(source: Path, state: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         convert(source, state)
 
@@ -154,7 +154,7 @@ def test_other_files_of_that_name_are_refused(source: Path, write: Any, words: s
         convert_bin(bins, source.parent, tied=False)
 
 
-def test_an_archive_that_says_more_than_it_has_is_refused(source: Path) -> None:
+def test_an_archive_larger_than_declared_is_refused(source: Path) -> None:
     torch.save({"w": rows(20, 20)}, source / BIN_NAME)
     raw = bytearray((source / BIN_NAME).read_bytes())
     entry = raw.index(b"PK\x01\x02")  # the first of the central directory: 4 bytes of size at 24

@@ -35,7 +35,7 @@ def test_pieces_are_joined_when_no_run_is_long_enough() -> None:
     assert pool.num_free == 0
 
 
-def test_too_few_free_blocks_are_no_capacity_with_numbers() -> None:
+def test_too_few_free_blocks_raise_no_capacity_with_numbers() -> None:
     pool = BlockPool(4)
     pool.allocate(3)
 
@@ -72,7 +72,7 @@ def test_a_wrong_release_is_refused_and_changes_nothing(block_ids: list[int]) ->
     pool.check()
 
 
-def test_probe_blocks_are_counted_apart() -> None:
+def test_probe_blocks_are_counted_separately() -> None:
     pool = BlockPool(4)
     probe = pool.allocate(2, probe=True)
     pool.allocate(1)

@@ -16,7 +16,7 @@ from wire.types import FinishReason
 pytestmark = pytest.mark.usefixtures("runs_ahead")
 
 
-def test_one_prompt_answers_what_the_reference_says() -> None:
+def test_one_prompt_answers_as_the_reference() -> None:
     with engine() as (core, _):
         core.add(prompt("a", 9))
 
@@ -129,7 +129,7 @@ def test_a_resumed_prompt_continues_after_its_outputs() -> None:
         assert_answers(run(core, answers), [state])
 
 
-def test_what_can_never_run_is_refused_with_value_and_limit() -> None:
+def test_impossible_prompts_are_refused_with_value_and_limit() -> None:
     with engine(replace(CONFIG, num_blocks=8), seqs=4) as (core, _):
         for state, error, words in [
             (prompt("x", 100), PromptTooLong, "100 tokens .* length is 100"),
@@ -151,7 +151,7 @@ def test_what_can_never_run_is_refused_with_value_and_limit() -> None:
         assert not core.has_work()
 
 
-def test_what_just_fits_is_taken_and_answered() -> None:
+def test_prompts_that_just_fit_are_answered() -> None:
     config = replace(CONFIG, num_blocks=8)
     states = [prompt("x", 20, max_tokens=13), prompt("y", 8, max_tokens=13, n=2), prompt("z", 31, max_tokens=1, n=4)]
     with engine(config) as (core, _):
@@ -238,7 +238,7 @@ def test_a_failed_copy_ends_its_prompt_only() -> None:
     assert core.blocks.num_used == 0
 
 
-def test_an_error_while_layers_are_told_ends_the_held_prompts_only() -> None:
+def test_an_error_in_layer_done_ends_only_held_prompts() -> None:
     def refuse(layer: int, chunks: Sequence[Chunk]) -> None:
         raise ValueError("no link")
 
@@ -256,7 +256,7 @@ def test_an_error_while_layers_are_told_ends_the_held_prompts_only() -> None:
         assert core.blocks.num_used == 0
 
 
-def test_the_load_tells_what_runs_waits_and_is_left() -> None:
+def test_the_load_reports_running_waiting_and_free() -> None:
     with engine(chunk=4, seqs=1) as (core, _):
         core.add(prompt("a", 10))
         core.add(prompt("b", 5))

@@ -146,7 +146,7 @@ def test_no_step_follows_one_whose_tokens_say_what_may_come_next(asked: dict[str
         assert followed(model) == [False, False, False, False, True, True, True, True]
 
 
-def test_what_the_position_alone_forbids_holds_up_nothing() -> None:
+def test_position_dependent_bans_delay_no_step() -> None:
     state = prompt("a", 6, stop_token_ids=tuple(range(0, 500, 3)), min_tokens=8, logit_bias=((5, 1.0),))
     with watched() as (core, model):
         core.add(state)

@@ -148,9 +148,7 @@ def test_a_cancelled_search_frees_every_beam() -> None:
     ],
     ids=["repetition", "presence, frequency", "bias, repetition, min_tokens", "bad_words"],
 )
-def test_what_shapes_logits_counts_each_beams_own_tokens(
-    path: Path, decoder: ReferenceDecoder, shaping: dict[str, Any]
-) -> None:
+def test_penalties_count_each_beams_own_tokens(path: Path, decoder: ReferenceDecoder, shaping: dict[str, Any]) -> None:
     asked = [replace(state, params=replace(state.params, **shaping)) for state in states()]
     with core_of(path) as core:
         for state in asked:

@@ -126,7 +126,7 @@ def test_a_probe_neither_uses_the_cache_nor_fills_it() -> None:
         assert (core.blocks.tokens_sought, core.blocks.tokens_found) == (32, 0)
 
 
-def test_a_prompt_whose_logprobs_are_asked_for_is_computed_whole() -> None:
+def test_a_prompt_with_prompt_logprobs_is_computed_in_full() -> None:
     with counted() as (core, computed):
         state = prompt("p", 40, max_tokens=1)
         answer(core, state)
@@ -149,7 +149,7 @@ def test_off_keeps_nothing(off: dict[str, object]) -> None:
         assert (computed.since(), core.blocks.num_cached) == (80, 0)
 
 
-def test_cached_blocks_make_room_for_who_needs_them() -> None:
+def test_cached_blocks_are_evicted_for_new_prompts() -> None:
     with counted(config={"num_blocks": 4}) as (core, computed):
         answer(core, prompt("old", 50, max_tokens=10))
         assert core.blocks.num_cached == 3
@@ -185,7 +185,7 @@ def _cached(result: StepResult) -> list[tuple[str, int]]:
     return [(prompt_id, count) for prompt_id, _, count in result.computed]
 
 
-def test_how_many_tokens_were_cached_is_told_with_the_first_token() -> None:
+def test_cached_tokens_are_reported_with_the_first_token() -> None:
     with counted() as (core, _):
         state = prompt("p", 40, max_tokens=3)
         core.add(state)
@@ -199,7 +199,7 @@ def test_how_many_tokens_were_cached_is_told_with_the_first_token() -> None:
         assert held.cached_tokens == 32
 
 
-def test_held_prompts_announce_what_was_cached_with_their_first_chunk() -> None:
+def test_held_prompts_announce_cached_kv_with_the_first_chunk() -> None:
     with counted(chunk=10) as (core, _):
         answer(core, prompt("p", 40, max_tokens=1))
         told: list[Chunk] = []
@@ -245,7 +245,7 @@ def test_a_received_prompt_is_found_by_the_next_one() -> None:
         assert computed.since() == 8 + 5
 
 
-def test_a_step_that_fails_leaves_no_name_of_what_it_did_not_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_step_names_no_uncomputed_block(monkeypatch: pytest.MonkeyPatch) -> None:
     with counted() as (core, computed):
         state = prompt("p", 40, max_tokens=1)
         core.add(state)

@@ -171,7 +171,7 @@ def test_no_more_prompts_start_than_max_num_seqs_allows() -> None:
         assert (core.load().running, core.load().waiting) == (2, 0)
 
 
-def test_probes_are_counted_apart_while_they_run() -> None:
+def test_running_probes_are_counted_separately() -> None:
     with engine() as (core, _):
         core.add(replace(prompt("probe", 9), probe=True))
         core.add(prompt("user", 4))

@@ -140,7 +140,7 @@ def test_outputs_so_far_that_the_grammar_does_not_allow_are_refused() -> None:
 
 
 @pytest.mark.usefixtures("runs_ahead")
-def test_a_bound_prompt_dropped_from_a_full_pool_goes_on_where_it_was() -> None:
+def test_a_preempted_prompt_resumes_its_grammar() -> None:
     states = [prompt(f"p{i}", 20, max_tokens=40) for i in range(5)]
     with engine(config=replace(CONFIG, num_blocks=20)) as (core, _):
         for state in states:

@@ -71,7 +71,7 @@ def test_admitted_outputs_beyond_the_prompt_are_computed_again(given: int) -> No
         assert_answers(run(core, Answers(tokens={("x", 0): list(outputs)})), [state])
 
 
-def test_every_layer_is_told_with_the_chunks_of_held_prompts_only(runs_ahead: bool) -> None:
+def test_every_layer_is_reported_for_held_prompts_only(runs_ahead: bool) -> None:
     with engine() as (core, _):
         core.add(prompt("free", 5))
         core.add(prompt("held", 6), hold=True)

@@ -126,7 +126,7 @@ def test_they_are_those_of_transformers_whatever_the_chunks(length: int, tmp_pat
     [lambda folder: make_tiny_model("opt", folder), *map(_family, ("gemma2", "cohere", "llama4_text"))],
     ids=["nested decoder", "soft cap", "scaled", "odd prefix"],
 )
-def test_what_a_model_does_after_its_output_matrix_is_in_them(make: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_logprobs_include_the_models_final_transform(make: Callable[[Path], Path], tmp_path: Path) -> None:
     path = make(tmp_path)
     state = PromptState("p", "r", _prompt(50), SamplingParams(4, temperature=0.0, logprobs=2, prompt_logprobs=2))
     core, model = _core(path)
@@ -152,7 +152,7 @@ def test_many_rows_are_computed_in_slices(tmp_path: Path, monkeypatch: pytest.Mo
         assert_told(told, path, state)
 
 
-def test_across_a_hand_off_there_is_no_seam(tmp_path: Path) -> None:
+def test_logprobs_are_continuous_across_a_hand_off(tmp_path: Path) -> None:
     path = make_tiny_model("qwen3", tmp_path)
     params = SamplingParams(
         max_tokens=7, temperature=1.2, seed=9, logprobs=4, prompt_logprobs=0, repetition_penalty=1.3
@@ -196,7 +196,7 @@ def test_resuming_from_tokens_gives_the_same_rest(given: int, tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("runs_ahead")
-def test_a_prompt_that_goes_on_is_not_told_of_again() -> None:
+def test_a_resumed_prompts_logprobs_are_not_repeated() -> None:
     state = prompt("x", 30, prompt_logprobs=1, logprobs=0)
     with engine(chunk=8) as (core, _):
         core.add(state)
@@ -231,7 +231,7 @@ def test_a_token_id_outside_the_model_is_refused_first() -> None:
         core.check(prompt("x", 9, logit_bias=((500, 1.0),)))
 
 
-def test_where_they_cannot_be_had_only_who_asked_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_logprobs_only_requests_for_them_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     core, model = _core(make_family("gemma2", tmp_path))
     monkeypatch.setattr(model._head, "_parts", [])
     with closing(model):

@@ -70,7 +70,7 @@ def close(found: tuple[float, ...], wanted: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("how", ["last", "mean", "cls"])
 @pytest.mark.parametrize("kind", ["llama", "mistral-sliding", "opt"])
-def test_vectors_equal_transformers_beside_a_prompt_that_generates(kind: str, how: str, tmp_path: Path) -> None:
+def test_vectors_equal_transformers_beside_a_running_prompt(kind: str, how: str, tmp_path: Path) -> None:
     path = make_tiny_model(kind, tmp_path)
     network = AutoModelForCausalLM.from_pretrained(path).eval().get_decoder()
     with core_of(path) as core:

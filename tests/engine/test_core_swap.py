@@ -121,7 +121,7 @@ def test_blocks_that_sequences_share_are_copied_once() -> None:
         assert_answers(run(core, answers), [old, young], config)
 
 
-def test_a_prompt_put_aside_half_computed_continues_where_it_was() -> None:
+def test_a_prompt_preempted_half_computed_resumes_there() -> None:
     config = replace(CONFIG, num_blocks=11)
     old, young = prompt("old", 4, max_tokens=24), prompt("young", 30, max_tokens=3)
     with watched(config, chunk=1, tokens=8) as (core, seen):
@@ -139,7 +139,7 @@ def test_a_prompt_put_aside_half_computed_continues_where_it_was() -> None:
 
 
 @pytest.mark.parametrize("sequence", [None, 0])
-def test_a_cancel_of_a_prompt_put_aside_frees_its_copies(sequence: int | None) -> None:
+def test_cancelling_a_swapped_out_prompt_frees_its_copies(sequence: int | None) -> None:
     states = [prompt(name, 6, max_tokens=30, n=2, temperature=1.0, seed=1) for name in "ab"]
     with watched(replace(CONFIG, num_blocks=20)) as (core, _):
         for state in states:
@@ -186,7 +186,7 @@ def cached_prompt(name: str, start: tuple[int, ...], length: int, **params: Any)
     return replace(state, token_ids=(*start, *state.token_ids))
 
 
-def test_what_the_cache_still_holds_is_not_copied_back() -> None:
+def test_cached_blocks_are_not_copied_back() -> None:
     shared = tuple(range(32))
     states = [cached_prompt(f"p{i}", shared, 4, max_tokens=40) for i in range(3)]
     with watched(CACHED) as (core, seen):
@@ -203,7 +203,7 @@ def test_what_the_cache_still_holds_is_not_copied_back() -> None:
         assert_answers(answers, states, CACHED)
 
 
-def test_a_rebuilding_finds_what_the_cache_still_holds() -> None:
+def test_recomputation_uses_cached_blocks() -> None:
     states = [prompt(f"p{i}", 40, max_tokens=40) for i in range(2)]
     with watched(CACHED, swap_bytes=0) as (core, seen):
         for state in states:
@@ -215,7 +215,7 @@ def test_a_rebuilding_finds_what_the_cache_still_holds() -> None:
         assert_answers(answers, states, CACHED)
 
 
-def test_two_sequences_of_like_tokens_are_put_aside_and_come_back() -> None:
+def test_two_equal_sequences_are_swapped_out_and_back() -> None:
     config = replace(CACHED, num_blocks=9)
     old, twins = prompt("old", 20, max_tokens=90), prompt("twins", 20, max_tokens=60, n=2)
     with watched(config) as (core, seen):

@@ -237,7 +237,7 @@ def test_an_unknown_network_stays(config: Callable[[], Any]) -> None:
     ],
 )
 @pytest.mark.parametrize("how", ["absent", "raises", "wrong"])
-def test_torch_takes_what_the_library_has_not_or_gets_wrong(
+def test_torch_replaces_missing_or_wrong_library_ops(
     name: str, said: str, how: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
@@ -304,7 +304,7 @@ def test_a_norm_that_raises_by_heads_is_left_to_the_next_library(monkeypatch: py
     assert line == "by flashinfer: 5 norms, 2 gated MLPs, 2 attentions, 2 layers; by torch: 4 norms"
 
 
-def test_parts_that_are_the_same_alone_and_not_together_are_put_back(
+def test_modules_equal_alone_but_not_together_are_restored(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Drifting(TorchOps):
@@ -372,7 +372,7 @@ def _logits_of_rows(check: PartCheck) -> torch.Tensor:
     return made.float()
 
 
-def test_what_neither_computes_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_no_library_computes_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     right = TorchOps.norm
 
     def wrong(self: TorchOps, weight: NormWeight) -> Any:
@@ -411,7 +411,7 @@ def test_layers_keep_their_inputs_where_others_read_them(monkeypatch: pytest.Mon
     assert off(logits(made), expected) < 3e-2
 
 
-def test_layers_overwrite_their_inputs_where_nobody_else_reads_them() -> None:
+def test_layers_overwrite_inputs_no_one_else_reads() -> None:
     made = network(LlamaConfig(**_GQA), torch.bfloat16)
 
     replace_modules(made, (flashinfer(), TorchOps()))
@@ -449,7 +449,7 @@ def test_queries_and_keys_come_out_of_a_rotation_in_one_piece() -> None:
     assert [one.shape for one in turned] == [query.shape, key.shape]
 
 
-def test_a_product_of_layers_that_do_not_go_together_is_none() -> None:
+def test_incompatible_layers_are_not_merged() -> None:
     plain = nn.Linear(8, 4, bias=False)
 
     assert JoinedLinear.of((plain, nn.Linear(8, 6, bias=False))) is not None
@@ -523,7 +523,7 @@ def test_without_the_library_torch_does_it_all(family: str, tmp_path: Path) -> N
 @pytest.mark.usefixtures("in_float32")
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mixtral"])
-def test_a_cut_network_sums_as_often_and_stays_what_it_was(family: str, number: int, tmp_path: Path) -> None:
+def test_a_sharded_network_sums_as_often_with_equal_output(family: str, number: int, tmp_path: Path) -> None:
     register()
     checkpoint, sums = open_checkpoint(make_family(family, tmp_path / family)), list[int]()
     rank = functools.partial(
@@ -559,7 +559,7 @@ def test_a_library_that_does_not_import_is_named(monkeypatch: pytest.MonkeyPatch
     assert said == "flashinfer cannot be used: libcudart.so.13: cannot open shared object file"
 
 
-def test_both_libraries_are_what_parts_ask() -> None:
+def test_both_libraries_implement_module_ops() -> None:
     libraries: tuple[ModuleOps, ...] = (flashinfer(), TorchOps())
 
     check = PartCheck(network(LlamaConfig(**_GQA)))

@@ -84,7 +84,7 @@ def test_tokens_are_those_of_transformers_under_preemption(tmp_path: Path) -> No
     core.close()
 
 
-def test_padding_writes_to_a_block_that_nobody_owns(tmp_path: Path) -> None:
+def test_padding_writes_to_an_unused_block(tmp_path: Path) -> None:
     device = CapturingDevice()
     model = load(make_tiny_model("llama", tmp_path), device)
     layout, pool = model.info.layout, model.memory.layout

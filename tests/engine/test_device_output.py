@@ -65,7 +65,7 @@ def assert_same(one: TokenLogprobs | None, other: TokenLogprobs | None) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("chosen", [range(9), (0, 7), (3, 4, 8), (1,), ()], ids=str)
-def test_tokens_and_likelihoods_are_those_computed_at_once(chosen: Any, dtype: torch.dtype) -> None:
+def test_tokens_and_logprobs_equal_those_computed_at_once(chosen: Any, dtype: torch.dtype) -> None:
     rows = rows_of([ASKED[i] for i in chosen])
     scores = tuple(ScoreRow(i, 11 * i, top=i % 3) for i in range(5))
     batch, logits = StepBatch((), (), rows, scores), logits_of(len(rows), dtype)
@@ -112,7 +112,7 @@ def test_rows_without_a_token_fail_in_the_same_words(candidates: tuple[int, ...]
     assert all(0 <= token < VOCAB_SIZE for token in choose(logits, rows).token_ids.tolist()), "it may be carried on"
 
 
-def test_scores_that_cannot_be_reckoned_fail_those_who_asked() -> None:
+def test_scores_without_a_number_fail_only_their_requests() -> None:
     def broken() -> Any:
         yield logits_of(1)
         raise RuntimeError("no head")
@@ -136,7 +136,7 @@ class _Waits(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
 
-def test_nothing_of_a_choice_needs_a_number_on_the_host_or_waits() -> None:
+def test_sampling_needs_no_host_value_and_no_wait() -> None:
     logits, rows = torch.empty(9, VOCAB_SIZE, device="meta"), rows_of(ASKED)  # whose tensors have no numbers at all
 
     with _Waits():  # type: ignore[no-untyped-call]

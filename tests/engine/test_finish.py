@@ -48,7 +48,7 @@ def test_the_last_token_decides(
     assert finish_of(outputs, params, prompt_length=5, max_model_len=100) == expected
 
 
-def test_a_prompts_tokens_are_no_part_of_a_repetition() -> None:
+def test_prompt_tokens_do_not_count_as_repetition() -> None:
     rule = RepetitionDetection(2, 1, 2)
 
     assert not repeats([7, 7, 7], 1, rule)
@@ -65,7 +65,7 @@ def test_repetition_is_found_in_linear_time(count: int) -> None:
 
 
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=40), st.integers(1, 9), st.integers(1, 9), st.integers(2, 4))
-def test_repetition_is_as_its_definition_says(tokens: list[int], one: int, other: int, count: int) -> None:
+def test_repetition_follows_its_definition(tokens: list[int], one: int, other: int, count: int) -> None:
     least, most = min(one, other), max(one, other)
     found = any(
         tokens[-size * count :] == tokens[-size:] * count

@@ -121,13 +121,13 @@ def replaced(module: Any, config: Any) -> str:
 
 
 @pytest.mark.parametrize("name", asked_functions())
-def test_a_function_of_the_stand_in_takes_what_the_real_one_does(name: str, wheel: Wheel) -> None:
+def test_stand_in_functions_have_the_real_signatures(name: str, wheel: Wheel) -> None:
     assert differences(getattr(flashinfer_ops_stand_in, name), wheel.signature(name)) == []
 
 
 @pytest.mark.parametrize("method", _METHODS)
 @pytest.mark.parametrize("name", _WRAPPERS)
-def test_a_method_of_the_stand_in_takes_what_the_real_one_does(name: str, method: str, wheel: Wheel) -> None:
+def test_stand_in_methods_have_the_real_signatures(name: str, method: str, wheel: Wheel) -> None:
     own = getattr(getattr(flashinfer_stand_in, name), method)
 
     assert differences(own, wheel.methods(name)[method], is_method=True) == []
@@ -238,9 +238,7 @@ def _by_place(first: int, second: float = 1.0, third: bool = False) -> None: ...
         (_by_place, ["third is not at place 2"]),
     ],
 )  # fmt: skip
-def test_what_a_stand_in_takes_and_the_real_one_does_not_is_named(
-    stand_in: Callable[..., Any], said: list[str]
-) -> None:
+def test_extra_parameters_of_a_stand_in_are_named(stand_in: Callable[..., Any], said: list[str]) -> None:
     assert differences(stand_in, inspect.signature(_real)) == said
 
 
@@ -249,7 +247,7 @@ def test_a_name_that_the_wheel_lacks_is_named(wheel: Wheel) -> None:
         wheel.signature("rms_norm")
 
 
-def test_without_an_index_the_reason_is_told_and_nothing_is_left(tmp_path: Path) -> None:
+def test_without_an_index_the_reason_is_given_and_nothing_left(tmp_path: Path) -> None:
     nowhere = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
 
     with pytest.raises(NoWheel, match=f"pip download flashinfer-python=={VERSION} failed: "):
@@ -258,7 +256,7 @@ def test_without_an_index_the_reason_is_told_and_nothing_is_left(tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
-def test_the_head_sizes_and_dtypes_that_we_ask_for_are_those_of_plans(wheel: Wheel) -> None:
+def test_the_head_sizes_and_dtypes_we_use_are_supported(wheel: Wheel) -> None:
     kind = PlanKey(8, 2, 64, torch.bfloat16, 16, AttentionOptions(0.1, 20, 2.0))
 
     for name in _WRAPPERS:

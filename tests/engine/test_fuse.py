@@ -195,7 +195,7 @@ def _expected_here(network: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("backend", [ReferenceAttention, CpuAttention])
-def test_layers_are_told_in_order_once_their_kv_is_written(
+def test_layers_are_reported_in_order_after_their_kv_is_written(
     backend: Callable[[], AttentionBackend], threads: Threads, tmp_path: Path
 ) -> None:
     decoder = _decoder(_fused(_network(make_tiny_model("llama", tmp_path)), threads), backend())
@@ -207,7 +207,7 @@ def test_layers_are_told_in_order_once_their_kv_is_written(
 
 
 @pytest.mark.parametrize("backend", [ReferenceAttention, CpuAttention])
-def test_an_error_of_who_is_told_is_raised(
+def test_an_error_in_layer_done_is_raised(
     backend: Callable[[], AttentionBackend], threads: Threads, tmp_path: Path
 ) -> None:
     decoder = _decoder(_fused(_network(make_tiny_model("llama", tmp_path)), threads), backend())

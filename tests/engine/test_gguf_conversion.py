@@ -101,7 +101,7 @@ def test_text_is_split_as_transformers_does(pre: str, oracle: Callable[[dict[str
         assert ours.decode(ours.encode(text).ids) == theirs.decode(theirs.encode(text).ids)
 
 
-def test_llama_3_begins_with_its_token_and_others_as_their_file_says(tmp_path: Path) -> None:
+def test_llama_3_adds_bos_and_others_as_their_file_sets(tmp_path: Path) -> None:
     for pre, begins in (("llama-bpe", True), ("qwen2", None)):
         (tmp_path / pre).mkdir()
         file, _ = write_tiny_gguf(tmp_path / pre, "qwen2", pre=pre)
@@ -162,7 +162,7 @@ def test_divisors_of_rotary_frequencies_reach_the_config(tmp_path: Path) -> None
         (b"context_length", b"contest_length", "no qwen2.context_length"),
     ],
 )
-def test_what_is_not_known_is_refused_by_name(old: bytes, new: bytes, words: str | None, tmp_path: Path) -> None:
+def test_unknown_types_are_refused_by_name(old: bytes, new: bytes, words: str | None, tmp_path: Path) -> None:
     file, _ = write_tiny_gguf(tmp_path, "qwen2")
     file.write_bytes(file.read_bytes().replace(old, new))
 
@@ -202,9 +202,7 @@ def test_it_is_converted_once_under_a_name_of_its_content(tmp_path: Path) -> Non
     assert converted_path(file, tmp_path / "cache") != path
 
 
-def test_who_finds_another_converting_waits_as_long_as_that_may_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_process_waits_for_a_running_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, _ = write_tiny_gguf(tmp_path, "llama")
     path = converted_path(file, tmp_path / "cache")
     path.parent.mkdir(parents=True)
@@ -237,7 +235,7 @@ def test_a_refusal_of_the_converting_process_is_reported(tmp_path: Path) -> None
 
 
 @pytest.mark.long
-def test_a_broken_file_is_refused_with_the_last_line_said(tmp_path: Path) -> None:
+def test_a_broken_file_is_refused_with_the_converters_last_line(tmp_path: Path) -> None:
     file = tmp_path / "tiny.gguf"
     file.write_bytes(b"GGUF")
     with pytest.raises(ConfigError, match=r"tiny\.gguf cannot be converted: "):

@@ -68,14 +68,14 @@ def test_text_is_joined_as_transformers_does(fields: dict[str, Any]) -> None:
     assert ours.encode("  the").tokens == [*theirs.encode("  ", add_special_tokens=False).tokens, "▁the"]
 
 
-def test_no_space_is_put_before_text_where_the_file_says_so(fields: dict[str, Any]) -> None:
+def test_no_leading_space_is_added_if_the_file_forbids_it(fields: dict[str, Any]) -> None:
     ours = sentencepiece_bpe(fields | {"tokenizer.ggml.add_space_prefix": False})
 
     assert ours.encode("hello").tokens[0][0] == "h"
     assert ours.decode(ours.encode(" hello").ids) == " hello"
 
 
-def test_special_tokens_stand_apart_and_text_begins_with_bos(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_special_tokens_are_separate_and_text_begins_with_bos(fields: dict[str, Any], tmp_path: Path) -> None:
     check_tokenizer(fields)
     write_tokenizer(fields, tmp_path)
 

@@ -47,7 +47,7 @@ def child(folder: Path) -> Iterator[CompilingChild]:
     made.close()
 
 
-def test_a_form_and_its_cost_come_back(child: CompilingChild) -> None:
+def test_a_compiled_grammar_and_its_cost_are_returned(child: CompilingChild) -> None:
     compiled = child.compile(_EASY)
 
     assert "a+" in compiled.form
@@ -187,7 +187,7 @@ def test_a_child_that_talks_nonsense_is_replaced(folder: Path, monkeypatch: pyte
     made.close()
 
 
-def test_a_child_that_cannot_start_says_why(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_cannot_start_gives_the_reason(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     made = CompilingChild("llguidance", tokenizer_of(folder), _LIMITS)
 

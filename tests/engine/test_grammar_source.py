@@ -103,7 +103,7 @@ def test_what_is_wrong_is_reported_with_value_and_limit(kind: str, value: str, w
     assert appearance(caught.value).http_status == 400
 
 
-def test_required_properties_are_no_optional_ones() -> None:
+def test_required_properties_are_not_optional() -> None:
     assert read_source(StructuredOutput("json", _optional(1001, "p3")), _LIMITS).kind is GrammarKind.JSON
 
 

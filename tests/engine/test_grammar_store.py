@@ -103,7 +103,7 @@ def test_a_prepared_grammar_is_there_at_once_the_next_time(store: GrammarStore) 
     assert len(allowed_ids(first.matcher((EOS_ID,)))) == 1
 
 
-def test_those_who_ask_for_the_same_meanwhile_share_one_compile(store: GrammarStore) -> None:
+def test_equal_grammars_requested_at_once_share_one_compile(store: GrammarStore) -> None:
     futures = [store.prepare(_regex("[a-z]{1,7}")) for _ in range(20)]
 
     assert len({id(_grammar(future)) for future in futures}) == 1
@@ -126,7 +126,7 @@ def test_one_whose_lexer_is_used_up_is_compiled_again(store: GrammarStore, monke
     assert store.prepare(_regex("worn")).result(0) is fresh
 
 
-def test_a_refusal_is_kept_too_and_told_anew(store: GrammarStore) -> None:
+def test_a_refusal_is_cached_and_raised_again(store: GrammarStore) -> None:
     first = store.prepare(_regex("(?=a)")).exception(_WAIT_S)
     again = store.prepare(_regex("(?=a)"))
 
@@ -136,7 +136,7 @@ def test_a_refusal_is_kept_too_and_told_anew(store: GrammarStore) -> None:
     assert again.exception() is not first
 
 
-def test_what_is_wrong_at_first_sight_costs_no_compile(store: GrammarStore) -> None:
+def test_obviously_wrong_grammars_cost_no_compile(store: GrammarStore) -> None:
     assert isinstance(store.prepare(StructuredOutput("json", "")).exception(0), InvalidGrammar)
 
 
@@ -150,7 +150,7 @@ def test_one_that_ends_the_child_costs_only_itself(store: GrammarStore) -> None:
     assert _grammar(after)
 
 
-def test_a_killed_child_costs_nobody_anything(store: GrammarStore) -> None:
+def test_a_killed_child_is_replaced_unnoticed(store: GrammarStore) -> None:
     _grammar(store.prepare(_regex("first")))
     pid = store.child_pid()
     assert pid is not None
@@ -183,7 +183,7 @@ def test_one_that_waited_too_long_is_refused_and_not_kept(folder: Path) -> None:
         assert _grammar(store.prepare(_regex("late")))
 
 
-def test_closing_refuses_what_waits_and_leaves_no_process(folder: Path) -> None:
+def test_closing_refuses_waiting_grammars_and_leaves_no_process(folder: Path) -> None:
     store = GrammarStore(tokenizer_of(folder), _LIMITS)
     _grammar(store.prepare(_regex("a")))
     pid = store.child_pid()

@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ('root ::= "a" root "a" | "b"', "b|aba|aabaa", ["b", "aba", "aabaa", "aab"]),
     ],
 )  # fmt: skip
-def test_ebnf_takes_what_it_says(folder: Path, grammar: str, regex: str, texts: list[str]) -> None:
+def test_ebnf_accepts_its_language(folder: Path, grammar: str, regex: str, texts: list[str]) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     made = compiled(tokenizer_of(folder), StructuredOutput("grammar", grammar))
 
@@ -82,7 +82,7 @@ def test_wrong_ebnf_is_refused_with_its_line(grammar: str, words: str) -> None:
         ebnf_to_lark(grammar, _LIMITS)
 
 
-def test_a_grammar_that_is_neither_is_told_both_parsers_words(folder: Path) -> None:
+def test_a_grammar_of_neither_notation_gets_both_errors(folder: Path) -> None:
     with pytest.raises(InvalidGrammar, match=r"(?s)neither: as Lark: .*as EBNF: no rule is named root"):
         compiled(tokenizer_of(folder), StructuredOutput("grammar", "blah"))
 
@@ -97,7 +97,7 @@ def test_a_grammar_that_is_neither_is_told_both_parsers_words(folder: Path) -> N
         (r"a.b", ["axb", "a\nb", "aéb"]),
     ],
 )
-def test_what_a_regex_takes_python_matches_too(folder: Path, pattern: str, texts: list[str]) -> None:
+def test_texts_a_regex_accepts_are_matched_by_python(folder: Path, pattern: str, texts: list[str]) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     made = compiled(tokenizer_of(folder), StructuredOutput("regex", pattern))
 

@@ -210,7 +210,7 @@ def test_graphs_have_their_part(llama: Path) -> None:
     graphs.model.close()
 
 
-def test_what_attention_keeps_for_each_graph_is_left_to_graphs(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_workspaces_of_graphs_are_left_to_graphs(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = CapturingDevice(total_bytes=TOTAL)
     without = load(llama, device, max_graph_rows=2)
     asked: list[tuple[int, int]] = []
@@ -255,7 +255,7 @@ def test_a_step_too_large_beside_the_weights_is_refused(llama: Path) -> None:
         load(llama, Full())
 
 
-def test_a_pool_that_has_no_room_beside_the_steps_says_so(llama: Path) -> None:
+def test_a_pool_without_room_beside_the_steps_is_refused(llama: Path) -> None:
     device = Measuring()
     load(llama, device).model.close()
 
@@ -264,7 +264,7 @@ def test_a_pool_that_has_no_room_beside_the_steps_says_so(llama: Path) -> None:
         load(llama, device)
 
 
-def test_what_else_fails_is_told_and_nothing_is_left(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_failures_are_raised_and_leave_nothing(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Broken(FakeDevice):
         def peak_bytes(self, run: Callable[[], None]) -> int:
             raise RuntimeError("this driver counts nothing")

@@ -97,7 +97,7 @@ def test_a_load_does_not_wait_for_kernels_the_next_has_them(llama: Path, held_cc
         loaded.model.close()
 
 
-def test_a_load_without_a_compiler_says_so(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_without_a_compiler_notes_it(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", str(tmp_path / "no-cc"))
     monkeypatch.setenv("PDSERVE_CACHE_DIR", str(tmp_path / "cache"))
 

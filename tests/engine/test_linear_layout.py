@@ -30,7 +30,7 @@ def test_logits_stay_the_same_up_to_rounding(kind: str, num_tokens: int, tmp_pat
         torch.testing.assert_close(laid_out(tokens).logits, plain(tokens).logits, rtol=1e-4, atol=1e-4)
 
 
-def test_inner_weights_lie_by_column_and_keep_their_shape(tmp_path: Path) -> None:
+def test_inner_weights_are_column_major_and_keep_their_shape(tmp_path: Path) -> None:
     network = _network(make_tiny_model("llama", tmp_path))
 
     lay_out(network)

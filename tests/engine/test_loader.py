@@ -33,7 +33,7 @@ def _change_config(path: Path, **changes: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
-def test_info_says_what_was_loaded(llama: Path) -> None:
+def test_info_describes_the_loaded_model(llama: Path) -> None:
     info = _load(llama).model.info
 
     assert (info.model.name, info.vocab_size, info.dtype, info.device) == ("tiny-llama", VOCAB_SIZE, "float32", "cpu")
@@ -51,7 +51,7 @@ def test_kv_layout_is_found_for_every_kind(kind: str, tmp_path: Path) -> None:
     assert layout.total_bytes <= _BUDGET
 
 
-def test_notes_say_dtype_and_pool(llama: Path) -> None:
+def test_notes_name_dtype_and_pool(llama: Path) -> None:
     notes = _load(llama, dtype="auto").notes
 
     assert "float32" in notes[0]
@@ -93,7 +93,7 @@ def test_eos_ids_come_from_the_generation_config(llama: Path) -> None:
         ({"num_hidden_layers": 3}, "missing keys"),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_name(llama: Path, changes: dict[str, Any], words: str) -> None:
+def test_unsupported_models_are_refused_by_name(llama: Path, changes: dict[str, Any], words: str) -> None:
     _change_config(llama, **changes)
 
     with pytest.raises(ConfigError, match=words):
@@ -116,12 +116,12 @@ def test_missing_weights_are_refused_not_made_up(llama: Path) -> None:
         _load(llama)
 
 
-def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config.json"):
         _load(tmp_path)
 
 
-def test_a_path_that_is_no_folder_is_refused_as_that(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"none is not a model folder: there is no such folder$"):
         _load(tmp_path / "none")
@@ -178,7 +178,7 @@ def test_cpu_flags_are_read_by_name(tmp_path: Path) -> None:
     assert read_cpu_flags(tmp_path / "missing") == frozenset()
 
 
-def test_available_memory_is_what_the_cgroup_leaves(tmp_path: Path) -> None:
+def test_available_memory_is_bounded_by_the_cgroup(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 8000 kB\nMemAvailable: 5000 kB\n")
 
     assert available_bytes(tmp_path / "meminfo", tmp_path) == 5000 * 1024

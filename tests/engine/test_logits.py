@@ -187,7 +187,7 @@ def test_a_row_is_shaped_the_same_alone_and_among_others(seed: int, chosen: list
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_that_ask_for_nothing_are_chosen_beside_those_that_do(dtype: torch.dtype) -> None:
+def test_plain_rows_are_sampled_beside_shaped_ones(dtype: torch.dtype) -> None:
     logits = _logits(4).to(dtype)
     best = logits.argmax(dim=-1).tolist()
     rows = [_row([1]), _row([1], logit_bias=((6, 100.0),)), _row([1]), _row([1], allowed_token_ids=(9,))]
@@ -195,7 +195,7 @@ def test_rows_that_ask_for_nothing_are_chosen_beside_those_that_do(dtype: torch.
     assert sample(logits, rows).token_ids == [best[0], 6, best[2], 9]
 
 
-def test_a_row_that_asks_for_nothing_is_not_shaped() -> None:
+def test_a_plain_row_is_not_shaped() -> None:
     assert not is_shaped(_row([1, 2], [3], temperature=0.7, top_k=3, logprobs=4, bad_words=((1, 2, 30),)))
     assert all(
         is_shaped(_row([1], **{name: value, "min_tokens": 1, "stop_token_ids": (2,)})) for name, value in _MIXED.items()

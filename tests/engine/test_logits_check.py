@@ -23,7 +23,7 @@ def test_an_id_outside_the_vocabulary_is_refused_by_name(name: str, value: Any) 
     assert refused.value.param == name
 
 
-def test_stop_ids_may_lie_past_the_vocabulary() -> None:
+def test_stop_ids_may_exceed_the_vocabulary() -> None:
     check_token_params(SamplingParams(max_tokens=1, stop_token_ids=(5000,)), 100)
 
 

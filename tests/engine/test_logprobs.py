@@ -36,7 +36,7 @@ def test_they_are_the_log_softmax_in_plain_arithmetic(vocab_size: int, seed: int
         assert list(one.top_logprobs) == pytest.approx([row[token] - total for token in best], abs=1e-5)
 
 
-def test_slices_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_give_the_same_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, token_ids, tops = _logits(11, 50), list(range(11)), [i % 3 for i in range(11)]
     whole = token_logprobs(logits, token_ids, tops)
 
@@ -46,7 +46,7 @@ def test_slices_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> No
     assert token_logprobs(logits, token_ids, tops) == whole
 
 
-def test_equal_logits_are_told_the_same_whatever_the_neighbours_ask() -> None:
+def test_equal_logits_give_equal_logprobs_beside_any_rows() -> None:
     logits = torch.zeros(2, 300).bfloat16()
     logits[:, 100:] = 1.0
 
@@ -61,7 +61,7 @@ def test_a_slice_has_at_least_one_row() -> None:
     assert rows_at_once(10**9) == 1
 
 
-def test_listed_tokens_are_those_of_the_log_softmax_whoever_is_beside() -> None:
+def test_listed_tokens_are_the_log_softmaxs_beside_any_rows() -> None:
     logits = torch.randn(3, 100, generator=torch.Generator().manual_seed(5))
     expected = logits.log_softmax(dim=-1)
 

@@ -60,7 +60,7 @@ def test_a_cpu_gives_one_gib_or_less_where_memory_is_short(free: int, expected: 
     assert cpu_budget(None, free) == expected
 
 
-def test_asked_bytes_are_taken_as_they_are() -> None:
+def test_requested_bytes_are_used_unchanged() -> None:
     assert cpu_budget(5_000_000, _GIB) == 5_000_000
     assert device_budget(5_000_000, 0.9, 2 * _GIB, _GIB) == 5_000_000
 
@@ -73,7 +73,7 @@ def test_bytes_that_are_not_there_are_refused(asked: int) -> None:
         device_budget(asked, 0.9, 2 * _GIB, _GIB)
 
 
-def test_a_device_gives_its_share_less_what_is_in_use() -> None:
+def test_a_device_gives_its_share_minus_used_memory() -> None:
     assert device_budget(None, 0.5, 10 * _GIB, 8 * _GIB) == 3 * _GIB
     assert device_budget(None, 0.1, 10 * _GIB, 8 * _GIB) == 0
 

@@ -99,7 +99,7 @@ def test_a_changed_tokenizer_file_shows(model: Path, name: str) -> None:
     assert after.weights_digest == before.weights_digest
 
 
-def test_tensors_are_found_where_they_lie(model: Path) -> None:
+def test_tensors_are_found_in_their_files(model: Path) -> None:
     tensor = stored_tensors(model)[1]
 
     data = tensor.file.read_bytes()[tensor.offset : tensor.offset + tensor.length]

@@ -43,7 +43,7 @@ def test_wrong_or_missing_weights_are_refused_by_name(tmp_path: Path) -> None:
         _load(tmp_path)
 
 
-def test_a_model_of_code_of_its_own_is_refused_by_its_type(tmp_path: Path) -> None:
+def test_a_model_with_own_code_is_refused_by_its_type(tmp_path: Path) -> None:
     config = {"model_type": "rwkv5", "auto_map": {"AutoModelForCausalLM": "modeling_rwkv5.Rwkv5ForCausalLM"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
 
@@ -64,7 +64,7 @@ def test_a_model_that_can_be_served_is_missed_only_its_weights(tmp_path: Path) -
         _load(_config_alone("llama", tmp_path))
 
 
-def test_a_masked_window_that_no_sequence_reaches_is_no_window(tmp_path: Path) -> None:
+def test_a_window_longer_than_any_sequence_is_ignored(tmp_path: Path) -> None:
     path = make_family("phimoe", tmp_path, sliding_window=512)
 
     assert generate(_load(path), [[7, 8, 9]], 4, chunk=16) == Oracle(path, "float32").generate_greedy([[7, 8, 9]], 4)

@@ -63,7 +63,7 @@ def test_another_prefix_is_not_found(chain: list[BlockName]) -> None:
     assert blocks.take(2, chain)[1] == 0
 
 
-def test_a_collision_of_digests_is_no_hit() -> None:
+def test_a_digest_collision_is_not_a_hit() -> None:
     blocks = pool(4)
     (name,) = names("a")
     blocks.release(compute(blocks, [name]))
@@ -108,7 +108,7 @@ def test_the_least_recently_used_goes_first() -> None:
     assert (held(blocks, "a", "b"), held(blocks, "x", "y")) == (2, 0)
 
 
-def test_what_is_held_is_never_evicted() -> None:
+def test_pinned_blocks_are_never_evicted() -> None:
     blocks = pool(4)
     compute(blocks, names("a", "b"))
     blocks.release(compute(blocks, names("x")))
@@ -145,7 +145,7 @@ def test_the_parent_of_a_leaf_computed_twice_is_evicted_last() -> None:
     assert held(blocks, "a", "b") == 1
 
 
-def test_tokens_sought_and_found_are_counted() -> None:
+def test_queried_and_matched_tokens_are_counted() -> None:
     blocks = pool(8)
     blocks.release(compute(blocks, names("a", "b")))
     blocks.take(4, names("a", "b", "c"))

@@ -54,7 +54,7 @@ def _change_config(path: Path, **changes: Any) -> None:
     ("kind", "dtype", "wide"),
     [("deepseek_v3", "bfloat16", "e_score_correction_bias"), ("gpt_oss", "float16", "input_layernorm")],
 )
-def test_what_a_model_keeps_in_float32_stays_so(tmp_path: Path, kind: str, dtype: str, wide: str) -> None:
+def test_weights_a_model_keeps_in_float32_stay_float32(tmp_path: Path, kind: str, dtype: str, wide: str) -> None:
     path = make_family(kind, tmp_path)
 
     loaded = _load(path, dtype)
@@ -137,9 +137,7 @@ def test_a_checkpoint_of_several_files_is_one(tmp_path: Path) -> None:
     _assert_same(_load(path).network, network)
 
 
-def test_what_only_transformers_converts_is_loaded_by_it_with_a_note(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_formats_only_transformers_converts_are_loaded_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     AutoModelForCausalLM.from_config(_CONFIGS["mixtral"](), dtype=torch.float32).save_pretrained(tmp_path)
     monkeypatch.setattr("engine.checkpoints.tensor_sources._merged", lambda converter, stored: None)
 
@@ -149,7 +147,7 @@ def test_what_only_transformers_converts_is_loaded_by_it_with_a_note(
     assert "transformers" in (loaded.note or "")
 
 
-def test_what_transformers_must_convert_cannot_be_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_formats_transformers_converts_cannot_be_sharded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     AutoModelForCausalLM.from_config(_CONFIGS["mixtral"](), dtype=torch.float32).save_pretrained(tmp_path)
     monkeypatch.setattr("engine.checkpoints.tensor_sources._merged", lambda converter, stored: None)
 

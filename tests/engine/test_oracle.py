@@ -46,7 +46,7 @@ def test_an_end_of_sequence_id_ends_it_unless_ignored(llama: Path) -> None:
     assert oracle.generate_greedy([_PROMPT], 12) == stopped
 
 
-def test_the_gap_of_its_own_choice_is_zero_and_of_others_positive(llama: Path) -> None:
+def test_the_logit_gap_of_the_best_token_is_zero(llama: Path) -> None:
     oracle = Oracle(llama, "float32")
     best = oracle.generate_greedy([_PROMPT], 1, ignore_eos=True)[0][0]
 

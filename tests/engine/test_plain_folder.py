@@ -51,7 +51,7 @@ def silent(words: str) -> None:
     pass
 
 
-def test_a_folder_that_has_everything_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_complete_folder_is_used_unchanged(tmp_path: Path) -> None:
     folder = make_tiny_model("llama", tmp_path / "llama")
 
     assert ensure_plain(folder, tmp_path / "cache", silent, name="llama") == folder
@@ -104,7 +104,7 @@ def test_safetensors_that_are_there_are_linked_to(tmp_path: Path) -> None:
     assert identify(made, "opt").weights_digest == identify(folder, "opt").weights_digest
 
 
-def test_it_is_made_once_with_a_notice_and_without_the_code_beside_it(opt: Path, tmp_path: Path) -> None:
+def test_a_plain_folder_is_made_once_without_model_code(opt: Path, tmp_path: Path) -> None:
     folder, marker, said = tmp_path / "with-code", tmp_path / "marker", list[str]()
     shutil.copytree(opt, folder)
     put_code(folder, marker)
@@ -120,7 +120,7 @@ def test_it_is_made_once_with_a_notice_and_without_the_code_beside_it(opt: Path,
     assert not marker.exists()
 
 
-def test_code_of_a_folder_that_is_taken_as_it_is_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_in_a_used_folder_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, marker = make_tiny_model("llama", tmp_path / "llama"), tmp_path / "marker"
     put_code(folder, marker)
 
@@ -203,7 +203,7 @@ def test_one_killed_half_way_leaves_nothing_in_the_way(opt: Path, tmp_path: Path
     assert [file for file in made.parent.iterdir() if not file.name.endswith("lock")] == [made]
 
 
-def test_a_refusal_of_the_process_apart_is_told_in_its_words(opt: Path, tmp_path: Path) -> None:
+def test_a_refusal_of_the_child_process_is_quoted(opt: Path, tmp_path: Path) -> None:
     folder = tmp_path / "bad"
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "opt"}')
@@ -226,7 +226,7 @@ def test_broken_merges_are_named_with_their_line(opt: Path, tmp_path: Path) -> N
         ensure_plain(folder, tmp_path, silent, name="bad", weights=False)
 
 
-def test_who_converts_ends_with_the_process_that_waits(opt: Path, tmp_path: Path) -> None:
+def test_a_conversion_ends_with_its_waiting_process(opt: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizers.py").write_text("import time\nprint(flush=True)\ntime.sleep(600)\n")
     code = "import sys; from engine.checkpoints.conversion_child import convert_apart; from pathlib import Path\n" + (
         "import subprocess; run = subprocess.run\n"

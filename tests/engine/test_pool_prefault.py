@@ -27,7 +27,7 @@ def resident_bytes(pool: HostPool) -> int:
     return os.fstat(pool.fd).st_blocks * 512
 
 
-def test_every_page_is_there_and_what_was_written_stays(pool: HostPool) -> None:
+def test_every_page_is_touched_and_data_stays(pool: HostPool) -> None:
     pool.buffer[5000:5004] = b"kept"
     touch = PoolTouch(pool, available=lambda: PLENTY)
     touch.start()

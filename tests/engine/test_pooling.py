@@ -186,13 +186,13 @@ def test_a_cancelled_text_is_never_answered(embedder: EncoderCore) -> None:
 
 
 @pytest.mark.parametrize(("mode", "how"), [("mean", "mean"), ("cls", "cls"), ("last", "last")])
-def test_the_folder_says_how_its_vectors_are_made(tmp_path: Path, mode: str, how: str) -> None:
+def test_the_folder_sets_the_pooling(tmp_path: Path, mode: str, how: str) -> None:
     say_pooling(tmp_path, mode, normalize=mode == "mean", max_length=32)
 
     assert read_settings(tmp_path, is_decoder=False) == PoolingSettings(how, mode == "mean", 32)
 
 
-def test_a_folder_that_says_nothing_has_the_ways_of_its_kind(tmp_path: Path) -> None:
+def test_a_folder_without_pooling_config_has_its_kinds_default(tmp_path: Path) -> None:
     assert read_settings(tmp_path, is_decoder=True) == PoolingSettings("last", normalize=True)
     assert read_settings(tmp_path, is_decoder=False) == PoolingSettings("cls", normalize=True)
 

@@ -57,7 +57,7 @@ def test_each_prompt_is_preempted_once_and_answers_the_same(
         assert core.load().preemptions == len(states)
 
 
-def test_without_the_failpoint_nobody_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_failpoint_no_prompt_is_preempted(monkeypatch: pytest.MonkeyPatch) -> None:
     states = [prompt(f"p{i}", 5, max_tokens=8) for i in range(4)]
     with preempting(monkeypatch, "", PLENTY) as core:
         answers, interrupted = served(core, states)

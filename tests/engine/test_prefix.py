@@ -39,7 +39,7 @@ def test_larger_blocks_are_named_by_the_link_at_their_end(block_size: int) -> No
     assert large == small[block_size // 16 - 1 :: block_size // 16]
 
 
-def test_only_full_blocks_of_the_tokens_asked_for_have_a_name() -> None:
+def test_only_full_blocks_of_the_requested_tokens_have_names() -> None:
     chain = PrefixChain("", 32)
 
     assert [len(chain.names(IDS, count)) for count in (0, 31, 32, 63, 64, 100)] == [0, 0, 1, 1, 2, 3]
@@ -74,7 +74,7 @@ def test_a_chain_that_is_off_names_nothing() -> None:
 
 
 @pytest.mark.parametrize(("block_size", "off"), [(16, False), (128, False), (8, True), (24, True), (4, True)])
-def test_blocks_that_are_no_whole_number_of_links_have_no_names(block_size: int, off: bool) -> None:
+def test_blocks_not_a_multiple_of_links_have_no_names(block_size: int, off: bool) -> None:
     reason = why_no_names(block_size)
 
     assert (reason is not None) is off

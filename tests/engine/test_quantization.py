@@ -63,7 +63,7 @@ def test_only_words_that_hold_the_fields_are_covered(fields: range, bits: int, w
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
-def test_every_layout_reads_as_plain_arithmetic_says(scheme: Scheme, llama: Path) -> None:
+def test_every_layout_dequantises_as_plain_arithmetic(scheme: Scheme, llama: Path) -> None:
     expected = quantise_checkpoint(scheme, llama)
 
     weights = _open(llama)
@@ -95,7 +95,7 @@ def test_a_part_equals_the_slice_of_the_whole(scheme: Scheme, llama: Path) -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_dtype_asked_for_rounds_once(dtype: torch.dtype, llama: Path) -> None:
+def test_the_requested_dtype_rounds_once(dtype: torch.dtype, llama: Path) -> None:
     expected = quantise_checkpoint(awq(16), llama)
 
     weights = _open(llama, dtype)
@@ -167,7 +167,7 @@ def test_a_large_weight_is_dequantised_strip_by_strip(monkeypatch: pytest.Monkey
     assert torch.equal(dequantise(grouped, torch.float32), expected)
 
 
-def test_what_it_costs_is_counted(llama: Path) -> None:
+def test_the_extra_memory_is_counted(llama: Path) -> None:
     expected = quantise_checkpoint(awq(16), llama)
     stored = sum(tensor.nbytes for tensor in load_file(llama / "model.safetensors").values())
 
@@ -233,7 +233,7 @@ def test_tensors_that_do_not_fit_are_refused_with_their_shapes(
 
 
 @pytest.mark.parametrize("scheme", [packed(4, 40), packed(8, 64), w8a8("group")], ids=lambda s: s.name)
-def test_groups_of_another_size_than_the_config_says_are_refused(scheme: Scheme, llama: Path) -> None:
+def test_groups_of_a_size_unlike_the_config_are_refused(scheme: Scheme, llama: Path) -> None:
     """Three groups of 40 in 96 inputs are no three groups of 32: the scale's shape alone does not tell."""
     quantise_checkpoint(scheme, llama)
     if scheme.name.startswith("w8a8"):

@@ -124,7 +124,7 @@ def test_inputs_of_a_group_may_be_anywhere() -> None:
     assert kept(rows).double().numpy() == pytest.approx(expected, abs=1e-4)
 
 
-def test_groups_of_different_sizes_are_none_of_ours() -> None:
+def test_groups_of_different_sizes_are_not_kept() -> None:
     grouped = replace(int4_layer(16, 64, 32), groups=torch.tensor([0] * 40 + [1] * 24))
 
     assert kept_weight(grouped, int8_inputs=False) == "its groups are of different sizes"
@@ -141,7 +141,7 @@ def test_groups_of_different_sizes_are_none_of_ours() -> None:
         (int4_layer(32, 64, 32), torch.float32, "int4pack takes bfloat16, float16, not float32"),
     ],
 )
-def test_what_the_card_has_no_kernel_for_is_reported(grouped: Grouped, dtype: torch.dtype, said: str) -> None:
+def test_layers_without_a_kernel_on_the_card_are_reported(grouped: Grouped, dtype: torch.dtype, said: str) -> None:
     assert Int4Format(ON_CARD).lacking(whole(grouped), dtype) == said
 
 
@@ -240,7 +240,7 @@ def test_the_cards_kernel_is_called_by_its_rules(outputs: int, inputs: int, size
 
 
 @pytest.mark.parametrize("inputs", [32, 64, 96, 128, 256])
-def test_codes_come_back_from_the_cards_order(inputs: int) -> None:
+def test_codes_are_restored_from_the_cards_order(inputs: int) -> None:
     """Of every number of inner tiles: 2, 4 and 8."""
     codes = torch.randint(0, 16, (24, inputs), dtype=torch.uint8, generator=torch.Generator().manual_seed(inputs))
     inner = next(tiles for tiles in (8, 4, 2) if inputs % (tiles * 16) == 0)

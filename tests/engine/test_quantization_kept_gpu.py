@@ -61,7 +61,7 @@ def test_int8_multiplies_as_its_weights_and_rounded_inputs(outputs: int, inputs:
 
 
 @pytest.mark.parametrize("scheme", [awq(32), gptq(4, 32, act_order=True), w8a8("channel")], ids=lambda s: s.name)
-def test_a_model_is_served_by_what_is_kept(scheme: Scheme, tmp_path: Path) -> None:
+def test_a_model_is_served_by_its_kept_weights(scheme: Scheme, tmp_path: Path) -> None:
     path = make_tiny_model("llama", tmp_path / "llama")
     quantise_checkpoint(scheme, path)
     device = find_kind("cuda").open()

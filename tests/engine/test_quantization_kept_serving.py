@@ -81,7 +81,7 @@ def test_tokens_equal_transformers_on_the_dequantised_weights(scheme: Scheme, tm
     assert got == Oracle(path, "float32").generate_greedy(_PROMPTS, 20, ignore_eos=True)
 
 
-def test_biases_beside_kept_weights_stay(tmp_path: Path) -> None:
+def test_biases_of_kept_weights_stay(tmp_path: Path) -> None:
     path = _make("qwen2", tmp_path, gptq(4, 32))
 
     loaded = _load(path)
@@ -185,7 +185,7 @@ def test_host_and_device_tensors_are_never_mixed(
     assert got == generate(_load(path).model, _PROMPTS[1:2], 3, chunk=16)
 
 
-def test_the_note_says_what_both_ways_take(tmp_path: Path) -> None:
+def test_the_note_compares_both_sizes(tmp_path: Path) -> None:
     path = _make("llama", tmp_path, awq(32))
     network = _network(path, "bfloat16", _HOST)
 
@@ -213,7 +213,7 @@ def test_the_note_says_what_both_ways_take(tmp_path: Path) -> None:
     ],
     ids=lambda value: getattr(value, "name", None),
 )
-def test_what_has_no_kernel_is_dequantised_and_says_why(
+def test_layers_without_a_kernel_are_dequantised_with_a_reason(
     scheme: Scheme, dtype: str, why: str, tmp_path: Path
 ) -> None:  # fmt: skip
     path = _make("llama", tmp_path, scheme)
@@ -288,7 +288,7 @@ def _formats() -> Any:
         (None, False),
     ],
 )
-def test_inputs_are_rounded_only_as_the_checkpoint_asks(
+def test_inputs_are_rounded_only_as_the_checkpoint_specifies(
     inputs: dict[str, Any] | None, kept: bool, tmp_path: Path
 ) -> None:
     path = _make("llama", tmp_path, w8a8("channel"))

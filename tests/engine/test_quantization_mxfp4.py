@@ -48,7 +48,7 @@ def gpt_oss(tmp_path: Path) -> Path:
     return make_family("gpt_oss", tmp_path / "gpt-oss", intermediate_size=96)
 
 
-def test_experts_read_as_transformers_says(gpt_oss: Path) -> None:
+def test_experts_dequantise_as_in_transformers(gpt_oss: Path) -> None:
     expected = _quantise(gpt_oss)
 
     weights = DequantisingWeights(StoredWeights(gpt_oss), Mxfp4Layout(), torch.float32)

@@ -98,7 +98,7 @@ def test_experts_quantised_one_by_one_become_fused_ones(tmp_path: Path) -> None:
     assert generate(_load(quantised).model, _PROMPTS, 12, chunk=16) == tokens
 
 
-def test_biases_beside_quantised_weights_stay(tmp_path: Path) -> None:
+def test_biases_of_quantised_weights_stay(tmp_path: Path) -> None:
     quantised, plain = _make("qwen2", tmp_path, gptq(4, 32))
     expected = Oracle(plain, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
 

@@ -290,14 +290,14 @@ def test_a_rank_killed_within_a_step_fails_that_step(llama: Path, native: str, m
     model.close()
 
 
-def test_what_cannot_be_cut_is_refused_before_a_rank_starts(tmp_path: Path) -> None:
+def test_unshardable_models_are_refused_before_a_rank_starts(tmp_path: Path) -> None:
     path = make_family("gpt2", tmp_path)
 
     with pytest.raises(ConfigError, match=r"gpt2: 0 of 4 layers have .* that can be cut for 2 ranks"):
         _load(path, Lost())
 
 
-def test_a_rank_that_cannot_load_says_why() -> None:
+def test_a_rank_that_cannot_load_reports_the_reason() -> None:
     team = Team([RankSetup("/no/model", "float32", 1, 2, 16, "auto", None, (), 1, 30.0)], Lost())
 
     with pytest.raises(ConfigError, match=r"rank 1 of 2 \(pid \d+\): --model /no/model is not a model folder"):

@@ -55,7 +55,7 @@ def test_copies_come_out_as_pairs() -> None:
 @pytest.mark.parametrize(
     "values", [(), (1,), (1, 0), (0, 1), (-1, 0), (2, -1), (0, 1, 5, 1, 2, 9, 7), (0, 1, 5, 1, -1, 9), (0, 0, 1)]
 )
-def test_what_is_no_step_is_refused(values: tuple[int, ...]) -> None:
+def test_anything_but_a_step_is_refused(values: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"integers are not a step|at least 8 bytes"):
         unpack_step(struct.pack(f"<{len(values)}i", *values))
 
@@ -89,7 +89,7 @@ def test_waits_end(ends: tuple[Channel[RankMessageKind], Channel[RankMessageKind
         ends[0].send(RankMessageKind.STEP, bytes(32 << 20), timeout_s=0.01)
 
 
-def test_the_end_of_the_other_side_is_heard(ends: tuple[Channel[RankMessageKind], Channel[RankMessageKind]]) -> None:
+def test_the_other_sides_end_is_noticed(ends: tuple[Channel[RankMessageKind], Channel[RankMessageKind]]) -> None:
     ends[1].close()
 
     with pytest.raises(ChannelClosed):
@@ -99,7 +99,7 @@ def test_the_end_of_the_other_side_is_heard(ends: tuple[Channel[RankMessageKind]
 
 
 @pytest.mark.parametrize("header", [frame(b"c"), (1 << 30).to_bytes(4, "big"), frame()])
-def test_what_is_no_message_is_refused(header: bytes) -> None:
+def test_anything_but_a_message_is_refused(header: bytes) -> None:
     left, right = socket.socketpair()
     with left, Channel(right, RankMessageKind) as channel:
         left.sendall(header)
@@ -119,7 +119,7 @@ def test_setups_and_answers_cross_as_they_are() -> None:
         RankSetup.from_json(b'{"path": "/models/x"}')
 
 
-def test_marks_name_who_is_behind() -> None:
+def test_marks_name_the_ranks_behind() -> None:
     fd = make_marks(3)
     here, there = Marks(fd, 3), Marks(fd, 3)
 

@@ -153,7 +153,7 @@ def test_a_stopped_rank_ends_the_model_within_the_step_limit(path: Path) -> None
     loaded.model.close()
 
 
-def test_the_fullest_device_says_how_many_blocks_all_pools_have() -> None:
+def test_the_fullest_device_limits_every_pools_blocks() -> None:
     roomy, full = 1 << 20, 300_000
 
     plan = plan_devices(TENSORS, [roomy, full], None, BLOCK, 4096)

@@ -100,7 +100,7 @@ def test_an_unknown_module_is_checked_for_row_independence(
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_state_beside_attention_is_found_on_a_part_too(number: int, tmp_path: Path) -> None:
+def test_a_state_outside_attention_is_found_on_a_shard(number: int, tmp_path: Path) -> None:
     register()
     folder = open_folder(make_family("arcee", tmp_path))
     shard = functools.partial(_cut, config=folder.checkpoint.text_config, number=number, state=True)

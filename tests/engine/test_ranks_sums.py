@@ -184,7 +184,7 @@ def test_a_sum_that_another_rank_does_not_come_to_fails_with_a_reason(
     assert "\n" not in said[0]
 
 
-def test_the_loss_of_a_rank_ends_a_wait_that_has_no_end_of_its_own(make_ways: Callable[[str, int], Ways]) -> None:
+def test_a_lost_rank_ends_a_wait_without_a_deadline(make_ways: Callable[[str, int], Ways]) -> None:
     ways = make_ways("device", 2)
     both_have_added = threading.Barrier(2, timeout=_WAIT_S)
 
@@ -239,7 +239,7 @@ def test_a_lazy_group_connects_when_the_ranks_meet(
     assert all(min(seen) == 1 for seen in counts)
 
 
-def test_a_rank_that_meets_no_one_says_so(make_ways: Callable[[str, int], Ways]) -> None:
+def test_a_rank_that_meets_no_other_raises(make_ways: Callable[[str, int], Ways]) -> None:
     ways = make_ways("gloo", 2)
     hasty = dataclasses.replace(COLLECTIVES["gloo"], meet_s=lambda _: 0.2)
 
@@ -247,7 +247,7 @@ def test_a_rank_that_meets_no_one_says_so(make_ways: Callable[[str, int], Ways])
         GroupSum(hasty, ways.store_fd, Rank(0, 2), ways.marks, _WAIT_S)
 
 
-def test_the_device_says_what_its_ranks_add_up_by(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_chooses_how_its_ranks_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, collective in COLLECTIVES.items():
         monkeypatch.setitem(COLLECTIVES, name, dataclasses.replace(collective, lacking=lambda: None))
 

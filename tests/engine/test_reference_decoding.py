@@ -89,7 +89,7 @@ def test_many_together_are_decoded_as_each_alone(path: Path) -> None:
             assert ours.margin == pytest.approx(alone.margin, abs=1e-5)
 
 
-def test_what_was_decoded_is_known_whatever_else_is_asked_about_it(path: Path) -> None:
+def test_decoded_tokens_are_reused_for_other_parameters(path: Path) -> None:
     network = load_plain(path, "float32")
     decoder, calls = ReferenceDecoder(network), []
     network.register_forward_hook(lambda *_: calls.append(1))

@@ -35,7 +35,7 @@ def _call(module: torch.nn.Module, mask: torch.Tensor | None = None, **kwargs: A
     return _attention(module, query, key, key, mask, **kwargs)[0]
 
 
-def test_what_the_layer_asks_for_reaches_the_handler() -> None:
+def test_a_layers_arguments_reach_the_handler() -> None:
     layer, recorder = _Layer(5), _Recorder()
     attach(layer, recorder)
 
@@ -54,7 +54,7 @@ def test_scaling_is_that_of_the_head_size_where_the_layer_gives_none() -> None:
     assert recorder.calls[0][1].scaling == 0.25
 
 
-def test_what_no_backend_does_is_refused_by_name() -> None:
+def test_unsupported_attention_is_refused_by_name() -> None:
     layer = _Layer(0)
     attach(layer, _Recorder())
 

@@ -180,7 +180,7 @@ def test_dynamic_ends_factor_times_as_far_as_it_begins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", _MODELS)
-def test_shapes_alone_tell_what_its_layers_keep(name: str, tmp_path: Path) -> None:
+def test_shapes_alone_give_the_layers_kv(name: str, tmp_path: Path) -> None:
     path = _make(name, tmp_path)
 
     assert rehearse(open_checkpoint(path), "float32") == _load(path).info.layout.tensors

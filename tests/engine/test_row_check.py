@@ -27,7 +27,7 @@ def _network(folder: Path, model_type: str, dtype: str, **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_convolution_beside_attention_is_found(dtype: str, tmp_path: Path) -> None:
+def test_a_convolution_outside_attention_is_found(dtype: str, tmp_path: Path) -> None:
     network = _network(tmp_path, "lfm2", dtype, layer_types=["conv", "full_attention"] * 2)
 
     with pytest.raises(ConfigError, match=r"lfm2: logits differ .* keep a state beside attention"):
@@ -36,7 +36,7 @@ def test_a_convolution_beside_attention_is_found(dtype: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "opt", "qwen3_moe", "afmoe"])
-def test_what_meets_in_attention_alone_passes(model_type: str, dtype: str, tmp_path: Path) -> None:
+def test_rows_meeting_only_in_attention_pass(model_type: str, dtype: str, tmp_path: Path) -> None:
     check_rows(_network(tmp_path, model_type, dtype), dtype)
 
 
@@ -50,7 +50,7 @@ def test_positions_counted_from_the_start_of_the_step_are_found(tmp_path: Path) 
         check_rows(network, "float32")
 
 
-def test_what_changes_at_high_positions_alone_is_found(tmp_path: Path) -> None:
+def test_changes_at_high_positions_only_are_found(tmp_path: Path) -> None:
     network = _network(tmp_path, "gpt2", "float32")
     network.transformer.wpe.register_forward_pre_hook(
         lambda _, args: (torch.where(args[0] > 100, args[0] - args[0].shape[1], args[0]),)
@@ -60,7 +60,7 @@ def test_what_changes_at_high_positions_alone_is_found(tmp_path: Path) -> None:
         check_rows(network, "float32")
 
 
-def test_what_attention_is_asked_with_is_compared(tmp_path: Path) -> None:
+def test_attentions_arguments_are_compared(tmp_path: Path) -> None:
     network = _network(tmp_path, "llama", "float32")
     network.model.layers[2].self_attn.q_proj.register_forward_hook(lambda _, args, out: out * args[0].shape[1])
 
@@ -84,7 +84,9 @@ def test_the_tried_ones_are_those_of_every_test_run() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["arcee", "llama"])
-def test_only_untried_ones_are_asked_at_load(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_untried_models_are_checked_at_load(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = list[str]()
     monkeypatch.setattr(row_check, "check_rows", lambda network, dtype: asked.append(network.config.model_type))
     path = make_family(model_type, tmp_path)

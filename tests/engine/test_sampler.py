@@ -171,7 +171,7 @@ def test_infinite_logits_can_be_the_best_and_cannot_be_drawn_from() -> None:
     ]
 
 
-def test_another_sequence_or_position_draws_anew() -> None:
+def test_another_sequence_or_position_draws_another_number() -> None:
     logits = torch.zeros(1, 10_000)
 
     tokens = {sample(logits, [_row(sequence=s, position=p, seed=5)])[0] for s in range(4) for p in range(4)}

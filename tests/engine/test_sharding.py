@@ -155,7 +155,7 @@ def test_ranks_of_a_quantised_checkpoint_are_the_model(tmp_path: Path, scheme: S
 
 
 @pytest.mark.parametrize("kind", sorted(_REFUSED))
-def test_what_cannot_be_cut_is_refused_by_name_before_weights_load(tmp_path: Path, kind: str) -> None:
+def test_unshardable_models_are_refused_before_weights_load(tmp_path: Path, kind: str) -> None:
     checkpoint = open_checkpoint(make_family(kind, tmp_path))
     network = build_network(checkpoint, dtype="float32", attention=None)
 
@@ -184,7 +184,7 @@ def test_a_rank_of_any_family_reads_only_its_slices(tmp_path: Path, kind: str) -
         assert weights.bytes_read == sum(tensor.nbytes for name, tensor in held.values() if name not in zeros)
 
 
-def test_a_rank_reads_its_part_and_what_is_whole_and_no_more(tmp_path: Path) -> None:
+def test_a_rank_reads_only_its_shard_and_whole_tensors(tmp_path: Path) -> None:
     path = make_family("llama", tmp_path)
     checkpoint = open_checkpoint(path)
     config = checkpoint.text_config

@@ -38,7 +38,7 @@ def _fill(descriptor: int, text: bytes) -> None:
     made.release()
 
 
-def test_what_one_published_others_map_and_cannot_write(memory: int) -> None:
+def test_published_weights_are_mapped_read_only_by_others(memory: int) -> None:
     _fill(memory, b"packed")
 
     found = SharedWeights(memory, _KEY).area(_BYTES)
@@ -58,7 +58,7 @@ def test_other_weights_get_no_shared_memory(memory: int, key: bytes, num_bytes: 
     assert SharedWeights(memory, key).area(num_bytes) is None
 
 
-def test_what_was_not_published_is_filled_again(memory: int) -> None:
+def test_unpublished_weights_are_packed_again(memory: int) -> None:
     first = SharedWeights(memory, _KEY).area(_BYTES)
     assert first is not None
     ctypes.memmove(first.start, _DIED.encode(), len(_DIED))

@@ -21,7 +21,7 @@ def _logits(num_rows: int, vocab_size: int = 30, seed: int = 0) -> torch.Tensor:
     return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def test_nothing_is_told_where_nobody_asks() -> None:
+def test_without_requests_for_logprobs_none_are_computed() -> None:
     output = make_output(_logits(2), StepBatch((), (), (_row(), _row())))
 
     assert (output.logprobs, output.candidates, output.scores, output.failures) == ((), (), [], ())

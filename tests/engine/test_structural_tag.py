@@ -213,7 +213,7 @@ def test_a_whitespace_pattern_holds_within_tags(folder: Path) -> None:
         ({"format": {"type": "grammar", "grammar": "a ::= b"}}, "no rule is named root"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(folder: Path, tag: object, words: str) -> None:
+def test_unsupported_keys_are_refused_by_name(folder: Path, tag: object, words: str) -> None:
     with pytest.raises(InvalidGrammar, match=words) as caught:
         compiled(tokenizer_of(folder), StructuredOutput("structural_tag", json.dumps(tag)))
 

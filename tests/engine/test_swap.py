@@ -58,7 +58,7 @@ def test_all_are_copied_or_none() -> None:
     model.close()
 
 
-def test_a_named_block_is_copied_once_for_all_who_bring_it() -> None:
+def test_a_named_block_is_copied_once_for_all_sequences() -> None:
     model = Recording()
     area, (first, second) = SwapArea(model, 4 * BLOCK_BYTES), names("t", 2)
     mine = area.save({3: first, 4: second, 5: None})
@@ -108,7 +108,7 @@ def test_blocks_of_one_link_and_unlike_tokens_are_not_one() -> None:
     model.close()
 
 
-def test_what_a_sequence_saved_is_released_once() -> None:
+def test_a_sequences_copies_are_released_once() -> None:
     model = Recording()
     area = SwapArea(model, 4 * BLOCK_BYTES)
     slots = area.save({3: None, 4: None})
@@ -158,7 +158,7 @@ def slots_an_extent(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("native_libraries")
 @pytest.mark.parametrize("copier", COPIERS)
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_every_byte_of_a_block_comes_back_into_another_one(ranks: int, copier: str) -> None:
+def test_every_byte_of_a_block_is_restored_into_another_one(ranks: int, copier: str) -> None:
     config = replace(CONFIG, ranks=ranks, heads=3, num_blocks=6)
     for layout in fake_layouts(config):
         _round_trip(layout, copier, {4: 0, 1: 2}, {2: 5, 0: 0})
@@ -175,11 +175,11 @@ def test_every_byte_of_a_block_comes_back_into_another_one(ranks: int, copier: s
     ],
     ids=["far apart", "neighbours", "backwards"],
 )
-def test_tensors_of_unlike_shapes_come_back(copier: str, saved: dict[int, int], loaded: dict[int, int]) -> None:
+def test_tensors_of_different_shapes_are_restored(copier: str, saved: dict[int, int], loaded: dict[int, int]) -> None:
     _round_trip(LATENT, copier, saved, loaded)
 
 
-def test_what_copies_is_made_at_the_first_copy_and_once() -> None:
+def test_the_copier_is_made_once_at_the_first_copy() -> None:
     made: list[None] = []
     with HostPool(LATENT) as pool:
         store = BlockStore(pool, lambda: made.append(None))

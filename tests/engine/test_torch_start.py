@@ -20,7 +20,7 @@ def test_several_threads_spin_for_a_bounded_time() -> None:
 
 
 @pytest.mark.parametrize("environ", [{"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "ACTIVE"}])
-def test_what_the_user_chose_stays(environ: dict[str, str]) -> None:
+def test_the_users_settings_stay(environ: dict[str, str]) -> None:
     chosen = dict(environ)
 
     prepare_torch(2, environ)
@@ -28,7 +28,7 @@ def test_what_the_user_chose_stays(environ: dict[str, str]) -> None:
     assert environ == chosen | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 
-def test_one_thread_waits_for_nobody() -> None:
+def test_a_single_thread_waits_for_no_other() -> None:
     environ: dict[str, str] = {}
 
     prepare_torch(1, environ)
@@ -78,7 +78,7 @@ def test_of_two_at_once_the_last_restores_the_environment() -> None:
     assert environ == {"GOMP_SPINCOUNT": "7"}
 
 
-def test_what_is_set_between_two_that_follow_each_other_stays() -> None:
+def test_settings_between_two_loads_stay() -> None:
     environ: dict[str, str] = {}
     with only_meanwhile(environ):
         prepare_torch(2, environ)
@@ -115,7 +115,7 @@ class Circle:
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_what_was_loaded_is_set_apart_in_a_process_of_ours_alone(is_ours: bool) -> None:
+def test_only_our_own_processes_freeze_loaded_objects(is_ours: bool) -> None:
     with nullcontext() if is_ours else only_meanwhile({}), loading():
         made = Circle()
     gone = weakref.ref(made)
@@ -129,7 +129,7 @@ def test_what_was_loaded_is_set_apart_in_a_process_of_ours_alone(is_ours: bool) 
     assert gone() is None
 
 
-def test_a_script_s_next_load_begins_without_what_an_earlier_one_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scripts_next_load_starts_clean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", sys.modules.get("torch", ModuleType("torch")))
     with only_meanwhile({}), loading():
         made = Circle()

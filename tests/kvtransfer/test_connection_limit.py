@@ -301,9 +301,7 @@ def test_a_hello_with_an_absurd_pool_is_refused() -> None:
 
 
 @pytest.mark.parametrize("error", [OSError("reset already"), RuntimeError("can't start new thread")])
-def test_a_connection_that_cannot_be_taken_does_not_shut_the_door(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_accept_keeps_the_listener_open(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = threading.Event()
 
     def fail(sock: socket.socket, progress_timeout_s: float) -> None:

@@ -76,7 +76,7 @@ def test_chunks_and_layers_may_come_in_any_order(rig: Rig) -> None:
     assert read(rig.d_pool, D_BLOCKS, 24) == tokens
 
 
-def test_only_tokens_from_the_first_one_wanted_are_sent(rig: Rig) -> None:
+def test_only_tokens_from_the_requested_first_one_are_sent(rig: Rig) -> None:
     tokens = fill(rig.p_pool, P_BLOCKS, 20)
     before = read(rig.d_pool, D_BLOCKS, 8)
     ticket = rig.open(20, D_BLOCKS, first_token=8)
@@ -221,7 +221,7 @@ def test_a_commit_that_comes_again_is_acked_again_and_reported_once(rig: Rig) ->
 
 
 @pytest.mark.parametrize("message", [Open, Commit])
-def test_who_comes_late_is_told_why_the_ticket_ended(rig: Rig, message: type[Open | Commit]) -> None:
+def test_a_late_message_gets_the_tickets_reason(rig: Rig, message: type[Open | Commit]) -> None:
     ticket, raw = rig.open(4, D_BLOCKS, first_token=4), RawSender(rig)
     rest = (4, 4) if message is Open else (0, 0, 0, 0x2D06800538D394C2, b"")
 
@@ -235,7 +235,7 @@ def test_who_comes_late_is_told_why_the_ticket_ended(rig: Rig, message: type[Ope
     raw.stream.close()
 
 
-def test_who_comes_while_the_ticket_ends_is_told_why(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_during_the_tickets_end_gets_the_reason(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     ticket, raw = rig.open(4, D_BLOCKS, first_token=4), RawSender(rig)
     ends, go_on, release = threading.Event(), threading.Event(), TicketTable._release
 

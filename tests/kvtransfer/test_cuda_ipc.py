@@ -106,7 +106,7 @@ def test_an_event_that_is_not_reached_in_time_ends_the_link(monkeypatch: pytest.
         assert waited == [10.0]
 
 
-def test_the_driver_asks_its_event_until_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_polls_its_event_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     event: Any = object.__new__(CudaEvent)
     event._device, event._stream, did = torch.device("cpu"), None, list[str]()
     event._event = SimpleNamespace(record=lambda stream: did.append("record"), query=lambda: False)
@@ -258,7 +258,7 @@ def test_the_handle_is_the_whole_allocations_with_the_offset(monkeypatch: pytest
     assert cuda_driver._handle_of(pool) == ((5_000).to_bytes(64, "big"), 300)  # type: ignore[arg-type]
 
 
-def test_what_the_driver_refuses_is_an_error_in_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_of_the_driver_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_driver, "_library", FakeLibrary)
 
     with pytest.raises(OSError, match=r"cuMemGetAddressRange_v2: invalid argument \(1\)"):

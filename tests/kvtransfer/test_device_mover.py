@@ -140,7 +140,7 @@ def test_digested_bytes_are_the_written_ones_if_the_source_changes() -> None:
     assert digest == xxhash.xxh3_64_intdigest(target.tensor.numpy().tobytes()) == xxhash.xxh3_64_intdigest(DATA[:1000])
 
 
-def test_host_code_that_reaches_for_device_memory_is_told_so() -> None:
+def test_host_access_to_device_memory_raises() -> None:
     region = device(bytes(100))
 
     for move in (PythonMover().digest, lambda place: place.region.address, lambda place: place.region.view):
@@ -183,7 +183,7 @@ class NeverDone:
 
 
 @pytest.mark.parametrize("what", ["digest", "copy", "copy_and_digest"])
-def test_what_never_gets_ready_is_waited_for_so_long_and_no_longer(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_never_ready_is_waited_for_up_to_the_limit(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mover, held_up = TorchMover(ready_s=0.05), device(bytes(1000), ready=lambda: None)
     target = bytearray(1000)
     made = _Workspace.__init__

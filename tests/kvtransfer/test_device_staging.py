@@ -43,7 +43,7 @@ def test_runs_of_a_device_pool_are_contiguous_in_the_staging_area(staging: Group
 
 
 @pytest.mark.parametrize("digests", [True, False])
-def test_what_a_group_received_reaches_the_runs_and_is_digested(staging: GroupStaging, digests: bool) -> None:
+def test_received_bytes_reach_the_runs_and_are_digested(staging: GroupStaging, digests: bool) -> None:
     target = pool(bytes(len(DATA)))
     staging.tensor(64, len(WANTED)).copy_(torch.frombuffer(bytearray(WANTED), dtype=torch.uint8))
 

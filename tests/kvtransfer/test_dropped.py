@@ -56,7 +56,7 @@ def _give_blocks_away(rig: Rig) -> None:
 
 @pytest.mark.parametrize("transport", EVERY_TRANSPORT)
 @pytest.mark.parametrize("digests", [False, True])
-def test_what_is_digested_after_an_abort_is_never_committed(
+def test_frames_digested_after_an_abort_are_never_committed(
     transport: str, digests: bool, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send = OutgoingTickets._send

@@ -175,9 +175,7 @@ def test_a_killed_ranks_process_ends_its_tickets_and_is_lost(side: str) -> None:
         assert rig.lost == ["rank 1 of 2 has stopped transferring its KV: the other end is gone"]
 
 
-def test_a_rank_that_rank_0_has_told_late_of_a_ticket_asks_for_it(
-    rig: RankRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_requests_a_ticket_announced_late(rig: RankRig, monkeypatch: pytest.MonkeyPatch) -> None:
     (number,) = [at for at, half in enumerate(rig.halves) if half._receiver.endpoints == rig.receiver.endpoints[1:]]
     half, channel = rig.halves[number], rig.far[number]._channel
     asked = threading.Event()
@@ -223,7 +221,7 @@ def test_a_failed_share_ends_the_ticket_and_frees_its_blocks(
     assert (blocks, str(error) in reason) == (BLOCK_IDS[128], True)
 
 
-def test_endings_forget_the_block_tables_on_both_ends(rig: RankRig) -> None:
+def test_finishes_forget_the_block_tables_on_both_ends(rig: RankRig) -> None:
     for ending in ("acked", "failed"):
         ticket = rig.open(NUM_TOKENS, BLOCK_IDS[128])
         rig.sender.begin(ticket)
@@ -288,7 +286,7 @@ def met() -> Iterator[Met]:
     made.there.close()
 
 
-def test_a_rank_that_has_nothing_to_say_for_long_is_not_lost(monkeypatch: pytest.MonkeyPatch, met: Met) -> None:
+def test_a_rank_without_messages_for_long_is_not_lost(monkeypatch: pytest.MonkeyPatch, met: Met) -> None:
     monkeypatch.setattr(met.far._outbox, "_send_s", 0.01)
     met.far.send(RankMessage.ABORT, pack_bytes("t", b"why"))
 
@@ -424,7 +422,7 @@ def test_a_rank_that_says_what_it_cannot_mean_is_lost_with_a_reason(met: Met) ->
     assert met.far.endpoints == (ENDPOINT,)
 
 
-def test_a_rank_hears_at_once_of_another_tables_addresses() -> None:
+def test_a_rank_gets_a_new_tables_addresses_at_once() -> None:
     trust = Trust(addresses=LiveAddresses(["10.0.0.1"]))
     met = Met(trust)
 
@@ -453,7 +451,7 @@ def test_links_of_other_ranks_than_rank_0_are_measured_by_no_one() -> None:
     theirs.close()
 
 
-def test_what_is_said_comes_out_as_it_went_in() -> None:
+def test_messages_between_ranks_round_trip() -> None:
     ticket = TICKET
     stats = SendStats("tcp", 1 << 40, 0.5, 1, 7)
     status = LinkStatus("d", "tcp", "up", 9, 1, 2, 3, 0.1, 0.2, ("shm: no",))
@@ -473,7 +471,7 @@ def test_what_is_said_comes_out_as_it_went_in() -> None:
 
 
 @pytest.mark.parametrize("payload", [b"", b"\x01", b"\x05\x00abc", pack_numbers("ab", 1), pack_bytes("ab", b"1234567")])
-def test_what_no_rank_says_of_a_ticket_is_refused(payload: bytes) -> None:
+def test_invalid_messages_about_a_ticket_are_refused(payload: bytes) -> None:
     with pytest.raises(ValueError, match=r"bytes|integers"):
         unpack_numbers(payload, 2)
     with pytest.raises(ValueError, match="not a Ticket"):

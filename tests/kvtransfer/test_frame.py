@@ -52,7 +52,7 @@ messages: st.SearchStrategy[TicketMessage | Refuse] = st.one_of(
 
 
 @given(messages)
-def test_every_message_comes_back_as_it_was(message: TicketMessage | Refuse) -> None:
+def test_every_message_round_trips(message: TicketMessage | Refuse) -> None:
     data = encode(message)
     kind, length = decode_prefix(data[: PREFIX.size])
 
@@ -80,7 +80,7 @@ def test_random_prefixes_are_refused(prefix: bytes) -> None:
         decode_prefix(prefix)
 
 
-def test_hello_and_welcome_come_back_as_they_were() -> None:
+def test_hello_and_welcome_round_trip() -> None:
     tensors = (KvTensor(0, "k", 3, 64, "bfloat16"), KvTensor(0, "ключ", 1, 576, "float32"))
     hello = Hello(PROTOCOL_VERSION, "prefill-0", 2**63, 4, "decode-1", 2**64 - 1, "shm", 16, 4096, tensors)
 

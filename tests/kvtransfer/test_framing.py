@@ -54,7 +54,7 @@ def test_a_large_tensor_is_cut() -> None:
     ]
 
 
-def test_other_heads_and_tensors_that_are_not_wanted_end_a_frame() -> None:
+def test_unwanted_heads_or_tensors_end_a_frame() -> None:
     of = part(3, 3, 1, 0, 1, 1)
 
     assert list(cut_frames(of, everything(of, 8), MANY)) == [

@@ -78,7 +78,7 @@ def test_a_flapping_transport_rests_longer_each_time() -> None:
     assert steady.due(1.0 + LONGEST_REST_S + 1.0) == "shm"
 
 
-def test_only_what_is_better_than_the_one_in_use_is_due() -> None:
+def test_only_better_transports_than_the_current_are_due() -> None:
     health = Health(NAMES)
     for name in NAMES:
         health.failed(name, "", 0.0)

@@ -82,7 +82,7 @@ def settled(rig: RankRig) -> bool:
     return not any(receiver._table._tickets for receiver in rig.receivers) and settled_senders(rig)
 
 
-def test_only_what_is_wanted_crosses_and_links_show_as_one_peer(rig: RankRig) -> None:
+def test_only_requested_kv_is_sent_and_links_show_as_one_peer(rig: RankRig) -> None:
     kv = random_kv(rig.tensors, 40)
     rig.fill(kv, range(3))
     ticket = rig.open(40, range(10, 13), first_token=16)
@@ -282,7 +282,7 @@ def test_a_rank_whose_heads_others_send_cannot_open() -> None:
         ({"num_blocks": 1 << 60}, "the limit is"),
     ],
 )  # fmt: skip
-def test_what_the_wire_does_not_bridge_is_refused_with_both_values(changes: dict[str, object], words: str) -> None:
+def test_unconvertible_layouts_are_refused_with_both_values(changes: dict[str, object], words: str) -> None:
     with make_rank_rig("tcp", p_ranks=2, d_ranks=4, heads=3) as rig, pytest.raises(Incompatible, match=words):
         RawRank(rig, 0, 2, receiver_rank=1, **changes)
 

@@ -354,7 +354,7 @@ def one_link() -> Iterator[OneLink]:
 
 
 @pytest.mark.parametrize("committed", [False, True])
-def test_a_send_that_takes_longer_than_a_lease_keeps_what_it_sends(one_link: OneLink, committed: bool) -> None:
+def test_a_send_longer_than_a_lease_keeps_its_ticket(one_link: OneLink, committed: bool) -> None:
     ticket_id, behind = one_link.begin(1), one_link.begin(2)
     one_link.put(ticket_id)
     if committed:
@@ -369,7 +369,7 @@ def test_a_send_that_takes_longer_than_a_lease_keeps_what_it_sends(one_link: One
     assert sorted(one_link.events.failures) == [ticket_id, behind]
 
 
-def test_what_another_ticket_sends_keeps_none_that_waits_for_its_ack(one_link: OneLink) -> None:
+def test_another_tickets_bytes_keep_no_waiting_ticket_alive(one_link: OneLink) -> None:
     done, busy = one_link.begin(1), one_link.begin(2)
     one_link.put(done)
     one_link.sendings.handle(FinishTicket(done, b"prompt"))
@@ -391,7 +391,7 @@ def test_a_stalled_engine_loses_tickets_without_any_frame(one_link: OneLink) -> 
     assert [*one_link.events.failures] == [idle]
 
 
-def test_after_the_receivers_abort_no_more_is_sent_of_what_was_put(one_link: OneLink) -> None:
+def test_after_the_receivers_abort_queued_frames_are_not_sent(one_link: OneLink) -> None:
     ticket_id = one_link.begin(1)
     one_link.sendings.note(Abort(ticket_id, 77, "HandoffFailed", "over on D"))
 
@@ -429,7 +429,7 @@ def test_an_ack_that_waits_behind_a_long_put_ends_no_lease(one_link: OneLink) ->
     assert one_link.events.reports == []
 
 
-def test_bytes_that_leave_after_a_wait_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_sent_after_a_wait_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = socket.socketpair()
     near, far, told = Stream(one, progress_timeout_s=30.0), Stream(other, progress_timeout_s=30.0), threading.Event()
     waits, wait = threading.Event(), near._wait_writable

@@ -41,7 +41,7 @@ def _cut_shm(rig: Rig) -> None:
         contract.test_begin_put_and_commit_are_idempotent,
         contract.test_an_abort_by_the_receiver_reaches_the_sender,
         contract.test_a_senders_abort_ends_the_receivers_half_silently,
-        contract.test_only_tokens_from_the_first_one_wanted_are_sent,
+        contract.test_only_tokens_from_the_requested_first_one_are_sent,
         contract.test_two_tickets_at_once_do_not_mix,
     ],
 )

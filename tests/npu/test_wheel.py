@@ -22,7 +22,7 @@ def test_it_is_of_the_torch_that_is_tested_and_holds_what_is_read(wheel: Wheel) 
     assert "torch_npu" not in sys.modules
 
 
-def test_without_an_index_the_reason_is_told_and_nothing_is_left(tmp_path: Path) -> None:
+def test_without_an_index_the_reason_is_given_and_nothing_left(tmp_path: Path) -> None:
     nowhere = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
 
     with pytest.raises(NoWheel, match=f"pip download torch-npu=={VERSION} failed: "):

@@ -85,7 +85,7 @@ async def test_a_404_fails_at_once_in_the_servers_words(tmp_path: Path) -> None:
     assert tries == 1
 
 
-async def test_an_expired_url_fails_at_once_and_says_until_when_it_was_good(tmp_path: Path) -> None:
+async def test_an_expired_url_fails_at_once_with_its_expiry(tmp_path: Path) -> None:
     words, tries = await _refusal(in_turn(answer("403 Forbidden", EXPIRED)), tmp_path / "in", SIGNED)
 
     assert words.endswith(
@@ -192,13 +192,13 @@ async def test_a_packed_file_is_not_unpacked(tmp_path: Path) -> None:
     assert tries == 1
 
 
-async def test_a_file_that_only_says_it_was_sent_in_chunks_is_plain(tmp_path: Path) -> None:
+async def test_a_header_value_mentioning_chunked_is_no_chunked_body(tmp_path: Path) -> None:
     async with raw_server(in_turn(ok(BODY, "Content-Encoding: aws-chunked"))) as server:
         assert await download(server.url(), tmp_path / "in", rules=LOOPBACK, limits=LIMITS) == len(BODY)
 
 
 @pytest.mark.parametrize("status", ["204 No Content", "206 Partial Content", "304 Not Modified", "501 Not Implemented"])
-async def test_another_success_than_200_is_none(tmp_path: Path, status: str) -> None:
+async def test_only_status_200_is_a_success(tmp_path: Path, status: str) -> None:
     words, tries = await _refusal(in_turn(answer(status)), tmp_path / "in")
 
     assert words.endswith(f"the server answered {status}")
@@ -264,7 +264,7 @@ async def test_checksums_of_the_answer_are_checked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "header", ['ETag: "0"', "Content-MD5: !", "Content-MD5: AA==", "x-amz-checksum-sha256: AA==-2"]
 )
-async def test_what_is_no_checksum_of_the_file_is_not_checked(tmp_path: Path, header: str) -> None:
+async def test_headers_that_are_no_checksum_of_the_file_are_ignored(tmp_path: Path, header: str) -> None:
     async with raw_server(in_turn(ok(BODY, header))) as server:
         assert await download(server.url(), tmp_path / "in", rules=LOOPBACK, limits=LIMITS) == len(BODY)
 

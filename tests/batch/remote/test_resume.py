@@ -68,7 +68,7 @@ async def _fetch(cutting: Cutting, to: Path, path: str = SIGNED) -> list[Asked]:
         return server.asked
 
 
-async def test_a_download_that_is_cut_asks_for_the_rest_alone(tmp_path: Path) -> None:
+async def test_a_cut_download_requests_only_the_rest(tmp_path: Path) -> None:
     cutting = Cutting(ok(BODY, TAG), rest(CUT, BODY, TAG))
 
     first, second = await _fetch(cutting, tmp_path / "in")
@@ -138,7 +138,7 @@ async def test_the_limit_is_that_of_the_whole(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_nothing_is_asked_for_where_nothing_has_come_or_nothing_lacks() -> None:
+def test_no_range_is_requested_if_nothing_or_all_has_arrived() -> None:
     part = FilePart('"v1"', 10, Digests({}))
     assert part.headers == {}
 

@@ -97,7 +97,7 @@ async def test_an_empty_file_is_sent(tmp_path: Path) -> None:
         assert server.asked[0].headers["content-length"] == "0"
 
 
-async def test_a_big_file_goes_out_after_the_server_said_yes(big: Path) -> None:
+async def test_a_big_file_is_sent_after_100_continue(big: Path) -> None:
     told: list[tuple[int, int | None]] = []
     async with raw_server(in_turn(ok(b""))) as server:
         await upload(big, server.url(V2), rules=LOOPBACK, limits=LIMITS, on_bytes=lambda *seen: told.append(seen))
@@ -123,7 +123,7 @@ async def test_a_permanent_403_fails_at_once_in_the_servers_words(small: Path) -
 
 @pytest.mark.parametrize("reads", [0, 100_000], ids=["before the body", "within the body"])
 @pytest.mark.parametrize("asks_first", [True, False])
-async def test_an_early_403_is_heard_though_the_server_takes_no_body(big: Path, reads: int, asks_first: bool) -> None:
+async def test_an_early_403_is_read_though_the_body_is_not(big: Path, reads: int, asks_first: bool) -> None:
     async def refuse(asked: Asked) -> None:
         if reads and asks_first:
             await asked.say(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -194,7 +194,7 @@ async def test_a_server_that_knows_no_expectation_gets_the_body_unasked(big: Pat
         assert server.asked[-1].body == BIG
 
 
-async def test_a_success_before_the_whole_body_is_none(big: Path) -> None:
+async def test_a_200_before_the_whole_body_is_a_failure(big: Path) -> None:
     async def hurry(asked: Asked) -> None:
         await asked.say(ok(b""))
 
@@ -292,7 +292,7 @@ TORN = {
 
 
 @pytest.mark.parametrize("torn", TORN.values(), ids=TORN)
-async def test_what_a_store_took_otherwise_is_sent_again(small: Path, torn: tuple[str, ...]) -> None:
+async def test_an_upload_stored_differently_is_sent_again(small: Path, torn: tuple[str, ...]) -> None:
     whole = [line.replace(OTHER.hex(), MD5.hex()).replace(_base64(OTHER), _base64(MD5)) for line in torn]
     whole = [line.replace(OTHER.hex().upper(), MD5.hex().upper()) for line in whole]
     async with raw_server(in_turn(_stored(*torn), _stored(*whole))) as server:
@@ -319,14 +319,14 @@ async def test_a_store_that_keeps_other_bytes_fails_with_both_checksums(small: P
     ],
     ids=" ".join,
 )  # fmt: skip
-async def test_what_tells_no_md5_of_the_stored_file_is_not_compared(small: Path, headers: tuple[str, ...]) -> None:
+async def test_etags_that_are_no_md5_are_not_compared(small: Path, headers: tuple[str, ...]) -> None:
     async with raw_server(in_turn(_stored(*headers))) as server:
         await upload(small, server.url(V2), rules=LOOPBACK, limits=LIMITS)
 
         assert len(server.asked) == 1
 
 
-async def test_a_store_that_was_told_the_md5_has_compared_it_itself(small: Path) -> None:
+async def test_a_store_given_content_md5_compares_it_itself(small: Path) -> None:
     async with raw_server(in_turn(_stored(*TORN["S3"]))) as server:
         await upload(small, server.url(V4), rules=LOOPBACK, limits=LIMITS)
 

@@ -52,7 +52,7 @@ def test_schemes_but_http_and_https_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", TWO_READERS)
-def test_what_two_readers_may_read_differently_is_refused(text: str) -> None:
+def test_ambiguous_urls_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"URL of a file|visible ASCII|cannot be read|full form") as caught:
         RemoteUrl.parse(text)
 
@@ -83,7 +83,7 @@ def _read(text: str) -> RemoteUrl | str:
 
 
 @given(_TEXTS)
-def test_other_readers_see_the_same_host_in_what_passes(text: str) -> None:
+def test_other_parsers_see_the_same_host_in_accepted_urls(text: str) -> None:
     found = _read(text)
     if isinstance(found, str):
         assert found.isprintable()
