@@ -64,7 +64,7 @@ def test_the_table_has_a_column_a_server(capsys: pytest.CaptureFixture[str]) -> 
     assert "| f | 2 | 1.5 | - |\n| g | - | - | 3 |" in capsys.readouterr().out
 
 
-def test_cpu_is_told_apart_by_thread() -> None:
+def test_cpu_time_is_split_by_thread() -> None:
     told = cpu_by_thread(os.getpid())
 
     assert told["loop"] > 0

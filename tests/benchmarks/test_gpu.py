@@ -29,7 +29,7 @@ def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_a_gpu")
-def test_without_a_gpu_it_says_so_and_claims_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_it_reports_that_and_no_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "rows.json"
 
     assert gpu.main(["--json", str(file)]) == 0

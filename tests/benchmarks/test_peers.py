@@ -69,7 +69,7 @@ def test_regions_differ_page_by_page() -> None:
     assert len(pattern(1)) == len(pattern(2)) == 1 << 20
 
 
-def test_the_runners_say_how_they_are_used() -> None:
+def test_the_runners_print_their_usage() -> None:
     for name in ("nixl_peer", "mooncake_peer", "run"):
         command = [sys.executable, str(PEERS / f"{name}.py"), "--help"]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=300)

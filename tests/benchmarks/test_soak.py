@@ -45,7 +45,7 @@ def test_growth_is_from_the_second_quarter_to_the_last() -> None:
     assert growth(looks) == {"resident_bytes": 19, "descriptors": 0, "threads": 0}
 
 
-def test_what_is_not_given_back_and_what_never_ended_is_named() -> None:
+def test_leaks_and_unfinished_requests_are_named() -> None:
     assert not_idle(_page(pdserve_running=0.0)) == {}
     assert not_idle(_page(pdserve_running=2.0)) == {"pdserve_runningdecode-0": 2.0}
     assert not_idle(_page(pdserve_requests_received_total=10.0)) == {"requests received and not ended": 1.0}

@@ -44,7 +44,7 @@ def services() -> dict[str, Any]:
     return found
 
 
-def test_it_says_nothing_that_compose_does_not_know(services: dict[str, Any]) -> None:
+def test_every_key_is_known_to_compose(services: dict[str, Any]) -> None:
     document = read({})
 
     assert {key for key in document if not key.startswith("x-")} == {"name", "services", "volumes"}
@@ -53,7 +53,7 @@ def test_it_says_nothing_that_compose_does_not_know(services: dict[str, Any]) ->
         assert set(service) <= SERVICE_KEYS, name
 
 
-def test_what_a_service_names_is_there(services: dict[str, Any]) -> None:
+def test_everything_a_service_names_exists(services: dict[str, Any]) -> None:
     for name, service in services.items():
         assert set(service.get("depends_on", [])) <= set(services), name
         for mount in service["volumes"]:
@@ -63,7 +63,7 @@ def test_what_a_service_names_is_there(services: dict[str, Any]) -> None:
         assert (CLONE / service["build"]["dockerfile"]).is_file(), name
 
 
-def test_the_parts_share_one_network_and_wait_for_their_tables(services: dict[str, Any]) -> None:
+def test_services_share_one_network_and_wait_for_their_tables(services: dict[str, Any]) -> None:
     for name in PARTS:
         assert services[name]["network_mode"] == "service:network"
         assert services[name]["depends_on"]["prepare"] == {"condition": "service_completed_successfully"}
@@ -71,7 +71,7 @@ def test_the_parts_share_one_network_and_wait_for_their_tables(services: dict[st
     assert [name for name, service in services.items() if "ports" in service] == ["network"]
 
 
-def test_the_scheduler_is_reached_from_this_machine_alone_unless_told(services: dict[str, Any]) -> None:
+def test_the_scheduler_is_on_loopback_by_default(services: dict[str, Any]) -> None:
     assert services["network"]["ports"] == ["127.0.0.1:9000:9000"]
     assert read({"PDSERVE_BIND": "0.0.0.0", "PDSERVE_PORT": "80"})["services"]["network"]["ports"] == [
         "0.0.0.0:80:9000"
@@ -96,7 +96,7 @@ def test_the_default_model_is_where_prepare_makes_it(services: dict[str, Any]) -
         assert f"--served-model-name={MODEL_NAME}" in services[name]["command"]
 
 
-def test_health_is_asked_where_the_process_answers(services: dict[str, Any]) -> None:
+def test_health_checks_use_the_processs_own_port(services: dict[str, Any]) -> None:
     asked = {name: re.search(r":([0-9]+)/(\w+)", services[name]["healthcheck"]["test"][-1]) for name in PARTS}
 
     for name, match in asked.items():

@@ -69,7 +69,7 @@ def test_the_scheduler_needs_no_table(capsys: Capture) -> None:
     assert line_of(capsys, "scheduler", *FLAGS)[-2:] == ["image1", "/bin/bash"]
 
 
-def test_a_local_table_says_which_instance(tables: Make, tmp_path: Path, capsys: Capture) -> None:
+def test_a_local_table_selects_the_instance(tables: Make, tmp_path: Path, capsys: Capture) -> None:
     whole = tables("0 1", "2,3 4,5")
     local = str(tmp_path / "local_ranktable_45.json")
 
@@ -113,7 +113,7 @@ def test_a_table_of_the_other_role_is_refused(tables: Make, tmp_path: Path, caps
     assert "has the devices 6,7; the scheduler's local table has none" in cards
 
 
-def test_without_a_table_there_are_no_cards_to_give(capsys: Capture) -> None:
+def test_without_a_table_no_cards_are_passed(capsys: Capture) -> None:
     assert "prefill needs its cards: give --local-table" in refusal_of(capsys, "prefill", *FLAGS)
 
 
@@ -157,7 +157,7 @@ def test_wrong_values_are_one_line(capsys: Capture, words: list[str], said: str)
     assert error.count("\n") == 1
 
 
-def test_on_the_cpu_no_card_is_given_and_a_note_says_so(tables: Make, capsys: Capture) -> None:
+def test_on_the_cpu_no_card_is_passed_and_a_note_says_so(tables: Make, capsys: Capture) -> None:
     status = docker_run.main(["prefill", *tables(npu=False), "--device-type", "cpu", *FLAGS])
 
     said = capsys.readouterr()
@@ -166,7 +166,7 @@ def test_on_the_cpu_no_card_is_given_and_a_note_says_so(tables: Make, capsys: Ca
     assert "device type cpu: no card is passed" in said.err
 
 
-def test_a_line_for_another_host_says_whose_it_is(tables: Make, docker: StubDocker, capsys: Capture) -> None:
+def test_a_line_for_another_host_names_the_host(tables: Make, docker: StubDocker, capsys: Capture) -> None:
     whole = tables(ip="192.0.2.18")
 
     docker_run.main(["prefill", *whole, *FLAGS])
@@ -215,7 +215,7 @@ def test_run_hands_the_very_words_to_docker(tables: Make, tmp_path: Path, docker
 
 
 @pytest.mark.skipif(Path("/usr/local/Ascend/driver").exists(), reason="this machine has an Ascend driver")
-def test_run_refuses_what_docker_would_make_empty_folders_of(tables: Make, docker: StubDocker, capsys: Capture) -> None:
+def test_run_refuses_missing_mount_sources(tables: Make, docker: StubDocker, capsys: Capture) -> None:
     error = refusal_of(capsys, "prefill", *tables(), *FLAGS, "--run")
 
     assert "/usr/local/Ascend/driver" in error

@@ -39,7 +39,7 @@ def test_a_card_already_given_away_is_refused(
     assert "docker rm -f first" in error
 
 
-def test_cards_of_others_are_no_trouble(tables: Make, docker: StubDocker, capsys: Capture) -> None:
+def test_other_containers_cards_are_no_conflict(tables: Make, docker: StubDocker, capsys: Capture) -> None:
     docker.runs(container("first", npus=[0, 1, 6, 7, 45]), container("named", env=["ASCEND_VISIBLE_DEVICES=void"]))
 
     assert "--device=/dev/davinci5" in line_of(capsys, "prefill", *tables(), *FLAGS)
@@ -98,7 +98,7 @@ def test_a_gpu_instance_without_peers_here_gets_its_own_cards_alone(
 
 @pytest.mark.skipif(shutil.which("docker") is None, reason="no docker client on this machine")
 @pytest.mark.parametrize("kind", ["npu", "cuda", "cpu"])
-def test_dockers_own_client_makes_of_the_line_what_is_meant(
+def test_dockers_own_client_parses_the_line_as_meant(
     tables: Make, tmp_path: Path, docker: StubDocker, capsys: Capture, kind: str
 ) -> None:
     """Docker's client asks a stand-in for its engine: what it was told is what the line says."""

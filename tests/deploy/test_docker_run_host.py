@@ -62,7 +62,7 @@ def test_a_node_that_is_not_there_is_named(root: Path, gone: str) -> None:
         require_ready(_container(), Host(None, root))
 
 
-def test_the_scheduler_needs_none_of_it(root: Path) -> None:
+def test_the_scheduler_needs_no_host_files(root: Path) -> None:
     for path in (SMI, "/dev/hisi_hdc", "/etc/ascend_install.info"):
         (root / path[1:]).unlink()
 
@@ -83,7 +83,7 @@ def test_npu_smi_is_taken_from_where_it_is(root: Path) -> None:
     assert SMI not in {mount.source for mount in all_mounts(found)}
 
 
-def test_a_host_without_hccn_conf_is_told_so(root: Path) -> None:
+def test_a_missing_hccn_conf_is_reported(root: Path) -> None:
     (root / "etc/hccn.conf").unlink()
 
     found = _on_host(_container(), Host(None, root))

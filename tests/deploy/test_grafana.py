@@ -133,7 +133,7 @@ def test_panels_have_a_place_and_an_id_of_their_own(dashboard: Any) -> None:
             assert taken.setdefault(cell, panel["title"]) == panel["title"], "two panels overlap"
 
 
-def test_every_metric_that_is_asked_for_is_on_the_scheduler_s_page(dashboard: Any, labels: dict[str, set[str]]) -> None:
+def test_every_queried_metric_is_on_the_schedulers_page(dashboard: Any, labels: dict[str, set[str]]) -> None:
     asked = {title: _names(expression) for title, expression, _ in _queries(dashboard)}
 
     assert {title: names - set(labels) for title, names in asked.items() if names - set(labels)} == {}

@@ -91,7 +91,7 @@ def test_a_second_run_changes_nothing(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("taken", ["AscendCloud-LLM", "AscendCloud/AscendCloud-LLM/llm_tools/PD_separate"])
-def test_what_is_there_is_not_touched(tmp_path: Path, taken: str) -> None:
+def test_existing_files_are_not_touched(tmp_path: Path, taken: str) -> None:
     (tmp_path / taken).mkdir(parents=True)
 
     done = _sh(f"sh {LINKS} .", tmp_path, tmp_path)
@@ -118,7 +118,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     assert "file" in done.stderr
 
 
-def test_an_old_python_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+def test_an_old_python_is_one_line_with_advice(tmp_path: Path) -> None:
     old = tmp_path / "python-old"
     old.write_text("#!/bin/sh\nexit 1\n")
     old.chmod(0o700)

@@ -122,7 +122,7 @@ def test_every_shell_reads_the_scripts(script: Path, shell: str) -> None:
         ("ma-user:x:1000:100::/home/ma-user:/bin/bash\n", "users:x:100:\n", False),
     ],
 )  # fmt: skip
-def test_ma_user_is_added_once_and_nobody_is_taken_away(tmp_path: Path, passwd: str, group: str, added: bool) -> None:
+def test_ma_user_is_added_once_and_no_user_is_removed(tmp_path: Path, passwd: str, group: str, added: bool) -> None:
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc" / "passwd").write_text(passwd)
     (tmp_path / "etc" / "group").write_text(group)

@@ -58,7 +58,7 @@ def _refusal(capsys: Capture, docker: StubDocker, *words: str) -> str:
 
 
 @pytest.mark.covers("A8.119")
-def test_the_guides_line_asks_the_base_image_and_builds(docker: StubDocker, tmp_path: Path) -> None:
+def test_the_guides_line_probes_the_base_image_and_builds(docker: StubDocker, tmp_path: Path) -> None:
     done = subprocess.run(
         ["sh", str(CLONE / "deploy" / "build_image.sh"), *FLAGS], capture_output=True, text=True, timeout=300,
         cwd=tmp_path, env={"PATH": os.environ["PATH"], "PDSERVE_PYTHON": sys.executable}, check=False,
@@ -149,7 +149,7 @@ def test_torchvision_npu_follows_the_images_torch(
     )
 
 
-def test_a_tag_that_was_given_is_taken_without_asking_for_others(docker: StubDocker, capsys: Capture) -> None:
+def test_a_given_tag_is_used_without_listing_others(docker: StubDocker, capsys: Capture) -> None:
     line = _line(capsys, "--with-torchvision-npu=v0.28.1-7.0", "--torchvision-npu-url=/srv/vision.git")
 
     assert "--build-arg=TORCHVISION_NPU_TAG=v0.28.1-7.0" in line
@@ -182,7 +182,7 @@ def test_a_tag_that_was_given_is_taken_without_asking_for_others(docker: StubDoc
         ("image=asked\npython=3.12\ntorch=new\n", [], "'new' is not a version"),
     ],
 )  # fmt: skip
-def test_what_does_not_go_together_is_refused_before_the_build(
+def test_contradicting_flags_are_refused_before_the_build(
     docker: StubDocker, capsys: Capture, told: str, flags: list[str], said: str
 ) -> None:
     docker.answers_run(told, 0)
@@ -205,7 +205,7 @@ def test_a_git_that_does_not_answer_is_one_line(docker: StubDocker, capsys: Capt
 
 
 @pytest.mark.parametrize("words", [["--image-name=-x"], ["--image-name=a b"], ["--base-image="], ["--image=x"]])
-def test_wrong_names_are_refused_before_docker_is_asked(docker: StubDocker, capsys: Capture, words: list[str]) -> None:
+def test_wrong_names_are_refused_before_docker_runs(docker: StubDocker, capsys: Capture, words: list[str]) -> None:
     assert _refusal(capsys, docker, *words)
     assert docker.asked("run") == []
 
@@ -222,7 +222,7 @@ def test_proxies_and_indexes_are_passed_on_by_name_alone(capsys: Capture, monkey
     assert "secret" not in " ".join(line)
 
 
-def test_the_probe_tells_what_this_very_machine_has() -> None:
+def test_the_probe_reports_this_machine() -> None:
     """The shell and Python of the tests stand for a base image's."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
@@ -250,7 +250,7 @@ def test_vision_pairs_are_those_the_packages_declare() -> None:
     assert {torch: vision_of(parse_version(torch)) for torch in pairs} == pairs
 
 
-def test_the_newest_tag_is_no_release_candidate_of_an_older_one() -> None:
+def test_the_newest_tag_is_not_an_older_release_candidate() -> None:
     torch = parse_version("2.10.0")
 
     assert choose_tag(["v0.25.1-1.0.rc1", "v0.25.0-9.0"], torch) == "v0.25.1-1.0.rc1"

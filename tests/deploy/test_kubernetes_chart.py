@@ -40,7 +40,7 @@ def test_an_unknown_field_would_be_found() -> None:
             check(document)
 
 
-def test_there_is_what_the_issue_asks_for() -> None:
+def test_the_chart_has_every_required_object() -> None:
     kinds = {kind for each in (*rendered({}), *rendered(MONITORED)) for kind in [each["kind"]]}
 
     assert kinds == {
@@ -54,7 +54,7 @@ def test_there_is_what_the_issue_asks_for() -> None:
 
 
 @pytest.mark.parametrize("values", SETS)
-def test_what_a_pod_names_is_there(values: Object) -> None:
+def test_everything_a_pod_names_exists(values: Object) -> None:
     maps, accounts = names(values, "ConfigMap"), names(values, "ServiceAccount")
     for pod in pods(values):
         volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", ())}
@@ -168,7 +168,7 @@ def test_kuberay_runs_up_on_its_head() -> None:
     assert f"ray=={job['rayClusterSpec']['rayVersion']}" in pinned
 
 
-def test_kuberays_workers_say_what_cards_they_have() -> None:
+def test_kuberays_workers_declare_their_cards() -> None:
     workers = objects(RAY_NPU, "RayJob")[0]["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]
 
     assert workers["rayStartParams"]["resources"] == '"{\\"NPU\\": 8}"'
@@ -189,6 +189,6 @@ def test_kustomize_finds_the_plain_manifests() -> None:
     assert kustomization["images"][0]["name"] == "pdserve"
 
 
-def test_no_file_of_the_chart_says_where_it_was_made() -> None:
+def test_no_file_of_the_chart_has_local_paths() -> None:
     for text in files(NPU).values():
         assert "/tmp/" not in text

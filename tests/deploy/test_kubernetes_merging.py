@@ -30,7 +30,7 @@ def test_it_waits_until_every_instance_has_its_part() -> None:
     assert decision.notes == ("waiting: no scheduler; 1 of 2 prefill instances; 0 of 1 decode instances",)
 
 
-def test_the_whole_table_is_the_parts_with_their_ports() -> None:
+def test_the_complete_table_is_the_parts_with_their_ports() -> None:
     decision = decide(PARTS, PODS, INITIALIZING, ONE_EACH)
 
     assert _hosts(decision) == [["10.0.0.9"], ["10.0.0.1"], ["10.0.0.2"]]
@@ -38,7 +38,7 @@ def test_the_whole_table_is_the_parts_with_their_ports() -> None:
     assert decision.says == "completed: prefill-0 10.0.0.1, decode-0 10.0.0.2"
 
 
-def test_instances_stand_in_the_order_of_their_pods_numbers() -> None:
+def test_instances_are_in_the_order_of_their_pods() -> None:
     parts = PARTS | {f"p-{number}": part("prefill", f"10.0.1.{number}") for number in (10, 2, 1)}
     pods = [*PODS, *_pods(p_10="10.0.1.10", p_2="10.0.1.2", p_1="10.0.1.1")]
 
@@ -79,7 +79,7 @@ def test_a_part_from_before_the_pod_was_made_again_does_not_count() -> None:
     assert decision.notes[0] == "left out: p-0 wrote 10.0.0.1, and the pod has 10.0.0.7"
 
 
-def test_a_pod_that_has_no_address_yet_is_no_reason_to_complain() -> None:
+def test_a_pod_without_an_address_yet_is_not_an_error() -> None:
     pods = [*PODS[:2], Pod("d-0", (), leaving=False)]
 
     assert decide(PARTS, pods, None, ONE_EACH).notes == ("waiting: 0 of 1 decode instances",)
@@ -153,5 +153,5 @@ def test_a_table_that_somebody_broke_is_written_again() -> None:
     assert _hosts(decide(PARTS, PODS, broken, ONE_EACH)) == [["10.0.0.9"], ["10.0.0.1"], ["10.0.0.2"]]
 
 
-def test_a_text_that_is_no_table_is_not_completed() -> None:
+def test_a_text_that_is_not_a_table_is_not_completed() -> None:
     assert not any(is_completed(text) for text in ("", "[]", '{"status": "initializing"}', '"completed"'))

@@ -42,7 +42,7 @@ def _allows(values: Object, source: Object, component: str, port: int) -> bool:
     return not policies
 
 
-def test_there_is_no_policy_and_no_certificate_unless_asked_for() -> None:
+def test_policies_and_certificates_are_opt_in() -> None:
     others = [values for values in ALL.values() if values is not CLOSED]
 
     assert not [each for values in others for each in objects(values, "NetworkPolicy")]
@@ -73,7 +73,7 @@ def test_scheduler_and_instances_reach_each_others_ports(role: str) -> None:
     assert not _allows(CLOSED, _labels("table-writer"), role, GRPC)
 
 
-def test_who_reads_the_metrics_reads_those_of_instances_and_scheduler() -> None:
+def test_metrics_of_instances_and_scheduler_are_reachable() -> None:
     monitoring = CLOSED["networkPolicy"]["monitoring"][0]
     rules = {
         each["metadata"]["labels"]["app.kubernetes.io/component"]: each["spec"].get("ingress", [])
@@ -113,7 +113,7 @@ def test_the_processes_take_these_flags() -> None:
     assert (typed.options.tls_ca, typed.notices) == ("/etc/pdserve/tls/ca.crt", ())
 
 
-def test_another_volume_may_give_each_pod_a_certificate_of_its_own() -> None:
+def test_another_volume_may_give_each_pod_its_certificate() -> None:
     volume = {"csi": {"driver": "csi.cert-manager.io", "readOnly": True, "volumeAttributes": {"x/issuer-name": "ca"}}}
     values = {"tls": {"enabled": True, "volume": volume}, "instance": {"probe": "http"}}
 

@@ -33,7 +33,7 @@ def _wait(
     return wait_for_platform(platform, start, WaitLimits(70.0, no_lines, clock, clock.sleep), present)
 
 
-def test_a_table_of_the_guides_form_is_read_where_it_lies(tmp_path: Path) -> None:
+def test_a_table_of_the_guides_form_is_read_in_place(tmp_path: Path) -> None:
     path = _file(tmp_path, modelarts())
     entry = read_global(str(path)).decode[0]
     start = Start("decode", entry.server_ip, tmp_path / "state")
@@ -123,7 +123,7 @@ def test_ports_missing_in_a_platforms_table_are_the_instances_own(tmp_path: Path
     assert (node_ports(bare, 8088), node_ports(ported, 8088)) == ("8088,8088", None)
 
 
-def test_the_scheduler_is_told_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_scheduler_gets_their_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = list[tuple[str, list[str], dict[str, str]]]()
     monkeypatch.setattr(os, "execvpe", lambda *words: told.append(words))
     path = _file(tmp_path, modelarts(prefill=[server(A, 0)], decode=[server(B, 0)]))

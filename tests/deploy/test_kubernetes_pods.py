@@ -52,11 +52,11 @@ def test_pods_have_no_right_that_they_do_not_need(values: Object) -> None:
             assert has_token == (container["name"] in ("announce", "table-writer"))
 
 
-def test_a_service_called_pdserve_sets_no_variable_of_ours() -> None:
+def test_a_service_named_pdserve_sets_none_of_our_variables() -> None:
     assert all(pod["spec"]["enableServiceLinks"] is False for values in ALL.values() for pod in pods(values))
 
 
-def test_roles_allow_what_is_done_and_nothing_else() -> None:
+def test_kubernetes_roles_allow_only_what_is_used() -> None:
     rules = {each["metadata"]["name"]: each["rules"] for each in objects({}, "Role")}
 
     assert rules == {
@@ -135,7 +135,7 @@ def test_the_writer_waits_for_as_many_as_there_are() -> None:
     ({}, "prefill", {}),
     (NPU, "scheduler", {}),
 ])  # fmt: skip
-def test_cards_are_asked_for_as_the_plugin_calls_them(values: Object, role: str, limits: Object) -> None:
+def test_cards_are_requested_under_the_plugins_names(values: Object, role: str, limits: Object) -> None:
     main = main_of(pod_of(values, role))
 
     assert main["resources"].get("limits", {}) == limits
@@ -160,7 +160,7 @@ def test_npus_bring_their_driver_and_their_numbers() -> None:
     assert "ASCEND_VISIBLE_DEVICES" not in {each["name"] for each in main_of(scheduler)["env"]}
 
 
-def test_where_pods_go_is_said_by_role() -> None:
+def test_node_selection_is_per_role() -> None:
     spec = pod_of(NPU, "prefill")["spec"]
 
     assert spec["schedulerName"] == "volcano"
@@ -172,7 +172,7 @@ def test_where_pods_go_is_said_by_role() -> None:
     assert not {"schedulerName", "nodeSelector", "tolerations", "hostNetwork"} & set(pod_of(NPU, "decode")["spec"])
 
 
-def test_a_platforms_table_is_used_as_it_is() -> None:
+def test_a_platforms_table_is_used_unchanged() -> None:
     kinds = {each["kind"] for each in rendered(PLATFORM)}
 
     assert not kinds & {"ConfigMap", "Role", "RoleBinding", "ServiceAccount"}

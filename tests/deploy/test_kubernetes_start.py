@@ -36,7 +36,7 @@ def _own(folder: Path) -> Path:
     return path
 
 
-def test_a_pod_writes_the_part_of_its_own_address_and_devices(tmp_path: Path) -> None:
+def test_a_pod_writes_its_part_of_the_table(tmp_path: Path) -> None:
     start = Start("decode", "192.0.2.2", tmp_path, num_devices=2, port=8089, device_type="cpu")
 
     local = generate(start, no_lines, {}, tmp_path)
@@ -100,7 +100,7 @@ def test_an_entry_of_another_pod_is_not_ones_own(tmp_path: Path, prefill: str, d
         wait_for_table(_prefill(tmp_path), _own(tmp_path), WaitLimits(10.0, no_lines, clock, clock.sleep))
 
 
-def test_the_process_is_told_its_tables_and_a_secret_of_its_own(tmp_path: Path) -> None:
+def test_the_process_gets_its_tables_and_its_own_secret_file(tmp_path: Path) -> None:
     mounted = tmp_path / "mounted"
     mounted.write_text("s" * 64 + "\n")
     mounted.chmod(0o440)
@@ -115,7 +115,7 @@ def test_the_process_is_told_its_tables_and_a_secret_of_its_own(tmp_path: Path) 
         variables(Start("prefill", "192.0.2.1", tmp_path, secret=tmp_path / "none"), Path("l"), Path("g"))
 
 
-def test_what_it_is_told_is_what_start_servers_resolves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_what_start_servers_resolves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = list[tuple[str, list[str], dict[str, str]]]()
     monkeypatch.setattr(os, "execvpe", lambda *words: told.append(words))
     parts = [part("scheduler", "192.0.2.9"), part("prefill", "192.0.2.1"), part("decode", "192.0.2.2")]

@@ -50,7 +50,7 @@ def _render(text: str) -> str:
 
 
 @pytest.mark.parametrize(("text", "made"), CASES)
-def test_it_makes_what_go_makes(text: str, made: str) -> None:
+def test_templates_render_as_in_go(text: str, made: str) -> None:
     assert _render(text) == made
 
 

@@ -117,7 +117,7 @@ def test_a_concurrent_write_is_read_again_and_not_overwritten(cluster: Cluster, 
     assert '"completed"' in cluster.data("ranktable")[TABLE_KEY]
 
 
-def test_a_writer_that_never_comes_through_says_so(cluster: Cluster, api: KubeApi) -> None:
+def test_a_writer_that_always_conflicts_reports_it(cluster: Cluster, api: KubeApi) -> None:
     numbers = iter(range(100))
     cluster.before_put = lambda: api.set_keys("ranktable", {"note": str(next(numbers))})
 
@@ -174,7 +174,7 @@ def test_the_table_comes_before_the_part_is_made(cluster: Cluster, api: KubeApi,
 @pytest.mark.parametrize(("name", "words"), [
     ("no such", "GET /api/v1/namespaces/models/configmaps/no%20such: status 404: configmaps"),
 ])  # fmt: skip
-def test_what_the_server_refuses_is_said_with_its_words(api: KubeApi, name: str, words: str) -> None:
+def test_the_servers_refusal_is_quoted(api: KubeApi, name: str, words: str) -> None:
     with pytest.raises(KubeError, match=words):
         api.config_map(name)
 
@@ -184,7 +184,7 @@ def test_a_server_that_is_not_there_is_reported(tmp_path: Path) -> None:
         KubeApi(access("http://127.0.0.1:1", tmp_path, "t")).config_map("x")
 
 
-def test_a_bad_turn_is_said_once_and_tried_again(tmp_path: Path) -> None:
+def test_a_failed_round_is_logged_once_and_retried(tmp_path: Path) -> None:
     stop, said, turns = Stop(), list[str](), iter([0, 0, 0, 1, 1, 1])
 
     def turn() -> list[str]:
@@ -243,7 +243,7 @@ def test_a_pod_finds_its_api_server(tmp_path: Path) -> None:
         access_in_pod(environ, tmp_path / "none")
 
 
-def test_pods_are_told_apart_by_label_address_and_end(cluster: Cluster, api: KubeApi) -> None:
+def test_pods_are_selected_by_label_address_and_phase(cluster: Cluster, api: KubeApi) -> None:
     cluster.run_pod("a", "10.0.0.1")
     cluster.run_pod("b", None)
     cluster.run_pod("c", "10.0.0.3", deletionTimestamp="2026-01-01T00:00:00Z")

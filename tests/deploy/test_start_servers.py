@@ -139,7 +139,7 @@ def test_a_pdserve_in_the_current_folder_is_not_taken(tmp_path: Path, clone: Pat
 
 
 @pytest.mark.parametrize("missing", ["pdserve", "fastapi"])
-def test_a_missing_module_is_one_line_that_says_what_to_do(clone: Path, bare_python: str, missing: str) -> None:
+def test_a_missing_module_is_one_line_with_advice(clone: Path, bare_python: str, missing: str) -> None:
     if missing == "fastapi":
         (clone / "pdserve").mkdir()
         (clone / "pdserve" / "__init__.py").touch()
@@ -150,14 +150,14 @@ def test_a_missing_module_is_one_line_that_says_what_to_do(clone: Path, bare_pyt
     assert done.stderr == f"start_servers.sh: {bare_python} cannot import {missing}: run scripts/install\n"
 
 
-def test_a_missing_python_is_one_line_that_says_what_to_do(clone: Path) -> None:
+def test_a_missing_python_is_one_line_with_advice(clone: Path) -> None:
     done = _run("sh", "deploy/start_servers.sh", cwd=clone, environ={"PDSERVE_PYTHON": "/none/python"})
 
     assert done.returncode == 2
     assert done.stderr == ("start_servers.sh: no Python at /none/python: run scripts/install, or set PDSERVE_PYTHON\n")
 
 
-def test_an_old_python_is_one_line_that_says_what_to_do(tmp_path: Path, clone: Path) -> None:
+def test_an_old_python_is_one_line_with_advice(tmp_path: Path, clone: Path) -> None:
     old = tmp_path / "python-old"
     old.write_text('#!/bin/sh\necho "Unknown option: -P" >&2\nexit 2\n')
     old.chmod(0o700)

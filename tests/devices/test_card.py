@@ -24,7 +24,7 @@ CARD = torch_device()
     ],
 )
 @pytest.mark.parametrize("inference", [False, True])
-def test_a_host_tensor_beside_one_of_the_card_is_refused(
+def test_mixing_host_and_card_tensors_is_refused(
     mistake: Callable[[torch.Tensor], torch.Tensor], inference: bool
 ) -> None:
     x = torch.arange(3, device=CARD).float()
@@ -71,7 +71,7 @@ def test_each_wait_for_its_numbers_is_counted(read: Callable[[torch.Tensor], obj
     assert not crossed.uploads + crossed.waited_uploads
 
 
-def test_what_comes_from_the_host_is_counted() -> None:
+def test_copies_from_the_host_are_counted() -> None:
     with crossings() as crossed:
         torch.ones(3).to(CARD)
         torch.tensor([1, 2], device=CARD)
@@ -109,7 +109,7 @@ def test_a_copy_that_is_not_waited_for_holds_nonsense() -> None:
     assert (crossed.downloads, crossed.reads) == ({"tests": 1}, {})
 
 
-def test_an_event_that_nobody_recorded_is_not_waited_for() -> None:
+def test_an_unrecorded_event_is_not_waited_for() -> None:
     with pytest.raises(AssertionError, match="never recorded"):
         torch.get_device_module(CARD).Event().synchronize()
 

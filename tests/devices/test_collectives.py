@@ -30,7 +30,7 @@ def test_a_kind_has_the_collective_that_its_traits_name(monkeypatch: pytest.Monk
     assert all(kind.traits.collective in COLLECTIVES for kind in table.KINDS.values())
 
 
-def test_hccl_is_told_what_the_user_has_not() -> None:
+def test_hccl_gets_the_variables_the_user_has_not_set() -> None:
     environ = {"HCCL_CONNECT_TIMEOUT": "600"}
 
     set_hccl_defaults(environ)
@@ -47,7 +47,7 @@ def test_ranks_wait_for_each_other_longer_than_hccl_does(asked: str | None, meet
 
 
 @pytest.mark.parametrize(("host", "interface"), [("127.0.0.1", "lo"), ("10.0.0.7", None)])
-def test_torch_is_told_to_end_no_process_for_a_failure_of_nccls(host: str, interface: str | None) -> None:
+def test_an_nccl_failure_ends_no_process(host: str, interface: str | None) -> None:
     environ: dict[str, str] = {}
     asked = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "NCCL_SOCKET_IFNAME": "eth1"}
     kept = dict(asked)

@@ -79,7 +79,7 @@ def test_more_sequences_cross_no_more_often(params: str, tmp_path: Path) -> None
     model.close()
 
 
-def test_likelihoods_vectors_and_searches_wait_for_nothing(tmp_path: Path) -> None:
+def test_logprobs_vectors_and_beams_need_no_synchronisation(tmp_path: Path) -> None:
     model, plain = load(tmp_path), step_of(2, 2, PARAMS["likely"])
     searching = (*plain.samples[:3], replace(plain.samples[3], candidates=6))
     scores = tuple(ScoreRow(row, 5, row % 3) for row in range(2, 31))

@@ -24,7 +24,7 @@ def test_it_has_a_name_of_its_kind_and_a_line_for_people(device: Device) -> None
     assert "\n" not in device.describe()
 
 
-def test_its_tensors_lie_where_it_says(device: Device) -> None:
+def test_tensors_are_on_the_devices_torch_device(device: Device) -> None:
     made = torch.arange(4, device=device.torch_device)
 
     assert made.device.type == device.torch_device.type
@@ -63,7 +63,7 @@ def test_it_is_activated_in_another_thread_and_works_there(device: Device) -> No
     assert made == [[2.0] * 3]
 
 
-def test_work_on_a_stream_of_its_own_is_seen_after_an_event(device: Device) -> None:
+def test_work_on_another_stream_is_visible_after_an_event(device: Device) -> None:
     enter, event = device.new_stream(), device.event()
     with enter():
         made = torch.full((4,), 7, device=device.torch_device)
@@ -74,7 +74,7 @@ def test_work_on_a_stream_of_its_own_is_seen_after_an_event(device: Device) -> N
     assert made.tolist() == [7] * 4
 
 
-def test_it_says_what_a_run_takes_of_its_memory_at_most_at_one_time(device: Device) -> None:
+def test_a_device_reports_peak_memory(device: Device) -> None:
     kept = [torch.zeros(1 << 20, dtype=torch.uint8, device=device.torch_device)]
     ran: list[str] = []
 
@@ -94,7 +94,7 @@ def test_it_says_what_a_run_takes_of_its_memory_at_most_at_one_time(device: Devi
         assert device.peak_bytes(lambda: None) < 1 << 20
 
 
-def test_a_pool_has_its_layouts_bytes_where_the_kind_wants_them(device: Device) -> None:
+def test_a_pool_has_its_layouts_bytes_with_the_kinds_alignment(device: Device) -> None:
     pool = device.make_pool(LAYOUT)
 
     assert pool.layout is LAYOUT
@@ -142,7 +142,7 @@ def test_a_pool_that_does_not_fit_is_refused_with_its_bytes(device: Device) -> N
         device.make_pool(layout)
 
 
-def test_it_captures_graphs_or_says_that_it_does_not(device: Device) -> None:
+def test_a_device_captures_graphs_or_declares_it_cannot(device: Device) -> None:
     if device.captures_graphs:
         buffer = torch.zeros(2, device=device.torch_device)
 

@@ -68,7 +68,7 @@ def test_close_leaves_views_that_others_still_hold_readable() -> None:
     assert bytes(view) == b"ok"
 
 
-def test_a_pool_that_cannot_be_had_says_how_many_bytes() -> None:
+def test_a_pool_that_cannot_be_allocated_names_its_bytes() -> None:
     layout = PoolLayout([KvTensor(0, "k", 2**20, 2**20, "float32")], num_blocks=2**20, block_size=4)
 
     with pytest.raises(ConfigError, match=str(layout.total_bytes)):

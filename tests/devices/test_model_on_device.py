@@ -74,7 +74,7 @@ def test_greedy_output_is_that_of_transformers(
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "mistral-sliding"])
-def test_npu_ops_take_nothing_that_lies_on_the_host_but_lists(
+def test_npu_ops_get_only_lists_from_the_host(
     kind: str, monkeypatch: pytest.MonkeyPatch, models: Callable[[str], Path],
     oracle: Callable[[str], list[list[int]]],
 ) -> None:  # fmt: skip
@@ -106,7 +106,7 @@ def test_families_run_on_a_card_as_in_transformers(model_type: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_weights_and_kv_are_in_the_dtype_asked_for(
+def test_weights_and_kv_have_the_requested_dtype(
     dtype: str, accelerator: Device, models: Callable[[str], Path]
 ) -> None:
     model = load_model(
@@ -122,7 +122,7 @@ def test_weights_and_kv_are_in_the_dtype_asked_for(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_of_the_network_lies_on_the_device(kind: str, models: Callable[[str], Path]) -> None:
+def test_the_whole_network_is_on_the_device(kind: str, models: Callable[[str], Path]) -> None:
     device = CardDevice()
     model = load(models(kind), device)
 
@@ -132,7 +132,7 @@ def test_all_of_the_network_lies_on_the_device(kind: str, models: Callable[[str]
     model.close()
 
 
-def test_the_pool_is_the_devices_share_and_starts_where_its_rules_say(models: Callable[[str], Path]) -> None:
+def test_the_pool_is_the_devices_share_and_aligned(models: Callable[[str], Path]) -> None:
     model = load(models("llama"), FakeDevice(total_bytes=8 << 20), memory=None)
 
     assert bytes_of(model).data_ptr() % (2 << 20) == 0
@@ -140,7 +140,7 @@ def test_the_pool_is_the_devices_share_and_starts_where_its_rules_say(models: Ca
     model.close()
 
 
-def test_what_the_weights_take_is_not_the_pools(models: Callable[[str], Path]) -> None:
+def test_memory_of_the_weights_is_not_the_pools(models: Callable[[str], Path]) -> None:
     gc.collect()
     total = (64 << 20) + card.used_bytes()  # movers keep what they move through
     device = CardDevice(total)
@@ -158,7 +158,7 @@ def test_what_the_weights_take_is_not_the_pools(models: Callable[[str], Path]) -
     assert device.memory().free >= before
 
 
-def test_blocks_come_back_from_the_swap_area_as_they_left(accelerator: Device, models: Callable[[str], Path]) -> None:
+def test_blocks_return_unchanged_from_the_swap_area(accelerator: Device, models: Callable[[str], Path]) -> None:
     model = load(models("llama"), accelerator)
     tensor, layout = bytes_of(model), model.info.layout
     before = torch.randint(0, 256, tensor.shape, dtype=torch.uint8)

@@ -76,7 +76,7 @@ def test_it_stays_where_cann_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_what_an_npu_lacks_is_told_and_the_package_hidden_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_npu_parts_are_named_and_the_package_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("devices.versions.npu_mismatch", lambda found: None)
     npu_package.hide_without_cann()
 

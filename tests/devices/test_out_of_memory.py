@@ -29,5 +29,5 @@ def behind(first: Exception, second: Exception) -> Exception:
         (ValueError("out of memory"), False),
     ],
 )
-def test_it_is_told_by_words_along_the_chain(error: Exception, is_it: bool) -> None:
+def test_out_of_memory_is_recognised_along_the_chain(error: Exception, is_it: bool) -> None:
     assert is_out_of_memory(error) is is_it

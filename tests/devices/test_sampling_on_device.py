@@ -62,7 +62,7 @@ def card() -> Device:
 
 @settings(max_examples=40)
 @given(rows=some_rows(), seed=st.integers(0, 999))
-def test_a_card_chooses_and_tells_what_the_cpu_does(card: Device, rows: list[SampleRow], seed: int) -> None:
+def test_a_card_samples_and_reports_as_the_cpu(card: Device, rows: list[SampleRow], seed: int) -> None:
     scores = scores_of(len(rows), seed)
     there = scores.to(card.torch_device)
     batch = StepBatch((), (), tuple(rows), tuple(ScoreRow(i, 7, i % 3) for i in range(len(rows))))

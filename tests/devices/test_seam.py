@@ -97,7 +97,7 @@ def test_no_module_outside_the_seam_names_a_kind() -> None:
 
 
 @pytest.mark.parametrize("path", ALLOWED)
-def test_what_is_allowed_is_there_and_needed(path: str) -> None:
+def test_every_allowed_use_exists_and_is_needed(path: str) -> None:
     assert list(find_kinds(path, (ROOT / path).read_text(encoding="utf-8")))
 
 
@@ -121,7 +121,7 @@ def test_what_is_allowed_is_there_and_needed(path: str) -> None:
         'getattr(torch, "npu")',
     ],
 )
-def test_the_check_finds_what_was_planted(planted: str) -> None:
+def test_the_check_finds_a_planted_use(planted: str) -> None:
     assert list(find_kinds("planted.py", planted))
 
 

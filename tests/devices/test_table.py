@@ -33,7 +33,7 @@ def kinds(**given: Kind) -> dict[str, DeviceKind]:
         ({"npu": Kind(shown=True, why="CANN is missing")}, "cpu", "npu cannot be used: CANN is missing"),
     ],
 )
-def test_auto_takes_the_first_that_works_and_says_why(given: dict[str, Kind], taken: str, said: str) -> None:
+def test_auto_takes_the_first_working_kind_with_a_reason(given: dict[str, Kind], taken: str, said: str) -> None:
     known = kinds(**given)
 
     choice = choose("auto", known)
@@ -43,7 +43,7 @@ def test_auto_takes_the_first_that_works_and_says_why(given: dict[str, Kind], ta
     assert said in choice.reason
 
 
-def test_a_kind_asked_for_by_name_is_never_replaced() -> None:
+def test_a_named_kind_is_never_replaced() -> None:
     with pytest.raises(ConfigError, match=r"--device npu: CANN is missing"):
         choose("npu", kinds(npu=Kind(shown=True, why="CANN is missing")))
     with pytest.raises(ConfigError, match="'tpu' is not one of auto, cpu, cuda, npu"):
@@ -51,7 +51,7 @@ def test_a_kind_asked_for_by_name_is_never_replaced() -> None:
 
 
 @pytest.mark.parametrize("name", list(KINDS))
-def test_what_is_not_usable_here_says_so_and_opens_nothing(name: str) -> None:
+def test_an_unusable_kind_gives_its_reason_and_opens_nothing(name: str) -> None:
     kind = KINDS[name]
     lacking = kind.lacking()
     if lacking is None:

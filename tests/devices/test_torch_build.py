@@ -78,7 +78,7 @@ def test_no_torch_is_reported(tmp_path: Path) -> None:
     assert asked(tmp_path, "npu") == (1, "torch is not installed")
 
 
-def test_the_torch_of_these_tests_is_read_as_it_says_of_itself() -> None:
+def test_the_installed_torchs_build_is_read_as_it_reports() -> None:
     import torch
 
     assert cuda_of_torch() == torch.version.cuda
@@ -129,7 +129,7 @@ def test_extras_pins_and_images_agree() -> None:
         assert f"install_pdserve.sh {kind if kind != 'ascend' else 'npu'}" in text
 
 
-def test_the_doctor_asks_for_the_same_releases() -> None:
+def test_the_doctor_requires_the_same_releases() -> None:
     from ranktable_tools.containers import image_plan
     from ranktable_tools.doctor import versions as doctor
 

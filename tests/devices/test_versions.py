@@ -43,7 +43,7 @@ def test_the_gpus_driver_is_the_kernels(text: str, driver: str | None, tmp_path:
 @pytest.mark.parametrize(
     "file", ["usr/local/Ascend/ascend-toolkit/latest/ascend_toolkit_install.info", "home/cann/runtime/version.info"]
 )
-def test_the_npus_driver_and_cann_tell_theirs(file: str, tmp_path: Path) -> None:
+def test_npu_driver_and_cann_versions_are_read(file: str, tmp_path: Path) -> None:
     write(
         tmp_path / "usr/local/Ascend/driver/version.info",
         "package_version=25.2\nVersion=25.0.rc1.1\ninnerversion=V100\n",
@@ -69,9 +69,7 @@ def test_the_npus_driver_and_cann_tell_theirs(file: str, tmp_path: Path) -> None
         ({"torch_npu": None}, "torch and torch_npu are both needed"),
     ],
 )
-def test_what_does_not_fit_an_npu_is_one_line_with_all_versions(
-    changes: Mapping[str, str | None], said: str | None
-) -> None:
+def test_an_npu_mismatch_is_one_line_with_all_versions(changes: Mapping[str, str | None], said: str | None) -> None:
     found = {name: version for name, version in {**FITTING, **changes}.items() if version is not None}
 
     why = versions.npu_mismatch(found)
@@ -98,11 +96,11 @@ def test_what_does_not_fit_an_npu_is_one_line_with_all_versions(
         ({"driver": "1", "CUDA": "99.0", "torch": "2.99"}, None),  # a release that is not in the table yet
     ],
 )  # fmt: skip
-def test_what_does_not_fit_a_gpu_is_one_line_with_all_versions(found: Mapping[str, str], said: str | None) -> None:
+def test_a_gpu_mismatch_is_one_line_with_all_versions(found: Mapping[str, str], said: str | None) -> None:
     assert_one_line(versions.cuda_mismatch(found), said)
 
 
-def test_a_torch_with_cuda_that_sees_no_gpu_says_what_is_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cuda_torch_without_a_gpu_names_driver_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     monkeypatch.setattr("devices.cuda.cuda_of_torch", lambda: "13.0")
@@ -122,7 +120,7 @@ def test_a_torch_without_cuda_and_no_card_are_known_without_torch(monkeypatch: p
     assert "torch is built without CUDA" in (CudaKind().lacking() or "")
 
 
-def test_torch_npu_says_which_torch_it_is_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_npu_names_its_torch_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "torch_npu-2.13.0.post2.dist-info"
     write(folder / "METADATA", HEAD + "Requires-Dist: numpy\nRequires-Dist: torch==2.12.*\n")
     assert versions.torch_of("2.13.0.post2") == "2.13"

@@ -12,7 +12,7 @@ CODES = [code for code, _, _ in rules()]
 
 
 @pytest.mark.parametrize("broken", INPUTS)
-def test_a_broken_input_is_told_with_status_2_and_nothing_is_written(broken: Broken) -> None:
+def test_a_broken_input_ends_with_status_2_and_writes_nothing(broken: Broken) -> None:
     told = answer(broken)
 
     assert (told.status, told.new) == (2, ())

@@ -58,7 +58,7 @@ def test_a_package_of_the_order_is_declared_and_has_a_job(
 
 
 @pytest.mark.covers("A10.144")
-def test_the_folders_of_the_order_stand_at_the_top() -> None:
+def test_the_required_folders_are_at_the_top() -> None:
     assert (ROOT / "pyproject.toml").is_file()
     assert [name for name in FOLDERS if not (ROOT / name).is_dir()] == []
     packages = {path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file()}

@@ -43,7 +43,7 @@ def _missing(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_a_page_names_is_there(page: Path) -> None:
+def test_files_named_by_a_page_exist(page: Path) -> None:
     assert _missing(page) == []
 
 
@@ -55,7 +55,7 @@ def test_a_file_that_is_not_there_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", [name for name in FOLDERS if any((ROOT / name).rglob("*.py"))])
-def test_what_docstrings_name_is_there(folder: str) -> None:
+def test_files_named_by_docstrings_exist(folder: str) -> None:
     missing = {str(source.relative_to(ROOT)): _missing_sources(source) for source in (ROOT / folder).rglob("*.py")}
 
     assert {source: names for source, names in missing.items() if names} == {}

@@ -91,7 +91,7 @@ def test_every_place_in_the_code_is_there() -> None:
         assert name in _names(ROOT / file), f"{file}:{name}"
 
 
-def test_who_may_free_what_names_a_place_and_a_test_in_every_row() -> None:
+def test_every_freeing_rule_names_a_place_and_a_test() -> None:
     for what, _, when, place, shown in rows("## Who may free what, and when"):
         assert PLACE.search(place), (what, when)
         assert "`tests/" in shown or shown == "(no test)", (what, when)

@@ -27,7 +27,7 @@ def test_the_others_are_those_of_the_long_run() -> None:
     assert _NAME.findall(listed) == list(OTHERS)
 
 
-def test_the_refused_ones_stand_with_their_words() -> None:
+def test_refused_models_are_listed_with_their_messages() -> None:
     listed = {name: row[1] for row in _rows("Refused") for name in _NAME.findall(row[0])}
 
     assert listed == {name: words.replace("\\", "") for name, (words, _) in REFUSED.items()}

@@ -45,5 +45,5 @@ def test_both_pages_have_the_same_flags_headings_rows_and_examples(page: str) ->
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_what_stands_in_code_in_one_page_stands_in_the_other(page: str) -> None:
+def test_code_spans_are_the_same_in_both_languages(page: str) -> None:
     assert _codes(_text(f"{page}.zh-CN.md")) == _codes(_text(f"{page}.md"))

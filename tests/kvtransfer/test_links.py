@@ -66,7 +66,7 @@ def test_a_second_lane_is_dialled_beside_a_loaded_one() -> None:
         assert rig.sender.bytes_sent == 4 * ticket_bytes
 
 
-def test_an_aborted_and_a_failed_ticket_are_no_load() -> None:
+def test_aborted_and_failed_tickets_are_no_load() -> None:
     with make_rig("tcp") as rig:
         aborted, failed = begin_half(rig, 0), begin_half(rig, 5)
 
@@ -121,7 +121,7 @@ def test_a_lane_that_cannot_be_dialled_harms_no_ticket(monkeypatch: pytest.Monke
         assert made["tcp"].num_connects == 2
 
 
-def test_a_slow_dial_of_a_lane_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_dial_of_a_lane_delays_no_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
     with faulty_rig(monkeypatch, ("tcp",)) as (rig, made):
         one = begin_half(rig, 0)
         made["tcp"].free.clear()
@@ -411,7 +411,7 @@ def test_tickets_end_once_while_links_are_cut_again_and_again(monkeypatch: pytes
         assert hand_over(rig) in BOTH
 
 
-def test_what_left_before_the_commit_is_counted_as_early() -> None:
+def test_bytes_sent_before_the_commit_count_as_early() -> None:
     with make_rig("tcp") as rig:
         ticket = begin_half(rig)
         finish(rig, ticket)
@@ -480,7 +480,7 @@ def test_an_idle_or_redialled_peer_is_not_forgotten() -> None:
 
 
 @pytest.mark.parametrize("transport", BOTH)
-def test_what_was_counted_of_an_older_life_stays_with_its_instance(transport: str) -> None:
+def test_counts_of_an_older_epoch_stay_with_their_instance(transport: str) -> None:
     with make_rig(transport) as rig:
         hand_over(rig)
         for connection in list(rig.receiver._links.values()):

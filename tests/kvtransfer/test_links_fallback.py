@@ -45,9 +45,7 @@ def _cut_shm(rig: Rig) -> None:
         contract.test_two_tickets_at_once_do_not_mix,
     ],
 )
-def test_the_faulty_transport_does_what_any_does_while_it_is_whole(
-    name: str, claim: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_faulty_transport_works_while_unfaulted(name: str, claim: object, monkeypatch: pytest.MonkeyPatch) -> None:
     with faulty_rig(monkeypatch, (name,)) as (rig, _):
         claim(rig)  # type: ignore[operator]
 
@@ -200,7 +198,7 @@ def test_a_pool_shm_cannot_map_falls_back_from_the_start() -> None:
         assert "has seals 0x0" in link.passed_over[0]
 
 
-def test_another_host_takes_tcp_and_that_is_no_fallback() -> None:
+def test_tcp_to_another_host_is_not_a_fallback() -> None:
     with make_rig("shm", sender_transports=BOTH, receiver_transports=BOTH) as rig:
         ticket = rig.open(20, BLOCKS)
         elsewhere = tuple(replace(endpoint, host_id="another boot") for endpoint in ticket.endpoints)

@@ -18,19 +18,19 @@ def test_chunks_and_layers_of_one_ticket_are_joined() -> None:
     assert merge_puts(waiting) == [put(A, 0, 0, 12, 1, 2)]
 
 
-def test_layers_of_other_tokens_go_out_apart() -> None:
+def test_layers_of_different_tokens_are_sent_separately() -> None:
     waiting: list[Op] = [put(A, 2, 0, 4), put(A, 0, 4, 8), put(A, 1, 4, 8), put(A, 2, 4, 8)]
 
     assert merge_puts(waiting) == [put(A, 2, 0, 8), put(A, 0, 4, 8, 1)]
 
 
-def test_the_same_tokens_in_other_blocks_go_out_apart() -> None:
+def test_equal_tokens_in_other_blocks_are_sent_separately() -> None:
     moved = Put(A, (1,), 0, 4, (9, 8, 7, 6))
 
     assert merge_puts([put(A, 0, 0, 4), moved]) == [put(A, 0, 0, 4), moved]
 
 
-def test_what_does_not_continue_is_left_alone() -> None:
+def test_non_adjacent_puts_are_not_merged() -> None:
     waiting: list[Op] = [put(A, 0, 0, 4), put(B, 0, 4, 8), put(A, 0, 5, 8), Tend(), put(A, 0, 8, 9), Drop(A, "over")]
 
     assert merge_puts(waiting) == [put(A, 0, 0, 4), put(B, 0, 4, 8), put(A, 0, 5, 9), Tend(), Drop(A, "over")]

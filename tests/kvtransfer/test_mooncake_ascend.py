@@ -160,7 +160,7 @@ def test_how_memory_is_read_and_by_which_package_is_the_devices_own() -> None:
     assert [way.on_host for way in ways] == [True, True, False]
 
 
-def test_what_an_npu_lacks_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_npu_part_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     class OnNpu(Pool):
         device = "npu:0"
 

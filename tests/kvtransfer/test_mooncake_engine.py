@@ -102,7 +102,7 @@ def test_what_the_engine_refuses_is_an_error_with_a_reason(engine: MooncakeEngin
         engine.read("10.0.0.20:15001", memory, 1 << 40, 100)
 
 
-def test_memory_that_the_engine_does_not_let_go_stays_mapped(
+def test_memory_the_engine_does_not_release_stays_mapped(
     engine: MooncakeEngine, package: Package, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept: list[Staging] = []
@@ -118,7 +118,7 @@ def test_memory_that_the_engine_does_not_let_go_stays_mapped(
     assert "mooncake_memory_kept bytes=4096" in caplog.text
 
 
-def test_a_peer_is_told_where_the_engine_is(engine: MooncakeEngine) -> None:
+def test_a_peer_gets_the_engines_address(engine: MooncakeEngine) -> None:
     assert engine.session == "10.0.0.18:15018"
 
 

@@ -66,7 +66,7 @@ def test_more_blocks_than_the_tokens_need_are_refused() -> None:
     assert not names._named
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_the_kept_windows_are_bounded() -> None:
     names = WindowNames(BLOCK_SIZE)
     for number in range(10_000):
         names.window_of(Frame("ab" * 16, 1, 0, 0, 0, 0, 10, 0, 2, 64, 0, (1, 2, 3), number))

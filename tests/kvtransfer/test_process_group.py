@@ -82,7 +82,7 @@ def test_a_closed_link_leaves_no_thread() -> None:
     until(lambda: not group_threads())
 
 
-def test_a_frame_nobody_wants_is_received_and_dropped() -> None:
+def test_an_unwanted_frame_is_received_and_dropped() -> None:
     with linked(make_node("p"), make_node("d")) as ends:
         unwanted, wanted = ends.send(b"u" * 5_000), ends.send(b"w" * 3_000)
 
@@ -233,7 +233,7 @@ class FakeGroup:
         self._freed_by.append(threading.current_thread().name)
 
 
-def test_a_group_that_is_aborted_is_let_go_by_its_devices_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_aborted_group_is_released_by_its_devices_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     freed_by: list[str] = []
     told, go_on, submit = threading.Event(), threading.Event(), IssueQueue.submit
 
@@ -309,7 +309,7 @@ def test_kvtransfer_is_imported_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=3 * DEADLINE_S, check=False).returncode == 0
 
 
-def test_without_torch_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     pool = make_node("p").pool
 

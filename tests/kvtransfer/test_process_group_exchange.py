@@ -127,7 +127,7 @@ def test_the_number_of_keys_is_bounded_on_both_sides(streams: Both) -> None:
         two.wait(["no such key"], DEADLINE_S)
 
 
-def test_what_the_peer_refuses_with_is_raised(streams: Both) -> None:
+def test_the_peers_refusal_is_raised(streams: Both) -> None:
     _, exchange = _exchanges(streams)
     streams[0].send([encode(Refuse("Unavailable", "10 bytes are free, 20 are needed"))])
 

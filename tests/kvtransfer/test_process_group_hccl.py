@@ -126,7 +126,7 @@ def test_a_link_that_hangs_holds_up_no_other_of_its_device(rules: HcclRules) -> 
 
 
 @pytest.mark.parametrize("make_s", [0.0, 10.0])
-def test_a_creation_is_given_the_time_that_the_collective_asks_for(
+def test_a_creation_gets_the_collectives_timeout(
     make_s: float, rules: HcclRules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules.make_s, rules.slow_s = make_s, 0.6

@@ -48,7 +48,7 @@ def test_links_in_a_circle_are_joined_in_turn_on_every_card(rules: NcclRules) ->
     assert rules.made == 2 * len(pairs)
 
 
-def test_what_failed_is_never_taken_for_done_and_ends_no_process(rules: NcclRules) -> None:
+def test_failed_work_is_never_taken_as_done(rules: NcclRules) -> None:
     ends = link(make_node("p", "cuda:0"), make_node("d", "cuda:1"))
     arriving = ends.inlet._group.receive(ends.inlet._staging, 64)
 

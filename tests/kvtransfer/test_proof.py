@@ -261,7 +261,7 @@ def test_a_proof_is_bound_to_every_byte_of_hello() -> None:
 
 @pytest.mark.parametrize("trust", [RECEIVER, Trust()], ids=["secret", "addresses"])
 @pytest.mark.parametrize("kind", [MessageType.OPEN, MessageType.FRAME, MessageType.COMMIT, MessageType.RENEW])
-def test_no_message_is_heard_before_the_proof(trust: Trust, kind: MessageType, inlets: list[str]) -> None:
+def test_no_message_is_read_before_the_proof(trust: Trust, kind: MessageType, inlets: list[str]) -> None:
     with pair("tcp", trust) as one:
         stream = one.connect()
         _challenge(stream, "tcp")
@@ -298,7 +298,7 @@ def test_a_receiver_that_only_names_the_fingerprint_gets_no_proof() -> None:
         pool.close()
 
 
-def test_the_secret_never_stands_in_a_message() -> None:
+def test_the_secret_is_never_in_a_message() -> None:
     said = hello("tcp")
     body = encode_hello(said)[PREFIX.size :]
     challenge = make_challenge(RECEIVER, said, body)
@@ -309,7 +309,7 @@ def test_the_secret_never_stands_in_a_message() -> None:
 
 
 @given(st.builds(Challenge, nonces, proofs, texts, texts), st.builds(Proof, proofs, texts, texts))
-def test_both_messages_come_back_as_they_were(challenge: Challenge, proof: Proof) -> None:
+def test_both_messages_round_trip(challenge: Challenge, proof: Proof) -> None:
     for message, encoded, back in (
         (challenge, encode_challenge(challenge), decode_challenge),
         (proof, encode_proof(proof), decode_proof),
@@ -352,7 +352,7 @@ def test_sizes_of_2_to_the_63_and_more_are_refused() -> None:
     assert decode(MessageType.FRAME, encode(frame)[PREFIX.size :]) == frame  # refused later: test_connection_limit.py
 
 
-def test_an_error_that_is_none_of_ours_does_not_shut_the_door(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_foreign_error_keeps_the_listener_open(monkeypatch: pytest.MonkeyPatch) -> None:
     with pair("tcp", RECEIVER) as one:
         with monkeypatch.context() as patch:
             patch.setattr("kvtransfer.handshake.check_proof", lambda *given: 1 / 0)

@@ -406,7 +406,7 @@ TestRanks.settings = settings(max_examples=150, stateful_step_count=25, deadline
 
 
 @pytest.mark.parametrize("mishap", ["a link is lost", "the sender aborts", "D aborts"])
-def test_a_share_that_was_ready_ends_with_what_ends_the_others(mishap: str) -> None:
+def test_a_ready_share_ends_with_the_others_reason(mishap: str) -> None:
     machine = Ranks()
     machine.meet(1, 2)
     machine.begin(refused=False)

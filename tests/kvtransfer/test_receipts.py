@@ -113,7 +113,7 @@ def num_held(receivers: list[KvReceiver]) -> int:
 
 
 @pytest.mark.parametrize("digests", [False, True])
-def test_what_is_read_after_the_blocks_were_freed_is_never_committed(digests: bool, slow_reader: Gate) -> None:
+def test_kv_read_after_its_blocks_were_freed_is_not_committed(digests: bool, slow_reader: Gate) -> None:
     with make_rig("shm", digests=digests, clocks_apart=True) as rig:
         fill(rig.p_pool, range(5), 20)
         ticket = rig.open(20, BLOCKS)
@@ -160,9 +160,7 @@ def test_a_hand_off_without_digests_is_acked_after_one_receipt(pool_reader: str,
 
 
 @pytest.mark.parametrize(("transport", "digests"), THE_OTHERS)
-def test_no_receipt_is_asked_for_where_digests_or_the_stream_tell(
-    transport: str, digests: bool, answers: Answers
-) -> None:
+def test_no_receipt_is_requested_with_digests_or_streams(transport: str, digests: bool, answers: Answers) -> None:
     with make_rig(transport, digests=digests) as rig:
         hand_over(rig)
 
@@ -179,7 +177,7 @@ def test_a_prompt_of_which_nothing_was_read_needs_no_receipt(answers: Answers) -
         assert [type(message) for _, _, message in answers] == [Ack]
 
 
-def test_only_the_receipt_that_was_asked_for_commits() -> None:
+def test_only_the_requested_receipt_commits() -> None:
     with make_rig("shm", digests=False) as rig:
         tokens = fill(rig.p_pool, range(5), 20)
         ticket, never = rig.open(20, BLOCKS), rig.open(4, (20,))

@@ -92,7 +92,7 @@ def test_answering_a_peer_that_does_not_read_cuts_it_at_once(streams: tuple[Stre
         streams[0].receive_message()
 
 
-def test_a_message_out_of_turn_is_no_protocol(streams: tuple[Stream, Stream]) -> None:
+def test_a_message_out_of_turn_is_a_protocol_error(streams: tuple[Stream, Stream]) -> None:
     streams[0].send([encode(Ack("00" * 16, 1))])
 
     with pytest.raises(WireError, match="received ACK, expected HELLO"):

@@ -10,7 +10,7 @@ def link(peer_id: str, transport: str, state: str = "up", **figures: float) -> L
     return LinkStatus(peer_id, transport, state, epoch=1, bytes_sent=10, failures=1, **figures)  # type: ignore[arg-type]
 
 
-def test_parts_of_a_ticket_add_up_and_the_slowest_says_how_long() -> None:
+def test_shares_add_up_and_the_slowest_gives_the_time() -> None:
     parts = [SendStats("shm", 100, 0.5, 1, 60), SendStats("tcp", 50, 0.7, 0, 20), SendStats("shm", 1, 0.1, 2, 0)]
 
     assert merge_stats(parts) == SendStats("shm+tcp", 151, 0.7, 3, 80)

@@ -125,7 +125,7 @@ def restless() -> Iterator[None]:
 @pytest.mark.usefixtures("restless")
 @pytest.mark.parametrize("per_thread", [60, pytest.param(1_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("names", "digests"), [(("shm", "tcp"), True), (("tcp",), False), (("shm",), False)])
-def test_every_ticket_ends_once_and_what_is_committed_is_what_was_put(
+def test_every_ticket_ends_once_and_commits_what_was_put(
     names: tuple[str, ...], digests: bool, per_thread: int
 ) -> None:
     with make_rig(

@@ -46,7 +46,7 @@ def test_mooncake_absent_is_a_clear_message(pool: Pool, monkeypatch: pytest.Monk
     ("libibverbs.so.1: cannot open shared object file", "install Debian's libibverbs1"),
     ("No module named 'mooncake'", "scripts/install --with mooncake"),
 ])  # fmt: skip
-def test_what_mooncake_lacks_is_named(message: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_parts_of_mooncake_are_named(message: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> object:
         assert name == "mooncake.engine"
         raise ImportError(message)

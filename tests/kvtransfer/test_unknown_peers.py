@@ -170,7 +170,7 @@ def test_one_that_gave_way_does_not_enter() -> None:
     door.enter(2)
 
 
-def test_those_inside_do_not_count_with_those_who_wait() -> None:
+def test_accepted_peers_do_not_count_as_waiting() -> None:
     door, gone = ConnectionLimit(max_waiting_of_address=1), []
     for number in range(5):
         door.wait(number, "192.0.2.1", lambda number=number: gone.append(number))  # type: ignore[misc]

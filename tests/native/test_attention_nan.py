@@ -62,7 +62,7 @@ _CASES: dict[str, tuple[int, int, AttentionOptions, list[Edit]]] = {
 
 
 @pytest.mark.parametrize("name", _CASES)
-def test_rows_are_nan_where_softmax_says_so(backend: NativeAttention, name: str) -> None:
+def test_rows_are_nan_exactly_where_softmax_is(backend: NativeAttention, name: str) -> None:
     start, count, options, edits = _CASES[name]
     case = make_case([(start, count), (40, 3)], Shape(4, 2, 16, 16))
     for edit in edits:

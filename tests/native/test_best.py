@@ -61,7 +61,7 @@ def test_of_equal_scores_the_first_is_best(threads: Threads) -> None:
 
 
 @pytest.mark.parametrize("bits", [0x7FC00000, 0xFFC00000, 0x7F800001, 0xFFFFFFFF])
-def test_a_number_that_is_none_is_found_before_any_other(threads: Threads, bits: int) -> None:
+def test_nan_is_found_before_any_number(threads: Threads, bits: int) -> None:
     rows = np.random.default_rng(1).normal(size=(2, 2000)).astype(np.float32)
     rows[0, 40] = np.inf
     rows[0, 1234:1236] = np.array([bits, bits], np.uint32).view(np.float32)

@@ -71,7 +71,7 @@ def test_a_whole_vocabulary(chooser: NativeChooser, spread: float) -> None:
     assert len(set(check(chooser, scores(len(rows), 49_152, spread), rows))) > 1
 
 
-def test_equal_scores_stand_or_fall_together(chooser: NativeChooser) -> None:
+def test_equal_scores_are_kept_or_dropped_together(chooser: NativeChooser) -> None:
     rows = [row(i, **limits) for i, limits in enumerate(_LIMITS * 8)]
     check(chooser, scores(len(rows), 700).round(), rows)
     check(chooser, torch.zeros(len(rows), 700), rows)
@@ -80,7 +80,7 @@ def test_equal_scores_stand_or_fall_together(chooser: NativeChooser) -> None:
 @pytest.mark.parametrize(
     ("shares", "top_p"), [((7, 3, 1), 10 / 11), ((6, 7, 8, 4, 4, 5), 21 / 34), ((2, 2, 7, 6, 5), 18 / 22)]
 )
-def test_a_nucleus_that_reaches_top_p_exactly_is_no_larger(
+def test_a_nucleus_reaching_top_p_exactly_is_not_larger(
     chooser: NativeChooser, shares: tuple[int, ...], top_p: float
 ) -> None:
     some = torch.tensor(shares, dtype=torch.float64).div(sum(shares)).log().float().expand(200, len(shares))
@@ -112,7 +112,7 @@ def test_a_total_rounded_up_never_draws_a_banned_token(chooser: NativeChooser) -
     assert check(chooser, some, [largest]) == [0]
 
 
-def test_only_the_rows_asked_for_are_drawn_from(chooser: NativeChooser) -> None:
+def test_only_the_requested_rows_are_drawn_from(chooser: NativeChooser) -> None:
     some, rows = scores(9, 400), [row(i, top_p=0.9) for i in range(9)]
     assert chooser.draw(some, [2, 3, 7], rows) == [chooser.draw(some[i:], [0], [rows[i]])[0] for i in (2, 3, 7)]
 

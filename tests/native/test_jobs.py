@@ -75,7 +75,7 @@ def test_when_one_fails_the_others_are_killed(sleeper: tuple[str, Callable[[], b
     assert gone()
 
 
-def test_a_stop_kills_what_runs(sleeper: tuple[str, Callable[[], bool]], tmp_path: Path) -> None:
+def test_a_stop_kills_the_running_command(sleeper: tuple[str, Callable[[], bool]], tmp_path: Path) -> None:
     command, gone = sleeper
     os.mkfifo(tmp_path / "runs")
     reader, writer = os.pipe()
@@ -92,7 +92,7 @@ def test_a_stop_kills_what_runs(sleeper: tuple[str, Callable[[], bool]], tmp_pat
     os.close(reader)
 
 
-def test_what_was_said_may_be_long() -> None:
+def test_long_output_is_read() -> None:
     with pytest.raises(BuildFailed, match=r"ended with 1: x{300}$"):
         run("head -c 300000 /dev/zero | tr '\\0' x; exit 1")
 
@@ -103,7 +103,7 @@ def test_a_command_that_closes_its_output_and_continues_is_late() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_who_is_ended_while_a_command_starts_leaves_none_behind(
+def test_ending_during_a_start_leaves_no_process(
     sleeper: tuple[str, Callable[[], bool]], number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(tmp_path / "runs")

@@ -166,7 +166,7 @@ def test_a_failed_build_is_one_warning(
     assert said in record.getMessage()
 
 
-def test_what_a_compiler_says_stays_on_one_line(
+def test_a_compilers_message_is_one_line(
     environ: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     environ["CC"] = script(tmp_path, "loud-cc", "printf 'first\\nsecond\\033[31m'; exit 3")
@@ -259,7 +259,7 @@ def test_of_processes_that_start_at_once_one_builds(environ: dict[str, str], tmp
 
 
 @needs_compiler
-def test_what_a_killed_build_left_is_cleared_away(environ: dict[str, str], quick_cc: str) -> None:
+def test_leftovers_of_a_killed_build_are_removed(environ: dict[str, str], quick_cc: str) -> None:
     environ["CC"] = quick_cc
     library_folder(environ).mkdir(parents=True, mode=0o700)
     (library_folder(environ) / "draft-move-1.so").write_bytes(b"half")
@@ -296,7 +296,7 @@ def test_the_install_step_builds_every_library(environ: dict[str, str]) -> None:
     assert (again.returncode, again.stderr) == (0, "")
 
 
-def test_the_install_step_says_why_nothing_is_built(environ: dict[str, str]) -> None:
+def test_the_install_step_gives_the_reason_for_no_build(environ: dict[str, str]) -> None:
     environ["CC"] = "false"
 
     done = install_step(environ)

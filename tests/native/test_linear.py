@@ -146,7 +146,7 @@ def test_a_rows_result_does_not_depend_on_the_others_or_the_threads(kernel: Kern
         assert torch.equal(some, together[:count])
 
 
-def test_what_is_added_and_rounded_is_what_bfloat16_gives(kernel: Kernel) -> None:
+def test_adding_and_rounding_equals_bfloat16(kernel: Kernel) -> None:
     layer = _layer(48, 64, torch.bfloat16)
     _memory, linear = kernel.pack([layer], FinishCode.ADD)
     rows, before = _rows(7, 64, torch.bfloat16), _rows(7, 48, torch.bfloat16)

@@ -55,7 +55,7 @@ def _patterns() -> torch.Tensor:
     return torch.where(bits > 0x7FFFFFFF, bits - (1 << 32), bits).to(torch.int32).view(torch.float32)
 
 
-def test_narrowing_rounds_to_even_and_keeps_what_is_no_number(kernel: int) -> None:
+def test_narrowing_rounds_to_even_and_keeps_nan(kernel: int) -> None:
     floats = _patterns()
     halves = torch.zeros(len(floats), dtype=torch.bfloat16)
 
@@ -67,7 +67,7 @@ def test_narrowing_rounds_to_even_and_keeps_what_is_no_number(kernel: int) -> No
     assert torch.equal(halves[numbers].view(torch.int16), expected[numbers].view(torch.int16))
 
 
-def test_a_rounded_sum_keeps_what_is_no_number(library: EngineLibrary, kernel: int) -> None:
+def test_a_rounded_sum_keeps_nan(library: EngineLibrary, kernel: int) -> None:
     if LinearKernel.from_address(kernel).row_format:
         pytest.skip("its rounding is AVX512's")
     layer = torch.nn.Linear(2, 32, bias=False, dtype=torch.bfloat16).requires_grad_(False)

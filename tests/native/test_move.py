@@ -45,7 +45,7 @@ def gathered(memory: bytes | bytearray, runs: list[MemoryRun]) -> bytes:
         ([1, 63, 1000, 6143, 20_000], 1),  # nothing fits anything
     ],
 )
-def test_what_is_moved_arrives_and_nothing_else_changes(
+def test_moved_bytes_arrive_and_nothing_else_changes(
     library: Library, sizes: list[int], align: int, digest: bool
 ) -> None:
     rng = random.Random(f"{sizes} {align}")

@@ -78,7 +78,7 @@ def test_every_thread_runs_every_region(library: EngineLibrary, count: int) -> N
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_nobody_passes_a_barrier_before_all_are_there(library: EngineLibrary, count: int) -> None:
+def test_no_thread_passes_a_barrier_before_all_arrive(library: EngineLibrary, count: int) -> None:
     arrived: list[int] = []
     counts_seen: list[int] = []
 
@@ -121,7 +121,7 @@ def _state(task: str) -> str:
         return "gone"
 
 
-def test_shared_work_is_done_whoever_comes(library: EngineLibrary) -> None:
+def test_shared_work_is_done_by_any_thread(library: EngineLibrary) -> None:
     with library.threads(4) as team:
         for _ in range(50):
             work = list(range(20))
@@ -228,7 +228,7 @@ def test_a_count_that_cannot_be_is_refused(library: EngineLibrary, count: int) -
         library.threads(count)
 
 
-def test_a_team_uses_what_is_fastest_here_unless_told(library: EngineLibrary) -> None:
+def test_a_team_uses_the_fastest_kernels_by_default(library: EngineLibrary) -> None:
     """AVX512-BF16 is slower than float32 on Intel's cores that have AMX, where the system hides AMX."""
     flags = read_cpu_flags()
     is_intel = "GenuineIntel" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
@@ -243,7 +243,7 @@ def test_unknown_instructions_are_refused(library: EngineLibrary) -> None:
         library.threads(1, isa="mmx")
 
 
-def test_a_closed_team_says_so(library: EngineLibrary) -> None:
+def test_a_closed_team_raises(library: EngineLibrary) -> None:
     team = library.threads(2)
     team.close()
     team.close()

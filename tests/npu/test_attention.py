@@ -130,7 +130,7 @@ def test_sinks_take_part_in_the_softmax(npu_ops: NpuOps, batch: str, window: int
     ],
     ids=["softcap", "mixed", "float32", "dims", "dim", "group", "columns", "block"],
 )
-def test_what_the_op_does_not_take_is_torchs_and_is_reported_once(
+def test_unsupported_layers_use_torch_with_one_log_line(
     npu_ops: NpuOps, shape: Shape, options: AttentionOptions, said: str, capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip

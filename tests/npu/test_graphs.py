@@ -67,7 +67,7 @@ _SINKS = torch.tensor([0.5, 1.0, -2.0, 3.0])
     ],
     ids=["plain", "sinks", "window", "window-sinks"],
 )
-def test_a_replay_attends_what_its_inputs_and_lengths_say(npu_ops: NpuOps, options: AttentionOptions) -> None:
+def test_a_replay_uses_its_inputs_and_lengths(npu_ops: NpuOps, options: AttentionOptions) -> None:
     npu, machine = make_npu(npu_ops)
     later = make_case([(3, 1), (270, 1), (128, 1)], _SHAPE)
     inputs, host = inputs_of(later)

@@ -126,7 +126,7 @@ def test_where_neither_works_the_reference_continues(
 
 @pytest.mark.long
 @pytest.mark.usefixtures("attention_in_float32")
-def test_the_default_model_says_what_transformers_says(npu_ops: NpuOps) -> None:
+def test_the_default_model_equals_transformers(npu_ops: NpuOps) -> None:
     path, given = ensure_default_model(default_cache_dir(os.environ), lambda _: None), prompts(9, 200)
 
     model = load(path, memory=64 << 20)

@@ -47,7 +47,7 @@ def logits(made: Any, num_tokens: int = 23) -> torch.Tensor:
     ],
     ids=["llama", "llama-64", "llama-bias", "qwen3-128"],
 )
-def test_a_known_network_runs_by_npu_ops_and_stays_what_it_was(
+def test_a_known_network_runs_by_npu_ops_with_equal_output(
     npu_ops: NpuOps, config: Callable[[], Any], rotary: str, dtype: torch.dtype
 ) -> None:
     made = network(config(), dtype)
@@ -83,7 +83,7 @@ def test_an_unknown_network_stays(npu_ops: NpuOps, config: Callable[[], Any]) ->
     assert npu_ops.names() == []
 
 
-def test_what_only_looks_known_is_found_out_and_stays(caplog: pytest.LogCaptureFixture) -> None:
+def test_modules_that_only_look_known_are_kept(caplog: pytest.LogCaptureFixture) -> None:
     made = network(Gemma2Config(**_GQA, head_dim=16))  # norms that add one to their weights
     expected = logits(made)
 

@@ -35,7 +35,7 @@ def test_an_old_torch_npu_is_refused_with_its_version(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("version", ["2.10.0.post4", "2.13.0", "3.0.0rc1"])
-def test_a_new_torch_npu_is_asked_for_its_cards(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+def test_a_new_torch_npu_lists_its_cards(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     installed(monkeypatch, version, npu=types.SimpleNamespace(is_available=lambda: False))
     assert str(NpuKind().lacking()).startswith(f"torch_npu {version} sees no NPU")
 

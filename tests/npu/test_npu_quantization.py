@@ -128,9 +128,7 @@ def test_w8a8_multiplies_as_its_weights_and_rounded_inputs(dtype: torch.dtype, n
         (layer(16, 64, 64, codes=torch.int8, largest=127), Int8Format(W8A8), torch.float16, "no zeros"),
     ],
 )
-def test_what_the_ops_do_not_take_is_reported(
-    grouped: Grouped, form: KeptFormat, dtype: torch.dtype, said: str
-) -> None:
+def test_unsupported_layers_are_reported(grouped: Grouped, form: KeptFormat, dtype: torch.dtype, said: str) -> None:
     assert said in str(form.lacking(whole(grouped, int8_inputs=True), dtype))
 
 
@@ -206,7 +204,7 @@ def _product(x1: Any, x2: Any, scale: Any, **named: Any) -> torch.Tensor:
     return made
 
 
-def test_packing_refuses_what_is_no_int4_and_what_is_not_contiguous() -> None:
+def test_packing_refuses_other_than_contiguous_int4() -> None:
     pack = torch.ops.npu.npu_convert_weight_to_int4pack
 
     for said, weight in (
@@ -258,7 +256,7 @@ def test_tokens_are_those_of_transformers(scheme: Scheme, tmp_path: Path, npu_op
 
 @pytest.mark.usefixtures("kept_in_float32")
 @pytest.mark.parametrize("scheme", [gptq(4, 32, act_order=True), w8a8("channel")], ids=lambda s: s.name)
-def test_no_tensor_of_the_host_is_beside_one_of_the_card(scheme: Scheme, tmp_path: Path) -> None:
+def test_host_and_card_tensors_are_never_mixed(scheme: Scheme, tmp_path: Path) -> None:
     path = make_tiny_model("llama", tmp_path / "llama")
     quantise_checkpoint(scheme, path)
     device = CardDevice(attention="npu", block_size=128, kept_linears=TRAITS.kept_linears)
@@ -315,7 +313,7 @@ def test_a_model_is_served_in_the_dtypes_that_npus_have(
     assert set(npu_ops.names()) & {_ANTIQUANT, *_W8A8} == ({_ANTIQUANT} if scheme.name == "awq-32" else set(_W8A8))
 
 
-def test_float32_is_dequantised_and_says_why(tmp_path: Path) -> None:
+def test_float32_is_dequantised_with_a_reason(tmp_path: Path) -> None:
     path = make_tiny_model("llama", tmp_path / "llama")
     quantise_checkpoint(awq(32), path)
 

@@ -35,7 +35,7 @@ def npu() -> NpuDevice:
 
 
 @pytest.mark.parametrize("op", RIGHT_CALLS)
-def test_an_op_computes_what_its_reference_does(npu: NpuDevice, op: str) -> None:
+def test_an_op_computes_as_its_reference(npu: NpuDevice, op: str) -> None:
     torch.manual_seed(2)
     args, kwargs = RIGHT_CALLS[op](torch.randn)
     there = _moved((args, kwargs), npu.torch_device)

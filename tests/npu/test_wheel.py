@@ -14,7 +14,7 @@ from tests.npu.ops import NpuOps
 from tests.npu.wheel import OLDEST, VERSION, NoWheel, Wheel, wheel_in
 
 
-def test_it_is_of_the_torch_that_is_tested_and_holds_what_is_read(wheel: Wheel) -> None:
+def test_the_wheel_fits_the_tested_torch_and_has_the_files(wheel: Wheel) -> None:
     assert torch.__version__.startswith(VERSION.rpartition(".")[0])
     assert len(wheel.schemas()) > 400
     assert "class NPUGraph" in wheel.source("torch_npu/npu/graphs.py")

@@ -150,7 +150,7 @@ def test_lookups_end_when_their_time_is_spent() -> None:
 
 
 @pytest.mark.parametrize("text", ["fe80::1%eth0", "169.254.0.1", "2001:db8::1", "::1", "node_1"])
-def test_what_means_one_place_needs_no_interface(text: str) -> None:
+def test_addresses_of_one_host_need_no_interface(text: str) -> None:
     assert scope_problem(text) is None
 
 

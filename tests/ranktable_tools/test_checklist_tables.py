@@ -83,7 +83,7 @@ def test_another_mode_is_a_usage_error(capsys: Say, mode: str) -> None:
 
 @pytest.mark.covers("A7.87")
 @pytest.mark.parametrize("files", [[], ["a.json"]])
-def test_merge_wants_two_tables(capsys: Say, files: list[str]) -> None:
+def test_merge_needs_two_tables(capsys: Say, files: list[str]) -> None:
     flags = ["--global-ranktable-list", *files] if files else []
 
     assert guide.main(["--mode", "merge", *flags]) == 2
@@ -243,7 +243,7 @@ def test_the_role_is_the_entry_that_matches(save: Save) -> None:
 
 
 @pytest.mark.covers("A7.98")
-def test_the_merged_table_is_one_for_all_hosts_and_another_is_told(tmp_path: Path, save: Save, capsys: Say) -> None:
+def test_a_table_unlike_the_merged_one_is_reported(tmp_path: Path, save: Save, capsys: Say) -> None:
     assert _merged(tmp_path, SCHEDULER_PART, DECODE_PART) == 0
     path = str(tmp_path / "out" / "global_ranktable_merge.json")
     same = save("same.json", json.loads(Path(path).read_text()))

@@ -25,7 +25,7 @@ def _files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_both_lists_lead_to_a_whole_cluster_and_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_lists_give_a_complete_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = main(GEN)
 
     out = capsys.readouterr().out
@@ -45,7 +45,7 @@ def test_both_lists_lead_to_a_whole_cluster_and_say_so(tmp_path: Path, capsys: p
     assert "NODE_PORTS=8088,8089 sh " in out
 
 
-def test_the_own_address_is_found_without_being_told(tmp_path: Path) -> None:
+def test_the_hosts_own_address_is_found(tmp_path: Path) -> None:
     status = main(["gen", "--prefill-server-list=4,5", "--decode-server-list=6,7", "--device-type=cpu"])
 
     assert status == 0
@@ -76,7 +76,7 @@ def test_api_server_with_one_list_or_none_writes_group_0(tmp_path: Path) -> None
     assert [group["group_id"] for group in document["server_group_list"]] == ["0", "2"]
 
 
-def test_ports_stand_in_the_tables_and_in_the_next_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ports_are_in_the_tables_and_the_next_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["gen", "--prefill-server-list", "0", "1", "--decode-server-list", "2", "3", "--ip", IP]
     assert main([*arguments, "--ports", "9000,9002,9003,9004", "--device-type", "cpu"]) == 0
 
@@ -184,7 +184,7 @@ def test_a_save_dir_that_is_a_file_is_named(tmp_path: Path, capsys: pytest.Captu
     assert capsys.readouterr().err == "ranktable: --save-dir file: cannot be made: File exists\n"
 
 
-def test_npus_are_asked_for_their_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_npu_addresses_are_read_from_the_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "hccn_tool"
     tool.write_text('#!/bin/sh\necho "ipaddr:10.20.0.$2"\necho "netmask:255.255.255.0"\n')
     tool.chmod(0o700)
@@ -197,7 +197,7 @@ def test_npus_are_asked_for_their_addresses(tmp_path: Path, monkeypatch: pytest.
     assert [device["device_ip"] for device in devices] == ["10.20.0.6", "10.20.0.7"]
 
 
-def test_show_says_who_is_there_and_who_talks_to_whom(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_lists_instances_and_connections(capsys: pytest.CaptureFixture[str]) -> None:
     main([*GEN, "--ports", "8088,8089"])
     capsys.readouterr()
 
@@ -214,7 +214,7 @@ def test_show_says_who_is_there_and_who_talks_to_whom(capsys: pytest.CaptureFixt
     ]
 
 
-def test_a_reader_that_goes_and_ctrl_c_are_no_traceback(
+def test_a_closed_pipe_or_ctrl_c_prints_no_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main(GEN)
@@ -232,7 +232,7 @@ def test_a_reader_that_goes_and_ctrl_c_are_no_traceback(
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_show_tells_parts_and_local_tables(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_recognises_parts_and_local_tables(capsys: pytest.CaptureFixture[str]) -> None:
     main([*GEN, "--no-api-server", "--save-dir", "d"])
     capsys.readouterr()
 

@@ -88,7 +88,7 @@ def test_mindies_instance_over_two_hosts_becomes_hccls_table(save: Save, capsys:
     assert "note: device_logical_id (4x) is left out: hccl-1.2 has no place for it" in notes
 
 
-def test_keys_that_nobody_reads_are_named(save: Save, capsys: Say) -> None:
+def test_unknown_keys_are_named(save: Save, capsys: Say) -> None:
     document = {**modelarts(), "hardware_type": "800I-A2-32G"}
     for entry in document["server_group_list"][1:]:
         entry["server_list"][0]["predict_port"] = "1025"
@@ -236,7 +236,7 @@ def test_the_input_is_not_written_over(save: Save, tmp_path: Path, capsys: Say) 
         (omni_merged(), ["--num-prefill", "1", "--api-server", "localhost"], "as modelarts the table would be invalid"),
     ],
 )
-def test_what_cannot_be_said_is_reported(
+def test_losses_of_a_conversion_are_reported(
     save: Save, capsys: Say, document: Document, flags: list[str], message: str
 ) -> None:
     status = main(["convert", save("t.json", document), "--to", "modelarts", *flags])
@@ -251,7 +251,7 @@ def test_an_instance_over_servers_becomes_a_local_table(save: Save, capsys: Say)
     assert table == local(server(A, 0, 1), server(B, 0, 1, first_rank=2))
 
 
-def test_what_has_no_device_address_is_told_where(save: Save, capsys: Say) -> None:
+def test_missing_device_addresses_are_reported_with_the_place(save: Save, capsys: Say) -> None:
     entry = server(A, 0)
     del entry["device"][0]["device_ip"]
 

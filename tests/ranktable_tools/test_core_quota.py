@@ -44,7 +44,7 @@ def test_the_least_of_all_groups_above_counts(line: str, folder: str, tmp_path: 
     assert core_quota(root) == 3.0
 
 
-def test_a_group_outside_of_what_is_mounted_is_left(tmp_path: Path) -> None:
+def test_a_cgroup_outside_the_mount_is_ignored(tmp_path: Path) -> None:
     files = {"proc/self/cgroup": "0::/../b\n", "sys/fs/b/cpu.max": "100000 100000\n"}
 
     assert core_quota(_machine(tmp_path, files)) is None

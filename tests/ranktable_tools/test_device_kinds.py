@@ -38,7 +38,7 @@ def test_devices_are_listed_in_order_of_their_numbers(tmp_path: Path) -> None:
     assert present_devices("cpu", tmp_path) == ()
 
 
-def test_devices_asked_for_and_not_shown_are_a_note() -> None:
+def test_requested_devices_that_are_hidden_are_a_note() -> None:
     note = "this machine has the cuda devices 0, not 4,5: start the instances where they are"
     assert absent_note("cuda", ["0", "4", "5"], ["0"]) == note
     assert absent_note("cuda", ["0"], ["0", "1"]) is None

@@ -19,7 +19,7 @@ def test_a_tool_is_found_by_its_variable_before_the_path(tmp_path: Path) -> None
     assert find_tool("no-such-tool", on_path) is None
 
 
-def test_words_on_both_outputs_and_the_status_come_back(tmp_path: Path) -> None:
+def test_both_outputs_and_the_status_are_returned(tmp_path: Path) -> None:
     tool = write_stub(tmp_path, "hccn_tool", {}, other=recorded.IP_UNSET)
 
     answer = run_tool((str(tool), "-i", "4", "-ip", "-g"))

@@ -149,7 +149,7 @@ def test_hccl_1_2(table: Table) -> None:
 
 @settings(max_examples=60)
 @given(table=_clusters(), merged=st.booleans())
-def test_what_omni_writes_of_a_cluster_becomes_that_cluster(table: Table, merged: bool) -> None:
+def test_omnis_table_becomes_the_same_cluster(table: Table, merged: bool) -> None:
     """The document is built by hand: a group per instance, prefill first, the proxy before them unless merged."""
     entries = [_entry(instance.servers[0]) for instance in table.instances]
     scheduler = table.schedulers[0]

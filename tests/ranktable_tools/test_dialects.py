@@ -113,7 +113,7 @@ def test_a_table_that_could_be_two_names_both(save: Save, document: Document, na
         ({"version": "2.0", "rank_count": "8", "rank_list": []}, 'HCCL version "2.0" (Ascend 950), which is not read'),
     ],
 )
-def test_what_is_no_table_of_ours_is_reported(save: Save, document: object, message: str) -> None:
+def test_a_foreign_table_is_reported(save: Save, document: object, message: str) -> None:
     with pytest.raises(RanktableError) as caught:
         open_table(save("t.json", document))
 
@@ -136,7 +136,7 @@ def test_kubeinfer_has_a_group_per_instance(save: Save) -> None:
     assert table == Table("cluster", (TableServer(A, A, pod_name="proxy-0"),), (one, spread, decode))
 
 
-def test_who_is_prefill_is_not_guessed(save: Save) -> None:
+def test_roles_are_not_guessed(save: Save) -> None:
     table = _read(save, kubeinfer())
 
     assert [instance.role for instance in table.instances] == [None, None, None]
@@ -174,7 +174,7 @@ def test_mindie_has_coordinators_super_pods_and_jobs(save: Save) -> None:
     assert opened.reading.notes == ("server_group_list[1].server_list[0]: the controller 192.0.2.3 is ignored",)
 
 
-def test_vllm_ascend_has_devices_and_is_cut_as_told(save: Save) -> None:
+def test_vllm_ascend_devices_are_split_as_given(save: Save) -> None:
     hosts = _read(save, vllm_ascend())
     cut = _read(save, vllm_ascend(), ReadOptions(devices_per_instance=2))
 

@@ -78,7 +78,7 @@ def test_the_scheduler_moves_and_goes(save: Save, capsys: Say) -> None:
     assert _diff(save, capsys, part, modelarts()) == ["The scheduler on 192.0.2.1 is new."]
 
 
-def test_another_order_is_told_for_it_changes_node_ports(save: Save, capsys: Say) -> None:
+def test_a_changed_order_is_reported_for_node_ports(save: Save, capsys: Say) -> None:
     old = modelarts(prefill=[server(A, 0), server(A, 1)])
     new = modelarts(prefill=[server(A, 1), server(A, 0)])
 

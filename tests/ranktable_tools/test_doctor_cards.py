@@ -94,7 +94,7 @@ def test_a_stranger_on_a_gpu_is_named(gpus: Bench) -> None:
     assert (verdict.result, verdict.words) == ("warn", "card 1 is used by /usr/bin/python3 (pid 4711, 900 MB)")
 
 
-def test_our_own_processes_are_no_strangers(a2: Bench) -> None:
+def test_our_own_processes_are_not_foreign(a2: Bench) -> None:
     a2.file("/proc/51544/cmdline", "python3\0-P\0-m\0pdserve.launch\0--port\08088\0")
 
     verdict = check_card_users(a2.case())

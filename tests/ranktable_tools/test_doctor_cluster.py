@@ -62,7 +62,7 @@ def _link(**changes: Any) -> dict[str, Any]:
         (404, "not found", "fail", "URL/ready answers 404: that is no pdserve scheduler"),
     ],
 )
-def test_the_scheduler_is_ready_or_says_what_it_lacks(
+def test_the_scheduler_is_ready_or_names_what_is_missing(
     tmp_path: Path, status: int, body: str, result: str, words: str
 ) -> None:
     with _scheduler(status, body) as url:
@@ -132,14 +132,14 @@ def test_a_server_that_is_not_an_instance_fails_no_secret_check(tmp_path: Path) 
     assert verdict.next_step == "check which server listens there: server_port and NODE_PORTS are the instances' ports"
 
 
-def test_before_the_start_there_is_no_model_to_compare(tmp_path: Path) -> None:
+def test_before_the_start_no_models_are_compared(tmp_path: Path) -> None:
     silent = {"instances": [_instance(error="connection refused")], "differences": []}
 
     assert check_model(_case(Bench(tmp_path), {DESCRIBE: json.dumps(silent)})).words == "no instance answers"
     assert check_model(Bench(tmp_path / "b").case()).words == "no global table was given"
 
 
-def test_the_last_line_is_told_where_pdserve_gives_no_answer(tmp_path: Path) -> None:
+def test_the_last_output_line_is_shown_if_pdserve_fails(tmp_path: Path) -> None:
     words = "Traceback\npython: No module named pdserve\n"
 
     verdict = check_model(_case(Bench(tmp_path), {}, other=words))
@@ -147,7 +147,7 @@ def test_the_last_line_is_told_where_pdserve_gives_no_answer(tmp_path: Path) -> 
     assert (verdict.result, verdict.words) == ("not here", "No module named pdserve")
 
 
-def test_links_are_told_with_their_speed(tmp_path: Path) -> None:
+def test_links_are_listed_with_their_speed(tmp_path: Path) -> None:
     told = {"note": "", "links": [_link(), _link(decode="decode-1", transport="tcp", bytes_per_s=None)]}
 
     verdict = check_links(_case(Bench(tmp_path), {LINKS: json.dumps(told)}))

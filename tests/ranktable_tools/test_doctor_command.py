@@ -43,7 +43,7 @@ def test_a_host_in_order_ends_with_0(files: list[str], capsys: pytest.CaptureFix
     assert "to fix" not in lines[-1]
 
 
-def test_something_to_mend_ends_with_1(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_ends_with_status_1(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     secret = Path(files[0]).parent / "cluster_secret"
     secret.chmod(0o644)
     capsys.readouterr()

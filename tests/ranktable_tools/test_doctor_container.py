@@ -41,7 +41,7 @@ def test_the_guides_container_is_ok(tmp_path: Path) -> None:
         ("etc/hccn.conf", "warn", "/etc/hccn.conf is not mounted: links over RoCE cannot find their addresses"),
     ],
 )
-def test_what_is_not_mounted_is_named_with_its_flag(tmp_path: Path, path: str, result: str, words: str) -> None:
+def test_missing_mounts_are_named_with_their_flag(tmp_path: Path, path: str, result: str, words: str) -> None:
     bench = _container(tmp_path, "4", "5")
     (bench.root / path).unlink()
 
@@ -95,7 +95,7 @@ def test_its_user_has_to_be_known(tmp_path: Path, uid: int, result: str, words: 
     assert words in verdict.words
 
 
-def test_a_user_who_may_not_open_the_cards_is_a_warning(tmp_path: Path) -> None:
+def test_a_user_without_access_to_the_cards_is_a_warning(tmp_path: Path) -> None:
     bench = _container(tmp_path, "4", "5")
     bench.file("/etc/passwd", "other:x:1001:1001::/home/other:/bin/sh\n")
 

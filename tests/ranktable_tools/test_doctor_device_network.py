@@ -47,7 +47,7 @@ def test_a_link_that_is_down_is_a_failure_and_on_an_a3_a_warning(tmp_path: Path,
     assert (verdict.result, verdict.words) == (result, "the link of device 1 is DOWN")
 
 
-def test_an_unhealthy_network_is_told_in_the_tools_word(tmp_path: Path) -> None:
+def test_an_unhealthy_network_is_reported_with_the_tools_word(tmp_path: Path) -> None:
     answers = {**_both("-link", UP), **_both("-net_health", HEALTHY, "net health status: Unreachable\n")}
 
     verdict = check_device_links(_bench(tmp_path, answers).case())
@@ -79,7 +79,7 @@ def test_two_tls_switches_are_a_failure_that_names_the_one_to_set(tmp_path: Path
     assert verdict.next_step == "hccn_tool -i 1 -tls -s enable 0"
 
 
-def test_a_device_that_does_not_tell_its_switch_is_a_warning(tmp_path: Path) -> None:
+def test_a_device_without_a_tls_switch_is_a_warning(tmp_path: Path) -> None:
     verdict = check_tls(_bench(tmp_path, {"-i 0 -tls -g": recorded.TLS}).case())
 
     assert (verdict.result, verdict.words) == ("warn", "the TLS switch of device 1 is unknown")
@@ -143,7 +143,7 @@ def test_after_the_ping_deadline_the_number_of_pings_is_reported(tmp_path: Path)
     assert (verdict.result, verdict.words) == ("ok", "1 device pair (of 2) can talk")
 
 
-def test_without_npus_or_hccn_tool_there_is_nothing_to_ask(tmp_path: Path) -> None:
+def test_without_npus_or_hccn_tool_nothing_is_queried(tmp_path: Path) -> None:
     cpu, bare = Bench(tmp_path / "a"), Bench(tmp_path / "b", "davinci0")
 
     for check in (check_device_links, check_tls, check_device_pairs):

@@ -24,14 +24,14 @@ FINDINGS = [
 ]
 
 
-def test_every_check_has_a_name_of_its_own_and_says_what_it_holds_for() -> None:
+def test_every_check_has_a_unique_name_and_a_scope() -> None:
     names = [check.name for check in CHECKS]
 
     assert len(set(names)) == len(names)
     assert all(check.run.__doc__ for check in CHECKS)
 
 
-def test_a_machine_with_nothing_has_nothing_to_mend(tmp_path: Path) -> None:
+def test_a_bare_machine_has_no_failures(tmp_path: Path) -> None:
     findings = examine(Bench(tmp_path).case(), 60, CHECKS)
 
     assert [finding.name for finding in findings] == [check.name for check in CHECKS]
@@ -73,7 +73,7 @@ def test_a_check_that_hangs_hides_no_other(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_what_a_check_raises_is_its_own_finding(tmp_path: Path) -> None:
+def test_an_exception_in_a_check_is_its_finding(tmp_path: Path) -> None:
     def refuse(case: DoctorInput) -> Verdict:
         raise RanktableError("npu-smi info: did not exit within 10 s")
 
@@ -86,7 +86,7 @@ def test_what_a_check_raises_is_its_own_finding(tmp_path: Path) -> None:
     assert words == ["npu-smi info: did not exit within 10 s", "the check failed: KeyError('x')"]
 
 
-def test_a_tool_is_asked_once_and_one_at_a_time(tmp_path: Path) -> None:
+def test_a_tool_runs_once_and_one_at_a_time(tmp_path: Path) -> None:
     running, most, asked = 0, 0, []
 
     def run(command: object) -> ToolOutput:
@@ -137,7 +137,7 @@ def test_the_screen_is_one_line_a_check_and_the_next_step_below() -> None:
     ]
 
 
-def test_colours_are_asked_for_and_tools_cannot_add_their_own() -> None:
+def test_colours_are_opt_in_and_not_the_tools() -> None:
     shown = text_lines("t", [CheckResult("ports", ok("\x1b[31mred"))], colour=True)
 
     assert shown[1] == "\x1b[32mok  \x1b[0m  ports  ?[31mred"

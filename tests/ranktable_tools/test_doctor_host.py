@@ -9,7 +9,7 @@ FORWARD = "/proc/sys/net/ipv4/ip_forward"
 DOCKER = {"-v": "Docker version 24.0.7, build afdd53b\n"}
 
 
-def test_docker_tells_its_version(tmp_path: Path) -> None:
+def test_dockers_version_is_read(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.tool("docker", DOCKER)
 

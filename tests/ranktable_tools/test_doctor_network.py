@@ -53,7 +53,7 @@ def _given(ports: tuple[int, int], decode_host: str = HERE) -> DoctorTables:
     return tables([server(HERE, "0", ports[0])], [server(decode_host, "1", ports[1])])
 
 
-def test_grpc_is_told_from_other_speakers_and_from_nobody() -> None:
+def test_grpc_is_distinguished_from_other_servers() -> None:
     with _listener(SETTINGS) as grpc, _listener(b"HTTP/1.1 400 Bad Request\r\n\r\n") as http, _listener(b"") as short:
         states = [ask_port(HERE, port, 30.0).state for port in (grpc, http, short)]
 
@@ -67,7 +67,7 @@ def test_a_silent_port_costs_no_more_than_its_deadline() -> None:
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_mutual_tls_is_told_from_other_speakers(tmp_path: Path, version: ssl.TLSVersion) -> None:
+def test_mutual_tls_is_distinguished_from_other_servers(tmp_path: Path, version: ssl.TLSVersion) -> None:
     files = Authority(tmp_path).sign("instance")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files.cert, files.key)
@@ -138,7 +138,7 @@ def test_node_ports_win_and_a_wrong_one_is_named(tmp_path: Path) -> None:
     assert 'NODE_PORTS is "8088": 1 port, but the global table has 2 instances' in wrong.words
 
 
-def test_without_ports_there_is_nothing_to_ask(tmp_path: Path) -> None:
+def test_without_ports_nothing_is_probed(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     unknown = tables([server(HERE, "0")], [server(HERE, "1")])
 

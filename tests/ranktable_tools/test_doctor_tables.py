@@ -29,7 +29,7 @@ def _paths(folder: Path, ending: str = "45") -> list[str]:
     ("ending", "words"),
     [("45", "this process is prefill-0"), ("67", "decode-0"), ("host", "is the scheduler")],
 )
-def test_the_role_is_told_from_the_tables(tmp_path: Path, folder: Path, ending: str, words: str) -> None:
+def test_the_role_is_derived_from_the_tables(tmp_path: Path, folder: Path, ending: str, words: str) -> None:
     bench = Bench(tmp_path)
 
     verdict = check_tables(bench.case(read_tables(_paths(folder, ending), bench.machine())))
@@ -62,7 +62,7 @@ def test_an_unreadable_table_is_a_failure_that_suggests_lint(tmp_path: Path, fol
     assert verdict.next_step == f"ranktable lint {global_path} {local_path}"
 
 
-def test_what_lint_finds_across_tables_and_ports_is_a_failure(tmp_path: Path, folder: Path) -> None:
+def test_lint_findings_across_tables_are_failures(tmp_path: Path, folder: Path) -> None:
     bench = Bench(tmp_path)
     environ = {"NODE_PORTS": "8088"}
 

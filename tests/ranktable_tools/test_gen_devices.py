@@ -36,7 +36,7 @@ class Host:
 NPUS = [f"davinci{number}" for number in range(8)]
 
 
-def test_an_npu_host_asks_hccn_tool_for_each_device_in_turn(tmp_path: Path) -> None:
+def test_hccn_tool_runs_for_each_device_in_turn(tmp_path: Path) -> None:
     host = Host(tmp_path, *NPUS)
     answers = {f"-i {number} -ip -g": recorded.IP.replace("245.11", f"0.{number}") for number in range(8)}
     write_stub(host.tools, "hccn_tool", answers)

@@ -185,7 +185,7 @@ def test_instances_that_share_some_devices_need_no_ports() -> None:
         (_request("0", "0"), "if it is a GPU, ranktable gen --share-devices assigns it to both"),
     ],
 )
-def test_what_sharing_devices_does_not_mend_is_refused(request_: GenRequest, words: str) -> None:
+def test_faults_sharing_does_not_allow_are_refused(request_: GenRequest, words: str) -> None:
     with pytest.raises(RanktableError) as caught:
         check_request(request_)
 

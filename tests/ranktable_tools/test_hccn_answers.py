@@ -40,7 +40,7 @@ def test_the_link_is_up_or_down(answer: str, link: str | None) -> None:
 
 
 @pytest.mark.parametrize("word", ["Success", "Socket fail", "Receive timeout", "Unreachable", "Init", "Fault"])
-def test_the_network_health_is_told_in_the_tools_word(word: str) -> None:
+def test_network_health_is_the_tools_word(word: str) -> None:
     assert parse_net_health(f"net health status: {word}\n") == word
 
 
@@ -53,11 +53,11 @@ def test_the_speed_is_in_megabits() -> None:
     ("answer", "switch"),
     [(recorded.TLS, "0"), (recorded.TLS.replace("switch[0]", "switch[1]"), "1"), (recorded.NO_DEVICE, None)],
 )
-def test_the_tls_switch_is_read_beside_the_other_numbers(answer: str, switch: str | None) -> None:
+def test_the_tls_switch_is_read_among_other_numbers(answer: str, switch: str | None) -> None:
     assert parse_tls_switch(answer) == switch
 
 
-def test_a_ping_that_came_back_is_told_from_one_that_did_not() -> None:
+def test_answered_and_lost_pings_are_distinguished() -> None:
     assert parse_ping(recorded.PING)
     assert parse_ping(recorded.HCCS_PING)
     assert not parse_ping(recorded.PING_LOST)

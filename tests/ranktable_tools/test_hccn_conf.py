@@ -8,13 +8,13 @@ def test_addresses_are_read_and_other_keys_pass() -> None:
     assert parse_conf(recorded.CONF) == {"0": "10.20.11.11", "1": "10.20.11.12"}
 
 
-def test_lines_that_say_nothing_pass() -> None:
+def test_meaningless_lines_are_ignored() -> None:
     text = "# a comment\n\naddress_0\naddress_x=10.0.0.1\naddress_1=\naddress_2=10.**.**.1\ngateway_3=10.0.0.1\n"
 
     assert parse_conf(text) == {}
 
 
-def test_an_ipv6_address_counts_where_there_is_no_other() -> None:
+def test_an_ipv6_address_is_used_if_there_is_no_other() -> None:
     text = "IPv6address_0=fd00::10/64\nIPv6gateway_0=fd00::1\nIPv6address_1=fd00::11\naddress_1 = 10.0.0.11\n"
 
     assert parse_conf(text) == {"0": "fd00::10", "1": "10.0.0.11"}

@@ -18,7 +18,7 @@ def test_the_source_towards_loopback_is_loopback() -> None:
     assert route_source(socket.AF_INET, "127.0.0.1") == "127.0.0.1"
 
 
-def test_no_route_is_no_source() -> None:
+def test_without_a_route_there_is_no_source_address() -> None:
     assert route_source(socket.AF_INET, "255.255.255.255") is None
 
 

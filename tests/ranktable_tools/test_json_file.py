@@ -32,7 +32,7 @@ def test_a_folder_is_named_with_the_reason(tmp_path: Path) -> None:
     assert _message(str(tmp_path)) == f"{tmp_path}: cannot be read: Is a directory"
 
 
-def test_what_is_not_json_is_told_with_line_and_column(save: Save) -> None:
+def test_invalid_json_is_reported_with_line_and_column(save: Save) -> None:
     path = save("t.json", '{\n  "version": }')
 
     assert _message(path) == f"{path}: not JSON: line 2 column 14: Expecting value"
@@ -57,14 +57,14 @@ def test_a_number_as_long_as_is_read_is_read(save: Save) -> None:
     assert read_json(save("t.json", "-" + "1" * 640)) == -int("1" * 640)
 
 
-def test_a_pipe_nobody_writes_to_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_pipe_without_a_writer_is_refused_at_once(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     os.mkfifo(path)
 
     assert _message(str(path)) == f"{path}: not a regular file; name a file, or /dev/stdin for a pipe"
 
 
-def test_what_a_pipe_of_this_process_brings_is_read() -> None:
+def test_a_pipe_of_this_process_is_read() -> None:
     reader, writer = os.pipe()
     os.write(writer, b'{"a": 1}')
     os.close(writer)
@@ -139,7 +139,7 @@ def test_ctrl_c_while_it_writes_leaves_nothing(tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_written_first_stays(tmp_path: Path) -> None:
+def test_the_first_written_file_stays(tmp_path: Path) -> None:
     path = tmp_path / "new" / "t"
 
     written = [write_private_first(path, text) for text in ("first", "second")]

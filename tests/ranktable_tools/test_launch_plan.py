@@ -102,9 +102,7 @@ def test_a_local_table_may_name_this_host_in_another_way(
 
 @pytest.mark.parametrize("value", [None, ""])
 @pytest.mark.parametrize("variable", ["GLOBAL_RANK_TABLE_FILE_PATH", "RANK_TABLE_FILE_PATH"])
-def test_a_missing_variable_is_named_with_what_to_set(
-    environ: dict[str, str], variable: str, value: str | None
-) -> None:
+def test_a_missing_variable_is_named_with_advice(environ: dict[str, str], variable: str, value: str | None) -> None:
     del environ[variable]
     if value is not None:
         environ[variable] = value
@@ -280,7 +278,7 @@ def test_an_entry_without_a_port_is_left_out_with_a_warning(two_by_two: dict[str
     )
 
 
-def test_no_port_anywhere_asks_for_node_ports(two_by_two: dict[str, str]) -> None:
+def test_a_missing_port_suggests_node_ports(two_by_two: dict[str, str]) -> None:
     message = _refusal(two_by_two)
 
     assert message.startswith("NODE_PORTS is not set and no entry of the global table has a server_port: set ")
@@ -318,7 +316,7 @@ def test_the_digest_ignores_ports_layout_and_localhost_spellings(
 
 
 @pytest.mark.parametrize(("key", "value"), [("device_id", "9"), ("device_ip", "10.0.0.99")])
-def test_the_digest_changes_with_who_is_in_the_table(
+def test_the_digest_changes_with_the_members(
     environ: dict[str, str], save: Save, guide_global: Document, key: str, value: str
 ) -> None:
     guide_global["server_group_list"][1]["server_list"][0]["device"][0][key] = value

@@ -40,7 +40,7 @@ def test_lint_as_json_has_path_value_and_cure(capsys: pytest.CaptureFixture[str]
     }
 
 
-def test_what_is_no_object_is_told_once_and_a_long_value_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_non_object_is_reported_once_and_long_values_cut(capsys: pytest.CaptureFixture[str]) -> None:
     main(GEN)
     capsys.readouterr()
     document = json.loads(Path(f"global_ranktable_{IP}.json").read_text())
@@ -55,7 +55,7 @@ def test_what_is_no_object_is_told_once_and_a_long_value_is_cut(capsys: pytest.C
     assert finding["instead"] == "must be an object"
 
 
-def test_a_note_is_told_and_does_not_fail(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_note_is_printed_and_does_not_fail(capsys: pytest.CaptureFixture[str]) -> None:
     main([*GEN[:-4], "--ip", IP, "--device-type", "cpu", "--decode-server-list", "8"])
     capsys.readouterr()
 
@@ -111,7 +111,7 @@ def test_lint_compares_local_tables_with_the_global_one(tmp_path: Path, capsys: 
     )
 
 
-def test_lint_says_that_a_part_is_not_whole(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lint_reports_a_partial_table(capsys: pytest.CaptureFixture[str]) -> None:
     main([*GEN, "--no-api-server"])
     capsys.readouterr()
 

@@ -15,14 +15,14 @@ TABLE = GlobalTable(
 
 
 @pytest.mark.parametrize(("port", "role"), [(8088, "prefill"), (8089, "decode")])
-def test_instances_that_share_a_gpu_are_told_apart_by_their_ports(port: int, role: str) -> None:
+def test_instances_sharing_a_gpu_are_matched_by_port(port: int, role: str) -> None:
     entry = find_own_entry(LocalTable(TableServer("192.0.2.1", "192.0.2.1", GPU, port)), TABLE)
 
     assert entry is not None
     assert entry.role == role
 
 
-def test_a_port_alone_is_no_difference() -> None:
+def test_a_port_alone_does_not_distinguish() -> None:
     entry = find_own_entry(LocalTable(TableServer("192.0.2.1", "192.0.2.1", GPU)), TABLE)
 
     assert entry is not None

@@ -66,9 +66,7 @@ def test_merge_gives_table_and_secret_to_their_owner(tmp_path: Path, capsys: pyt
     assert "Next: copy whole/global_ranktable_merge.json and whole/cluster_secret to every host, side by side" in out
 
 
-def test_merge_writes_nothing_beside_a_secret_it_cannot_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_merge_writes_nothing_if_a_secret_is_unreadable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "whole" / "cluster_secret").mkdir(parents=True)
     files = _two_hosts()
 

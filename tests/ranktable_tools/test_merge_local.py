@@ -68,7 +68,7 @@ def test_the_devices_of_one_host_are_one_entry(save: Save) -> None:
     assert cli.main(["lint", "local_ranktable_merge.json"]) == 0
 
 
-def test_what_was_joined_is_joined_again(save: Save) -> None:
+def test_a_merged_table_can_be_merged_again(save: Save) -> None:
     files = [save(f"{number}.json", local(server(ip, number))) for number, ip in enumerate((A, B, C))]
     assert cli.main(["merge-local", "--local-ranktable-list", *files[:2], "--save-dir", "two"]) == 0
 

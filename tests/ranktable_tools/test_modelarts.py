@@ -102,7 +102,7 @@ def test_swapped_group_ids_are_refused(save: Save, guide_global: Document) -> No
     assert message.startswith('server_group_list[2].group_id is "1"; must be absent: all groups come before it; ')
 
 
-def test_an_unknown_group_id_is_refused_with_what_is_wanted(save: Save, guide_global: Document) -> None:
+def test_an_unknown_group_id_is_refused_with_the_valid_ones(save: Save, guide_global: Document) -> None:
     _group(guide_global, 1)["group_id"] = "7"
 
     message = _refusal(save("g.json", guide_global))
@@ -122,7 +122,7 @@ def test_a_false_server_count_is_reported_with_both_numbers(
     assert message == f'{place} is {shown}; must be "1", the number of servers in server_list'
 
 
-def test_a_device_that_stands_twice_is_named_with_both_places(save: Save, guide_global: Document) -> None:
+def test_a_duplicate_device_is_named_with_both_places(save: Save, guide_global: Document) -> None:
     _device(guide_global, 2, 1)["device_id"] = "4"
 
     message = _refusal(save("g.json", guide_global))
@@ -254,7 +254,7 @@ def test_a_wrong_value_at_the_top_is_named(
 
 
 @pytest.mark.parametrize("document", [[], "text", 3, None])
-def test_what_is_no_object_is_refused(save: Save, document: object) -> None:
+def test_anything_but_an_object_is_refused(save: Save, document: object) -> None:
     assert "must be an object" in _refusal(save("g.json", document if document != "text" else '"text"'))
 
 
@@ -278,7 +278,7 @@ def test_one_port_twice_on_one_host_is_refused(save: Save, guide_global: Documen
     assert 'server_port is "8088" on localhost, which server_group_list[1]' in _refusal(save("g.json", guide_global))
 
 
-def test_all_problems_are_found_and_the_first_says_how_many_more(save: Save, guide_global: Document) -> None:
+def test_all_faults_are_found_and_the_first_counts_the_rest(save: Save, guide_global: Document) -> None:
     guide_global["version"] = "9"
     _device(guide_global, 1, 0)["rank_id"] = 0
     _group(guide_global, 2)["server_count"] = "5"

@@ -25,14 +25,14 @@ def _tool(folder: Path, addresses: dict[str, str], flag: str = "ip") -> dict[str
     return {"PATH": str(folder)}
 
 
-def test_devices_are_asked_one_after_the_other(tmp_path: Path) -> None:
+def test_devices_are_queried_one_after_the_other(tmp_path: Path) -> None:
     environ = _tool(tmp_path, {"4": "10.0.0.4", "5": "10.0.0.5"})
 
     assert npu_addresses(["4", "5"], None, environ) == {"4": "10.0.0.4", "5": "10.0.0.5"}
     assert calls(tmp_path) == ["hccn_tool -i 4 -ip -g", "hccn_tool -i 5 -ip -g"]
 
 
-def test_an_a3_pod_is_asked_for_its_virtual_cards(tmp_path: Path) -> None:
+def test_an_a3_pod_is_queried_for_virtual_cards(tmp_path: Path) -> None:
     write_stub(tmp_path, "hccn_tool", {"-i 0 -vnic -g": recorded.VNIC, "-i 0 -ip -g": recorded.IP})
     environ = {"PATH": str(tmp_path)}
 
@@ -44,7 +44,7 @@ def test_without_the_tool_the_conf_file_is_read(conf: Path) -> None:
     assert npu_addresses(["1", "0"], None, NO_TOOL, conf=conf) == {"1": "10.20.11.12", "0": "10.20.11.11"}
 
 
-def test_the_conf_file_is_read_beside_the_tool_where_it_is_named(tmp_path: Path, conf: Path) -> None:
+def test_the_named_conf_file_is_read_beside_the_tool(tmp_path: Path, conf: Path) -> None:
     environ = _tool(tmp_path, {"0": "10.0.0.4"})
 
     assert npu_addresses(["0"], "conf", environ, conf=conf) == {"0": "10.20.11.11"}
@@ -85,6 +85,6 @@ def test_without_tool_and_file_both_are_named(tmp_path: Path) -> None:
     assert "none.conf cannot be read: No such file or directory; mount one of them" in str(caught.value)
 
 
-def test_a_source_that_needs_the_tool_says_so() -> None:
+def test_a_source_that_needs_the_tool_names_it() -> None:
     with pytest.raises(RanktableError, match="hccn_tool is not found: set HCCN_TOOL_PATH, or choose --device-ip-from"):
         npu_addresses(["0"], "vnic", NO_TOOL)

@@ -55,7 +55,7 @@ def test_an_a2_has_one_chip_a_card() -> None:
     ]
 
 
-def test_an_a3_has_two_chips_a_card_and_tells_their_physical_ids() -> None:
+def test_an_a3_card_has_two_chips_with_physical_ids() -> None:
     states = parse_states(recorded.INFO_A3)
 
     assert [(state.device_id, state.npu_id, state.chip_id, state.health) for state in states] == [
@@ -64,7 +64,7 @@ def test_an_a3_has_two_chips_a_card_and_tells_their_physical_ids() -> None:
     assert states[1].hbm_used_mb == 37054
 
 
-def test_a_950_has_the_name_in_a_cell_of_its_own() -> None:
+def test_a_950_has_its_name_in_a_separate_cell() -> None:
     assert parse_states(recorded.INFO_950) == [
         NpuState("0", 0, 0, "Ascend950DT", "OK", 4761, 98304),
         NpuState("1", 1, 0, "Ascend950DT", "OK", 4762, 98304),
@@ -79,7 +79,7 @@ def test_two_chips_without_physical_ids_are_numbered_through() -> None:
     assert [state.device_id for state in parse_states(text)] == ["0", "1", "2", "3"]
 
 
-def test_processes_are_told_by_device() -> None:
+def test_processes_are_listed_by_device() -> None:
     assert parse_processes(recorded.INFO_A2) == [NpuProcess("1", 51544, "python3", 58955)]
     assert parse_processes(recorded.INFO_A3) == [
         NpuProcess("0", 3224097, "VLLMWorker_DP", 34309),
@@ -122,7 +122,7 @@ def test_the_super_pod_is_there_on_an_a3_alone() -> None:
     assert parse_super_pod(recorded.NO_SUPER_POD) is None
 
 
-def test_the_board_tells_its_versions() -> None:
+def test_the_boards_versions_are_read() -> None:
     fields = dict(parse_fields(recorded.BOARD))
 
     assert (fields["Software Version"], fields["Firmware Version"]) == ("23.0.5", "7.1.0.7.220")

@@ -23,7 +23,7 @@ def test_a_process_may_have_commas_in_its_name() -> None:
     ]
 
 
-def test_words_are_no_gpus() -> None:
+def test_text_lines_are_not_gpus() -> None:
     answer = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver, mind you, a, b, c.\n"
 
     assert parse_gpus(answer) == []

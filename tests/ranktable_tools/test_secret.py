@@ -86,7 +86,7 @@ def test_a_secret_readable_by_others_is_refused_as_at_the_start(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["folder", "pipe"])
-def test_what_is_no_file_is_refused_in_the_words_of_the_start(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_a_secret_that_is_not_a_file_is_refused_as_at_the_start(tmp_path: Path, make: Callable[[Path], None]) -> None:
     path = tmp_path / "cluster_secret"
     make(path)
 

@@ -53,7 +53,7 @@ def test_one_hosts_part_has_no_clients_yet(save: Save, capsys: Say) -> None:
     ]
 
 
-def test_roles_that_are_not_said_are_not_drawn(save: Save, capsys: Say) -> None:
+def test_unknown_roles_are_not_drawn(save: Save, capsys: Say) -> None:
     assert _shown(save, capsys, kubeinfer()) == [
         "kubeinfer, 3 instances, roles unknown, use ranktable convert to make a table for pdserve",
         "  clients",
@@ -93,7 +93,7 @@ def test_a_members_own_table_is_drawn_alone(save: Save, capsys: Say, document: D
     assert _shown(save, capsys, document) == lines
 
 
-def test_devices_without_instances_say_how_they_were_cut(save: Save, capsys: Say) -> None:
+def test_devices_without_instances_show_how_they_were_split(save: Save, capsys: Say) -> None:
     lines = _shown(save, capsys, vllm_ascend())
 
     assert lines[0] == "vllm-ascend, 1 prefill, 2 decode, use ranktable convert to make a table for pdserve"

@@ -16,7 +16,7 @@ def _length(path: str) -> int:
     return len(Path(path).read_text())
 
 
-def test_a_look_says_what_the_file_says(tmp_path: Path) -> None:
+def test_a_read_returns_the_files_content(tmp_path: Path) -> None:
     file = tmp_path / "t"
     file.write_text("abc")
 
@@ -27,7 +27,7 @@ def test_a_look_says_what_the_file_says(tmp_path: Path) -> None:
     assert asyncio.run(looks()) == [3, None]
 
 
-def test_a_file_that_hangs_is_told_once_and_waited_for(tmp_path: Path) -> None:
+def test_a_hung_file_is_reported_once_and_waited_for(tmp_path: Path) -> None:
     pipe = tmp_path / "t"
     os.mkfifo(pipe)  # an open for reading hangs until somebody writes
 
@@ -47,7 +47,7 @@ def test_a_file_that_hangs_is_told_once_and_waited_for(tmp_path: Path) -> None:
     assert (again, found) == (None, 7)
 
 
-def test_the_table_as_it_was_is_told_after_a_file_system_that_hung(tmp_path: Path) -> None:
+def test_an_unchanged_table_is_reported_after_a_hang(tmp_path: Path) -> None:
     file = tmp_path / "t"
     file.write_text("abc")
     opened = threading.Event()

@@ -73,7 +73,7 @@ def test_a_table_that_is_whole_again_as_it_was_is_reported_once(save: Save) -> N
     assert [line.split()[0] for line in lines] == ["version", "ignored:", "valid", "ignored:", "version", "waiting:"]
 
 
-def test_what_says_the_same_cluster_is_no_version(save: Save) -> None:
+def test_a_table_of_the_same_cluster_is_not_a_new_version(save: Save) -> None:
     other = {**modelarts(), "hardware_type": "800I-A2-32G"}
 
     assert len(said(save, modelarts(), other)) == 1
@@ -90,7 +90,7 @@ def test_a_table_of_another_dialect_has_no_digest(save: Save) -> None:
     assert lines[1].endswith("(192.0.2.2, devices 4,5) is new.")
 
 
-def test_the_command_says_the_table_and_ends_in_time(save: Save, capsys: pytest.CaptureFixture[str]) -> None:
+def test_watch_prints_the_table_and_ends_in_time(save: Save, capsys: pytest.CaptureFixture[str]) -> None:
     path = save("t.json", modelarts(prefill=[server(A, 0), server(A, 1)]))
 
     assert main(["watch", path, "--interval", "0.01", "--for", "0.01"]) == 0

@@ -48,7 +48,7 @@ def decodes(found: list[object]) -> list[int]:
     return [len(table.decode) for table in found if isinstance(table, GlobalTable)]
 
 
-def test_a_file_that_is_as_it_was_is_nothing_to_tell(watched: WatchedTable[GlobalTable]) -> None:
+def test_an_unchanged_file_is_not_reported(watched: WatchedTable[GlobalTable]) -> None:
     assert looks(watched) == []
 
 
@@ -59,7 +59,7 @@ def test_a_replaced_file_is_reported_once(path: Path, watched: WatchedTable[Glob
     assert decodes(looks(watched)) == [2]
 
 
-def test_the_same_table_in_other_letters_is_nothing_to_tell(path: Path, watched: WatchedTable[GlobalTable]) -> None:
+def test_a_reformatted_table_is_not_reported(path: Path, watched: WatchedTable[GlobalTable]) -> None:
     replace(path, json.dumps(OLD, indent=4))
 
     assert looks(watched) == []
@@ -103,7 +103,7 @@ def test_a_swapped_folder_behind_links_is_followed(tmp_path: Path) -> None:
     ],
     ids=["half-written", "empty", "another version", "no decode group"],
 )
-def test_what_is_broken_is_told_once_and_the_table_before_it_stays(
+def test_a_broken_file_is_reported_once_and_the_last_table_stays(
     path: Path, watched: WatchedTable[GlobalTable], broken: object, words: str
 ) -> None:
     replace(path, broken)
@@ -126,7 +126,7 @@ def test_a_file_that_is_gone_is_reported_once(path: Path, watched: WatchedTable[
     assert decodes(looks(watched)) == [2]
 
 
-def test_a_table_written_slowly_is_no_trouble(path: Path, watched: WatchedTable[GlobalTable]) -> None:
+def test_a_slowly_written_table_is_not_an_error(path: Path, watched: WatchedTable[GlobalTable]) -> None:
     text = json.dumps(NEW)
     told: list[object] = []
     for end in range(1, len(text), 97):
@@ -137,7 +137,7 @@ def test_a_table_written_slowly_is_no_trouble(path: Path, watched: WatchedTable[
     assert decodes(told + looks(watched)) == [2]
 
 
-def test_a_table_that_is_broken_again_is_told_again(path: Path, watched: WatchedTable[GlobalTable]) -> None:
+def test_a_table_broken_again_is_reported_again(path: Path, watched: WatchedTable[GlobalTable]) -> None:
     told: list[object] = []
     for document in ("{", OLD, "{"):
         replace(path, document)
@@ -158,9 +158,7 @@ def test_an_unchanged_table_is_reported_once_after_a_fault(
     assert decodes(looks(watched, 6)) == [1]
 
 
-def test_what_was_broken_too_shortly_to_be_told_is_nothing_to_tell(
-    path: Path, watched: WatchedTable[GlobalTable]
-) -> None:
+def test_a_briefly_broken_table_is_not_reported(path: Path, watched: WatchedTable[GlobalTable]) -> None:
     replace(path, "{")
     assert looks(watched, 1) == []
 
@@ -169,7 +167,7 @@ def test_what_was_broken_too_shortly_to_be_told_is_nothing_to_tell(
     assert looks(watched) == []
 
 
-def test_an_initializing_table_is_told_at_once_and_once(path: Path, watched: WatchedTable[GlobalTable]) -> None:
+def test_an_initializing_table_is_reported_at_once_and_once(path: Path, watched: WatchedTable[GlobalTable]) -> None:
     for document in ({**NEW, "status": "initializing"}, {**OLD, "status": "initializing"}):
         replace(path, document)
 
@@ -192,7 +190,7 @@ def test_a_table_that_only_names_a_port_is_another(path: Path, watched: WatchedT
     assert found.decode[0].server_port == 8090
 
 
-def test_the_first_table_is_told_where_none_was_read_before(path: Path) -> None:
+def test_the_first_table_is_reported(path: Path) -> None:
     assert decodes(looks(WatchedTable(str(path), read_global))) == [1]
 
 

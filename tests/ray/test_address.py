@@ -7,7 +7,7 @@ from wire.errors import ConfigError
 
 
 @pytest.mark.parametrize("text", ["auto", "127.0.0.1:6379", "10.0.0.18:6379", "head.example:1", "[fd00::1]:65535"])
-def test_what_ray_takes_is_taken(text: str) -> None:
+def test_addresses_ray_accepts_are_accepted(text: str) -> None:
     assert parse_address(text) == text
 
 
@@ -30,7 +30,7 @@ def test_anything_else_is_refused_with_the_value(text: str, words: str) -> None:
     assert text in str(refused.value)
 
 
-def test_host_and_port_are_parted() -> None:
+def test_host_and_port_are_separated() -> None:
     assert split("[fd00::1]:6379") == ("fd00::1", 6379)
     assert split("10.0.0.18:6379") == ("10.0.0.18", 6379)
 

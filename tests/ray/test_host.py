@@ -96,7 +96,7 @@ def test_another_version_on_the_node_is_refused_with_both(node: RayInstanceHost)
         node.seat(NodeRequest("cpu", ("0",), "9.9"))
 
 
-def test_the_process_has_its_tables_and_secret_and_nothing_of_rays(node: RayInstanceHost) -> None:
+def test_the_process_gets_tables_and_secret_but_no_ray_variables(node: RayInstanceHost) -> None:
     seat = node.seat(_CPU)
     code = "import json, os; print(json.dumps(dict(os.environ)), os.getcwd(), flush=True)"
 
@@ -116,7 +116,7 @@ def test_the_process_has_its_tables_and_secret_and_nothing_of_rays(node: RayInst
     assert seat.port != 0
 
 
-def test_what_it_says_comes_in_whole_lines_and_from_where_one_was(node: RayInstanceHost) -> None:
+def test_its_log_is_read_in_whole_lines_from_an_offset(node: RayInstanceHost) -> None:
     node.seat(_CPU)
     node.start(_orders("import signal, sys; print('one'); print('tw', end='', flush=True); signal.pause()"))
 
@@ -174,7 +174,7 @@ def test_a_second_process_beside_the_first_is_refused(node: RayInstanceHost) -> 
         node.start(_orders(_STAYS))
 
 
-def test_a_name_that_leads_elsewhere_is_no_name_of_a_file(node: RayInstanceHost, tmp_path: Path) -> None:
+def test_a_name_with_a_path_is_not_a_file_name(node: RayInstanceHost, tmp_path: Path) -> None:
     node.seat(_CPU)
 
     with pytest.raises(ConfigError, match="is not a file name"):

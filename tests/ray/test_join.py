@@ -17,7 +17,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         load()
 
 
-def test_nothing_of_ours_imports_ray_before_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_is_imported_only_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     for name in [name for name in sys.modules if name.startswith("pdserve.ray_cluster")]:
         monkeypatch.delitem(sys.modules, name)
@@ -27,7 +27,7 @@ def test_nothing_of_ours_imports_ray_before_it_is_asked_for(monkeypatch: pytest.
 
 @pytest.mark.usefixtures("ray_is_here")
 @pytest.mark.long
-def test_nobody_at_the_address_is_reported_at_once() -> None:
+def test_an_address_without_ray_is_reported_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     with pytest.raises(ConfigError, match=f"--address 127.0.0.1:{port}: nothing listens there: "):
@@ -54,7 +54,7 @@ def test_one_that_answers_nothing_is_left_after_the_deadline() -> None:
         ),
     ],
 )
-def test_what_matters_of_rays_words_is_reported(said: str, expected: str) -> None:
+def test_the_relevant_part_of_rays_error_is_quoted(said: str, expected: str) -> None:
     assert why(said) == expected
 
 

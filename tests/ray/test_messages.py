@@ -29,7 +29,7 @@ def test_a_message_arrives_as_it_was_sent(message: object) -> None:
         ('{"offset": 0, "global_table": 1}', "Look.global_table is 1"),
     ],
 )
-def test_what_is_no_such_message_is_refused(text: str, words: str) -> None:
+def test_invalid_messages_are_refused(text: str, words: str) -> None:
     with pytest.raises(InternalError, match=words):
         decode(Look, text)
 

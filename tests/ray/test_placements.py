@@ -26,7 +26,7 @@ def _seat_all(roll: Placements) -> None:
     roll.sit("decode-0", _server("10.0.0.2", 21, "2"))
 
 
-def test_there_is_no_table_before_all_have_sat(roll: Placements) -> None:
+def test_there_is_no_table_before_all_are_placed(roll: Placements) -> None:
     roll.sit("decode-0", _server("10.0.0.2", 21, "2"))
     roll.sit("prefill-0", _server("10.0.0.2", 20, "0", "1"))
 
@@ -71,7 +71,7 @@ def test_a_restart_in_the_same_seat_writes_nothing(roll: Placements) -> None:
     assert roll.write() is None
 
 
-def test_who_takes_the_device_of_a_lost_one_takes_its_entry_away(roll: Placements) -> None:
+def test_taking_a_lost_instances_device_removes_its_entry(roll: Placements) -> None:
     _seat_all(roll)
     roll.write()
     roll.lose("decode-0")

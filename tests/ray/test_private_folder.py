@@ -16,7 +16,7 @@ sys.stdin.read()
 """
 
 
-def test_it_is_ours_alone_and_goes_with_what_is_in_it(tmp_path: Path) -> None:
+def test_a_private_folder_has_mode_0700_and_is_removed_whole(tmp_path: Path) -> None:
     folder = PrivateFolder(tmp_path)
     (folder.path / "secret").write_text("x")
 
@@ -40,7 +40,7 @@ def test_one_in_use_stays_and_one_whose_process_was_killed_goes(tmp_path: Path) 
     assert not path.exists()
 
 
-def test_what_is_not_ours_stays(tmp_path: Path) -> None:
+def test_foreign_folders_stay(tmp_path: Path) -> None:
     (tmp_path / "pdserve-ray-begun").mkdir()
     (tmp_path / "pdserve-ray-file").write_text("")
     (tmp_path / "other").mkdir()

@@ -95,7 +95,7 @@ def up(tmp_path: Path, fake_model: Path, nodes: RayNodes) -> Iterator[RayUp]:
         nodes.kill(node_id)
 
 
-def test_instances_lie_on_different_nodes_and_serve(up: RayUp) -> None:
+def test_instances_on_different_nodes_serve(up: RayUp) -> None:
     up.add(2)
 
     started = up.up()
@@ -223,7 +223,7 @@ def test_the_devices_of_an_instance_are_those_that_ray_gave_it(
     assert addresses == ({f"192.0.2.1{device_id}" for device_id in "0123"} if kind == "npu" else {"127.0.0.1"})
 
 
-def test_no_room_is_said_with_what_there_is(up: RayUp) -> None:
+def test_missing_resources_are_reported_with_the_available_ones(up: RayUp) -> None:
     up.add(1, num_cpus=1)
 
     refused = up.up("--startup-timeout", "3")
@@ -235,7 +235,7 @@ def test_no_room_is_said_with_what_there_is(up: RayUp) -> None:
 
 
 @pytest.mark.parametrize("token", [None, "f" * 32])
-def test_who_has_not_the_token_of_the_cluster_is_refused(up: RayUp, token: str | None, tmp_path: Path) -> None:
+def test_a_client_without_the_clusters_token_is_refused(up: RayUp, token: str | None, tmp_path: Path) -> None:
     up.environ = {**LOOPBACK, "HOME": str(tmp_path)}
     del up.environ["RAY_AUTH_TOKEN"]
     if token is not None:
@@ -297,7 +297,7 @@ def test_a_killed_supervisor_takes_its_ray_with_it(own: OwnRayUp) -> None:
     assert left == []
 
 
-def test_ending_does_not_wait_for_a_head_that_is_gone(own: OwnRayUp) -> None:
+def test_shutdown_does_not_wait_for_a_lost_head(own: OwnRayUp) -> None:
     with own.front() as front:
         try:
             until(own.folder.log("supervisor").exists)

@@ -68,7 +68,7 @@ def test_all_instances_sit_before_anything_starts(rig: _Rig) -> None:
     assert rig.session.handles[0][0].verbs == ["seat"]
 
 
-def test_the_scheduler_runs_here_with_the_table_and_nothing_of_rays(rig: _Rig) -> None:
+def test_the_scheduler_runs_locally_without_ray_variables(rig: _Rig) -> None:
     rig.start()
 
     plan = rig.plans["scheduler"]
@@ -78,7 +78,7 @@ def test_the_scheduler_runs_here_with_the_table_and_nothing_of_rays(rig: _Rig) -
     assert Path(plan.env["RANK_TABLE_FILE_PATH"]).exists()
 
 
-def test_an_instance_is_told_its_flags_tables_and_the_secret(rig: _Rig) -> None:
+def test_an_instance_gets_its_flags_tables_and_the_secret(rig: _Rig) -> None:
     child = rig.start()["decode-0"]
     _until(child, rig, 1, "start")
 
@@ -132,7 +132,7 @@ def test_a_lost_instance_starts_elsewhere_and_the_table_follows(rig: _Rig) -> No
         assert children["prefill-0"].ended() is None
 
 
-def test_what_finds_no_room_at_the_start_is_reported(tmp_path: Path) -> None:
+def test_an_instance_without_room_at_start_is_reported(tmp_path: Path) -> None:
     rig = _Rig(tmp_path, lambda index, time: None if index else _on_two_nodes(index, time))
 
     with pytest.raises(Unavailable, match=r"decode-0 is lost: no node had room within 0.5 s"):
@@ -158,7 +158,7 @@ def test_closing_stops_each_and_leaves(rig: _Rig) -> None:
 
 
 @pytest.mark.parametrize("answer", ["killed", None])
-def test_who_had_to_be_killed_or_got_no_time_is_named(rig: _Rig, answer: str | None) -> None:
+def test_killed_processes_are_named(rig: _Rig, answer: str | None) -> None:
     rig.start()
     rig.session.handles[1][0].answers["stop"] = answer
     looks = itertools.count()
@@ -174,7 +174,7 @@ def test_one_that_is_gone_when_it_is_to_stop_needs_no_killing(rig: _Rig) -> None
     assert rig.site.close(lambda: False) == []
 
 
-def test_closing_what_never_joined_does_nothing(rig: _Rig) -> None:
+def test_closing_before_joining_does_nothing(rig: _Rig) -> None:
     assert list(rig.site.close(lambda: False)) == []
     assert not rig.session.closed
 
@@ -188,7 +188,7 @@ def test_closing_what_never_joined_does_nothing(rig: _Rig) -> None:
         ("auto", "can run any program as its user, unless it requires a token"),
     ],
 )
-def test_what_it_means_to_join_a_cluster_is_said(tmp_path: Path, address: str | None, says: str) -> None:
+def test_joining_a_cluster_prints_its_consequences(tmp_path: Path, address: str | None, says: str) -> None:
     rig = _Rig(tmp_path, _on_two_nodes, address=address)
 
     rig.start()
@@ -197,7 +197,7 @@ def test_what_it_means_to_join_a_cluster_is_said(tmp_path: Path, address: str | 
     assert rig.session.joined == (address, 2)
 
 
-def test_the_log_of_the_run_before_stays_beside_this_ones(rig: _Rig) -> None:
+def test_the_last_runs_log_is_kept(rig: _Rig) -> None:
     rig.folder.log("decode-0").parent.mkdir(parents=True)
     rig.folder.log("decode-0").write_text("before\n")
 
@@ -207,7 +207,7 @@ def test_the_log_of_the_run_before_stays_beside_this_ones(rig: _Rig) -> None:
     assert rig.folder.log("decode-0").with_name("decode-0.log.1").read_text() == "before\n"
 
 
-def test_a_plan_of_an_instance_is_no_command_of_this_machine(rig: _Rig) -> None:
+def test_a_remote_instances_plan_is_not_run_locally(rig: _Rig) -> None:
     rig.start()
 
     assert rig.plans["decode-0"] == ProcessPlan("decode-0", "decode", "", (), {})

@@ -75,7 +75,7 @@ def test_it_is_seated_started_and_watched_without_waiting(rig: _Rig) -> None:
     )  # fmt: skip
 
 
-def test_what_it_says_comes_into_our_log(rig: _Rig) -> None:
+def test_its_output_is_copied_to_our_log(rig: _Rig) -> None:
     rig.run()
     rig.handle.log = lines("one")
     assert rig.child.ended() is None
@@ -85,7 +85,7 @@ def test_what_it_says_comes_into_our_log(rig: _Rig) -> None:
     assert rig.log.read_text() == "one\ntwo\n"
 
 
-def test_its_end_is_told_as_that_of_a_process_here(rig: _Rig) -> None:
+def test_its_end_is_reported_like_a_local_processs(rig: _Rig) -> None:
     rig.run()
     rig.handle.log, rig.handle.exit_status = lines("loading", "no such model"), 2
 
@@ -116,7 +116,7 @@ def test_a_lost_node_is_reported_by_its_address(rig: _Rig) -> None:
     assert rig.child.exit_status is None
 
 
-def test_no_room_is_told_after_the_deadline_and_not_before(rig: _Rig) -> None:
+def test_missing_room_is_reported_after_the_deadline(rig: _Rig) -> None:
     rig.handle.answers["seat"] = None
     rig.now = PLACE_S
 
@@ -163,7 +163,7 @@ def test_a_table_that_became_whole_lets_it_start(rig: _Rig) -> None:
     assert rig.handle.verbs == ["seat", "start", "news"]
 
 
-def test_its_node_is_told_of_each_new_table_once(rig: _Rig) -> None:
+def test_its_node_gets_each_new_table_once(rig: _Rig) -> None:
     rig.run()
     rig.look()
     rig.seating.text = "t2"
