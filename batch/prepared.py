@@ -5,7 +5,6 @@ import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from batch.binding_note import check_note, check_place_of_note
@@ -49,7 +48,7 @@ class PreparedJob:
         """Enter."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *exc: object) -> None:
         """Close the files and release the lock."""
         self.close()
 

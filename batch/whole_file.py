@@ -6,7 +6,6 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from batch.journal import sync_folder
@@ -34,7 +33,7 @@ class WholeFile:
         """Enter."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *exc: object) -> None:
         """Remove the temporary file if it was not renamed."""
         with contextlib.suppress(OSError):  # a file that appears was settled before, so no data is lost
             self._file.close()

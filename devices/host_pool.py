@@ -7,7 +7,6 @@ import fcntl
 import mmap
 import os
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from wire.errors import ConfigError
@@ -81,9 +80,7 @@ class HostPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
 

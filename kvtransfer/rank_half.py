@@ -15,7 +15,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import NoReturn, Self
 
 from kvtransfer.block_tables import TablesReceived
@@ -110,9 +109,7 @@ class RankHalf:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def _receive(self, memory: PoolMemory, settings: HalfSettings, trust: Trust) -> KvReceiver:

@@ -1,7 +1,6 @@
 """Paged attention's C interface: the structs of attention.h, and the scratch memory of one team of threads."""
 
 import ctypes
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from native.engine_library import EngineLibrary, Threads
@@ -113,9 +112,7 @@ class AttentionMemory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def __del__(self) -> None:

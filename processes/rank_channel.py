@@ -10,7 +10,6 @@ import time
 from array import array
 from dataclasses import dataclass
 from enum import IntEnum
-from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from processes.frames import frame, read_frame
@@ -84,9 +83,7 @@ class Channel(Generic[K]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def _receive_exactly(self, length: int, deadline: float | None, fds: list[int]) -> bytes:

@@ -4,7 +4,6 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from wire.errors import ConfigError
@@ -28,9 +27,7 @@ class ReceivedFile:
             self._fd = os.open(self._part, _FLAGS, 0o600)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._close()
         with contextlib.suppress(OSError):
             self._part.unlink(missing_ok=True)

@@ -9,7 +9,6 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -78,9 +77,7 @@ class StoredWeights:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def _read_runs(self, stored: StoredTensor, view: memoryview, rows: int, stride: int, skip: int) -> None:

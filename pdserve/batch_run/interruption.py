@@ -8,7 +8,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Coroutine
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self, TypeVar
 
 from scheduler.loop import run as run_loop
@@ -30,9 +30,7 @@ class Interruption:
         self._before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
