@@ -6,7 +6,7 @@ from enum import StrEnum
 from wire.kv_layout import KvTensor
 from wire.parameters import MAX_COUNT, MAX_LISTED_TOKENS, MAX_LOGPROBS, Bounds, parameter, rule, rules_of
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 STEP_TOKEN_EDGES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
