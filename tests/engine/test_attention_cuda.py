@@ -130,6 +130,7 @@ def test_a_decode_batch_is_one_call_whatever_its_size(monkeypatch: pytest.Monkey
     assert len(calls) == 1
 
 
+@pytest.mark.combinations(2)
 @pytest.mark.parametrize("window", [None, 1, 20])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("parts", [_DECODES, _MIXED, [(0, 37)], [(40, 1)]], ids=["decode", "mixed", "prompt", "one"])
@@ -393,6 +394,7 @@ class Varlen:
         return made
 
 
+@pytest.mark.combinations(2)
 @pytest.mark.parametrize("most_keys", [1, 60, 1 << 18])
 @pytest.mark.parametrize("window", [None, 1, 20])
 @pytest.mark.parametrize("parts", [_DECODES, _MIXED, [(0, 37)]], ids=["decode", "mixed", "prompt"])

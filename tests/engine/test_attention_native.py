@@ -51,6 +51,7 @@ def from_token(sequence: Sequence, start: int, end: int) -> Sequence:
     return Sequence(start, *parts)
 
 
+@pytest.mark.combinations(2)
 @pytest.mark.parametrize("options", _OPTIONS)
 @pytest.mark.parametrize("shape", _SHAPES)
 def test_one_by_one_or_in_chunks_gives_the_same_bits(backend: NativeAttention, shape: str, options: str) -> None:

@@ -90,6 +90,7 @@ def of(backend: AttentionBackend, kind: LayerKind, *, block_size: int = 16, dtyp
     return differs(backend, kind, parts, block_size=block_size, dtype=dtype, device=torch.device("cpu"))
 
 
+@pytest.mark.combinations(2)
 @pytest.mark.parametrize("block_size", [16, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)

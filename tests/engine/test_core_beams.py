@@ -160,7 +160,7 @@ def test_penalties_count_each_beams_own_tokens(path: Path, decoder: ReferenceDec
         assert hypotheses(answers, state.prompt_id) == wanted, state.prompt_id
 
 
-@pytest.mark.parametrize("length_penalty", [100.0, -100.0])
+@pytest.mark.parametrize("length_penalty", [100.0, pytest.param(-100.0, marks=pytest.mark.long)])
 def test_a_length_penalty_at_its_limit_ends_like_any_other(length_penalty: float) -> None:
     with fake_engine(config=replace(CONFIG, max_model_len=3000, num_blocks=3000)) as (core, _):
         state = prompt("a", 5, max_tokens=1900, n=1, best_of=2, beam_search=BeamSearch(length_penalty, "never"))

@@ -154,6 +154,7 @@ def test_blocks_that_an_admitted_prompt_does_not_need_are_freed() -> None:
         core.cancel("x")
 
 
+@pytest.mark.combinations(2)
 @pytest.mark.parametrize("steps", range(8))
 @pytest.mark.parametrize("hold", [False, True])
 def test_a_cancel_at_any_stage_frees_all_and_ends_sequences_once(steps: int, hold: bool) -> None:

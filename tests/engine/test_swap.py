@@ -164,6 +164,7 @@ def test_every_byte_of_a_block_is_restored_into_another_one(ranks: int, copier: 
         _round_trip(layout, copier, {4: 0, 1: 2}, {2: 5, 0: 0})
 
 
+@pytest.mark.combinations(2)
 @pytest.mark.usefixtures("native_libraries", "slots_an_extent")
 @pytest.mark.parametrize("copier", COPIERS)
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ _OPTIONS = AttentionOptions(0.2, softcap=20.0)
 _LENGTH = 209  # a tile that is full, one of few keys, and one that half of the vectors fill
 
 
+@pytest.mark.combinations(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("group", range(1, 8))
 def test_a_token_alone_has_the_bits_of_a_chunk(backend: NativeAttention, group: int, dtype: torch.dtype) -> None:

@@ -35,6 +35,7 @@ def gathered(memory: bytes | bytearray, runs: list[MemoryRun]) -> bytes:
     return b"".join(memory[run.offset : run.offset + run.row_bytes] for run in runs)
 
 
+@pytest.mark.combinations(2)
 @pytest.mark.parametrize("digest", [True, False])
 @pytest.mark.parametrize(
     ("sizes", "align"),
