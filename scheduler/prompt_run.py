@@ -137,20 +137,22 @@ class PromptRun:
                 self._wakeup.stop_timer()
 
     async def next_event(self) -> tuple[Work, PromptEvent] | None:
-        """Return the next event that is no step, or None once all sequences have ended and none is unread.
+        """Return the next event that is no step, or None once all sequences have ended: then no event matters.
 
         Raises DeadlineExceeded at the deadline, SinkFailed, and what `fail` was given.
         """
-        while not self._events:
+        while True:
             if self._failure is not None:
                 raise self._failure
             if not self.output.open:
                 return None
+            if self._events:
+                return self._events.popleft()
             try:
                 await self._wakeup.wait(self._next_check)
             except TimeoutError:
-                raise self.deadline_error() from None
-        return self._events.popleft()
+                if self._failure is None and self._next_check() <= self._clock():  # else something came just now
+                    raise self.deadline_error() from None
 
     async def ended_within(self, work: Work, seconds: float) -> bool:
         """Wait until `work` has ended, dropping unread events; return whether it did within `seconds`."""
@@ -173,6 +175,7 @@ class PromptRun:
             if step.tokens and not work.started:
                 work.on_start()
                 work.started = True
+                self._wakeup.set()  # from now on the deadline is the one without progress, which may be earlier
             if step.prompt_logprobs or step.times is not None:
                 self._take_report(step)
         except Exception as error:  # noqa: BLE001 - the caller is the session of all the instance's prompts
@@ -214,7 +217,9 @@ class PromptRun:
                 self._sink.prompt_logprobs(self.index, new.tokens)
         if step.times is not None:
             self.add_times(step.times)
-            self._searches |= not step.tokens and self.request.params.beam_search is not None
+            if not step.tokens and self.request.params.beam_search is not None:
+                self._searches = True
+                self._wakeup.set()  # as at the first token
 
     def _stop(self, sequence: int) -> None:
         """Stop a sequence on all instances, unless it has finished."""

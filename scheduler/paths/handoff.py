@@ -135,7 +135,7 @@ class HandoffPath:
         await self._prompt.ended_within(on_prefill, self._limits.settle_s * self._prefill.slowness)
         if self._prompt.output.open:
             error = to_error(ending, self._decode, self._prompt)
-            raise self._lost_prefill or error
+            self._prompt.fail(self._lost_prefill or error)
 
     async def _settle(self, on_prefill: Work, on_decode: Work) -> None:
         """Wait briefly for P's result of the hand-off; cancel the prompt if D no longer needs it."""

@@ -10,8 +10,8 @@ from scheduler.recorded_output import RecordedOutput
 from scheduler.request import GenerationRequest
 from scheduler.work import PromptStep, Work
 from tests.scheduler.virtual_time import virtual
-from wire.errors import DeadlineExceeded
-from wire.messages import Cancel, Command, HandedOff
+from wire.errors import DeadlineExceeded, HandoffFailed
+from wire.messages import Cancel, Command, Failed, HandedOff
 from wire.types import FinishReason, SamplingParams, StageTimes, TokenOutput
 
 REQUEST = GenerationRequest("r", ((1, 2),), SamplingParams(max_tokens=9), 60.0, 10.0)
@@ -126,12 +126,46 @@ async def test_the_path_hears_when_all_sequences_have_ended(finish: FinishReason
 
 
 @virtual
+async def test_the_first_token_starts_the_limit_without_progress_at_once() -> None:
+    prompt = PromptRun(REQUEST, 0, RecordedOutput(), lambda: "p")
+    work, loop = Work("p", prompt, lambda command: None), asyncio.get_running_loop()
+    began = loop.time()
+    loop.call_later(1, work.take, step(0))
+
+    with pytest.raises(DeadlineExceeded, match="no progress for 10 s"):
+        await prompt.next_event()
+
+    assert loop.time() - began == pytest.approx(11)
+
+
+@virtual
+async def test_what_arrives_in_the_turn_of_the_deadline_counts() -> None:
+    prompt, _ = started_prompt(short_of_blocks=False)
+    waiting, loop = asyncio.create_task(prompt.next_event()), asyncio.get_running_loop()
+    await asyncio.sleep(0)
+    loop.call_at(prompt.deadline, prompt.fail, HandoffFailed("lost"))
+
+    with pytest.raises(HandoffFailed, match="lost"):
+        await waiting
+
+
+@virtual
+async def test_a_failure_after_the_last_token_is_no_failure_of_the_prompt() -> None:
+    prompt, work = started_prompt(short_of_blocks=False)
+    work.take(step(1, FinishReason.LENGTH))
+    work.put(Failed("p", "HandoffFailed", "lost"))
+
+    assert await prompt.next_event() is None
+
+
+@virtual
 async def test_an_error_of_the_sink_fails_the_prompt_and_not_its_caller() -> None:
     class Broken(RecordedOutput):
         def emit(self, prompt: int, token: TokenOutput) -> bool:
             raise RuntimeError("broken")
 
-    prompt, _ = started_prompt(short_of_blocks=False, sink=Broken())
+    prompt, work = started_prompt(short_of_blocks=False, sink=Broken())
+    work.put(Failed("p", "HandoffFailed", "lost"))  # which would be retried
 
     with pytest.raises(SinkFailed, match="broken"):
         await prompt.next_event()
