@@ -14,7 +14,7 @@ from scheduler.api.chat import create_chat_completion
 from scheduler.api.completions import create_completion
 from scheduler.api.cors import with_cors
 from scheduler.api.embeddings import EmbeddingBody, create_embedding
-from scheduler.api.errors import HttpError, answer_error, answer_http_error
+from scheduler.api.errors import HttpError, answer_http_error
 from scheduler.api.gate import Gate
 from scheduler.api.generate import GenerateBody, generate
 from scheduler.api.generation_body import ChatBody, CompletionBody
@@ -24,12 +24,10 @@ from scheduler.api.models import list_models, retrieve_model
 from scheduler.api.ops import load, own_version, ping, version
 from scheduler.api.route import TEXT, VECTORS, Route
 from scheduler.api.score import ScoreBody, create_score
-from scheduler.api.sse import ClientGone
 from scheduler.api.tokenize import DetokenizeBody, TokenizeBody, detokenize, tokenize, tokenizer_info
 from scheduler.app_context import AppContext
 from scheduler.config import SchedulerOptions
 from scheduler.http.keys import OPEN_PATHS
-from wire.errors import PdserveError
 
 _STREAMED = ("application/json", "text/event-stream")
 
@@ -85,9 +83,7 @@ def build_app(front: AppContext) -> ASGIApp:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     for route in routes:
         app.add_route(route.path, _bound(route, front), methods=route.methods.split())
-    app.add_exception_handler(ClientGone, _pass_on)
-    app.add_exception_handler(PdserveError, answer_error)
-    app.add_exception_handler(Exception, answer_error)
+    app.add_exception_handler(Exception, _pass_on)
     app.add_exception_handler(HttpError, answer_http_error)
     app.add_exception_handler(HTTPException, answer_http_error)
     labels = {route.path: route.path for route in routes}
@@ -127,5 +123,5 @@ def _bound(route: Route, front: AppContext) -> Callable[[Request], Awaitable[Res
 
 
 async def _pass_on(_: Request, error: Exception) -> Response:
-    """Re-raise: a disconnected client gets no answer, and the gate counts it."""
+    """Re-raise: the gate answers errors, except to a client that has disconnected."""
     raise error

@@ -64,6 +64,7 @@ class TextStream:
             for at, prompt in enumerate(request.prompts)
             for sequence in range(count)
         ]
+        self._num_open = len(self._choices)  # whose last piece was not passed on
         self._best_of = [
             None if n == count else BestOf(n, count, first_index=at * n) for at in range(len(request.prompts))
         ]
@@ -98,9 +99,9 @@ class TextStream:
             try:
                 await dispatcher.run(self._request, self)
             except PdserveError:
-                if not self._complete():  # else the client has all text: only the cleanup failed
+                if self._num_open:  # else the client has all text: only the cleanup failed
                     raise
-            if not self._complete():
+            if self._num_open:
                 raise InternalError(f"request {self._request.request_id} ended before all of its choices did")
 
     def emit(self, prompt: int, token: TokenOutput) -> bool:
@@ -125,6 +126,7 @@ class TextStream:
             best_of = self._best_of[prompt]
             for released in (piece,) if best_of is None else best_of.add(token.sequence, piece):
                 self._put(released)
+            self._num_open -= choice.finished
         return not choice.finished
 
     def prompt_logprobs(self, prompt: int, tokens: Sequence[TokenLogprobs | None]) -> None:
@@ -164,6 +166,3 @@ class TextStream:
             self._first_token_s, None if self._first_token_s is None else last_token_s, self.num_output_tokens,
             tuple(choice.finish_reason for choice in self._choices if choice.finish_reason is not None), error,
         )  # fmt: skip
-
-    def _complete(self) -> bool:
-        return all(choice.finished for choice in self._choices)

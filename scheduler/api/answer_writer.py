@@ -10,7 +10,7 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 
 class ByteStream(Protocol):
-    """Where an answer's bytes go. scheduler/http/exchange.py implements it, and QueuedSend for other servers."""
+    """Where an answer's bytes go. scheduler/http/exchange.py implements it, and QueuedSend for any `send`."""
 
     def start(self, status: int, headers: Headers) -> None:
         """Start the answer."""
@@ -67,7 +67,7 @@ class AnswerWriter:
 
 
 class QueuedSend:
-    """Sends what is written, in order, over the `send` of any ASGI server; `close` stops it."""
+    """Sends what is written, in order, over a wrapped `send` or that of another ASGI server; `close` stops it."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

@@ -73,11 +73,6 @@ def unauthorized() -> Response:
     return json_response(_envelope(words, "authentication_error", None, 401), 401, {"www-authenticate": "Bearer"})
 
 
-async def answer_error(request: Request, error: Exception) -> Response:
-    """Answer a PdserveError."""
-    return error_response(error, request.scope)
-
-
 async def answer_http_error(request: Request, error: Exception) -> Response:
     """Answer an HTTP-level refusal: an invalid path, method or body."""
     if isinstance(error, HttpError):

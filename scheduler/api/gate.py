@@ -50,8 +50,9 @@ class Gate:
             request_id=own_id, arrived_s=asyncio.get_running_loop().time(), refusals=self._refusals, tenant=tenant,
             ids_in_use=self._ids_in_use,
         )  # fmt: skip
-        queued = QueuedSend(send)
-        stream: ByteStream = scope["state"].get("exchange") or queued
+        queued, exchange = QueuedSend(send), scope["state"].get("exchange")
+        is_bare = exchange is not None and send == exchange.send  # else a wrapper, such as CORS's, adds headers
+        stream: ByteStream = exchange if is_bare else queued
         answer = scope["state"]["answer"] = AnswerWriter(stream, send, client_id or own_id, scope["state"])
         try:
             if scope["method"] == "POST" and tenant is not None:  # requests without a key do not delay others

@@ -11,6 +11,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from flags.options import EngineOptions
+from scheduler.api.answer_writer import Headers
 from scheduler.app import build_app
 from scheduler.app_context import AppContext
 from scheduler.config import SchedulerConfig, SchedulerOptions
@@ -36,6 +37,19 @@ class Pipe:
 
     def abort(self) -> None:
         self.aborted = True
+
+
+def exchange_for(path: str, headers: Headers) -> tuple[HttpExchange, Pipe]:
+    """Return the exchange of a POST request over a connection of its own."""
+    transport: Any = (pipe := Pipe())
+    scope: dict[str, Any] = {
+        "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
+        "root_path": "", "http_version": "1.1", "scheme": "http", "server": None, "client": None,
+        "headers": headers, "state": {},
+    }  # fmt: skip
+    exchange = HttpExchange(scope, transport, [], lambda: None, lambda: None, keep_alive=True, expects=False)
+    scope["state"]["exchange"] = exchange
+    return exchange, pipe
 
 
 @dataclass(frozen=True)
@@ -92,15 +106,7 @@ class Clients:
 
     def begin(self, path: str, body: Mapping[str, Any], key: str) -> "Asked":
         """Send a request over a connection of its own."""
-        pipe = Pipe()
-        transport: Any = pipe
-        scope: dict[str, Any] = {
-            "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
-            "root_path": "", "http_version": "1.1", "scheme": "http", "server": None, "client": None,
-            "headers": [(b"authorization", b"Bearer " + key.encode())], "state": {},
-        }  # fmt: skip
-        exchange = HttpExchange(scope, transport, [], lambda: None, lambda: None, keep_alive=True, expects=False)
-        scope["state"] = {"exchange": exchange}
+        exchange, pipe = exchange_for(path, [(b"authorization", b"Bearer " + key.encode())])
         exchange.feed(json.dumps({"model": self.model, **body}).encode())
         exchange.complete_body()
         return Asked(pipe, exchange, asyncio.create_task(exchange.run(self.app)))

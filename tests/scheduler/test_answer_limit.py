@@ -51,6 +51,12 @@ async def test_text_and_ids_count_too(serve: Any) -> None:
         assert (await ask(served, "/v1/completions", echo=True, prompt="x" * 300)).status_code == 400
 
 
+@pytest.mark.parametrize(("below", "status"), [(0, 200), (1, 400)])
+async def test_the_last_piece_counts_too(serve: Any, below: int, status: int) -> None:
+    async with serve(TEXT, max_answer_bytes=len(TEXT) - below) as served:
+        assert (await ask(served, "/v1/completions")).status_code == status
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -1,10 +1,14 @@
 """Pages of other origins: none by default, those that are named, and preflight without a key."""
 
+import json
+
 import pytest
 
 from scheduler.api.cors import with_cors
+from scheduler.app import build_app
 from scheduler.config import SchedulerOptions, parse
 from tests.scheduler.conftest import Serve
+from tests.scheduler.mixed_ends import exchange_for
 from wire.errors import ConfigError
 
 pytestmark = pytest.mark.anyio
@@ -30,6 +34,17 @@ async def test_named_origins_may(serve: Serve) -> None:
     assert preflight.status_code == 200
     assert answer.headers["access-control-allow-origin"] == "https://app.example"
     assert "access-control-allow-origin" not in stranger.headers
+
+
+async def test_a_stream_from_our_own_server_names_them_too(serve: Serve) -> None:
+    async with serve(allowed_origins=("https://app.example",)) as served:
+        exchange, pipe = exchange_for("/v1/completions", [(b"origin", b"https://app.example")])
+        exchange.feed(json.dumps({"model": served.model, "prompt": "hi", "stream": True}).encode())
+        exchange.complete_body()
+        await exchange.run(build_app(served.front))
+
+    assert b"\r\naccess-control-allow-origin: https://app.example\r\n" in pipe.written
+    assert pipe.written.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
 def test_lists_are_json_as_vllms() -> None:

@@ -8,7 +8,9 @@ from starlette.types import Message
 
 from scheduler.api.answer_writer import AnswerWriter, QueuedSend
 from scheduler.api.sse import ClientGone, until_disconnect
+from scheduler.app import build_app
 from scheduler.http.exchange import HttpExchange
+from tests.scheduler.conftest import Serve
 from tests.scheduler.mixed_ends import Pipe
 from tests.scheduler.virtual_time import virtual
 
@@ -79,3 +81,22 @@ async def test_work_for_a_disconnected_client_is_not_begun() -> None:
     await asyncio.sleep(0)
 
     assert began == []
+
+
+@pytest.mark.anyio
+async def test_a_client_that_leaves_before_its_body_is_whole_gets_no_answer(serve: Serve) -> None:
+    received: list[Message] = [{"type": "http.disconnect"}, {"type": "http.request", "body": b"{", "more_body": True}]
+    sent = list[Message]()
+
+    async def receive() -> Message:
+        return received.pop()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async with serve() as served:
+        await build_app(served.front)({**SCOPE, "path": "/v1/completions", "headers": []}, receive, send)
+        page = served.front.metrics.render()
+
+    assert sent == []
+    assert b'pdserve_http_requests_total{method="POST",route="/v1/completions",status="499"} 1.0' in page
