@@ -21,7 +21,7 @@ class HttpExchange:
 
     The head of an answer is sent with its first body bytes. `keep_alive` may be set to False until then; it is also
     cleared if too much of the body is still to come, or if the client might not send it. `body_bytes`: its declared
-    length, None if chunked.
+    length, None if chunked; `num_written`: bytes of the answer so far.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class HttpExchange:
         self.started, self.complete = False, False
         self.gone, self.why_gone = False, ""
         self._chunked, self._left = False, 0
+        self.num_written = 0
 
     async def run(self, app: ASGIApp) -> None:
         """Run the app. An incomplete answer closes the connection, so that the client notices."""
@@ -147,6 +148,7 @@ class HttpExchange:
         if self._head is not None:
             framed, self._head = self._head + framed, None
         if framed:
+            self.num_written += len(framed)  # first: the transport may call `pause`
             self._transport.write(framed)
         if not more:
             self._end()

@@ -58,6 +58,7 @@ class HttpProtocol(asyncio.Protocol):
         self._is_first, self._closing = True, False
         self._refusal = b""  # written last
         self._has_more, self._dropped_bytes = False, 0  # whether ignored bytes may arrive, and how many did
+        self._num_written = 0  # by the complete answers
         self._why_gone = "the client disconnected"
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -220,6 +221,7 @@ class HttpProtocol(asyncio.Protocol):
         self._state.total_requests += 1
         exchange, self._exchange = self._exchange, None
         assert exchange is not None
+        self._num_written += exchange.num_written
         if not exchange.keep_alive:
             self._close()
         elif self._waiting:
@@ -255,17 +257,21 @@ class HttpProtocol(asyncio.Protocol):
 
     def _wait_for_reader(self, least_bytes: int) -> None:
         """Disconnect a client that reads less within `reader_s`: its large answer would occupy memory for long."""
-        unread_bytes = self.transport.get_write_buffer_size()
+        unread_bytes, written_before = self.transport.get_write_buffer_size(), self._all_written()
 
         def look() -> None:
-            read = unread_bytes - self.transport.get_write_buffer_size()
+            output_bytes = unread_bytes + self._all_written() - written_before
+            read = output_bytes - self.transport.get_write_buffer_size()
             if read >= least_bytes:
                 self._wait_for_reader(least_bytes)
                 return
-            self._why_gone = f"the client read {read or 'nothing'} of {unread_bytes} bytes for {self._reader_s:g} s"
+            self._why_gone = f"the client read {read or 'nothing'} of {output_bytes} bytes for {self._reader_s:g} s"
             self.transport.abort()
 
         self._unread_timer = self._loop.call_later(self._reader_s, look)
+
+    def _all_written(self) -> int:
+        return self._num_written + (0 if self._exchange is None else self._exchange.num_written)
 
     def _stop_unread_timer(self) -> None:
         if self._unread_timer is not None:

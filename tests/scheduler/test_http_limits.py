@@ -13,7 +13,7 @@ from uvicorn.server import ServerState
 
 from scheduler.http.bad_request import MAX_HEAD_BYTES
 from scheduler.http.drain import Drain
-from scheduler.http.exchange import Receiving
+from scheduler.http.exchange import HttpExchange, Receiving
 from scheduler.http.protocol import SLICE_BYTES, HttpProtocol
 from scheduler.http.server import listen, serve
 
@@ -63,6 +63,9 @@ class Pipe:
 
     def get_write_buffer_size(self) -> int:
         return self.unread
+
+    def write(self, content: bytes) -> None:
+        self.unread += len(content)
 
     def abort(self) -> None:
         self.aborted = True
@@ -290,15 +293,21 @@ async def test_a_long_head_behind_a_body_in_parts_is_no_endless_one() -> None:
         assert (await reader.readuntil(b"kk")).startswith(b"HTTP/1.1 200")
 
 
+def _paused(unread: int) -> tuple[HttpProtocol, Pipe, Timers]:
+    """A protocol whose client has so many bytes to read."""
+    pipe, timers = Pipe(unread), Timers()
+    config: Any = SimpleNamespace(loaded=True, loaded_app=None, timeout_keep_alive=30)
+    loop: Any = timers
+    transport: Any = pipe
+    protocol = HttpProtocol(config, ServerState(), {}, loop, reader_s=5.0)
+    protocol.transport = transport
+    protocol.pause_writing()
+    return protocol, pipe, timers
+
+
 def test_slow_readers_get_time_and_stalled_ones_do_not() -> None:
     for read_each_time, ends_after in ((0, 1), (9, 1), (10, 10), (50, 2)):
-        pipe, timers = Pipe(1000), Timers()
-        config: Any = SimpleNamespace(loaded=True, loaded_app=None, timeout_keep_alive=30)
-        loop: Any = timers
-        transport: Any = pipe
-        protocol = HttpProtocol(config, ServerState(), {}, loop, reader_s=5.0)
-        protocol.transport = transport
-        protocol.pause_writing()
+        _, pipe, timers = _paused(1000)
         periods = 0
         while pipe.unread and not pipe.aborted:
             pipe.unread -= read_each_time * 10
@@ -306,3 +315,21 @@ def test_slow_readers_get_time_and_stalled_ones_do_not() -> None:
             periods += 1
 
         assert (pipe.aborted, periods) == (ends_after == 1, ends_after)
+
+
+@pytest.mark.parametrize(("read_each_time", "is_slow"), [(150, False), (90, True)])
+def test_a_reader_slower_than_its_stream_gets_time_too(read_each_time: int, is_slow: bool) -> None:
+    protocol, pipe, timers = _paused(1000)
+    transport: Any = pipe
+    scope = {"type": "http", "method": "POST", "http_version": "1.0", "path": "/"}
+    protocol._exchange = stream = HttpExchange(
+        scope, transport, [], lambda: None, lambda: None, keep_alive=True, expects=False
+    )
+    stream.start(200, [])
+    for _ in range(5):
+        if not pipe.aborted:
+            stream.write(b"x" * 200)
+            pipe.unread -= read_each_time
+            timers.calls.pop()()
+
+    assert pipe.aborted == is_slow
