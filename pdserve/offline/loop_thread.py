@@ -176,6 +176,7 @@ class _Run(Generic[R]):
         if self.task is not None:
             self.task.cancel()
         elif self.future.cancel():
+            self.future.set_running_or_notify_cancel()  # wakes the caller, which waits for the end
             self.drop()
 
     def _ended(self, task: asyncio.Task[R]) -> None:

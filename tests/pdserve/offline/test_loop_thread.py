@@ -1,6 +1,7 @@
 """A loop in a thread: what it runs, how it ends, and what others hear of that."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import inspect
 import os
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import wait as wait_for
 from typing import Any
 
 import pytest
@@ -133,6 +135,11 @@ def test_an_interrupt_cancels_only_the_awaited_work(monkeypatch: pytest.MonkeyPa
     thread.close()
 
 
+def all_end(futures: list[concurrent.futures.Future[Any]], timeout: float) -> None:
+    """Wait as `concurrent.futures.wait` does, but fail instead of giving up."""
+    assert wait_for(futures, timeout).not_done == set()
+
+
 @pytest.mark.parametrize("is_handed_over", [True, False])
 def test_an_interrupt_at_submission_leaves_no_work(is_handed_over: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     place = Place()
@@ -146,7 +153,8 @@ def test_an_interrupt_at_submission_leaves_no_work(is_handed_over: bool, monkeyp
         raise KeyboardInterrupt
 
     monkeypatch.setattr(thread._loop, "call_soon_threadsafe", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(concurrent.futures, "wait", all_end)
         thread.run(work)
 
     assert thread.run(number()) == 7
