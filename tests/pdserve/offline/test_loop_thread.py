@@ -153,9 +153,10 @@ def test_an_interrupt_at_submission_leaves_no_work(is_handed_over: bool, monkeyp
         raise KeyboardInterrupt
 
     monkeypatch.setattr(thread._loop, "call_soon_threadsafe", interrupted)
-    with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(concurrent.futures, "wait", all_end)
-        thread.run(work)
+        with pytest.raises(KeyboardInterrupt):
+            thread.run(work)
 
     assert thread.run(number()) == 7
     assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
