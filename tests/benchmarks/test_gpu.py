@@ -38,6 +38,7 @@ def test_without_a_gpu_it_reports_that_and_no_figures(tmp_path: Path, capsys: py
     assert not file.exists()
 
 
+@pytest.mark.long
 def test_a_tiny_run_has_a_figure_for_every_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "rows.json"
 

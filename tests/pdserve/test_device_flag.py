@@ -244,6 +244,7 @@ def test_a_command_looks_for_cann_once_it_imports_torch(argument: str, looks: bo
     assert ("loads libascendcl.so" in ran.stdout) is looks, ran.stderr
 
 
+@pytest.mark.long
 def test_a_torch_npu_without_cann_ends_no_run_on_the_cpu(tmp_path: Path) -> None:
     """transformers, too, imports what is installed: the model is loaded and compared."""
     environ, report = broken_torch_npu(tmp_path / "site"), tmp_path / "report.md"

@@ -134,6 +134,7 @@ def test_one_broken_op_fails_its_own_row_and_the_report_names_it(
     assert verdicts(document)["model: P/D = transformers"] == "ok"
 
 
+@pytest.mark.long
 def test_failing_attention_falls_back_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -243,6 +244,7 @@ def test_a_device_that_is_not_here_is_an_error_with_a_reason(monkeypatch: pytest
         command.main(["--device", "fake"])
 
 
+@pytest.mark.long
 def test_a_row_run_alone_gives_the_same_result(tmp_path: Path) -> None:
     """P/D asks for links that carry KV here: they are tried for it where they were not asked for."""
     status, document, _ = run(tmp_path / "r.md", "--device", "cpu", "--only", "P/D")
@@ -252,6 +254,7 @@ def test_a_row_run_alone_gives_the_same_result(tmp_path: Path) -> None:
     assert "shm" in document["results"][0]["words"]
 
 
+@pytest.mark.long
 def test_output_of_libraries_is_in_the_report_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

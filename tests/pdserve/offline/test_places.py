@@ -61,6 +61,7 @@ def plain(outputs: Outputs) -> Outputs:
     return [dataclasses.replace(one, request_id="", num_cached_tokens=None) for one in outputs]
 
 
+@pytest.mark.long
 def test_the_three_places_give_the_same_results(model: Path, pair: LLM, cluster: str) -> None:
     found: list[tuple[Outputs, Outputs, list[list[int]]]] = []
     with (

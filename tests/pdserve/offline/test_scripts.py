@@ -73,17 +73,13 @@ def test_the_printed_script_runs_beside_modules_of_our_names(tmp_path: Path) -> 
     assert all(ast.literal_eval(line.partition(", Generated text: ")[2]) for line in lines)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "flags", "starts"),
     [
         ("chat.py", ("--max_tokens", "4", "--temperature", "0"), ["answer: "] * 11),
-        pytest.param(
-            "chat.py",
-            ("--max-tokens=2", "--chat-template-path", "chat.jinja"),
-            ["answer: "] * 11,
-            marks=pytest.mark.long,
-        ),
-        pytest.param("vectors.py", (), ["prompt: ", "Embeddings: ["] * 3 + ["score: "] * 2, marks=pytest.mark.long),
+        ("chat.py", ("--max-tokens=2", "--chat-template-path", "chat.jinja"), ["answer: "] * 11),
+        ("vectors.py", (), ["prompt: ", "Embeddings: ["] * 3 + ["score: "] * 2),
     ],
 )
 def test_the_examples_with_flags_run(tmp_path: Path, script: str, flags: tuple[str, ...], starts: list[str]) -> None:
@@ -222,9 +218,8 @@ llm.generate("a")
 """
 
 
-@pytest.mark.parametrize(
-    ("words", "status"), [([], -signal.SIGINT), pytest.param(["caught"], 3, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("words", "status"), [([], -signal.SIGINT), (["caught"], 3)])
 def test_a_script_that_does_not_catch_ctrl_c_ends_by_it(words: list[str], status: int, tmp_path: Path) -> None:
     model = make_tiny_model("opt", tmp_path / "opt")
     ended = subprocess.run(
