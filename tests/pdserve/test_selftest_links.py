@@ -193,7 +193,12 @@ def test_ctrl_c_within_a_row_ends_the_far_end(
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)]
+    ("number", "status"),
+    [
+        (signal.SIGKILL, -signal.SIGKILL),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, 130, marks=pytest.mark.long),
+    ],
 )
 def test_whatever_ends_the_self_test_ends_its_child(number: signal.Signals, status: int, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
