@@ -7,10 +7,9 @@ from typing import Any, Protocol, runtime_checkable
 from wire.errors import InvalidGrammar
 from wire.types import StructuredOutput
 
-LLGUIDANCE = "llguidance"
 OLD_BACKENDS = ("xgrammar", "outlines", "lm-format-enforcer", "guidance")
 """Names of vLLM's other backends; llguidance serves them."""
-BACKENDS = ("auto", LLGUIDANCE, *OLD_BACKENDS)
+BACKENDS = ("auto", "llguidance", *OLD_BACKENDS)
 
 
 def check_backend(name: str, param: str | None = None) -> None:

@@ -1,7 +1,7 @@
 """The compiling process, `python -P -m engine.grammar.child FD PARENT_PID`: its crash does not end the instance.
 
-    parent {"backend", "tokenizer", "limits"} --> {"ready": true} | {"refused": message}
-    parent {"kind", "text", "backend", "whitespace"} --> {"form", "cost_bytes"} | {"refused": message}   ... until EOF
+    parent {"tokenizer", "limits"} --> {"ready": true} | {"refused": message}
+    parent {"kind", "text", "whitespace"} --> {"form", "cost_bytes"} | {"refused": message}   ... until EOF
 
 It is ended by SIGPROF past the CPU time of one compile, by a failed allocation past the memory limit, by the parent
 past its timeout, and by SIGKILL when the parent's thread ends.
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from engine.grammar.backends import make_backend
+from engine.grammar.backend import make_backend
 from engine.grammar.interface import Backend
 from engine.grammar.limits import MESSAGE_BYTES, MIB, GrammarLimits
 from engine.grammar.source import GrammarKind, GrammarSource
@@ -31,14 +31,13 @@ _STACK_BYTES = MIB  # a text that does not overflow it fits the stack of a paren
 def main(descriptor: int) -> None:
     """Serve the connection on `descriptor` until the parent closes it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles a terminal's Ctrl-C
-    sys.modules["torch"] = None  # type: ignore[assignment]  # xgrammar's binding would load it needlessly
     with socket.socket(fileno=descriptor) as connection:
         hello = receive_object(connection, MESSAGE_BYTES)
         if hello is None:
             return
         limits = GrammarLimits(**hello["limits"])
         try:
-            backend = make_backend(hello["backend"], TokenizerFile.from_json(hello["tokenizer"]), limits)
+            backend = make_backend(TokenizerFile.from_json(hello["tokenizer"]), limits)
         except (InvalidGrammar, NotInstalled) as error:
             send_object(connection, {"refused": str(error)})
             return
@@ -49,7 +48,7 @@ def main(descriptor: int) -> None:
 
 
 def _answer(backend: Backend, request: dict[str, Any], limits: GrammarLimits) -> dict[str, Any]:
-    source = GrammarSource(GrammarKind(request["kind"]), request["text"], request["backend"], request["whitespace"])
+    source = GrammarSource(GrammarKind(request["kind"]), request["text"], request["whitespace"])
     try:
         with cpu_limit(limits.cpu_s):
             form, cost_bytes = _measured(backend, source)

@@ -35,10 +35,10 @@ class _Died(Exception):
 
 
 class CompilingChild:
-    """Owns one backend's child process. One thread uses it, and must outlive each child (see child.py)."""
+    """Owns the child process. One thread uses it, and must outlive each child (see child.py)."""
 
-    def __init__(self, backend: str, tokenizer: TokenizerFile, limits: GrammarLimits) -> None:
-        self._backend, self._tokenizer, self._limits = backend, tokenizer, limits
+    def __init__(self, tokenizer: TokenizerFile, limits: GrammarLimits) -> None:
+        self._tokenizer, self._limits = tokenizer, limits
         self._process: ChildProcess | None = None
         self._ready = False
 
@@ -53,7 +53,7 @@ class CompilingChild:
             environ = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # another arena would take 64 MB of the limit
             self._process = ChildProcess("engine.grammar.child", environ=environ, is_silent=True, keeps_stderr=True)
             self._ready = False
-            hello = {"backend": self._backend, "tokenizer": self._tokenizer.to_json(), "limits": asdict(self._limits)}
+            hello = {"tokenizer": self._tokenizer.to_json(), "limits": asdict(self._limits)}
             self._send(hello)
 
     def compile(self, source: GrammarSource) -> GrammarForm:
@@ -67,7 +67,7 @@ class CompilingChild:
         except _Died as death:
             if death.by_signal != signal.SIGKILL:
                 raise InvalidGrammar(self._explain(death)) from death
-            log.warning("grammar_child_killed", backend=self._backend)
+            log.warning("grammar_child_killed")
         try:
             return self._compile_once(source)
         except _Died as death:
@@ -83,7 +83,7 @@ class CompilingChild:
         self.start()
         if not self._ready:
             self._await_ready()
-        request = {"kind": source.kind, "text": source.text, "backend": source.backend, "whitespace": source.whitespace}
+        request = {"kind": source.kind, "text": source.text, "whitespace": source.whitespace}
         self._send(request)
         answer = self._receive(self._limits.compile_s, "compiling the grammar")
         if "refused" in answer:
@@ -157,4 +157,4 @@ class CompilingChild:
             name = signal.Signals(death.by_signal).name
         except ValueError:
             name = f"exit status {-death.by_signal}"
-        return f"compiling it crashes the {self._backend} compiler ({name})"
+        return f"compiling it crashes the llguidance compiler ({name})"

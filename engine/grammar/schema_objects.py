@@ -82,7 +82,7 @@ class _Objects:
             self._visit(_OPTION + len(more) + len(required))
             return len(more - required - names - needed) - len((required - needed) & names)
 
-        for options in choices if depth < self._limits.nesting else ():  # no backend merges deeper ones
+        for options in choices if depth < self._limits.nesting else ():  # llguidance merges no deeper ones
             more, required = max((self.merged(option, depth + 1) for option in options), key=added, default=((), ()))
             names.update(more)
             needed.update(required)

@@ -8,7 +8,7 @@ from hashlib import sha256
 from engine.grammar.limits import GrammarLimits
 from engine.grammar.schema_objects import check_properties, parts_of
 from wire.errors import InvalidGrammar
-from wire.structured_output import LLGUIDANCE, OLD_BACKENDS, check_backend
+from wire.structured_output import OLD_BACKENDS, check_backend
 from wire.types import StructuredOutput
 
 _JSON_KINDS = ("json", "choice", "structural_tag")
@@ -33,13 +33,12 @@ class GrammarSource:
 
     kind: GrammarKind
     text: str
-    backend: str = LLGUIDANCE
     whitespace: str | None = None
 
     @property
     def key(self) -> bytes:
         """Digest of all fields: equal sources compile to the same grammar."""
-        return sha256(json.dumps([self.kind, self.text, self.backend, self.whitespace]).encode()).digest()
+        return sha256(json.dumps([self.kind, self.text, self.whitespace]).encode()).digest()
 
 
 def read_source(wish: StructuredOutput, limits: GrammarLimits) -> GrammarSource:
@@ -55,7 +54,7 @@ def read_source(wish: StructuredOutput, limits: GrammarLimits) -> GrammarSource:
     elif kind in _JSON_KINDS:
         text = _read_json(kind, text, limits)
     check_backend(wish.backend)
-    return GrammarSource(kind, text, whitespace=wish.whitespace_pattern)
+    return GrammarSource(kind, text, wish.whitespace_pattern)
 
 
 def is_old_name(backend: str) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from engine.grammar.backends import make_backend
+from engine.grammar.backend import make_backend
 from engine.grammar.cache import OutcomeCache
 from engine.grammar.compiling_child import CompilingChild
 from engine.grammar.interface import Backend, Grammar
@@ -22,7 +22,6 @@ from engine.grammar.source import GrammarSource, is_old_name, read_source
 from engine.grammar.tokenizer_file import TokenizerFile
 from telemetry.logs import EventLogger
 from wire.errors import Draining, InternalError, InvalidGrammar, Overloaded, PdserveError
-from wire.structured_output import LLGUIDANCE
 from wire.types import StructuredOutput
 
 log = EventLogger("grammar")
@@ -61,8 +60,8 @@ class GrammarStore:
         self._closed = False
         self._logged_old_name = False
         self._warmed = threading.Event()
-        self._backends: dict[str, Backend] = {}
-        self._children: dict[str, CompilingChild] = {}
+        self._loaded_backend: Backend | None = None
+        self._child = CompilingChild(self._tokenizer, self._limits)
         self._thread = threading.Thread(target=self._run, name="grammar-compiler", daemon=True)
         self._thread.start()
 
@@ -90,10 +89,9 @@ class GrammarStore:
         """
         return self._warmed.wait(timeout_s)
 
-    def child_pid(self, backend: str = LLGUIDANCE) -> int | None:
-        """Return the process that compiles for a backend, None before it is started."""
-        child = self._children.get(backend)
-        return None if child is None else child.pid
+    def child_pid(self) -> int | None:
+        """Return the process that compiles, None before it is started."""
+        return self._child.pid
 
     def close(self) -> None:
         """End the child and the thread; waiting sources are refused. Idempotent."""
@@ -125,14 +123,13 @@ class GrammarStore:
             log.warning("guided_decoding_backend_served_by_llguidance", asked=backend)
 
     def _run(self) -> None:
-        """Run the compiler thread. Its children die with it, so it runs until the store is closed."""
+        """Run the compiler thread. Its child dies with it, so it runs until the store is closed."""
         try:
             self._warm()
             while (job := self._queue.get()) is not None and not self._closed:
                 self._settle(job, self._outcome(job))
         finally:
-            for child in self._children.values():
-                child.close()
+            self._child.close()
             with self._lock:
                 self._closed = True
                 left, self._jobs = list(self._jobs.values()), {}
@@ -141,9 +138,9 @@ class GrammarStore:
 
     def _warm(self) -> None:
         try:
-            self._backend(LLGUIDANCE)
+            self._backend()
             self._warmed.set()
-            self._child(LLGUIDANCE)
+            self._child.start()
         except (PdserveError, OSError) as error:
             log.warning("structured_output_unavailable", error=error)
         finally:
@@ -153,8 +150,8 @@ class GrammarStore:
         if self._clock() > job.expires_at:
             return Overloaded(f"the grammar waited {self._limits.wait_s:g} s to be compiled, the limit")
         try:
-            backend = self._backend(job.source.backend)  # one that is not installed is refused before a child starts
-            compiled = self._child(job.source.backend).compile(job.source)
+            backend = self._backend()  # if it is not installed, the refusal comes before a child starts
+            compiled = self._child.compile(job.source)
             text = backend.build(compiled.form)
             return CompiledGrammar(text, self._tokenizer, job.source.kind, compiled.cost_bytes)
         except PdserveError as error:
@@ -175,17 +172,10 @@ class GrammarStore:
         else:
             job.future.set_result(outcome)
 
-    def _child(self, backend: str) -> CompilingChild:
-        child = self._children.get(backend)
-        if child is None:
-            child = self._children[backend] = CompilingChild(backend, self._tokenizer, self._limits)
-        child.start()
-        return child
-
-    def _backend(self, name: str) -> Backend:
-        if name not in self._backends:
-            self._backends[name] = make_backend(name, self._tokenizer, self._limits)
-        return self._backends[name]
+    def _backend(self) -> Backend:
+        if self._loaded_backend is None:
+            self._loaded_backend = make_backend(self._tokenizer, self._limits)
+        return self._loaded_backend
 
 
 def _done(outcome: CompiledGrammar | PdserveError) -> "Future[Grammar]":

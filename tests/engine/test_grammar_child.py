@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def child(folder: Path) -> Iterator[CompilingChild]:
     """Yield a warm child with the limits of a real one."""
-    made = CompilingChild("llguidance", tokenizer_of(folder), _LIMITS)
+    made = CompilingChild(tokenizer_of(folder), _LIMITS)
     made.start()
     yield made
     made.close()
@@ -119,7 +119,7 @@ def test_a_child_killed_from_outside_is_replaced_and_retried(child: CompilingChi
 
 
 def test_memory_above_idle_is_bounded(folder: Path) -> None:
-    made = CompilingChild("llguidance", tokenizer_of(folder), replace(_LIMITS, memory_bytes=4 * MIB))
+    made = CompilingChild(tokenizer_of(folder), replace(_LIMITS, memory_bytes=4 * MIB))
     choices = [f"{i:07d}" for i in range(4000)]
 
     try:
@@ -131,7 +131,7 @@ def test_memory_above_idle_is_bounded(folder: Path) -> None:
 
 
 def test_a_form_larger_than_the_cache_is_refused(folder: Path) -> None:
-    made = CompilingChild("llguidance", tokenizer_of(folder), replace(_LIMITS, cache_bytes=50))
+    made = CompilingChild(tokenizer_of(folder), replace(_LIMITS, cache_bytes=50))
 
     try:
         with pytest.raises(InvalidGrammar, match=r"in memory has \d+ bytes, the limit is 50"):
@@ -141,7 +141,7 @@ def test_a_form_larger_than_the_cache_is_refused(folder: Path) -> None:
 
 
 def test_a_crash_is_reported_by_its_signal(folder: Path) -> None:
-    made = CompilingChild("llguidance", tokenizer_of(folder), _LIMITS)
+    made = CompilingChild(tokenizer_of(folder), _LIMITS)
     try:
         made.compile(_EASY)
         assert made.pid is not None
@@ -155,7 +155,7 @@ def test_a_crash_is_reported_by_its_signal(folder: Path) -> None:
 
 
 def test_a_child_that_does_not_answer_is_replaced(folder: Path) -> None:
-    made = CompilingChild("llguidance", tokenizer_of(folder), replace(_LIMITS, start_s=0.2))
+    made = CompilingChild(tokenizer_of(folder), replace(_LIMITS, start_s=0.2))
     made.start()
     pid = made.pid
     assert pid is not None
@@ -170,7 +170,7 @@ def test_a_child_that_does_not_answer_is_replaced(folder: Path) -> None:
 
 
 def test_a_child_that_talks_nonsense_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = CompilingChild("llguidance", tokenizer_of(folder), _LIMITS)
+    made = CompilingChild(tokenizer_of(folder), _LIMITS)
     made.start()
     pid = made.pid
 
@@ -189,7 +189,7 @@ def test_a_child_that_talks_nonsense_is_replaced(folder: Path, monkeypatch: pyte
 
 def test_a_child_that_cannot_start_gives_the_reason(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    made = CompilingChild("llguidance", tokenizer_of(folder), _LIMITS)
+    made = CompilingChild(tokenizer_of(folder), _LIMITS)
 
     with pytest.raises(Unavailable, match="failed to start"):
         made.compile(_EASY)
@@ -198,7 +198,7 @@ def test_a_child_that_cannot_start_gives_the_reason(folder: Path, monkeypatch: p
 
 
 def test_a_tokenizer_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
-    made = CompilingChild("llguidance", tokenizer_of(tmp_path), _LIMITS)
+    made = CompilingChild(tokenizer_of(tmp_path), _LIMITS)
 
     with pytest.raises(InvalidGrammar, match=r"needs the model's tokenizer\.json"):
         made.compile(_EASY)
@@ -214,7 +214,7 @@ def test_a_child_dies_with_its_parent(folder: Path) -> None:
         "from engine.grammar.limits import GrammarLimits\n"
         "from engine.grammar.source import GrammarKind, GrammarSource\n"
         "from engine.grammar.tokenizer_file import TokenizerFile\n"
-        "child = CompilingChild('llguidance', TokenizerFile(sys.argv[1], (2,), 333), GrammarLimits())\n"
+        "child = CompilingChild(TokenizerFile(sys.argv[1], (2,), 333), GrammarLimits())\n"
         "child.compile(GrammarSource(GrammarKind.REGEX, 'a'))\n"
         "print(child.pid, flush=True)\n"
         "sys.stdin.read()\n"
@@ -236,9 +236,9 @@ def test_the_same_loop_serves_in_any_process(folder: Path, monkeypatch: pytest.M
     with ours:
         tokenizer = tokenizer_of(folder)
         limits = {"cpu_s": 100.0, "form_bytes": 10}
-        send_object(ours, {"backend": "llguidance", "tokenizer": tokenizer.to_json(), "limits": limits})
-        send_object(ours, {"kind": "regex", "text": "a", "backend": "llguidance", "whitespace": None})
-        send_object(ours, {"kind": "regex", "text": "[", "backend": "llguidance", "whitespace": None})
+        send_object(ours, {"tokenizer": tokenizer.to_json(), "limits": limits})
+        send_object(ours, {"kind": "regex", "text": "a", "whitespace": None})
+        send_object(ours, {"kind": "regex", "text": "[", "whitespace": None})
         ours.shutdown(socket.SHUT_WR)
         monkeypatch.setattr(signal, "signal", lambda number, handler: None)
         main(theirs.detach())

@@ -74,7 +74,7 @@ def test_a_backend_that_is_not_installed_is_the_servers_lack(folder: Path, monke
     monkeypatch.setitem(sys.modules, "engine.grammar.llguidance_backend", None)
     with GrammarStore(tokenizer_of(folder), _LIMITS) as store:
         for _ in range(2):
-            with pytest.raises(NotInstalled, match="this server lacks the structured output backend llguidance"):
+            with pytest.raises(NotInstalled, match="this server lacks llguidance, which structured output needs"):
                 _grammar(store.prepare(_regex("a")))
 
 
