@@ -18,15 +18,13 @@ from pdserve.bench.load.dialect import ApiDialect, Chat, Completions, Embeddings
 from pdserve.bench.load.drive import drive
 from pdserve.bench.load.endpoint import NO_CONNECTION, Endpoint
 from pdserve.bench.load.load_request import LoadRequest
-from pdserve.bench.load.plot import draw
-from pdserve.bench.load.png import to_png
+from pdserve.bench.load.plot import plot
 from pdserve.bench.load.progress_line import LiveLine
 from pdserve.bench.load.record import LoadRecord
 from pdserve.bench.load.report import report
 from pdserve.bench.load.result import measured
 from pdserve.bench.load.session import get_json, open_session
 from pdserve.bench.load.summary import summarize
-from pdserve.bench.load.svg import to_svg
 from pdserve.bench.load.timeline import Timeline
 from pdserve.bench.serve_metadata import about, file_name
 from pdserve.bench.serve_options import ServeOptions, parse
@@ -122,8 +120,8 @@ class _Bench:
             path, line = Path(options.result_dir) / file_name(options, model, now), json.dumps(result) + "\n"
             _write(path, line.encode(), appends=options.append_result)
         if options.plot:
-            picture = draw(record.in_order, title=f"{self._model}, {options.url}")
-            _write(Path(options.plot), to_png(picture) if options.plot.endswith(".png") else to_svg(picture))
+            path, title = Path(options.plot), f"{self._model}, {options.url}"
+            _write(path, plot(record.in_order, title=title, file_type=path.suffix.removeprefix(".")))
 
     def check(self) -> None:
         """Raise Unavailable if no request completed."""

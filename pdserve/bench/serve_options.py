@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from flags.options import add_flags, flag, from_namespace
-from pdserve.bench.load.png import require_png
+from pdserve.bench.load.plot import require_plot
 from pdserve.bench.load.random_requests import RequestSizes
 from pdserve.bench.load.summary import GOALS, METRICS
 from pdserve.bench.serve_vllm_flags import settle
@@ -226,8 +226,8 @@ def check(options: ServeOptions) -> ServeOptions:
     _ = options.shape
     if options.plot and not options.plot.endswith((".svg", ".png")):
         raise ConfigError(f"--plot {options.plot}: give a file that ends in .svg or .png")
-    if options.plot.endswith(".png"):
-        require_png()
+    if options.plot:
+        require_plot()
     _ = options.goals, options.headers, options.extra_fields, _pairs("--metadata", options.metadata)
     return options
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.guide import GuideCluster
+from tests.conftest import MISSING
 from tests.kvtransfer.rig import until
 
 pytestmark = pytest.mark.cluster
@@ -42,6 +43,7 @@ def saved(folder: Path) -> dict[str, Any]:
 
 
 def test_a_random_load_is_measured_saved_and_drawn(cluster: GuideCluster, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason=f"{MISSING}: matplotlib, of the extra `plot`")
     picture = tmp_path / "run.svg"
 
     done = bench(

@@ -1,18 +1,16 @@
-"""The picture of a load has a bar for each request, and is the same as SVG and as PNG."""
+"""The plot of a load has a bar for each request, the tokens of each bin of time, and a curve for each latency."""
 
-import io
 import xml.etree.ElementTree as ElementTree
+from typing import Any
 
 import pytest
-from PIL import Image
 
-from pdserve.bench.load.plot import FAILS, STREAMS, WAITS, draw
-from pdserve.bench.load.png import SCALE, to_png
-from pdserve.bench.load.shapes import Box, Label, Path, Picture
-from pdserve.bench.load.svg import to_svg
+from pdserve.bench.load.plot import BINS, FAILS, STREAMS, WAITS, draw, plot
 from pdserve.bench.load.timeline import RequestFailure
+from tests.conftest import MISSING
 from tests.pdserve.bench.timelines import made
 
+pytest.importorskip("matplotlib", reason=f"{MISSING}: matplotlib, of the extra `plot`")
 LINES = [
     made(0.0, [1.0, 3.0], output_len=8),
     made(2.0, [1.0, 1.0], output_len=2),
@@ -21,65 +19,43 @@ LINES = [
 _SVG = "{http://www.w3.org/2000/svg}"
 
 
-def boxes(picture: Picture, fill: str) -> list[Box]:
-    return [shape for shape in picture.shapes if isinstance(shape, Box) and shape.fill == fill]
+def bars(panel: int, colour: str) -> list[Any]:
+    from matplotlib.colors import to_rgba
+
+    shapes = draw(LINES, title="x").axes[panel].patches
+    return [shape for shape in shapes if shape.get_facecolor() == to_rgba(colour)]
 
 
 def test_bars_are_as_long_as_their_waits_and_streams() -> None:
-    picture = draw(LINES, title="x")
+    waits, streams = bars(0, WAITS), bars(0, STREAMS)
 
-    first, second = boxes(picture, WAITS)
-    assert first.width == second.width == pytest.approx(780 / 4)  # one second of four
-    assert [first.x, second.x] == pytest.approx([70, 70 + 780 / 2])
-    assert boxes(picture, STREAMS)[0].width == pytest.approx(780 * 3 / 4)
-    assert len(boxes(picture, FAILS)) == 2
+    assert [(bar.get_x(), bar.get_width()) for bar in waits] == [(0.0, 1.0), (2.0, 1.0)]
+    assert [(bar.get_x(), bar.get_width()) for bar in streams] == [(1.0, 3.0), (3.0, 1.0)]
+    assert len(bars(0, FAILS)) == 2
 
 
 def test_tokens_are_drawn_in_the_time_they_came() -> None:
-    # The bars of tokens come after those of the two streams.
-    tokens = [box.height for box in boxes(draw(LINES, title="x"), STREAMS)[2:]]
+    heights = [bar.get_height() for bar in bars(1, STREAMS)]
 
-    assert len(tokens) == 60
-    assert [round(height / 200 * 5) for height in (tokens[15], tokens[45], tokens[59])] == [4, 1, 5]
-    assert sum(height > 0 for height in tokens) == 3
+    per_token = BINS / 4  # one token within a bin of the four seconds
+    assert len(heights) == BINS
+    assert [heights[place] / per_token for place in (15, 45, 59)] == pytest.approx([4, 1, 5])
+    assert sum(height > 0 for height in heights) == 3
 
 
 def test_a_curve_rises_to_all_requests() -> None:
-    curves = [shape for shape in draw(LINES, title="x").shapes if isinstance(shape, Path) and shape.width == 1.5]
+    curves: list[Any] = list(draw(LINES, title="x").axes[2].lines)
 
-    assert len(curves) == 4
+    assert [curve.get_label() for curve in curves] == ["ttft", "tpot", "longest_gap", "e2el"]
     for curve in curves:
-        heights = [y for _, y in curve.points]
-        assert heights == sorted(heights, reverse=True)
-        assert heights[0] - heights[-1] == 200
+        shares = list(curve.get_ydata())
+        assert shares == sorted(shares)
+        assert (shares[0], shares[-1]) == (0, 1)
 
 
-def test_svg_has_every_shape_and_escapes_its_words() -> None:
-    picture = draw(LINES, title="<m> & co")
+@pytest.mark.parametrize("lines", [LINES, []], ids=["a load", "nothing measured"])
+def test_the_file_is_of_the_requested_type(lines: list[Any]) -> None:
+    svg = plot(lines, title="<m> $& co$", file_type="svg")
 
-    root = ElementTree.fromstring(to_svg(picture))
-
-    assert len(list(root)) == 1 + len(picture.shapes)
-    assert next(root.iter(f"{_SVG}text")).text == "<m> & co"
-
-
-def test_png_has_the_colours_where_the_shapes_are() -> None:
-    picture = Picture(
-        40, 30, [Box(10, 10, 20, 10, "#ff0000"), Path([(0, 5), (40, 5)], "#0000ff"), Label(2, 28, "a", "start")]
-    )
-
-    image = Image.open(io.BytesIO(to_png(picture)))
-
-    assert image.size == (40 * SCALE, 30 * SCALE)
-    assert image.getpixel((20 * SCALE, 15 * SCALE)) == (255, 0, 0)
-    assert image.getpixel((20 * SCALE, 5 * SCALE)) == (0, 0, 255)
-    assert image.getpixel((35 * SCALE, 25 * SCALE)) == (255, 255, 255)
-    letter = image.crop((0, 22 * SCALE, 10 * SCALE, 29 * SCALE))
-    assert letter.getextrema() != ((255, 255), (255, 255), (255, 255))
-
-
-def test_nothing_measured_is_a_picture_too() -> None:
-    picture = draw([], title="none")
-
-    assert ElementTree.fromstring(to_svg(picture)).tag == f"{_SVG}svg"
-    assert Image.open(io.BytesIO(to_png(picture))).format == "PNG"
+    assert ElementTree.fromstring(svg).tag == f"{_SVG}svg"
+    assert plot(lines, title="x", file_type="png").startswith(b"\x89PNG\r\n")

@@ -135,9 +135,9 @@ def test_mistakes_are_refused_with_a_reason(argv: list[str], words: str) -> None
         parse(argv)
 
 
-def test_a_png_without_pillow_is_refused_before_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plot_without_matplotlib_is_refused_before_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
-    with pytest.raises(ConfigError, match=r"a PNG needs Pillow: pip install 'pdserve\[plot\]'"):
-        parse(["--plot", "f.png"])
-    assert parse(["--plot", "f.svg"]).plot == "f.svg"
+    for name in ("f.png", "f.svg"):
+        with pytest.raises(ConfigError, match=r"--plot needs matplotlib: pip install 'pdserve\[plot\]'"):
+            parse(["--plot", name])
