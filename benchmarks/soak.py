@@ -45,6 +45,7 @@ from benchmarks.soaking.snapshots import Look, all_living, growth, look, not_idl
 from pdserve.client import Client
 from pdserve.ports import free_ports
 from pdserve.run_folder import RunFolder
+from pdserve.status_line import StatusLine
 from wire.errors import PdserveError
 
 DEADLINE_S, IDLE_S, LOOK_S = 120.0, 30.0, 2.0
@@ -172,19 +173,19 @@ class Soak:
 
     async def watch(self, until: float) -> None:
         """Take snapshots of the processes and print the progress."""
-        while time.monotonic() < until:
-            looks = await asyncio.to_thread(look, self.folder)
-            for one in looks:
-                self.lives.setdefault((one.name, one.life), []).append(one)
-            total = sum(one.resident_bytes for one in looks) >> 20
-            by_how = Counter[str]()
-            for (_, how), count in self.endings.items():
-                by_how[how] += count
-            counts = ", ".join(f"{count} {how}" for how, count in by_how.items())
-            line = f"{max(0.0, until - time.monotonic()):5.0f} s left: {counts or 'nothing ended yet'}; {total} MiB"
-            print(f"\r{line:<100}", end="", file=sys.stderr, flush=True)
-            await asyncio.sleep(LOOK_S)
-        print(file=sys.stderr)
+        with StatusLine() as progress:
+            while time.monotonic() < until:
+                looks = await asyncio.to_thread(look, self.folder)
+                for one in looks:
+                    self.lives.setdefault((one.name, one.life), []).append(one)
+                total = sum(one.resident_bytes for one in looks) >> 20
+                by_how = Counter[str]()
+                for (_, how), count in self.endings.items():
+                    by_how[how] += count
+                counts = ", ".join(f"{count} {how}" for how, count in by_how.items())
+                line = f"{max(0.0, until - time.monotonic()):5.0f} s left: {counts or 'nothing ended yet'}; {total} MiB"
+                progress.show(line)
+                await asyncio.sleep(LOOK_S)
 
     async def disturb(self, until: float, every_s: float, fault: Callable[[int], Awaitable[None]]) -> None:
         """Inject a fault into an instance every `every_s`, if all of them serve; the last with time left to recover."""

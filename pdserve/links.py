@@ -1,7 +1,6 @@
 """`pdserve links`: measure each P-D pair's KV link now, and explain why no better transport is in use."""
 
 import argparse
-import contextlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from pdserve.admin_client import NoAdminSocket, connect_admin, measure_links
 from pdserve.client import Client
 from pdserve.cluster_page import InstanceRow, LinkRow, read_page
 from pdserve.flags.parser import CommandParser
+from pdserve.status_line import StatusLine
 from pdserve.target_cluster import TargetCluster, add_where, find
 from pdserve.text_table import on_or_off, printable, text_table
 from scheduler.links.probe import MAX_MEASURE_BYTES
@@ -92,41 +92,20 @@ def _report(where: TargetCluster, num_bytes: int) -> LinksReport:
     except NoAdminSocket as error:
         return LinksReport(_from_page(where), "" if num_bytes == 0 else str(error))
     report = LinksReport()
-    with connection, contextlib.closing(_Progress(num_bytes)) as progress:
+    with connection, StatusLine() as progress:
         for message in measure_links(connection, num_bytes):
-            if "measuring" in message:
-                progress.show(message)
+            if "measuring" in message and num_bytes:
+                progress.show(_measuring(message, num_bytes))
             elif "link" in message:
                 report.links.append(message["link"])
     return report
 
 
-class _Progress:
-    """One progress line on stderr: overwritten on a terminal, and cleared at the end."""
-
-    def __init__(self, num_bytes: int) -> None:
-        self._what = f"with {num_bytes // _MIB} MiB" if num_bytes else ""
-        self._shown = False
-
-    def show(self, message: dict[str, Any]) -> None:
-        """Show the pair whose measurement starts now."""
-        pair = message["measuring"]
-        if self._what:
-            number = f"{message['number']} of {message['of']}"
-            line = f"measuring {number} {self._what}: {pair['prefill']} to {pair['decode']}"
-            self._write(printable(line))
-
-    def close(self) -> None:
-        """Clear the line."""
-        if self._shown and sys.stderr.isatty():
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-    def _write(self, line: str) -> None:
-        self._shown = True
-        if sys.stderr.isatty():
-            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
-        else:
-            print(line, file=sys.stderr, flush=True)
+def _measuring(message: dict[str, Any], num_bytes: int) -> str:
+    """Return the progress line of the pair whose measurement starts now."""
+    pair = message["measuring"]
+    number = f"{message['number']} of {message['of']}"
+    return printable(f"measuring {number} with {num_bytes // _MIB} MiB: {pair['prefill']} to {pair['decode']}")
 
 
 def _from_page(where: TargetCluster) -> list[dict[str, Any]]:

@@ -118,6 +118,19 @@ def test_every_pair_is_one_line_of_figures(door: Door, capsys: pytest.CaptureFix
     ]
 
 
+def test_on_a_terminal_the_progress_is_one_line_that_goes(
+    door: Door, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+
+    assert cli.main(["links", "--url", door.url, "--mib", "1"]) == 0
+
+    err = capsys.readouterr().err
+    assert "\rmeasuring 2 of 2 with 1 MiB: prefill-0 to decode-1" in err
+    assert "\n" not in err
+    assert err.split("\r")[-2].strip() == ""
+
+
 @pytest.mark.parametrize("door", [("PDD", _Fallen)], indirect=True)
 def test_fallbacks_and_failures_are_shown_with_reasons(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["links", "--url", door.url]) == 1
