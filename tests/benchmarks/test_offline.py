@@ -27,6 +27,7 @@ def test_rates_are_those_of_the_median_round() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_our_side_runs_from_any_folder(fake_model: Path, tmp_path: Path) -> None:  # noqa: F811
     config = fake_model / "config.json"

@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.guide import CLONE, GuideCluster
 from tests.pdserve.hub.printed_models import OPT, hub_environment, printed_models
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 # With all that is hidden: another worker of the tests writes its examples there meanwhile.
 _LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info", "tests", "docs")
@@ -54,7 +54,6 @@ def test_a_scheduler_without_torch_serves(base_python: Path, tmp_path: Path, tin
         cluster.wait_idle()
 
 
-@pytest.mark.long
 def test_a_scheduler_without_torch_finds_model_and_tokenizer(base_python: Path, tmp_path: Path) -> None:
     flags = ("--dtype=float32", "--kv-cache-memory=16MiB")
     with (

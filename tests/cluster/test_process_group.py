@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.guide import GuideCluster
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 
 def test_a_cluster_over_process_group_agrees_with_transformers(tiny_model: Path) -> None:

@@ -70,6 +70,7 @@ def test_unequal_secrets_end_a_starting_scheduler_naming_both(tmp_path: Path, fa
         one.processes.pop("scheduler")
 
 
+@pytest.mark.long
 def test_without_a_secret_the_guides_lines_give_one_warning(tmp_path: Path, fake_model: Path) -> None:
     with cluster(tmp_path, fake_model) as one:
         one.up()

@@ -16,7 +16,7 @@ from engine.oracle import generate_greedy
 from pdserve.run_folder import default_cache_dir
 from tests.cluster.guide import GuideCluster, Process
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 FLAGS = ("--dtype=float32", "--kv-cache-memory=16MiB", "--block-size=16", "--max-model-len=256")
 GUIDE = ("--tensor-parallel-size=2", "--max-num-seqs=256", "--max-num-batched-tokens", "256")
@@ -80,7 +80,6 @@ def test_the_ranks_speak_on_loopback_alone(two_and_two: GuideCluster) -> None:
         assert set(ends) <= {"127.0.0.1"}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("prefill", "decode"), [("4,5", "6"), ("4", "6,7")], ids=["2-to-1", "1-to-2"])
 def test_prefill_and_decode_may_differ_in_ranks(tmp_path: Path, tiny_model: Path, prefill: str, decode: str) -> None:
     with GuideCluster(tmp_path, tiny_model, prefill=(prefill,), decode=(decode,), flags=FLAGS) as cluster:
@@ -90,7 +89,6 @@ def test_prefill_and_decode_may_differ_in_ranks(tmp_path: Path, tiny_model: Path
         cluster.wait_idle()
 
 
-@pytest.mark.long
 def test_a_killed_rank_ends_its_instance_at_once_with_its_name(two_and_two: GuideCluster) -> None:
     """The last test of that cluster."""
     (rank,) = _ranks(two_and_two, "decode-0")
@@ -103,7 +101,6 @@ def test_a_killed_rank_ends_its_instance_at_once_with_its_name(two_and_two: Guid
     assert _ended([rank.pid])
 
 
-@pytest.mark.long
 def test_a_stuck_rank_ends_its_instance_within_the_steps_time(tmp_path: Path, tiny_model: Path) -> None:
     with GuideCluster(tmp_path, tiny_model, prefill=("4",), flags=(*FLAGS, "--rank-timeout=2")) as cluster:
         cluster.up()
@@ -120,7 +117,6 @@ def test_a_stuck_rank_ends_its_instance_within_the_steps_time(tmp_path: Path, ti
         assert _ended([rank.pid])
 
 
-@pytest.mark.long
 def test_no_rank_outlives_its_instance(tmp_path: Path, tiny_model: Path) -> None:
     with GuideCluster(tmp_path, tiny_model, flags=FLAGS) as cluster:
         cluster.start("prefill-0")
@@ -132,7 +128,6 @@ def test_no_rank_outlives_its_instance(tmp_path: Path, tiny_model: Path) -> None
         assert _ended([rank.pid])
 
 
-@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_the_default_model_answers_a_hundred_prompts_as_one_rank_does(tmp_path: Path) -> None:
     model = ensure_default_model(default_cache_dir(os.environ), lambda words: None)

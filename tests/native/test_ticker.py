@@ -45,7 +45,7 @@ def start(kind: str, interval_s: float = INTERVAL_S) -> Ticker:
         pytest.skip(f"missing tool: no native functions here: {error}")
 
 
-@pytest.mark.parametrize("kind", ["native", "python"])
+@pytest.mark.parametrize("kind", ["native", pytest.param("python", marks=pytest.mark.long)])
 def test_a_stopped_process_counts_its_stop_as_starved(kind: str) -> None:
     start(kind).stop()  # the child does not build
     child = subprocess.Popen(

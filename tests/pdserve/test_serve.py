@@ -53,7 +53,7 @@ sys.exit(main(["serve", sys.argv[1], "--engine", "fake", "--port", "0"]))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_signal_while_it_loads_ends_it_at_once(number: signal.Signals, fake_model: Path) -> None:  # noqa: F811
     with subprocess.Popen(
         [sys.executable, "-P", "-c", _LOADS, str(fake_model)], stdout=subprocess.PIPE, text=True

@@ -101,6 +101,7 @@ signal.pause()
 """
 
 
+@pytest.mark.long
 def test_one_that_stalls_ends_with_a_benchmark_that_is_killed(tmp_path: Path) -> None:
     home = _home(tmp_path, _LOADED)
     with subprocess.Popen(
