@@ -36,6 +36,20 @@ def mark_the_rest_long(items: Sequence[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.long)
 
 
+def mark_second_loops_long(items: Sequence[pytest.Item]) -> None:
+    """Run each test on every event loop, but only its first case on the second; the others are long."""
+    first: dict[object, object] = {}
+    seen: set[object] = set()
+    for item in items:
+        if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+            continue
+        test, loop = (item.parent, item.originalname), item.callspec.params.get("anyio_backend")
+        if loop != first.setdefault(test, loop):
+            if (test, str(loop)) in seen:
+                item.add_marker(pytest.mark.long)
+            seen.add((test, str(loop)))
+
+
 def _is_run(item: pytest.Item) -> bool:
     """Return whether the case covers anything: it is not skipped here and not long by itself."""
     marks = list(item.iter_markers())

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from native.build import build_all
 from native.cache import NoNative
 from pdserve import ports
-from tests.combinations import mark_the_rest_long
+from tests.combinations import mark_second_loops_long, mark_the_rest_long
 
 # A busy machine is no defect. CI draws the same examples each time, so that a change is judged by what it did; new ones
 # are drawn at a desk and by `scripts/test --all`.
@@ -73,6 +73,7 @@ def ports_of_its_own() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Do this before `-m "not long"` chooses."""
     mark_the_rest_long(items)
+    mark_second_loops_long(items)
 
 
 @pytest.hookimpl(wrapper=True)

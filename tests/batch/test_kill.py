@@ -61,7 +61,7 @@ def _check(folder: Path, unkilled: Path) -> None:
 
 
 def _points() -> Iterator[str]:
-    """Yield 20 moments: each place once, the others at hits of a line's places by chance."""
+    """Yield 20 moments: each place once, the others at random hits of a line's places."""
     once = [name for name in BATCH_POINTS if "rename" in name]
     yield from (f"{name}=kill9" for name in once)
     chance = random.Random(8)
@@ -69,7 +69,11 @@ def _points() -> Iterator[str]:
         yield f"{chance.choice(['batch.before_write', 'batch.after_write'])}=kill9@{chance.randint(1, NUM_LINES)}"
 
 
-@pytest.mark.parametrize("failpoint", list(_points()))
+_POINTS = list(_points())
+_CASES = [*_POINTS[:6], *(pytest.param(point, marks=pytest.mark.long) for point in _POINTS[6:])]
+
+
+@pytest.mark.parametrize("failpoint", _CASES)
 def test_a_run_killed_once_ends_as_if_it_had_not_been(folder: Path, unkilled: Path, failpoint: str) -> None:
     killed = _run(folder, failpoint)
 

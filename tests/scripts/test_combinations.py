@@ -56,3 +56,24 @@ def test_the_other_cases_are_marked_long(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest("-m", "not long", "-W", "ignore")
 
     result.assert_outcomes(passed=5, skipped=3, deselected=10)
+
+
+def test_a_test_runs_one_case_on_the_second_loop(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
+        "import pytest\n"
+        "from tests.combinations import mark_second_loops_long\n"
+        "@pytest.hookimpl(tryfirst=True)\n"
+        "def pytest_collection_modifyitems(items): mark_second_loops_long(items)\n"
+    )
+    pytester.makepyfile(
+        "import pytest\n"
+        "@pytest.fixture(params=['asyncio', ('asyncio', {})])\n"
+        "def anyio_backend(request): return request.param\n"
+        "@pytest.mark.parametrize('a', range(5))\n"
+        "def test_cases(anyio_backend, a): pass\n"
+        "def test_alone(anyio_backend): pass\n"
+    )
+
+    result = pytester.runpytest("-m", "not long", "-W", "ignore")
+
+    result.assert_outcomes(passed=5 + 1 + 2, deselected=4)
