@@ -24,12 +24,14 @@ class Pdserve:
         self.folder = RunFolder(folder)
         self.model = model
         self.engine: tuple[str, ...] = ("--engine", "fake")
+        self.program: tuple[str, ...] = (sys.executable, "-P", "-m", "pdserve")
+        self.cwd: Path | None = None
         self.environ: dict[str, str] = {}
         (self.port,) = free_ports(1)
 
     def __call__(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            self._command(*arguments), capture_output=True, text=True, timeout=300, env=self._env,
+            self._command(*arguments), capture_output=True, text=True, timeout=300, env=self._env, cwd=self.cwd,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
@@ -113,7 +115,7 @@ class Pdserve:
         return all(one["state"] == "living" for one in self.client.get("/ready").json()["instances"])
 
     def _command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-P", "-m", "pdserve", *arguments]
+        return [*self.program, *arguments]
 
     @property
     def _env(self) -> dict[str, str]:

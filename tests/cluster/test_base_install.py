@@ -1,4 +1,4 @@
-"""The base package in an environment of its own, without torch, serves as the scheduler."""
+"""The base package in an environment of its own, without torch: the scheduler, and a cluster of the fake engine."""
 
 import shutil
 import subprocess
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.guide import CLONE, GuideCluster
+from tests.cluster.pdserve_command import Pdserve
 from tests.pdserve.hub.printed_models import OPT, hub_environment, printed_models
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
@@ -52,6 +53,24 @@ def test_a_scheduler_without_torch_serves(base_python: Path, tmp_path: Path, tin
         assert (process / "cmdline").read_text().split("\0")[0] == str(base_python)
         assert "torch" not in (process / "maps").read_text()
         cluster.wait_idle()
+
+
+def test_a_cluster_without_torch_serves_beside_files_of_its_names(
+    base_python: Path, tmp_path: Path, fake_model: Path
+) -> None:
+    for name in ("batch.py", "engine.py", "native.py"):
+        (tmp_path / name).write_text("raise ImportError('this is a file of the user')\n")
+    pdserve = Pdserve(tmp_path / "run", fake_model)
+    pdserve.program, pdserve.cwd = (str(base_python), "-m", "pdserve"), tmp_path
+    pdserve.environ["PYTHONPATH"] = ""
+
+    up = pdserve.up()
+    assert up.returncode == 0, up.stderr
+    try:
+        reply = pdserve.client.post("/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 4})
+        assert reply.status == 200, reply.body
+    finally:
+        assert pdserve("down").returncode == 0
 
 
 def test_a_scheduler_without_torch_finds_model_and_tokenizer(base_python: Path, tmp_path: Path) -> None:
