@@ -72,12 +72,12 @@ def cuda_mismatch(found: Mapping[str, str]) -> str | None:
     return None
 
 
-def npu_mismatch(found: Mapping[str, str], wanted_torch: str | None = None) -> str | None:
-    """Return why these cannot work together, or None; `wanted_torch` is the minor release that torch_npu needs."""
+def npu_mismatch(found: Mapping[str, str]) -> str | None:
+    """Return why these cannot work together, or None."""
     torch, torch_npu, cann = found.get("torch"), found.get("torch_npu"), found.get("CANN")
     if torch is None or torch_npu is None:
         return f"torch and torch_npu are both needed ({format_versions(found)})"
-    wanted = wanted_torch or torch_of(torch_npu)
+    wanted = torch_of(torch_npu)
     if numbers(torch)[:2] != numbers(wanted):
         shown = format_versions(found)
         return f"torch_npu {torch_npu} is for torch {wanted}, not {torch}: install a matching pair ({shown})"

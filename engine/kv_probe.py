@@ -39,7 +39,7 @@ class KvProbe:
         return value.repeat_interleave(query.shape[0] // value.shape[0], dim=0).transpose(0, 1)
 
     def see_mask(self, layer: int, mask: Mask | None, asked_window: int | None) -> None:
-        """See LayerObserver.see_mask. Paged attention takes no masks: it applies only the window it is called with."""
+        """Check the layer's mask, None where it has none: paged attention applies only the window it is called with."""
         if mask is not None and not mask.known:
             raise ConfigError(f"layer {layer} uses a mask that is neither causal nor a sliding window: not supported")
         masked = self._effective(mask.window if mask is not None else None)

@@ -69,7 +69,7 @@ def generate_greedy(
     return Oracle(model_dir, dtype).generate_greedy(prompts, max_tokens, ignore_eos=ignore_eos)
 
 
-def load_plain(model_dir: Path, dtype: str, attention: str | None = None) -> Any:
+def load_plain(model_dir: Path, dtype: str) -> Any:
     """Return the network as loaded by transformers; quantised weights are dequantised first.
 
     Raises ConfigError if it cannot be loaded completely.
@@ -81,11 +81,11 @@ def load_plain(model_dir: Path, dtype: str, attention: str | None = None) -> Any
     if layout is not None:  # transformers needs an extra package for each method
         with StoredWeights(model_dir) as stored:
             plain = plain_weights(stored, layout, dtype).weights
-            return load_with_transformers(checkpoint, plain, dtype, attention)
+            return load_with_transformers(checkpoint, plain, dtype, attention=None)
     try:
         network, report = AutoModelForCausalLM.from_pretrained(
-            model_dir, config=checkpoint.config, dtype=getattr(torch, dtype), attn_implementation=attention,
-            trust_remote_code=False, use_safetensors=True, local_files_only=True, output_loading_info=True,
+            model_dir, config=checkpoint.config, dtype=getattr(torch, dtype), trust_remote_code=False,
+            use_safetensors=True, local_files_only=True, output_loading_info=True,
         )  # fmt: skip
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise ConfigError(f"{model_dir}: its weights cannot be loaded: {error}") from error

@@ -92,9 +92,9 @@ class Threads:
         self.close()
 
 
-def find_engine(environ: Mapping[str, str] = os.environ) -> Found[EngineLibrary]:
+def find_engine() -> Found[EngineLibrary]:
     """Return the engine's kernels, or why there are none now. See builder.find_library."""
-    return find_library(ENGINE, environ)
+    return find_library(ENGINE, os.environ)
 
 
 def build_engine(environ: Mapping[str, str] = os.environ, *, timeout_s: float = BUILD_TIMEOUT_S) -> EngineLibrary:

@@ -9,7 +9,7 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -123,11 +123,11 @@ class PythonTicker:
 _ticker: Ticker | None = None
 
 
-def start_ticker(environ: Mapping[str, str] = os.environ) -> Ticker:
+def start_ticker() -> Ticker:
     """Return this process's ticker, started at the first call: the native one if it is built, else Python's."""
     global _ticker
     if _ticker is None:
-        library = find_library(RECIPE, environ).library
+        library = find_library(RECIPE, os.environ).library
         _ticker = PythonTicker() if library is None else library.start()
     return _ticker
 

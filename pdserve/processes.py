@@ -81,10 +81,10 @@ class Child:
         """Change the record: this spare has received its command line."""
         self.record = replace(self.record, name=plan.name, role=plan.role, address=plan.address, log=str(log))
 
-    def reap(self, timeout_s: float = KILL_WAIT_S) -> None:
+    def reap(self) -> None:
         """Wait for the killed process, so that no zombie remains."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._popen.wait(timeout_s)
+            self._popen.wait(KILL_WAIT_S)
 
     @property
     def marks(self) -> Mapping[str, Mark]:

@@ -4,7 +4,7 @@ import asyncio
 import ctypes
 import gc
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from telemetry.logs import EventLogger
@@ -55,11 +55,11 @@ def release_free() -> None:
         trim(0)
 
 
-def share_one_arena(environ: Mapping[str, str] = os.environ) -> None:
+def share_one_arena() -> None:
     """Make future threads allocate from the main arena, unless MALLOC_ARENA_MAX is set; permanent.
 
     glibc gives each thread an arena, of which malloc_trim keeps the free end: up to 64 MiB each.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is not None and "MALLOC_ARENA_MAX" not in environ:
+    if set_option is not None and "MALLOC_ARENA_MAX" not in os.environ:
         set_option(_M_ARENA_MAX, 1)

@@ -174,10 +174,6 @@ class Registry:
         """Return the pairs of living instances without a common KV transport, in table order."""
         return self.kv_pairs.gaps({instance.index for instance in self.living()})
 
-    def descriptions(self) -> list[InstanceDescription]:
-        """Return the descriptions accepted so far, in table order, including those of lost instances."""
-        return [self._accepted[index] for index in sorted(self._accepted)]
-
     def confirm_ready(self) -> None:
         """Note that a request succeeded: from now on an incompatible instance is refused and the rest keeps serving."""
         self._was_ready = True

@@ -39,14 +39,6 @@ class LayerHandler(Protocol):
         ...
 
 
-class LayerObserver(LayerHandler, Protocol):
-    """A handler that also receives the masks."""
-
-    def see_mask(self, layer: int, mask: "Mask | None", asked_window: int | None) -> None:
-        """Record the layer's mask, None where it has none, and the sliding window that it passes to its attention."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Mask:
     """The mask of transformers: all but keys in (p - window, p] for a query at p, or another if not `known`."""

@@ -106,16 +106,8 @@ class FusedDecoder:
             self._call(self._whole)
         return self._memory.logits_of(len(rows), self._weights.vocab_size)
 
-    def run_layers(self, metadata: StepMetadata, layer_done: LayerDone | None = None) -> torch.Tensor:
-        """Compute the layers; return the last norm's input, [num_tokens, hidden] float32, valid until the next call.
-
-        `layer_done(layer)` is called when each layer's KV is written, before its attention.
-        """
-        num_rows = self._run_layers(metadata, layer_done)
-        return self._memory.x[:num_rows, : self._weights.sizes.hidden]
-
-    def _run_layers(self, metadata: StepMetadata, layer_done: LayerDone | None) -> int:
-        """Compute the layers; return the number of the step's rows."""
+    def _run_layers(self, metadata: StepMetadata, layer_done: LayerDone | None) -> None:
+        """Compute the layers; `layer_done(layer)` is called when a layer's KV is written, before its attention."""
         num_rows = self._begin(metadata)
         with torch.inference_mode(), self._memory.notifying(layer_done):
             attention = self._plan(metadata)
@@ -127,7 +119,6 @@ class FusedDecoder:
                     self._attend(attention, segment.layer, num_rows)
                 if self._reduce is not None and segment.reduces:
                     self._reduce(self._memory.partial[:num_rows])
-        return num_rows
 
     def close(self) -> None:
         """Drop the references to the pool; a later step would be refused. Idempotent."""

@@ -77,8 +77,7 @@ class LoadedRanks:
 
 def load_ranks(
     path: Path, *, dtype: str, block_size: int, kv_cache_memory: int | None, ranks: RanksOptions, on_lost: OnLost,
-    attention_backend: str = AUTO, max_model_len: int | None = None, name: str | None = None,
-    quantization: str | None = None,
+    attention_backend: str = AUTO, max_model_len: int | None = None, quantization: str | None = None,
 ) -> LoadedRanks:  # fmt: skip
     """Load the checkpoint for several ranks; see load_model. `on_lost` is called once when one of them is lost.
 
@@ -133,7 +132,7 @@ def load_ranks(
         _connect(team, part, way, collective.meet_s(os.environ))
         layout = PoolLayout(tensors, num_blocks=plan.num_blocks, block_size=block_size)
         info = describe(
-            folder, part.network, name=name, max_model_len=max_model_len, dtype=choice.name, layout=layout,
+            folder, part.network, name=None, max_model_len=max_model_len, dtype=choice.name, layout=layout,
             device=part.device.name,
         )  # fmt: skip
         own = part.make_model(dataclasses.replace(info, layout=pools[0].layout), pools[0])

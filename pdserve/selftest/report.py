@@ -4,7 +4,6 @@ It is Markdown, to be pasted into a bug report.
 """
 
 import json
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -120,6 +119,6 @@ def _secret_files(environ: Mapping[str, str]) -> list[Path]:
     return [Path(named)] if named else []
 
 
-def default_path(device: str, stamp: str, folder: str | None = None) -> Path:
+def default_path(device: str, stamp: str) -> Path:
     """Return the default report path, in the current folder."""
-    return Path(folder or os.getcwd()) / f"pdserve-selftest-{device.replace(':', '')}-{stamp}.md"
+    return Path.cwd() / f"pdserve-selftest-{device.replace(':', '')}-{stamp}.md"

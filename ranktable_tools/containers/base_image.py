@@ -60,9 +60,9 @@ class BaseImage:
     has_cann: bool = False
 
 
-def ask_image(name: str, timeout_s: float = TIMEOUT_S) -> BaseImage:
+def ask_image(name: str) -> BaseImage:
     """Return the image's contents, pulling it if needed. Raises RanktableError if docker cannot run it."""
-    text = ask("run", "--rm", "--network=none", "--entrypoint", "sh", name, "-c", PROBE, timeout_s=timeout_s)
+    text = ask("run", "--rm", "--network=none", "--entrypoint", "sh", name, "-c", PROBE, timeout_s=TIMEOUT_S)
     return parse_probe(name, text)
 
 

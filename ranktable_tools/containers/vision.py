@@ -51,7 +51,7 @@ def choose_tag(tags: Sequence[str], torch: Version) -> str:
     return max(fitting, key=_order)
 
 
-def remote_tags(url: str, timeout_s: float = _TIMEOUT_S) -> list[str]:
+def remote_tags(url: str) -> list[str]:
     """Return the tags of a git repository. Raises RanktableError if git fails."""
     if url.startswith("-"):
         raise RanktableError(f"--torchvision-npu-url {url!r}: is not an address")
@@ -59,10 +59,10 @@ def remote_tags(url: str, timeout_s: float = _TIMEOUT_S) -> list[str]:
     try:
         done = subprocess.run(
             ["git", "ls-remote", "--tags", "--refs", url], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            errors="replace", timeout=timeout_s, check=False,
+            errors="replace", timeout=_TIMEOUT_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        raise RanktableError(f"git ls-remote {url}: did not exit within {timeout_s:g} s; {cure}") from error
+        raise RanktableError(f"git ls-remote {url}: did not exit within {_TIMEOUT_S:g} s; {cure}") from error
     except OSError as error:
         raise RanktableError(f"git cannot be run: {error.strerror}; {cure}") from error
     if done.returncode != 0:

@@ -1,4 +1,4 @@
-"""Parse the output of hccn_tool: addresses, link, health, speed, TLS switch, pings. Pure."""
+"""Parse the output of hccn_tool: addresses, link, health, TLS switch, pings. Pure."""
 
 import re
 
@@ -6,7 +6,6 @@ from ranktable_tools.addresses import is_address
 
 _TLS = re.compile(r"tls switch\[([01])\]")
 _RECEIVED = re.compile(r"([0-9]{1,9}) packets transmitted, ([0-9]{1,9}) received")
-_SPEED = re.compile(r"Speed:\s*([0-9]{1,9})\s*Mb/s")
 
 
 def parse_address(text: str) -> str | None:
@@ -24,12 +23,6 @@ def parse_link(text: str) -> str | None:
 def parse_net_health(text: str) -> str | None:
     """Return the status from the output of `-net_health -g`, such as Success, Init or Unreachable."""
     return _value(text, "net health status")
-
-
-def parse_speed_mbps(text: str) -> int | None:
-    """Return the megabits per second from the output of `-speed -g`."""
-    match = _SPEED.search(text)
-    return int(match[1]) if match else None
 
 
 def parse_tls_switch(text: str) -> str | None:

@@ -7,7 +7,6 @@ from itertools import pairwise
 
 _COLUMNS = re.compile(r"\s{2,}|\t+")
 _NUMBER = re.compile(r"[0-9]{1,12}")
-_MEMORY = re.compile(r"\b([0-9]{1,12})\s*/\s*([0-9]{1,12})$")
 _FIRST = re.compile(r"[0-9]{1,12}\s+(?![0-9]+$)\S")
 
 
@@ -23,15 +22,13 @@ class Chip:
 
 @dataclass(frozen=True, slots=True)
 class NpuState:
-    """One device of `npu-smi info`; HBM in MB."""
+    """One device of `npu-smi info`."""
 
     device_id: str
     npu_id: int
     chip_id: int
     name: str
     health: str
-    hbm_used_mb: int | None
-    hbm_total_mb: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +54,6 @@ def parse_fields(text: str) -> list[tuple[str, str]]:
     """Return the `Key : value` lines of `-l`, `-t board` or `-t spod-info`, in order."""
     pairs = [line.partition(":") for line in text.splitlines()]
     return [(key.strip(), value.strip()) for key, colon, value in pairs if colon and key.strip()]
-
-
-def parse_npu_ids(text: str) -> list[int]:
-    """Return the NPU ids of `npu-smi info -l`."""
-    return [int(value) for key, value in parse_fields(text) if key == "NPU ID" and _NUMBER.fullmatch(value)]
 
 
 def parse_map(text: str) -> list[Chip]:
@@ -124,9 +116,7 @@ def _state(first: Sequence[str], second: Sequence[str], num_chips: int) -> NpuSt
     npu_id, places = int(npu), _numbers(second[0])
     chip_id = places[0] if places else 0
     device_id = places[1] if len(places) > 1 else npu_id * num_chips + chip_id
-    memory = _MEMORY.search(second[-1])
-    used, total = (int(memory[1]), int(memory[2])) if memory else (None, None)
-    return NpuState(str(device_id), npu_id, chip_id, name.strip(), first[1], used, total)
+    return NpuState(str(device_id), npu_id, chip_id, name.strip(), first[1])
 
 
 def _process(cells: Sequence[str], known: Mapping[tuple[int, int], str]) -> NpuProcess | None:

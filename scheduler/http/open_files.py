@@ -10,10 +10,10 @@ WANTED = 65_536
 _ENOUGH = 8_192
 
 
-def raise_open_files(wanted: int = WANTED) -> int:
-    """Raise the soft limit towards `wanted`, at most to the hard limit; return it. Warns if it is small."""
+def raise_open_files() -> int:
+    """Raise the soft limit towards WANTED, at most to the hard limit; return it. Warns if it is small."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    most = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         soft = most

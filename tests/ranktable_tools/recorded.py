@@ -26,20 +26,6 @@ address_1=10.20.11.12
 netmask_1=255.255.255.0
 """
 
-LIST_A2 = "\tTotal Count                    : 8\n\n" + "".join(
-    f"\tNPU ID                         : {npu}\n\tChip Count                     : 1\n\n" for npu in range(8)
-)
-LIST_950 = """\
-\tTotal Count                    : 2
-
-\tNPU ID                         : 0
-\tProduct Name                   : IT21
-\tSerial Number                  : 0
-
-\tNPU ID                         : 1
-\tProduct Name                   : IT21
-\tSerial Number                  : 0
-"""
 MAP_A2 = """\
 \tNPU ID                         Chip ID                        Chip Logic ID                  Chip Name
 \t0                              0                              0                              Ascend 910B4

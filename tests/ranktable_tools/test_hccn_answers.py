@@ -7,7 +7,6 @@ from ranktable_tools.devices.hccn_answers import (
     parse_link,
     parse_net_health,
     parse_ping,
-    parse_speed_mbps,
     parse_tls_switch,
 )
 from tests.ranktable_tools import recorded
@@ -42,11 +41,6 @@ def test_the_link_is_up_or_down(answer: str, link: str | None) -> None:
 @pytest.mark.parametrize("word", ["Success", "Socket fail", "Receive timeout", "Unreachable", "Init", "Fault"])
 def test_network_health_is_the_tools_word(word: str) -> None:
     assert parse_net_health(f"net health status: {word}\n") == word
-
-
-def test_the_speed_is_in_megabits() -> None:
-    assert parse_speed_mbps("Speed: 200000 Mb/s\n") == 200_000
-    assert parse_speed_mbps(recorded.NO_DEVICE) is None
 
 
 @pytest.mark.parametrize(
