@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from ranktable_tools.rules.catalogue import ACROSS_RULES, KEY_RULES, READING_RULES, TABLE_RULES
+from ranktable_tools.rules.catalogue import TABLE_RULES
 from tests.docs.broken_input import Broken, answer
 from tests.docs.broken_inputs import SECTIONS
 from tests.ranktable_tools.rules_in_chinese import RULES_IN_CHINESE
+from tests.ranktable_tools.rules_in_english import ACROSS_RULES, KEY_RULES, READING_RULES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BEGIN = "<!-- Made by scripts/broken-inputs from the tests' broken inputs; do not edit. -->"
