@@ -11,6 +11,7 @@ from instance.host import Identity
 from instance.kv_address import kv_host, kv_source
 from kvtransfer.far_rank import FarRank
 from kvtransfer.rank_messages import HalfSettings
+from processes.rank_payloads import to_json
 from wire.kv_layout import Rank
 
 _MEET_S = 60.0
@@ -29,7 +30,7 @@ def meet_ranks(config: InstanceConfig, memories: Sequence[Memory], identity: Ide
             far = FarRank(ours, pool.layout.rank, pool.explain, config.trust)
             undo.callback(far.close)
             with theirs:
-                pool.hand_over(_settings(config, identity).to_json(), theirs.fileno())
+                pool.hand_over(to_json(_settings(config, identity)), theirs.fileno())
             met[pool.layout.rank] = far
         for far in met.values():
             far.meet(_MEET_S)

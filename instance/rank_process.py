@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from devices.interface import Memory
 from engine.ranks.process import leave
 from engine.ranks.process import main as serve_rank
+from processes.rank_payloads import from_json
 
 
 def main(argv: list[str]) -> int:
@@ -24,7 +25,7 @@ def _open_half(
     from kvtransfer.rank_half import RankHalf
     from kvtransfer.rank_messages import HalfSettings
 
-    return RankHalf(pool, HalfSettings.from_json(settings), socket.socket(fileno=fd), step_age)
+    return RankHalf(pool, from_json(HalfSettings, settings), socket.socket(fileno=fd), step_age)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from kvtransfer.block_tables import TablesSent
-from kvtransfer.interface import SenderEvents
+from kvtransfer.interface import SenderEvents, SendStats
 from kvtransfer.link import Link
 from kvtransfer.quorum import Quorum
 from kvtransfer.rank_messages import (
@@ -24,17 +24,14 @@ from kvtransfer.rank_messages import (
     RankMessage,
     pack_bytes,
     pack_numbers,
-    pack_ticket,
     unpack_bytes,
-    unpack_endpoints,
     unpack_numbers,
-    unpack_stats,
 )
 from kvtransfer.rank_outbox import RankOutbox
 from kvtransfer.ticket_table import ReceiverCounts
 from kvtransfer.totals import Life, merge_links
 from processes.rank_channel import Channel, ChannelClosed, Message
-from processes.rank_payloads import pack_error, unpack_error
+from processes.rank_payloads import from_json, pack_error, to_json, unpack_error
 from security.trust import LiveAddresses, Trust
 from telemetry.logs import EventLogger
 from wire.errors import InternalError, PdserveError, Unavailable
@@ -72,7 +69,7 @@ class FarRank:
                 raise unpack_error(message.payload) or InternalError(f"{self.rank} cannot transfer its KV")
             if message.kind != RankMessage.HERE:
                 raise ValueError(f"received {message.kind.name}, expected {RankMessage.HERE.name}")
-            self.endpoints = unpack_endpoints(message.payload)
+            self.endpoints = from_json(tuple[KvEndpoint, ...], message.payload)
         except (ChannelClosed, TimeoutError, ValueError) as error:
             raise self._lost(f"{self.rank} did not open its KV links: {error}") from error
         self._thread.start()
@@ -151,7 +148,7 @@ class FarRank:
     def _take(self, message: Message[RankMessage]) -> None:
         match message.kind:
             case RankMessage.FIGURES:
-                self.figures = RankCounters.from_json(message.payload)
+                self.figures = from_json(RankCounters, message.payload)
             case RankMessage.CLOSED:
                 with self._answered:
                     self._num_closing -= 1
@@ -186,7 +183,7 @@ class FarSender:
     def begin(self, ticket: Ticket) -> None:
         """See Sender."""
         self._tables.begin(ticket.ticket_id)
-        self._far.send(RankMessage.BEGIN, pack_ticket(ticket))
+        self._far.send(RankMessage.BEGIN, to_json(ticket))
 
     def put(self, ticket_id: str, layer: int, start: int, end: int, block_ids: Sequence[int]) -> None:
         """See Sender; only the blocks that the rank does not know yet are sent to it."""
@@ -210,7 +207,7 @@ class FarSender:
         ticket_id, rest = unpack_bytes(message.payload)
         self._tables.end(ticket_id)
         if message.kind == RankMessage.ACKED:
-            self._events.acked(ticket_id, unpack_stats(rest))
+            self._events.acked(ticket_id, from_json(SendStats, rest))
         else:
             self._events.failed(ticket_id, unpack_error(rest) or InternalError("no reason was given"))
 

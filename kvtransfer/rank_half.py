@@ -25,23 +25,21 @@ from kvtransfer.rank_messages import (
     RankCounters,
     RankMessage,
     pack_bytes,
-    pack_endpoints,
     pack_numbers,
-    pack_stats,
     unpack_bytes,
     unpack_numbers,
-    unpack_ticket,
 )
 from kvtransfer.rank_outbox import RankOutbox
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
 from native.ticker import run_time
 from processes.rank_channel import Channel, ChannelClosed, Message
-from processes.rank_payloads import pack_error, unpack_error
+from processes.rank_payloads import from_json, pack_error, to_json, unpack_error
 from security.secret import Secret
 from security.trust import LiveAddresses, Trust
 from telemetry.logs import EventLogger
 from wire.errors import HandoffFailed, InternalError, PdserveError
+from wire.types import Ticket
 
 _log = EventLogger("kvtransfer")
 _SEND_S, _JOIN_S, _LOOK_S = 10.0, 6.0, 1.0
@@ -76,7 +74,7 @@ class RankHalf:
         except PdserveError as error:
             self._channel.send(RankMessage.LACKING, pack_error(error), timeout_s=_SEND_S)
             raise
-        self._channel.send(RankMessage.HERE, pack_endpoints(self._receiver.endpoints), timeout_s=_SEND_S)
+        self._channel.send(RankMessage.HERE, to_json(self._receiver.endpoints), timeout_s=_SEND_S)
         self._thread = threading.Thread(target=self._handle_messages, name="kv-rank-hear", daemon=True)
         self._thread.start()
         self._outbox.start()
@@ -161,7 +159,7 @@ class RankHalf:
         payload = message.payload
         match message.kind:
             case RankMessage.BEGIN:
-                ticket = unpack_ticket(payload)
+                ticket = from_json(Ticket, payload)
                 self._tables.begin(ticket.ticket_id)
                 self._sender.begin(ticket)
             case RankMessage.PUT:
@@ -198,7 +196,7 @@ class RankHalf:
         now = RankCounters(tuple(sender.links_of_ranks()), sender.bytes_sent, sender.frames_resent, receiver.counts)
         if now != self._sent_figures:
             self._sent_figures = now
-            self._outbox.send(RankMessage.FIGURES, now.to_json())
+            self._outbox.send(RankMessage.FIGURES, to_json(now))
 
 
 class _TicketEvents:
@@ -210,7 +208,7 @@ class _TicketEvents:
     def acked(self, ticket_id: str, stats: SendStats) -> None:
         """See SenderEvents."""
         self._forget(ticket_id)
-        self._send(RankMessage.ACKED, pack_bytes(ticket_id, pack_stats(stats)))
+        self._send(RankMessage.ACKED, pack_bytes(ticket_id, to_json(stats)))
 
     def failed(self, ticket_id: str, error: PdserveError) -> None:
         """See SenderEvents."""

@@ -7,19 +7,16 @@ No message can execute code. Senders of each: far_rank.py (rank 0's end), rank_h
 """
 
 import dataclasses
-import json
 import struct
-import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from kvtransfer.interface import SendStats
 from kvtransfer.ticket_table import ReceiverCounts
 from kvtransfer.totals import Life
-from processes.rank_payloads import read_object
-from wire.types import KvEndpoint, LinkStatus, Ticket
+from processes.rank_payloads import little_endian
+from wire.types import LinkStatus
 
 _LENGTH = struct.Struct("<H")
 
@@ -53,18 +50,6 @@ class HalfSettings:
     addresses: tuple[str, ...] = ()
     loopback: bool = True
 
-    def to_json(self) -> bytes:
-        """Return the encoding that `from_json` reads."""
-        return json.dumps(dataclasses.asdict(self)).encode()
-
-    @classmethod
-    def from_json(cls, payload: bytes) -> "HalfSettings":
-        """Decode the output of `to_json`. Raises ValueError for other bytes."""
-        values = read_object(payload, cls)
-        ports = values["port_range"]
-        values["port_range"] = None if ports is None else (int(ports[0]), int(ports[1]))
-        return cls(**{**values, "transports": tuple(values["transports"]), "addresses": tuple(values["addresses"])})
-
 
 @dataclass(frozen=True, slots=True)
 class RankCounters:
@@ -75,25 +60,10 @@ class RankCounters:
     frames_resent: int = 0
     received: ReceiverCounts = dataclasses.field(default_factory=ReceiverCounts)
 
-    def to_json(self) -> bytes:
-        """Return the encoding that `from_json` reads."""
-        return json.dumps(dataclasses.asdict(self)).encode()
-
-    @classmethod
-    def from_json(cls, payload: bytes) -> "RankCounters":
-        """Decode the output of `to_json`. Raises ValueError for other bytes."""
-        values = read_object(payload, cls)
-        links = tuple(
-            ((str(life[0]), int(life[1])), LinkStatus(**{**one, "passed_over": tuple(one["passed_over"])}))
-            for life, one in values["links"]
-        )
-        received = ReceiverCounts(**values["received"])
-        return cls(links, int(values["bytes_sent"]), int(values["frames_resent"]), received)
-
 
 def pack_numbers(ticket_id: str, *numbers: int, blocks: Iterable[int] = ()) -> bytes:
     """Return a ticket's id and integers."""
-    return _head(ticket_id) + _little_endian(array("q", (*numbers, *blocks))).tobytes()
+    return _head(ticket_id) + little_endian(array("q", (*numbers, *blocks))).tobytes()
 
 
 def unpack_numbers(payload: bytes, least: int = 0) -> tuple[str, list[int]]:
@@ -103,7 +73,7 @@ def unpack_numbers(payload: bytes, least: int = 0) -> tuple[str, list[int]]:
     values.frombytes(rest)  # ValueError for a length that is not a multiple of 8
     if len(values) < least:
         raise ValueError(f"received {len(values)} integers, expected at least {least}")
-    return ticket_id, _little_endian(values).tolist()
+    return ticket_id, little_endian(values).tolist()
 
 
 def pack_bytes(ticket_id: str, rest: bytes) -> bytes:
@@ -121,43 +91,6 @@ def unpack_bytes(payload: bytes) -> tuple[str, bytes]:
     return payload[_LENGTH.size : end].decode(), payload[end:]
 
 
-def pack_ticket(ticket: Ticket) -> bytes:
-    """Return the encoding that `unpack_ticket` reads."""
-    return json.dumps(dataclasses.asdict(ticket)).encode()
-
-
-def unpack_ticket(payload: bytes) -> Ticket:
-    """Decode the output of `pack_ticket`. Raises ValueError for other bytes."""
-    values = read_object(payload, Ticket)
-    return Ticket(**{**values, "endpoints": tuple(KvEndpoint(**one) for one in values["endpoints"])})
-
-
-def pack_stats(stats: SendStats) -> bytes:
-    """Return the encoding that `unpack_stats` reads."""
-    return json.dumps(dataclasses.asdict(stats)).encode()
-
-
-def unpack_stats(payload: bytes) -> SendStats:
-    """Decode the output of `pack_stats`. Raises ValueError for other bytes."""
-    return SendStats(**read_object(payload, SendStats))
-
-
-def pack_endpoints(endpoints: Sequence[KvEndpoint]) -> bytes:
-    """Return the encoding that `unpack_endpoints` reads."""
-    return json.dumps([dataclasses.asdict(one) for one in endpoints]).encode()
-
-
-def unpack_endpoints(payload: bytes) -> tuple[KvEndpoint, ...]:
-    """Decode the output of `pack_endpoints`: the endpoints that a rank listens at."""
-    return tuple(KvEndpoint(**one) for one in json.loads(payload))
-
-
 def _head(ticket_id: str) -> bytes:
     name = ticket_id.encode()
     return _LENGTH.pack(len(name)) + name
-
-
-def _little_endian(values: "array[int]") -> "array[int]":
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values

@@ -1,6 +1,5 @@
 """A rank other than 0: it computes its part of each step on its own pool, without sampling."""
 
-import json
 import os
 from collections.abc import Callable
 
@@ -12,10 +11,11 @@ from engine.ranks.marks import Marks
 from engine.ranks.packing import unpack_copies, unpack_step
 from engine.ranks.rank_part import RankPart, load_part, part_info
 from engine.ranks.reduce import Reduce
-from engine.ranks.setup import RankSetup
+from engine.ranks.setup import PoolSetup, RankSetup
 from engine.torch_model import TorchModel
 from native.ticker import run_time
-from wire.kv_layout import KvTensor, PoolLayout
+from processes.rank_payloads import from_json
+from wire.kv_layout import PoolLayout
 
 
 class Follower:
@@ -37,10 +37,10 @@ class Follower:
 
     def take_pool(self, payload: bytes, fds: tuple[int, ...]) -> None:
         """Map the pool that rank 0 made, or make one on this rank's device. Raises ConfigError."""
-        tensors, num_blocks = unpack_pool(payload)
-        self.part.check_held(tensors)
+        whole = from_json(PoolSetup, payload)
+        self.part.check_held(whole.tensors)
         setup, device = self.part.setup, self.part.device
-        layout = PoolLayout(tensors, num_blocks=num_blocks, block_size=setup.block_size, rank=setup.rank)
+        layout = PoolLayout(whole.tensors, num_blocks=whole.num_blocks, block_size=setup.block_size, rank=setup.rank)
         pool = HostPool.join(layout, fds[0]) if fds else device.make_pool(layout)
         self._model = self.part.make_model(part_info(self.part, layout), pool)
 
@@ -78,15 +78,3 @@ class Follower:
     def _layer_done(self, layer: int) -> None:
         """Record the progress; only rank 0 reports layers, once they are written on all ranks (model.py)."""
         self._progress_at = self._clock()
-
-
-def pack_pool(tensors: tuple[KvTensor, ...], num_blocks: int) -> bytes:
-    """Return a rank's description of the pools: the whole model's KV tensors and the number of blocks."""
-    listed = [(one.layer, one.name, one.heads, one.head_dim, one.dtype) for one in tensors]
-    return json.dumps({"tensors": listed, "num_blocks": num_blocks}).encode()
-
-
-def unpack_pool(payload: bytes) -> tuple[tuple[KvTensor, ...], int]:
-    """Return the arguments of `pack_pool`."""
-    values = json.loads(payload)
-    return tuple(KvTensor(*tensor) for tensor in values["tensors"]), int(values["num_blocks"])

@@ -30,6 +30,7 @@ from engine.ranks.setup import RankLoaded, RankSetup
 from engine.ranks.sums import ReduceFailed, collective_for_ranks
 from engine.ranks.team import PROGRAM, OnLost, Team
 from engine.sharding.cut import check_shards
+from processes.rank_payloads import from_json
 from telemetry.logs import EventLogger
 from wire.errors import ConfigError
 from wire.kv_layout import KvTensor, PoolLayout
@@ -175,7 +176,7 @@ def _check_alike(loaded: Sequence[RankLoaded]) -> None:
 
 
 def _receive_loaded(team: Team, rank: int, timeout_s: float) -> RankLoaded:
-    return RankLoaded.from_json(team.receive(rank, RankMessageKind.LOADED, timeout_s).payload)
+    return from_json(RankLoaded, team.receive(rank, RankMessageKind.LOADED, timeout_s).payload)
 
 
 def _connect(team: Team, part: RankPart, way: str, meet_s: float) -> None:

@@ -5,11 +5,11 @@ num_tokens, num_sequences | token ids | per sequence: start, count, blocks, prom
 Sampling data is not sent: only rank 0 samples. A copy is all sources, then as many targets.
 """
 
-import sys
 from array import array
 from collections.abc import Sequence
 
 from engine.step import BatchSequence, StepBatch
+from processes.rank_payloads import little_endian
 
 _PER_SEQUENCE = 4
 
@@ -25,14 +25,14 @@ def pack_step(batch: StepBatch) -> bytes:
         values.extend((part.start, part.count, len(part.block_ids), part.prompt_length))
     for part in batch.sequences:
         values.extend(part.block_ids)
-    return _little_endian(values).tobytes()
+    return little_endian(values).tobytes()
 
 
 def unpack_step(payload: bytes) -> StepBatch:
     """Return the step without samples. Raises ValueError for bytes not from `pack_step`."""
     values = array("i")
     values.frombytes(payload)  # ValueError for a length that is not a multiple of 4
-    values = _little_endian(values)
+    values = little_endian(values)
     if len(values) < 2:
         raise ValueError(f"a step has at least 8 bytes, not {len(payload)}")
     num_tokens, num_sequences = values[0], values[1]
@@ -53,7 +53,7 @@ def pack_copies(sources: Sequence[int], targets: Sequence[int]) -> bytes:
     """Return source and target blocks or slots as bytes. Raises ValueError if their numbers differ."""
     if len(sources) != len(targets):
         raise ValueError(f"{len(sources)} blocks cannot be copied to {len(targets)}")
-    return _little_endian(array("i", (*sources, *targets))).tobytes()
+    return little_endian(array("i", (*sources, *targets))).tobytes()
 
 
 def unpack_copies(payload: bytes) -> tuple[list[int], list[int]]:
@@ -62,11 +62,5 @@ def unpack_copies(payload: bytes) -> tuple[list[int], list[int]]:
     values.frombytes(payload)
     if len(values) % 2:
         raise ValueError(f"{len(values)} integers are not pairs of blocks")
-    listed = _little_endian(values).tolist()
+    listed = little_endian(values).tolist()
     return listed[: len(listed) // 2], listed[len(listed) // 2 :]
-
-
-def _little_endian(values: "array[int]") -> "array[int]":
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values

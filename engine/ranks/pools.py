@@ -13,9 +13,10 @@ from devices.host_pool import HostPool
 from devices.interface import Device, Memory
 from engine.memory_plan import MemoryPlan, cpu_budget, least_blocks, least_bytes, plan_pool
 from engine.ranks.channel import RankMessageKind
-from engine.ranks.follower import pack_pool
 from engine.ranks.rank_pool import RankPool
+from engine.ranks.setup import PoolSetup
 from engine.ranks.team import Team
+from processes.rank_payloads import to_json
 from wire.errors import ConfigError
 from wire.kv_layout import KvTensor, PoolLayout, Rank
 
@@ -69,7 +70,7 @@ def make_host_pools(
     team: Team, tensors: tuple[KvTensor, ...], plan: MemoryPlan, num_ranks: int, undo: contextlib.ExitStack
 ) -> list[Memory]:  # fmt: skip
     """Make the pools of all ranks here; each other rank maps its pool before it is sealed. `undo` closes them."""
-    message = pack_pool(tensors, plan.num_blocks)
+    message = to_json(PoolSetup(tensors, plan.num_blocks))
 
     def share_with(rank: int, fd: int) -> None:
         team.send(rank, RankMessageKind.POOL, message, (fd,))
@@ -88,7 +89,7 @@ def make_device_pools(
     undo: contextlib.ExitStack,
 ) -> list[Memory]:  # fmt: skip
     """Make rank 0's pool on `device` while each other rank makes its own on its device. `undo` closes rank 0's."""
-    team.send_all(RankMessageKind.POOL, pack_pool(tensors, plan.num_blocks))
+    team.send_all(RankMessageKind.POOL, to_json(PoolSetup(tensors, plan.num_blocks)))
     first, *others = _layouts(tensors, plan, num_ranks)
     own = device.make_pool(first)
     undo.callback(own.close)

@@ -22,7 +22,7 @@ from engine.torch_start import loading, prepare_torch
 from native.ticker import start_ticker
 from processes.child_limits import end_with
 from processes.rank_channel import Channel, ChannelClosed, Message
-from processes.rank_payloads import pack_error
+from processes.rank_payloads import from_json, pack_error, to_json
 from telemetry.logs import EventLogger, configure
 
 log = EventLogger("engine")
@@ -44,7 +44,7 @@ def main(argv: Sequence[str], hand_off: HandOff | None = None) -> int:
         signal.signal(number, signal.SIG_IGN)
     with contextlib.ExitStack() as on_exit:  # rank 0 gets the error before it sees the hand-off close
         try:
-            setup = RankSetup.from_json(_expect(channel, RankMessageKind.SETUP, _SETUP_S).payload)
+            setup = from_json(RankSetup, _expect(channel, RankMessageKind.SETUP, _SETUP_S).payload)
             configure(setup.log_level, log_format=setup.log_format)
             _run(channel, setup, hand_off, on_exit)
         except ChannelClosed:
@@ -67,7 +67,7 @@ def _run(
         from engine.ranks.follower import Follower
 
         follower = Follower(setup)
-        channel.send(RankMessageKind.LOADED, follower.part.loaded.to_json(), timeout_s=_SEND_S)
+        channel.send(RankMessageKind.LOADED, to_json(follower.part.loaded), timeout_s=_SEND_S)
     pool = channel.receive(None)
     follower.take_pool(pool.payload, pool.fds)
     channel.send(RankMessageKind.MAPPED, timeout_s=_SEND_S)

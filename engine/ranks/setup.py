@@ -1,10 +1,7 @@
-"""The setup of a rank before it loads and its report afterwards: frozen, JSON on the wire."""
+"""The setup of a rank before it loads, its report afterwards, and the pools: JSON on the wire (rank_payloads.py)."""
 
-import dataclasses
-import json
 from dataclasses import dataclass
 
-from processes.rank_payloads import read_object
 from wire.kv_layout import KvTensor, Rank
 
 
@@ -45,18 +42,6 @@ class RankSetup:
         """The rank's number and the number of ranks."""
         return Rank(self.number, self.of)
 
-    def to_json(self) -> bytes:
-        """Return this as JSON for `from_json`."""
-        return json.dumps(dataclasses.asdict(self)).encode()
-
-    @classmethod
-    def from_json(cls, payload: bytes) -> "RankSetup":
-        """Parse the JSON of `to_json`. Raises ValueError for any other bytes."""
-        values = read_object(payload, cls)
-        largest = values["largest_step"]
-        step = None if largest is None else (int(largest[0]), int(largest[1]))
-        return cls(**{**values, "cores": tuple(values["cores"]), "largest_step": step})
-
 
 @dataclass(frozen=True, slots=True)
 class RankLoaded:
@@ -75,12 +60,10 @@ class RankLoaded:
     pool_bytes: int = 0
     device: str = ""
 
-    def to_json(self) -> bytes:
-        """Return this as JSON for `from_json`."""
-        return json.dumps(dataclasses.asdict(self)).encode()
 
-    @classmethod
-    def from_json(cls, payload: bytes) -> "RankLoaded":
-        """Parse the JSON of `to_json`. Raises ValueError for any other bytes."""
-        values = read_object(payload, cls)
-        return cls(**{**values, "tensors": tuple(KvTensor(**tensor) for tensor in values["tensors"])})
+@dataclass(frozen=True, slots=True)
+class PoolSetup:
+    """The pools: the whole model's KV tensors, and the number of blocks."""
+
+    tensors: tuple[KvTensor, ...]
+    num_blocks: int

@@ -21,7 +21,7 @@ from engine.ranks.marks import Marks, make_marks
 from engine.ranks.setup import RankSetup
 from processes.child import ChildProcess
 from processes.rank_channel import Channel, ChannelClosed, Message
-from processes.rank_payloads import unpack_error
+from processes.rank_payloads import to_json, unpack_error
 from telemetry.logs import EventLogger
 from wire.errors import InstanceLost, InternalError, PdserveError
 from wire.kv_layout import Rank
@@ -238,7 +238,7 @@ def _start(setup: RankSetup, program: str) -> _Child:
     process = ChildProcess(program, environ=_environ(setup))
     channel = Channel(process.connection, RankMessageKind)
     with contextlib.suppress(ChannelClosed):  # it ended already: _reap reports how
-        channel.send(RankMessageKind.SETUP, setup.to_json(), timeout_s=_SEND_S)
+        channel.send(RankMessageKind.SETUP, to_json(setup), timeout_s=_SEND_S)
     return _Child(setup, process, channel, threading.Event())
 
 

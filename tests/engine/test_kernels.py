@@ -21,6 +21,7 @@ from engine.ranks.setup import RankSetup
 from native import attention
 from native.cache import building, library_folder
 from native.engine_library import build_engine
+from processes.rank_payloads import from_json, to_json
 from tests.engine.tiny_models import make_tiny_model
 from tests.native.built import built_engine
 from tests.native.test_library import script
@@ -73,7 +74,7 @@ def test_ranks_do_as_rank_0_found_it(llama: Path) -> None:
     assert part.fused is None  # though the kernels may be there by now
     assert isinstance(part.backend, CpuAttention)
     assert part.backend._native is None
-    assert RankSetup.from_json(setup.to_json()) == setup
+    assert from_json(RankSetup, to_json(setup)) == setup
 
 
 def load(path: Path) -> LoadedModel:

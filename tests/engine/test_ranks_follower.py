@@ -12,11 +12,12 @@ import pytest
 
 from engine.ranks import follower as module
 from engine.ranks.channel import RankMessageKind
-from engine.ranks.follower import Follower, pack_pool
+from engine.ranks.follower import Follower
 from engine.ranks.packing import pack_step
-from engine.ranks.setup import RankSetup
+from engine.ranks.setup import PoolSetup, RankSetup
 from engine.step import BatchSequence, StepBatch
 from processes.rank_channel import Channel
+from processes.rank_payloads import to_json
 from wire.kv_layout import KvTensor
 
 _SETUP = RankSetup("/models/x", "float32", 1, 2, 16, "auto", None, (), 1, 10.0)
@@ -45,7 +46,7 @@ def test_a_step_is_as_old_as_its_last_layer(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, "with_budget", lambda made: made)
     monkeypatch.setattr(module, "part_info", lambda made, layout: None)
     follower = Follower(_SETUP, clock=lambda: now[0])
-    follower.take_pool(pack_pool((KvTensor(0, "k", 4, 64, "float32"),), 4), ())
+    follower.take_pool(to_json(PoolSetup((KvTensor(0, "k", 4, 64, "float32"),), 4)), ())
 
     follower.step(_STEP)
 
@@ -60,7 +61,7 @@ from types import SimpleNamespace
 from engine.ranks import follower, process
 
 class Follower:
-    part = SimpleNamespace(loaded=SimpleNamespace(to_json=lambda: b"{}"))
+    part = SimpleNamespace(loaded={})
     pool, step_age = None, None
 
     def __init__(self, setup): pass
@@ -84,7 +85,7 @@ def test_a_ranks_failure_is_reported_before_its_links_close() -> None:
     ours, theirs = socket.socketpair()
     with Channel(ours, RankMessageKind) as channel, theirs:
         fd = os.open("/dev/null", os.O_RDONLY)
-        channel.send(RankMessageKind.SETUP, _SETUP.to_json(), timeout_s=_WAIT_S)
+        channel.send(RankMessageKind.SETUP, to_json(_SETUP), timeout_s=_WAIT_S)
         channel.send(RankMessageKind.POOL, timeout_s=_WAIT_S)
         channel.send(RankMessageKind.CONNECT, b"gloo", timeout_s=_WAIT_S, fds=(fd, fd))
         channel.send(RankMessageKind.HAND_OFF, timeout_s=_WAIT_S, fds=(fd,))

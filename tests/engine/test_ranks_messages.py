@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.ranks.channel import RankMessageKind
-from engine.ranks.follower import pack_pool, unpack_pool
 from engine.ranks.marks import Marks, make_marks
 from engine.ranks.packing import pack_copies, pack_step, unpack_copies, unpack_step
-from engine.ranks.setup import RankLoaded, RankSetup
+from engine.ranks.setup import PoolSetup, RankLoaded, RankSetup
 from engine.step import BatchSequence, StepBatch
 from processes.frames import frame
 from processes.rank_channel import Channel, ChannelClosed
+from processes.rank_payloads import from_json, to_json
 from wire.kv_layout import KvTensor, Rank
 
 _SETUP = RankSetup("/models/x", "float32", 1, 2, 16, "auto", None, (2, 3), 2, 10.0)
@@ -109,14 +109,14 @@ def test_anything_but_a_message_is_refused(header: bytes) -> None:
 
 
 def test_setups_and_answers_cross_as_they_are() -> None:
-    loaded = RankLoaded(_TENSORS, True, False, 100, 120, 1.5)
+    loaded, pools = RankLoaded(_TENSORS, True, False, 100, 120, 1.5), PoolSetup(_TENSORS, 77)
 
-    assert RankSetup.from_json(_SETUP.to_json()) == _SETUP
+    assert from_json(RankSetup, to_json(_SETUP)) == _SETUP
     assert _SETUP.rank == Rank(1, 2)
-    assert RankLoaded.from_json(loaded.to_json()) == loaded
-    assert unpack_pool(pack_pool(_TENSORS, 77)) == (_TENSORS, 77)
+    assert from_json(RankLoaded, to_json(loaded)) == loaded
+    assert from_json(PoolSetup, to_json(pools)) == pools
     with pytest.raises(ValueError, match="not a RankSetup"):
-        RankSetup.from_json(b'{"path": "/models/x"}')
+        from_json(RankSetup, b'{"path": "/models/x"}')
 
 
 def test_marks_name_the_ranks_behind() -> None:

@@ -21,6 +21,7 @@ from kvtransfer.rank_messages import HalfSettings
 from kvtransfer.receiver import KvReceiver
 from kvtransfer.sender import KvSender
 from processes.failpoints import Failpoints
+from processes.rank_payloads import to_json
 from security.trust import Trust
 from tests.kvtransfer.rig import DEADLINE_S, Clock, Pool, Recorder
 from wire.errors import InstanceLost
@@ -31,13 +32,14 @@ _HALF = """
 import sys, socket
 from kvtransfer.rank_half import RankHalf
 from kvtransfer.rank_messages import HalfSettings
+from processes.rank_payloads import from_json
 from tests.kvtransfer.rank_rig import tensors
 from tests.kvtransfer.rig import Pool
 from wire.kv_layout import PoolLayout, Rank
 
 fd, heads, num_blocks, block_size, number, of = map(int, sys.argv[1:7])
 pool = Pool(PoolLayout(tensors(heads), num_blocks=num_blocks, block_size=block_size, rank=Rank(number, of)))
-half = RankHalf(pool, HalfSettings.from_json(sys.argv[7].encode()), socket.socket(fileno=fd), lambda: 0.0)
+half = RankHalf(pool, from_json(HalfSettings, sys.argv[7].encode()), socket.socket(fileno=fd), lambda: 0.0)
 sys.stdin.read()
 """
 
@@ -206,7 +208,7 @@ def start_half(layout: PoolLayout, settings: HalfSettings, end: socket.socket) -
     """Start a process that moves the KV of one rank over a pool of its own, with `end`, which is closed here."""
     heads, rank = layout.model_tensors[0].heads, layout.rank
     numbers = (end.fileno(), heads, layout.num_blocks, layout.block_size, rank.number, rank.of)
-    command = [sys.executable, "-c", _HALF, *map(str, numbers), settings.to_json().decode()]
+    command = [sys.executable, "-c", _HALF, *map(str, numbers), to_json(settings).decode()]
     with end:
         return subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(end.fileno(),))
 

@@ -19,20 +19,14 @@ from kvtransfer.rank_messages import (
     RankCounters,
     RankMessage,
     pack_bytes,
-    pack_endpoints,
     pack_numbers,
-    pack_stats,
-    pack_ticket,
     unpack_bytes,
-    unpack_endpoints,
     unpack_numbers,
-    unpack_stats,
-    unpack_ticket,
 )
 from kvtransfer.ticket_table import ReceiverCounts
 from processes.failpoints import Failpoints
 from processes.rank_channel import Channel, ChannelClosed, Message
-from processes.rank_payloads import pack_error, unpack_error
+from processes.rank_payloads import from_json, pack_error, to_json, unpack_error
 from security.trust import LiveAddresses, Trust
 from tests.kvtransfer.rank_rig import RankRig, make_rank_rig, random_kv, tensors
 from tests.kvtransfer.rig import DEADLINE_S, Pool, Recorder, until
@@ -265,7 +259,7 @@ class Met:
             FarRank(ours, Rank(1, 2), self._lose, trust or Trust()),
             Channel(self.socket, RankMessage),
         )
-        self.there.send(RankMessage.HERE, pack_endpoints([ENDPOINT]), timeout_s=DEADLINE_S)
+        self.there.send(RankMessage.HERE, to_json([ENDPOINT]), timeout_s=DEADLINE_S)
         self.far.meet(DEADLINE_S)
 
     def _lose(self, what: str) -> InstanceLost:
@@ -293,7 +287,7 @@ def test_a_rank_without_messages_for_long_is_not_lost(monkeypatch: pytest.Monkey
     assert met.heard()[0] == RankMessage.ABORT
     assert not met.is_lost.wait(0.2)  # twenty times as long as a word may take
     assert met.far._socket.gettimeout() is None
-    met.there.send(RankMessage.FIGURES, RankCounters(bytes_sent=5).to_json(), timeout_s=DEADLINE_S)
+    met.there.send(RankMessage.FIGURES, to_json(RankCounters(bytes_sent=5)), timeout_s=DEADLINE_S)
     until(lambda: met.far.figures.bytes_sent == 5)
 
 
@@ -457,11 +451,9 @@ def test_messages_between_ranks_round_trip() -> None:
     status = LinkStatus("d", "tcp", "up", 9, 1, 2, 3, 0.1, 0.2, ("shm: no",))
     figures = RankCounters(((("d", 9), status),), 5, 6, ReceiverCounts(1, 2))
 
-    assert unpack_ticket(pack_ticket(ticket)) == ticket
-    assert unpack_stats(pack_stats(stats)) == stats
-    assert unpack_endpoints(pack_endpoints([ENDPOINT])) == (ENDPOINT,)
-    assert RankCounters.from_json(figures.to_json()) == figures
-    assert HalfSettings.from_json(SETTINGS.to_json()) == SETTINGS
+    for message in (ticket, stats, figures, SETTINGS):
+        assert from_json(type(message), to_json(message)) == message
+    assert from_json(tuple[KvEndpoint, ...], to_json([ENDPOINT])) == (ENDPOINT,)
     assert "ab" * 32 not in repr(SETTINGS)
     assert unpack_numbers(pack_numbers("ab", 1, -2, blocks=(1 << 40, 3)), 4) == ("ab", [1, -2, 1 << 40, 3])
     assert unpack_bytes(pack_bytes("ab", b"rest")) == ("ab", b"rest")
@@ -475,4 +467,4 @@ def test_invalid_messages_about_a_ticket_are_refused(payload: bytes) -> None:
     with pytest.raises(ValueError, match=r"bytes|integers"):
         unpack_numbers(payload, 2)
     with pytest.raises(ValueError, match="not a Ticket"):
-        unpack_ticket(b'{"ticket_id": "x"}')
+        from_json(Ticket, b'{"ticket_id": "x"}')

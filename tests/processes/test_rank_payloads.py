@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from processes.rank_payloads import pack_error, read_object, unpack_error
+from processes.rank_payloads import from_json, pack_error, unpack_error
 from wire.errors import ConfigError, HandoffFailed, InternalError
 
 
@@ -37,7 +37,7 @@ def test_what_is_no_error_is_quoted(payload: bytes) -> None:
 
 
 def test_an_object_has_the_fields_of_its_class_and_no_others() -> None:
-    assert read_object(b'{"x": 1, "y": 2}', Point) == {"x": 1, "y": 2}
+    assert from_json(Point, b'{"x": 1, "y": 2}') == Point(1, 2)
     for other in ({"x": 1}, {"x": 1, "y": 2, "z": 3}, [1, 2]):
         with pytest.raises(ValueError, match="not a Point"):
-            read_object(json.dumps(other).encode(), Point)
+            from_json(Point, json.dumps(other).encode())
