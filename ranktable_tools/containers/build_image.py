@@ -4,13 +4,13 @@ import argparse
 import os
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ranktable_tools.arguments import OneLineParser
 from ranktable_tools.containers.base_image import BaseImage, ask_image, parse_version
+from ranktable_tools.containers.docker import replace_by_docker
 from ranktable_tools.containers.image_plan import IMAGE_KINDS, ImagePlan, plan_image
 from ranktable_tools.containers.vision import VISION_URL, check_tag, choose_tag, remote_tags, vision_of
 from ranktable_tools.errors import RanktableError
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = build_command(plan, arguments.image_name, clone, tag, arguments.torchvision_npu_url, os.environ)
         print(shlex.join(command), flush=True)
         if not arguments.print:
-            _replace_by(command)
+            replace_by_docker(command)
     except RanktableError as error:
         print(f"{_PROG}: {error}", file=sys.stderr)
         return 2
@@ -134,14 +134,6 @@ def _vision_tag(arguments: argparse.Namespace, plan: ImagePlan) -> str | None:
     if asked != _NEWEST:
         return check_tag(asked, plan.torch)
     return choose_tag(remote_tags(arguments.torchvision_npu_url), plan.torch)
-
-
-def _replace_by(command: list[str]) -> None:
-    """Replace this process by docker, so that a build has no time limit and docker handles Ctrl-C."""
-    docker = shutil.which(command[0])
-    if docker is None:
-        raise RanktableError("docker is not installed here")
-    os.execv(docker, command)  # noqa: S606 - an argument list, made here
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""Query docker for running containers and their cards."""
+"""Run docker, and query it for running containers and their cards."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from ranktable_tools.containers.run_line import CARDS_LABEL
 from ranktable_tools.errors import RanktableError
@@ -47,10 +49,7 @@ def ask(*arguments: str, timeout_s: float = TIMEOUT_S, strict: bool = True) -> s
 
     Raises RanktableError if docker is not installed, times out, or fails.
     """
-    docker = shutil.which("docker")
-    if docker is None:
-        raise RanktableError("docker is not installed here")
-    shown = f"docker {arguments[0]}"
+    docker, shown = _docker(), f"docker {arguments[0]}"
     try:
         done = subprocess.run(
             [docker, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
@@ -64,6 +63,18 @@ def ask(*arguments: str, timeout_s: float = TIMEOUT_S, strict: bool = True) -> s
         stderr = " ".join(done.stderr.split())[:_MAX_SHOWN]
         raise RanktableError(f"{shown}: {stderr or f'exit status {done.returncode}'}")
     return done.stdout
+
+
+def replace_by_docker(words: list[str]) -> NoReturn:
+    """Replace this process by docker, so that pulls and builds have no time limit and docker handles Ctrl-C."""
+    os.execv(_docker(), words)  # noqa: S606 - an argument list, made by the caller
+
+
+def _docker() -> str:
+    docker = shutil.which("docker")
+    if docker is None:
+        raise RanktableError("docker is not installed here")
+    return docker
 
 
 def _holder(one: Mapping[str, object]) -> Holder:

@@ -3,12 +3,12 @@
 import argparse
 import os
 import re
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ranktable_tools.arguments import OneLineParser
+from ranktable_tools.containers.docker import replace_by_docker
 from ranktable_tools.containers.host_checks import Host, notes_of, require_ready
 from ranktable_tools.containers.member import ContainerMember, find_member, find_table_kind, read_tables
 from ranktable_tools.containers.mounts import own_mount, parse_mount
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         line = _line(arguments, tuple(words[cut + 1 :]), os.environ)
         print(shell_text(line), flush=True)
         if arguments.run:
-            _replace_by(words_of(line))
+            replace_by_docker(words_of(line))
     except RanktableError as error:
         print(f"{_PROG}: {error}", file=sys.stderr)
         return 2
@@ -141,14 +141,6 @@ def _on_host(container: Container, host: Host) -> Container:
         return container
     smi = container.smi if host.has(container.smi) or not host.has(_OTHER_SMI) else _OTHER_SMI
     return replace(container, smi=smi, with_hccn_conf=host.has(HCCN_CONF))
-
-
-def _replace_by(words: list[str]) -> None:
-    """Replace this process by docker, so that pulling an image has no time limit and docker handles Ctrl-C."""
-    docker = shutil.which(words[0])
-    if docker is None:
-        raise RanktableError("docker is not installed here")
-    os.execv(docker, words)  # noqa: S606 - an argument list, made here
 
 
 if __name__ == "__main__":
