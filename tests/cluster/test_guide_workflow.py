@@ -24,11 +24,12 @@ def _complete(cluster: GuideCluster, prompt: str = "hello", **fields: object) ->
     return str(reply.json()["choices"][0]["text"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "order",
     [
         ("scheduler", "decode-0", "prefill-0"),
-        pytest.param(("prefill-0", "scheduler", "decode-0"), marks=pytest.mark.long),
+        ("prefill-0", "scheduler", "decode-0"),
     ],
     ids="-".join,
 )

@@ -46,6 +46,7 @@ def complete(client: Client, name: str, num_tokens: int = 7) -> str:
     return str(reply.json()["choices"][0]["text"])
 
 
+@pytest.mark.long
 def test_only_instances_fetch_the_weights_of_a_named_model(hub: FakeHub, tmp_path: Path) -> None:
     with GuideCluster(tmp_path, Path(OPT), flags=("--engine=fake",)) as cluster:
         cluster.start(env=hub_environment(hub, tmp_path))

@@ -88,6 +88,7 @@ def _until(start: str, stream: "IO[str] | None") -> None:
         assert line, "it ended"
 
 
+@pytest.mark.long
 def test_ctrl_c_while_it_starts_ends_it_without_a_word_of_failure(quickstart: Quickstart, tmp_path: Path) -> None:
     with quickstart.starting() as first:
         _until("starting prefill-0", first.stdout)

@@ -80,6 +80,7 @@ sys.exit(process.main([sys.argv[1], str(os.getppid())], lambda *_: Half()))
 """
 
 
+@pytest.mark.long
 def test_a_ranks_failure_is_reported_before_its_links_close() -> None:
     """Rank 0 hears of a closed hand-off at once, and gives a rank a second to say why."""
     ours, theirs = socket.socketpair()

@@ -45,6 +45,7 @@ def _found(path: Path, pooling: Pooling, *, beside: bool) -> dict[str, tuple[flo
     return found
 
 
+@pytest.mark.long
 def test_two_ranks_vectors_equal_transformers_beside_a_prompt(tmp_path: Path) -> None:
     path = make_family("llama", tmp_path)
     network = AutoModelForCausalLM.from_pretrained(path).eval().get_decoder()

@@ -78,10 +78,15 @@ def test_a_combined_instance_on_each_device_equals_transformers(
 @pytest.mark.parametrize(
     ("p_device", "d_device", "p_block", "d_block", "transport"),
     [
-        ("cpu", "fake", 16, 32, "tcp"), ("fake", "cpu", 32, 128, "tcp"), ("cpu", "npu", None, None, "tcp"),
-        ("npu", "cpu", None, None, "tcp"), ("npu", "fake", 128, 16, "tcp"), ("fake", "npu", 16, 32, "tcp"),
-        ("cpu", "fake", 128, 16, "process_group"), ("fake", "cpu", 16, 32, "process_group"),
-        ("fake", "fake", 32, 128, "process_group"),
+        ("cpu", "fake", 16, 32, "tcp"), ("npu", "cpu", None, None, "tcp"), ("fake", "cpu", 16, 32, "process_group"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                ("fake", "cpu", 32, 128, "tcp"), ("cpu", "npu", None, None, "tcp"), ("npu", "fake", 128, 16, "tcp"),
+                ("fake", "npu", 16, 32, "tcp"), ("cpu", "fake", 128, 16, "process_group"),
+                ("fake", "fake", 32, 128, "process_group"),
+            )
+        ),
     ],
 )  # fmt: skip
 def test_a_prompt_crosses_between_kinds_and_block_sizes(
@@ -113,7 +118,9 @@ def assert_groups_carry_prompts(
 
 
 @pytest.mark.covers("A10.136")
-@pytest.mark.parametrize("blocks", [(128, 128), (16, 128), (128, 32)])
+@pytest.mark.parametrize(
+    "blocks", [(16, 128), *(pytest.param(case, marks=pytest.mark.long) for case in ((128, 128), (128, 32)))]
+)
 def test_a_hand_off_between_npus_uses_hccl_groups_by_their_rules(
     blocks: tuple[int, int], model: Path, reference: list[list[int]], rules: HcclRules, kinds: dict[str, SeveralKind]
 ) -> None:
@@ -123,7 +130,9 @@ def test_a_hand_off_between_npus_uses_hccl_groups_by_their_rules(
 
 
 @pytest.mark.covers("A10.137")
-@pytest.mark.parametrize("blocks", [(16, 16), (16, 128), (128, 32)])
+@pytest.mark.parametrize(
+    "blocks", [(16, 128), *(pytest.param(case, marks=pytest.mark.long) for case in ((16, 16), (128, 32)))]
+)
 def test_a_hand_off_between_gpus_uses_nccl_groups_by_their_rules(
     blocks: tuple[int, int], model: Path, reference: list[list[int]], nccl: NcclRules, kinds: dict[str, SeveralKind]
 ) -> None:

@@ -133,6 +133,7 @@ def test_the_page_says_that_this_is_not_the_batch_rest_api() -> None:
     assert "not the Batch REST API" in page
 
 
+@pytest.mark.long
 def test_input_and_output_are_two_files(tmp_path: Path, loopback: Loopback) -> None:
     source, url = write(tmp_path / "in.jsonl", BATCH), f"{loopback.url}/in.jsonl"
 
@@ -174,6 +175,7 @@ def test_only_what_failed_is_retried(tmp_path: Path, loopback: Loopback) -> None
     assert nothing.status == 0, f"no model is looked for: {nothing.err}"
 
 
+@pytest.mark.long
 def test_a_foreign_file_in_place_of_the_note_ends_the_run(
     tmp_path: Path,
 ) -> None:
@@ -188,6 +190,7 @@ def test_a_foreign_file_in_place_of_the_note_ends_the_run(
     assert strange.read_text() == "what I asked\n"
 
 
+@pytest.mark.long
 def test_failed_lines_are_not_retried_on_another_model(tmp_path: Path, loopback: Loopback) -> None:
     write(tmp_path / "in.jsonl", [*BATCH[:3], request("id-four", "/bad_url")])
     words = (*COMMAND, "-i", "in.jsonl", "-o", "out.jsonl")
@@ -206,6 +209,7 @@ def test_failed_lines_are_not_retried_on_another_model(tmp_path: Path, loopback:
     assert sum(loopback.asked.values()) == 3
 
 
+@pytest.mark.long
 def test_failed_lines_are_not_retried_on_another_served_model(tmp_path: Path, loopback: Loopback) -> None:
     nameless = [{**line, "body": {"prompt": word}} for line, word in zip(BATCH, WORDS, strict=True)]
     write(tmp_path / "in.jsonl", nameless)
@@ -301,6 +305,7 @@ def test_a_server_of_another_model_is_refused_before_any_line(tmp_path: Path, lo
     assert loopback.asked == {}
 
 
+@pytest.mark.long
 def test_a_missing_server_or_wrong_key_is_reported_at_once(tmp_path: Path) -> None:
     write(tmp_path / "in.jsonl", BATCH)
     words = (*COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", "--base-url")
@@ -366,6 +371,7 @@ def test_a_batch_whose_model_is_lost_can_be_resumed(
     assert texts(output.read_bytes()) == SAID
 
 
+@pytest.mark.long
 def test_lines_that_name_another_model_have_the_flag_that_names_it_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -393,6 +399,7 @@ def test_misspelt_fields_are_named_once_at_the_end_with_their_lines(
     ]
 
 
+@pytest.mark.long
 def test_a_signal_after_all_answers_suggests_no_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -465,6 +472,7 @@ class SlowToEnd(Dying):
         await asyncio.sleep(60)
 
 
+@pytest.mark.long
 def test_a_line_that_hangs_is_an_error_and_the_others_are_answered(tmp_path: Path) -> None:
     write(tmp_path / "in.jsonl", BATCH)
     with Loopback(free=3) as model:
