@@ -3,13 +3,12 @@
 import argparse
 import dataclasses
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flags.options import EngineOptions, from_namespace
 from pdserve.flags.parser import CommandParser
-from pdserve.model_flags import with_plain_model
+from pdserve.model_flags import print_progress, with_plain_model
 from pdserve.run_folder import default_cache_dir
 from wire.errors import ConfigError
 
@@ -58,8 +57,4 @@ def ensure_default(environ: Mapping[str, str]) -> Path:
         raise ConfigError(
             f"the default model needs the engine ({error.name} is missing): pip install 'pdserve[engine]', or --model"
         ) from error
-    return ensure_default_model(default_cache_dir(environ), _progress)
-
-
-def _progress(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    return ensure_default_model(default_cache_dir(environ), print_progress)

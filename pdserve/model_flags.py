@@ -31,11 +31,11 @@ def with_plain_model(options: EngineOptions, environ: Mapping[str, str], *, weig
     if file is None:
         plain = _without_gguf(plain)
         name = typed.rstrip("/").rpartition("/")[2]
-        folder = ensure_plain(Path(plain.model), cache, _progress, name=name, weights=needs_weights)
+        folder = ensure_plain(Path(plain.model), cache, print_progress, name=name, weights=needs_weights)
     elif options.quantization not in (None, "gguf"):
         raise ConfigError(f"--quantization {options.quantization}, but {file} is GGUF")
     else:
-        folder = ensure_converted(file, cache, _progress)
+        folder = ensure_converted(file, cache, print_progress)
         plain = replace(plain, quantization=None)
     if folder == Path(typed):
         return plain
@@ -115,5 +115,6 @@ def _check_quantization(options: EngineOptions) -> None:
         check_asked(path, options.quantization, read_quantization_config(path))
 
 
-def _progress(line: str) -> None:
+def print_progress(line: str) -> None:
+    """Print a line about a download or conversion to stderr."""
     print(line, file=sys.stderr, flush=True)

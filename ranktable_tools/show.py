@@ -16,7 +16,7 @@ def show(opened: ReadFile) -> list[str]:
 
 
 def _cluster(opened: ReadFile, table: Table) -> Iterator[str]:
-    yield f"{opened.path}: {opened.dialect.name}, {_counts(table)}, {_state(opened, table)}"
+    yield f"{opened.path}: {opened.dialect.name}, {table.role_counts()}, {_state(opened, table)}"
     if table.schedulers:
         yield "  clients"
         yield "   | HTTP"
@@ -38,12 +38,6 @@ def _instance_table(opened: ReadFile, table: Table) -> Iterator[str]:
     servers = table.instances[0].servers if table.instances else table.schedulers
     for server in servers:
         yield f"  {_server(server)}"
-
-
-def _counts(table: Table) -> str:
-    prefill, decode = len(table.of_role("prefill")), len(table.of_role("decode"))
-    unknown = len(table.instances) - prefill - decode
-    return f"{unknown} instances, roles unknown" if unknown else f"{prefill} prefill, {decode} decode"
 
 
 def _state(opened: ReadFile, table: Table) -> str:

@@ -100,6 +100,12 @@ class Table:
         """Return the instances of one role, in table order."""
         return tuple(instance for instance in self.instances if instance.role == role)
 
+    def role_counts(self) -> str:
+        """Return how many instances it has, by role where it names roles."""
+        prefill, decode = len(self.of_role("prefill")), len(self.of_role("decode"))
+        unknown = len(self.instances) - prefill - decode
+        return f"{unknown} instances, roles unknown" if unknown else f"{prefill} prefill, {decode} decode"
+
 
 @dataclass(frozen=True, slots=True)
 class TablePart:

@@ -51,7 +51,7 @@ class Watch:
         troubled, self._troubled = self._troubled, False
         if before is None:
             self.version = 1
-            self._say(f"{self._head(found)}: {_counts(found.table)}")
+            self._say(f"{self._head(found)}: {found.table.role_counts()}")
             return
         sentences = diff(before.table, found.table)
         if sentences:
@@ -67,9 +67,3 @@ class Watch:
 def _trouble(error: RanktableError, last: Seen | None) -> str:
     kept = "" if last is None else "; the previous table stays in use"
     return f"{'waiting' if error.code == 'not-completed' else 'ignored'}: {error}{kept}"
-
-
-def _counts(table: Table) -> str:
-    prefill, decode = len(table.of_role("prefill")), len(table.of_role("decode"))
-    unknown = len(table.instances) - prefill - decode
-    return f"{unknown} instances, roles unknown" if unknown else f"{prefill} prefill, {decode} decode"

@@ -8,6 +8,7 @@ open_pair     `pdserve up` as a child, with its own port, API key and folder; it
 import asyncio
 import contextlib
 import functools
+import importlib
 import os
 import secrets
 import shutil
@@ -22,7 +23,6 @@ from batch.backend import NO_HEADERS, Answer, BatchBackend
 from batch.inflight import Inflight
 from pdserve.client import Client
 from pdserve.offline.http_surface import HttpSurface
-from pdserve.offline.interrupted import import_tabulate
 from pdserve.ports import free_ports
 from pdserve.process_plan import ProcessPlan
 from pdserve.processes import KILL_WAIT_S, POLL_S, Child, stop
@@ -54,8 +54,19 @@ async def open_local(config: SchedulerConfig) -> AsyncIterator[HttpSurface]:
             app = await stack.enter_async_context(inner_app(config.engine, config.options))
         except ConfigError as error:
             raise ConfigError(as_keywords(str(error))) from error
-        import_tabulate()
+        _import_tabulate()
         yield await _surface(AppBackend(app), "", _LOCAL_RETRY_S)
+
+
+def _import_tabulate() -> None:
+    """Import tabulate if torch is loaded, so that an uncaught Ctrl-C ends a script by SIGINT, with the status 130.
+
+    CPython records the Ctrl-C in a flag, which any later eval of a string clears. torch's exit handler imports
+    tabulate, if installed, whose namedtuples use eval: the status would be 1.
+    """
+    if "torch" in sys.modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("tabulate")
 
 
 @contextlib.asynccontextmanager
