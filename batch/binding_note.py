@@ -37,7 +37,7 @@ def write_note(path: Path, binding: Mapping[str, Any]) -> None:
 
 
 def remove_note(path: Path) -> None:
-    """Remove the note; another file stays. Raises OSError."""
+    """Delete the note; a file that is not a note is kept. Raises OSError."""
     if _is_free(path):
         path.unlink(missing_ok=True)
 

@@ -16,7 +16,7 @@ from wire.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """Good answers in `place`. `wanted` are the positions of those that the journal lacks, by custom_id.
+    """Successful answers in the file `place`. `wanted`: request positions by custom_id, not yet in the journal.
 
     `models` are the models in answers to lines without a `model`, for which the server chose it.
     """
@@ -45,7 +45,7 @@ class Earlier:
 def of_output(output: Path, source: InputFile, journal: Journal, check: Callable[[], None]) -> Earlier:
     """Read all of `output`, whose answers may be in any order, and return the answers to keep.
 
-    `check` is called if it has good answers; it raises ConfigError for answers that must not be mixed with others.
+    `check` is called if the output has successful answers; raises ConfigError for those that must not be mixed.
     Raises ConfigError if there is no such file and the journal is empty, or if it is the output of another input.
     """
     positions, nameless = _requests(source)

@@ -99,7 +99,7 @@ class EngineOptions:
         choices=("auto", "reference", "cpu", "cuda", "npu"),
     )
     enforce_eager: bool = flag(False, "launch decode steps op by op instead of replaying graphs on GPUs and NPUs")
-    kv_transport: tuple[str, ...] = flag((), "transports allowed for KV (default: shm and tcp)", many=True)
+    kv_transport: tuple[str, ...] = flag((), "transports allowed for KV (default: see docs/hand-off.md)", many=True)
     kv_links: int = flag(2, "most links to one peer at once, for transports that benefit (tcp)", parse=int)
     kv_digests: bool = flag(True, "check every KV frame by digest; off only if off on both ends of a link")
     kv_port_range: str | None = flag(None, "ports for KV listeners, as 20000-20100 (default: any free one)")

@@ -114,7 +114,7 @@ async def _prepare(
     marks.set(LOADED)
     engine, notes = loaded
     for note in notes:
-        log.info("note", text=note)
+        log.info("start_note", text=note)
     identity = Identity.new(config, port)
     grammars = make_grammars(config, engine.info)
     if grammars is not None:

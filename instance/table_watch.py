@@ -152,7 +152,7 @@ class EntryWatch:
         if digest != self._digest:
             log.info("table_changed", digest=digest)
         elif self._troubled:
-            log.info("table_whole_again", digest=digest)
+            log.info("table_valid_again", digest=digest)
         self._troubled = False
         if (digest, found.hosts, found.gone) == (self._digest, self._hosts, self._gone):
             return  # readable again and unchanged: removed hosts keep their deadline
@@ -171,7 +171,7 @@ class EntryWatch:
         try:
             self._hold(digest)
         except ConfigError as error:
-            log.warning("entry_held_twice", reason=error)
+            log.warning("table_entry_claimed_twice", reason=error)
 
     def _enter(self, after: Stage) -> None:
         before, self._stage = self._stage, after
@@ -180,10 +180,10 @@ class EntryWatch:
             case Stage.BELONGS:
                 log.info("entry_is_back", before=before.name.lower())
             case Stage.WORKS_ON:
-                log.warning("entry_gone", reason=self._gone, next="ends when its scheduler closes the session")
+                log.warning("table_entry_removed", reason=self._gone, next="ends when its scheduler closes the session")
             case Stage.REFUSES:
                 text = "new prompts are refused; the instance ends when the running ones have finished"
-                log.warning("not_let_go", waited_s=LET_GO_S, next=text)
+                log.warning("session_not_closed_by_scheduler", waited_s=LET_GO_S, next=text)
             case Stage.ENDS:
                 log.warning("instance_ends", reason=self._gone, busy=self._host.is_busy)
 

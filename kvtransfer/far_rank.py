@@ -141,7 +141,7 @@ class FarRank:
             if not self._closing:  # without its half no ticket ends
                 self._lost(f"{self.rank} has stopped transferring its KV: {error}")
         except Exception as error:  # noqa: BLE001  the thread's outermost frame: without it no hand-off ends
-            _log.error("kv_rank_unheard", exc=error, rank=self.rank.number)
+            _log.error("kv_rank_message_invalid", exc=error, rank=self.rank.number)
             self._lost(f"a message of {self.rank} about its hand-offs is invalid: {error}")
         self._end_waits()
 

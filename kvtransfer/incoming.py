@@ -59,7 +59,7 @@ class Incoming:
                 self._number, hello.source, receipts=reads_pool and not hello.digests,
                 received=None if reads_pool else lambda: self._stream.bytes_received,
             )  # fmt: skip
-            _log.info("kv_link_in", sender=sender, transport=hello.transport, link_epoch=hello.link_epoch)
+            _log.info("kv_link_accepted", sender=sender, transport=hello.transport, link_epoch=hello.link_epoch)
             self._serve(self._inlet)
         except WireError as error:
             greeted = False
@@ -75,9 +75,9 @@ class Incoming:
 
     def _log_end(self, sender: str, reason: str) -> None:
         if sender is _UNKNOWN:
-            self._refusals.info("kv_link_in_over", "kv_link_in_over", sender=sender, reason=reason)
+            self._refusals.info("kv_link_closed", "kv_link_closed", sender=sender, reason=reason)
         else:
-            _log.info("kv_link_in_over", sender=sender, reason=reason)
+            _log.info("kv_link_closed", sender=sender, reason=reason)
 
     def _clean_up(self, sender: str, reason: str) -> None:
         """Release everything: an error at one step must not skip the others."""

@@ -305,4 +305,4 @@ def join_all(links: Iterable[Link], timeout_s: float) -> None:
         for link in links:
             link.cut()
     for link in links:
-        _log.warning("kv_thread_left", thread=link.thread.name)
+        _log.warning("kv_thread_still_running", thread=link.thread.name)

@@ -49,7 +49,7 @@ class LinkReader:
         if self._thread.ident is not None:
             self._thread.join(_JOIN_S)
             if self._thread.is_alive():
-                _log.warning("kv_thread_left", thread=self._thread.name)
+                _log.warning("kv_thread_still_running", thread=self._thread.name)
         self._leave()
 
     def _run(self) -> None:

@@ -242,7 +242,7 @@ def _join(threads: Sequence[threading.Thread]) -> None:
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
         if thread.is_alive():
-            _log.warning("kv_thread_left", thread=thread.name)
+            _log.warning("kv_thread_still_running", thread=thread.name)
 
 
 def _listen(over_unix: bool, host: str, port_range: tuple[int, int] | None) -> tuple[socket.socket, str]:

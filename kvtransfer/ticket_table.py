@@ -251,7 +251,7 @@ class TicketTable:
             self._end(ticket, str(error))
             return
         if progress is MoveResult.REPEAT:
-            _log.info("kv_frame_asked_again", ticket=ticket.ticket_id, frame=frame.number)
+            _log.info("kv_frame_resend_requested", ticket=ticket.ticket_id, frame=frame.number)
             self._answer(link, Nack(ticket.ticket_id, ticket.epoch, frame.number))
         elif progress is MoveResult.OVER:
             self.count(dropped_frames=1)

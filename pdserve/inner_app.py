@@ -83,7 +83,7 @@ async def _instance(engine: EngineOptions, on_lost: Callable[[PdserveError], Non
             f"a local model needs the engine ({error.name} is missing): pip install 'pdserve[engine]'"
         ) from error
     for note in instance.notes:
-        log.info("note", what=note)
+        log.info("start_note", text=note)
     expected = ExpectedInstance(0, "combined-0", Role.COMBINED, "this process", _HOST, _DEVICE_IDS)
     try:
         yield Cluster((expected,), lambda address: instance.connection())

@@ -72,7 +72,7 @@ def parse(argv: Sequence[str]) -> SchedulerConfig:
     if namespace.folder and "model" in namespace and "model" not in parser.from_file:
         raise ConfigError(f"the model is given twice: {namespace.folder} and --model {namespace.model}")
     if "ip" in namespace and "ip" not in parser.from_file:
-        raise ConfigError(f"--ip {namespace.ip} is for an instance of a ranktable: set the listen address by --host")
+        raise ConfigError(f"--ip {namespace.ip} is for an instance of a ranktable: set the listen address with --host")
     if "share_devices" in namespace and "share_devices" not in parser.from_file:
         raise ConfigError("--share-devices is for the instances of a ranktable: leave it out")
     namespace.model = namespace.folder or getattr(namespace, "model", "")

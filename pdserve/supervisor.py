@@ -180,7 +180,7 @@ class Supervisor:
         self._say("\n  ".join([f"{verdict}; its last lines:", *lines]))
         self._report()
         if not any(one.plan.role == place.plan.role and one.note not in (_GIVEN_UP, _REMOVED) for one in self._places):
-            raise Unavailable(f"no {place.plan.role} process is left, the cluster ends; {verdict}")
+            raise Unavailable(f"no {place.plan.role} process is running; stopping the cluster: {verdict}")
 
     def _report(self) -> None:
         self._reported = self.records

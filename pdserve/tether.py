@@ -18,7 +18,7 @@ from wire.errors import ConfigError
 VARIABLE = OF_PARENT
 _CHILDREN_S = 10.0
 _ending = threading.Lock()
-"""Acquired by the first thread that ends the process, never released: a second would miss orphans the first makes."""
+"""Acquired by the first thread that ends the process and never released: a second would miss its orphans."""
 
 
 def _nothing() -> None:

@@ -119,7 +119,7 @@ class GrpcSession:
             raise InstanceLost(f"{self._address} ended the session before it began")
 
     async def events(self) -> AsyncIterator[Event]:
-        """Yield events until the stream ends; local refusals follow the next message, at the latest a heartbeat."""
+        """Yield events until the stream ends; local refusals follow the next message (a heartbeat at the latest)."""
         for event in self._first or ():
             yield event
         while (events := await self._read()) is not None:

@@ -59,7 +59,7 @@ class TableWatch:
         if not sentences:
             if troubled:
                 used = self._registry.table
-                log.info("table_whole_again", version=used.version, digest=used.digest)
+                log.info("table_valid_again", version=used.version, digest=used.digest)
             return
         followed = self._entries.follow(table)
         self._registry.change(followed.expected, table_digest(table), " ".join(sentences))

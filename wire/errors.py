@@ -110,7 +110,7 @@ class InternalError(PdserveError):
 
 @dataclass(frozen=True, slots=True)
 class Appearance:
-    """The external form of an error leaf: gRPC status name, HTTP status, OpenAI error type."""
+    """What an error class maps to: gRPC status name, HTTP status, OpenAI error type."""
 
     grpc_status: str
     http_status: int

@@ -21,9 +21,9 @@ async def check_reach(url: RemoteUrl, rules: AddressRules, *, wait_s: float = _W
         async with asyncio.timeout(wait_s):
             found = await loop.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
     except TimeoutError:
-        raise Unavailable(f"{url}: no address of {url.host} within {wait_s:g} s") from None
+        raise Unavailable(f"{url}: cannot resolve {url.host} within {wait_s:g} s") from None
     except OSError as error:
-        raise Unavailable(f"{url}: no address of {url.host}: {error.strerror or error}") from error
+        raise Unavailable(f"{url}: cannot resolve {url.host}: {error.strerror or error}") from error
     refusals = [rules.refusal(str(address[0])) for *_, address in found]
     if all(refusals):
         raise ConfigError(f"{url}: {'; '.join(dict.fromkeys(map(str, refusals)))}")

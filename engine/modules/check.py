@@ -146,7 +146,7 @@ class PartCheck:
         try:
             made = self._logits() if modules else None
         except Exception as error:  # noqa: BLE001 - any model's code; serving it reports the error
-            _log.warning("layers_unknown", network=type(self._network).__name__, error=str(error))
+            _log.warning("module_check_failed", network=type(self._network).__name__, error=str(error))
             return None
         finally:
             for hook in hooks:

@@ -65,7 +65,7 @@ def use_grouped_experts(network: Any, ops: GroupedOps) -> tuple[str, ...]:
     network.set_experts_implementation(before)
     if not _runs(layers[0]):
         network.set_experts_implementation(_PLAIN)
-    _log.warning("experts_stay", module=type(layers[0]).__name__, reason=why)
+    _log.warning("experts_not_replaced", module=type(layers[0]).__name__, reason=why)
     return (f"experts as they were: {why}",)
 
 

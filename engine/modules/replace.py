@@ -74,11 +74,11 @@ class _Replacing:
                 return
             if difference.is_failure:
                 self._left.add((ops.name, kind))
-                _log.warning("ops_left", library=ops.name, parts=kind, error=difference.words)
+                _log.warning("ops_disabled", library=ops.name, parts=kind, error=difference.words)
             reasons += [difference.words] if difference.words else []
         if reasons:
             if not self._stayed[kind]:
-                _log.warning("part_stays", first=name, module=type(module).__name__, reason=reasons[0])
+                _log.warning("module_not_replaced", first=name, module=type(module).__name__, reason=reasons[0])
             self._stayed[kind] += 1
 
     def _try(self, kind: str, make: Maker, ops: ModuleOps, module: nn.Module) -> ModuleDifference | None:
@@ -112,7 +112,7 @@ class _Replacing:
                 del module.forward
                 self._replaced[name] -= Counter([kind])
             self._stayed[kind] += len(kept)
-            _log.warning("parts_put_back", parts=kind, drift=f"{drift:.2g}", limit=f"{limit:.2g}")
+            _log.warning("modules_restored", parts=kind, drift=f"{drift:.2g}", limit=f"{limit:.2g}")
 
     def _keep_inputs(self) -> None:
         """Let layers keep their inputs if another module reads these after the layer has overwritten them."""

@@ -36,7 +36,9 @@ def collective_for_ranks(device: str) -> Collective:
         raise ConfigError(f"ranks cannot run on {device}: it has no process groups")
     lacking = collective.lacking()
     if lacking is not None:
-        raise ConfigError(f"ranks on {device} sum by {collective.name}, but {lacking}: use --tensor-parallel-size 1")
+        raise ConfigError(
+            f"ranks on {device} all-reduce over {collective.name}, but {lacking}: use --tensor-parallel-size 1"
+        )
     return collective
 
 

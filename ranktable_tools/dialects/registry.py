@@ -23,7 +23,7 @@ def named(name: str) -> Dialect:
         if name in (dialect.name, *dialect.aliases):
             return dialect
     known = ", ".join(dialect.name for dialect in DIALECTS)
-    raise RanktableError(f"there is no dialect {name!r}; there are {known}")
+    raise RanktableError(f"unknown dialect {name!r}; known: {known}")
 
 
 def detect(document: object) -> Dialect:

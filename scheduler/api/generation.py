@@ -45,7 +45,7 @@ class Generation:
 
     def _log_taken(self, scope: Scope) -> None:
         ids = {"request_id": self.request.request_id, "http_id": request_id_of(scope)}
-        _log.info("request_taken", **ids, prompts=len(self.request.prompts), n=self.request.params.n)
+        _log.info("request_accepted", **ids, prompts=len(self.request.prompts), n=self.request.params.n)
 
     async def _answer_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         output, options = self._output(scope), self.front.config.options

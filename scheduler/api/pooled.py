@@ -55,7 +55,7 @@ class PooledResponse:
         """Answer. Raises a PdserveError only before anything was sent."""
         with self.front.drain.request():
             ids = {"request_id": self.request.request_id, "http_id": request_id_of(scope)}
-            _log.info("request_taken", **ids, prompts=len(self.request.prompts))
+            _log.info("request_accepted", **ids, prompts=len(self.request.prompts))
             try:
                 await until_disconnect(receive, self._answer(scope, receive, send))
             except ClientGone as gone:

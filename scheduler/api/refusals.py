@@ -38,7 +38,7 @@ NOT_SERVED: dict[str, Refusal] = {
     "return_weight_versions": (_OFF, "weights are never replaced while a server runs"),
     "routed_experts_prompt_start": ((0,), "routed experts are not part of answers"),
     "return_prompt_text": (_OFF, "use return_token_ids, and /detokenize for their text"),
-    "stream_interval": ((1,), "chunk size follows the client's reading speed: pending tokens are sent in one chunk"),
+    "stream_interval": ((1,), "the tokens of each step are sent at once"),
 }
 """Refused by every route."""
 

@@ -49,7 +49,7 @@ class HttpExchange:
         try:
             await app(self._scope, self.receive, self.send)
         except Exception as error:  # noqa: BLE001 - the outermost frame of a request
-            _log.error("request_broke", error)
+            _log.error("http_request_failed", error)
         finally:
             if not self.complete and not self.gone:
                 self._transport.abort()

@@ -14,7 +14,7 @@ _Over = tuple[str, str, str]
 
 @dataclass(slots=True)
 class LinkFigures:
-    """Values by the labels that telemetry/metric_table.py lists: of each pair's links, and pairs without a link."""
+    """Metric values by the labels in telemetry/metric_table.py, for links and for pairs that cannot have one."""
 
     up: dict[_Over, int] = field(default_factory=dict)
     round_trip_s: dict[_Over, float] = field(default_factory=dict)

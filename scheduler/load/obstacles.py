@@ -47,7 +47,7 @@ def first_reasons(reasons: Sequence[str]) -> str:
 
 def _of_silence(load: InstanceLoad) -> Iterator[str]:
     if load.is_suspect:
-        yield f"{load.name} is suspect: it is silent"
+        yield f"{load.name} has sent no message for a while"
 
 
 def _of_link(start: InstanceLoad, decode: InstanceLoad, share: LinkShare) -> Iterator[str]:

@@ -104,9 +104,9 @@ class Members:
         await asyncio.wait({task})
         self._end(member)
         if left:
-            log.warning("instance_let_go", instance=member.expected, drained_s=spent_s, moved_prompts=left)
+            log.warning("instance_drained", instance=member.expected, drained_s=spent_s, moved_prompts=left)
         else:
-            log.info("instance_let_go", instance=member.expected, drained_s=spent_s)
+            log.info("instance_drained", instance=member.expected, drained_s=spent_s)
 
     def _end(self, member: Member) -> None:
         self.leaving = tuple(one for one in self.leaving if one is not member)

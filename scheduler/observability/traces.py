@@ -86,7 +86,7 @@ def open_traces(url: str | None, environ: Mapping[str, str], *, model: str) -> T
     from telemetry.otlp_messages import encode, rejected
 
     exporter = SpanExporter(open_transport(endpoint), lambda spans: encode(spans, endpoint.service_name), rejected)
-    _log.info("traces_go_to", endpoint=endpoint)
+    _log.info("trace_export_started", endpoint=endpoint)
     return Traces(exporter, model=model)
 
 

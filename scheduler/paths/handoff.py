@@ -41,9 +41,9 @@ class HandoffPath:
     async def run(self) -> None:
         """Run the prompt until all its sequences and its hand-off are finished. Raises the error that ended it."""
         prompt = self._prompt
-        with prompt.attend(self._decode, self._decoding) as on_decode:
+        with prompt.attend(self._decode, self._on_first_token_of_decode) as on_decode:
             ticket = await self._reserve(on_decode)
-            with prompt.attend(self._prefill, self._prefilled, generates=False) as on_prefill:
+            with prompt.attend(self._prefill, self._on_first_token_of_prefill, generates=False) as on_prefill:
                 prompt.enter(f"in prefill on {self._prefill}", computes=True)
                 on_prefill.post(Prefill(prompt.state, ticket))
                 self._prefill.in_flight.prefill_sent(prompt.prompt_id)
@@ -52,9 +52,9 @@ class HandoffPath:
                         case _, HandedOff():
                             self._prefill.in_flight.handed_off(prompt.prompt_id)
                         case work, Refused() | Failed() | SessionLost() as ending if work is on_prefill:
-                            self._lose_prefill(ending)
+                            self._on_prefill_failed(ending)
                         case _, Refused() | Failed() | SessionLost() as ending:
-                            await self._lose_decode(ending, on_prefill)
+                            await self._on_decode_failed(ending, on_prefill)
                 on_decode.ended |= self._decode_started and prompt.output.all_finished
                 await self._settle(on_prefill, on_decode)
 
@@ -96,14 +96,14 @@ class HandoffPath:
         finally:
             timer.cancel()
 
-    def _prefilled(self) -> None:
+    def _on_first_token_of_prefill(self) -> None:
         """P's first tokens are here."""
         self._prefill.in_flight.prefilled(self._prompt.prompt_id)
         if not self._decode_started:
             failpoint("scheduler.first_token")
             self._prompt.enter(f"handing off from {self._prefill} to {self._decode}")
 
-    def _decoding(self) -> None:
+    def _on_first_token_of_decode(self) -> None:
         """D's first token is here."""
         failpoint("scheduler.between")
         self._decode_started = True
@@ -111,7 +111,7 @@ class HandoffPath:
         self._crossed()
         self._prompt.enter(f"decoding on {self._decode}")
 
-    def _lose_prefill(self, ending: Refused | Failed | SessionLost) -> None:
+    def _on_prefill_failed(self, ending: Refused | Failed | SessionLost) -> None:
         """Handle P's failure. Once P's first tokens are here D may still have committed: an ack can be lost."""
         prompt, loop = self._prompt, asyncio.get_running_loop()
         self._prefill.in_flight.drop(prompt.prompt_id)
@@ -129,7 +129,7 @@ class HandoffPath:
         if self._lost_prefill is not None and not self._decode_started and self._prompt.prompt_id == prompt_id:
             self._prompt.fail(self._lost_prefill)
 
-    async def _lose_decode(self, ending: Refused | Failed | SessionLost, on_prefill: Work) -> None:
+    async def _on_decode_failed(self, ending: Refused | Failed | SessionLost, on_prefill: Work) -> None:
         """Handle D's failure. If P's first tokens finished all sequences, they may still be in transit."""
         on_prefill.cancel()
         await self._prompt.ended_within(on_prefill, self._limits.settle_s * self._prefill.slowness)

@@ -113,8 +113,8 @@ def test_tables_that_are_not_to_be_used_leave_the_cluster_as_it_is(tmp_path: Pat
         cluster.wait_log("scheduler", "table_waits")
         cluster.wait_log("decode-0", "table_waits")
         cluster.publish()
-        cluster.wait_log("scheduler", "table_whole_again")
-        cluster.wait_log("decode-0", "table_whole_again")
+        cluster.wait_log("scheduler", "table_valid_again")
+        cluster.wait_log("decode-0", "table_valid_again")
         cluster.add("decode-1", D1)
         cluster.wait_states({"prefill-0": "living", "decode-0": "living", "decode-1": "living"})
 

@@ -161,7 +161,7 @@ def test_an_instance_that_keeps_dying_ends_the_cluster(pdserve: Pdserve) -> None
     said = pdserve.folder.log("supervisor").read_text()
     assert "gave up on decode-0: it died 2 times in 300 s (limit 1 restarts). decode-0 ended with exit status 2" in said
     assert "fake.json cannot be read" in said
-    assert "pdserve up: no decode is left, the cluster ends; gave up on decode-0" in said
+    assert "pdserve up: no decode process is running; stopping the cluster: gave up on decode-0" in said
 
 
 @pytest.mark.covers("B.shutdown.2")

@@ -261,7 +261,9 @@ def test_a_device_without_process_groups_is_refused_with_a_reason(monkeypatch: p
     lacking = dataclasses.replace(COLLECTIVES["hccl"], lacking=lambda: "torch_npu is not installed")
     monkeypatch.setitem(COLLECTIVES, "hccl", lacking)
 
-    with pytest.raises(ConfigError, match="ranks on npu:1 sum by hccl, but torch_npu is not installed: use --tens"):
+    with pytest.raises(
+        ConfigError, match="ranks on npu:1 all-reduce over hccl, but torch_npu is not installed: use --tens"
+    ):
         collective_for_ranks("npu:1")
     with pytest.raises(ConfigError, match="ranks cannot run on tpu: it has no process groups"):
         collective_for_ranks("tpu")
@@ -274,7 +276,7 @@ def test_a_device_without_process_groups_is_refused_with_a_reason(monkeypatch: p
 def test_ranks_on_a_device_without_sums_are_refused_first(device: str, name: str) -> None:
     options = RanksOptions(cores=((), ()), num_threads=1, device=device)
 
-    with pytest.raises(ConfigError, match=f"ranks on {device} .*sum by {name}, "):
+    with pytest.raises(ConfigError, match=f"ranks on {device} .*all-reduce over {name}, "):
         load_ranks(
             Path("/no/model"), dtype="float32", block_size=16, kv_cache_memory=None, ranks=options,
             on_lost=lambda error: None,

@@ -144,7 +144,7 @@ def test_an_entry_that_is_gone_ends_the_instance_once_it_is_let_go(
     assert followed.watch.go_on(2.0) is Stage.ENDS
 
     gone, last = (message for message in caplog.messages if not message.startswith("table_changed"))
-    assert gone.startswith("entry_gone ")
+    assert gone.startswith("table_entry_removed ")
     assert last.startswith("instance_ends ")
     words = f"decode-0 (192.0.2.2, devices 0) is gone from the global table {followed.path}"
     assert words in gone
@@ -193,7 +193,7 @@ def test_a_table_restored_unchanged_is_logged_once(tmp_path: Path, caplog: pytes
         followed.read(document, 3.0)
 
     (_, again) = caplog.messages
-    assert again == f"table_whole_again digest={followed.plan.table_digest}"
+    assert again == f"table_valid_again digest={followed.plan.table_digest}"
     assert followed.trust.has_address("192.0.2.3")
 
 

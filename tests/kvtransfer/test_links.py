@@ -212,7 +212,7 @@ def test_a_reader_that_is_held_up_closes_the_connection_itself(
         go_on.set()
         until(lambda: lane._stream is not None and lane._stream.socket.fileno() == -1)
         until(lambda: _threads("kv-back") == [])
-    assert "kv_thread_left" in caplog.text
+    assert "kv_thread_still_running" in caplog.text
 
 
 def test_a_ticket_begun_while_a_link_is_torn_down_uses_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,8 +68,7 @@ def test_an_unknown_name_is_answered_with_all() -> None:
         named("bert")
 
     assert str(caught.value) == (
-        "there is no dialect 'bert'; there are modelarts, hccl-1.0, hccl-1.2, kubeinfer, omni-merged, mindie, "
-        "vllm-ascend"
+        "unknown dialect 'bert'; known: modelarts, hccl-1.0, hccl-1.2, kubeinfer, omni-merged, mindie, vllm-ascend"
     )
 
 

@@ -41,7 +41,7 @@ async def test_log_lines_have_the_request_id_and_no_content(serve: Any, caplog: 
         await served.client.post("/v1/completions", json=model | {"prompt": f"say {SECRET}"}, headers=headers)
 
     events = _events(caplog)
-    assert {"request_taken", "request_done", "request_refused", "http_request"} <= {event.name for event in events}
+    assert {"request_accepted", "request_done", "request_refused", "http_request"} <= {event.name for event in events}
     about_requests = [event for event in events if event.name.startswith(("request_", "http_", "client_"))]
     assert [event.name for event in about_requests if not event.fields.get("request_id")] == []
     assert [event.name for event in events if SECRET in str(event)] == []

@@ -111,7 +111,7 @@ def test_a_table_that_is_whole_again_as_it_was_is_logged_once(
         followed.read(document)
 
     (_, again) = caplog.messages
-    assert again == f"table_whole_again version=1 digest={followed.plan.table_digest}"
+    assert again == f"table_valid_again version=1 digest={followed.plan.table_digest}"
 
 
 def test_a_change_is_logged_with_version_digest_and_sentences(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
