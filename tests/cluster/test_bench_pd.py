@@ -79,7 +79,7 @@ def test_four_contestants_are_compared(fake_model: Path, work: Path, tmp_path: P
     table = done.stdout.splitlines()
     assert table[0].split() == ["load", "figure", "P/D", "colocated", "vLLM", "P/D", "vLLM", "colocated", "best"]
     assert any(line.startswith("P/D wins ") for line in table)
-    assert any(line.startswith("P/D beside vLLM P/D: better in ") for line in table)
+    assert any(line.startswith("P/D against vLLM P/D: better in ") for line in table)
     assert list(work.iterdir()) == []
 
 

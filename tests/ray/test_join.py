@@ -30,7 +30,7 @@ def test_ray_is_imported_only_on_request(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_address_without_ray_is_reported_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-    with pytest.raises(ConfigError, match=f"--address 127.0.0.1:{port}: nothing listens there: "):
+    with pytest.raises(ConfigError, match=f"--address 127.0.0.1:{port}: cannot connect: "):
         check_reachable(f"127.0.0.1:{port}")
 
 
