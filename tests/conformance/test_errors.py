@@ -114,7 +114,16 @@ def test_formats_of_today_hold(served: Served) -> None:
         "structures": [{"begin": "<f>", "schema": schema, "end": "</f>"}],
         "triggers": ["<f"],
     }
-    assert served.text(response_format=tag) == served.text(structured_outputs={"structural_tag": json.dumps(tag)})
+    content = {"type": "json_schema", "json_schema": schema}
+    tags = [{"type": "tag", "begin": "<f>", "content": content, "end": "</f>"}]
+    form = {"type": "triggered_tags", "triggers": ["<f"], "tags": tags}
+    text = served.text(response_format=tag)
+    assert served.text(structured_outputs={"structural_tag": json.dumps(tag)}) == text
+    assert served.text(response_format={"type": "structural_tag", "format": form}) == text
+    must = {"type": "structural_tag", "format": {**form, "at_least_one": True, "stop_after_first": True}}
+    dense = {"structural_tag": json.dumps(must), "disable_any_whitespace": True}
+    whole = served.text(structured_outputs=dense, max_tokens=60)
+    jsonschema.validate(json.loads(whole.removeprefix("<f>").removesuffix("</f>")), schema)
     assert served.said(response_format={"type": "text"}) == served.said()
 
 
