@@ -1,9 +1,11 @@
 """What holds for all tests: under `scripts/test --all` a test skipped for a missing tool is a failure."""
 
 import functools
+import importlib
 import logging
 import os
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,6 +23,8 @@ settings.register_profile(
 )
 settings.load_profile("no deadlines")
 
+SHARED = "tests/conformance/"
+"""The folder whose files share clusters of real models."""
 MISSING = "missing tool"
 """Begin a skip's reason with this where the test would run if something were installed."""
 
@@ -67,6 +71,17 @@ def ports_of_its_own() -> Iterator[None]:
         chosen = functools.wraps(ports._ports_of_no_connection)(lambda: own)
         patch.setattr(ports, "_ports_of_no_connection", chosen)
         yield
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`, run all files that share clusters on one worker: they are started once."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    scheduling = importlib.import_module("xdist.scheduler").LoadFileScheduling(config, log)
+    file_of = scheduling._split_scope
+    scheduling._split_scope = lambda nodeid: SHARED if nodeid.startswith(SHARED) else file_of(nodeid)
+    return scheduling
 
 
 @pytest.hookimpl(tryfirst=True)

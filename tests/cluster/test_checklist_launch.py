@@ -19,6 +19,7 @@ def _body(prompt: object, **fields: object) -> dict[str, object]:
     return {"model": "tiny", "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True, **fields}
 
 
+@pytest.mark.long
 @pytest.mark.covers("A7.97", "A8.99", "A8.115")
 def test_one_launcher_starts_three_roles_with_flags_in_both_forms(tmp_path: Path, fake_model: Path) -> None:
     with GuideCluster(tmp_path, fake_model, flags=FAKE) as cluster:

@@ -66,6 +66,7 @@ def test_the_link_is_measured_and_its_bytes_reach_no_pool(fake_cluster: GuideClu
     assert moved.value > 0
 
 
+@pytest.mark.long
 def test_a_transport_that_one_side_lacks_is_named_with_the_reason(tmp_path: Path, fake_model: Path) -> None:
     with GuideCluster(tmp_path, fake_model, flags=("--engine=fake",)) as cluster:
         cluster.start("decode-0", flags=("--kv-transport", "tcp"))

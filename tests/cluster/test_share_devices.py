@@ -40,6 +40,7 @@ def test_one_device_in_two_instances_ends_them_naming_the_flag(tmp_path: Path, f
     assert last.endswith("Two instances may share a GPU if every process is started with --share-devices")
 
 
+@pytest.mark.long
 def test_two_instances_share_a_device_if_every_process_allows_it(tmp_path: Path, fake_model: Path) -> None:
     with _shared(tmp_path, fake_model, (*FAKE, "--share-devices")) as cluster:
         cluster.up()

@@ -83,6 +83,7 @@ def test_without_a_spare_a_new_process_replaces_one(pdserve: Pdserve) -> None:
     assert "no spare (--no-spare)" in pdserve("status").stdout
 
 
+@pytest.mark.long
 def test_a_killed_supervisor_leaves_nothing(pdserve: Pdserve) -> None:
     assert pdserve.up().returncode == 0
     spare = pdserve.warm_spare()

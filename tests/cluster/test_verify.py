@@ -32,6 +32,7 @@ def _assert_each_equal(done: "subprocess.CompletedProcess[str]") -> None:
     assert done.stdout.splitlines()[-1] == f"equal: {' = '.join([*ways, 'combined', 'transformers'])}{shown}"
 
 
+@pytest.mark.long
 def test_combined_pd_over_tcp_and_transformers_are_equal_in_float32(tiny_model: Path) -> None:
     done = _verify("--model", str(tiny_model), "--transport", "tcp", "--prompts", "9", "--max-tokens", "16")
 

@@ -93,6 +93,7 @@ def test_the_guides_curl_lines_run_as_printed(printed: str, long_model: Path) ->
         assert set(json.loads(choice["text"])) == {"name", "age", "armor", "weapon", "strength"}
 
 
+@pytest.mark.long
 @pytest.mark.covers("A2.34", "A2.39")
 def test_the_client_scripts_run_as_printed(printed: str) -> None:
     assert script(guides.COMPLETION_CLIENT, printed).startswith("Completion result: Completion(id='cmpl-")
@@ -102,6 +103,7 @@ def test_the_client_scripts_run_as_printed(printed: str) -> None:
     assert said[-1] in ("positive", "negative")
 
 
+@pytest.mark.long
 @pytest.mark.covers("B.clients.1")
 def test_the_examples_of_clients_run(printed: str) -> None:
     said = {
@@ -117,8 +119,9 @@ def test_the_examples_of_clients_run(printed: str) -> None:
     assert re.search(r"^(yes|no)\n\s*\{", said["openai_chat_client.py"].stdout, re.MULTILINE)
 
 
+@pytest.mark.long
 @pytest.mark.covers("A2.32")
-@pytest.mark.parametrize("told", ["flag", pytest.param("environment", marks=pytest.mark.long)])
+@pytest.mark.parametrize("told", ["flag", "environment"])
 def test_a_key_is_asked_for_before_p_and_d(tmp_path: Path, fake_model: Path, told: str) -> None:  # noqa: F811
     key, cluster = "token-abc123", GuideCluster(tmp_path, fake_model, flags=("--engine=fake",))
     body = '{"model": "tiny", "prompt": "a", "max_tokens": 2}'
