@@ -114,7 +114,7 @@ async def test_a_removed_instance_finishes_its_work_and_is_released() -> None:
         assert cluster.control.dispatch.ledger.retried_prompts == 0
         await cluster.ended(cluster.instances[1])
         await until(lambda: "decode-0" not in cluster.states)
-        assert cluster.control.registry.descriptions()[-1].instance_id == "decode-2"
+        assert cluster.control.registry.living()[-1].description.instance_id == "decode-2"
 
 
 @virtual
