@@ -41,7 +41,7 @@ class HttpExchange:
         self._head: bytes | None = None
         self.started, self.complete = False, False
         self.gone, self.why_gone = False, ""
-        self._chunked, self._left = False, 0
+        self._chunked, self._left = False, 0  # bytes of the body still to write; -1: until the connection closes
         self.num_written = 0
 
     async def run(self, app: ASGIApp) -> None:
