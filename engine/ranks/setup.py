@@ -1,4 +1,4 @@
-"""The setup of a rank before it loads, its report afterwards, and the pools: JSON on the wire (rank_payloads.py)."""
+"""The setup of a rank before it loads, its report afterwards, and the pools, as JSON (processes/rank_payloads.py)."""
 
 from dataclasses import dataclass
 

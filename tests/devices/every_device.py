@@ -26,6 +26,14 @@ from tests.devices.fake_device import FakeDevice
 from tests.npu.npu_on_cpu import NpuOnCpu
 from tests.npu.ops import require_npu_ops
 
+_LACKING = CudaKind().lacking()
+
+
+def _cuda() -> Device:
+    if _LACKING is not None:
+        pytest.skip(f"cuda: {_LACKING}")
+    return CudaKind().open()
+
 
 def _npu() -> Device:
     require_npu_ops()
@@ -43,10 +51,9 @@ DEVICES: dict[str, Callable[[], Device]] = {
     "card": CardDevice,
     "card-cuda": lambda: CardDevice(attention="cuda"),
     "card-npu": _npu_card,
-    "cuda": lambda: CudaKind().open(),
+    "cuda": _cuda,
     "npu": _npu,
 }
-_LACKING = CudaKind().lacking()
 _MARKS = {
     "card-cuda": [pytest.mark.long],
     "card-npu": [pytest.mark.long],

@@ -12,7 +12,13 @@ from tests.npu.ops import NpuOps
 from tests.npu.wheel import Wheel
 
 _ROOT = Path(__file__).parents[2]
-_OURS = ("devices/npu.py", "devices/npu_graph.py", "devices/torch_device.py", "engine/attention/npu.py")
+_OURS = (
+    "devices/npu.py",
+    "devices/npu_graph.py",
+    "devices/torch_device.py",
+    "engine/attention/npu.py",
+    "engine/attention/npu_fused.py",
+)
 _GRAPHS = "torch_npu/npu/graphs.py"
 _FIA = "npu_fused_infer_attention_score"
 
