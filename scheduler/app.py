@@ -3,18 +3,16 @@
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from fastapi import FastAPI
-from starlette.exceptions import HTTPException
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from scheduler.api import docs_page, openapi
 from scheduler.api.chat import create_chat_completion
 from scheduler.api.completions import create_completion
 from scheduler.api.cors import with_cors
 from scheduler.api.embeddings import EmbeddingBody, create_embedding
-from scheduler.api.errors import HttpError, answer_http_error
 from scheduler.api.gate import Gate
 from scheduler.api.generate import GenerateBody, generate
 from scheduler.api.generation_body import ChatBody, CompletionBody
@@ -80,12 +78,15 @@ def build_app(front: AppContext) -> ASGIApp:
     """Return the ASGI app for `front`: the routes that its options enable, and their OpenAPI document."""
     options = front.config.options
     routes = open_routes(options, keyed=len(front.keys) > 0)
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    router = APIRouter(redirect_slashes=False)
     for route in routes:
-        app.add_route(route.path, _bound(route, front), methods=route.methods.split())
-    app.add_exception_handler(Exception, _pass_on)
-    app.add_exception_handler(HttpError, answer_http_error)
-    app.add_exception_handler(HTTPException, answer_http_error)
+        router.add_route(route.path, _bound(route, front), methods=route.methods.split())
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        """Route a request. The gate answers errors: FastAPI's own middleware would cost more than the rest."""
+        scope["app"] = router  # so that it raises an HTTPException for a path or method without a route
+        await router(scope, receive, send)
+
     labels = {route.path: route.path for route in routes}
     return with_cors(Gate(app, front.metrics, labels, front.keys, options.root_path), options)
 
@@ -120,8 +121,3 @@ def _bound(route: Route, front: AppContext) -> Callable[[Request], Awaitable[Res
         return cast("Response", await route.endpoint(front, request))
 
     return serve
-
-
-async def _pass_on(_: Request, error: Exception) -> Response:
-    """Re-raise: the gate answers errors, except to a client that has disconnected."""
-    raise error

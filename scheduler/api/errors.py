@@ -5,7 +5,6 @@ from typing import Any
 
 import orjson
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 
 from scheduler.observability.request_log import without_values
@@ -52,7 +51,11 @@ def _param(error: PdserveError, scope: Mapping[str, Any]) -> str | None:
 
 
 def error_response(error: BaseException, scope: Mapping[str, Any]) -> Response:
-    """Log `error` and return its response."""
+    """Log `error` and return its response; a refusal of path, method or body is not logged."""
+    if isinstance(error, HttpError):
+        return _http_response(error.status, str(error), None)
+    if isinstance(error, HTTPException):
+        return _unrouted(error, scope)
     status = appearance(error).http_status
     headers = {}
     if isinstance(error, Overloaded):
@@ -73,22 +76,19 @@ def unauthorized() -> Response:
     return json_response(_envelope(words, "authentication_error", None, 401), 401, {"www-authenticate": "Bearer"})
 
 
-async def answer_http_error(request: Request, error: Exception) -> Response:
-    """Answer an HTTP-level refusal: an invalid path, method or body."""
-    if isinstance(error, HttpError):
-        return _http_response(error.status, str(error), None)
-    assert isinstance(error, HTTPException)
-    message, path = error.detail, request.url.path[:_SHOWN_PATH]
-    if error.status_code == 404:
-        message = f"no such path: {request.method} {path}; /openapi.json lists the paths"
-    elif error.status_code == 405:
-        message = f"{path} does not accept {request.method}, but {(error.headers or {}).get('Allow', 'another method')}"
-    return _http_response(error.status_code, message, error.headers)
-
-
 def request_id_of(scope: Mapping[str, Any]) -> str:
     """Return the id that the gate assigned to this request."""
     return str(scope["state"]["request_id"])
+
+
+def _unrouted(error: HTTPException, scope: Mapping[str, Any]) -> Response:
+    """Return the response to a request that has no route."""
+    message, path, method = error.detail, scope["path"][:_SHOWN_PATH], scope["method"]
+    if error.status_code == 404:
+        message = f"no such path: {method} {path}; /openapi.json lists the paths"
+    elif error.status_code == 405:
+        message = f"{path} does not accept {method}, but {(error.headers or {}).get('Allow', 'another method')}"
+    return _http_response(error.status_code, message, error.headers)
 
 
 def _http_response(status: int, message: str, headers: Mapping[str, str] | None) -> Response:
