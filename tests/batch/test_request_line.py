@@ -1,4 +1,4 @@
-"""What cannot be asked is refused in words; what can is asked as the line says it."""
+"""What cannot be asked is refused with a message; what can is asked as the line says it."""
 
 import json
 from typing import Any

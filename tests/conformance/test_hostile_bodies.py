@@ -1,4 +1,4 @@
-"""Bodies that have killed other servers: each is 400 in words or a plain answer, and the next request is as before."""
+"""Bodies that have killed other servers: each gets a 400 or a plain answer, and the next request is as before."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Which torch goes with which device: extras, pins and images agree, and a wrong pair is refused in words."""
+"""Which torch goes with which device: extras, pins and images agree, and a wrong pair is refused with a message."""
 
 import re
 import shutil

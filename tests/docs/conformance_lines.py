@@ -16,7 +16,7 @@ LINES: dict[str, dict[int, str]] = {
     },
     "A2": {
         25: "serve MODEL --dtype auto --api-key KEY", 26: "python -m …entrypoints.openai.api_server --model M",
-        27: "default port 8000; a port in use is an error in words", 28: "GET /v1/models",
+        27: "default port 8000; a port in use is an error with a message", 28: "GET /v1/models",
         29: "POST /v1/chat/completions as printed", 30: "POST /v1/completions as printed",
         31: "another model's name is 404", 32: "keys by flag and environment", 33: "no key: any or none is taken",
         34: "the official client", 35: "the fields of OpenAI's chat", 36: "the fields of OpenAI's completions",

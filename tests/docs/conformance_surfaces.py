@@ -15,7 +15,7 @@ SURFACES: dict[str, dict[int, str]] = {
     },
     "B.chat": {
         1: "max_completion_tokens wins over max_tokens", 2: "top_logprobs: null is 0, -1 is all where allowed",
-        3: "seed: the bounds of int64", 4: "stop: four texts at most", 5: "tools are refused in words, never 500",
+        3: "seed: the bounds of int64", 4: "stop: four texts at most", 5: "tools are refused with a message, never 500",
         6: "reasoning_effort and include_reasoning are taken", 7: "chat_template and chat_template_kwargs",
         8: "continue_final_message, never together with add_generation_prompt", 9: "documents", 10: "echo",
         11: "messages[].reasoning and reasoning_content are one", 12: "fields that nobody knows are ignored",
@@ -37,7 +37,7 @@ SURFACES: dict[str, dict[int, str]] = {
     },
     "B.stream": {
         1: "the first chunk of a choice has the role and no text", 2: "one id, created and model in all chunks",
-        3: "nothing that was not asked for stands in a chunk", 4: "one finish_reason a choice, with its last text",
+        3: "a chunk has no field that was not requested", 4: "one finish_reason a choice, with its last text",
         5: "[DONE] is last", 6: "an error in the middle is an event and the end of the stream",
         7: "keep-alive comments by flag",
     },
@@ -64,7 +64,7 @@ SURFACES: dict[str, dict[int, str]] = {
         1: "one nested envelope", 2: "a wrong field is 400 with its path, never 422",
         3: "no paths, addresses or long inputs in messages", 4: "404", 5: "401", 6: "405", 7: "413",
         8: "415 and 400 by type", 9: "500 without internals", 10: "429 and 503 with Retry-After",
-        11: "a route that the model cannot answer is refused in words",
+        11: "a route that the model cannot answer is refused with a message",
         12: "a prompt longer than the model names the maximum context length", 13: "nothing sent is a server error",
     },
     "B.headers": {
@@ -99,7 +99,7 @@ READINGS: dict[int, str] = {
     9: "other pickles are refused", 10: "an absent model is the served one (120)",
     11: "max_tokens 0 only with echo or prompt_logprobs (122)",
     12: "16 tokens on completions and /generate, the context that is left on chats (122)",
-    13: "image parts are 400 in words (40)", 14: "the scheduler takes all engine flags (113)",
+    13: "image parts are 400 with a message (40)", 14: "the scheduler takes all engine flags (113)",
     15: "a step smaller than the model ends a start by start_servers.sh (112)",
     16: "differing tables: at the start an error, on a live change a warning (98)",
     17: "two tables of one name are an error and nothing is written (88)",

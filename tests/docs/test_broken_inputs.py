@@ -1,4 +1,4 @@
-"""Every broken input is refused in words with status 2, every rule has one, and the docs list them all."""
+"""Every broken input is refused with status 2 and a message, every rule has one, and the docs list them all."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a request may ask its output to be: refused in words before anything is compiled, or brought into one form."""
+"""What a request may ask its output to be: refused before anything is compiled, or brought into one form."""
 
 import json
 import sys

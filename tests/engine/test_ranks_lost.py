@@ -1,4 +1,4 @@
-"""The loss of a rank, killed or stopped, in each phase: an error in words in bounded time, and nothing is left."""
+"""The loss of a rank, killed or stopped, in each phase: an error in bounded time, and nothing is left."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""The table of transports: order, defaults, and what is refused in words."""
+"""The table of transports: order, defaults, and what is refused with a message."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The flags of `pdserve bench serve`, and what is refused in words."""
+"""The flags of `pdserve bench serve`, and what is refused with a message."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""A line with vLLM's flags becomes one with ours, or is refused in words."""
+"""A line with vLLM's flags becomes one with ours, or is refused with a message."""
 
 import pytest
 from hypothesis import given

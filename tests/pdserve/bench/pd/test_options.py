@@ -1,4 +1,4 @@
-"""What `pdserve bench pd` cannot measure is refused in words, before anything starts."""
+"""What `pdserve bench pd` cannot measure is refused with a message, before anything starts."""
 
 import json
 from pathlib import Path
