@@ -81,9 +81,9 @@ def workload(args: argparse.Namespace) -> list[bytes]:
 async def here(args: argparse.Namespace, bodies: Sequence[bytes]) -> dict[str, Any]:
     """Return the seconds of both, the runner's extra time, and how busy it keeps the engine."""
     engine = EngineOptions(model=args.model, dtype=args.dtype, enable_prefix_caching=False, kv_cache_memory=2**31)
-    front = SchedulerOptions(first_token_timeout=86_400.0, max_queued_requests=65_536)
+    scheduler = SchedulerOptions(first_token_timeout=86_400.0, max_queued_requests=65_536)
     plain, ours, busy = list[float](), list[float](), list[float]()
-    async with inner_app(engine, front) as app:
+    async with inner_app(engine, scheduler) as app:
         backend = AppBackend(app)
         await run_plain(backend, bodies[:4])
         for _ in range(args.rounds):

@@ -74,13 +74,13 @@ OPS_ROUTES: tuple[Route, ...] = (
 )
 
 
-def build_app(front: AppContext) -> ASGIApp:
-    """Return the ASGI app for `front`: the routes that its options enable, and their OpenAPI document."""
-    options = front.config.options
-    routes = open_routes(options, keyed=len(front.keys) > 0)
+def build_app(context: AppContext) -> ASGIApp:
+    """Return the ASGI app for `context`: the routes that its options enable, and their OpenAPI document."""
+    options = context.config.options
+    routes = open_routes(options, keyed=len(context.keys) > 0)
     router = APIRouter(redirect_slashes=False)
     for route in routes:
-        router.add_route(route.path, _bound(route, front), methods=route.methods.split())
+        router.add_route(route.path, _bound(route, context), methods=route.methods.split())
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         """Route a request. The gate answers errors: FastAPI's own middleware would cost more than the rest."""
@@ -88,7 +88,7 @@ def build_app(front: AppContext) -> ASGIApp:
         await router(scope, receive, send)
 
     labels = {route.path: route.path for route in routes}
-    return with_cors(Gate(app, front.metrics, labels, front.keys, options.root_path), options)
+    return with_cors(Gate(app, context.metrics, labels, context.keys, options.root_path), options)
 
 
 def open_routes(options: SchedulerOptions, *, keyed: bool = False) -> tuple[Route, ...]:
@@ -111,13 +111,13 @@ def open_routes(options: SchedulerOptions, *, keyed: bool = False) -> tuple[Rout
     return (*routes, *(route for route in describing if route.is_open(options)))
 
 
-def _bound(route: Route, front: AppContext) -> Callable[[Request], Awaitable[Response]]:
+def _bound(route: Route, context: AppContext) -> Callable[[Request], Awaitable[Response]]:
     """Return the route's handler: starlette only calls the endpoint's response, which may be any ASGI app."""
 
     async def serve(request: Request) -> Response:
-        route.check_model(front.tokens.files.kind)
+        route.check_model(context.tokens.files.kind)
         if route.queues:
-            front.dispatcher.check_room(str(request.scope["state"].get("tenant", "")))
-        return cast("Response", await route.endpoint(front, request))
+            context.dispatcher.check_room(str(request.scope["state"].get("tenant", "")))
+        return cast("Response", await route.endpoint(context, request))
 
     return serve

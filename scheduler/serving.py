@@ -103,7 +103,7 @@ async def open_serving(
     model = config.engine.served_names()[0]
     traces = open_traces(options.otlp_traces_endpoint, environ, model=model)
     drain, tokens = Drain(), Tokens(files, options.chat_settings(keyed=len(keys) > 0))
-    front = AppContext(
+    context = AppContext(
         config,
         control.dispatch,
         tokens,
@@ -131,7 +131,7 @@ async def open_serving(
         lambda: give_back_memory(lambda: not control.dispatch.ledger.inflight),
     )
     try:
-        yield Serving(build_app(front), control, drain, keepers)
+        yield Serving(build_app(context), control, drain, keepers)
     finally:
         await control.dispatch.close(0)
         await tokens.close()

@@ -88,7 +88,7 @@ def model_here(request: BatchRequest) -> ModelHere:
     """Prepare the model's files. Raises ConfigError."""
     namespace = argparse.Namespace(**vars(request.namespace))
     fill_model(namespace)
-    return ModelHere(SchedulerConfig(from_namespace(EngineOptions, namespace), request.front))
+    return ModelHere(SchedulerConfig(from_namespace(EngineOptions, namespace), request.scheduler))
 
 
 def server(request: BatchRequest) -> BatchServer:

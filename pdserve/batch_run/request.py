@@ -78,7 +78,7 @@ class BatchRequest:
         return from_namespace(EngineOptions, self.namespace)
 
     @property
-    def front(self) -> SchedulerOptions:
+    def scheduler(self) -> SchedulerOptions:
         """The given scheduler flags, without those of the HTTP server: this process has no other clients.
 
         Its queue has room for --max-inflight lines: no line is refused or times out in the queue.

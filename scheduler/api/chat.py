@@ -26,26 +26,26 @@ from wire.errors import InvalidRequest
 _ASSISTANT = "assistant"
 
 
-async def create_chat_completion(front: AppContext, request: Request) -> Generation:
+async def create_chat_completion(context: AppContext, request: Request) -> Generation:
     """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
-    return await prepare_chat(front, await read_body(front, request, ChatBody), request)
+    return await prepare_chat(context, await read_body(context, request, ChatBody), request)
 
 
-async def prepare_chat(front: AppContext, body: ChatBody, request: Request) -> Generation:
+async def prepare_chat(context: AppContext, body: ChatBody, request: Request) -> Generation:
     """Render, tokenise and check a body."""
-    model = front.model_named(body.model)
+    model = context.model_named(body.model)
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
     messages, options = read_messages(body.messages), chat_options(body)
-    prompt = await front.tokens.encode_chat(messages, options)
+    prompt = await context.tokens.encode_chat(messages, options)
     if not prompt:
         raise InvalidRequest("the chat template rendered the messages as an empty prompt", "messages")
     prepared = await prepare_generation(
-        front, body, request, [prompt],
-        default_max_tokens=front.most_output(len(prompt), body.best_of or body.n or 1),
+        context, body, request, [prompt],
+        default_max_tokens=context.most_output(len(prompt), body.best_of or body.n or 1),
         param="messages", continues_prompt=False,
     )  # fmt: skip
-    role = front.config.options.response_role if options.add_generation_prompt else messages[-1]["role"]
+    role = context.config.options.response_role if options.add_generation_prompt else messages[-1]["role"]
     request_id = new_id("chatcmpl")
     shape = ChatShape(shown_id(request_id, request, body.request_id), model, role, prepared.formatter, prepared.asked)
     return prepared.generation(request_id, shape, echo=_echo(body, messages, role))

@@ -26,24 +26,24 @@ from wire.errors import InvalidRequest
 DEFAULT_MAX_TOKENS = 16
 
 
-async def create_completion(front: AppContext, request: Request) -> Generation:
+async def create_completion(context: AppContext, request: Request) -> Generation:
     """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
-    return await prepare_completion(front, await read_body(front, request, CompletionBody), request)
+    return await prepare_completion(context, await read_body(context, request, CompletionBody), request)
 
 
-async def prepare_completion(front: AppContext, body: CompletionBody, request: Request) -> Generation:
+async def prepare_completion(context: AppContext, body: CompletionBody, request: Request) -> Generation:
     """Tokenise and check a body."""
-    model = front.model_named(body.model)
+    model = context.model_named(body.model)
     if body.suffix:
         raise InvalidRequest("suffix is not currently supported: fill-in-the-middle is not implemented", "suffix")
-    options, tokens = front.config.options, front.tokens
+    options, tokens = context.config.options, context.tokens
     bounded = body.truncate_prompt_tokens is None
     longest = tokens.max_model_len if bounded else None
     given = read_prompts(body.prompt, max_prompts=options.max_prompts, max_model_len=longest)
     add_special = body.add_special_tokens is not False
     prompts = [await encode_prompt(one, tokens, add_special_tokens=add_special, bounded=bounded) for one in given]
     prepared = await prepare_generation(
-        front, body, request, prompts, default_max_tokens=DEFAULT_MAX_TOKENS, param="prompt", continues_prompt=True
+        context, body, request, prompts, default_max_tokens=DEFAULT_MAX_TOKENS, param="prompt", continues_prompt=True
     )
     echo: tuple[str, ...] = ()
     if body.echo:

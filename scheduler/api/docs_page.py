@@ -22,7 +22,7 @@ def endpoint_of(document: Mapping[str, Any]) -> Endpoint:
     """Return the endpoint that renders `document`, an OpenAPI document."""
     page = render(document)
 
-    async def docs(front: AppContext, _: Request) -> ASGIApp:
+    async def docs(context: AppContext, _: Request) -> ASGIApp:
         return Response(page, 200, _HEADERS, "text/html; charset=utf-8")
 
     return docs

@@ -38,18 +38,18 @@ class EmbeddingBody(ConversationBody, PoolingBody):
     add_generation_prompt: bool | None = False
 
 
-async def create_embedding(front: AppContext, request: Request) -> PooledResponse:
+async def create_embedding(context: AppContext, request: Request) -> PooledResponse:
     """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
-    return await prepare_embedding(front, await read_body(front, request, EmbeddingBody), request)
+    return await prepare_embedding(context, await read_body(context, request, EmbeddingBody), request)
 
 
-async def prepare_embedding(front: AppContext, body: EmbeddingBody, request: Request) -> PooledResponse:
+async def prepare_embedding(context: AppContext, body: EmbeddingBody, request: Request) -> PooledResponse:
     """Tokenise and check a body."""
-    model = front.model_named(body.model)
-    prompts = await _prompts(front, body)
+    model = context.model_named(body.model)
+    prompts = await _prompts(context, body)
     poolings = (Pooling(dimensions=body.dimensions),) * len(prompts)
-    wanted = pooling_request(front, request, new_id("embd"), prompts, poolings, body)
-    num_tokens, most = sum(map(len, prompts)), front.config.options.max_answer_bytes
+    wanted = pooling_request(context, request, new_id("embd"), prompts, poolings, body)
+    num_tokens, most = sum(map(len, prompts)), context.config.options.max_answer_bytes
 
     async def build_body(vectors: list[Values]) -> dict[str, Any]:
         return {
@@ -61,16 +61,16 @@ async def prepare_embedding(front: AppContext, body: EmbeddingBody, request: Req
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens, "completion_tokens": 0},
         }
 
-    return PooledResponse(front, wanted, build_body)
+    return PooledResponse(context, wanted, build_body)
 
 
-async def _prompts(front: AppContext, body: EmbeddingBody) -> tuple[tuple[int, ...], ...]:
-    tokens, keep, side = front.tokens, body.truncate_prompt_tokens, body.truncation_side or "left"
+async def _prompts(context: AppContext, body: EmbeddingBody) -> tuple[tuple[int, ...], ...]:
+    tokens, keep, side = context.tokens, body.truncate_prompt_tokens, body.truncation_side or "left"
     if (body.input is None) is (body.messages is None):
         raise InvalidRequest("give either input or messages", "input")
     if body.messages is None:
         longest = tokens.max_model_len if keep is None else None
-        inputs = read_inputs(body.input, max_inputs=front.config.options.max_inputs, longest=longest)
+        inputs = read_inputs(body.input, max_inputs=context.config.options.max_inputs, longest=longest)
         add_special = body.add_special_tokens is not False
         return await encode_inputs(inputs, tokens, add_special_tokens=add_special, keep=keep, side=side)
     ids = await tokens.encode_chat(read_messages(body.messages), chat_options(body))

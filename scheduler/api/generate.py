@@ -36,16 +36,16 @@ class GenerateBody(GenerationBody):
     detokenize: Literal[True] | None = None
 
 
-async def generate(front: AppContext, request: Request) -> Generation:
+async def generate(context: AppContext, request: Request) -> Generation:
     """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
-    body, tokens = await read_body(front, request, GenerateBody, takes_form=True), front.tokens
-    front.model_named(body.model)
+    body, tokens = await read_body(context, request, GenerateBody, takes_form=True), context.tokens
+    context.model_named(body.model)
     bounded = body.truncate_prompt_tokens is None
     (given,) = read_prompts(body.prompt, max_prompts=1, max_model_len=tokens.max_model_len if bounded else None)
     add_special = body.add_special_tokens is not False
     ids = await encode_prompt(given, tokens, add_special_tokens=add_special, bounded=bounded)
     prepared = await prepare_generation(
-        front, body, request, [ids], default_max_tokens=DEFAULT_MAX_TOKENS, param="prompt", continues_prompt=True
+        context, body, request, [ids], default_max_tokens=DEFAULT_MAX_TOKENS, param="prompt", continues_prompt=True
     )
     prompt = given if isinstance(given, str) else tokens.decode(given)
     return prepared.generation(new_id("gen"), TextsShape(prompt, prepared.asked.n))

@@ -27,7 +27,7 @@ _log = EventLogger("api")
 class Generation:
     """An ASGI response that runs `request` when called, and cancels it when the client disconnects."""
 
-    front: AppContext
+    context: AppContext
     request: GenerationRequest
     text: TextOptions
     shape: AnswerShape
@@ -35,7 +35,7 @@ class Generation:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises a PdserveError only before anything was sent."""
-        with self.front.drain.request():
+        with self.context.drain.request():
             self._log_taken(scope)
             run = self._answer_stream(scope) if self.asked.stream else self._answer_whole(scope, receive, send)
             try:
@@ -48,10 +48,10 @@ class Generation:
         _log.info("request_accepted", **ids, prompts=len(self.request.prompts), n=self.request.params.n)
 
     async def _answer_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        output, options = self._output(scope), self.front.config.options
+        output, options = self._output(scope), self.context.config.options
         prompts = prompt_reports(output)
         gathered = Gathered(self.shape, self.asked, prompts, options.max_answer_bytes)
-        await output.run(self.front.dispatcher, gathered.put)
+        await output.run(self.context.dispatcher, gathered.put)
         timing = served.server_timing(output.served)
         headers = {"server-timing": timing} if timing else {}
         answer = self.shape.whole(gathered.choices(), prompts, self._usage(output))
@@ -63,11 +63,11 @@ class Generation:
         output = self._output(scope)
         writer = PieceWriter(self.shape, self.asked, output, scope["state"]["answer"])
         try:
-            with writer.comments(self.front.config.options.sse_keep_alive_interval):
-                await output.run(self.front.dispatcher, writer.put)
+            with writer.comments(self.context.config.options.sse_keep_alive_interval):
+                await output.run(self.context.dispatcher, writer.put)
             await writer.end(self._usage_chunk(output))
         except asyncio.CancelledError:
-            if writer.started and self.front.drain.draining:
+            if writer.started and self.context.drain.draining:
                 await writer.fail(error_body(Draining("the server is shutting down"), scope))
             raise
         except Exception as error:
@@ -78,8 +78,8 @@ class Generation:
     def _output(self, scope: Scope) -> TextStream:
         """Measure times from the request's arrival: reading, rendering and tokenising count as waiting."""
         arrived_s = scope["state"]["arrived_s"]
-        observer = self.front.observer_of(scope["headers"])
-        return TextStream(self.request, self.text, self.front.tokens, observer, started_s=arrived_s)
+        observer = self.context.observer_of(scope["headers"])
+        return TextStream(self.request, self.text, self.context.tokens, observer, started_s=arrived_s)
 
     def _usage_chunk(self, output: TextStream) -> dict[str, Any] | None:
         chunk = self.shape.usage_chunk(self._usage(output)) if self.asked.usage else None
@@ -88,4 +88,4 @@ class Generation:
         return chunk
 
     def _usage(self, output: TextStream) -> dict[str, Any]:
-        return served.usage(output, details=self.front.config.options.enable_prompt_tokens_details)
+        return served.usage(output, details=self.context.config.options.enable_prompt_tokens_details)

@@ -21,19 +21,19 @@ from wire.errors import InvalidRequest
 _Answer = Callable[[AppContext, Mapping[str, Any], Request], Awaitable[ASGIApp]]
 
 
-async def invoke(front: AppContext, request: Request) -> ASGIApp:
+async def invoke(context: AppContext, request: Request) -> ASGIApp:
     """Return the response of the route that the body is for. Raises a PdserveError or HttpError for an invalid one."""
-    raw = await read_json(request, front.config.options)
+    raw = await read_json(request, context.config.options)
     for field, (needs, answer) in _BY_FIELD.items():
         if raw.get(field) is not None:
-            check_kind(front.tokens.files.kind, needs, f"{field} in /invocations")
-            return await answer(front, raw, request)
+            check_kind(context.tokens.files.kind, needs, f"{field} in /invocations")
+            return await answer(context, raw, request)
     raise InvalidRequest(f"the body has none of {', '.join(_BY_FIELD)}: give one to select the API")
 
 
 def _answer_as(kind: type[AnyBody], prepare: Callable[[AppContext, AnyBody, Request], Awaitable[ASGIApp]]) -> _Answer:
-    async def answer(front: AppContext, raw: Mapping[str, Any], request: Request) -> ASGIApp:
-        return await prepare(front, check_body(raw, kind, request), request)
+    async def answer(context: AppContext, raw: Mapping[str, Any], request: Request) -> ASGIApp:
+        return await prepare(context, check_body(raw, kind, request), request)
 
     return answer
 

@@ -62,7 +62,7 @@ def describe(
 def endpoint_of(document: dict[str, Any]) -> Endpoint:
     """Return the endpoint that serves `document`."""
 
-    async def openapi(front: AppContext, _: Request) -> ASGIApp:
+    async def openapi(context: AppContext, _: Request) -> ASGIApp:
         response: Response = json_response(document)
         return response
 

@@ -18,16 +18,16 @@ def own_version() -> str:
         return "unknown"
 
 
-async def version(front: AppContext, _: Request) -> Response:
+async def version(context: AppContext, _: Request) -> Response:
     """Return the version of pdserve."""
     return json_response({"version": own_version()})
 
 
-async def load(front: AppContext, _: Request) -> Response:
+async def load(context: AppContext, _: Request) -> Response:
     """Return how many requests for text, vectors or scores this process is running."""
-    return json_response({"server_load": front.drain.active})
+    return json_response({"server_load": context.drain.active})
 
 
-async def ping(front: AppContext, request: Request) -> Response:
+async def ping(context: AppContext, request: Request) -> Response:
     """Answer as /health does."""
-    return await health(front, request)
+    return await health(context, request)

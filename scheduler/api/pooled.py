@@ -28,11 +28,11 @@ BuildBody = Callable[[list[Values]], Awaitable[dict[str, Any]]]
 
 
 def pooling_request(
-    front: AppContext, request: Request, request_id: str, prompts: Sequence[tuple[int, ...]],
+    context: AppContext, request: Request, request_id: str, prompts: Sequence[tuple[int, ...]],
     poolings: Sequence[Pooling], body: PoolingBody,
 ) -> GenerationRequest:  # fmt: skip
     """Return the request for the pooled `prompts`, one pooling each, in the queue share of the client's key."""
-    options, tenant = front.config.options, str(request.scope["state"].get("tenant", ""))
+    options, tenant = context.config.options, str(request.scope["state"].get("tenant", ""))
     return GenerationRequest(
         request_id, tuple(prompts), _NOTHING_GENERATED, options.first_token_timeout, options.stall_timeout,
         poolings=tuple(poolings), cache_salt=cache_salt_of(tenant, body.cache_salt), tenant=tenant,
@@ -47,13 +47,13 @@ class PooledResponse:
     `build_body` builds the body from the vectors. At most --max-prompts prompts run at a time.
     """
 
-    front: AppContext
+    context: AppContext
     request: GenerationRequest
     build_body: BuildBody
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises a PdserveError only before anything was sent."""
-        with self.front.drain.request():
+        with self.context.drain.request():
             ids = {"request_id": self.request.request_id, "http_id": request_id_of(scope)}
             _log.info("request_accepted", **ids, prompts=len(self.request.prompts))
             try:
@@ -62,11 +62,11 @@ class PooledResponse:
                 _log.info("client_gone", request_id=self.request.request_id, reason=gone)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        options = self.front.config.options
-        observer, arrived_s = self.front.observer_of(scope["headers"]), scope["state"]["arrived_s"]
+        options = self.context.config.options
+        observer, arrived_s = self.context.observer_of(scope["headers"]), scope["state"]["arrived_s"]
         run = VectorRun(self.request, observer, at_once=options.max_prompts, started_s=arrived_s)
         try:
-            vectors = await run.collect(self.front.dispatcher)
+            vectors = await run.collect(self.context.dispatcher)
         except InvalidRequest as error:  # an instance's message crosses the wire, the field's name does not
             error.param = error.param or ("dimensions" if str(error).startswith("dimensions ") else "input")
             raise

@@ -30,7 +30,7 @@ _PRIORITY_HEADER = "x-vllm-priority"
 class PreparedRequest:
     """A checked request whose answer has no format yet. `prompts` are the ids to compute, truncated if requested."""
 
-    front: AppContext
+    context: AppContext
     prompts: tuple[tuple[int, ...], ...]
     params: SamplingParams
     text: TextOptions
@@ -44,34 +44,34 @@ class PreparedRequest:
         self, request_id: str, shape: AnswerShape, *, echo: tuple[str, ...] = (), seeds: tuple[int, ...] = ()
     ) -> Generation:
         """Return the response in the format of `shape`; `echo` has the text before each prompt's choices."""
-        options = self.front.config.options
+        options = self.context.config.options
         request = GenerationRequest(
             request_id, self.prompts, self.params, options.first_token_timeout, options.stall_timeout, seeds=seeds,
             cache_salt=self.cache_salt, tenant=self.tenant, priority=self.priority,
         )  # fmt: skip
         text = dataclasses.replace(self.text, echo=echo) if echo else self.text
-        return Generation(self.front, request, text, shape, self.asked)
+        return Generation(self.context, request, text, shape, self.asked)
 
 
 async def prepare_generation(
-    front: AppContext, body: GenerationBody, request: Request, prompts: Sequence[tuple[int, ...]], *,
+    context: AppContext, body: GenerationBody, request: Request, prompts: Sequence[tuple[int, ...]], *,
     default_max_tokens: int | None, param: str, continues_prompt: bool,
 ) -> PreparedRequest:  # fmt: skip
     """Check everything that needs the model, the prompts or the config. Raises InvalidRequest."""
-    room = max(1, front.tokens.max_model_len - (body.max_output or 1))
+    room = max(1, context.tokens.max_model_len - (body.max_output or 1))
     keep, side = body.truncate_prompt_tokens, body.truncation_side or "left"
     cut = tuple(truncate_prompt(ids, keep, room=room, side=side) for ids in prompts)
-    text = read_text_options(body, front.tokens, front.config.options, continues_prompt=continues_prompt)
+    text = read_text_options(body, context.tokens, context.config.options, continues_prompt=continues_prompt)
     constraint = read_structured(body)
     request.scope["state"]["structured_by"] = constraint and constraint[0]
-    params = await read_sampling(front, body, cut, constraint, default_max_tokens=default_max_tokens, param=param)
-    asked = read_answer_options(body, front.config.options)
-    check_answer(body, params, cut, asked, front.config.options, tellings=asked.n if continues_prompt else 1)
+    params = await read_sampling(context, body, cut, constraint, default_max_tokens=default_max_tokens, param=param)
+    asked = read_answer_options(body, context.config.options)
+    check_answer(body, params, cut, asked, context.config.options, tellings=asked.n if continues_prompt else 1)
     tenant = str(request.scope["state"].get("tenant", ""))
     return PreparedRequest(
-        front, cut, params, text, asked,
+        context, cut, params, text, asked,
         TokenFormatter(
-            front.tokens.texts, asked.logprobs or 0, asked.tokens_by_number, ranked=asked.token_ids,
+            context.tokens.texts, asked.logprobs or 0, asked.tokens_by_number, ranked=asked.token_ids,
             listed=bool(params.logprob_token_ids),
         ),
         tenant, cache_salt_of(tenant, body.cache_salt), priority_of(body.priority, request),

@@ -30,23 +30,23 @@ _AS_GIVEN = {
 
 
 async def read_sampling(
-    front: AppContext, body: GenerationBody, prompts: Sequence[Sequence[int]], constraint: Constraint | None, *,
+    context: AppContext, body: GenerationBody, prompts: Sequence[Sequence[int]], constraint: Constraint | None, *,
     default_max_tokens: int | None, param: str,
 ) -> SamplingParams:  # fmt: skip
     """Return the parameters; `default_max_tokens` None means the rest of the context. Raises InvalidRequest."""
-    options, tokens, defaults = front.config.options, front.tokens, front.defaults
+    options, tokens, defaults = context.config.options, context.tokens, context.defaults
     longest = max(map(len, prompts))
     beams = read_beam_search(body, defaults)
     temperature = defaults.temperature if body.temperature is None else body.temperature
     top_k = defaults.top_k if body.top_k is None else body.top_k
     top_k = top_k if 0 < top_k < tokens.vocab_size else -1
     n = _check_n(body, options, greedy=beams is None and (temperature == 0 or top_k == 1))
-    max_tokens = _max_tokens(front, body, longest, default_max_tokens, param)
+    max_tokens = _max_tokens(context, body, longest, default_max_tokens, param)
     if (body.min_tokens or 0) > max_tokens:
         raise InvalidRequest(f"min_tokens {body.min_tokens} is more than max_tokens {max_tokens}", "min_tokens")
     if constraint is not None and beams is not None:
         raise InvalidRequest(f"{constraint[0]} conflicts with use_beam_search: leave one out", "use_beam_search")
-    logprobs = _bounded(body.num_logprobs_field, body.num_logprobs, front)
+    logprobs = _bounded(body.num_logprobs_field, body.num_logprobs, context)
     return SamplingParams(
         **{name: _given(body, defaults, name) for name in _AS_GIVEN},
         max_tokens=max_tokens,
@@ -59,7 +59,7 @@ async def read_sampling(
         allowed_token_ids=read_allowed(body.allowed_token_ids, tokens),
         bad_words=await read_bad_words(body.bad_words, tokens),
         logprobs=logprobs,
-        prompt_logprobs=_prompt_logprobs(body, logprobs, front),
+        prompt_logprobs=_prompt_logprobs(body, logprobs, context),
         structured=None if constraint is None else constraint[1],
         beam_search=beams,
         logprob_token_ids=_logprob_ids(body, tokens),
@@ -77,16 +77,16 @@ def draw_seed() -> int:
     return secrets.randbits(63)
 
 
-def _max_tokens(front: AppContext, body: GenerationBody, prompt_len: int, default: int | None, param: str) -> int:
+def _max_tokens(context: AppContext, body: GenerationBody, prompt_len: int, default: int | None, param: str) -> int:
     """Return the limit of output tokens, reduced to what fits after the longest prompt; at least 1."""
-    model_len = front.tokens.max_model_len
+    model_len = context.tokens.max_model_len
     limit = f"This model's maximum context length is {model_len} tokens"
     left = model_len - prompt_len
     if left < 1:
         raise PromptTooLong(f"{limit}; the prompt has {prompt_len}, and the output needs at least one more", param)
     asked, name = body.max_output, body.max_output_field
     if asked is None:
-        own = front.defaults.max_new_tokens
+        own = context.defaults.max_new_tokens
         default = default if own is None else own
         return left if default is None else min(default, left)
     if asked == 0 and not (body.echoes or body.prompt_logprobs is not None):
@@ -143,21 +143,21 @@ def _repetition(body: GenerationBody) -> RepetitionDetection | None:
     return rule
 
 
-def _prompt_logprobs(body: GenerationBody, logprobs: int | None, front: AppContext) -> int | None:
+def _prompt_logprobs(body: GenerationBody, logprobs: int | None, context: AppContext) -> int | None:
     """Return the number for prompt tokens; an echoed prompt gets at least that of the output."""
-    asked = _bounded("prompt_logprobs", body.prompt_logprobs, front)
+    asked = _bounded("prompt_logprobs", body.prompt_logprobs, context)
     echoed = logprobs if body.echoes else None
     return max((asked, echoed), key=lambda count: -1 if count is None else count)
 
 
-def _bounded(name: str, asked: int | None, front: AppContext) -> int | None:
+def _bounded(name: str, asked: int | None, context: AppContext) -> int | None:
     """Return how many log probabilities to return; -1 is the whole vocabulary, if --max-logprobs allows it."""
-    most = front.config.options.max_logprobs
+    most = context.config.options.max_logprobs
     if asked is None:
         return None
     if asked == _ALL and most != _ALL:
         raise InvalidRequest(f"{name} is -1 (all), must be in [0, {most}]; --max-logprobs -1 allows it", name)
-    count = front.tokens.vocab_size if asked == _ALL else asked
+    count = context.tokens.vocab_size if asked == _ALL else asked
     if most != _ALL and count > most:
         raise InvalidRequest(f"{name} is {count}, must be in [0, {most}] (--max-logprobs)", name)
-    return min(count, front.tokens.vocab_size)
+    return min(count, context.tokens.vocab_size)

@@ -43,18 +43,18 @@ class _Reading:
     scores: Callable[[Sequence[Values]], list[float]]
 
 
-async def create_score(front: AppContext, request: Request) -> PooledResponse:
+async def create_score(context: AppContext, request: Request) -> PooledResponse:
     """Return the response to one request, not yet run. Raises a PdserveError or HttpError for an invalid one."""
-    return await prepare_score(front, await read_body(front, request, ScoreBody), request)
+    return await prepare_score(context, await read_body(context, request, ScoreBody), request)
 
 
-async def prepare_score(front: AppContext, body: ScoreBody, request: Request) -> PooledResponse:
+async def prepare_score(context: AppContext, body: ScoreBody, request: Request) -> PooledResponse:
     """Tokenise and check a body."""
-    model = front.model_named(body.model)
-    first, second = _texts(body, front.config.options.max_inputs)
-    is_cross = front.tokens.files.kind is ModelKind.SCORES
-    reading = await (_read_pairs if is_cross else _read_singly)(front, body, first, second)
-    wanted = pooling_request(front, request, new_id("score"), reading.prompts, reading.poolings, body)
+    model = context.model_named(body.model)
+    first, second = _texts(body, context.config.options.max_inputs)
+    is_cross = context.tokens.files.kind is ModelKind.SCORES
+    reading = await (_read_pairs if is_cross else _read_singly)(context, body, first, second)
+    wanted = pooling_request(context, request, new_id("score"), reading.prompts, reading.poolings, body)
     num_tokens = sum(map(len, reading.prompts))
 
     async def build_body(vectors: list[Values]) -> dict[str, Any]:
@@ -75,7 +75,7 @@ async def prepare_score(front: AppContext, body: ScoreBody, request: Request) ->
             },
         }
 
-    return PooledResponse(front, wanted, build_body)
+    return PooledResponse(context, wanted, build_body)
 
 
 def _texts(body: ScoreBody, most: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -88,9 +88,11 @@ def _texts(body: ScoreBody, most: int) -> tuple[tuple[str, ...], tuple[str, ...]
     return first, second
 
 
-async def _read_pairs(front: AppContext, body: ScoreBody, first: tuple[str, ...], second: tuple[str, ...]) -> _Reading:
+async def _read_pairs(
+    context: AppContext, body: ScoreBody, first: tuple[str, ...], second: tuple[str, ...]
+) -> _Reading:
     """One prompt per pair, which a cross-encoder reads as one sequence."""
-    tokens, prompts, poolings = front.tokens, [], []
+    tokens, prompts, poolings = context.tokens, [], []
     longest = tokens_kept(body.truncate_prompt_tokens, room=tokens.max_model_len)
     for left, right in zip(first * (len(second) // len(first)), second, strict=True):
         ids, begin = await tokens.encode_pair(left, right, longest=longest)
@@ -102,11 +104,13 @@ async def _read_pairs(front: AppContext, body: ScoreBody, first: tuple[str, ...]
     return _Reading(tuple(prompts), tuple(poolings), lambda values: [value[0] for value in values])
 
 
-async def _read_singly(front: AppContext, body: ScoreBody, first: tuple[str, ...], second: tuple[str, ...]) -> _Reading:
+async def _read_singly(
+    context: AppContext, body: ScoreBody, first: tuple[str, ...], second: tuple[str, ...]
+) -> _Reading:
     """One prompt per text; the score of a pair is the cosine of its vectors."""
     keep, side = body.truncate_prompt_tokens, body.truncation_side or "left"
-    left = await encode_inputs(first, front.tokens, add_special_tokens=True, keep=keep, side=side, param="text_1")
-    right = await encode_inputs(second, front.tokens, add_special_tokens=True, keep=keep, side=side, param="text_2")
+    left = await encode_inputs(first, context.tokens, add_special_tokens=True, keep=keep, side=side, param="text_1")
+    right = await encode_inputs(second, context.tokens, add_special_tokens=True, keep=keep, side=side, param="text_2")
 
     def scores(vectors: Sequence[Values]) -> list[float]:
         heads, tails = vectors[: len(left)], vectors[len(left) :]

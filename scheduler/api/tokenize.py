@@ -38,47 +38,47 @@ class DetokenizeBody(Body):
     tokens: Annotated[ManyIds, Field(max_length=_MOST)]
 
 
-async def tokenize(front: AppContext, request: Request) -> Response:
+async def tokenize(context: AppContext, request: Request) -> Response:
     """Return the ids of a text or a conversation. Raises a PdserveError or HttpError for an invalid one."""
-    body = await read_body(front, request, TokenizeBody)
-    front.model_named(body.model)
-    ids = await _encode(front, body)
+    body = await read_body(context, request, TokenizeBody)
+    context.model_named(body.model)
+    ids = await _encode(context, body)
     answer = {
         "count": len(ids),
-        "max_model_len": front.tokens.max_model_len,
+        "max_model_len": context.tokens.max_model_len,
         "tokens": ids,
-        "token_strs": front.tokens.spellings(ids) if body.return_token_strs else None,
+        "token_strs": context.tokens.spellings(ids) if body.return_token_strs else None,
     }
     return json_response(answer)
 
 
-async def detokenize(front: AppContext, request: Request) -> Response:
+async def detokenize(context: AppContext, request: Request) -> Response:
     """Return the text of ids, including special tokens."""
-    body = await read_body(front, request, DetokenizeBody)
-    front.model_named(body.model)
+    body = await read_body(context, request, DetokenizeBody)
+    context.model_named(body.model)
     if body.tokens:
-        check_token_ids(tuple(body.tokens), front.tokens, "tokens")
+        check_token_ids(tuple(body.tokens), context.tokens, "tokens")
     if len(body.tokens) > _FEW:
-        text = await asyncio.to_thread(front.tokens.decode, body.tokens, skip_special_tokens=False)
+        text = await asyncio.to_thread(context.tokens.decode, body.tokens, skip_special_tokens=False)
     else:
-        text = front.tokens.decode(body.tokens, skip_special_tokens=False)
+        text = context.tokens.decode(body.tokens, skip_special_tokens=False)
     return json_response({"prompt": text})
 
 
-async def tokenizer_info(front: AppContext, _: Request) -> Response:
+async def tokenizer_info(context: AppContext, _: Request) -> Response:
     """Return the model's tokenizer_config.json, the special tokens as text and the chat template in use."""
-    files = front.tokens.files
+    files = context.tokens.files
     own = await asyncio.to_thread(_read_config, files.folder / "tokenizer_config.json")
-    used: dict[str, Any] = {"chat_template": files.chat_template, "vocab_size": front.tokens.vocab_size}
+    used: dict[str, Any] = {"chat_template": files.chat_template, "vocab_size": context.tokens.vocab_size}
     return json_response({**own, **files.special_tokens, **used})
 
 
-async def _encode(front: AppContext, body: TokenizeBody) -> tuple[int, ...]:
+async def _encode(context: AppContext, body: TokenizeBody) -> tuple[int, ...]:
     if (body.prompt is None) is (body.messages is None):
         raise InvalidRequest("give either prompt or messages", "prompt")
     if body.prompt is not None:
-        return await front.tokens.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-    return await front.tokens.encode_chat(read_messages(body.messages), chat_options(body))
+        return await context.tokens.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    return await context.tokens.encode_chat(read_messages(body.messages), chat_options(body))
 
 
 def _read_config(path: Path) -> dict[str, Any]:

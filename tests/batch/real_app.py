@@ -29,7 +29,7 @@ async def real_app(
     tokens = Tokens(read_model_files(str(folder)))
     line = Line(tokens._encode(says, add_special_tokens=False))
     dispatcher = ScriptedDispatcher(lambda request, prompt, sequence: line)
-    front = AppContext(
+    context = AppContext(
         SchedulerConfig(engine, SchedulerOptions(**options)),
         dispatcher,
         tokens,
@@ -40,6 +40,6 @@ async def real_app(
         defaults=GenerationDefaults(),
     )
     try:
-        yield build_app(front), dispatcher
+        yield build_app(context), dispatcher
     finally:
         await tokens.close()

@@ -60,11 +60,13 @@ async def serving(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
     expected = ExpectedInstance(0, "combined-0", Role.COMBINED, "127.0.0.1:0", "127.0.0.1", ("0",))
     files = read_model_files(str(folder))
     control = build_control(Cluster((expected,), lambda _: instance.connection()), ControlLimits(), files.kind)
-    front = AppContext(config, control.dispatch, Tokens(files), Metrics(control.view), lambda: report(control))
+    context = AppContext(config, control.dispatch, Tokens(files), Metrics(control.view), lambda: report(control))
     running = asyncio.create_task(control.run())
     try:
         await until(control.ready, timeout_s=60)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(build_app(front)), base_url="http://test") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(build_app(context)), base_url="http://test"
+        ) as client:
             yield client
     finally:
         await control.dispatch.close(0)

@@ -67,17 +67,17 @@ def tokens(model_folder: Path) -> Tokens:
 class Served:
     """A client on the HTTP surface and what stands behind it."""
 
-    def __init__(self, client: httpx.AsyncClient, front: AppContext, dispatcher: ScriptedDispatcher) -> None:
-        self.client, self.front, self.dispatcher = client, front, dispatcher
+    def __init__(self, client: httpx.AsyncClient, context: AppContext, dispatcher: ScriptedDispatcher) -> None:
+        self.client, self.context, self.dispatcher = client, context, dispatcher
 
     @property
     def model(self) -> str:
         """The model's name."""
-        return self.front.config.engine.served_names()[0]
+        return self.context.config.engine.served_names()[0]
 
     def ids(self, text: str) -> tuple[int, ...]:
         """Return the ids of `text`."""
-        return self.front.tokens._encode(text, add_special_tokens=False)
+        return self.context.tokens._encode(text, add_special_tokens=False)
 
 
 Serve = Callable[..., AbstractAsyncContextManager[Served]]
@@ -106,7 +106,7 @@ def serve(model_folder: Path) -> Serve:
         )
         dispatcher = ScriptedDispatcher(says if callable(says) else _repeat(tokens, says))
         report = readiness or ReadyReport(True)
-        front = AppContext(
+        context = AppContext(
             config,
             dispatcher,
             tokens,
@@ -116,10 +116,10 @@ def serve(model_folder: Path) -> Serve:
             lambda length, n: most,
             defaults=defaults or GenerationDefaults(),
         )
-        transport = httpx.ASGITransport(build_app(front), raise_app_exceptions=False)
+        transport = httpx.ASGITransport(build_app(context), raise_app_exceptions=False)
         try:
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-                yield Served(client, front, dispatcher)
+                yield Served(client, context, dispatcher)
         finally:
             await tokens.close()
 

@@ -92,10 +92,10 @@ class Clients:
         )  # fmt: skip
         self.model = "tiny"
         config = SchedulerConfig(EngineOptions(model=self.model), options)
-        self.front = AppContext(
+        self.context = AppContext(
             config, control.dispatch, self.tokens, Metrics(control.view), lambda: report(control), keys=Keys(KEYS)
         )
-        self.app: ASGIApp = build_app(self.front)
+        self.app: ASGIApp = build_app(self.context)
 
     async def ask(self) -> None:
         """Send one request of a random kind from a random client, to its end."""

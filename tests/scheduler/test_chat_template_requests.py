@@ -18,7 +18,7 @@ async def prompt_of(served: Any, **fields: Any) -> str:
     body = {"model": served.model, "messages": HELLO} | fields
     response = await served.client.post("/v1/chat/completions", json=body)
     assert response.status_code == 200, response.text
-    return str(served.front.tokens.decode(served.dispatcher.requests[-1].prompts[0], skip_special_tokens=False))
+    return str(served.context.tokens.decode(served.dispatcher.requests[-1].prompts[0], skip_special_tokens=False))
 
 
 async def refusals_of(served: Any, **fields: Any) -> list[dict[str, Any]]:
@@ -116,7 +116,7 @@ async def test_an_endless_template_is_400_and_no_chat_waits_for_it(serve: Any) -
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     async with serve() as served:
         await prompt_of(served, chat_template="both processes are there now")
-        await served.front.tokens.start()
+        await served.context.tokens.start()
         body = {"model": served.model, "messages": HELLO, "chat_template": endless}
         slow = asyncio.create_task(served.client.post("/v1/chat/completions", json=body))
         for _ in range(3):

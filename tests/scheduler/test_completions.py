@@ -69,7 +69,7 @@ async def test_all_four_prompt_forms_are_served_prompt_major(serve: Any, prompt:
         choices = response.json()["choices"]
         assert [choice["index"] for choice in choices] == list(range(2 * num_prompts))
         assert [choice["text"] for choice in choices] == [
-            served.front.tokens.decode([64 + index]) for index in range(2 * num_prompts)
+            served.context.tokens.decode([64 + index]) for index in range(2 * num_prompts)
         ]
 
 
@@ -96,11 +96,11 @@ async def test_a_stop_token_ends_the_text_and_is_the_stop_reason(serve: Any, mod
     async with serve(says) as served:
         body = {"model": served.model, "prompt": "hi", "stop_token_ids": [5], "skip_special_tokens": False}
         told = (await served.client.post("/v1/completions", json=body)).json()
-        ids["stop"] = served.front.tokens.eos_token_ids[0]
+        ids["stop"] = served.context.tokens.eos_token_ids[0]
         silent = (await served.client.post("/v1/completions", json=body)).json()
         shown = (await served.client.post("/v1/completions", json=body | {"include_stop_str_in_output": True})).json()
 
-        text = served.front.tokens.decode((70, 71))
+        text = served.context.tokens.decode((70, 71))
         assert {key: value for key, value in told["choices"][0].items() if value is not None} == {
             "index": 0, "text": text, "finish_reason": "stop", "stop_reason": 5,
         }  # fmt: skip
@@ -116,7 +116,7 @@ async def test_ignore_eos_keeps_the_models_own_ends_out_of_the_stop_ids(serve: A
         await served.client.post("/v1/completions", json=body | {"ignore_eos": True})
 
         with_eos, without = (request.params.stop_token_ids for request in served.dispatcher.requests)
-        assert with_eos == (*served.front.tokens.eos_token_ids, 5)
+        assert with_eos == (*served.context.tokens.eos_token_ids, 5)
         assert without == (5,)
 
 
@@ -244,12 +244,12 @@ async def test_a_sequence_that_ends_without_a_result_fails_the_request(serve: An
 
 async def test_while_draining_new_requests_are_refused(serve: Any) -> None:
     async with serve() as served:
-        served.front.drain.begin()
+        served.context.drain.begin()
         response = await served.client.post("/v1/completions", json={"model": served.model, "prompt": "hi"})
 
         assert response.status_code == 503
         assert "shutting down" in response.json()["error"]["message"]
-        assert served.front.drain.active == 0
+        assert served.context.drain.active == 0
 
 
 async def test_without_a_seed_every_prompt_gets_its_own(serve: Any) -> None:

@@ -41,7 +41,7 @@ async def test_a_stream_from_our_own_server_names_them_too(serve: Serve) -> None
         exchange, pipe = exchange_for("/v1/completions", [(b"origin", b"https://app.example")])
         exchange.feed(json.dumps({"model": served.model, "prompt": "hi", "stream": True}).encode())
         exchange.complete_body()
-        await exchange.run(build_app(served.front))
+        await exchange.run(build_app(served.context))
 
     assert b"\r\naccess-control-allow-origin: https://app.example\r\n" in pipe.written
     assert pipe.written.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")

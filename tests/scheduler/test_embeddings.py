@@ -226,7 +226,7 @@ async def test_a_client_that_goes_away_ends_its_request(serve: Any) -> None:
 
         await asyncio.wait_for(served.dispatcher.closed.wait(), 10)
         assert served.dispatcher.endings == ["cancelled"]
-        assert served.front.drain.active == 0
+        assert served.context.drain.active == 0
 
 
 async def test_a_cross_encoder_refuses_with_a_reason(serve: Any, make_model: Any) -> None:

@@ -56,10 +56,10 @@ async def _door(serve: Serve, **options: float) -> AsyncIterator[Door]:
     async with serve("hello", **options) as served:
         bound, stop = listen("127.0.0.1", 0), asyncio.Event()
         port = bound.getsockname()[1]
-        timeout_s = served.front.config.options.client_timeout
+        timeout_s = served.context.config.options.client_timeout
         task = asyncio.create_task(
             serve_app(
-                build_app(served.front), bound, served.front.drain, shutdown_timeout_s=1, stop=stop,
+                build_app(served.context), bound, served.context.drain, shutdown_timeout_s=1, stop=stop,
                 client_timeout_s=timeout_s,
             )
         )  # fmt: skip
@@ -85,7 +85,7 @@ def _status(answer: bytes) -> int:
 async def test_no_route_takes_a_form(serve: Serve, kind: str) -> None:
     form = b'--x\r\nContent-Disposition: form-data; name="file"; filename="../../x"\r\n\r\n1\r\n--x--\r\n'
     async with _door(serve) as door:
-        routes = open_routes(door.served.front.config.options)
+        routes = open_routes(door.served.context.config.options)
         answers = {
             route.path: _status(await door.answer(_post(route.path, form, f"Content-Type: {kind}")))
             for route in routes
@@ -118,7 +118,7 @@ async def test_random_methods_and_paths_make_no_new_series(serve: Serve) -> None
                 method = rng.choice(("GET", "POST", "PROPFIND", "PURGE", "TRACE", "OPTIONS", "M-SEARCH"))
                 answer = await door.answer(f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
                 assert _status(answer) in (400, 404, 405)
-            page = door.served.front.metrics.render()
+            page = door.served.context.metrics.render()
             series.append({line.rpartition(b" ")[0] for line in page.splitlines() if b"http_requests_total{" in line})
 
     assert series[0] == series[1]
@@ -204,7 +204,7 @@ async def test_a_stream_to_a_client_that_does_not_read_ends(serve: Serve) -> Non
         writer.write(_post("/v1/completions", body) * 50)
         assert await door.is_well()
         writer.transport.abort()
-        assert await door.served.front.drain.wait_idle(DEADLINE_S)
+        assert await door.served.context.drain.wait_idle(DEADLINE_S)
 
 
 async def test_a_full_queue_refuses_a_body_unread(

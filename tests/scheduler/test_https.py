@@ -33,9 +33,9 @@ async def test_the_app_is_served_with_the_certificate_and_no_longer_without(serv
     async with serve() as served:
         bound, stop = listen("127.0.0.1", 0), asyncio.Event()
         port = bound.getsockname()[1]
-        app = build_app(served.front)
+        app = build_app(served.context)
         task = asyncio.create_task(
-            serve_app(app, bound, served.front.drain, shutdown_timeout_s=1.0, stop=stop, https=https)
+            serve_app(app, bound, served.context.drain, shutdown_timeout_s=1.0, stop=stop, https=https)
         )
         trusted = ssl.create_default_context(cafile=files.ca)
         async with httpx.AsyncClient(verify=trusted, trust_env=False) as client:

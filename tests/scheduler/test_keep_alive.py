@@ -50,7 +50,7 @@ async def streamed(served: Served, comments: int, *, leaves: bool = False) -> by
         "scheme": "http", "server": ("test", 80), "client": ("test", 1),
     }  # fmt: skip
     async with asyncio.timeout(DEADLINE_S):
-        await build_app(served.front)(scope, receive, send)
+        await build_app(served.context)(scope, receive, send)
     return bytes(sent)
 
 

@@ -58,13 +58,13 @@ async def _ask(
 
 
 def _locked(served: Served, **kwargs: Any) -> Any:
-    return build_app(dataclasses.replace(served.front, keys=Keys([OTHER, KEY], **kwargs)))
+    return build_app(dataclasses.replace(served.context, keys=Keys([OTHER, KEY], **kwargs)))
 
 
 @pytest.mark.covers("A2.32")
 async def test_every_route_needs_a_key_except_the_open_ones(serve: Serve) -> None:
     async with serve(enable_docs=True, enable_tokenizer_info_endpoint=True) as served:
-        app, options = _locked(served), served.front.config.options
+        app, options = _locked(served), served.context.config.options
         paths = {route.path.replace("{name:path}", "x") for route in open_routes(options)} | set(CLOSED)
         statuses = {(path, method): (await _ask(app, path, method))[0] for path in paths for method in METHODS}
 
@@ -159,7 +159,7 @@ async def test_no_host_header_goes_round_the_key(serve: Serve, host: str, target
     async with serve() as served:
         bound, stop = listen("127.0.0.1", 0), asyncio.Event()
         task = asyncio.create_task(
-            serve_app(_locked(served), bound, served.front.drain, shutdown_timeout_s=1.0, stop=stop)
+            serve_app(_locked(served), bound, served.context.drain, shutdown_timeout_s=1.0, stop=stop)
         )
         reader, writer = await asyncio.open_connection(*bound.getsockname())
         writer.write(f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())

@@ -27,7 +27,7 @@ async def test_a_completion_has_tokens_offsets_and_top_logprobs(serve: Any) -> N
         lengths = [len(token) for token in told["tokens"]]
         assert told["text_offset"] == [sum(lengths[:at]) for at in range(len(ids))]
         assert [len(best) for best in told["top_logprobs"]] == [3] * len(ids)
-        names = [served.front.tokens.decode([token_id]) for token_id in (1, 2)]
+        names = [served.context.tokens.decode([token_id]) for token_id in (1, 2)]
         assert told["top_logprobs"][0] == pytest.approx({names[0]: -0.01, names[1]: -0.02, "hello": -ids[0] / 100})
 
 
@@ -145,7 +145,7 @@ async def test_prompt_logprobs_are_by_id_with_rank(serve: Any) -> None:
         assert told[0] is None
         assert told[1][str(ids[1])]["logprob"] == pytest.approx(-ids[1] / 100)
         assert told[1]["1"] == {
-            "logprob": pytest.approx(-0.01), "rank": 1, "decoded_token": served.front.tokens.decode([1]),
+            "logprob": pytest.approx(-0.01), "rank": 1, "decoded_token": served.context.tokens.decode([1]),
         }  # fmt: skip
         assert len(chat.json()["prompt_logprobs"]) == chat.json()["usage"]["prompt_tokens"]
 

@@ -26,7 +26,7 @@ async def test_a_model_card_names_the_model_as_typed(serve: Any) -> None:
         assert cards["object"] == "list"
         assert cards["data"] == [
             {
-                "id": served.model, "object": "model", "created": served.front.created, "owned_by": "pdserve",
+                "id": served.model, "object": "model", "created": served.context.created, "owned_by": "pdserve",
                 "root": served.model, "parent": None, "max_model_len": 512, "permission": [],
             }
         ]  # fmt: skip
@@ -113,7 +113,7 @@ async def test_ready_names_what_is_missing(serve: Any) -> None:
 async def test_ready_is_over_while_draining_and_health_is_not(serve: Any) -> None:
     async with serve() as served:
         before = (await served.client.get("/ready")).status_code
-        served.front.drain.begin()
+        served.context.drain.begin()
         after, health = await served.client.get("/ready"), await served.client.get("/health")
 
         assert (before, after.status_code, health.status_code) == (200, 503, 200)

@@ -31,7 +31,7 @@ class Listening:
     """A server on a free port, what stands behind it and how it is stopped."""
 
     def __init__(self, served: Any, port: int, stop: asyncio.Event, task: "asyncio.Task[None]") -> None:
-        self.front, self.port, self.stop, self.task = served.front, port, stop, task
+        self.context, self.port, self.stop, self.task = served.context, port, stop, task
         self.dispatcher: ScriptedDispatcher = served.dispatcher
         self.model: str = served.model
         self.url = f"http://127.0.0.1:{port}"
@@ -67,9 +67,9 @@ def _listening(opened: Any) -> Listen:
         async with opened(says) as served:
             bound = listen("127.0.0.1", 0)
             port, stop = bound.getsockname()[1], asyncio.Event()
-            app = build_app(served.front)
+            app = build_app(served.context)
             task = asyncio.create_task(
-                serve_app(app, bound, served.front.drain, shutdown_timeout_s=timeout_s, stop=stop)
+                serve_app(app, bound, served.context.drain, shutdown_timeout_s=timeout_s, stop=stop)
             )
             try:
                 yield Listening(served, port, stop, task)
@@ -98,8 +98,8 @@ async def test_a_client_that_goes_away_cancels_its_request(listening: Listen, st
         await within(server.dispatcher.closed.wait())
 
         assert server.dispatcher.endings == ["cancelled"]
-        assert await server.front.drain.wait_idle(DEADLINE_S)
-        assert b'pdserve_request_endings_total{ending="cancelled"} 1.0' in server.front.metrics.render()
+        assert await server.context.drain.wait_idle(DEADLINE_S)
+        assert b'pdserve_request_endings_total{ending="cancelled"} 1.0' in server.context.metrics.render()
 
 
 async def test_an_error_in_mid_stream_ends_it_without_done(listening: Listen) -> None:
@@ -121,7 +121,7 @@ async def test_shutting_down_lets_streams_finish_and_refuses_new_requests(listen
         await within(server.dispatcher.held.wait())
         server.stop.set()
         async with httpx.AsyncClient(base_url=server.url, trust_env=False) as client:
-            server.front.drain.begin()
+            server.context.drain.begin()
             refused = await client.post("/v1/completions", content=server.body(False))
             ready = await client.get("/ready")
         server.dispatcher.released.set()
@@ -257,9 +257,9 @@ async def test_a_reader_that_stops_reading_is_given_up(serve: Any, model_folder:
         stop = asyncio.Event()
         task = asyncio.create_task(
             serve_app(
-                build_app(served.front),
+                build_app(served.context),
                 bound,
-                served.front.drain,
+                served.context.drain,
                 shutdown_timeout_s=1,
                 stop=stop,
                 client_timeout_s=0.05,

@@ -95,8 +95,8 @@ async def test_a_client_that_leaves_before_its_body_is_whole_gets_no_answer(serv
         sent.append(message)
 
     async with serve() as served:
-        await build_app(served.front)({**SCOPE, "path": "/v1/completions", "headers": []}, receive, send)
-        page = served.front.metrics.render()
+        await build_app(served.context)({**SCOPE, "path": "/v1/completions", "headers": []}, receive, send)
+        page = served.context.metrics.render()
 
     assert sent == []
     assert b'pdserve_http_requests_total{method="POST",route="/v1/completions",status="499"} 1.0' in page

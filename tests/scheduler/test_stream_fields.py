@@ -133,7 +133,7 @@ async def test_continue_final_message_continues_without_a_new_turn(serve: Any) -
         await served.client.post("/v1/chat/completions", json=body | {"continue_final_message": True})
         refused = await served.client.post("/v1/chat/completions", json=body | both)
 
-        prompt = served.front.tokens.decode(served.dispatcher.requests[0].prompts[0], skip_special_tokens=False)
+        prompt = served.context.tokens.decode(served.dispatcher.requests[0].prompts[0], skip_special_tokens=False)
         assert prompt.endswith("<|im_start|>assistant\none two")
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "continue_final_message")
 

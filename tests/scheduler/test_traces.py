@@ -122,7 +122,7 @@ async def _client(serve: Any, port: int, path: str = "/v1/traces", says: str = "
     async with serve(says) as served:
         traces = open_traces(f"http://127.0.0.1:{port}{path}", {}, model="m")
         assert traces is not None
-        app = build_app(dataclasses.replace(served.front, traces=traces))
+        app = build_app(dataclasses.replace(served.context, traces=traces))
         try:
             transport = httpx.ASGITransport(app, raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
@@ -197,7 +197,7 @@ async def test_requests_end_as_ever_where_no_collector_answers(serve: Any) -> No
         answer = await client.post("/v1/completions", json={"model": served.model, "prompt": "hi"})
 
         assert answer.status_code == 200
-        assert served.front.metrics.figures.endings == {"finished": 1}
+        assert served.context.metrics.figures.endings == {"finished": 1}
 
 
 def test_a_defect_of_a_trace_is_the_trace_s_alone(caplog: pytest.LogCaptureFixture) -> None:

@@ -46,8 +46,8 @@ async def served(model_folder: Path, tokens: Tokens) -> AsyncIterator[tuple[http
     cluster = FakeCluster("PD", vocab_size=384)
     config = SchedulerConfig(EngineOptions(model=str(model_folder)), SchedulerOptions())
     async with cluster.serving():
-        front = AppContext(config, cluster.control.dispatch, tokens, Metrics(), lambda: ReadyReport(True))
-        transport = httpx.ASGITransport(build_app(front), raise_app_exceptions=False)
+        context = AppContext(config, cluster.control.dispatch, tokens, Metrics(), lambda: ReadyReport(True))
+        transport = httpx.ASGITransport(build_app(context), raise_app_exceptions=False)
         dials = len(cluster.network.dials)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             _connects.clear()

@@ -94,7 +94,7 @@ def test_a_key_comes_from_the_flag_the_file_or_the_environment(tmp_path: Path) -
 def test_the_in_process_model_needs_no_key(capsys: pytest.CaptureFixture[str]) -> None:
     told = parsed(*ENDS, "--api-key", "k", "--ssl-keyfile", "f", VLLM_API_KEY="v")
 
-    assert (told.api_key, told.front.api_key, told.front.ssl_keyfile) == (None, (), None)
+    assert (told.api_key, told.scheduler.api_key, told.scheduler.ssl_keyfile) == (None, (), None)
     assert "without effect: --api-key (no HTTP server runs here); --ssl-keyfile" in capsys.readouterr().err
 
 
@@ -131,8 +131,8 @@ def test_answers_depend_on_the_model_and_on_no_size_of_the_engine() -> None:
 
 
 def test_the_in_process_queue_takes_all_concurrent_requests() -> None:
-    wide = parsed(*ENDS, "--max-inflight", "20000").front
-    typed = parsed(*ENDS, "--max-queued-requests", "7", "--first-token-timeout", "5").front
+    wide = parsed(*ENDS, "--max-inflight", "20000").scheduler
+    typed = parsed(*ENDS, "--max-queued-requests", "7", "--first-token-timeout", "5").scheduler
 
     assert wide.max_queued_requests >= 20_000
     assert wide.max_queued_tokens >= 20_000 * 2**20
