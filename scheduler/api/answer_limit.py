@@ -17,15 +17,15 @@ _HELD_BYTES = 300  # a token held until the best_of selection
 
 
 def check_answer(
-    body: GenerationBody, params: SamplingParams, prompts: Sequence[Sequence[int]], asked: AnswerOptions,
-    options: SchedulerOptions, *, tellings: int,
+    body: GenerationBody, params: SamplingParams, prompts: Sequence[Sequence[int]], answer: AnswerOptions,
+    options: SchedulerOptions, *, num_echoes: int,
 ) -> None:  # fmt: skip
-    """Raise InvalidRequest if `prompts`, each echoed `tellings` times, or one prompt's sequences are too much."""
-    num_tokens = tellings * sum(map(len, prompts))
+    """Raise InvalidRequest if `prompts`, each echoed `num_echoes` times, or one prompt's sequences are too much."""
+    num_tokens = num_echoes * sum(map(len, prompts))
     if params.prompt_logprobs is not None:
         name = "prompt_logprobs" if body.prompt_logprobs is not None else "logprobs"
         _check(name, num_tokens * (1 + params.prompt_logprobs) * _LOGPROB_BYTES, options)
-    if asked.token_ids:
+    if answer.token_ids:
         _check("return_token_ids", num_tokens * _TOKEN_ID_BYTES, options)
     if params.num_sequences > params.n:
         held = params.num_sequences * params.max_tokens

@@ -30,14 +30,14 @@ class AnswerOptions:
 
 def read_answer_options(body: GenerationBody, options: SchedulerOptions) -> AnswerOptions:
     """Return the answer options of `body`."""
-    asked = body.stream_options
-    usage = options.enable_force_include_usage or bool(asked and asked.include_usage)
+    in_stream = body.stream_options
+    usage = options.enable_force_include_usage or bool(in_stream and in_stream.include_usage)
     return AnswerOptions(
         n=body.n or 1,
         stream=bool(body.stream),
         usage=usage,
-        continuous_usage=usage and bool(asked and asked.continuous_usage_stats),
-        instances=bool(asked and asked.include_instances),
+        continuous_usage=usage and bool(in_stream and in_stream.continuous_usage_stats),
+        instances=bool(in_stream and in_stream.include_instances),
         logprobs=sys.maxsize if body.logprob_token_ids else _count(body.num_logprobs),
         prompt_logprobs=_count(body.prompt_logprobs),
         token_ids=bool(body.return_token_ids),
@@ -47,5 +47,5 @@ def read_answer_options(body: GenerationBody, options: SchedulerOptions) -> Answ
     )
 
 
-def _count(asked: int | None) -> int | None:
-    return sys.maxsize if asked == -1 else asked
+def _count(number: int | None) -> int | None:
+    return sys.maxsize if number == -1 else number

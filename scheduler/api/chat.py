@@ -47,7 +47,7 @@ async def prepare_chat(context: AppContext, body: ChatBody, request: Request) ->
     )  # fmt: skip
     role = context.config.options.response_role if options.add_generation_prompt else messages[-1]["role"]
     request_id = new_id("chatcmpl")
-    shape = ChatShape(shown_id(request_id, request, body.request_id), model, role, prepared.formatter, prepared.asked)
+    shape = ChatShape(shown_id(request_id, request, body.request_id), model, role, prepared.formatter, prepared.options)
     return prepared.generation(request_id, shape, echo=_echo(body, messages, role))
 
 
@@ -84,14 +84,16 @@ class ChatShape:
 
     stream = SSE
 
-    def __init__(self, answer_id: str, model: str, role: str, formatter: TokenFormatter, asked: AnswerOptions) -> None:
+    def __init__(
+        self, answer_id: str, model: str, role: str, formatter: TokenFormatter, options: AnswerOptions
+    ) -> None:
         self._head = {
             "id": answer_id, "object": "chat.completion.chunk", "created": int(time.time()), "model": model,
         }  # fmt: skip
         self._role = role
         self._formatter = formatter
-        self._asked = asked
-        self._is_plain = asked.logprobs is None and not asked.token_ids
+        self._options = options
+        self._is_plain = options.logprobs is None and not options.token_ids
         self._before: dict[int, bytes] = {}
 
     def opening(self, index: int, prompt: PromptReport, usage: Usage | None) -> bytes:
@@ -100,7 +102,7 @@ class ChatShape:
             "index": index, "delta": {"role": self._role, "content": ""}, "logprobs": None, "finish_reason": None,
         }  # fmt: skip
         chunk: dict[str, Any] = {**self._head, "choices": [choice]}
-        if self._asked.token_ids:
+        if self._options.token_ids:
             chunk["prompt_token_ids"] = list(prompt.token_ids)
         return event(chunk if usage is None else chunk | {"usage": usage})
 
@@ -117,14 +119,14 @@ class ChatShape:
         }
         if piece.finish_reason is not None:
             choice["stop_reason"] = piece.stop_reason
-        if self._asked.token_ids:
+        if self._options.token_ids:
             choice["token_ids"] = [token_id for token_id, _ in scored_output(piece.tokens)]
         chunk = {**self._head, "choices": [choice]}
         return event(chunk if usage is None else chunk | {"usage": usage})
 
     def logprobs(self, piece: TextPiece, prompt: PromptReport) -> dict[str, list[Any]] | None:
         """Return the log probabilities of a piece's tokens, None if not requested."""
-        return None if self._asked.logprobs is None else self._formatter.chat(scored_output(piece.tokens))
+        return None if self._options.logprobs is None else self._formatter.chat(scored_output(piece.tokens))
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
         """Return the last chunk."""
@@ -136,10 +138,10 @@ class ChatShape:
             "object": "chat.completion", "choices": [self._choice(one) for one in choices], "usage": usage,
         }  # fmt: skip
         prompt = prompts[0]
-        if self._asked.prompt_logprobs is not None:
-            formatter = TokenFormatter(self._formatter.texts, self._asked.prompt_logprobs)
+        if self._options.prompt_logprobs is not None:
+            formatter = TokenFormatter(self._formatter.texts, self._options.prompt_logprobs)
             answer["prompt_logprobs"] = formatter.prompt(scored_prompt(prompt.token_ids, prompt.logprobs))
-        if self._asked.token_ids:
+        if self._options.token_ids:
             answer["prompt_token_ids"] = list(prompt.token_ids)
         return answer
 
@@ -151,7 +153,7 @@ class ChatShape:
             "finish_reason": one.finish_reason,
             "stop_reason": one.stop_reason,
         }
-        if self._asked.token_ids:
+        if self._options.token_ids:
             choice["token_ids"] = one.token_ids
         return choice
 

@@ -56,7 +56,7 @@ async def prepare_completion(context: AppContext, body: CompletionBody, request:
     seeds = () if shares_seed else tuple(draw_seed() for _ in prompts)  # else equal prompts get equal answers
     request_id = new_id("cmpl")
     answer_id = shown_id(request_id, request, body.request_id)
-    shape = CompletionShape(answer_id, model, prepared.formatter, prepared.asked, echo)
+    shape = CompletionShape(answer_id, model, prepared.formatter, prepared.options, echo)
     return prepared.generation(request_id, shape, echo=echo, seeds=seeds)
 
 
@@ -66,14 +66,14 @@ class CompletionShape:
     stream = SSE
 
     def __init__(
-        self, answer_id: str, model: str, formatter: TokenFormatter, asked: AnswerOptions, echo: Sequence[str] = ()
+        self, answer_id: str, model: str, formatter: TokenFormatter, options: AnswerOptions, echo: Sequence[str] = ()
     ) -> None:
         """`echo`: the text before each prompt's choices, empty if not requested."""
         self._head = {"id": answer_id, "object": "text_completion", "created": int(time.time()), "model": model}
         self._formatter, self._texts = formatter, formatter.texts
-        self._asked = asked
+        self._options = options
         self._echo = echo
-        self._is_plain = asked.logprobs is None and not asked.token_ids
+        self._is_plain = options.logprobs is None and not options.token_ids
         self._offsets: dict[int, TextOffsets] = {}
         self._opened: set[int] = set()
         self._before: dict[int, bytes] = {}
@@ -96,13 +96,13 @@ class CompletionShape:
 
     def logprobs(self, piece: TextPiece, prompt: PromptReport) -> dict[str, list[Any]] | None:
         """Return the log probabilities of a piece's tokens, after those of an echoed prompt; offsets are continuous."""
-        if self._asked.logprobs is None:
+        if self._options.logprobs is None:
             return None
         echoed: list[Scored] = []
         if piece.index not in self._offsets:
-            echo = self._echo[piece.index // self._asked.n] if self._echo else ""
-            self._offsets[piece.index] = TextOffsets(self._texts, echo, skips_special=self._asked.skips_special)
-            echoed = scored_prompt(prompt.token_ids, prompt.logprobs) if self._asked.echoes_prompt else []
+            echo = self._echo[piece.index // self._options.n] if self._echo else ""
+            self._offsets[piece.index] = TextOffsets(self._texts, echo, skips_special=self._options.skips_special)
+            echoed = scored_prompt(prompt.token_ids, prompt.logprobs) if self._options.echoes_prompt else []
         offsets, scored = self._offsets[piece.index], scored_output(piece.tokens)
         begins = [
             *(offsets.of_prompt(token) for token, _ in echoed),
@@ -116,7 +116,7 @@ class CompletionShape:
 
     def whole(self, choices: list[Ended], prompts: Sequence[PromptReport], usage: Usage) -> dict[str, Any]:
         """Return the complete answer."""
-        answered = [_NULLS | self._choice(one, prompts[one.index // self._asked.n], is_first=True) for one in choices]
+        answered = [_NULLS | self._choice(one, prompts[one.index // self._options.n], is_first=True) for one in choices]
         return self._head | ANSWER_NULLS | {"choices": answered, "usage": usage}
 
     def _prefix(self, index: int) -> bytes:
@@ -132,10 +132,10 @@ class CompletionShape:
             "finish_reason": one.finish_reason,
             "stop_reason": one.stop_reason,
         }
-        if self._asked.prompt_logprobs is not None:
-            formatter = TokenFormatter(self._texts, self._asked.prompt_logprobs)
+        if self._options.prompt_logprobs is not None:
+            formatter = TokenFormatter(self._texts, self._options.prompt_logprobs)
             choice["prompt_logprobs"] = formatter.prompt(scored_prompt(prompt.token_ids, prompt.logprobs))
-        if self._asked.token_ids:
+        if self._options.token_ids:
             choice["token_ids"] = one.token_ids
             if is_first:
                 choice["prompt_token_ids"] = list(prompt.token_ids)

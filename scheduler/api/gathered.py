@@ -21,12 +21,12 @@ class Gathered:
     """Collects the pieces of one request for `shape`; an answer above `max_bytes` fails."""
 
     def __init__(
-        self, shape: AnswerShape, asked: AnswerOptions, prompts: Sequence[PromptReport], max_bytes: int
+        self, shape: AnswerShape, options: AnswerOptions, prompts: Sequence[PromptReport], max_bytes: int
     ) -> None:
         self._shape = shape
         self._prompts = prompts
-        self._n = asked.n
-        self._token_ids = asked.token_ids
+        self._n = options.n
+        self._token_ids = options.token_ids
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._choices: dict[int, _Choice] = {}

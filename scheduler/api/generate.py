@@ -48,7 +48,7 @@ async def generate(context: AppContext, request: Request) -> Generation:
         context, body, request, [ids], default_max_tokens=DEFAULT_MAX_TOKENS, param="prompt", continues_prompt=True
     )
     prompt = given if isinstance(given, str) else tokens.decode(given)
-    return prepared.generation(new_id("gen"), TextsShape(prompt, prepared.asked.n))
+    return prepared.generation(new_id("gen"), TextsShape(prompt, prepared.options.n))
 
 
 def _frame(body: Mapping[str, Any]) -> bytes:

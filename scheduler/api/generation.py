@@ -31,13 +31,13 @@ class Generation:
     request: GenerationRequest
     text: TextOptions
     shape: AnswerShape
-    asked: AnswerOptions
+    options: AnswerOptions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises a PdserveError only before anything was sent."""
         with self.context.drain.request():
             self._log_taken(scope)
-            run = self._answer_stream(scope) if self.asked.stream else self._answer_whole(scope, receive, send)
+            run = self._answer_stream(scope) if self.options.stream else self._answer_whole(scope, receive, send)
             try:
                 await until_disconnect(receive, run)
             except ClientGone as gone:
@@ -48,9 +48,9 @@ class Generation:
         _log.info("request_accepted", **ids, prompts=len(self.request.prompts), n=self.request.params.n)
 
     async def _answer_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        output, options = self._output(scope), self.context.config.options
+        output = self._output(scope)
         prompts = prompt_reports(output)
-        gathered = Gathered(self.shape, self.asked, prompts, options.max_answer_bytes)
+        gathered = Gathered(self.shape, self.options, prompts, self.context.config.options.max_answer_bytes)
         await output.run(self.context.dispatcher, gathered.put)
         timing = served.server_timing(output.served)
         headers = {"server-timing": timing} if timing else {}
@@ -61,7 +61,7 @@ class Generation:
     async def _answer_stream(self, scope: Scope) -> None:
         """An error before the first event is an HTTP status; after it, an event that ends the stream without [DONE]."""
         output = self._output(scope)
-        writer = PieceWriter(self.shape, self.asked, output, scope["state"]["answer"])
+        writer = PieceWriter(self.shape, self.options, output, scope["state"]["answer"])
         try:
             with writer.comments(self.context.config.options.sse_keep_alive_interval):
                 await output.run(self.context.dispatcher, writer.put)
@@ -82,9 +82,9 @@ class Generation:
         return TextStream(self.request, self.text, self.context.tokens, observer, started_s=arrived_s)
 
     def _usage_chunk(self, output: TextStream) -> dict[str, Any] | None:
-        chunk = self.shape.usage_chunk(self._usage(output)) if self.asked.usage else None
+        chunk = self.shape.usage_chunk(self._usage(output)) if self.options.usage else None
         if chunk is not None:
-            chunk["pdserve"] = served.report(output.served, instances=self.asked.instances)
+            chunk["pdserve"] = served.report(output.served, instances=self.options.instances)
         return chunk
 
     def _usage(self, output: TextStream) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from scheduler.text.pieces import TextPiece
 class PieceWriter:
     """Formats pieces; the first is preceded by the response headers and the opening events of all choices."""
 
-    def __init__(self, shape: AnswerShape, asked: AnswerOptions, output: TextStream, answer: AnswerWriter) -> None:
+    def __init__(self, shape: AnswerShape, options: AnswerOptions, output: TextStream, answer: AnswerWriter) -> None:
         self.started = False
-        self._shape, self._asked, self._output, self._answer = shape, asked, output, answer
+        self._shape, self._options, self._output, self._answer = shape, options, output, answer
         self._prompts = prompt_reports(output)
         self._is_open = False
         self._clock = asyncio.get_running_loop().time
@@ -26,16 +26,16 @@ class PieceWriter:
 
     def put(self, piece: TextPiece) -> None:
         """Write a piece."""
-        prompt = self._prompts[piece.index // self._asked.n]
-        usage = served.usage(self._output) if self._asked.continuous_usage else None
+        prompt = self._prompts[piece.index // self._options.n]
+        usage = served.usage(self._output) if self._options.continuous_usage else None
         content = self._shape.event(piece, prompt, usage)
         if self._is_open:
             self._written_s = self._clock()
             self._answer.write(content)
             return
         self._is_open = True
-        start = served.usage_at_start(self._output) if self._asked.continuous_usage else None
-        self.write(b"".join(self._shape.opening(index, prompt, start) for index in range(self._asked.n)) + content)
+        start = served.usage_at_start(self._output) if self._options.continuous_usage else None
+        self.write(b"".join(self._shape.opening(index, prompt, start) for index in range(self._options.n)) + content)
 
     def write(self, content: bytes) -> None:
         """Write a part of the answer, preceded by the response headers if it is the first."""

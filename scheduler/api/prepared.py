@@ -34,7 +34,7 @@ class PreparedRequest:
     prompts: tuple[tuple[int, ...], ...]
     params: SamplingParams
     text: TextOptions
-    asked: AnswerOptions
+    options: AnswerOptions
     formatter: TokenFormatter
     tenant: str
     cache_salt: str
@@ -50,7 +50,7 @@ class PreparedRequest:
             cache_salt=self.cache_salt, tenant=self.tenant, priority=self.priority,
         )  # fmt: skip
         text = dataclasses.replace(self.text, echo=echo) if echo else self.text
-        return Generation(self.context, request, text, shape, self.asked)
+        return Generation(self.context, request, text, shape, self.options)
 
 
 async def prepare_generation(
@@ -65,13 +65,13 @@ async def prepare_generation(
     constraint = read_structured(body)
     request.scope["state"]["structured_by"] = constraint and constraint[0]
     params = await read_sampling(context, body, cut, constraint, default_max_tokens=default_max_tokens, param=param)
-    asked = read_answer_options(body, context.config.options)
-    check_answer(body, params, cut, asked, context.config.options, tellings=asked.n if continues_prompt else 1)
+    options = read_answer_options(body, context.config.options)
+    check_answer(body, params, cut, options, context.config.options, num_echoes=options.n if continues_prompt else 1)
     tenant = str(request.scope["state"].get("tenant", ""))
     return PreparedRequest(
-        context, cut, params, text, asked,
+        context, cut, params, text, options,
         TokenFormatter(
-            context.tokens.texts, asked.logprobs or 0, asked.tokens_by_number, ranked=asked.token_ids,
+            context.tokens.texts, options.logprobs or 0, options.tokens_by_number, ranked=options.token_ids,
             listed=bool(params.logprob_token_ids),
         ),
         tenant, cache_salt_of(tenant, body.cache_salt), priority_of(body.priority, request),
@@ -85,15 +85,15 @@ def cache_salt_of(tenant: str, salt: str | None) -> str:
     return hashlib.sha256(f"{tenant}\0{salt or ''}".encode()).hexdigest()
 
 
-def priority_of(asked: int | None, request: Request) -> int:
+def priority_of(in_body: int | None, request: Request) -> int:
     """Return the priority from the body, else from the header, else 0. Lower values run earlier."""
-    given = request.headers.get(_PRIORITY_HEADER)
-    if asked is not None or given is None:
-        return asked or 0
+    in_header = request.headers.get(_PRIORITY_HEADER)
+    if in_body is not None or in_header is None:
+        return in_body or 0
     try:
-        priority = int(given)
+        priority = int(in_header)
     except ValueError:
-        raise InvalidRequest(f"X-Vllm-Priority {given[:40]!r} is not a whole number", "priority") from None
+        raise InvalidRequest(f"X-Vllm-Priority {in_header[:40]!r} is not a whole number", "priority") from None
     if not -(2**31) <= priority < 2**31:
-        raise InvalidRequest(f"X-Vllm-Priority {given[:40]} is out of range: -2^31 to 2^31 - 1", "priority")
+        raise InvalidRequest(f"X-Vllm-Priority {in_header[:40]} is out of range: -2^31 to 2^31 - 1", "priority")
     return priority

@@ -70,29 +70,29 @@ def _from_structured_outputs(given: Any) -> Constraint | None:
         return None
     if not isinstance(given, Mapping):
         raise _wrong("structured_outputs", f"an object with one of {', '.join(_KINDS)}", given)
-    asked = [kind for kind in _KINDS if given.get(kind) is not None and given.get(kind) is not False]
-    if len(asked) != 1:
+    kinds = [kind for kind in _KINDS if given.get(kind) is not None and given.get(kind) is not False]
+    if len(kinds) != 1:
         raise InvalidRequest(
-            f"structured_outputs has {len(asked)} of {', '.join(_KINDS)}: give exactly one", "structured_outputs"
+            f"structured_outputs has {len(kinds)} of {', '.join(_KINDS)}: give exactly one", "structured_outputs"
         )
     whitespace = given.get("whitespace_pattern")
     if given.get("disable_any_whitespace") and whitespace is None:
         whitespace = ""
     if whitespace is not None and not isinstance(whitespace, str):
         raise _wrong("structured_outputs.whitespace_pattern", "a text", whitespace)
-    kind = asked[0]
+    kind = kinds[0]
     return "structured_outputs", _constraint(f"structured_outputs.{kind}", kind, given[kind], whitespace, "auto")
 
 
 def _from_guided(body: GenerationBody) -> Constraint | None:
     given = {kind: getattr(body, f"guided_{kind}") for kind in _GUIDED}
-    asked = [kind for kind, value in given.items() if value is not None and value is not False]
-    if not asked:
+    kinds = [kind for kind, value in given.items() if value is not None and value is not False]
+    if not kinds:
         return None
-    if len(asked) > 1:
-        names = " and ".join(f"guided_{kind}" for kind in asked)
-        raise InvalidRequest(f"{names} both constrain the output: give one", f"guided_{asked[0]}")
-    kind = asked[0]
+    if len(kinds) > 1:
+        names = " and ".join(f"guided_{kind}" for kind in kinds)
+        raise InvalidRequest(f"{names} both constrain the output: give one", f"guided_{kinds[0]}")
+    kind = kinds[0]
     backend = (body.guided_decoding_backend or "auto").partition(":")[0]
     check_backend(backend, "guided_decoding_backend")
     return f"guided_{kind}", _constraint(f"guided_{kind}", kind, given[kind], body.guided_whitespace_pattern, backend)

@@ -26,8 +26,7 @@ def read_text_options(
 
 def _check_stream(body: GenerationBody) -> None:
     """Raise InvalidRequest for options that need a stream, or that a stream cannot deliver."""
-    asked = body.stream_options
-    if asked is not None and not body.stream:
+    if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream: true", "stream_options")
     if body.stream and body.use_beam_search:
         raise InvalidRequest("use_beam_search cannot be streamed: its texts are known only at the end", "stream")
