@@ -1,6 +1,6 @@
 """Refuse requests whose answer would exceed --max-answer-bytes in memory, as far as that is known in advance.
 
-The length of an output is not known in advance: scheduler/api/gathered.py checks it while the output arrives.
+The length of an output is not known in advance: scheduler/api/choice_collector.py checks it while the output arrives.
 """
 
 from collections.abc import Sequence

@@ -8,15 +8,15 @@ import orjson
 from starlette.requests import Request
 
 from scheduler.api.answer_options import AnswerOptions
+from scheduler.api.answer_shape import ANSWER_NULLS, CHOICE_NULLS, CompleteChoice, PromptReport, Usage
 from scheduler.api.conversation import ConversationBody
 from scheduler.api.generation import Generation
 from scheduler.api.generation_body import ChatBody
 from scheduler.api.logprobs import TokenFormatter, scored_output, scored_prompt
 from scheduler.api.messages import read_messages, text_of
-from scheduler.api.prepared import prepare_generation
+from scheduler.api.prepared_request import prepare_generation
 from scheduler.api.read_body import read_body
 from scheduler.api.request_ids import new_id, shown_id
-from scheduler.api.shape import ANSWER_NULLS, CHOICE_NULLS, Ended, PromptReport, Usage
 from scheduler.api.sse import SSE, event
 from scheduler.app_context import AppContext
 from scheduler.templates.chat_options import ChatOptions
@@ -132,7 +132,7 @@ class ChatShape:
         """Return the last chunk."""
         return self._head | {"choices": [], "usage": usage}
 
-    def whole(self, choices: list[Ended], prompts: Sequence[PromptReport], usage: Usage) -> dict[str, Any]:
+    def whole(self, choices: list[CompleteChoice], prompts: Sequence[PromptReport], usage: Usage) -> dict[str, Any]:
         """Return the complete answer."""
         answer = self._head | ANSWER_NULLS | _NULLS | {
             "object": "chat.completion", "choices": [self._choice(one) for one in choices], "usage": usage,
@@ -145,7 +145,7 @@ class ChatShape:
             answer["prompt_token_ids"] = list(prompt.token_ids)
         return answer
 
-    def _choice(self, one: Ended) -> dict[str, Any]:
+    def _choice(self, one: CompleteChoice) -> dict[str, Any]:
         choice: dict[str, Any] = CHOICE_NULLS | {
             "index": one.index,
             "message": {"role": self._role, "content": one.text} | _MESSAGE_NULLS,

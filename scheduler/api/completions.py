@@ -8,15 +8,15 @@ import orjson
 from starlette.requests import Request
 
 from scheduler.api.answer_options import AnswerOptions
+from scheduler.api.answer_shape import ANSWER_NULLS, CHOICE_NULLS, CompleteChoice, PromptReport, Usage
 from scheduler.api.generation import Generation
 from scheduler.api.generation_body import CompletionBody
 from scheduler.api.logprobs import Scored, TokenFormatter, scored_output, scored_prompt
-from scheduler.api.prepared import prepare_generation
+from scheduler.api.prepared_request import prepare_generation
 from scheduler.api.prompts import encode_prompt, read_prompts
 from scheduler.api.read_body import read_body
 from scheduler.api.request_ids import new_id, shown_id
 from scheduler.api.sampling import draw_seed
-from scheduler.api.shape import ANSWER_NULLS, CHOICE_NULLS, Ended, PromptReport, Usage
 from scheduler.api.sse import SSE, event
 from scheduler.api.text_offsets import TextOffsets
 from scheduler.app_context import AppContext
@@ -90,7 +90,7 @@ class CompletionShape:
         is_first = piece.index not in self._opened
         self._opened.add(piece.index)
         logprobs, ids = self.logprobs(piece, prompt), tuple(token_id for token_id, _ in scored_output(piece.tokens))
-        ended = Ended(piece.index, piece.text, piece.finish_reason, piece.stop_reason, logprobs, ids)
+        ended = CompleteChoice(piece.index, piece.text, piece.finish_reason, piece.stop_reason, logprobs, ids)
         chunk = {**self._head, "choices": [self._choice(ended, prompt, is_first=is_first)]}
         return event(chunk if usage is None else chunk | {"usage": usage})
 
@@ -114,7 +114,7 @@ class CompletionShape:
         """Return the last chunk."""
         return self._head | {"choices": [], "usage": usage}
 
-    def whole(self, choices: list[Ended], prompts: Sequence[PromptReport], usage: Usage) -> dict[str, Any]:
+    def whole(self, choices: list[CompleteChoice], prompts: Sequence[PromptReport], usage: Usage) -> dict[str, Any]:
         """Return the complete answer."""
         answered = [_NULLS | self._choice(one, prompts[one.index // self._options.n], is_first=True) for one in choices]
         return self._head | ANSWER_NULLS | {"choices": answered, "usage": usage}
@@ -124,7 +124,7 @@ class CompletionShape:
         self._before[index] = b"data: " + orjson.dumps(self._head)[:-1] + b"," + choice
         return self._before[index]
 
-    def _choice(self, one: Ended, prompt: PromptReport, *, is_first: bool) -> dict[str, Any]:
+    def _choice(self, one: CompleteChoice, prompt: PromptReport, *, is_first: bool) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": one.index,
             "text": one.text,

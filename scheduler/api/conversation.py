@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from scheduler.api.described import AnyMessages
-from scheduler.api.schemas import Body
+from scheduler.api.body import Body
+from scheduler.api.field_schemas import AnyMessages
 
 
 class ConversationBody(Body):

@@ -13,10 +13,10 @@ from starlette.requests import Request
 
 from scheduler.api.chat import chat_options
 from scheduler.api.conversation import ConversationBody
-from scheduler.api.described import AnyPrompt
+from scheduler.api.field_schemas import AnyPrompt
 from scheduler.api.inputs import encode_inputs, fitting, read_inputs
 from scheduler.api.messages import read_messages
-from scheduler.api.pooled import PooledResponse, pooling_request
+from scheduler.api.pooled_response import PooledResponse, pooling_request
 from scheduler.api.pooling_body import PoolingBody
 from scheduler.api.read_body import read_body
 from scheduler.api.request_ids import new_id, shown_id

@@ -12,15 +12,15 @@ import orjson
 from pydantic import ConfigDict, Field
 from starlette.requests import Request
 
+from scheduler.api.answer_shape import CompleteChoice, PromptReport, Usage
 from scheduler.api.completions import DEFAULT_MAX_TOKENS
-from scheduler.api.described import AnyPrompt
+from scheduler.api.field_schemas import AnyPrompt
 from scheduler.api.generation import Generation
 from scheduler.api.generation_body import GenerationBody
-from scheduler.api.prepared import prepare_generation
+from scheduler.api.prepared_request import prepare_generation
 from scheduler.api.prompts import encode_prompt, read_prompts
 from scheduler.api.read_body import read_body
 from scheduler.api.request_ids import new_id
-from scheduler.api.shape import Ended, PromptReport, Usage
 from scheduler.api.sse import StreamFormat
 from scheduler.app_context import AppContext
 from scheduler.text.pieces import TextPiece
@@ -81,6 +81,6 @@ class TextsShape:
     def usage_chunk(self, usage: Usage) -> None:
         """Return None: this API has no token counts."""
 
-    def whole(self, choices: list[Ended], prompts: Sequence[PromptReport], usage: Usage) -> dict[str, Any]:
+    def whole(self, choices: list[CompleteChoice], prompts: Sequence[PromptReport], usage: Usage) -> dict[str, Any]:
         """Return the complete answer."""
         return {"text": [self._prompt + one.text for one in choices]}

@@ -6,13 +6,13 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from scheduler.api import served
 from scheduler.api.answer_options import AnswerOptions
+from scheduler.api.answer_shape import AnswerShape, prompt_reports
+from scheduler.api.choice_collector import ChoiceCollector
 from scheduler.api.errors import error_body, json_response, request_id_of
-from scheduler.api.gathered import Gathered
 from scheduler.api.piece_writer import PieceWriter
-from scheduler.api.shape import AnswerShape, prompt_reports
 from scheduler.api.sse import ClientGone, until_disconnect
+from scheduler.api.usage import server_timing, serving_report, token_usage
 from scheduler.app_context import AppContext
 from scheduler.request import GenerationRequest
 from scheduler.stream import TextStream
@@ -50,11 +50,11 @@ class Generation:
     async def _answer_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         output = self._output(scope)
         prompts = prompt_reports(output)
-        gathered = Gathered(self.shape, self.options, prompts, self.context.config.options.max_answer_bytes)
-        await output.run(self.context.dispatcher, gathered.put)
-        timing = served.server_timing(output.served)
+        collector = ChoiceCollector(self.shape, self.options, prompts, self.context.config.options.max_answer_bytes)
+        await output.run(self.context.dispatcher, collector.add)
+        timing = server_timing(output.served)
         headers = {"server-timing": timing} if timing else {}
-        answer = self.shape.whole(gathered.choices(), prompts, self._usage(output))
+        answer = self.shape.whole(collector.choices(), prompts, self._usage(output))
         response = json_response(answer, 200, headers)
         await response(scope, receive, send)
 
@@ -84,8 +84,8 @@ class Generation:
     def _usage_chunk(self, output: TextStream) -> dict[str, Any] | None:
         chunk = self.shape.usage_chunk(self._usage(output)) if self.options.usage else None
         if chunk is not None:
-            chunk["pdserve"] = served.report(output.served, instances=self.options.instances)
+            chunk["pdserve"] = serving_report(output.served, instances=self.options.instances)
         return chunk
 
     def _usage(self, output: TextStream) -> dict[str, Any]:
-        return served.usage(output, details=self.context.config.options.enable_prompt_tokens_details)
+        return token_usage(output, details=self.context.config.options.enable_prompt_tokens_details)

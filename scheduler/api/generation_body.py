@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from scheduler.api.body import Body, ManyIds, Priority, Salt, bounds, max_length
 from scheduler.api.conversation import ConversationBody
-from scheduler.api.described import AnyFormat, AnyObject, AnyPrompt, AnySchema, AnyStop, AnyStopping
-from scheduler.api.schemas import Body, ManyIds, Priority, Salt, bounds, max_length
+from scheduler.api.field_schemas import AnyFormat, AnyObject, AnyPrompt, AnySchema, AnyStop, AnyStopping
 
 _MAX_BAD_WORD_CHARS = 256
 _BadWord = Annotated[str, StringConstraints(min_length=1, max_length=_MAX_BAD_WORD_CHARS)]

@@ -6,12 +6,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from scheduler.api.body import read_json
 from scheduler.api.chat import prepare_chat
 from scheduler.api.completions import prepare_completion
 from scheduler.api.embeddings import EmbeddingBody, prepare_embedding
 from scheduler.api.generation_body import ChatBody, CompletionBody
 from scheduler.api.read_body import AnyBody, check_body
+from scheduler.api.read_json import read_json
 from scheduler.api.route import ANY_MODEL, TEXT, VECTORS, check_kind
 from scheduler.api.score import ScoreBody, prepare_score
 from scheduler.app_context import AppContext

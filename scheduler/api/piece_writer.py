@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from scheduler.api import served
 from scheduler.api.answer_options import AnswerOptions
+from scheduler.api.answer_shape import AnswerShape, prompt_reports
 from scheduler.api.answer_writer import AnswerWriter
-from scheduler.api.shape import AnswerShape, prompt_reports
+from scheduler.api.usage import token_usage, usage_at_start
 from scheduler.stream import TextStream
 from scheduler.text.pieces import TextPiece
 
@@ -27,15 +27,14 @@ class PieceWriter:
     def put(self, piece: TextPiece) -> None:
         """Write a piece."""
         prompt = self._prompts[piece.index // self._options.n]
-        usage = served.usage(self._output) if self._options.continuous_usage else None
+        usage = token_usage(self._output) if self._options.continuous_usage else None
         content = self._shape.event(piece, prompt, usage)
-        if self._is_open:
-            self._written_s = self._clock()
-            self._answer.write(content)
-            return
-        self._is_open = True
-        start = served.usage_at_start(self._output) if self._options.continuous_usage else None
-        self.write(b"".join(self._shape.opening(index, prompt, start) for index in range(self._options.n)) + content)
+        if not self._is_open:
+            self._is_open = True
+            start = usage_at_start(self._output) if self._options.continuous_usage else None
+            opening = b"".join(self._shape.opening(index, prompt, start) for index in range(self._options.n))
+            content = opening + content
+        self.write(content)
 
     def write(self, content: bytes) -> None:
         """Write a part of the answer, preceded by the response headers if it is the first."""

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
+from scheduler.api.body import Body, Priority, Salt
 from scheduler.api.refusals import POOLING_NOT_SERVED, Refusal
-from scheduler.api.schemas import Body, Priority, Salt
 
 
 class PoolingBody(Body):

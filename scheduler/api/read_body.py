@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from scheduler.api.body import read_json
+from scheduler.api.body import Body
 from scheduler.api.near_names import near_name
+from scheduler.api.read_json import read_json
 from scheduler.api.refusals import WITHOUT_EFFECT, refuse_fields
-from scheduler.api.schemas import Body
 from scheduler.app_context import AppContext
 
 AnyBody = TypeVar("AnyBody", bound=Body)

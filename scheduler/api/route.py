@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from scheduler.api.schemas import Body
+from scheduler.api.body import Body
 from scheduler.app_context import AppContext
 from scheduler.config import SchedulerOptions
 from scheduler.model.kind import ModelKind

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from starlette.requests import Request
 
-from scheduler.api.described import AnyTexts
+from scheduler.api.field_schemas import AnyTexts
 from scheduler.api.inputs import encode_inputs, fitting, read_texts
-from scheduler.api.pooled import PooledResponse, pooling_request
+from scheduler.api.pooled_response import PooledResponse, pooling_request
 from scheduler.api.pooling_body import PoolingBody
 from scheduler.api.read_body import read_body
 from scheduler.api.refusals import SCORE_NOT_SERVED, Refusal

@@ -9,13 +9,13 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from scheduler.api.body import Body, ManyIds
 from scheduler.api.chat import chat_options
 from scheduler.api.conversation import ConversationBody
 from scheduler.api.errors import json_response
 from scheduler.api.messages import read_messages
 from scheduler.api.prompts import check_token_ids
 from scheduler.api.read_body import read_body
-from scheduler.api.schemas import Body, ManyIds
 from scheduler.app_context import AppContext
 from wire.errors import InvalidRequest
 

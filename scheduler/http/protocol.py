@@ -1,6 +1,6 @@
 """HTTP/1.1 on one connection: httptools parses; input and waiting are limited in bytes, count and time.
 
-    head (15 s) --> request runs (body: scheduler/api/body.py) --> answered
+    head (15 s) --> request runs (body: scheduler/api/read_json.py) --> answered
       ^                                                                     |
       +---- first byte ---- idle (30 s) <---- the rest of its body (15 s) <-+
                             closed <---- at most 1 MiB more, dropped (15 s) <-+

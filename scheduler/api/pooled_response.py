@@ -9,9 +9,9 @@ from starlette.types import Receive, Scope, Send
 
 from scheduler.api.errors import json_response, request_id_of
 from scheduler.api.pooling_body import PoolingBody
-from scheduler.api.prepared import cache_salt_of, priority_of
-from scheduler.api.served import server_timing
+from scheduler.api.prepared_request import cache_salt_of, priority_of
 from scheduler.api.sse import ClientGone, until_disconnect
+from scheduler.api.usage import server_timing
 from scheduler.app_context import AppContext
 from scheduler.request import GenerationRequest
 from scheduler.vector_run import VectorRun

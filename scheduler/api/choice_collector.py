@@ -10,14 +10,14 @@ from typing import Any
 import orjson
 
 from scheduler.api.answer_options import AnswerOptions
-from scheduler.api.shape import AnswerShape, Ended, PromptReport
+from scheduler.api.answer_shape import AnswerShape, CompleteChoice, PromptReport
 from scheduler.text.pieces import TextPiece
 from wire.errors import InvalidRequest
 
 _TOKEN_ID_BYTES = 7
 
 
-class Gathered:
+class ChoiceCollector:
     """Collects the pieces of one request for `shape`; an answer above `max_bytes` fails."""
 
     def __init__(
@@ -31,20 +31,20 @@ class Gathered:
         self._num_bytes = 0
         self._choices: dict[int, _Choice] = {}
 
-    def put(self, piece: TextPiece) -> None:
+    def add(self, piece: TextPiece) -> None:
         """Add a piece. Raises InvalidRequest when the answer exceeds the limit."""
         choice = self._choices.setdefault(piece.index, _Choice(piece.index))
         logprobs = self._shape.logprobs(piece, self._prompts[piece.index // self._n])
-        self._num_bytes += choice.take(piece, logprobs, token_ids=self._token_ids)
+        self._num_bytes += choice.add(piece, logprobs, token_ids=self._token_ids)
         if self._num_bytes > self._max_bytes:
             raise InvalidRequest(
                 f"the answer is larger than {self._max_bytes} bytes (--max-answer-bytes): request a stream, or "
                 "fewer tokens, choices or log probabilities"
             )
 
-    def choices(self) -> list[Ended]:
+    def choices(self) -> list[CompleteChoice]:
         """Return the whole choices in their order."""
-        return [self._choices[index].ended() for index in sorted(self._choices)]
+        return [self._choices[index].complete() for index in sorted(self._choices)]
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class _Choice:
     is_scored: bool = False
     last: TextPiece | None = None
 
-    def take(self, piece: TextPiece, logprobs: Mapping[str, Sequence[Any]] | None, *, token_ids: bool) -> int:
+    def add(self, piece: TextPiece, logprobs: Mapping[str, Sequence[Any]] | None, *, token_ids: bool) -> int:
         """Add a piece; return roughly how many bytes it adds to the answer."""
         ids = [token.token_id for token in piece.tokens if token.token_id is not None] if token_ids else []
         self.last = piece
@@ -75,11 +75,11 @@ class _Choice:
                 added += len(parts[-1])
         return added
 
-    def ended(self) -> Ended:
+    def complete(self) -> CompleteChoice:
         """Return the complete choice."""
         assert self.last is not None
         logprobs = {name: orjson.Fragment(b"[" + b",".join(parts) + b"]") for name, parts in self.lists.items()}
-        return Ended(
+        return CompleteChoice(
             self.index, "".join(self.texts), self.last.finish_reason, self.last.stop_reason,
             logprobs if self.is_scored else None, tuple(self.token_ids),
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How a request was served, for the client: token counts, stage times, bytes of KV sent."""
+"""Token counts, stage times and bytes of KV sent of one request, as its client sees them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,21 +10,21 @@ from wire.types import StageTimes
 _STAGES = ("queue", "reserve", "prefill", "send", "first_step")
 
 
-def usage(stream: TextStream, *, details: bool = False) -> dict[str, Any]:
+def token_usage(output: TextStream, *, details: bool = False) -> dict[str, Any]:
     """Return OpenAI's token counts; with `details`, known only at the end, the number of cached prompt tokens."""
-    prompt, output = stream.num_prompt_tokens, stream.num_output_tokens
-    cached = sum(done.times.cached_tokens for done in stream.served)
-    return _counts(prompt, output, {"cached_tokens": cached} if details else None)
+    num_prompt, num_output = output.num_prompt_tokens, output.num_output_tokens
+    cached = sum(done.times.cached_tokens for done in output.served)
+    return _counts(num_prompt, num_output, {"cached_tokens": cached} if details else None)
 
 
-def usage_at_start(stream: TextStream) -> dict[str, Any]:
+def usage_at_start(output: TextStream) -> dict[str, Any]:
     """Return the token counts before the first output token."""
-    return _counts(stream.num_prompt_tokens, 0)
+    return _counts(output.num_prompt_tokens, 0)
 
 
-def _counts(prompt: int, output: int, details: dict[str, int] | None = None) -> dict[str, Any]:
+def _counts(num_prompt: int, num_output: int, details: dict[str, int] | None = None) -> dict[str, Any]:
     return {
-        "prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output,
+        "prompt_tokens": num_prompt, "total_tokens": num_prompt + num_output, "completion_tokens": num_output,
         "prompt_tokens_details": details,
     }  # fmt: skip
 
@@ -41,7 +41,7 @@ def server_timing(served: Sequence[PromptDone]) -> str:
     return ", ".join(parts)
 
 
-def report(served: Sequence[PromptDone], *, instances: bool) -> Any:
+def serving_report(served: Sequence[PromptDone], *, instances: bool) -> Any:
     """Return the usage chunk's `pdserve`: an object, or a list of them in prompt order for several prompts.
 
     `instances`: include the names of the instances, which reveal the operator's network.

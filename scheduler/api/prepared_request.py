@@ -9,11 +9,11 @@ from starlette.requests import Request
 
 from scheduler.api.answer_limit import check_answer
 from scheduler.api.answer_options import AnswerOptions, read_answer_options
+from scheduler.api.answer_shape import AnswerShape
 from scheduler.api.generation import Generation
 from scheduler.api.generation_body import GenerationBody
 from scheduler.api.logprobs import TokenFormatter
 from scheduler.api.sampling import read_sampling
-from scheduler.api.shape import AnswerShape
 from scheduler.api.structured import read_structured
 from scheduler.api.text_options import read_text_options
 from scheduler.app_context import AppContext

@@ -19,7 +19,7 @@ CHOICE_NULLS = dict.fromkeys(("token_ids", "routed_experts", "weight_versions"))
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class CompleteChoice:
     """One complete choice; `logprobs` are lists by name in the API's format, None if not requested."""
 
     index: int
@@ -59,7 +59,7 @@ class AnswerShape(Protocol):
         """Return the chunk with the token counts and no choice; None if the API has none."""
         ...
 
-    def whole(self, choices: list[Ended], prompts: Sequence[PromptReport], usage: Usage) -> dict[str, Any]:
+    def whole(self, choices: list[CompleteChoice], prompts: Sequence[PromptReport], usage: Usage) -> dict[str, Any]:
         """Return the complete answer."""
         ...
 
