@@ -1,4 +1,4 @@
-"""The decode half and the prefix it holds: the ticket asks for the rest, every ending unpins, only a commit names."""
+"""The decode half's prefix cache: tickets request the rest, every finish unpins, and only a commit names blocks."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def test_a_ticket_requests_only_tokens_not_in_the_cache() -> None:
         it.worker.cancel_all("enough")
 
 
-def test_a_prompt_that_is_held_whole_wants_no_token() -> None:
+def test_a_fully_cached_prompt_requests_no_token() -> None:
     whole = replace(STATE, token_ids=STATE.token_ids[:32])
     with engine(CACHED) as (core, _):
         it = Half(core)
@@ -76,7 +76,7 @@ def test_a_ticket_that_ends_unpins_the_prefix_and_names_nothing_new(ending: str)
         it.worker.cancel_all("enough")
 
 
-def test_another_tenant_and_a_probe_find_nothing() -> None:
+def test_another_tenant_and_a_probe_find_no_prefix() -> None:
     with engine(CACHED) as (core, _):
         it = Half(core)
         hand_off(it, STATE)
@@ -98,7 +98,7 @@ def test_a_commit_for_another_tenant_than_reserved_is_refused(change: dict[str, 
         it.worker.cancel_all("enough")
 
 
-def test_a_cached_prefix_lets_a_prompt_fit_that_otherwise_would_not() -> None:
+def test_a_cached_prefix_makes_room_for_a_prompt() -> None:
     long = replace(prompt("a", 90, max_tokens=9), cache_salt="t")
     with engine(CACHED) as (core, _):
         it = Half(core)

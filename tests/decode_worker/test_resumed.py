@@ -1,4 +1,4 @@
-"""A second attempt over a real pair: the prompt comes with the tokens that left, and goes on from them."""
+"""A second attempt over a real pair: the prompt comes with the tokens already sent, and continues from them."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ STATE = PromptState("first", "r", tuple(range(3, 53)), SamplingParams(max_tokens
 
 
 async def tokens_of(p: Client, d: Client, state: PromptState) -> tuple[list[TokenOutput], list[TokenOutput]]:
-    """Hand a prompt over; return what P and what D made."""
+    """Hand a prompt over; return the tokens of P and of D."""
     await d.session.send(Reserve(state))
     reserved = await d.next(Reserved, Refused)
     assert isinstance(reserved, Reserved)

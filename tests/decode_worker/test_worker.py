@@ -1,4 +1,4 @@
-"""The decode half, thread by thread: every order of its callers frees the blocks and ends each prompt once."""
+"""The decode half under every order of its callers: blocks are freed, and each prompt finishes once."""
 
 import threading
 from collections import deque
@@ -20,12 +20,12 @@ from wire.types import Beam, BeamSearch, FinishReason, KvEndpoint, PromptState, 
 STATE = prompt("d", 9)
 GIVEN = replace(STATE, outputs=((wanted(STATE)[0],),))
 RESERVE = STATE
-A_MOMENT_S = 0.2  # how long a thread that must not get through is given to try
+A_MOMENT_S = 0.2  # how long to wait for a thread that must stay blocked
 
 
 @dataclass
 class ScriptedReceiver:
-    """A receiver whose tickets end when a test says so; `abort` ends one on the caller's thread, as the real one."""
+    """A receiver whose tickets the test ends; `abort` ends one on the caller's thread, as in the real one."""
 
     ended: Callable[[str, tuple[int, ...], str], None]
     tickets: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class ScriptedReceiver:
 
 @dataclass
 class Half:
-    """A decode half over a real engine whose thread is the test: `turn` runs what was posted, then one step."""
+    """A decode half over a real engine that the test drives: `turn` runs the posted calls, then one step."""
 
     core: EngineCore
     events: list[Event] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Half:
         return reserved.ticket.ticket_id
 
     def commit(self, ticket_id: str, state: PromptState = GIVEN) -> None:
-        """Call `committed` as a receiver does: what it raises ends the ticket."""
+        """Call `committed` as a receiver does: an error that it raises ends the ticket."""
         block_ids = self.receiver.tickets.pop(ticket_id)
         try:
             self.worker.committed(ticket_id, describe_prompt(state), block_ids, 1)
@@ -126,7 +126,7 @@ def test_a_committed_prompt_generates_to_its_end_and_is_forgotten() -> None:
         assert it.finishes == [FinishReason.LENGTH]
 
 
-def test_a_ticket_that_ends_while_being_made_is_not_reserved() -> None:
+def test_a_ticket_that_ends_during_its_creation_is_not_reserved() -> None:
     with half() as it:
         it.receiver.ends_at_once = True
         it.worker.reserve(RESERVE)
@@ -144,7 +144,7 @@ def test_a_cancel_between_commit_and_admission_ends_the_prompt() -> None:
         def post_late(work: Callable[[Engine], None]) -> None:
             if threading.current_thread() is not canceller and canceller.ident is None:
                 canceller.start()
-                canceller.join(A_MOMENT_S)  # gets its own work in first, unless it is kept out
+                canceller.join(A_MOMENT_S)  # runs its own work first, unless it is blocked
             posts(work)
 
         it.worker._post = post_late
@@ -157,7 +157,7 @@ def test_a_cancel_between_commit_and_admission_ends_the_prompt() -> None:
 
 
 @pytest.mark.parametrize("order", ["cancel, commit", "cancel, end", "end, cancel", "commit, turn, cancel", "cancel"])
-def test_every_order_of_endings_frees_the_blocks_and_is_told_once(order: str) -> None:
+def test_every_order_of_finishes_frees_blocks_and_is_reported_once(order: str) -> None:
     with half() as it:
         ticket_id = it.reserve()
         block_ids = it.receiver.tickets[ticket_id]
@@ -212,7 +212,7 @@ def test_an_admission_that_raises_fails_its_prompt_and_frees_blocks(
         assert str(error) in str(it.events[-1])
 
 
-def test_a_prompt_reserved_or_running_is_refused_and_continues() -> None:
+def test_a_duplicate_prompt_is_refused_and_the_first_continues() -> None:
     with half() as it:
         ticket_id = it.reserve()
         it.worker.reserve(RESERVE)
@@ -228,7 +228,7 @@ def test_a_prompt_reserved_or_running_is_refused_and_continues() -> None:
         it.assert_ended_once()
 
 
-def test_a_prompt_the_engine_refuses_after_all_ends_with_a_reason() -> None:
+def test_a_prompt_the_engine_refuses_fails_with_a_reason() -> None:
     with half() as it:
         it.core.add(STATE, hold=True)
         it.worker.generate(STATE)
@@ -240,7 +240,7 @@ def test_a_prompt_the_engine_refuses_after_all_ends_with_a_reason() -> None:
         it.core.release("d")
 
 
-def test_a_prompt_that_breaks_the_engine_fails_and_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_that_raises_in_the_engine_fails_and_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     def break_down(*_: object, **__: object) -> None:
         raise IndexError("a defect")
 
@@ -311,7 +311,7 @@ def test_a_probe_is_admitted_while_prompts_wait_for_blocks() -> None:
         it.core.cancel("waits")
 
 
-def test_more_than_the_pool_is_refused_by_name() -> None:
+def test_a_prompt_larger_than_the_pool_is_refused_by_name() -> None:
     with half() as it:
         it.worker.reserve(replace(RESERVE, token_ids=(1,) * (CONFIG.num_blocks * CONFIG.block_size + 1)))
 

@@ -1,4 +1,4 @@
-"""The prefill half and the prefix it holds: sent from there without computing, and told in the hand-off's times."""
+"""The prefill half's prefix cache: cached KV is sent without computing it, and counted in the hand-off's times."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ LAYERS = 2
 
 @dataclass
 class Recording(ScriptedSender):
-    """Keeps what was put: (layer, start, end)."""
+    """Records each put as (layer, start, end)."""
 
     puts: list[tuple[int, int, int]] = field(default_factory=list)
 
@@ -34,7 +34,7 @@ class Recording(ScriptedSender):
         (60, []),
     ],
 )
-def test_the_cached_prefix_is_sent_with_the_first_chunk_if_wanted(
+def test_the_cached_prefix_is_sent_with_the_first_chunk_if_needed(
     first_token: int, ranges: list[tuple[int, int]]
 ) -> None:
     with engine(CACHED, chunk=10) as (core, _):
@@ -54,7 +54,7 @@ def test_the_cached_prefix_is_sent_with_the_first_chunk_if_wanted(
         assert handed_off.times.cached_tokens == 48
 
 
-def test_a_first_token_that_ends_all_tells_what_was_cached() -> None:
+def test_a_prompt_finished_by_its_first_token_reports_cached_tokens() -> None:
     with engine(CACHED) as (core, _):
         it = Half(core)
         state = prompt("p", 60, max_tokens=1)

@@ -1,4 +1,4 @@
-"""One sender, two receivers, real sockets: a link that takes no bytes holds up its own hand-off and no other."""
+"""One sender, two receivers, real sockets: a stalled link delays its own hand-offs only."""
 
 import contextlib
 import dataclasses
@@ -19,7 +19,7 @@ LET_THROUGH = 1 << 20
 
 
 class Gate:
-    """A way to a listener that stops reading after a megabyte until it is opened."""
+    """A proxy to a listener that stops reading after a megabyte until it is opened."""
 
     def __init__(self, target: str) -> None:
         host, port = target.rsplit(":", 1)
@@ -32,7 +32,7 @@ class Gate:
         self._threads[0].start()
 
     def close(self) -> None:
-        """Cut the way."""
+        """Close the proxied connections."""
         self.open.set()
         self._listener.close()
         for one in self._sockets:
@@ -77,7 +77,7 @@ def another_receiver(rig: Rig) -> Iterator[tuple[KvReceiver, Pool, Recorder]]:
 
 
 def through(gate: Gate, ticket: Ticket) -> Ticket:
-    """Return the ticket with the gate as the way to its receiver."""
+    """Return the ticket with the gate as its receiver's address."""
     return dataclasses.replace(ticket, endpoints=(KvEndpoint("tcp", gate.address),))
 
 

@@ -1,4 +1,4 @@
-"""The prefill half, thread by thread: every order of its callers frees the blocks and ends each prompt once."""
+"""The prefill half under every order of its callers: blocks are freed, and each prompt finishes once."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ def ticket_for(state: PromptState, number: int = 1) -> Ticket:
 
 @dataclass
 class ScriptedSender:
-    """A sender that does in `begin` what a test says, as a link that fails at once would."""
+    """A sender whose `begin` runs the test's callback, as a link that fails at once would."""
 
     on_begin: Callable[[Ticket], None] = lambda _: None
     on_commit: Callable[[str], None] = lambda _: None
@@ -58,7 +58,7 @@ class ScriptedSender:
 
 @dataclass
 class Half:
-    """A prefill half over a real engine whose thread is the test: `turn` runs what was posted, then one step."""
+    """A prefill half over a real engine that the test drives: `turn` runs the posted calls, then one step."""
 
     core: EngineCore
     events: list[Event] = field(default_factory=list)
@@ -145,7 +145,7 @@ COMMITTED_AFTER = 2  # turns; only then can an ack come
 @pytest.mark.parametrize(
     ("ending", "turns"), [(e, t) for e in ENDINGS for t in range(4) if "acked" not in e or t >= COMMITTED_AFTER]
 )
-def test_every_finish_at_every_moment_frees_blocks_and_is_sent_once(ending: str, turns: int) -> None:
+def test_every_finish_at_any_time_frees_blocks_and_is_sent_once(ending: str, turns: int) -> None:
     with half() as it:
         state, ticket = prompt("p", 40), ticket_for(prompt("p", 40))
         it.worker.accept(state, ticket)
@@ -229,7 +229,7 @@ def test_queued_prompts_hold_no_kv_and_a_probe_is_admitted() -> None:
 
 
 @pytest.mark.parametrize("ending", ["cancel", "failed"])
-def test_a_prompt_ended_twice_at_once_is_reported_once(ending: str) -> None:
+def test_a_prompt_finished_twice_at_once_is_reported_once(ending: str) -> None:
     with half() as it:
         state = prompt("p", 9, max_tokens=1)
         it.worker.accept(state, ticket_for(state))
@@ -282,7 +282,7 @@ def test_a_prompt_refused_by_the_engine_ends_with_its_ticket() -> None:
         assert ("abort", ticket_for(state).ticket_id) in it.sender.said
 
 
-def test_a_prompt_that_breaks_the_engine_ends_with_its_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_that_raises_in_the_engine_ends_with_its_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
     def break_down(*_: object, **__: object) -> None:
         raise IndexError("a defect")
 
@@ -296,7 +296,7 @@ def test_a_prompt_that_breaks_the_engine_ends_with_its_ticket(monkeypatch: pytes
         assert not it.worker.prefills("p")
 
 
-def test_a_prompt_for_a_vector_is_refused_before_it_begins() -> None:
+def test_a_pooling_prompt_is_refused_before_it_begins() -> None:
     with half() as it:
         state = replace(prompt("p", 9), pooling=Pooling("embed"))
         with pytest.raises(InvalidRequest, match="prompt p requests pooling, which has no KV hand-off"):
@@ -306,7 +306,7 @@ def test_a_prompt_for_a_vector_is_refused_before_it_begins() -> None:
         assert not it.worker.prefills("p")
 
 
-def test_cancelling_a_prompt_does_not_end_the_next_of_its_name() -> None:
+def test_cancelling_a_prompt_does_not_end_the_next_of_the_same_id() -> None:
     with half() as it:
         state = prompt("p", 9)
         it.worker.accept(state, ticket_for(state, 1))

@@ -44,7 +44,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Child
 
 
 @pytest.mark.parametrize(("byte", "status"), [(b"x", 0), (b"c", -signal.SIGPROF)])
-def test_its_status_and_stderr_say_how_it_ended(start: Callable[[], ChildProcess], byte: bytes, status: int) -> None:
+def test_status_and_stderr_report_how_the_child_ended(
+    start: Callable[[], ChildProcess], byte: bytes, status: int
+) -> None:
     child = start()
     child.connection.sendall(byte)
 
@@ -53,7 +55,7 @@ def test_its_status_and_stderr_say_how_it_ended(start: Callable[[], ChildProcess
     child.close()
 
 
-def test_closing_kills_and_reaps_it(start: Callable[[], ChildProcess]) -> None:
+def test_closing_kills_and_reaps_the_child(start: Callable[[], ChildProcess]) -> None:
     child = start()
     with pytest.raises(TimeoutError, match="does not end"):
         child.wait(0.0)
@@ -83,7 +85,7 @@ def test_a_child_that_cannot_start_leaves_no_socket(monkeypatch: pytest.MonkeyPa
     assert [end.fileno() for end in made] == [-1, -1]
 
 
-def test_it_ends_with_the_process_that_started_it(start: Callable[[], ChildProcess]) -> None:
+def test_a_child_ends_with_the_process_that_started_it(start: Callable[[], ChildProcess]) -> None:
     code = (
         "import sys; from processes.child import ChildProcess; child = ChildProcess('program', 'hello'); "
         "child.connection.recv(5); print(child.pid, flush=True); sys.stdin.read()"

@@ -1,4 +1,4 @@
-"""Failpoints act where and as often as they are told, and a setting that cannot be meant is refused by name."""
+"""Failpoints act where and as often as they are set to, and an invalid setting is refused by name."""
 
 import re
 
@@ -22,7 +22,7 @@ def test_corrupt_with_a_count_acts_on_the_first_hits_only() -> None:
     assert [points.hit("kv.send.mid") for _ in range(4)] == [True, True, False, False]
 
 
-def test_an_at_sign_names_the_one_hit_that_acts() -> None:
+def test_an_at_sign_selects_the_one_hit_that_acts() -> None:
     points = Failpoints.parse("decode.token=raise@2")
 
     assert not points.hit("decode.token")
@@ -35,7 +35,7 @@ def test_delay_returns_and_does_not_corrupt() -> None:
     assert not Failpoints.parse("kv.before_ack=delay:0").hit("kv.before_ack")
 
 
-def test_a_place_that_is_not_set_is_passed_while_another_is() -> None:
+def test_setting_one_failpoint_leaves_the_others_unset() -> None:
     assert not Failpoints.parse("kv.before_ack=raise").hit("kv.after_ack")
 
 
@@ -55,7 +55,7 @@ def test_a_malformed_setting_is_refused_with_its_text(text: str) -> None:
     assert VARIABLE in str(refused.value)
 
 
-def test_an_unknown_place_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_failpoint_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"'kv\.sent\.mid' is not a failpoint") as refused:
         Failpoints.parse("kv.sent.mid=raise")
 
@@ -63,30 +63,30 @@ def test_an_unknown_place_is_refused_with_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, point in POINTS.items() if point.corrupts is None])
-def test_corrupt_is_refused_by_name_where_nothing_is_held(name: str) -> None:
+def test_corrupt_is_refused_by_name_where_there_are_no_bytes(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} has nothing to corrupt; corrupt works at kv.send.mid"):
         Failpoints.parse(f"{name}=corrupt")
 
 
-def test_preemption_is_set_by_the_number_of_output_tokens() -> None:
+def test_the_preempt_failpoint_takes_a_number_of_output_tokens() -> None:
     assert Failpoints.parse("kv.before_ack=raise; engine.preempt=after:2").preempt_after == 2
     assert Failpoints.parse("kv.before_ack=raise").preempt_after is None
 
 
-def test_only_places_of_the_hand_off_can_be_corrupted() -> None:
+def test_only_failpoints_of_the_hand_off_can_corrupt() -> None:
     spoiled = {name for name, point in POINTS.items() if point.corrupts is not None}
 
     assert spoiled
     assert all(name.startswith("kv.") for name in spoiled)
 
 
-def test_a_place_set_twice_is_refused() -> None:
+def test_a_failpoint_set_twice_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"kv\.before_ack is set 2 times"):
         Failpoints.parse("kv.before_ack=raise@1;kv.before_ack=kill9@2")
 
 
 @pytest.mark.parametrize("name", [*POINTS, *BATCH_POINTS])
-def test_every_place_says_who_passes_it_and_takes_its_actions(name: str) -> None:
+def test_every_failpoint_names_its_process_and_its_actions(name: str) -> None:
     point = (POINTS | BATCH_POINTS)[name]
 
     assert point.who in (("P", "D", "scheduler") if name in POINTS else ("batch",))

@@ -1,4 +1,4 @@
-"""Frames arrive whole or not at all, however the bytes come."""
+"""Frames arrive whole or not at all, however the bytes are split."""
 
 import io
 import socket
@@ -8,7 +8,7 @@ import pytest
 from processes.frames import frame, read_frame, receive_object, send_object, take_frame
 
 
-def test_a_frame_is_its_length_and_its_parts() -> None:
+def test_a_frame_is_its_length_followed_by_its_parts() -> None:
     assert frame(b"ab", b"", b"c") == b"\0\0\0\x03abc"
 
 
@@ -26,7 +26,7 @@ def test_frames_are_taken_when_they_are_complete() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\0\0", frame(b"cut")[:-1]])
-def test_a_stream_that_ends_within_a_frame_has_ended(data: bytes) -> None:
+def test_a_stream_that_ends_within_a_frame_yields_none(data: bytes) -> None:
     assert read_frame(io.BytesIO(data).read) is None
 
 
@@ -38,7 +38,7 @@ def test_a_frame_over_the_limit_is_refused_before_its_body(data: bytes) -> None:
         take_frame(bytearray(data[:4]), 3)
 
 
-def test_objects_cross_a_socket_and_nothing_else_does() -> None:
+def test_only_json_objects_cross_a_socket() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         with ours:

@@ -1,4 +1,4 @@
-"""A channel whose one thread hears without an end while another says something: each has its own deadline."""
+"""A channel on which one thread receives without a deadline while another sends: each call has its own deadline."""
 
 import socket
 import threading
@@ -19,7 +19,7 @@ class Word(IntEnum):
 
 
 class Ends:
-    """Two ends of a channel; `ours` is between them and the socket that it owns."""
+    """Two ends of a channel; `socket` is the one that `ours` owns."""
 
     def __init__(self) -> None:
         self.socket, theirs = socket.socketpair()
@@ -39,7 +39,7 @@ def test_a_receiver_without_deadline_survives_other_threads_sends(ends: Ends) ->
         ends.ours.send(Word.HELLO, timeout_s=0.01)
         assert ends.theirs.receive(DEADLINE_S).kind == Word.HELLO
 
-        assert ends.socket.gettimeout() is None  # the time of one would be the other's too
+        assert ends.socket.gettimeout() is None  # a timeout set on the socket would apply to both
         ends.theirs.send(Word.HELLO, b"late", timeout_s=DEADLINE_S)
 
         assert heard.result(DEADLINE_S).payload == b"late"
@@ -56,7 +56,7 @@ def test_a_blocked_send_ends_at_its_deadline(ends: Ends) -> None:
         assert heard.result(DEADLINE_S).kind == Word.HELLO
 
 
-def test_a_deadline_holds_for_a_message_that_begins_and_does_not_end(ends: Ends) -> None:
+def test_a_deadline_holds_for_a_message_that_is_incomplete(ends: Ends) -> None:
     half, rest = socket.socketpair()
     with half, Channel(rest, Word) as channel:
         half.sendall(b"\x01\x00\x00\x00")
@@ -65,7 +65,7 @@ def test_a_deadline_holds_for_a_message_that_begins_and_does_not_end(ends: Ends)
             channel.receive(0.01)
 
 
-def test_a_closed_end_says_so_to_who_still_uses_it(ends: Ends) -> None:
+def test_using_a_closed_channel_raises(ends: Ends) -> None:
     ends.ours.close()
 
     with pytest.raises(ChannelClosed):
@@ -76,7 +76,7 @@ def test_a_closed_end_says_so_to_who_still_uses_it(ends: Ends) -> None:
         ends.ours.has_more(0.0)
 
 
-def test_a_shutdown_wakes_who_hears(ends: Ends) -> None:
+def test_a_shutdown_wakes_a_blocked_receive(ends: Ends) -> None:
     begun = threading.Event()
 
     def hear() -> None:

@@ -1,4 +1,4 @@
-"""The two ways to an instance in this process: gRPC over a socket, and none. Tests that hold for both take `Reach`."""
+"""Two connections to an instance in this process: gRPC over a socket, and direct calls. Tests of both take `Reach`."""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
@@ -28,5 +28,5 @@ async def over_grpc(instance: InstanceService) -> AsyncIterator[Connection]:
 
 @contextlib.asynccontextmanager
 async def in_process(instance: InstanceService) -> AsyncIterator[Connection]:
-    """Call it."""
+    """Call it directly."""
     yield InProcessConnection(instance)

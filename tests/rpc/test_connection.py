@@ -1,4 +1,4 @@
-"""One contract over both ways to an instance: gRPC and in-process."""
+"""One contract for both connections to an instance: gRPC and in-process."""
 
 import asyncio
 import socket
@@ -49,7 +49,7 @@ def each(reach: Reach, test: Callable[[FakeInstance, Connection], Awaitable[T]])
 
 
 async def heard(instance: FakeInstance, session: Session) -> list[str]:
-    """Return the prompts that the instance was told to cancel, once all sent before has come; close the session."""
+    """Return the cancelled prompts once all earlier commands have arrived, and close the session."""
     await session.send(Generate(PromptState("last", "r", (1,), SamplingParams(max_tokens=1))))
     async for event in session.events():
         if isinstance(event, Step):
@@ -64,7 +64,7 @@ def reach(request: pytest.FixtureRequest) -> Reach:
     return chosen
 
 
-def test_describe_gives_the_instances_own_words(reach: Reach) -> None:
+def test_describe_returns_the_instances_description(reach: Reach) -> None:
     async def test(_: FakeInstance, connection: Connection) -> InstanceDescription:
         return await connection.describe(DEADLINE_S)
 
@@ -84,7 +84,7 @@ def test_a_session_begins_with_session_open(reach: Reach) -> None:
     assert first.instance_id == "combined-1"
 
 
-def test_a_generate_comes_back_as_ordered_tokens_and_one_finish(reach: Reach) -> None:
+def test_a_generate_returns_ordered_tokens_and_one_finish(reach: Reach) -> None:
     async def test(_: FakeInstance, connection: Connection) -> object:
         session = await connection.open(HELLO, DEADLINE_S)
         await session.send(Generate(PromptState("r/0", "r", (1, 2, 3), SamplingParams(max_tokens=4))))
@@ -110,7 +110,7 @@ def test_commands_arrive_in_the_order_they_were_sent(reach: Reach) -> None:
     assert each(reach, test) == [f"r/{number}" for number in range(50)]
 
 
-def test_commands_sent_together_arrive_in_order_whatever_their_sizes(reach: Reach) -> None:
+def test_commands_of_all_sizes_sent_together_arrive_in_order(reach: Reach) -> None:
     async def test(instance: FakeInstance, connection: Connection) -> object:
         session = await connection.open(HELLO, DEADLINE_S)
         await session.send(*(Cancel(f"r/{number}", reason="x" * (number % 3 * 90_000)) for number in range(50)))
@@ -181,7 +181,7 @@ def test_tasks_may_send_at_the_same_time(reach: Reach) -> None:
 
 
 class TestGrpcOnly:
-    """What only a socket can do."""
+    """What only the connection over a socket does."""
 
     def test_nothing_listening_is_a_lost_instance_with_a_reason(self) -> None:
         async def run(address: str) -> str:
@@ -198,7 +198,7 @@ class TestGrpcOnly:
             address = f"127.0.0.1:{bound.getsockname()[1]}"
             assert asyncio.run(run(address)) == f"{address}: nothing is listening there"
 
-    def test_one_that_listens_and_says_nothing_is_told_with_a_reason(self) -> None:
+    def test_a_silent_listener_is_reported_with_a_reason(self) -> None:
         async def run(address: str) -> str:
             connection = GrpcConnection(address)
             try:
@@ -212,7 +212,7 @@ class TestGrpcOnly:
             address = f"127.0.0.1:{silent.getsockname()[1]}"
             assert asyncio.run(run(address)) == f"{address}: it does not answer in time"
 
-    def test_an_instance_that_loads_says_so(self) -> None:
+    def test_a_loading_instance_reports_it(self) -> None:
         async def run() -> str:
             server = GrpcServer("127.0.0.1", 0)
             connection = GrpcConnection(f"127.0.0.1:{await server.start()}")
@@ -226,14 +226,14 @@ class TestGrpcOnly:
 
         assert asyncio.run(run()).endswith(": loading its model")
 
-    def test_who_asks_while_an_instance_loads_hears_at_once_that_it_has(self) -> None:
+    def test_a_describe_while_loading_is_answered_once_loaded(self) -> None:
         async def run() -> InstanceDescription:
             server = GrpcServer("127.0.0.1", 0, loading_wait_s=DEADLINE_S)
             connection = GrpcConnection(f"127.0.0.1:{await server.start()}")
             try:
                 async with asyncio.timeout(DEADLINE_S):
                     asked = asyncio.create_task(connection.describe(DEADLINE_S))
-                    while not server.num_waiting:  # noqa: ASYNC110 - no event tells of it
+                    while not server.num_waiting:  # noqa: ASYNC110 - no event reports it
                         await asyncio.sleep(0)
                     await server.serve(FakeInstance(DESCRIPTION, {}))
                     return await asked
@@ -304,7 +304,7 @@ def test_an_invalid_prompt_is_refused_before_the_instance(
         PromptState("bad", "r", (1,), SamplingParams(max_tokens=1), pooling=Pooling("draw")),
     ],
 )
-def test_what_is_no_prompt_is_refused_alike_on_both_ways(reach: Reach, state: PromptState) -> None:
+def test_an_invalid_prompt_is_refused_by_both_connections(reach: Reach, state: PromptState) -> None:
     async def send(_: FakeInstance, connection: Connection) -> Refused:
         session = await connection.open(HELLO, DEADLINE_S)
         await session.send(Generate(state))

@@ -1,4 +1,4 @@
-"""A session's reader between its own end and its task's."""
+"""A session's reader when the session closes, when its task is cancelled, and when both happen."""
 
 import asyncio
 from typing import Any

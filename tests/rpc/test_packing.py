@@ -26,11 +26,11 @@ def test_events_arrive_in_order_in_small_messages(sizes: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("count", "messages"), [(0, 0), (1, 1), (2, 1), (500, 1)])
-def test_small_ones_share_one_message(count: int, messages: int) -> None:
+def test_small_events_share_one_message(count: int, messages: int) -> None:
     assert len(pack([_cancel(number) for number in range(count)])) == messages
 
 
-def test_events_are_packed_alike() -> None:
+def test_events_share_one_message_in_order() -> None:
     events = [pb.EventMessage(failed=pb.Failed(prompt_id=f"{number}")) for number in range(3)]
 
     (packed,) = pack(events)

@@ -1,4 +1,4 @@
-"""Collectors on loopback, over HTTP and over gRPC, that keep what they are sent."""
+"""Collectors on loopback, over HTTP and over gRPC, that keep the spans they receive."""
 
 import threading
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ WAIT_S = 300.0
 
 @dataclass(slots=True)
 class Collector:
-    """What came, and how to answer: `statuses` first, then 200. `hold` keeps answers back until it is set."""
+    """The received spans, and how to answer: `statuses` first, then 200. Answers wait until `hold` is set."""
 
     port: int = 0
     statuses: list[int] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Collector:
         return status
 
     def answer(self) -> bytes:
-        """Return what an export is answered with."""
+        """Return the answer to an export."""
         answer = ExportTraceServiceResponse()
         answer.partial_success.rejected_spans = self.rejects
         return answer.SerializeToString()
@@ -70,7 +70,7 @@ def http_collector(collector: Collector) -> Iterator[Collector]:
                 self.end_headers()
                 self.wfile.write(body)
             except OSError:
-                pass  # who sent it went away
+                pass  # the client has closed the connection
 
         def log_message(self, *_: object) -> None: ...
 

@@ -1,4 +1,4 @@
-"""What a stranger can cause fills no log, and what was left out is said."""
+"""Lines that a client can cause are limited, and the number of omitted lines is logged."""
 
 import pytest
 
@@ -27,9 +27,9 @@ def _lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "pdserve.capped"]
 
 
-def test_of_one_reason_few_lines_are_written_in_a_window(log: CappedLog, caplog: pytest.LogCaptureFixture) -> None:
+def test_few_lines_of_one_reason_are_written_in_a_window(log: CappedLog, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(100):
-        log.warning("refused", "stranger", who=number)
+        log.warning("refused", "unknown_peer", who=number)
 
     assert _lines(caplog) == ["refused who=0", "refused who=1", "refused who=2"]
 
@@ -38,36 +38,36 @@ def test_the_same_text_is_written_once_a_window(
     log: CappedLog, clock: _Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
-        log.warning("refused", "stranger", who="a")
-        log.warning("refused", "stranger", who="a")
+        log.warning("refused", "unknown_peer", who="a")
+        log.warning("refused", "unknown_peer", who="a")
         clock.now += 60.0
 
-    said = ["refused who=a", "log_lines_left_out of=stranger lines=1 within_s=60", "refused who=a"]
+    said = ["refused who=a", "log_lines_left_out of=unknown_peer lines=1 within_s=60", "refused who=a"]
     assert _lines(caplog) == said
 
 
-def test_one_reason_leaves_the_lines_of_another(log: CappedLog, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_reason_does_not_suppress_another(log: CappedLog, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(100):
-        log.warning("refused", "stranger", who=number)
+        log.warning("refused", "unknown_peer", who=number)
     log.warning("refused", "other secret", who="b")
 
     assert _lines(caplog)[-1] == "refused who=b"
 
 
-def test_what_was_left_out_is_said_with_the_next_line_of_any_reason(
+def test_omitted_lines_are_reported_with_the_next_line_of_any_reason(
     log: CappedLog, clock: _Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(100):
-        log.warning("refused", "stranger", who=number)
+        log.warning("refused", "unknown_peer", who=number)
     clock.now += 60.0
     log.warning("refused", "other secret", who="b")
     log.warning("refused", "other secret", who="c")
 
-    said = ["log_lines_left_out of=stranger lines=97 within_s=60", "refused who=b", "refused who=c"]
+    said = ["log_lines_left_out of=unknown_peer lines=97 within_s=60", "refused who=b", "refused who=c"]
     assert _lines(caplog)[3:] == said
 
 
-def test_ended_windows_hold_no_memory(log: CappedLog, clock: _Clock) -> None:
+def test_finished_windows_hold_no_memory(log: CappedLog, clock: _Clock) -> None:
     for number in range(50):
         log.info("over", f"reason {number}", who=number)
         clock.now += 61.0

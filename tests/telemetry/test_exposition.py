@@ -1,4 +1,4 @@
-"""The page says what prometheus_client's own writer says."""
+"""The metrics page equals that of prometheus_client's own writer."""
 
 import math
 from collections.abc import Iterable
@@ -48,7 +48,7 @@ def _read(page: bytes) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_it_is_read_as_prometheus_client_s_own_page() -> None:
+def test_the_page_parses_like_that_of_prometheus_client() -> None:
     registry = CollectorRegistry()
     registry.register(_Given(_families()))
 
@@ -58,10 +58,10 @@ def test_it_is_read_as_prometheus_client_s_own_page() -> None:
     assert [line for line in page.decode().splitlines() if not line.startswith(("#", "pdserve_", "vllm:"))] == []
 
 
-def test_no_number_is_nan() -> None:
+def test_a_nan_value_is_written_as_nan() -> None:
     assert b"pdserve_x NaN\n" in exposed([GaugeMetricFamily("pdserve_x", "x", value=math.nan)])
 
 
-def test_a_kind_it_does_not_know_is_an_error() -> None:
+def test_an_unknown_metric_type_is_an_error() -> None:
     with pytest.raises(KeyError, match="info"):
         exposed([InfoMetricFamily("pdserve_x", "x", value={"a": "b"})])

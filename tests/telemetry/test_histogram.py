@@ -1,4 +1,4 @@
-"""Counts between edges agree with plain counting, and with prometheus_client's own histogram."""
+"""Counts between bucket boundaries agree with direct counting and with prometheus_client's histogram."""
 
 import random
 
@@ -27,7 +27,7 @@ def test_buckets_are_those_of_prometheus_client() -> None:
     assert registry.get_sample_value("h_count") == own.count == len(values)
 
 
-def test_one_set_of_counts_is_shown_under_several_sets_of_edges() -> None:
+def test_one_histogram_serves_several_sets_of_boundaries() -> None:
     histogram = BucketHistogram((1, 10), (2, 10, 20))
 
     for value in (0.5, 1.5, 9, 15, 99):
@@ -37,6 +37,6 @@ def test_one_set_of_counts_is_shown_under_several_sets_of_edges() -> None:
     assert histogram.buckets((2, 10, 20)) == [("2.0", 2), ("10.0", 3), ("20.0", 4), ("+Inf", 5)]
 
 
-def test_edges_it_was_not_made_for_are_refused() -> None:
+def test_boundaries_it_was_not_made_with_are_refused() -> None:
     with pytest.raises(ValueError, match=r"3\.0 is not a bucket boundary"):
         BucketHistogram((1, 2)).buckets((1, 3))

@@ -50,14 +50,14 @@ def test_what_a_client_sends_stays_in_its_field(stream: io.StringIO, hostile: st
     assert (line["model"], line["last"], line["level"]) == (hostile, 1, "INFO")
 
 
-def test_a_field_cannot_pass_for_what_the_line_says_of_itself(stream: io.StringIO) -> None:
+def test_a_field_cannot_replace_the_lines_own_keys(stream: io.StringIO) -> None:
     logs.EventLogger("api").info("refused", level="ERROR", time="never", message="m")
 
     (line,) = _lines(stream)
     assert (line["level"], line["level_"], line["time_"], line["message_"]) == ("INFO", "ERROR", "never", "m")
 
 
-def test_long_values_are_cut_and_what_is_no_number_is_text(stream: io.StringIO) -> None:
+def test_long_values_are_cut_and_non_numbers_become_text(stream: io.StringIO) -> None:
     logs.EventLogger("api").info("refused", long="x" * 5000, most=float("inf"), some={"a": "y" * 5000})
 
     (line,) = _lines(stream)
@@ -76,7 +76,7 @@ def test_a_traceback_is_in_its_line(stream: io.StringIO) -> None:
     assert line["request_id"] == "r"
 
 
-def test_what_libraries_warn_of_is_an_object_too_and_uvicorn_is_quiet(stream: io.StringIO) -> None:
+def test_library_warnings_are_objects_too_and_uvicorn_is_silent(stream: io.StringIO) -> None:
     logging.getLogger("asyncio").error("Task %s\nwas lost", "t")
     logging.getLogger("asyncio").info("not this")
     logging.getLogger("uvicorn.error").error("nor this")
@@ -88,6 +88,6 @@ def test_what_libraries_warn_of_is_an_object_too_and_uvicorn_is_quiet(stream: io
     ]  # fmt: skip
 
 
-def test_a_format_nobody_knows_is_refused() -> None:
+def test_an_unknown_log_format_is_refused() -> None:
     with pytest.raises(ValueError, match="'xml' is not one of text, json"):
         logs.configure("info", io.StringIO(), "xml")

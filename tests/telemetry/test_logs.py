@@ -42,7 +42,7 @@ def test_long_values_are_cut() -> None:
     assert len(logs.render("e", {"value": "x" * 10_000})) < 1100
 
 
-def test_what_is_below_the_level_is_not_rendered(stream: io.StringIO) -> None:
+def test_an_event_below_the_level_is_not_rendered(stream: io.StringIO) -> None:
     class Loud:
         def __str__(self) -> str:
             raise AssertionError("rendered")

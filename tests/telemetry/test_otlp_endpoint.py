@@ -1,4 +1,4 @@
-"""Which collector a URL and OpenTelemetry's variables mean."""
+"""Which collector a URL and OpenTelemetry's environment variables select."""
 
 import sys
 
@@ -32,7 +32,7 @@ def test_a_url_is_a_collector(url: str, environ: dict[str, str], shown: str) -> 
 
 
 @pytest.mark.parametrize("url", ["", "http://", "ftp://c:1", "http://c:99999"])
-def test_what_is_no_collector_is_refused(url: str) -> None:
+def test_an_invalid_collector_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="is not a collector's URL"):
         read_endpoint(url, {})
 
@@ -40,18 +40,18 @@ def test_what_is_no_collector_is_refused(url: str) -> None:
 @pytest.mark.parametrize(
     "url", ["http://user:ecret@c:4317", "http://:ecret@c:99999", "ftp://c?key=ecret", "c:4317/?ecret"]
 )
-def test_a_key_in_a_url_is_refused_and_not_repeated(url: str) -> None:
+def test_credentials_in_a_url_are_refused_and_not_printed(url: str) -> None:
     with pytest.raises(ValueError, match="a collector's URL must not have credentials or a query: use") as refused:
         read_endpoint(url, {})
     assert "ecret" not in str(refused.value)
 
 
-def test_a_protocol_nobody_knows_is_refused() -> None:
+def test_an_unknown_protocol_is_refused() -> None:
     with pytest.raises(ValueError, match="'http/json' is not one of grpc, http/protobuf"):
         read_endpoint("http://c:4317", {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"})
 
 
-def test_headers_are_read_and_never_shown() -> None:
+def test_headers_are_read_and_never_printed() -> None:
     endpoint = read_endpoint("http://c:4318", {"OTEL_EXPORTER_OTLP_HEADERS": "api-key = s%20ecret ,X-Team=a"})
 
     assert endpoint.headers == (("api-key", "s ecret"), ("x-team", "a"))
@@ -59,7 +59,7 @@ def test_headers_are_read_and_never_shown() -> None:
 
 
 @pytest.mark.parametrize("headers", ["nothing", "a b=1", "key=line%0d%0aInjected: 1", "key=ü"])
-def test_headers_that_are_none_are_refused_without_their_value(headers: str) -> None:
+def test_invalid_headers_are_refused_without_their_value(headers: str) -> None:
     with pytest.raises(ValueError, match="OTEL_EXPORTER_OTLP_HEADERS") as refused:
         read_endpoint("http://c:4318", {"OTEL_EXPORTER_OTLP_HEADERS": headers})
     assert "Injected" not in str(refused.value)
@@ -71,7 +71,7 @@ def test_the_service_has_a_name() -> None:
 
 
 @pytest.mark.parametrize("missing", ["opentelemetry", "opentelemetry.proto"])
-def test_it_is_known_whether_messages_can_be_made(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_message_dependencies_are_reported(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_installed()
     for name in [name for name in sys.modules if name.startswith(f"{missing}.")]:
         monkeypatch.delitem(sys.modules, name)

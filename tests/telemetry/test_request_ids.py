@@ -1,4 +1,4 @@
-"""Whoever logs of one prompt says of which request it is."""
+"""Every log call with a prompt id also names the request id."""
 
 import ast
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def _log_calls() -> Iterator[tuple[str, ast.Call]]:
                         yield f"{path.relative_to(ROOT)}:{node.lineno}", node
 
 
-def test_a_line_with_a_prompt_s_id_has_its_request_s() -> None:
+def test_a_line_with_a_prompt_id_has_a_request_id() -> None:
     calls = dict(_log_calls())
     names = {place: {keyword.arg for keyword in call.keywords} for place, call in calls.items()}
 

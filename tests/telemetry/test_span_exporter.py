@@ -1,4 +1,4 @@
-"""Spans reach a collector, over HTTP and gRPC; one that is slow, broken or gone costs spans and nothing else."""
+"""Spans reach a collector, over HTTP and gRPC; a collector that is slow, broken or gone only loses spans."""
 
 import socket
 import threading
@@ -39,7 +39,7 @@ def _exporting(url: str, *, environ: dict[str, str] | None = None, max_queued: i
 
 
 @KINDS
-def test_spans_arrive_as_they_are(serve: Serve, scheme: str, path: str) -> None:
+def test_spans_arrive_unchanged(serve: Serve, scheme: str, path: str) -> None:
     parent = Span(
         b"t" * 16, b"a" * 8, b"p" * 8, "request", 1_000, 9_000, {"text": "x", "count": 3, "share": 0.5, "is": True,
         "all": ("stop", "length")}, is_server=True, error="InstanceLost", state="k=v",
@@ -68,7 +68,7 @@ def test_spans_arrive_as_they_are(serve: Serve, scheme: str, path: str) -> None:
 
 
 @KINDS
-def test_a_batch_that_is_not_taken_is_sent_once_more(serve: Serve, scheme: str, path: str) -> None:
+def test_a_rejected_batch_is_sent_once_more(serve: Serve, scheme: str, path: str) -> None:
     with serve(Collector(statuses=[503])) as collector:
         with _exporting(f"{scheme}://127.0.0.1:{collector.port}{path}") as exporter:
             exporter.put([_span()])
@@ -77,7 +77,7 @@ def test_a_batch_that_is_not_taken_is_sent_once_more(serve: Serve, scheme: str, 
         assert [span.name for span in collector.spans] == ["span 1"]
 
 
-def test_a_batch_that_never_will_be_taken_is_dropped_and_counted() -> None:
+def test_a_batch_rejected_for_good_is_dropped_and_counted() -> None:
     with http_collector(Collector(statuses=[400])) as collector:
         with _exporting(f"http://127.0.0.1:{collector.port}/v1/traces") as exporter:
             exporter.put([_span(1), _span(2)])
@@ -88,7 +88,7 @@ def test_a_batch_that_never_will_be_taken_is_dropped_and_counted() -> None:
         assert [span.name for span in collector.spans] == ["span 3"]
 
 
-def test_what_a_collector_rejects_of_a_batch_is_dropped() -> None:
+def test_spans_a_collector_rejects_from_a_batch_are_dropped() -> None:
     with http_collector(Collector(rejects=2)) as collector:
         with _exporting(f"http://127.0.0.1:{collector.port}/v1/traces") as exporter:
             exporter.put([_span(number) for number in range(1, 6)])
@@ -107,10 +107,10 @@ def test_a_silent_collector_leaves_no_thread_and_drops_spans(serve: Serve, schem
         exporter.put([_span()])
         assert collector.came.wait(WAIT_S)
         for _ in range(10):
-            exporter.put([_span(), _span(), _span()])  # one trace fits; it is all of one or nothing
+            exporter.put([_span(), _span(), _span()])  # one trace fits; a trace is kept whole or dropped
 
         exporter.close(0.1)
-        exporter._thread.join(WAIT_S / 2)  # less than the collector holds its answer
+        exporter._thread.join(WAIT_S / 2)  # shorter than the collector delays its answer
 
         assert not exporter._thread.is_alive()
         assert (exporter.num_sent, exporter.num_dropped) == (0, 31)
@@ -118,7 +118,7 @@ def test_a_silent_collector_leaves_no_thread_and_drops_spans(serve: Serve, schem
 
 
 @KINDS
-def test_a_collector_that_is_not_there_costs_spans_alone(serve: Serve, scheme: str, path: str) -> None:
+def test_an_absent_collector_only_loses_spans(serve: Serve, scheme: str, path: str) -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         with _exporting(f"{scheme}://127.0.0.1:{reserved.getsockname()[1]}{path}") as exporter:
@@ -127,7 +127,7 @@ def test_a_collector_that_is_not_there_costs_spans_alone(serve: Serve, scheme: s
     assert not exporter._thread.is_alive()
 
 
-def test_a_defect_of_ours_does_not_end_the_thread() -> None:
+def test_an_unexpected_error_does_not_end_the_thread() -> None:
     def encode_once(spans: object) -> bytes:
         if not broken:
             broken.append(True)
@@ -153,7 +153,7 @@ def test_a_defect_of_ours_does_not_end_the_thread() -> None:
     assert (taken, exporter.num_sent, exporter.num_dropped) == ([b""], 1, 1)
 
 
-def test_what_is_queued_leaves_at_the_end_and_nothing_after_it() -> None:
+def test_queued_spans_are_sent_at_close_and_none_after() -> None:
     with http_collector(Collector()) as collector:
         transport = open_transport(read_endpoint(f"http://127.0.0.1:{collector.port}/v1/traces", {}))
         exporter = SpanExporter(transport, lambda spans: encode(spans, "test"), rejected, period_s=WAIT_S)
@@ -166,7 +166,7 @@ def test_what_is_queued_leaves_at_the_end_and_nothing_after_it() -> None:
         assert not exporter._thread.is_alive()
 
 
-def test_an_error_says_no_header() -> None:
+def test_an_error_contains_no_header() -> None:
     with http_collector(Collector(statuses=[401])) as collector:
         environ = {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=secret"}
         transport = open_transport(read_endpoint(f"http://127.0.0.1:{collector.port}/v1/traces", environ))

@@ -1,4 +1,4 @@
-"""A client's trace is gone on with as OpenTelemetry's own reader does."""
+"""A client's trace context is continued as OpenTelemetry's own propagator does."""
 
 import pytest
 from opentelemetry import trace
@@ -30,7 +30,7 @@ def test_headers_are_read_as_opentelemetry_reads_them(header: str) -> None:
     assert found.is_sampled == told.trace_flags.sampled
 
 
-def test_the_state_is_kept_unless_it_is_no_state() -> None:
+def test_a_valid_tracestate_is_kept() -> None:
     states = {state: read_context(HEADERS[0], state) for state in ("a=1,b=2", "x" * 513, "a=ü", "a=1\nb")}
 
     assert {state: found and found.state for state, found in states.items()} == {

@@ -27,7 +27,7 @@ def test_marks_are_read_by_name_and_the_variable_is_taken() -> None:
 
 
 @pytest.mark.parametrize("written", [b"\n\xff\nprocess x 1\n", b"process 1\n", b"a" * 200_000])
-def test_what_is_no_mark_is_ignored(written: bytes) -> None:
+def test_an_invalid_mark_is_ignored(written: bytes) -> None:
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     reader = MarkReader(read_end)
@@ -39,7 +39,7 @@ def test_what_is_no_mark_is_ignored(written: bytes) -> None:
     reader.close()
 
 
-def test_marks_without_a_pipe_are_set_nowhere(tmp_path: Path) -> None:
+def test_marks_without_a_pipe_are_dropped(tmp_path: Path) -> None:
     with (tmp_path / "file").open("wb") as file:
         for text in ("", "x", "999999", str(file.fileno())):
             StartMarks.take({VARIABLE: text}).set("process")

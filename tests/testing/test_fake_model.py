@@ -1,4 +1,4 @@
-"""The fake model: its pool holds what it says, and its reference says what it answers."""
+"""The fake model: its pool holds the bytes it announces, and its reference predicts its tokens."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def test_the_first_token_is_the_expected_one(model: FakeModel) -> None:
     )
 
 
-def test_a_damaged_byte_of_any_tensor_changes_one_of_the_next_answers() -> None:
+def test_a_damaged_byte_of_any_tensor_changes_a_later_token() -> None:
     good = expected_tokens(CONFIG, PROMPT, GREEDY, count=4, salts=[5])
 
     for position in range(len(PROMPT)):
@@ -87,7 +87,7 @@ def test_copy_block_copies_every_tensor(model: FakeModel) -> None:
     assert model.launch(row).collect().token_ids == [good]
 
 
-def test_greedy_ignores_the_seed_and_sampling_obeys_seed_and_sequence() -> None:
+def test_only_sampling_depends_on_seed_and_sequence() -> None:
     def answer(temperature: float, seed: int, sequence: int) -> tuple[int, ...]:
         params = SamplingParams(max_tokens=4, temperature=temperature, seed=seed)
         return expected_tokens(CONFIG, PROMPT, params, count=4, salts=[5], sequence=sequence)
@@ -122,7 +122,9 @@ MIXED = ((0, "k", 3, 4), (0, "v", 3, 4), (1, "latent", 1, 6), (3, "k", 2, 2))
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("kv_tensors", [(), MIXED])
-def test_the_answer_does_not_depend_on_the_ranks(ranks: int, kv_tensors: tuple[tuple[int, str, int, int], ...]) -> None:
+def test_tokens_do_not_depend_on_the_number_of_ranks(
+    ranks: int, kv_tensors: tuple[tuple[int, str, int, int], ...]
+) -> None:
     config = dataclasses.replace(CONFIG, kv_tensors=kv_tensors, ranks=ranks)
     model = FakeModel(config)
 
@@ -133,7 +135,7 @@ def test_the_answer_does_not_depend_on_the_ranks(ranks: int, kv_tensors: tuple[t
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_a_misplaced_byte_on_any_rank_changes_an_answer(ranks: int) -> None:
+def test_a_misplaced_byte_on_any_rank_changes_a_token(ranks: int) -> None:
     config = dataclasses.replace(CONFIG, kv_tensors=MIXED, ranks=ranks, num_blocks=16)
     good, bad = FakeModel(config), FakeModel(config)
 
@@ -150,7 +152,7 @@ def test_a_misplaced_byte_on_any_rank_changes_an_answer(ranks: int) -> None:
 
 
 def answers(model: FakeModel, count: int) -> list[int]:
-    """The next tokens when each has been computed in turn."""
+    """The next tokens, each computed after the one before."""
     tokens: list[int] = []
     for position in range(count):
         length = len(PROMPT) + position
@@ -159,7 +161,7 @@ def answers(model: FakeModel, count: int) -> list[int]:
     return tokens
 
 
-def test_heads_that_change_places_change_the_bytes() -> None:
+def test_swapped_heads_change_the_bytes() -> None:
     both = kv_bytes(11, 3, 0, 5, 16, Heads(0, 2))
 
     assert kv_bytes(11, 3, 0, 5, 16, Heads(1, 2)) + kv_bytes(11, 3, 0, 5, 16, Heads(0, 1)) != both

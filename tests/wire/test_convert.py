@@ -1,4 +1,4 @@
-"""What goes over the wire comes back equal, and what is wrong is refused by name."""
+"""Messages are equal after a round trip over the wire, and invalid ones are refused by name."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -124,7 +124,7 @@ EVENTS: list[Event] = [
 ]
 
 
-def test_each_figure_of_a_load_comes_back_as_itself() -> None:
+def test_each_field_of_a_load_snapshot_survives_the_round_trip() -> None:
     values: list[Any] = [*range(len(fields(LoadSnapshot)) - 2), (77,), (LINK,)]
     load = LoadSnapshot(*values)
 
@@ -140,16 +140,16 @@ def test_every_sampling_parameter_has_a_wire_field_and_bounds() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: type(c).__name__)
-def test_every_command_comes_back_equal(command: Command) -> None:
+def test_every_command_survives_the_round_trip(command: Command) -> None:
     assert command_from_pb(command_to_pb(command)) == command
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda e: type(e).__name__)
-def test_every_event_comes_back_equal(event: Event) -> None:
+def test_every_event_survives_the_round_trip(event: Event) -> None:
     assert event_from_pb(event_to_pb(event)) == event
 
 
-def test_a_description_comes_back_equal() -> None:
+def test_an_instance_description_survives_the_round_trip() -> None:
     description = InstanceDescription(
         "i", 3, "10.0.0.1", ("4", "5"), "0.0.0.0", 8088, 12, Role.PREFILL, "dig", 1, ModelIdentity("m", "w", "t"),
         4096, 49152, "float32", 16, 100, (KvTensor(0, "k", 3, 64, "float32"),), 512, 256, TICKET.endpoints, "cpu",
@@ -160,12 +160,12 @@ def test_a_description_comes_back_equal() -> None:
 
 
 @pytest.mark.parametrize("state", [PROMPT, SEARCHED, PAIR])
-def test_a_prompt_description_comes_back_equal(state: PromptState) -> None:
+def test_a_prompt_description_survives_the_round_trip(state: PromptState) -> None:
     assert read_prompt(describe_prompt(state)) == state
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_prompt_or_an_invalid_request(data: bytes) -> None:
+def test_any_bytes_parse_as_a_prompt_or_an_invalid_request(data: bytes) -> None:
     try:
         state = read_prompt(data)
     except InvalidRequest:
@@ -219,7 +219,7 @@ def test_a_parameter_out_of_range_is_refused_by_name_and_value(field: str, value
         ("repetition_detection", RepetitionDetection(2, 1, 2)),
     ],
 )  # fmt: skip
-def test_beam_search_refuses_what_does_not_go_with_it(field: str, value: object) -> None:
+def test_beam_search_refuses_incompatible_parameters(field: str, value: object) -> None:
     search = BeamSearch(early_stopping=str(value)) if field == "early_stopping" else BeamSearch()
     values = {"max_tokens": 5, "temperature": 0.0, "best_of": 2, "beam_search": search}
     if field != "early_stopping":
@@ -239,7 +239,7 @@ def test_beam_search_refuses_what_does_not_go_with_it(field: str, value: object)
         ("allowed_token_ids", 3, 300_000),
     ],
 )  # fmt: skip
-def test_a_list_that_is_too_long_is_refused_by_its_length(field: str, entry: Any, most: int) -> None:
+def test_a_list_that_is_too_long_is_refused_with_its_length(field: str, entry: Any, most: int) -> None:
     fitting: Any = {field: (entry,) * most}
     long: Any = {field: (entry,) * (most + 1)}
 
@@ -252,7 +252,7 @@ def test_a_list_that_is_too_long_is_refused_by_its_length(field: str, entry: Any
 
 @pytest.mark.parametrize("token_id", [2**31, -(2**31)])
 @pytest.mark.parametrize("field", ["stop_token_ids", "bad_words", "logit_bias", "allowed_token_ids"])
-def test_an_id_that_no_message_can_carry_is_refused_by_its_value(field: str, token_id: int) -> None:
+def test_a_token_id_over_32_bits_is_refused_with_its_value(field: str, token_id: int) -> None:
     entries: Any = {"bad_words": ((5, token_id),), "logit_bias": ((5, 1.0), (token_id, 1.0))}
 
     with pytest.raises(InvalidRequest, match=rf"{field} has token id {token_id}, must be at most 2147483647"):
@@ -260,13 +260,13 @@ def test_an_id_that_no_message_can_carry_is_refused_by_its_value(field: str, tok
 
 
 @pytest.mark.parametrize("length", [0, 65])
-def test_a_bad_word_of_no_or_too_many_tokens_is_refused_by_its_length(length: int) -> None:
+def test_a_bad_word_of_no_or_too_many_tokens_is_refused(length: int) -> None:
     check_params(SamplingParams(5, bad_words=((1,), (2,) * 64)))
     with pytest.raises(InvalidRequest, match=rf"bad_words has a word of {length} tokens, must have from 1 to 64"):
         check_params(SamplingParams(5, bad_words=((1,), (2,) * length)))
 
 
-def test_the_most_prompt_logprobs_of_a_step_fit_one_message() -> None:
+def test_the_largest_prompt_logprobs_of_a_step_fit_one_message() -> None:
     ids = tuple(range(300_000 - MAX_LOGPROBS, 300_000))
     token = TokenLogprobs(-1.234567, 300_000, ids, tuple(-one / 7 for one in ids))
     one, two = (
@@ -277,7 +277,7 @@ def test_the_most_prompt_logprobs_of_a_step_fit_one_message() -> None:
     assert one + 10_000 * (two - one + 2) < MAX_MESSAGE_BYTES
 
 
-def test_beams_of_a_prompt_that_is_not_searched_are_refused() -> None:
+def test_beams_of_a_prompt_without_beam_search_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="2 beams"):
         read_prompt(describe_prompt(PromptState("r/0", "r", (1,), SamplingParams(max_tokens=1), beams=BEAMS)))
 
@@ -289,14 +289,14 @@ def test_beams_of_a_prompt_that_is_not_searched_are_refused() -> None:
         (Pooling(second_text=3), "second_text"), (Pooling(second_text=0), "second_text"),
     ],
 )  # fmt: skip
-def test_a_pooling_that_cannot_be_is_refused_by_name(pooling: Pooling, param: str) -> None:
+def test_invalid_pooling_is_refused_by_name(pooling: Pooling, param: str) -> None:
     with pytest.raises(InvalidRequest, match=param) as caught:
         read_prompt(describe_prompt(replace(PAIR, pooling=pooling)))
 
     assert caught.value.param == param
 
 
-def test_an_early_stopping_of_another_version_is_refused() -> None:
+def test_an_unknown_early_stopping_value_is_refused() -> None:
     message = prompt_to_pb(SEARCHED)
     message.params.beam_search.early_stopping = "perhaps"
 
@@ -321,7 +321,7 @@ def test_outputs_for_some_sequences_only_are_refused() -> None:
         read_prompt(describe_prompt(state))
 
 
-def test_a_role_or_a_finish_of_another_version_is_refused() -> None:
+def test_an_unknown_role_or_finish_reason_is_refused() -> None:
     token = pb.TokenOutput(prompt_id="p", finish="melted")
 
     with pytest.raises(InvalidRequest, match="a FinishReason unknown to this version: 'melted'"):

@@ -1,4 +1,4 @@
-"""Every error keeps its kind over the wire, and looks right outside."""
+"""Every error keeps its class over the wire, and maps to its HTTP status."""
 
 import pytest
 
@@ -17,11 +17,11 @@ from wire import errors
         (ValueError("x"), 500),
     ],
 )
-def test_the_http_status_is_the_nearest_ancestors(error: Exception, status: int) -> None:
+def test_the_http_status_is_that_of_the_nearest_ancestor(error: Exception, status: int) -> None:
     assert errors.appearance(error).http_status == status
 
 
-def test_an_error_comes_back_as_its_own_kind() -> None:
+def test_an_error_keeps_its_class_over_the_wire() -> None:
     error = errors.from_name(errors.to_name(errors.NeverFits("3 of 2")), "3 of 2")
 
     assert type(error) is errors.NeverFits

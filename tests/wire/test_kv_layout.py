@@ -1,4 +1,4 @@
-"""Runs cover exactly the bytes of the tokens asked for, whatever the blocks."""
+"""Runs cover exactly the bytes of the requested tokens, whatever the blocks."""
 
 import pytest
 from hypothesis import given
@@ -49,7 +49,7 @@ def test_tensors_start_aligned_and_do_not_overlap() -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 16))
-def test_ranks_hold_whole_heads_all_of_them_and_as_evenly_as_may_be(heads: int, ranks: int) -> None:
+def test_ranks_hold_whole_heads_dealt_as_evenly_as_possible(heads: int, ranks: int) -> None:
     ranges = [head_range(heads, Rank(number, ranks)) for number in range(ranks)]
 
     counts = [end - start for start, end in ranges]
@@ -63,12 +63,12 @@ def test_ranks_hold_whole_heads_all_of_them_and_as_evenly_as_may_be(heads: int, 
         assert len(holders) in (ranks // heads, -(-ranks // heads)) or heads > ranks
 
 
-def test_three_heads_at_two_ranks_are_two_and_one() -> None:
+def test_two_ranks_share_three_heads_as_two_and_one() -> None:
     assert [head_range(3, Rank(number, 2)) for number in range(2)] == [Heads(0, 2), Heads(2, 3)]
     assert [head_range(1, Rank(number, 4)) for number in range(4)] == [Heads(0, 1)] * 4
 
 
-def test_the_pool_of_a_rank_has_slots_of_its_heads_only() -> None:
+def test_the_pool_of_a_rank_has_slots_for_its_heads_only() -> None:
     model = (KvTensor(0, "k", 3, 4, "float32"), KvTensor(2, "latent", 1, 6, "bfloat16"))
 
     pools = [PoolLayout(model, num_blocks=8, block_size=4, rank=Rank(number, 2)) for number in range(2)]
@@ -81,12 +81,12 @@ def test_the_pool_of_a_rank_has_slots_of_its_heads_only() -> None:
 
 
 @pytest.mark.parametrize("rank", [Rank(2, 2), Rank(-1, 2), Rank(0, 0), Rank(0, 257)])
-def test_a_rank_that_cannot_be_is_refused(rank: Rank) -> None:
+def test_an_invalid_rank_is_refused(rank: Rank) -> None:
     with pytest.raises(ValueError, match=f"rank {rank.number} of {rank.of}"):
         PoolLayout(TENSORS, num_blocks=8, block_size=4, rank=rank)
 
 
-def test_layers_that_hold_other_tensors_are_named() -> None:
+def test_a_difference_names_the_layers_with_other_tensors() -> None:
     latent = (KvTensor(1, "latent", 1, 8, "float32"),)
 
     words = describe_difference(TENSORS, (*TENSORS[:2], *latent))

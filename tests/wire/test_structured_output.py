@@ -1,4 +1,4 @@
-"""A schema is the same wish in whatever form it comes."""
+"""A schema makes the same StructuredOutput in each form that is accepted."""
 
 import json
 from typing import Any
@@ -12,13 +12,13 @@ from wire.types import StructuredOutput
 
 
 class _City(BaseModel):
-    """A class as callers write them."""
+    """A pydantic class as callers write it."""
 
     name: str
     inhabitants: int
 
 
-def test_a_pydantic_class_an_instance_and_its_schema_are_one_wish() -> None:
+def test_a_pydantic_class_an_instance_and_its_schema_are_equal() -> None:
     schema = _City.model_json_schema()
 
     from_class = json_output(_City, whitespace_pattern="", backend="outlines")
@@ -28,7 +28,7 @@ def test_a_pydantic_class_an_instance_and_its_schema_are_one_wish() -> None:
     assert json_output(_City).value == json_output(_City(name="é", inhabitants=1)).value == json_output(schema).value
 
 
-def test_text_stays_as_it_is() -> None:
+def test_a_schema_in_text_stays_unchanged() -> None:
     assert json_output('{"type": "integer"}') == StructuredOutput("json", '{"type": "integer"}')
 
 
@@ -42,7 +42,7 @@ def test_text_stays_as_it_is() -> None:
         ({"a": float("nan")}, "json cannot be written as JSON"),
     ],
 )
-def test_anything_else_is_refused_with_a_reason(schema: Any, words: str) -> None:
+def test_other_types_are_refused_with_a_reason(schema: Any, words: str) -> None:
     with pytest.raises(InvalidGrammar, match=words):
         json_output(schema)
 
