@@ -1,4 +1,4 @@
-"""The engine's native library for tests, which are skipped by name where it cannot be."""
+"""The engine's native library for tests, which are skipped with a reason where it cannot be built."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from native.engine_library import EngineLibrary, Threads, build_engine
 
 
 def built_engine() -> EngineLibrary:
-    """Return the library; skip where no compiler makes it."""
+    """Return the library; skip where it cannot be compiled."""
     try:
         return build_engine()
     except NoNative as error:
@@ -19,7 +19,7 @@ def built_engine() -> EngineLibrary:
 
 
 def copy_libraries(cache: Path) -> None:
-    """Put the libraries that are built already into another cache folder, so that no process compiles them anew."""
+    """Copy the built libraries into another cache folder, so that no process compiles them again."""
     built = library_folder(os.environ)
     if built.is_dir():
         shutil.copytree(built, cache / "native", dirs_exist_ok=True)

@@ -1,4 +1,4 @@
-"""Few rows are scored where the keys lie, many from a copy that is laid out first: the bits are the same."""
+"""Few rows are scored on the keys in place, many on a packed copy of them: the bits are the same."""
 
 import pytest
 import torch
@@ -8,13 +8,15 @@ from engine.attention.native import NativeAttention
 from tests.engine.attention_case import Sequence, Shape, case_of, random_sequence
 
 _OPTIONS = AttentionOptions(0.2, softcap=20.0)
-_LENGTH = 209  # a tile that is full, one of few keys, and one that half of the vectors fill
+_LENGTH = 209  # a full tile, one of few keys, and one that is filled by half of the vectors
 
 
 @pytest.mark.combinations(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("group", range(1, 8))
-def test_a_token_alone_has_the_bits_of_a_chunk(backend: NativeAttention, group: int, dtype: torch.dtype) -> None:
+def test_a_token_alone_has_the_same_bits_as_in_a_chunk(
+    backend: NativeAttention, group: int, dtype: torch.dtype
+) -> None:
     shape = Shape(2 * group, 2, 40, 48, block_size=7, dtype=dtype, pool_dtype=dtype)
     sequence = random_sequence(0, _LENGTH, shape, seed=group)
 

@@ -16,7 +16,7 @@ _PLAIN, _CAPPED = AttentionOptions(0.2), AttentionOptions(0.2, softcap=30.0)
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """What is written over one position of every head; all positions without one."""
+    """The value written over one position of every head, or over all positions where none is given."""
 
     field: str
     value: float | torch.Tensor
@@ -37,7 +37,7 @@ def query(position: int, value: float) -> list[Edit]:
 
 
 def payload(bits: int) -> list[Edit]:
-    """Keys of position 4 are NaN with other bits than the usual."""
+    """Keys of position 4 are NaN with an unusual payload."""
     return [Edit("keys", torch.tensor(bits, dtype=torch.int32).view(torch.float32), 4)]
 
 

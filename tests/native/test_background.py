@@ -1,4 +1,4 @@
-"""Libraries that are not there yet: nobody waits for them, one process builds, and nothing is left behind."""
+"""Libraries that are not built yet: no process waits for them, one builds, and nothing is left behind."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ _ROOT = str(Path(__file__).parents[2])
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
-    """An environment with a cache of its own."""
+    """An environment with its own cache folder."""
     return {"PATH": os.environ["PATH"], "PDSERVE_CACHE_DIR": str(tmp_path / "cache")}
 
 
@@ -45,7 +45,7 @@ def held_cc(tmp_path: Path) -> str:
 
 @pytest.fixture
 def endless_cc(tmp_path: Path) -> str:
-    """A compiler that says so in `runs` and never ends; `alive` has a writer as long as any of its processes lives."""
+    """A compiler that leaves a line in `runs` and never ends; its processes hold the write end of `alive`."""
     for name in ("runs", "alive"):
         os.mkfifo(tmp_path / name)
     text = f'exec 3>"{tmp_path}/alive"; echo half >"$TMPDIR/half"; sleep 600 & echo >"{tmp_path}/runs"; wait'
@@ -58,13 +58,13 @@ def release(tmp_path: Path) -> None:
 
 
 def nothing_is_left(environ: dict[str, str]) -> bool:
-    """Wait for the builder's end; tell whether it cleared up."""
+    """Wait for the builder's end; return whether it left no temporary files."""
     with building(library_folder(environ), "move", time.monotonic() + _WAIT_S):
         return libraries(environ) == []
 
 
 @needs_compiler
-def test_a_start_does_not_wait_for_the_compiler_the_next_has_it(
+def test_a_start_does_not_wait_for_the_build_the_next_start_uses(
     environ: dict[str, str], tmp_path: Path, held_cc: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     environ["CC"] = held_cc
@@ -85,9 +85,7 @@ def test_a_start_does_not_wait_for_the_compiler_the_next_has_it(
 
 
 @needs_compiler
-def test_of_processes_that_start_at_once_one_builds_and_none_waits(
-    environ: dict[str, str], tmp_path: Path, held_cc: str
-) -> None:
+def test_of_concurrent_starts_one_builds_and_none_waits(environ: dict[str, str], tmp_path: Path, held_cc: str) -> None:
     environ["CC"] = held_cc
     processes = [start(_START, environ) for _ in range(3)]
 
@@ -103,7 +101,7 @@ def test_of_processes_that_start_at_once_one_builds_and_none_waits(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_process_that_ends_takes_its_build_along(
+def test_a_process_that_ends_stops_its_build(
     environ: dict[str, str], tmp_path: Path, endless_cc: str, number: signal.Signals
 ) -> None:
     environ["CC"] = endless_cc
@@ -118,7 +116,7 @@ def test_a_process_that_ends_takes_its_build_along(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_build_that_is_ended_leaves_nothing(
+def test_a_stopped_build_leaves_nothing(
     environ: dict[str, str], tmp_path: Path, endless_cc: str, number: signal.Signals
 ) -> None:
     environ["CC"] = endless_cc
@@ -133,7 +131,7 @@ def test_a_build_that_is_ended_leaves_nothing(
 
 
 def test_a_build_has_a_low_priority(environ: dict[str, str], tmp_path: Path) -> None:
-    wait = "until [ $(nice) = 15 ]; do :; done"  # its group is told just after it has begun
+    wait = "until [ $(nice) = 15 ]; do :; done"  # the priority of its group is set just after it has started
     environ["CC"] = script(tmp_path, "nice-cc", f'{wait}; nice >"{tmp_path}/nice"; exit 1')
 
     found = find_library(RECIPE, environ)
@@ -143,7 +141,7 @@ def test_a_build_has_a_low_priority(environ: dict[str, str], tmp_path: Path) -> 
     assert (tmp_path / "nice").read_text() == "15\n"
 
 
-def test_a_build_that_failed_is_not_tried_at_each_start(
+def test_a_failed_build_is_not_retried_at_each_start(
     environ: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     environ["CC"] = script(tmp_path, "bad-cc", f'echo tried >>"{tmp_path}/log"; exit 1')
@@ -161,7 +159,7 @@ def test_a_build_that_failed_is_not_tried_at_each_start(
 
 
 @needs_compiler
-def test_a_build_that_failed_can_be_tried_again(environ: dict[str, str], tmp_path: Path) -> None:
+def test_a_failed_build_can_be_retried(environ: dict[str, str], tmp_path: Path) -> None:
     made, bad = build().path, tmp_path / "bad"
     text = f'[ ! -e "{bad}" ] || exit 1; while [ "$1" != -o ]; do shift; done; cp "{made}" "$2"'
     environ["CC"] = script(tmp_path, "mended-cc", text)
@@ -186,7 +184,7 @@ def test_a_library_that_fails_its_check_is_a_failed_build(environ: dict[str, str
     assert [Path(name).suffix for name in libraries(environ)] == [".failed"]
 
 
-def test_every_source_is_compiled_by_itself(environ: dict[str, str], tmp_path: Path) -> None:
+def test_every_source_is_compiled_separately(environ: dict[str, str], tmp_path: Path) -> None:
     environ["CC"] = script(tmp_path, "list-cc", f'echo "$@" >>"{tmp_path}/log"; exit 1')
     shutil.rmtree(library_folder(environ), ignore_errors=True)
 

@@ -42,16 +42,16 @@ def best(threads: Threads, rows: Floats) -> tuple[list[int], list[float]]:
 
 
 @pytest.mark.parametrize("shape", _SHAPES)
-def test_the_best_of_each_row_is_numpys(threads: Threads, shape: tuple[int, int]) -> None:
+def test_the_best_of_each_row_equals_numpys_argmax(threads: Threads, shape: tuple[int, int]) -> None:
     wide = np.random.default_rng(sum(shape)).normal(size=(shape[0], shape[1] + 5)).astype(np.float32)
-    rows = wide[:, : shape[1]]  # what stands between rows is not theirs
+    rows = wide[:, : shape[1]]  # the gap between rows belongs to none
     wide[:, shape[1] :] = np.inf
     columns, scores = best(threads, rows)
     assert columns == rows.argmax(axis=1).tolist()
     assert scores == rows.max(axis=1).tolist()
 
 
-def test_of_equal_scores_the_first_is_best(threads: Threads) -> None:
+def test_the_first_of_equal_scores_is_best(threads: Threads) -> None:
     rows = np.zeros((4, 1500), np.float32)
     rows[1, 700:] = 2.0
     rows[2] = -np.inf
@@ -72,7 +72,7 @@ def test_nan_is_found_before_any_number(threads: Threads, bits: int) -> None:
     assert scores[1] == rows[1].max()
 
 
-def test_infinite_scores_have_their_order(threads: Threads) -> None:
+def test_infinite_scores_are_ordered(threads: Threads) -> None:
     rows = np.full((3, 600), -np.inf, np.float32)
     rows[0, 599] = np.finfo(np.float32).min
     rows[1, 5], rows[1, 6] = np.finfo(np.float32).max, np.inf

@@ -43,7 +43,7 @@ def row(number: int, **params: float) -> SampleRow:
 
 
 def scores(num_rows: int, num_columns: int, spread: float = 3.0, seed: int = 0) -> torch.Tensor:
-    """Rows that lie apart, with infinity between them."""
+    """Rows with gaps of infinity between them."""
     wide = torch.full((num_rows, num_columns + 3), float("inf"))
     wide[:, :num_columns] = torch.randn(num_rows, num_columns, generator=torch.Generator().manual_seed(seed)) * spread
     return wide[:, :num_columns]
@@ -57,7 +57,7 @@ def check(chooser: NativeChooser, of: torch.Tensor, rows: list[SampleRow]) -> li
 
 
 @pytest.mark.parametrize("num_columns", [1, 2, 15, 16, 511, 513, 3000])
-def test_all_limits_at_once(chooser: NativeChooser, num_columns: int) -> None:
+def test_all_limits_together_equal_torchs(chooser: NativeChooser, num_columns: int) -> None:
     rows = [
         row(i, temperature=temperature, **limits)
         for i, (temperature, limits) in enumerate(itertools.product(_TEMPERATURES, _LIMITS))
@@ -66,7 +66,7 @@ def test_all_limits_at_once(chooser: NativeChooser, num_columns: int) -> None:
 
 
 @pytest.mark.parametrize("spread", [1e-3, 1.0, 8.0, 1e4])
-def test_a_whole_vocabulary(chooser: NativeChooser, spread: float) -> None:
+def test_draws_from_a_whole_vocabulary_equal_torchs(chooser: NativeChooser, spread: float) -> None:
     rows = [row(i, **limits) for i, limits in enumerate(_LIMITS)]
     assert len(set(check(chooser, scores(len(rows), 49_152, spread), rows))) > 1
 
@@ -95,7 +95,7 @@ def test_banned_tokens_are_never_drawn(chooser: NativeChooser) -> None:
         assert some[number, token] > float("-inf")
 
 
-def test_the_last_token_can_be_drawn_and_none_behind_it(chooser: NativeChooser) -> None:
+def test_the_last_token_can_be_drawn_and_none_after_it(chooser: NativeChooser) -> None:
     some = torch.full((200, 513), -1e4)
     some[:, 512] = 0.0
     rows = [row(i) for i in range(200)]
@@ -108,7 +108,7 @@ def test_a_total_rounded_up_never_draws_a_banned_token(chooser: NativeChooser) -
     nearly = float(torch.tensor(-16.63554).double().exp().float())
     some[0, :3] = torch.tensor([0.0, -16.63554, math.log(2.0**-24 - nearly - 1e-14)])
     some[0, 515::512] = -36.85
-    largest = SampleRow(0, SamplingParams(9, seed=7_298_506), 0, 0)  # whose number is 1 - 2^-24
+    largest = SampleRow(0, SamplingParams(9, seed=7_298_506), 0, 0)  # whose uniform number is 1 - 2^-24
     assert check(chooser, some, [largest]) == [0]
 
 
@@ -126,7 +126,7 @@ def test_draws_follow_the_probabilities(chooser: NativeChooser) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf"), float("inf")])
-def test_a_row_without_sense_gives_some_token_and_harms_no_other(chooser: NativeChooser, bad: float) -> None:
+def test_an_invalid_row_gives_some_token_and_affects_no_other(chooser: NativeChooser, bad: float) -> None:
     some = scores(3, 600)
     others = chooser.draw(some, [0, 2], [row(i, top_k=5, top_p=0.9) for i in range(3)])
     some[1] = bad

@@ -1,4 +1,4 @@
-"""A compiler that converts no vectors builds what draws tokens, and it draws the same."""
+"""A compiler without vector conversions builds the sampling kernel, which draws the same tokens."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ _HERE, _NATIVE = Path(__file__).parent, Path(__file__).parents[2] / "native"
 _TIMEOUT_S = 300
 
 
-def test_it_draws_the_same(tmp_path: Path) -> None:
+def test_it_draws_the_same_tokens(tmp_path: Path) -> None:
     compiler = find_compiler(os.environ)
     if compiler is None:
         pytest.skip("missing tool: a C compiler")

@@ -1,4 +1,4 @@
-"""Commands side by side: how many at a time, and that none is left behind."""
+"""Commands in parallel: how many run at a time, and that none is left running."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ def run(*texts: str, at_once: int = 2, timeout_s: float = _LONG_S, stop_fd: int 
 
 @pytest.fixture
 def meeting(tmp_path: Path) -> tuple[str, str]:
-    """Two commands of which neither ends before the other runs."""
+    """Two commands that each wait until the other runs."""
     for name in ("there", "back"):
         os.mkfifo(tmp_path / name)
     return f"cd {tmp_path}; echo a >there; read b <back", f"cd {tmp_path}; read a <there; echo b >back"
@@ -38,7 +38,7 @@ def meeting(tmp_path: Path) -> tuple[str, str]:
 
 @pytest.fixture
 def sleeper(tmp_path: Path) -> tuple[str, Callable[[], bool]]:
-    """A command that would run for ever, with a process of its own; and how to wait until both are gone."""
+    """A command that never ends and starts a child, and a function that waits until both are gone."""
     os.mkfifo(tmp_path / "alive")
     gone = threading.Event()
 
@@ -65,7 +65,7 @@ def test_all_are_run_in_turn(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text().split() == list("01234")
 
 
-def test_when_one_fails_the_others_are_killed(sleeper: tuple[str, Callable[[], bool]], tmp_path: Path) -> None:
+def test_a_failed_command_kills_the_others(sleeper: tuple[str, Callable[[], bool]], tmp_path: Path) -> None:
     command, gone = sleeper
     os.mkfifo(tmp_path / "runs")
 
@@ -97,13 +97,13 @@ def test_long_output_is_read() -> None:
         run("head -c 300000 /dev/zero | tr '\\0' x; exit 1")
 
 
-def test_a_command_that_closes_its_output_and_continues_is_late() -> None:
+def test_a_command_that_closes_its_output_can_still_time_out() -> None:
     with pytest.raises(NoNative, match="did not end within its time"):
         run("exec >&- 2>&-; exec sleep 600", timeout_s=0.3)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_ending_during_a_start_leaves_no_process(
+def test_a_stop_during_a_start_leaves_no_process(
     sleeper: tuple[str, Callable[[], bool]], number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(tmp_path / "runs")
@@ -112,7 +112,7 @@ def test_ending_during_a_start_leaves_no_process(
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             (tmp_path / "runs").read_bytes()
-            signal.raise_signal(number)  # it runs already, and nobody has it
+            signal.raise_signal(number)  # it already runs, and no caller has its handle
 
     command, is_gone = sleeper
     monkeypatch.setattr("native.jobs.subprocess.Popen", Interrupted)

@@ -1,4 +1,4 @@
-"""Building once, loading often, and doing without."""
+"""A native library is built once, loaded often, and not required."""
 
 import logging
 import os
@@ -28,20 +28,20 @@ BUILD = [sys.executable, "-P", "-c", _CODE, str(Path(__file__).parents[2])]
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the compiler makes."""
+    """The compiled library."""
     folder = tmp_path_factory.mktemp("built")
     return build({"PATH": os.environ["PATH"], "PDSERVE_CACHE_DIR": str(folder)}).path
 
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
-    """An environment with a cache of its own."""
+    """An environment with its own cache folder."""
     return {"PATH": os.environ["PATH"], "PDSERVE_CACHE_DIR": str(tmp_path / "cache")}
 
 
 @pytest.fixture
 def quick_cc(tmp_path: Path, built: Path) -> str:
-    """A compiler that is no slower than a copy and leaves a line in `log` each time."""
+    """A compiler that only copies a file, and leaves a line in `log` each time."""
     log = f'case "$*" in *" -shared "*) echo built >>"{tmp_path}/log";; esac'
     text = f'{log}; while [ "$1" != -o ]; do shift; done; cp "{built}" "$2"'
     return script(tmp_path, "quick-cc", text)
@@ -56,12 +56,12 @@ def script(folder: Path, name: str, text: str) -> str:
 
 
 def libraries(environ: dict[str, str]) -> list[str]:
-    """Return what lies in the cache but for locks."""
+    """Return the files in the cache, without locks."""
     return sorted(path.name for path in library_folder(environ).iterdir() if path.suffix != ".lock")
 
 
 def load_and_wait(environ: dict[str, str]) -> Library | None:
-    """Return what `load` does, once the build that it may have begun has ended."""
+    """Return the result of `load`, after the end of a build that it may have started."""
     found = find_library(RECIPE, environ)
     assert found.build is None or found.build.wait(300)
     return found.library
@@ -72,7 +72,7 @@ def digest_of_nothing(library: Library) -> int:
 
 
 @needs_compiler
-def test_a_second_load_takes_the_library_of_the_first(environ: dict[str, str], tmp_path: Path, quick_cc: str) -> None:
+def test_a_second_load_reuses_the_library_of_the_first(environ: dict[str, str], tmp_path: Path, quick_cc: str) -> None:
     environ["CC"] = quick_cc
 
     first, second = build(environ), load(environ)
@@ -95,7 +95,7 @@ def test_another_compiler_builds_again(environ: dict[str, str], tmp_path: Path, 
 
 
 @needs_compiler
-def test_without_a_compiler_a_library_built_earlier_is_taken(
+def test_without_a_compiler_a_library_built_earlier_is_used(
     environ: dict[str, str], tmp_path: Path, quick_cc: str
 ) -> None:
     build({**environ, "CC": quick_cc})
@@ -107,7 +107,7 @@ def test_without_a_compiler_a_library_built_earlier_is_taken(
 @needs_compiler
 def test_a_library_that_does_not_load_is_built_again(environ: dict[str, str], quick_cc: str) -> None:
     environ["CC"] = quick_cc
-    subprocess.run(BUILD, env=environ, check=True, timeout=300)  # once loaded here, its name would do
+    subprocess.run(BUILD, env=environ, check=True, timeout=300)  # a library loaded under this name would be reused
     (path,) = library_folder(environ).glob("*.so")
     path.write_bytes(b"cut short")
 
@@ -116,7 +116,7 @@ def test_a_library_that_does_not_load_is_built_again(environ: dict[str, str], qu
 
 
 @needs_compiler
-def test_a_library_that_others_may_write_is_not_used(environ: dict[str, str], quick_cc: str) -> None:
+def test_a_library_writable_by_others_is_not_used(environ: dict[str, str], quick_cc: str) -> None:
     environ["CC"] = quick_cc
     path = build(environ).path
     path.chmod(0o722)
@@ -128,7 +128,7 @@ def test_a_library_that_others_may_write_is_not_used(environ: dict[str, str], qu
     assert path.stat().st_mode & 0o022 == 0
 
 
-def test_off_builds_nothing(environ: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
+def test_the_value_off_builds_nothing(environ: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
     environ[VARIABLE] = "off"
 
     assert load(environ) is None
@@ -149,7 +149,7 @@ def test_other_values_are_refused(environ: dict[str, str]) -> None:
         ("false", "false ended with 1"),
         ("no-such-compiler", "CC=no-such-compiler is not on the path"),
         ("'unclosed", "is not a command"),
-        ("true", "true exited with 0"),  # and made nothing
+        ("true", "true exited with 0"),  # and created nothing
     ],
 )
 def test_a_failed_build_is_one_warning(
@@ -166,7 +166,7 @@ def test_a_failed_build_is_one_warning(
     assert said in record.getMessage()
 
 
-def test_a_compilers_message_is_one_line(
+def test_a_compilers_message_is_logged_on_one_line(
     environ: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     environ["CC"] = script(tmp_path, "loud-cc", "printf 'first\\nsecond\\033[31m'; exit 3")
@@ -178,18 +178,20 @@ def test_a_compilers_message_is_one_line(
     assert not [name for name in libraries(environ) if not name.endswith(".failed")]
 
 
-def test_no_compiler_is_a_warning(environ: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_compiler_is_a_warning(
+    environ: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     environ["PATH"] = str(tmp_path)
 
     assert load(environ) is None
     assert "there is no C compiler" in caplog.text
 
 
-def test_a_compiler_past_its_time_is_killed_with_its_children(environ: dict[str, str], tmp_path: Path) -> None:
+def test_a_compiler_past_its_deadline_is_killed_with_its_children(environ: dict[str, str], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "alive")
     environ["CC"] = script(tmp_path, "slow-cc", f'sleep 600 >"{tmp_path}/alive" & wait')
     reader = os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK)
-    ours = os.open(tmp_path / "alive", os.O_WRONLY)  # on a busy machine the compiler may not have come so far
+    ours = os.open(tmp_path / "alive", os.O_WRONLY)  # on a busy machine the compiler may not have started its child yet
     with pytest.raises(NoNative, match="did not end within its time"):
         build(environ, timeout_s=1.0)
 
@@ -201,7 +203,7 @@ def test_a_compiler_past_its_time_is_killed_with_its_children(environ: dict[str,
     assert libraries(environ) == []
 
 
-def test_a_folder_that_others_may_write_is_refused(environ: dict[str, str]) -> None:
+def test_a_folder_writable_by_others_is_refused(environ: dict[str, str]) -> None:
     folder = library_folder(environ)
     folder.mkdir(parents=True)
     folder.chmod(0o770)
@@ -243,7 +245,7 @@ def test_a_cache_that_cannot_be_written_is_a_warning(
 
 
 @needs_compiler
-def test_of_processes_that_start_at_once_one_builds(environ: dict[str, str], tmp_path: Path, quick_cc: str) -> None:
+def test_of_concurrent_starts_one_builds(environ: dict[str, str], tmp_path: Path, quick_cc: str) -> None:
     os.mkfifo(tmp_path / "go")
     held = f'case "$*" in *" -shared "*) ;; *) read line <"{tmp_path}/go";; esac'
     environ["CC"] = script(tmp_path, "held-cc", f'{held}; exec {quick_cc} "$@"')
@@ -296,7 +298,7 @@ def test_the_install_step_builds_every_library(environ: dict[str, str]) -> None:
     assert (again.returncode, again.stderr) == (0, "")
 
 
-def test_the_install_step_gives_the_reason_for_no_build(environ: dict[str, str]) -> None:
+def test_the_install_step_prints_the_reason_for_no_build(environ: dict[str, str]) -> None:
     environ["CC"] = "false"
 
     done = install_step(environ)

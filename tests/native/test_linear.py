@@ -1,6 +1,6 @@
-"""Products of rows with packed weights: equal to float64 arithmetic, and a row's result is its own.
+"""Products of rows with packed weights: equal to float64 arithmetic, each row's result independent of other rows.
 
-Every kernel this CPU has, both formats, shapes that fill no tile, every finish.
+Every kernel of this CPU, both formats, shapes that fill no tile, and every finish code.
 """
 
 import ctypes
@@ -40,7 +40,7 @@ def kernel(request: pytest.FixtureRequest, library: EngineLibrary) -> Iterator["
 
 
 class Kernel:
-    """linear_run with one instruction set, as threads would call it one after another."""
+    """linear_run with one instruction set, called as the threads of a team call it."""
 
     def __init__(self, library: EngineLibrary, threads: Threads, name: str) -> None:
         native, pointer, size = library.functions, ctypes.c_void_p, ctypes.c_size_t
@@ -93,7 +93,7 @@ def _layer(columns: int, k: int, dtype: torch.dtype, *, bias: bool = False, seed
 
 
 def _rows(count: int, k: int, dtype: torch.dtype) -> torch.Tensor:
-    """Values of `dtype` in float32 rows that lie apart."""
+    """Values of `dtype` in float32 rows with gaps between them."""
     numbers = torch.Generator().manual_seed(1)
     apart = torch.full((count, k + 5), float("nan"))
     apart[:, :k] = torch.randn(count, k, generator=numbers).to(dtype)
@@ -107,7 +107,7 @@ def _exact(rows: torch.Tensor, layer: torch.nn.Linear) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", list(FORMATS), ids=str)
 @pytest.mark.parametrize(("shape", "bias"), _SHAPES_AND_BIAS, ids=str)
-def test_products_are_those_of_plain_arithmetic(
+def test_products_equal_float64_arithmetic(
     kernel: Kernel, shape: tuple[int, int], dtype: torch.dtype, bias: bool
 ) -> None:
     columns, k = shape
@@ -121,7 +121,7 @@ def test_products_are_those_of_plain_arithmetic(
 
 
 @pytest.mark.parametrize("k", [2, 64, 130])
-def test_bfloat16_sums_are_those_in_the_order_of_k(kernel: Kernel, k: int) -> None:
+def test_bfloat16_sums_are_added_in_the_order_of_k(kernel: Kernel, k: int) -> None:
     if kernel.takes_bfloat16_rows:
         pytest.skip("these instructions sum in an order of their own")
     layer = _layer(96, k, torch.bfloat16)
@@ -136,7 +136,7 @@ def test_bfloat16_sums_are_those_in_the_order_of_k(kernel: Kernel, k: int) -> No
 
 
 @pytest.mark.parametrize("dtype", list(FORMATS), ids=str)
-def test_a_rows_result_does_not_depend_on_the_others_or_the_threads(kernel: Kernel, dtype: torch.dtype) -> None:
+def test_a_row_does_not_depend_on_other_rows_or_threads(kernel: Kernel, dtype: torch.dtype) -> None:
     _memory, linear = kernel.pack([_layer(96, 130, dtype)], FinishCode.STORE)
     rows = _rows(200, 130, dtype)
     together = kernel.multiply(linear, rows, torch.empty(200, 96))
@@ -164,7 +164,7 @@ def test_adding_and_rounding_equals_bfloat16(kernel: Kernel) -> None:
 def test_gate_and_up_become_one_product(kernel: Kernel, dtype: torch.dtype, columns: int) -> None:
     gate, up = _layer(columns, 64, dtype, bias=True, seed=3), _layer(columns, 64, dtype, seed=4)
     _memory, linear = kernel.pack([gate, up], FinishCode.GATED_SILU)
-    rows = _rows(21, 64, dtype) * 8  # far into both ends of the exponential
+    rows = _rows(21, 64, dtype) * 8  # far into both tails of the exponential
 
     got = kernel.multiply(linear, rows, torch.empty(21, 112))[:, :columns]
 

@@ -1,4 +1,4 @@
-"""The kernels for AVX512-BF16 and AMX, with those instructions done in C: they are tested where no CPU has them."""
+"""The kernels for AVX512-BF16 and AMX with these instructions emulated in C, tested on CPUs that lack them."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ _TIMEOUT_S = 300
 
 
 @pytest.mark.long
-def test_bfloat16_instructions_are_used_as_they_are_meant(tmp_path: Path) -> None:
+def test_bfloat16_instructions_are_used_correctly(tmp_path: Path) -> None:
     compiler = find_compiler(os.environ)
     if compiler is None or platform.machine() != "x86_64" or "avx512" not in _isas():
         pytest.skip("it takes a C compiler and a CPU with AVX512")

@@ -1,4 +1,4 @@
-"""The ends of the number line: NaN stays NaN when it is rounded to bfloat16, and silu of a huge gate is torch's."""
+"""Extreme values: NaN stays NaN when it is rounded to bfloat16, and silu of a huge gate equals torch's."""
 
 import ctypes
 
@@ -24,7 +24,7 @@ _GATES = (
 
 
 class LinearKernel(ctypes.Structure):
-    """struct linear_kernel, as far as it is called here."""
+    """struct linear_kernel, up to the fields that are used here."""
 
     _fields_ = (
         ("row_format", ctypes.c_uint32), ("tile_rows", ctypes.c_uint32), ("row_unit", ctypes.c_uint32),
@@ -50,7 +50,7 @@ def kernel(request: pytest.FixtureRequest, library: EngineLibrary) -> int:
 
 
 def _patterns() -> torch.Tensor:
-    """Return floats by their bits, two vectors and a rest of them."""
+    """Return floats of random bits: two vectors and a remainder."""
     bits = torch.tensor(_PATTERNS * 2, dtype=torch.int64)[:35]
     return torch.where(bits > 0x7FFFFFFF, bits - (1 << 32), bits).to(torch.int32).view(torch.float32)
 
@@ -81,7 +81,7 @@ def test_a_rounded_sum_keeps_nan(library: EngineLibrary, kernel: int) -> None:
 
 
 @pytest.mark.parametrize("rounded", [False, True])
-def test_silu_of_a_huge_gate_is_that_of_torch(library: EngineLibrary, kernel: int, rounded: bool) -> None:
+def test_silu_of_a_huge_gate_equals_torchs(library: EngineLibrary, kernel: int, rounded: bool) -> None:
     if LinearKernel.from_address(kernel).row_format:
         pytest.skip("its silu is AVX512's")
     gates = torch.tensor(_GATES)

@@ -1,4 +1,4 @@
-"""A compiler that knows no AVX512-BF16 and AMX still builds the rest."""
+"""A compiler without AVX512-BF16 and AMX still builds the other kernels."""
 
 import os
 import platform

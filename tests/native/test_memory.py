@@ -1,4 +1,4 @@
-"""Regions keep memory alive and know its address; runs are checked when they are made."""
+"""Regions keep memory alive and know its address; runs are validated on construction."""
 
 import ctypes
 import mmap
@@ -20,7 +20,7 @@ def test_a_mapping_can_be_closed_once_its_region_is_gone() -> None:
     mapping.close()
 
 
-def test_the_address_of_read_only_memory_is_where_its_bytes_are() -> None:
+def test_a_region_of_read_only_memory_has_its_address() -> None:
     data = b"where bytes are"
 
     region = Region(memoryview(data)[6:])
@@ -29,7 +29,7 @@ def test_the_address_of_read_only_memory_is_where_its_bytes_are() -> None:
     assert region.readonly
 
 
-def test_memory_of_other_items_is_seen_as_bytes() -> None:
+def test_memory_of_any_item_size_is_seen_as_bytes() -> None:
     region = Region(array("I", [1, 2]))
 
     assert (region.num_bytes, region.readonly, region.view.format) == (8, False, "B")
@@ -40,7 +40,7 @@ def test_memory_with_gaps_is_refused() -> None:
         Region(memoryview(bytes(10))[::2])
 
 
-def test_runs_know_their_bytes_and_where_the_last_one_ends() -> None:
+def test_runs_know_their_size_and_extent() -> None:
     runs = Runs([MemoryRun(100, 8, 24, 3), (0, 10, 0, 1)])
 
     assert (runs.num_bytes, runs.extent) == (34, 156)
@@ -48,13 +48,13 @@ def test_runs_know_their_bytes_and_where_the_last_one_ends() -> None:
     assert (Runs([]).num_bytes, Runs([]).extent) == (0, 0)
 
 
-def test_slots_are_whole_pieces_or_a_row_each() -> None:
+def test_slots_are_contiguous_runs_or_one_row_each() -> None:
     assert list(Runs.of_slots([(2, 3), (9, 1)], 10).rows()) == [(20, 30), (90, 10)]
     assert list(Runs.of_slots([(2, 2)], 10, skip=4, row_bytes=3).rows()) == [(24, 3), (34, 3)]
     assert list(Runs.of_slots([(2, 1)], 10, skip=4).rows()) == [(24, 6)]
 
 
-def test_joined_runs_follow_each_other_each_moved_by_its_distance() -> None:
+def test_joined_runs_are_concatenated_each_at_its_offset() -> None:
     one, two = Runs.of_slots([(2, 2)], 10, skip=4, row_bytes=3), Runs.of_slots([(0, 1), (7, 1)], 4)
 
     joined = Runs.joined([(0, one), (100, two)])
@@ -74,7 +74,7 @@ def test_a_run_without_bytes_or_with_overlapping_rows_is_refused() -> None:
         Runs.of_slots([(0, 1)], 8, skip=4, row_bytes=5)
 
 
-def test_a_flag_stays_set_and_native_code_sees_it() -> None:
+def test_a_stop_flag_stays_set_and_is_visible_to_native_code() -> None:
     flag = StopFlag()
     word = ctypes.c_int32.from_address(flag.address)
     assert not flag.is_set()

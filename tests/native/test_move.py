@@ -1,4 +1,4 @@
-"""Large moves between pools that are cut into other pieces at other alignments, by every kernel of this CPU."""
+"""Large moves between pools that differ in runs and alignment, by every kernel of this CPU."""
 
 import random
 
@@ -43,7 +43,7 @@ def gathered(memory: bytes | bytearray, runs: list[MemoryRun]) -> bytes:
         ([6144], 64),  # single blocks
         ([4096, 8192, 65_536], 4096),
         ([64, 128, 1024, 1088, 9000], 64),
-        ([1, 63, 1000, 6143, 20_000], 1),  # nothing fits anything
+        ([1, 63, 1000, 6143, 20_000], 1),  # no two sizes or alignments match
     ],
 )
 def test_moved_bytes_arrive_and_nothing_else_changes(

@@ -1,4 +1,4 @@
-"""The native sum over ranks: what plain numpy adds up, for every size, and an end to every wait."""
+"""The native sum over ranks: equal to numpy's for every size, and every wait ends."""
 
 import ctypes
 import os
@@ -36,7 +36,7 @@ class Shared:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
-def test_every_rank_gets_the_same_sum_time_after_time(library: RanksLibrary, num_ranks: int) -> None:
+def test_every_rank_gets_the_same_sum_in_every_round(library: RanksLibrary, num_ranks: int) -> None:
     shared, numbers = Shared(library, num_ranks), np.random.default_rng(0)
     sizes = (1, 63, 64, 65, 200, 1000)
     rounds = [numbers.standard_normal((num_ranks, size), dtype=np.float32) for _ in range(20) for size in sizes]
@@ -56,7 +56,7 @@ def test_every_rank_gets_the_same_sum_time_after_time(library: RanksLibrary, num
         assert all(np.array_equal(of_rank, expected) for of_rank in after)
 
 
-def test_a_rank_that_waits_alone_is_late(library: RanksLibrary) -> None:
+def test_a_wait_for_an_absent_rank_times_out(library: RanksLibrary) -> None:
     assert Shared(library, 2).sum(0, np.ones(4, np.float32), 0.02) == SumOutcome.LATE
 
 

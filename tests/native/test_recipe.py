@@ -1,4 +1,4 @@
-"""What a library's key covers: its sources, what they include, the flags."""
+"""A library's cache key covers its sources, the files they include, and the flags."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from native.recipe import Recipe
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Sources: a.c includes a.h, which includes b.h and a system's header; c.c and c.h are another library's."""
+    """Sources: a.c includes a.h, which includes b.h and a system header; c.c and c.h belong to another library."""
     contents = {
         "a.c": '#include "a.h"\n',
         "a.h": '  #  include "b.h"\n#include <math.h>\n',
@@ -29,7 +29,7 @@ def make(*flags: str) -> Recipe[Path]:
 
 
 @pytest.mark.parametrize("name", ["a.c", "a.h", "b.h"])
-def test_the_key_changes_with_every_file_that_is_compiled(folder: Path, name: str) -> None:
+def test_the_key_changes_with_every_compiled_or_included_file(folder: Path, name: str) -> None:
     before = make().key()
     with (folder / name).open("a") as file:
         file.write("/* more */\n")

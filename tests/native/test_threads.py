@@ -1,4 +1,4 @@
-"""Teams of threads: every thread takes part, barriers hold, sleepers wake, a fork and an exit never hang."""
+"""Teams of threads: every thread takes part, barriers hold, sleeping threads wake, a fork or an exit never hangs."""
 
 import ctypes
 import hashlib
@@ -108,7 +108,7 @@ def test_threads_that_sleep_wake_up(library: EngineLibrary) -> None:
 
 
 def _wait_until_asleep(tasks: set[str]) -> None:
-    """Return when none of these threads of the process runs."""
+    """Return when all these threads of the process are asleep."""
     deadline = time.monotonic() + 300
     while "R" in map(_state, tasks):
         assert time.monotonic() < deadline, "a thread never sleeps"
@@ -147,7 +147,7 @@ def test_callers_take_turns(library: EngineLibrary, count: int) -> None:
     def region(thread: int, total: int) -> None:
         if thread == 0:
             inside.append(1)
-            hashlib.sha256(_LARGE)  # gives others the GIL for a while
+            hashlib.sha256(_LARGE)  # releases the GIL for a while
             most.append(len(inside))
         barrier(team, total)
         if thread == 0:
@@ -167,7 +167,7 @@ def test_callers_take_turns(library: EngineLibrary, count: int) -> None:
     assert most == [1] * 30
 
 
-def test_closing_waits_for_the_region_that_runs(library: EngineLibrary) -> None:
+def test_closing_waits_for_the_running_region(library: EngineLibrary) -> None:
     team, inside, ended = library.threads(3), threading.Event(), []
 
     def region(thread: int, count: int) -> None:
@@ -195,7 +195,7 @@ def test_barriers_survive_counter_wrap_and_stop_spinning(tmp_path: Path) -> None
 
 
 def _alone(folder: Path) -> str:
-    """Return what threads_alone.c says."""
+    """Return the output of threads_alone.c."""
     compiler = find_compiler(os.environ)
     if compiler is None:
         pytest.skip("missing tool: a C compiler")
@@ -210,12 +210,12 @@ def test_a_forked_child_works_alone() -> None:
     assert _python(_FORK) == "[(0, 1)]\nclosed\n"
 
 
-def test_a_process_ends_with_a_team_still_open() -> None:
+def test_a_process_can_exit_with_an_open_team() -> None:
     assert _python(_EXIT) == "made\n"
 
 
 def _python(code: str) -> str:
-    """Return what a program prints that ends well."""
+    """Return the output of a program that must exit with 0."""
     command = [sys.executable, "-P", "-c", code, str(Path(__file__).parents[2])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -223,7 +223,7 @@ def _python(code: str) -> str:
 
 
 @pytest.mark.parametrize("count", [0, -1, 257])
-def test_a_count_that_cannot_be_is_refused(library: EngineLibrary, count: int) -> None:
+def test_an_invalid_number_of_threads_is_refused(library: EngineLibrary, count: int) -> None:
     with pytest.raises(ValueError, match=f"{count} threads: must be from 1 to 256"):
         library.threads(count)
 
@@ -238,7 +238,7 @@ def test_a_team_uses_the_fastest_kernels_by_default(library: EngineLibrary) -> N
         assert best.isa == ("avx512" if is_slow and last.isa == "avx512_bf16" else last.isa)
 
 
-def test_unknown_instructions_are_refused(library: EngineLibrary) -> None:
+def test_an_unknown_instruction_set_is_refused(library: EngineLibrary) -> None:
     with pytest.raises(ValueError, match="instructions mmx are not among plain"):
         library.threads(1, isa="mmx")
 

@@ -1,4 +1,4 @@
-"""Both tickers count the time in which their process was kept from running, and no more than passed."""
+"""Both tickers count the time that their process was kept from running, and never more than passed."""
 
 import ctypes
 import os
@@ -47,7 +47,7 @@ def start(kind: str, interval_s: float = INTERVAL_S) -> Ticker:
 
 @pytest.mark.parametrize("kind", ["native", pytest.param("python", marks=pytest.mark.long)])
 def test_a_stopped_process_counts_its_stop_as_starved(kind: str) -> None:
-    start(kind).stop()  # the child does not build
+    start(kind).stop()  # builds the library, so that the child does not
     child = subprocess.Popen(
         [sys.executable, "-c", _CHILD, kind, str(_CHILD_INTERVAL_S)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -66,13 +66,13 @@ def test_a_stopped_process_counts_its_stop_as_starved(kind: str) -> None:
         assert child.wait(_WAIT_S) == 0
 
     least_s = _STOPPED_S - 4 * INTERVAL_S
-    assert least_s <= at_once_s <= passed_s, "also before the late tick has come"
+    assert least_s <= at_once_s <= passed_s, "also before the late tick has run"
     assert least_s <= starved_s <= passed_s
-    assert fewer_s <= 2 * _CHILD_INTERVAL_S, "a reader that is faster than the tick is ahead of it by so much"
+    assert fewer_s <= 2 * _CHILD_INTERVAL_S, "a reader that comes before the tick counts at most this much more"
 
 
 class _LateTick:
-    """Counters of a thread that ticks five seconds late, between a reader's first look and its second."""
+    """Counters of a thread that ticks five seconds late, between a reader's first and second read."""
 
     def __init__(self) -> None:
         self.now, self._looks = time.monotonic_ns(), 0
@@ -83,7 +83,7 @@ class _LateTick:
         return {"last_tick_ns": last, "run_ns": last - starved, "starved_ns": starved}[name]
 
 
-def test_a_tick_between_two_looks_counts_once() -> None:
+def test_a_tick_between_two_reads_counts_once() -> None:
     counters = _LateTick()
     pointer = cast("ctypes._Pointer[Counters]", SimpleNamespace(contents=counters))
 
@@ -114,7 +114,7 @@ def test_a_thread_that_waits_for_a_core_is_starved() -> None:
             other.wait()
         ticker.stop()
 
-    assert 1.0 <= starved_s <= passed_s + 2.0, "a look covers the second before it"
+    assert 1.0 <= starved_s <= passed_s + 2.0, "a read covers the second before it"
 
 
 def test_native_ticks_need_no_gil() -> None:

@@ -1,4 +1,4 @@
-"""The cluster secret on gRPC, over real sockets: who gets in, what both sides say, and what crosses the wire."""
+"""The cluster secret on gRPC, over real sockets: who is admitted, what both sides log, and what crosses the wire."""
 
 import asyncio
 import contextlib
@@ -79,7 +79,7 @@ async def shut(writer: asyncio.StreamWriter) -> None:
 
 
 def refusal(there: Trust, here: Trust) -> PdserveError:
-    """Return how a describe by `here` at `there` ends."""
+    """Return the error of a describe by `here` at `there`."""
 
     async def run() -> PdserveError:
         async with serving(there) as address, connected(address, here) as connection:
@@ -125,7 +125,7 @@ def test_unequal_secrets_are_reported_with_fingerprint_and_host(caplog: pytest.L
     assert f"cluster secrets differ: {mine}, {theirs}" in caplog.text
 
 
-def test_a_secret_that_only_the_caller_lacks_is_said_on_both_sides(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_secret_missing_at_the_caller_is_reported_on_both_sides(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "pdserve.trust"):
         error = refusal(THERE, Trust(host="scheduler-host"))
 
@@ -134,7 +134,7 @@ def test_a_secret_that_only_the_caller_lacks_is_said_on_both_sides(caplog: pytes
     assert f"{SECRET.fingerprint} is set here (instance-host) and none there (scheduler-host" in caplog.text
 
 
-def test_a_secret_that_only_the_instance_lacks_is_said_on_both_sides(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_secret_missing_at_the_instance_is_reported_on_both_sides(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "pdserve.trust"):
         error = refusal(Trust(host="instance-host"), HERE)
 
@@ -143,7 +143,7 @@ def test_a_secret_that_only_the_instance_lacks_is_said_on_both_sides(caplog: pyt
     assert f"no cluster secret here (instance-host), but {SECRET.fingerprint} there (scheduler-host" in caplog.text
 
 
-def test_without_secrets_a_stranger_is_refused_with_its_address() -> None:
+def test_without_secrets_an_unknown_peer_is_refused_with_its_address() -> None:
     error = refusal(NO_PEERS, Trust(host="scheduler-host"))
 
     assert isinstance(error, Incompatible)
@@ -152,7 +152,7 @@ def test_without_secrets_a_stranger_is_refused_with_its_address() -> None:
 
 @pytest.mark.parametrize("method", ["Describe", "Session"])
 @pytest.mark.parametrize("metadata", [(), (("pdserve-proof-bin", bytes(32)),)])
-def test_a_call_without_proof_is_unauthenticated_with_words(method: str, metadata: Metadata) -> None:
+def test_a_call_without_proof_is_unauthenticated_with_a_message(method: str, metadata: Metadata) -> None:
     async def call(one: Any, _: str) -> None:
         if method == "Describe":
             await one.Describe(pb.DescribeRequest(), timeout=DEADLINE_S, metadata=metadata)
@@ -183,7 +183,7 @@ def test_a_proof_opens_one_call_of_its_method_and_no_other() -> None:
     assert "its proof is wrong" in str(moved.details())
 
 
-def test_a_made_up_proof_does_not_spend_the_nonce_of_who_can_prove() -> None:
+def test_a_forged_proof_does_not_use_up_the_nonce() -> None:
     async def run() -> InstanceDescription:
         async with serving(THERE) as address, stub(address) as one:
             good = await prove(one, "Describe", HERE, address, DEADLINE_S)
@@ -196,7 +196,7 @@ def test_a_made_up_proof_does_not_spend_the_nonce_of_who_can_prove() -> None:
     assert asyncio.run(run())
 
 
-def test_an_answerer_that_only_names_the_fingerprint_is_not_believed() -> None:
+def test_a_server_that_only_knows_the_fingerprint_is_refused() -> None:
     class Impostor(pb_grpc.InstanceServicer):
         async def Challenge(self, request: pb.ChallengeRequest, context: Any) -> pb.ChallengeReply:
             return pb.ChallengeReply(nonce=bytes(40), proof=bytes(32), fingerprint=request.fingerprint, host="evil")
@@ -312,7 +312,7 @@ def test_an_expired_nonce_is_refused_and_may_be_retried() -> None:
     assert door.refused == 1
 
 
-def test_a_stranger_that_keeps_calling_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_peer_that_keeps_calling_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         async with serving(THERE) as address, stub(address) as one:
             for number in range(200):
@@ -326,7 +326,7 @@ def test_a_stranger_that_keeps_calling_does_not_fill_the_log(caplog: pytest.LogC
     assert 0 < sum(record.name == "pdserve.trust" for record in caplog.records) <= 64
 
 
-def test_after_a_flood_strangers_are_logged_with_the_omitted(
+def test_after_a_flood_the_number_of_omitted_lines_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = 0.0
@@ -350,7 +350,7 @@ def test_after_a_flood_strangers_are_logged_with_the_omitted(
     assert "misconfigured at 127.0.0.1" in said[-1]
 
 
-def test_what_a_caller_says_of_itself_cannot_forge_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callers_host_and_fingerprint_cannot_forge_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         async with serving(THERE) as address, stub(address) as one:
             hostile = pb.ChallengeRequest(nonce=bytes(16), host="a\n2026 ERROR forged", fingerprint="\x1b[31m")
@@ -365,7 +365,7 @@ def test_what_a_caller_says_of_itself_cannot_forge_a_log_line(caplog: pytest.Log
 
 
 class TestHostileBytes:
-    """Inputs of published attacks on gRPC workers (reliability.md 2.1)."""
+    """Inputs of published attacks on gRPC workers."""
 
     def test_a_header_bomb_is_refused_and_the_server_lives(self) -> None:
         async def run() -> tuple[grpc.StatusCode, InstanceDescription]:
@@ -388,7 +388,7 @@ class TestHostileBytes:
         assert rpc_error(THERE, call).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
     @pytest.mark.parametrize("blob", [pickle.dumps({"a": [1] * 99}), b"\xff" * 300, b"\x0b" * 10_000])
-    def test_a_body_that_is_no_protobuf_is_refused(self, blob: bytes) -> None:
+    def test_a_body_that_is_not_protobuf_is_refused(self, blob: bytes) -> None:
         async def run() -> grpc.StatusCode:
             async with serving(THERE) as address, grpc.aio.insecure_channel(address) as channel:
                 raw: Any = channel.unary_unary("/pdserve.wire.Instance/Challenge")
@@ -400,7 +400,7 @@ class TestHostileBytes:
 
         assert asyncio.run(run()) in (grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT)
 
-    def test_unknown_fields_are_skipped_and_bytes_stay_bytes(self) -> None:
+    def test_unknown_fields_are_skipped_and_bytes_are_not_unpickled(self) -> None:
         async def run() -> bytes:
             async with serving(THERE) as address, grpc.aio.insecure_channel(address) as channel:
                 raw: Any = channel.unary_unary("/pdserve.wire.Instance/Challenge")
@@ -411,11 +411,11 @@ class TestHostileBytes:
 
         assert pb.ChallengeReply.FromString(asyncio.run(run())).fingerprint == SECRET.fingerprint
 
-    def test_the_parser_is_the_one_that_bounds_recursion(self) -> None:
+    def test_the_protobuf_parser_in_use_bounds_recursion(self) -> None:
         assert api_implementation.Type() == "upb"
 
     @pytest.mark.parametrize("blob", [pickle.dumps([1, 2, 3]), b"GET / HTTP/1.1\r\nHost: evil\r\n\r\n", bytes(4096)])
-    def test_bytes_that_are_no_http2_are_cut(self, blob: bytes) -> None:
+    def test_a_connection_that_is_not_http2_is_closed(self, blob: bytes) -> None:
         async def run() -> bytes:
             async with serving(THERE) as address:
                 host, _, port = address.rpartition(":")
@@ -434,7 +434,7 @@ class TestHostileBytes:
         assert b"HTTP/1.1 200" not in asyncio.run(run())
 
     @pytest.mark.parametrize("name", ["Reflect", "ServerReflectionInfo", "Shutdown", ""])
-    def test_there_is_no_method_but_the_three(self, name: str) -> None:
+    def test_the_service_has_three_methods(self, name: str) -> None:
         async def run() -> grpc.StatusCode:
             async with serving(THERE) as address, grpc.aio.insecure_channel(address) as channel:
                 raw: Any = channel.unary_unary(f"/pdserve.wire.Instance/{name}")
@@ -463,7 +463,7 @@ def test_a_session_without_a_first_command_ends_at_the_deadline() -> None:
     assert error.details() == "no command within 0.2 s of the session's start"
 
 
-def test_a_server_that_never_answers_the_challenge_is_a_deadline() -> None:
+def test_a_challenge_without_an_answer_ends_at_the_deadline() -> None:
     async def run(address: str) -> list[str]:
         said = []
         async with connected(address, HERE) as connection:

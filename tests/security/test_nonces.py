@@ -1,4 +1,4 @@
-"""The server's nonces: single use, short life, and no memory for whoever only asks."""
+"""The server's nonces: single use, short life, and no memory for callers that never use theirs."""
 
 import sys
 
@@ -15,7 +15,7 @@ class Clock:
         return self.now
 
 
-def test_a_nonce_is_good_once() -> None:
+def test_a_nonce_is_valid_once() -> None:
     mint = NonceMint(Clock())
     nonce = mint.issue(OPENER)
 
@@ -25,7 +25,7 @@ def test_a_nonce_is_good_once() -> None:
     assert mint.problem(nonce, OPENER) == "its nonce was used before"
 
 
-def test_a_nonce_is_good_for_its_life_alone_and_its_age_is_reported() -> None:
+def test_a_nonce_is_valid_for_its_lifetime_and_its_age_is_reported() -> None:
     clock = Clock()
     mint = NonceMint(clock)
     nonce = mint.issue(OPENER)
@@ -36,7 +36,7 @@ def test_a_nonce_is_good_for_its_life_alone_and_its_age_is_reported() -> None:
     assert mint.problem(nonce, OPENER) == "its nonce is 11.5 s old, the limit is 10 s"
 
 
-def test_a_used_nonce_never_becomes_good_again() -> None:
+def test_a_used_nonce_never_becomes_valid_again() -> None:
     clock = Clock()
     mint = NonceMint(clock)
     nonce = mint.issue(OPENER)
@@ -47,7 +47,7 @@ def test_a_used_nonce_never_becomes_good_again() -> None:
         assert mint.problem(nonce, OPENER) is not None
 
 
-def test_a_foreign_or_invented_nonce_is_refused() -> None:
+def test_a_nonce_of_another_server_or_a_forged_one_is_refused() -> None:
     mint = NonceMint(Clock())
     mine, foreign = mint.issue(OPENER), NonceMint(Clock()).issue(OPENER)
 

@@ -35,7 +35,7 @@ def test_the_variable_wins_over_the_file_beside_the_table(tmp_path: Path) -> Non
     assert find_secret({"PDSERVE_SECRET_FILE": str(named)}, str(tmp_path / "global.json")) == OTHER
 
 
-def test_no_file_is_no_secret(tmp_path: Path) -> None:
+def test_without_a_file_there_is_no_secret(tmp_path: Path) -> None:
     assert find_secret({}, str(tmp_path / "global.json")) is None
     assert find_secret({"PDSERVE_SECRET_FILE": ""}, None) is None
 
@@ -60,7 +60,7 @@ def test_a_file_others_can_reach_is_refused_with_its_mode(tmp_path: Path, mode: 
         read_secret(path)
 
 
-def test_a_file_of_another_user_is_refused_with_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_another_user_is_refused_with_both_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "s")
     owner = path.stat().st_uid
     real = os.fstat
@@ -76,7 +76,7 @@ def test_a_file_of_another_user_is_refused_with_both(tmp_path: Path, monkeypatch
         read_secret(path)
 
 
-def test_a_file_that_is_closed_to_us_names_its_owner_and_us(tmp_path: Path) -> None:
+def test_an_unreadable_file_of_another_user_is_reported_with_both(tmp_path: Path) -> None:
     path = tmp_path / "cluster_secret"
     path.write_text("s" * 32)
     owner = path.stat().st_uid
@@ -89,7 +89,7 @@ def test_a_file_that_is_closed_to_us_names_its_owner_and_us(tmp_path: Path) -> N
     )
 
 
-def test_a_file_of_ours_that_is_closed_names_its_mode(tmp_path: Path) -> None:
+def test_an_unreadable_file_of_our_user_is_reported_with_its_mode(tmp_path: Path) -> None:
     path = tmp_path / "cluster_secret"
     path.write_text("s" * 32)
 
@@ -105,7 +105,7 @@ def test_a_secret_that_is_too_short_or_long_is_refused_with_the_limit(tmp_path: 
         read_secret(write(tmp_path / "s", "a" * length))
 
 
-def test_a_pipe_or_folder_in_its_place_does_not_hold_the_start_up(tmp_path: Path) -> None:
+def test_a_pipe_or_folder_in_its_place_does_not_block_the_start(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
 
     with pytest.raises(ConfigError, match="not a regular file"):
@@ -131,7 +131,7 @@ def test_a_proof_is_hmac_sha256_over_role_purpose_nonces_and_context() -> None:
     assert Prover(SECRET, "kv", ONE, TWO, b"hello").proof(Side.OPENER) == expected
 
 
-def test_a_proof_holds_for_its_own_meeting_alone() -> None:
+def test_a_proof_holds_for_its_own_handshake_only() -> None:
     meeting = Prover(SECRET, "kv", ONE, TWO, b"hello")
     proof = meeting.proof(Side.OPENER)
 
@@ -155,11 +155,11 @@ def test_a_proof_over_a_nonce_of_a_wrong_length_never_holds(nonces: tuple[bytes,
 
 
 @pytest.mark.parametrize("proof", [b"", b"\0", bytes(32), bytes(33)])
-def test_no_made_up_proof_holds(proof: bytes) -> None:
+def test_no_forged_proof_holds(proof: bytes) -> None:
     assert not Prover(SECRET, "kv", ONE, TWO).holds(Side.OPENER, proof)
 
 
-def test_the_words_name_both_fingerprints_and_hosts() -> None:
+def test_the_message_names_both_fingerprints_and_hosts() -> None:
     assert differ(SECRET, "hostA", "cd34cd34", "hostB") == (
         f"cluster secrets differ: {SECRET.fingerprint} here (hostA), cd34cd34 there (hostB)"
     )
@@ -169,7 +169,7 @@ def test_the_words_name_both_fingerprints_and_hosts() -> None:
     assert "no cluster secret here (hostA), but cd34cd34 there (hostB)" in differ(None, "hostA", "cd34cd34", "hostB")
 
 
-def test_an_invalid_fingerprint_of_a_stranger_is_not_quoted() -> None:
+def test_an_invalid_fingerprint_is_not_quoted() -> None:
     assert readable("ab12cd34") == "ab12cd34"
     assert readable("") == ""
     assert readable("\n2026 ERROR") == readable("AB12CD34") == readable("a" * 9) == "unreadable"

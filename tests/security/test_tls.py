@@ -1,4 +1,4 @@
-"""Mutual TLS on gRPC: both sides show a certificate of one authority, or do not meet."""
+"""Mutual TLS on gRPC: both sides need a certificate of the same authority."""
 
 import asyncio
 from pathlib import Path
@@ -37,18 +37,18 @@ def describe(there: TlsFiles | None, here: TlsFiles | None) -> object:
     return asyncio.run(run())
 
 
-def test_two_certificates_of_one_authority_meet(authority: Authority) -> None:
+def test_two_certificates_of_one_authority_connect(authority: Authority) -> None:
     assert describe(authority.sign("instance"), authority.sign("scheduler")) == DESCRIPTION
 
 
-def test_a_caller_of_another_authority_is_not_let_in(authority: Authority, tmp_path: Path) -> None:
+def test_a_caller_of_another_authority_is_refused(authority: Authority, tmp_path: Path) -> None:
     stranger = Authority(tmp_path).sign("scheduler")
     trusting = TlsFiles(stranger.cert, stranger.key, str(authority.cert))
 
     assert isinstance(describe(authority.sign("instance"), trusting), InstanceLost | DeadlineExceeded)
 
 
-def test_an_instance_of_another_authority_is_not_believed(authority: Authority, tmp_path: Path) -> None:
+def test_an_instance_of_another_authority_is_refused(authority: Authority, tmp_path: Path) -> None:
     stranger = Authority(tmp_path).sign("instance")
     trusting = TlsFiles(stranger.cert, stranger.key, str(authority.cert))
 
@@ -61,14 +61,14 @@ def test_an_instance_with_another_hosts_certificate_is_refused(authority: Author
     assert isinstance(describe(elsewhere, authority.sign("scheduler")), InstanceLost | DeadlineExceeded)
 
 
-def test_plain_grpc_and_tls_do_not_meet(authority: Authority) -> None:
+def test_plain_grpc_and_tls_do_not_connect(authority: Authority) -> None:
     files = authority.sign("one")
 
     assert isinstance(describe(files, None), InstanceLost | DeadlineExceeded)
     assert isinstance(describe(None, files), InstanceLost | DeadlineExceeded)
 
 
-def test_even_the_health_service_asks_for_a_certificate(authority: Authority) -> None:
+def test_even_the_health_service_requires_a_certificate(authority: Authority) -> None:
     async def run() -> None:
         async with serving(Trust(SECRET, tls=authority.sign("instance"))) as address:
             root = grpc.ssl_channel_credentials(authority.cert.read_bytes())
@@ -87,9 +87,7 @@ def test_missing_tls_flags_are_named() -> None:
 
 
 @pytest.mark.parametrize("flag", ["cert", "key", "ca"])
-def test_a_file_that_is_missing_or_no_pem_is_named_with_its_flag(
-    flag: str, authority: Authority, tmp_path: Path
-) -> None:
+def test_a_missing_or_invalid_pem_file_is_named_with_its_flag(flag: str, authority: Authority, tmp_path: Path) -> None:
     files = authority.sign("process")
     paths = {"cert": files.cert, "key": files.key, "ca": files.ca}
     (tmp_path / "text").write_text("no certificate")

@@ -1,4 +1,4 @@
-"""Whom a process takes for a peer where there is no secret."""
+"""Which addresses a process accepts as peers without a secret."""
 
 import logging
 
@@ -22,7 +22,7 @@ def test_a_process_without_a_table_trusts_loopback_alone() -> None:
     assert not trust.has_address("10.0.0.1")
 
 
-def test_without_a_secret_only_the_tables_addresses_are_peers() -> None:
+def test_without_a_secret_only_addresses_of_the_table_are_peers() -> None:
     trust = find_trust({}, "/nowhere/global.json", ["10.0.0.5", "fe80::1", "host-name"])
 
     assert trust.secret is None
@@ -39,7 +39,7 @@ def test_loopback_counts_when_the_table_has_this_host() -> None:
     assert find_trust({}, "/nowhere/g.json", ["10.0.0.5", "127.0.0.1"]).has_address("127.0.0.1")
 
 
-def test_the_hosts_of_the_next_table_take_the_place_of_those_before() -> None:
+def test_the_hosts_of_a_new_table_replace_those_before() -> None:
     trust = find_trust({}, "/nowhere/g.json", ["10.0.0.5"])
 
     trust.follow(["10.0.0.6", "host-name"])
@@ -49,11 +49,11 @@ def test_the_hosts_of_the_next_table_take_the_place_of_those_before() -> None:
     assert trust.addresses == {"10.0.0.6"}
 
 
-def test_with_a_secret_the_address_is_not_asked_for() -> None:
+def test_with_a_secret_the_address_is_not_checked() -> None:
     Trust(SECRET, frozenset(), loopback=False).check_address("10.9.9.9")
 
 
-def test_the_lack_of_a_secret_is_one_warning_and_none_without_a_table(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_secret_is_one_warning_only_with_a_table(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "pdserve"):
         Trust().warn()
         Trust(SECRET, frozenset({"10.0.0.5"})).warn()
@@ -63,13 +63,13 @@ def test_the_lack_of_a_secret_is_one_warning_and_none_without_a_table(caplog: py
     assert [record.getMessage().split()[0] for record in caplog.records] == ["no_cluster_secret"]
 
 
-def test_a_strangers_words_are_cut_and_harmless() -> None:
+def test_text_from_a_peer_is_truncated_and_sanitized() -> None:
     assert printable("a\n2026 ERROR\x1b[31m") == "a?2026?ERROR?[31m"
     assert printable("x" * 1000) == "x" * 64
     assert printable("") == "?"
 
 
-def test_one_spelling_per_address() -> None:
+def test_an_address_has_one_canonical_form() -> None:
     assert spell("[2001:DB8:0::1]") == spell("2001:db8::1") == "2001:db8::1"
     assert spell("localhost") is None
 
@@ -85,7 +85,7 @@ def test_one_spelling_per_address() -> None:
         ("", ""),
     ],
 )
-def test_the_address_is_read_out_of_what_grpc_calls_a_peer(peer: str, address: str) -> None:
+def test_the_address_is_parsed_from_grpcs_peer(peer: str, address: str) -> None:
     class Context:
         def peer(self) -> str:
             return peer
