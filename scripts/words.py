@@ -1,7 +1,7 @@
 """Find private words in prose, and public class names that two modules share: `python scripts/words.py [PATH...]`.
 
-Prose is what a person reads: docstrings, comments, the texts of logs and errors, and Markdown outside its code. Names
-of metrics, flags, config keys and wire fields are contracts, and are not looked at.
+Prose is what a person reads: docstrings, comments, the texts of logs and errors, names of log events and of tests, and
+Markdown outside its code. Names of metrics, flags, config keys and wire fields are contracts, and are not looked at.
 """
 
 import ast
@@ -49,10 +49,23 @@ SHARED_CLASSES = {"SamplingParams"}
 """Public classes that may have one name: vLLM's of the offline API, and the wire's."""
 _ROOT = Path(__file__).parents[1]
 _PRODUCT = tomllib.loads((_ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["packages"]
-_EXEMPT = re.compile(
-    r"_pb2|zh-CN|^tests/|^docs/(adr/|log\.md$|(conformance|broken-inputs)\.md$)|^CHANGELOG\.md$|^scripts/words\.py$"
+_CHECKED_TESTS = (
+    "decode_worker",
+    "flags",
+    "native",
+    "prefill_worker",
+    "processes",
+    "rpc",
+    "security",
+    "telemetry",
+    "testing",
+    "wire",
 )
-"""Generated code, translations, history, tests, and pages made from tests' names."""
+_EXEMPT = re.compile(
+    r"_pb2|zh-CN|^docs/(adr/|log\.md$|(conformance|broken-inputs)\.md$)|^CHANGELOG\.md$|words\.py$"
+    rf"|^tests/(?!({'|'.join(_CHECKED_TESTS)})/)"
+)
+"""Generated code, translations, history, pages made from tests' names, this file and its test, and other tests."""
 _LEAST_WORDS = 3
 _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"``.*?``|`[^`]*`|https?://\S+|\]\([^)]*\)")
@@ -99,8 +112,16 @@ def prose_of(name: str) -> Iterator[tuple[int, str]]:
 
 def _python_prose(source: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value.split()) >= _LEAST_WORDS:
-            yield node.lineno, node.value
+        match node:
+            case ast.Constant(value=str(text)) if len(text.split()) >= _LEAST_WORDS:
+                yield node.lineno, text
+            case ast.Call(
+                func=ast.Attribute(attr="debug" | "info" | "warning" | "error"),
+                args=[ast.Constant(value=str(event)), *_],
+            ):
+                yield node.lineno, event.replace("_", " ")
+            case ast.FunctionDef(name=test) | ast.AsyncFunctionDef(name=test) if test.startswith("test_"):
+                yield node.lineno, test.replace("_", " ")
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string

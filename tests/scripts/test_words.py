@@ -1,4 +1,4 @@
-"""Private words are found in prose alone, and class names that two modules share."""
+"""Private words are found in prose and in names of tests and log events, and class names that two modules share."""
 
 from pathlib import Path
 
@@ -18,7 +18,11 @@ from scripts import words
         ("engine/a.py", 'raise ValueError(f"{name}: ask for fewer tokens")\n', ["ask for"]),
         ("engine/a.py", 'FLAG = "--sought"\n', []),
         ("native/a.c", "int told; /* the strangers */ // till then\n", ["strangers", "till"]),
-        ("tests/a.py", '"""Told."""\n', []),
+        ("engine/a.py", '_log.warning("rank_told", rank="told", reason=error)\n', ["told"]),
+        ("engine/a.py", 'log.info(event, what="is_told")\n', []),
+        ("engine/a.py", "def told() -> None: ...\n", []),
+        ("tests/flags/test_a.py", "def test_it_is_asked_for() -> None: ...\n", ["asked for"]),
+        ("tests/flags/test_a.py", '"""Told of it."""\nassert told, "it was not told"\n', ["told", "told"]),
         ("docs/a.zh-CN.md", "told", []),
     ],
 )
@@ -26,7 +30,7 @@ def test_private_words_are_found_in_prose(
     name: str, text: str, found: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / name
-    path.parent.mkdir()
+    path.parent.mkdir(parents=True)
     path.write_text(text)
     monkeypatch.chdir(tmp_path)
 
