@@ -29,12 +29,13 @@ class PieceWriter:
         prompt = self._prompts[piece.index // self._options.n]
         usage = token_usage(self._output) if self._options.continuous_usage else None
         content = self._shape.event(piece, prompt, usage)
-        if not self._is_open:
-            self._is_open = True
-            start = usage_at_start(self._output) if self._options.continuous_usage else None
-            opening = b"".join(self._shape.opening(index, prompt, start) for index in range(self._options.n))
-            content = opening + content
-        self.write(content)
+        if self._is_open:
+            self._written_s = self._clock()
+            self._answer.write(content)  # not by `write`: one call fewer for each token
+            return
+        self._is_open = True
+        start = usage_at_start(self._output) if self._options.continuous_usage else None
+        self.write(b"".join(self._shape.opening(index, prompt, start) for index in range(self._options.n)) + content)
 
     def write(self, content: bytes) -> None:
         """Write a part of the answer, preceded by the response headers if it is the first."""
