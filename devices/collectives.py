@@ -131,6 +131,9 @@ def _nccl_lacking() -> str | None:
 
 NCCL_DEFAULTS: Mapping[str, str] = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # not 3: with it torch exits the process when one operation fails
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # not 1: a thread of torch would query the store every second
+    "TORCH_NCCL_ENABLE_MONITORING": "0",  # not 1: torch exits the process when a thread of its own hangs
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",  # not 15,000: a failed operation blocks its group for four times this
 }
 """Defaults of the environment variables that torch reads for NCCL: docs/devices.md."""
 
@@ -165,11 +168,14 @@ def _hccl_lacking() -> str | None:
 
 
 HCCL_DEFAULTS: Mapping[str, str] = {
+    "TORCH_HCCL_ASYNC_ERROR_HANDLING": "0",  # not 1: with it torch_npu exits the process when one operation fails
+    "TORCH_HCCL_DUMP_ON_TIMEOUT": "0",  # with 1 a failed operation would block its group for ten minutes
+    "TORCH_HCCL_ENABLE_MONITORING": "0",  # with 1 torch_npu exits the process when a thread of its own hangs
     "P2P_HCCL_BUFFSIZE": "20",  # MB: each send/receive communicator has two buffers of this size
     "HCCL_CONNECT_TIMEOUT": "120",  # seconds; HCCL's minimum
     "HCCL_EXEC_TIMEOUT": "204",  # seconds, not 1,836: until then a lost peer's device memory stays allocated
 }
-"""Defaults of the environment variables that HCCL reads: docs/devices.md. Its interface is set in network.py."""
+"""Defaults of the variables that HCCL and torch_npu read: docs/devices.md. Its interface is set in network.py."""
 
 
 def set_hccl_defaults(environ: MutableMapping[str, str]) -> None:
@@ -179,7 +185,7 @@ def set_hccl_defaults(environ: MutableMapping[str, str]) -> None:
 
 
 def _make_hccl(store: Any, rank: int, of: int, host: str, timeout_s: float, device: str) -> Any:
-    """Keep torch_npu's timeout, half an hour beyond HCCL_EXEC_TIMEOUT: at ours, its watchdog would exit the process."""
+    """Keep torch_npu's timeout, half an hour: callers have deadlines, and its timeout makes a hung work look done."""
     set_hccl_defaults(os.environ)
     open_device(device).activate()
     c10d: Any = importlib.import_module("torch_npu._C._distributed_c10d")

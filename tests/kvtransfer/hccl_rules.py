@@ -2,6 +2,8 @@
 
 One thread issues all operations of a device; its communicators are made one after another; nothing can be aborted, so
 an operation ends when the peer takes part, when the peer is gone, or after a very long time; some dtypes only.
+A failed operation ends the process unless torch_npu is told otherwise (ProcessGroupHCCL.cpp: checkHcclComms,
+WorkHCCL::handleException; its default is 1, tear down).
 """
 
 import threading
@@ -13,7 +15,7 @@ from typing import Any
 
 import torch
 
-from devices.collectives import COLLECTIVES, Collective
+from devices.collectives import COLLECTIVES, Collective, set_hccl_defaults
 
 _DTYPES = {
     torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
@@ -35,6 +37,7 @@ class HcclRules:
     made: int = 0
     make_s: float = 0.0
     slow_s: float = 0.0  # that long each creation takes
+    _tears_down: bool = True
     _threads: dict[str, threading.Thread] = field(default_factory=dict)
     _busy: dict[str, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -51,10 +54,18 @@ class HcclRules:
         )
 
     def make(self, store: Any, rank: int, of: int, host: str, timeout_s: float, device: str) -> "RuleBoundGroup":
+        environ: dict[str, str] = {}
+        set_hccl_defaults(environ)
+        self._tears_down = environ.get("TORCH_HCCL_ASYNC_ERROR_HANDLING", "1") in "13"
         with self.issuing(device, "creation"):
             self.made += 1
             threading.Event().wait(self.slow_s)
             return RuleBoundGroup(COLLECTIVES["gloo"].make(store, rank, of, host, timeout_s, device), device, self)
+
+    def failed(self, error: str) -> None:
+        """What torch_npu's watchdog does about a failed operation."""
+        if self._tears_down:
+            self.broken.append(f"the process would have been ended: {error}")
 
     @contextmanager
     def issuing(self, device: str, what: str) -> Iterator[None]:
@@ -93,12 +104,12 @@ class RuleBoundGroup:
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> "RuleBoundWork":
         with self._rules.issuing(self._device, "send"):
             self._rules.check(self._device, tensors)
-            return RuleBoundWork(self._group.send(tensors, peer, tag))
+            return RuleBoundWork(self._group.send(tensors, peer, tag), self._rules)
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> "RuleBoundWork":
         with self._rules.issuing(self._device, "recv"):
             self._rules.check(self._device, tensors)
-            return RuleBoundWork(self._group.recv(tensors, peer, tag))
+            return RuleBoundWork(self._group.recv(tensors, peer, tag), self._rules)
 
     def abort(self) -> None:
         self._rules._break("abort, which HCCL does not have")
@@ -107,8 +118,8 @@ class RuleBoundGroup:
 class RuleBoundWork:
     """An operation under way; whoever waits for it waits as long as it takes."""
 
-    def __init__(self, work: Any) -> None:
-        self._work, self._error, self._over = work, "", threading.Event()
+    def __init__(self, work: Any, rules: HcclRules) -> None:
+        self._work, self._rules, self._error, self._over = work, rules, "", threading.Event()
         threading.Thread(target=self._wait, name="hccl-work", daemon=True).start()
 
     def is_completed(self) -> bool:
@@ -124,5 +135,6 @@ class RuleBoundWork:
             self._work.wait(_EXEC_TIMEOUT)
         except RuntimeError as error:
             self._error = str(error)
+            self._rules.failed(self._error)
         self._work = None
         self._over.set()

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from devices.collectives import HCCL_DEFAULTS
 from engine.attention.npu import _LENGTHS
 from tests.npu.ops import NpuOps
-from tests.npu.wheel import Wheel
+from tests.npu.wheel import GROUPS, Wheel
 
 _ROOT = Path(__file__).parents[2]
 _OURS = (
@@ -64,6 +65,16 @@ def test_every_name_of_torch_npu_that_we_use_is_in_the_wheel(wheel: Wheel) -> No
     assert {"mem_get_info", "set_device", "synchronize"} <= used["torch_device.py"]
     missing = {name: sorted(names - there) for name, names in used.items() if names - there}
     assert missing == {}
+
+
+def test_torch_npu_reads_every_variable_by_our_name(wheel: Wheel) -> None:
+    """It reads the error handling by TORCH_HCCL_... first and by the former HCCL_..., which the header has."""
+    text = wheel.source(GROUPS)
+    names = [name for name in HCCL_DEFAULTS if name.startswith("TORCH_")]
+
+    assert len(names) == 3
+    assert [name for name in names if f'"{name.removeprefix("TORCH_")}"' not in text and f'"{name}"' not in text] == []
+    assert "NoHandling = 0" in text
 
 
 def test_every_op_that_we_use_has_a_schema_and_a_meta_kernel(npu_ops: NpuOps) -> None:

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pdserve.run_folder import default_cache_dir
 from tests.conftest import MISSING
 from tests.npu.ops import NpuOps
-from tests.npu.wheel import OLDEST, VERSION, NoWheel, Wheel, wheel_in
+from tests.npu.wheel import OLDEST, VERSION, NoWheel, Wheel, cache_folder, wheel_in
 
 
 def test_the_wheel_fits_the_tested_torch_and_has_the_files(wheel: Wheel) -> None:
@@ -44,7 +43,7 @@ def test_torchs_own_ops_are_as_they_were(npu_ops: NpuOps) -> None:
 def test_the_contract_holds_for_the_oldest_wheel_too() -> None:
     files = ("test_names.py", "test_wrong_calls.py", "test_attention.py", "test_modules.py", "test_graphs.py")
     try:
-        wheel_in(default_cache_dir(os.environ) / "torch-npu", os.environ, OLDEST)
+        wheel_in(cache_folder(), os.environ, OLDEST)
     except NoWheel as error:
         pytest.skip(f"{MISSING}: the torch_npu wheel: {error}")
 

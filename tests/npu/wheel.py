@@ -22,6 +22,7 @@ OLDEST = "2.10.0.post4"
 VERSION = os.environ.get("PDSERVE_TEST_TORCH_NPU", "2.13.0")
 """By default that of the torch that is tested."""
 _FOLDERS = ("torch_npu/npu/", "torch_npu/op_plugin/", "torch_npu/utils/", "torch_npu/distributed/")
+GROUPS = "torch_npu/include/torch_npu/csrc/distributed/ProcessGroupHCCL.hpp"
 _OPS = "torch_npu/csrc/aten/npu_native_functions_by_codegen.yaml"
 
 
@@ -47,7 +48,12 @@ class Wheel:
 @cache
 def find_wheel() -> Wheel:
     """Return the wheel; the first call of a machine downloads 44 MB. Raises NoWheel."""
-    return wheel_in(default_cache_dir(os.environ) / "torch-npu", os.environ)
+    return wheel_in(cache_folder(), os.environ)
+
+
+def cache_folder() -> Path:
+    """Return the folder of the unzipped wheels; its name changes with what `_wanted` selects."""
+    return default_cache_dir(os.environ) / "torch-npu-2"
 
 
 def wheel_in(folder: Path, environ: Mapping[str, str], version: str = VERSION) -> Wheel:
@@ -57,6 +63,6 @@ def wheel_in(folder: Path, environ: Mapping[str, str], version: str = VERSION) -
 
 def _wanted(name: str) -> bool:
     path = PurePosixPath(name)
-    if name == _OPS or name.endswith(".dist-info/METADATA"):
+    if name in (_OPS, GROUPS) or name.endswith(".dist-info/METADATA"):
         return True
     return path.suffix == ".py" and (name.startswith(_FOLDERS) or path.parent == PurePosixPath("torch_npu"))
