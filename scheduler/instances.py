@@ -1,7 +1,7 @@
 """One session with one instance: sends commands, and routes events to the prompts that wait for them.
 
 path --post--> outbox --sender--> session ==> instance
-prompt <-take- reader <---------- session <== instance
+prompt <-on_*- reader <---------- session <== instance
                watch: heartbeat out and silence checked, once a second
 
 living --suspect_s without a message--> suspect (no new work, streams kept) --silence_s--> lost
@@ -16,7 +16,7 @@ from scheduler.limits import ControlLimits
 from scheduler.link_answers import LinkAnswers
 from scheduler.load.in_flight_ledger import InFlightLedger
 from scheduler.patience import Slowness
-from scheduler.work import PromptStep, SessionLost, Work, WorkOwner
+from scheduler.prompt_on_instance import PromptOnInstance, PromptOwner, PromptStep, SessionLost
 from telemetry.logs import EventLogger
 from wire.connection import Session
 from wire.errors import InstanceLost, InternalError, PdserveError
@@ -71,7 +71,7 @@ class Instance:
         self._session = session
         self._limits = limits
         self._outbox: asyncio.Queue[Command] = asyncio.Queue()
-        self._work: dict[str, Work] = {}
+        self._prompts: dict[str, PromptOnInstance] = {}
         self._changed = changed
         self._lost: InstanceLost | None = None
         self._slowness = Slowness()
@@ -108,17 +108,17 @@ class Instance:
         return asyncio.get_running_loop().time() - self._stepped_at <= seconds
 
     @contextmanager
-    def attend(self, prompt_id: str, owner: WorkOwner, *, generates: bool = True) -> Iterator[Work]:
+    def open_prompt(self, prompt_id: str, owner: PromptOwner, *, generates: bool = True) -> Iterator[PromptOnInstance]:
         """Route the prompt's events to `owner`; on exit, cancel the prompt on the instance unless it has ended."""
-        work = Work(prompt_id, owner, self.post, lambda: self.load.waiting > 0, generates=generates)
-        self._work[prompt_id] = work
+        on_instance = PromptOnInstance(prompt_id, owner, self.post, lambda: self.load.waiting > 0, generates=generates)
+        self._prompts[prompt_id] = on_instance
         if self._lost is not None:
-            work.put(SessionLost(self._lost))
+            on_instance.on_event(SessionLost(self._lost))
         try:
-            yield work
+            yield on_instance
         finally:
-            work.cancel()
-            del self._work[prompt_id]
+            on_instance.cancel()
+            del self._prompts[prompt_id]
 
     async def wait_idle(self, timeout_s: float) -> int:
         """Return 0 once no prompt is here or in transit; after `timeout_s`, the number of those left."""
@@ -132,7 +132,7 @@ class Instance:
 
     @property
     def _num_prompts(self) -> int:
-        return len(self._work.keys() | self.in_flight.prompt_ids)
+        return len(self._prompts.keys() | self.in_flight.prompt_ids)
 
     def post(self, command: Command) -> None:
         """Queue a command without waiting."""
@@ -142,7 +142,7 @@ class Instance:
     async def run(self, events: AsyncIterator[Event]) -> None:
         """Serve the session until it is over, then notify every prompt. Raises InstanceLost."""
         reason = InstanceLost(f"{self} was released: the scheduler is closing its session")
-        tasks = [asyncio.create_task(work) for work in (self._read(events), self._send(), self._watch())]
+        tasks = [asyncio.create_task(coroutine) for coroutine in (self._read(events), self._send(), self._watch())]
         try:  # not a TaskGroup: Python 3.11's and 3.12's drop a cancellation that arrives while they finish
             ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             error = self._why([task for task in tasks if task in ended])
@@ -169,9 +169,9 @@ class Instance:
             case Step(load=load) as step:
                 self._update(load)
                 for part in _split(step):
-                    work = self._work.get(part.prompt_id)
-                    if work is not None:
-                        work.take(part)
+                    on_instance = self._prompts.get(part.prompt_id)
+                    if on_instance is not None:
+                        on_instance.on_step(part)
             case Heartbeat(load=beat):
                 self._update(beat)
             case Refused(load=refused_load):
@@ -196,9 +196,9 @@ class Instance:
             check_progress(load, self._limits)
 
     def _deliver(self, event: Reserved | Refused | HandedOff | Pooled | Failed) -> None:
-        work = self._work.get(event.prompt_id)
-        if work is not None:
-            work.put(event)
+        on_instance = self._prompts.get(event.prompt_id)
+        if on_instance is not None:
+            on_instance.on_event(event)
 
     async def _send(self) -> None:
         while True:
@@ -247,8 +247,8 @@ class Instance:
 
     def _end(self, error: InstanceLost) -> None:
         self._lost = error
-        for work in self._work.values():
-            work.put(SessionLost(error))
+        for on_instance in self._prompts.values():
+            on_instance.on_event(SessionLost(error))
         self.link_answers.end(error)
         self._changed()
 

@@ -11,10 +11,10 @@ from scheduler.instances import Instance
 from scheduler.load.loads import PromptFacts
 from scheduler.load.prefixes import Chain, chain_of
 from scheduler.ordering import OrderedOutput, OrderedScores
+from scheduler.prompt_on_instance import PromptEvent, PromptOnInstance, PromptStep
 from scheduler.queue.waiting import Waiting
 from scheduler.request import GenerationRequest, TokenSink
 from scheduler.wakeup import Wakeup
-from scheduler.work import PromptEvent, PromptStep, Work
 from wire.errors import DeadlineExceeded
 from wire.messages import HandedOff, Pooled
 from wire.types import PromptState, StageTimes
@@ -31,7 +31,7 @@ class SinkFailed(Exception):
 
 
 class PromptRun:
-    """Owner of one prompt. Implements scheduler.work.WorkOwner.
+    """Owner of one prompt. Implements scheduler.prompt_on_instance.PromptOwner.
 
     Tokens are emitted to the request's sink as they arrive; all other events wait in `next_event` for the path. A retry
     is a new attempt: new id, new place in the queue, the same output. It continues from the tokens already sent.
@@ -50,8 +50,8 @@ class PromptRun:
         self._times: dict[str, Any] = {}
         self._clock = asyncio.get_running_loop().time
         self._started_at = self._active_at = self._clock()
-        self._works: list[Work] = []
-        self._events: deque[tuple[Work, PromptEvent]] = deque()
+        self._on_instances: list[PromptOnInstance] = []
+        self._events: deque[tuple[PromptOnInstance, PromptEvent]] = deque()
         self._failure: Exception | None = None
         self._wakeup = Wakeup()
         self._start_attempt(turn=index)
@@ -123,20 +123,20 @@ class PromptRun:
         self._times |= {name: value for name, default in _TIMES if (value := getattr(more, name)) != default}
 
     @contextmanager
-    def attend(
+    def open_on(
         self, instance: Instance, on_start: Callable[[], None] = lambda: None, *, generates: bool = True
-    ) -> Iterator[Work]:
+    ) -> Iterator[PromptOnInstance]:
         """Receive an instance's events; on exit, end the prompt there. `on_start` is called before its first token."""
-        with instance.attend(self.prompt_id, self, generates=generates) as work:
-            work.on_start = on_start
-            self._works.append(work)
+        with instance.open_prompt(self.prompt_id, self, generates=generates) as on_instance:
+            on_instance.on_start = on_start
+            self._on_instances.append(on_instance)
             try:
-                yield work
+                yield on_instance
             finally:
-                self._works.remove(work)
+                self._on_instances.remove(on_instance)
                 self._wakeup.stop_timer()
 
-    async def next_event(self) -> tuple[Work, PromptEvent] | None:
+    async def next_event(self) -> tuple[PromptOnInstance, PromptEvent] | None:
         """Return the next event that is no step, or None once all sequences have ended: then no event matters.
 
         Raises DeadlineExceeded at the deadline, SinkFailed, and what `fail` was given.
@@ -154,10 +154,10 @@ class PromptRun:
                 if self._failure is None and self._next_check() <= self._clock():  # else something came just now
                     raise self.deadline_error() from None
 
-    async def ended_within(self, work: Work, seconds: float) -> bool:
-        """Wait until `work` has ended, dropping unread events; return whether it did within `seconds`."""
+    async def ended_within(self, on_instance: PromptOnInstance, seconds: float) -> bool:
+        """Wait until `on_instance` has ended, dropping unread events; return whether it did within `seconds`."""
         deadline = self._clock() + seconds
-        while not work.ended:
+        while not on_instance.ended:
             try:
                 await self._wakeup.wait(lambda: deadline)
             except TimeoutError:
@@ -165,16 +165,16 @@ class PromptRun:
         self._events.clear()
         return True
 
-    def take(self, work: Work, step: PromptStep) -> None:
+    def on_step(self, on_instance: PromptOnInstance, step: PromptStep) -> None:
         """Emit the tokens of a step that can be released; cancel sequences that the sink no longer wants."""
         if self._failure is not None:
             return
         self._active_at = self._clock()
         output, emit, index = self.output, self._sink.emit, self.index
         try:
-            if step.tokens and not work.started:
-                work.on_start()
-                work.started = True
+            if step.tokens and not on_instance.started:
+                on_instance.on_start()
+                on_instance.started = True
                 self._wakeup.set()  # from now on the deadline is the one without progress, which may be earlier
             if step.prompt_logprobs or step.times is not None:
                 self._take_report(step)
@@ -184,7 +184,7 @@ class PromptRun:
         try:
             for token in step.tokens:
                 if token.sequence in output.stopped and token.finish is None:
-                    work.cancel_sequence(token.sequence)
+                    on_instance.cancel_sequence(token.sequence)
                 for ready in output.add(token):
                     if not emit(index, ready):
                         self._stop(ready.sequence)
@@ -194,12 +194,12 @@ class PromptRun:
         if not output.open:
             self._wakeup.set()
 
-    def put(self, work: Work, event: PromptEvent) -> None:
+    def on_event(self, on_instance: PromptOnInstance, event: PromptEvent) -> None:
         """Keep an event for `next_event`."""
         self._active_at = self._clock()
         if isinstance(event, HandedOff | Pooled):
             self.add_times(event.times)
-        self._events.append((work, event))
+        self._events.append((on_instance, event))
         self._wakeup.set()
 
     def fail(self, error: Exception) -> None:
@@ -225,8 +225,8 @@ class PromptRun:
         """Stop a sequence on all instances, unless it has finished."""
         if sequence in self.output.open:
             self.output.stop(sequence)
-            for work in self._works:
-                work.cancel_sequence(sequence)
+            for on_instance in self._on_instances:
+                on_instance.cancel_sequence(sequence)
 
     def _chain_with(self, output: tuple[int, ...]) -> Chain:
         """Return the links of the prompt and `output`; none for requests that bypass the prefix cache."""
@@ -248,7 +248,7 @@ class PromptRun:
         progress is checked separately.
         """
         now, deadline = self._clock(), self.deadline
-        has_reason = self._computes or any(work.short_of_blocks() for work in self._works)
+        has_reason = self._computes or any(on_instance.short_of_blocks() for on_instance in self._on_instances)
         if now < deadline or not (self._is_generating and has_reason):
             return deadline
         return min(now + self.request.stall_timeout_s, self._active_at + self.request.first_token_timeout_s)

@@ -1,8 +1,8 @@
 """Convert an instance's failure of a prompt into the request's error."""
 
 from scheduler.instances import Instance
+from scheduler.prompt_on_instance import SessionLost
 from scheduler.prompt_run import PromptRun
-from scheduler.work import SessionLost
 from telemetry.logs import EventLogger
 from wire.errors import (
     Cancelled,

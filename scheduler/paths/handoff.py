@@ -13,8 +13,8 @@ from scheduler.instances import Instance
 from scheduler.limits import ControlLimits
 from scheduler.paths.failures import to_error
 from scheduler.patience import patient
+from scheduler.prompt_on_instance import PromptOnInstance, SessionLost
 from scheduler.prompt_run import PromptRun
-from scheduler.work import SessionLost, Work
 from telemetry.logs import EventLogger
 from wire.errors import InstanceLost, PdserveError
 from wire.messages import Failed, HandedOff, Prefill, Refused, Reserve, Reserved
@@ -41,9 +41,9 @@ class HandoffPath:
     async def run(self) -> None:
         """Run the prompt until all its sequences and its hand-off are finished. Raises the error that ended it."""
         prompt = self._prompt
-        with prompt.attend(self._decode, self._on_first_token_of_decode) as on_decode:
+        with prompt.open_on(self._decode, self._on_first_token_of_decode) as on_decode:
             ticket = await self._reserve(on_decode)
-            with prompt.attend(self._prefill, self._on_first_token_of_prefill, generates=False) as on_prefill:
+            with prompt.open_on(self._prefill, self._on_first_token_of_prefill, generates=False) as on_prefill:
                 prompt.enter(f"in prefill on {self._prefill}", computes=True)
                 on_prefill.post(Prefill(prompt.state, ticket))
                 self._prefill.in_flight.prefill_sent(prompt.prompt_id)
@@ -51,14 +51,14 @@ class HandoffPath:
                     match arrival:
                         case _, HandedOff():
                             self._prefill.in_flight.handed_off(prompt.prompt_id)
-                        case work, Refused() | Failed() | SessionLost() as ending if work is on_prefill:
+                        case on_instance, Refused() | Failed() | SessionLost() as ending if on_instance is on_prefill:
                             self._on_prefill_failed(ending)
                         case _, Refused() | Failed() | SessionLost() as ending:
                             await self._on_decode_failed(ending, on_prefill)
                 on_decode.ended |= self._decode_started and prompt.output.all_finished
                 await self._settle(on_prefill, on_decode)
 
-    async def _reserve(self, on_decode: Work) -> Ticket:
+    async def _reserve(self, on_decode: PromptOnInstance) -> Ticket:
         prompt, compiles = self._prompt, self._prompt.state.params.structured is not None
         limit_s = self._limits.reserve_s + (self._limits.grammar_s if compiles else 0.0)
         prompt.enter(f"reserving blocks on {self._decode}")
@@ -129,7 +129,7 @@ class HandoffPath:
         if self._lost_prefill is not None and not self._decode_started and self._prompt.prompt_id == prompt_id:
             self._prompt.fail(self._lost_prefill)
 
-    async def _on_decode_failed(self, ending: Refused | Failed | SessionLost, on_prefill: Work) -> None:
+    async def _on_decode_failed(self, ending: Refused | Failed | SessionLost, on_prefill: PromptOnInstance) -> None:
         """Handle D's failure. If P's first tokens finished all sequences, they may still be in transit."""
         on_prefill.cancel()
         await self._prompt.ended_within(on_prefill, self._limits.settle_s * self._prefill.slowness)
@@ -137,7 +137,7 @@ class HandoffPath:
             error = to_error(ending, self._decode, self._prompt)
             self._prompt.fail(self._lost_prefill or error)
 
-    async def _settle(self, on_prefill: Work, on_decode: Work) -> None:
+    async def _settle(self, on_prefill: PromptOnInstance, on_decode: PromptOnInstance) -> None:
         """Wait briefly for P's result of the hand-off; cancel the prompt if D no longer needs it."""
         if not on_decode.ended:
             on_prefill.cancel()

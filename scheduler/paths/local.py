@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from scheduler.instances import Instance
 from scheduler.paths.failures import to_error
+from scheduler.prompt_on_instance import SessionLost
 from scheduler.prompt_run import PromptRun
-from scheduler.work import SessionLost
 from wire.messages import Failed, Generate, Refused
 
 
@@ -30,12 +30,12 @@ class LocalPath:
             self._crossed()
             prompt.enter(f"decoding on {self._instance}")
 
-        with prompt.attend(self._instance, decoding) as work:
+        with prompt.open_on(self._instance, decoding) as on_instance:
             prompt.enter(f"in prefill on {self._instance}", computes=True)
-            work.post(Generate(prompt.state))
+            on_instance.post(Generate(prompt.state))
             in_flight.prefill_sent(prompt_id)
             while (arrival := await prompt.next_event()) is not None:
                 match arrival:
                     case _, Refused() | Failed() | SessionLost() as ending:
                         raise to_error(ending, self._instance, prompt)
-            work.ended |= prompt.output.all_finished
+            on_instance.ended |= prompt.output.all_finished

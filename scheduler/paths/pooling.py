@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from scheduler.instances import Instance
 from scheduler.paths.failures import to_error
+from scheduler.prompt_on_instance import SessionLost
 from scheduler.prompt_run import PromptRun
-from scheduler.work import SessionLost
 from wire.messages import Failed, Generate, Pooled, Refused
 
 
@@ -18,9 +18,9 @@ class PoolingPath:
 
     async def run(self, prompt: PromptRun) -> None:
         """Run the prompt until its vector or score. Raises the error that ended it."""
-        with prompt.attend(self._instance) as work:
+        with prompt.open_on(self._instance) as on_instance:
             prompt.enter(f"in pooling on {self._instance}")
-            work.post(Generate(prompt.state))
+            on_instance.post(Generate(prompt.state))
             self._instance.in_flight.prefill_sent(prompt.prompt_id)
             while True:
                 match await prompt.next_event():

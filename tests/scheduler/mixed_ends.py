@@ -179,7 +179,7 @@ def _booked(instance: Instance) -> dict[str, object]:
     booked |= {name: getattr(books, name) for name in ("_given", "_held", "_fresh", "_whole", "_chains", "_reserved")}
     totals = {f"{name} in all": getattr(books, name).total for name in numbers}
     return {
-        **booked, **totals, "work": instance._work, "users of prefixes": books._prefixes._users,
+        **booked, **totals, "prompts": instance._prompts, "users of prefixes": books._prefixes._users,
         "sequences": books.sequences, "outstanding": books.outstanding_tokens,
         "blocks not free": books.load.blocks_total - books.blocks_free,
     }  # fmt: skip

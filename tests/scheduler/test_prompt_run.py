@@ -5,10 +5,10 @@ import dataclasses
 
 import pytest
 
+from scheduler.prompt_on_instance import PromptOnInstance, PromptStep
 from scheduler.prompt_run import PromptRun, SinkFailed
 from scheduler.recorded_output import RecordedOutput
 from scheduler.request import GenerationRequest
-from scheduler.work import PromptStep, Work
 from tests.scheduler.virtual_time import virtual
 from wire.errors import DeadlineExceeded, HandoffFailed
 from wire.messages import Cancel, Command, Failed, HandedOff
@@ -28,13 +28,13 @@ def step(index: int, finish: FinishReason | None = None) -> PromptStep:
     return PromptStep("p", (TokenOutput("p", 0, index, 5, finish),))
 
 
-def started_prompt(*, short_of_blocks: bool, sink: RecordedOutput | None = None) -> tuple[PromptRun, Work]:
+def started_prompt(*, short_of_blocks: bool, sink: RecordedOutput | None = None) -> tuple[PromptRun, PromptOnInstance]:
     """A prompt with one token out, attended by one instance."""
     prompt = PromptRun(REQUEST, 0, sink or RecordedOutput(), lambda: "p")
-    work = Work("p", prompt, lambda command: None, lambda: short_of_blocks)
-    prompt._works.append(work)
-    work.take(step(0))
-    return prompt, work
+    on_instance = PromptOnInstance("p", prompt, lambda command: None, lambda: short_of_blocks)
+    prompt._on_instances.append(on_instance)
+    on_instance.on_step(step(0))
+    return prompt, on_instance
 
 
 @virtual
@@ -50,11 +50,11 @@ async def test_silence_of_an_instance_with_free_blocks_ends_at_the_stall_limit()
 
 @virtual
 async def test_a_prompt_preempted_from_a_full_pool_waits_longer_and_goes_on() -> None:
-    prompt, work = started_prompt(short_of_blocks=True)
+    prompt, on_instance = started_prompt(short_of_blocks=True)
     event = HandedOff("p", StageTimes(kv_bytes=7))
-    asyncio.get_running_loop().call_later(35, work.put, event)
+    asyncio.get_running_loop().call_later(35, on_instance.on_event, event)
 
-    assert await prompt.next_event() == (work, event)
+    assert await prompt.next_event() == (on_instance, event)
     assert prompt.times.kv_bytes == 7
 
 
@@ -71,10 +71,10 @@ async def test_waiting_for_blocks_has_an_end_too() -> None:
 
 @virtual
 async def test_waiting_for_blocks_ends_once_the_instance_has_some() -> None:
-    prompt, work = started_prompt(short_of_blocks=True)
+    prompt, on_instance = started_prompt(short_of_blocks=True)
     loop = asyncio.get_running_loop()
     began = loop.time()
-    loop.call_later(25, setattr, work, "short_of_blocks", lambda: False)
+    loop.call_later(25, setattr, on_instance, "short_of_blocks", lambda: False)
 
     with pytest.raises(DeadlineExceeded, match="no progress"):
         await prompt.next_event()
@@ -95,10 +95,10 @@ async def test_every_attempt_shares_kv_within_its_tenant_alone() -> None:
 
 @virtual
 async def test_tokens_are_emitted_as_they_arrive_and_extend_the_deadline() -> None:
-    prompt, work = started_prompt(short_of_blocks=False, sink=(sink := RecordedOutput()))
+    prompt, on_instance = started_prompt(short_of_blocks=False, sink=(sink := RecordedOutput()))
     loop = asyncio.get_running_loop()
     for index in range(1, 4):
-        loop.call_later(8 * index, work.take, step(index))
+        loop.call_later(8 * index, on_instance.on_step, step(index))
     began = loop.time()
 
     with pytest.raises(DeadlineExceeded, match="no progress for 10 s"):
@@ -113,13 +113,13 @@ async def test_tokens_are_emitted_as_they_arrive_and_extend_the_deadline() -> No
 async def test_the_path_hears_when_all_sequences_have_ended(finish: FinishReason | None) -> None:
     sent = list[Command]()
     prompt = PromptRun(REQUEST, 0, Sink(), lambda: "p")
-    work = Work("p", prompt, sent.append)
-    prompt._works.append(work)
+    on_instance = PromptOnInstance("p", prompt, sent.append)
+    prompt._on_instances.append(on_instance)
     waiting = asyncio.create_task(prompt.next_event())
     for index in range(2):
         await asyncio.sleep(0)
         assert not waiting.done()
-        work.take(step(index, finish if index == 1 else None))
+        on_instance.on_step(step(index, finish if index == 1 else None))
 
     assert await waiting is None
     assert sent == ([] if finish else [Cancel("p", 0)])
@@ -128,9 +128,9 @@ async def test_the_path_hears_when_all_sequences_have_ended(finish: FinishReason
 @virtual
 async def test_the_first_token_starts_the_limit_without_progress_at_once() -> None:
     prompt = PromptRun(REQUEST, 0, RecordedOutput(), lambda: "p")
-    work, loop = Work("p", prompt, lambda command: None), asyncio.get_running_loop()
+    on_instance, loop = PromptOnInstance("p", prompt, lambda command: None), asyncio.get_running_loop()
     began = loop.time()
-    loop.call_later(1, work.take, step(0))
+    loop.call_later(1, on_instance.on_step, step(0))
 
     with pytest.raises(DeadlineExceeded, match="no progress for 10 s"):
         await prompt.next_event()
@@ -151,9 +151,9 @@ async def test_what_arrives_in_the_turn_of_the_deadline_counts() -> None:
 
 @virtual
 async def test_a_failure_after_the_last_token_is_no_failure_of_the_prompt() -> None:
-    prompt, work = started_prompt(short_of_blocks=False)
-    work.take(step(1, FinishReason.LENGTH))
-    work.put(Failed("p", "HandoffFailed", "lost"))
+    prompt, on_instance = started_prompt(short_of_blocks=False)
+    on_instance.on_step(step(1, FinishReason.LENGTH))
+    on_instance.on_event(Failed("p", "HandoffFailed", "lost"))
 
     assert await prompt.next_event() is None
 
@@ -164,8 +164,8 @@ async def test_an_error_of_the_sink_fails_the_prompt_and_not_its_caller() -> Non
         def emit(self, prompt: int, token: TokenOutput) -> bool:
             raise RuntimeError("broken")
 
-    prompt, work = started_prompt(short_of_blocks=False, sink=Broken())
-    work.put(Failed("p", "HandoffFailed", "lost"))  # which would be retried
+    prompt, on_instance = started_prompt(short_of_blocks=False, sink=Broken())
+    on_instance.on_event(Failed("p", "HandoffFailed", "lost"))  # which would be retried
 
     with pytest.raises(SinkFailed, match="broken"):
         await prompt.next_event()

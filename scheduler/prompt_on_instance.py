@@ -30,31 +30,31 @@ class SessionLost:
 PromptEvent = Reserved | Refused | HandedOff | Pooled | Failed | SessionLost
 
 
-class WorkOwner(Protocol):
-    """The prompt that a work belongs to; scheduler/prompt_run.py implements it."""
+class PromptOwner(Protocol):
+    """Receives what an instance sends about a prompt; scheduler/prompt_run.py implements it."""
 
-    def take(self, work: "Work", step: PromptStep) -> None:
+    def on_step(self, on_instance: "PromptOnInstance", step: PromptStep) -> None:
         """Take a step. Never raises: the caller is the session shared by all prompts of an instance."""
         ...
 
-    def put(self, work: "Work", event: PromptEvent) -> None:
+    def on_event(self, on_instance: "PromptOnInstance", event: PromptEvent) -> None:
         """Take any other event. Never raises."""
         ...
 
 
-class Work:
+class PromptOnInstance:
     """One prompt on one instance.
 
     `started`: the instance has sent a token. `ended`: it has reported, or implied, that it keeps nothing of the prompt.
-    `take` is called with its steps. `short_of_blocks`: it has prompts waiting for KV blocks, perhaps this one. Unless
-    it `generates`, it sends only the first tokens, and only the whole prompt can be cancelled.
+    `on_step` is called with its steps. `short_of_blocks`: it has prompts waiting for KV blocks, perhaps this one.
+    Unless it `generates`, it sends only the first tokens, and only the whole prompt can be cancelled.
     """
 
     def __init__(
-        self, prompt_id: str, owner: WorkOwner, post: Callable[[Command], None],
+        self, prompt_id: str, owner: PromptOwner, post: Callable[[Command], None],
         short_of_blocks: Callable[[], bool] = lambda: False, *, generates: bool = True,
     ) -> None:  # fmt: skip
-        self.take: Callable[[PromptStep], None] = partial(owner.take, self)
+        self.on_step: Callable[[PromptStep], None] = partial(owner.on_step, self)
         self.short_of_blocks = short_of_blocks
         self.started = self.ended = False
         self.on_start: Callable[[], None] = _nothing
@@ -77,10 +77,10 @@ class Work:
         if self._generates and self.started and not self.ended:
             self._post(Cancel(self._prompt_id, sequence))
 
-    def put(self, event: PromptEvent) -> None:
+    def on_event(self, event: PromptEvent) -> None:
         """Pass any event but a step to the owner."""
         self.ended |= not isinstance(event, Reserved)
-        self._owner.put(self, event)
+        self._owner.on_event(self, event)
 
 
 def _nothing() -> None:
