@@ -60,12 +60,12 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tokens(model_folder: Path) -> Tokens:
-    """The tiny model's tokens; tests that render a chat use `serve`, which ends the template process."""
+    """The tiny model's tokens; tests that render a chat use `serve`, which stops the template process."""
     return Tokens(read_model_files(str(model_folder)))
 
 
 class Served:
-    """A client on the HTTP surface and what stands behind it."""
+    """A client of the HTTP surface, and the scripted dispatcher behind it."""
 
     def __init__(self, client: httpx.AsyncClient, context: AppContext, dispatcher: ScriptedDispatcher) -> None:
         self.client, self.context, self.dispatcher = client, context, dispatcher
@@ -91,7 +91,7 @@ def make_model(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def serve(model_folder: Path) -> Serve:
-    """Return `serve(says, **options)`: `says` is what every sequence says, a text or a Script."""
+    """Return `serve(says, **options)`: `says` is the answer of every sequence, a text or a Script."""
 
     @asynccontextmanager
     async def opened(

@@ -35,7 +35,7 @@ VOCAB = 1000
 
 
 def describe(index: int, role: Role, **changes: Any) -> InstanceDescription:
-    """Return what instance `index` of the table says of itself."""
+    """Return the description of instance `index` of the table."""
     description = InstanceDescription(
         instance_id=f"{role}-{index}",
         epoch=index + 1,
@@ -79,13 +79,13 @@ def control_over(
 
 
 class FakeCluster:
-    """Instances at addresses, and the control half that dials them. `kind` is what it boots."""
+    """Fake instances by address and the control half that connects to them. `kind`: the class of instances to start."""
 
     def __init__(
         self, roles: str, *, limits: ControlLimits | None = None, probes: bool = False,
         kind: ModelKind = ModelKind.TEXT, **changes: Any,
     ) -> None:  # fmt: skip
-        """`roles`: one letter an instance in table order, P, D or C; `changes` go into every description.
+        """`roles`: one letter for each instance in table order, P, D or C; `changes` go into every description.
 
         Without `probes` a test sees only its own requests.
         """
@@ -141,12 +141,12 @@ class FakeCluster:
 def request(
     *prompts: tuple[int, ...], limits_s: tuple[float, float] = (30.0, 10.0), **params: Any
 ) -> GenerationRequest:
-    """Return a request of these prompts; `params` are sampling parameters."""
+    """Return a request with these prompts; `params` are sampling parameters."""
     return GenerationRequest("r", prompts, SamplingParams(**{"max_tokens": 4, **params}), *limits_s)
 
 
 class Answer(RecordedOutput):
-    """The output of one request; indices have to ascend, finishes to come once."""
+    """The output of one request; checks that indices ascend and that each sequence finishes once."""
 
     def emit(self, prompt: int, token: TokenOutput) -> bool:
         """Check a token and keep it."""
@@ -167,9 +167,9 @@ class Answer(RecordedOutput):
 
 
 class Running(Answer):
-    """A request that runs in a task of its own; its tokens can be read one by one.
+    """A request running in its own task, whose tokens can be read one by one.
 
-    `is_last`: whether no more of a token's sequence is wanted.
+    `is_last`: whether to stop the sequence at this token.
     """
 
     def __init__(
@@ -202,5 +202,5 @@ async def collect(dispatcher: Dispatcher, asked: GenerationRequest) -> Answer:
 
 
 def expected(token_ids: tuple[int, ...], count: int, sequence: int = 0) -> list[int]:
-    """Return the first tokens a fake instance gives."""
+    """Return the first tokens that a fake instance generates."""
     return [fake_token(token_ids, sequence, index, VOCAB) for index in range(count)]

@@ -1,4 +1,4 @@
-"""Many kept connections at once that send completion after completion and note how each ended."""
+"""Many kept-alive connections at once that send one completion after another and count the outcomes."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ ANSWER_S = 300.0
 
 
 async def status_of(host: str, port: int, path: str) -> int:
-    """Return the status of one GET, 0 where nobody listens."""
+    """Return the status of one GET, 0 where nothing listens."""
     try:
         reader, writer = await asyncio.open_connection(host, port)
     except OSError:
@@ -23,9 +23,9 @@ async def status_of(host: str, port: int, path: str) -> int:
 async def ask_all(
     port: int, *, num_requests: int, num_connections: int, body: dict[str, object], key: str = ""
 ) -> Counter[str]:
-    """Send the requests over so many connections, every other one streamed; return how many ended in which way.
+    """Send the requests over that many connections, every other one streamed; return the counts of outcomes.
 
-    A way is the status; of streams that began, `cut` those without [DONE]. `key` is shown with each.
+    An outcome is the status, or `cut` for a stream without [DONE]. `key` is sent with each request.
     """
     endings: Counter[str] = Counter()
     left = iter(range(num_requests))
@@ -36,7 +36,7 @@ async def ask_all(
             for number in left:
                 writer.write(_request(body | {"stream": number % 2 == 0, "seed": number}, key))
                 async with asyncio.timeout(ANSWER_S):
-                    endings[await _ending(reader)] += 1
+                    endings[await _outcome(reader)] += 1
         finally:
             writer.close()
             await writer.wait_closed()
@@ -54,8 +54,8 @@ def _request(body: dict[str, object], key: str) -> bytes:
     return "\r\n".join(lines).encode() + content
 
 
-async def _ending(reader: asyncio.StreamReader) -> str:
-    """Read one answer to its end; every 429 has to say when to come back."""
+async def _outcome(reader: asyncio.StreamReader) -> str:
+    """Read one answer to its end; every 429 has to have a Retry-After."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     status = head.split(b" ", 2)[1].decode()
     if status == "429":

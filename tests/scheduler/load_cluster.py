@@ -1,4 +1,4 @@
-"""The scheduler as a process of its own, behind it two fake instances over gRPC in another: what a load test needs.
+"""The processes of a load test: the scheduler, and one with two fake instances over gRPC.
 
 python -m tests.scheduler.load_cluster instances
 python -m tests.scheduler.load_cluster scheduler PREFILL_PORT DECODE_PORT [flags of the scheduler]
@@ -32,7 +32,7 @@ HOST = "127.0.0.1"
 ROLES = (Role.PREFILL, Role.DECODE)
 START_S = 300.0
 END_S = 300.0
-STEP_S = 0.05  # slower than requests come: the queue gets full
+STEP_S = 0.05  # slower than requests come: the queue fills up
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Serving:
     log: Path
 
     def memory_mib(self, what: str = "VmRSS") -> float:
-        """Return its resident memory, now or (`VmHWM`) at most since it began."""
+        """Return its resident memory, now or (`VmHWM`) its peak."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         (kib,) = re.findall(rf"^{what}:\s+(\d+) kB", status, re.MULTILINE)
         return int(kib) / 1024
@@ -52,7 +52,7 @@ class Serving:
 
 @asynccontextmanager
 async def serving(folder: Path, model: Path, *flags: str) -> AsyncIterator[Serving]:
-    """Start both processes, wait until the scheduler is ready, and end them; `folder` takes its log."""
+    """Start both processes, wait until the scheduler is ready, and stop them; `folder` takes its log."""
     log = folder / "scheduler.log"
     async with _child(["instances"], folder / "instances.log") as (instances, out):
         ports = json.loads(await asyncio.wait_for(out.readline(), START_S))

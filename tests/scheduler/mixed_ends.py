@@ -1,4 +1,4 @@
-"""Requests over the whole HTTP surface that end in every way there is, and what must be left of them: nothing."""
+"""Requests over the whole HTTP surface with every possible outcome, and a check that they leave nothing behind."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ KEYS = ("one", "two", "three")
 
 
 class Pipe:
-    """A transport of which only what is written to it is known."""
+    """A transport that only records what is written to it."""
 
     def __init__(self) -> None:
         self.written, self.aborted = bytearray(), False
@@ -54,7 +54,7 @@ def exchange_for(path: str, headers: Headers) -> tuple[HttpExchange, Pipe]:
 
 @dataclass(frozen=True)
 class Asked:
-    """One request under way."""
+    """One request in progress."""
 
     pipe: Pipe
     exchange: HttpExchange
@@ -62,7 +62,7 @@ class Asked:
 
     @property
     def ending(self) -> str:
-        """How it was answered: a status, or how its stream ended."""
+        """The outcome: a status, or how the stream ended."""
         if self.exchange.gone:
             return "gone"
         if b"text/event-stream" not in self.pipe.written:
@@ -74,7 +74,7 @@ class Asked:
 
 @dataclass
 class Clients:
-    """Ask a scheduler over `cluster`; `endings` counts how they were answered.
+    """Clients of a scheduler over `cluster`; `endings` counts the outcomes.
 
     `comments_s`: see scheduler/api/piece_writer.py.
     """
@@ -98,21 +98,21 @@ class Clients:
         self.app: ASGIApp = build_app(self.context)
 
     async def ask(self) -> None:
-        """Send one request of a random kind from a random client, to its end."""
+        """Send one request of a random kind from a random client, and wait for its end."""
         asked = self.begin(*self._some_request(), self.rng.choice((*KEYS, "none")))
         await self._behave(asked.exchange, asked.answering)
         await asked.answering
         self.endings[asked.ending] += 1
 
     def begin(self, path: str, body: Mapping[str, Any], key: str) -> "Asked":
-        """Send a request over a connection of its own."""
+        """Send a request over its own connection."""
         exchange, pipe = exchange_for(path, [(b"authorization", b"Bearer " + key.encode())])
         exchange.feed(json.dumps({"model": self.model, **body}).encode())
         exchange.complete_body()
         return Asked(pipe, exchange, asyncio.create_task(exchange.run(self.app)))
 
     async def _behave(self, exchange: HttpExchange, answering: "asyncio.Task[None]") -> None:
-        """Read slowly, go away, or wait."""
+        """Read slowly, disconnect, or wait."""
         what = self.rng.random()
         if what < 0.3:
             for _ in range(self.rng.randrange(4)):  # a moment between two turns of the loop
@@ -141,7 +141,7 @@ class Clients:
         if rng.random() < 0.05:
             body["max_tokens"] = -1  # refused
         if rng.random() < 0.05:
-            body |= {"max_tokens": 300, "n": 8}  # more than a pool ever holds
+            body |= {"max_tokens": 300, "n": 8}  # more than a pool can hold
         return "/v1/completions", body
 
     def _prompt(self) -> list[int]:
@@ -149,7 +149,7 @@ class Clients:
 
 
 def left_behind(cluster: FakeCluster) -> dict[str, object]:
-    """Return what dispatch, its queue, its budget and the books of living instances hold: nothing when all ended."""
+    """Return what dispatch, queue, budget and ledgers of living instances hold: nothing after the last one."""
     dispatch = cluster.control.dispatch
     queue, room, retries = dispatch.admission._queue, dispatch.admission._room, dispatch.retries
     held: dict[str, object] = {
@@ -169,11 +169,11 @@ def left_behind(cluster: FakeCluster) -> dict[str, object]:
         "blocks": sum(cluster.blocks_used),
     }
     for instance in cluster.control.registry.living():
-        held |= {f"{instance}: {name}": value for name, value in _booked(instance).items()}
+        held |= {f"{instance}: {name}": value for name, value in _ledger_values(instance).items()}
     return {name: value for name, value in held.items() if value}
 
 
-def _booked(instance: Instance) -> dict[str, object]:
+def _ledger_values(instance: Instance) -> dict[str, object]:
     books, numbers = instance.in_flight, ("_tokens", "_unseen", "_blocks", "_sequences", "_given_blocks")
     booked: dict[str, object] = {name: getattr(books, name)._numbers for name in numbers}
     booked |= {name: getattr(books, name) for name in ("_given", "_held", "_fresh", "_whole", "_chains", "_reserved")}

@@ -1,4 +1,4 @@
-"""The operator's door of the scheduler: what it tells, whom it hears, and that it cannot be made to do more."""
+"""The scheduler's admin socket: what it reports, who may connect, and that clients cannot harm it."""
 
 import asyncio
 import errno
@@ -32,8 +32,8 @@ ASK = b'{"ask": "links", "num_bytes": 1048576}\n'
 
 
 @asynccontextmanager
-async def standing(roles: str = "PD") -> AsyncIterator[tuple[FakeCluster, str]]:
-    """A cluster and its door, of a name of its own; the door closes with nobody inside."""
+async def admin_socket_open(roles: str = "PD") -> AsyncIterator[tuple[FakeCluster, str]]:
+    """A cluster and its admin socket under a unique name; closing the socket leaves no connection."""
     name = door_name("127.0.0.1", 0) + secrets.token_hex(8)
     async with asyncio.timeout(WAIT_S), FakeCluster(roles).serving() as cluster:
         keeping = asyncio.create_task(keep_door(name, LinkProbe(cluster.control.registry)))
@@ -49,7 +49,7 @@ def _listens(name: str) -> bool:
 
 
 async def ask(name: str, data: bytes) -> list[dict[str, Any]]:
-    """Send bytes to a door and return what it tells until it closes."""
+    """Send bytes to the socket and return its answer up to the end."""
     reader, writer = await asyncio.open_unix_connection("\0" + name)
     writer.write(data)
     told = await reader.read()
@@ -58,7 +58,7 @@ async def ask(name: str, data: bytes) -> list[dict[str, Any]]:
 
 
 async def test_every_pair_is_reported_before_and_after_measuring() -> None:
-    async with standing("PDD") as (cluster, name):
+    async with admin_socket_open("PDD") as (cluster, name):
         told = await ask(name, ASK)
 
         assert [next(iter(one)) for one in told] == ["measuring", "link", "measuring", "link", "end"]
@@ -79,7 +79,7 @@ async def test_every_pair_is_reported_before_and_after_measuring() -> None:
 
 
 async def test_zero_bytes_only_look() -> None:
-    async with standing() as (cluster, name):
+    async with admin_socket_open() as (cluster, name):
         told = await ask(name, b'{"ask": "links", "num_bytes": 0}\n')
 
         assert told[1]["link"]["error"] == ""
@@ -103,7 +103,7 @@ async def test_zero_bytes_only_look() -> None:
     ],
 )
 async def test_anything_else_is_refused_with_a_reason_and_measures_nothing(data: bytes, words: str) -> None:
-    async with standing() as (cluster, name):
+    async with admin_socket_open() as (cluster, name):
         (told,) = await ask(name, data)
 
         assert words in told["error"]
@@ -112,7 +112,7 @@ async def test_anything_else_is_refused_with_a_reason_and_measures_nothing(data:
 
 async def test_a_silent_client_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_socket, "_ASK_TIMEOUT_S", 0.05)
-    async with standing() as (_, name):
+    async with admin_socket_open() as (_, name):
         (told,) = await ask(name, b'{"ask": ')
 
         assert "within 0.05 s" in told["error"]
@@ -121,7 +121,7 @@ async def test_a_silent_client_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_process_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     monkeypatch.setattr(admin_socket, "_ROOT", 4712)
-    async with standing() as (cluster, name):
+    async with admin_socket_open() as (cluster, name):
         try:
             told = await ask(name, ASK)
         except ConnectionError:
@@ -132,7 +132,7 @@ async def test_a_process_of_another_user_is_refused(monkeypatch: pytest.MonkeyPa
 
 
 async def test_measurements_run_one_at_a_time_and_a_cancel_frees_the_slot() -> None:
-    async with standing() as (cluster, name):
+    async with admin_socket_open() as (cluster, name):
         cluster.instances[0].behaviour.deaf = True
         reader, writer = await asyncio.open_unix_connection("\0" + name)
         writer.write(ASK)
@@ -147,14 +147,14 @@ async def test_measurements_run_one_at_a_time_and_a_cancel_frees_the_slot() -> N
 
 
 async def until_measured(name: str) -> list[dict[str, Any]]:
-    """Ask until nobody else measures: when a connection's end is seen has no event here."""
+    """Retry while another client measures: no event reports when the server sees that a connection was closed."""
     while "error" in (told := await ask(name, ASK))[-1]:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     return told
 
 
 async def test_excess_clients_are_cut_and_the_socket_stays_open() -> None:
-    async with standing() as (_, name):
+    async with admin_socket_open() as (_, name):
         crowd = [await asyncio.open_unix_connection("\0" + name) for _ in range(40)]
         cut = [await asyncio.wait_for(reader.read(1), WAIT_S) for reader, _ in crowd[admin_socket._MAX_CLIENTS :]]
         for _, writer in crowd:
@@ -166,7 +166,7 @@ async def test_excess_clients_are_cut_and_the_socket_stays_open() -> None:
 
 
 async def until_measured_or_cut(name: str) -> list[dict[str, Any]]:
-    """As `until_measured`, also while there are too many askers."""
+    """As `until_measured`, also while there are too many clients."""
     while True:
         try:
             told = await ask(name, ASK)
@@ -183,14 +183,14 @@ async def test_an_unreadable_client_is_cut_and_the_socket_stays_open(
 ) -> None:
     connect = asyncio.open_unix_connection
 
-    async def fail_for_the_door(*args: Any, **kwargs: Any) -> Any:
+    async def fail_for_the_socket(*args: Any, **kwargs: Any) -> Any:
         if "sock" in kwargs:
             raise broken
         return await connect(*args, **kwargs)
 
-    async with standing() as (_, name):
+    async with admin_socket_open() as (_, name):
         with monkeypatch.context() as patch:
-            patch.setattr(asyncio, "open_unix_connection", fail_for_the_door)
+            patch.setattr(asyncio, "open_unix_connection", fail_for_the_socket)
             for _ in range(admin_socket._MAX_CLIENTS + 1):  # each gives its place back
                 with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
                     asker.connect("\0" + name)
@@ -210,7 +210,7 @@ def _is_cut(asker: socket.socket) -> bool:
 
 async def test_a_taken_socket_name_costs_only_the_admin_socket(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("WARNING", "pdserve.door")
-    async with standing() as (cluster, name):
+    async with admin_socket_open() as (cluster, name):
         await asyncio.wait_for(keep_door(name, LinkProbe(cluster.control.registry)), WAIT_S)
 
         assert "admin_socket_unavailable" in caplog.text
@@ -228,7 +228,7 @@ async def test_a_closed_admin_socket_leaves_no_connection_open(num_turns: int) -
             await asyncio.sleep(0)
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
-        for _ in range(8):  # a connection taken at the last moment is made, and ended, in turns of the loop
+        for _ in range(8):  # a connection accepted at the last moment is set up and closed in turns of the loop
             await asyncio.sleep(0)
 
         asker.settimeout(2)

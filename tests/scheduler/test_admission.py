@@ -1,4 +1,4 @@
-"""The queue on its own: order, front, leaving, and what a caller that goes away gives back."""
+"""The queue alone: its order, its head, leaving it, and what a cancelled caller gives back."""
 
 import asyncio
 from typing import Any
@@ -15,7 +15,7 @@ from wire.errors import NeverFits, Overloaded
 
 
 class _Room:
-    """Grants as long as there is room; a grant is just the prompt's id."""
+    """Grants while there is room; a grant is just the prompt's id."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -57,7 +57,7 @@ def waiting(prompt_id: str, num_tokens: int = 10, turn: int = 0, *, tenant: str 
 
 
 @virtual
-async def test_the_head_is_not_overtaken_and_the_front_comes_first() -> None:
+async def test_the_head_is_not_overtaken_and_returned_prompts_come_first() -> None:
     room = _Room(0)
     admission = Admission(ControlLimits(), room)
     for name in "abc":
@@ -71,7 +71,7 @@ async def test_the_head_is_not_overtaken_and_the_front_comes_first() -> None:
 
 
 @virtual
-async def test_one_that_never_fits_ends_and_the_next_continues() -> None:
+async def test_a_prompt_that_never_fits_fails_and_the_next_continues() -> None:
     room = _Room(1)
     admission = Admission(ControlLimits(), room)
     long = waiting("long", 1001)
@@ -84,7 +84,7 @@ async def test_one_that_never_fits_ends_and_the_next_continues() -> None:
 
 
 @virtual
-async def test_leaving_gives_back_a_place_or_a_grant() -> None:
+async def test_leaving_returns_the_place_or_the_grant() -> None:
     room = _Room(0)
     admission = Admission(ControlLimits(), room)
     first, second = waiting("first"), waiting("second")
@@ -100,7 +100,7 @@ async def test_leaving_gives_back_a_place_or_a_grant() -> None:
 
 
 @virtual
-async def test_a_place_whose_caller_was_cancelled_is_skipped() -> None:
+async def test_the_place_of_a_cancelled_caller_is_skipped() -> None:
     room = _Room(0)
     admission = Admission(ControlLimits(), room)
     gone, next_one = waiting("gone"), waiting("next")
@@ -132,7 +132,7 @@ async def test_a_request_of_many_prompts_alternates_with_others() -> None:
 
 
 @virtual
-async def test_one_without_room_is_passed_by_the_next_but_only_so_often() -> None:
+async def test_a_prompt_without_room_is_overtaken_a_limited_number_of_times() -> None:
     room = _Room(1000)
     room.largest = 100
     admission = Admission(ControlLimits(), room)
@@ -147,7 +147,7 @@ async def test_one_without_room_is_passed_by_the_next_but_only_so_often() -> Non
 
 
 @virtual
-async def test_a_prompt_passed_over_often_keeps_its_turn() -> None:
+async def test_a_prompt_overtaken_often_keeps_its_turn() -> None:
     room = _Room(1000)
     room.largest = 100
     admission = Admission(ControlLimits(), room)
@@ -160,7 +160,7 @@ async def test_a_prompt_passed_over_often_keeps_its_turn() -> None:
 
 
 @virtual
-async def test_where_one_that_all_wait_for_leaves_the_others_go_at_once() -> None:
+async def test_when_one_that_all_wait_for_leaves_the_others_go_at_once() -> None:
     room = _Room(1000)
     room.largest = 100
     admission = Admission(ControlLimits(), room)
@@ -195,7 +195,7 @@ async def test_changes_behind_a_long_queue_retry_no_prompt() -> None:
 
 
 @virtual
-async def test_many_changes_at_once_are_looked_at_once() -> None:
+async def test_many_simultaneous_changes_are_processed_once() -> None:
     room = _Room(0)
     admission = Admission(ControlLimits(), room)
     admission.enter(waiting("a"))
@@ -211,7 +211,7 @@ async def test_many_changes_at_once_are_looked_at_once() -> None:
 
 
 @virtual
-async def test_one_that_passes_is_paid_by_its_own_tenant() -> None:
+async def test_an_overtaking_prompt_is_charged_to_its_own_tenant() -> None:
     room = _Room(1000)
     room.largest = 100
     admission = Admission(ControlLimits(), room)
@@ -245,7 +245,7 @@ async def test_priorities_and_tenants_share_one_queue() -> None:
 
 
 @virtual
-async def test_a_key_that_filled_its_share_is_refused_and_another_is_not() -> None:
+async def test_a_key_that_filled_its_share_is_refused_and_others_are_not() -> None:
     admission = Admission(ControlLimits(max_queued_requests=4, num_tenants=2), _Room(0))
     for name in "xy":
         admission.check_room(1, 10, "a")
@@ -263,13 +263,13 @@ async def test_room_for_vectors_is_requested_while_one_waits() -> None:
     admission = Admission(ControlLimits(), room)
     vector = Waiting("vector", PromptFacts(10, 1, pooled=True))
 
-    def told() -> bool:
+    def room_requested() -> bool:
         admission.pump()
         return room.asked_for_staying
 
     admission.enter(waiting("a"))
-    assert not told()
+    assert not room_requested()
     admission.enter(vector)
-    assert told()
+    assert room_requested()
     admission.leave(vector)
-    assert not told()
+    assert not room_requested()

@@ -1,4 +1,4 @@
-"""--max-answer-bytes: what one request may make the scheduler hold, before it is computed and while it comes."""
+"""--max-answer-bytes: the memory that one request may take, checked before it is computed and while it runs."""
 
 import json
 from typing import Any

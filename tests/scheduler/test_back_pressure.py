@@ -30,12 +30,12 @@ class Watched(FakeInstance):
 
 
 def reserved(instance: FakeInstance) -> list[FakePrompt]:
-    """Return its prompts whose KV has not come yet."""
+    """Return its prompts whose KV has not arrived yet."""
     return [prompt for prompt in instance.prompts.values() if prompt.stage == "reserved"]
 
 
 @virtual
-async def test_a_reservation_is_made_only_when_prefill_can_start_in_its_next_step() -> None:
+async def test_reservations_wait_until_prefill_can_start_in_its_next_step() -> None:
     cluster = FakeCluster("PD", num_blocks=1000, max_num_seqs=100)
     cluster.kind = Watched
     async with cluster.serving():
@@ -49,11 +49,11 @@ async def test_a_reservation_is_made_only_when_prefill_can_start_in_its_next_ste
                 tasks.create_task(collect(cluster.control.dispatch, request(prompt)))
 
         assert len(uncomputed) == 40
-        assert max(uncomputed) <= 32  # a chunk: the step that is about to end takes all of it
+        assert max(uncomputed) <= 32  # a chunk: the step that is about to finish takes all of it
 
 
 @virtual
-async def test_a_reservation_is_made_only_when_prefill_has_the_blocks() -> None:
+async def test_reservations_wait_until_prefill_has_the_blocks() -> None:
     cluster = FakeCluster("PD", prefill_chunk_size=4096, max_num_seqs=100)
     cluster.kind = Watched
     cluster.descriptions[0] = dataclasses.replace(cluster.descriptions[0], num_blocks=8)
@@ -73,7 +73,7 @@ async def test_a_reservation_is_made_only_when_prefill_has_the_blocks() -> None:
 
 
 class SlowLink(FakeInstance):
-    """Its KV takes `slow_s` seconds more to the instances named there."""
+    """A prefill instance that takes `slow_s` seconds more to send KV to some instances."""
 
     def __init__(self, description: InstanceDescription, peers: dict[str, FakeInstance]) -> None:
         super().__init__(description, peers)
@@ -92,14 +92,14 @@ class SlowLink(FakeInstance):
 
 @dataclass(frozen=True)
 class Paces:
-    """How long requests took, by (prefill, decode) instance, and the most that waited at once for the first link."""
+    """Durations of requests by (prefill, decode) instance, and the maximum that waited at once for the first link."""
 
     by_pair: dict[tuple[str | None, str | None], list[float]]
     most_held: int
 
 
 async def paces(slow_s: float) -> Paces:
-    """Run 300 requests on 2 x 2 instances whose first link takes `slow_s` more."""
+    """Run 300 requests on 2 x 2 instances whose first link takes `slow_s` longer."""
     cluster = FakeCluster("PPDD", max_num_seqs=32)
     cluster.kind = SlowLink
     took: dict[tuple[str | None, str | None], list[float]] = {}
@@ -135,11 +135,11 @@ async def test_a_slow_link_slows_its_own_requests_only() -> None:
     before = max(seconds for pair, times in even.by_pair.items() for seconds in times if pair != slow)
     after = max(seconds for pair, times in uneven.by_pair.items() for seconds in times if pair != slow)
     assert after <= 2 * before
-    assert uneven.most_held <= 8  # a quarter of decode's seats, and few enough tokens
+    assert uneven.most_held <= 8  # a quarter of decode's sequences, and few enough tokens
 
 
 @virtual
-async def test_prefill_holds_no_more_finished_kv_than_its_bound_and_goes_on_when_it_is_gone() -> None:
+async def test_prefill_bounds_its_finished_kv_and_continues_when_it_is_gone() -> None:
     cluster = FakeCluster("PD", prefill_chunk_size=100, max_num_seqs=100)
     cluster.descriptions[1] = dataclasses.replace(cluster.descriptions[1], num_blocks=1000)
     async with cluster.serving():
@@ -154,11 +154,11 @@ async def test_prefill_holds_no_more_finished_kv_than_its_bound_and_goes_on_when
             await asyncio.sleep(0.01)
 
         assert all(reader.result().finishes for reader in readers)
-        assert 32 <= most <= 45  # half the pool, and the two prompts under way when it was reached
+        assert 32 <= most <= 45  # half the pool, and the two prompts in progress when it was reached
 
 
 @virtual
-async def test_a_refusal_of_prefill_is_waited_out_and_frees_the_reservation() -> None:
+async def test_a_prefill_refusal_is_retried_and_frees_the_reservation() -> None:
     cluster = FakeCluster("PD")
     cluster.kind = RefusesPrefill
     async with cluster.serving():
@@ -174,7 +174,7 @@ async def test_a_refusal_of_prefill_is_waited_out_and_frees_the_reservation() ->
 
 
 class RefusesPrefill(FakeInstance):
-    """Says of its next `refusals` prompts that it holds too much KV."""
+    """Refuses its next `refusals` prompts because it holds too much KV."""
 
     refusals = 0
 
@@ -187,7 +187,7 @@ class RefusesPrefill(FakeInstance):
 
 
 @virtual
-async def test_a_long_prompt_is_not_starved_by_short_ones_and_they_go_on_after_it() -> None:
+async def test_a_long_prompt_is_not_starved_by_short_ones_that_follow() -> None:
     async with FakeCluster("PD", prefill_chunk_size=1024, max_num_seqs=100).serving() as cluster:
         dispatch, loop = cluster.control.dispatch, asyncio.get_running_loop()
         cluster.instances[1].behaviour.step_s = 0.05
@@ -199,7 +199,7 @@ async def test_a_long_prompt_is_not_starved_by_short_ones_and_they_go_on_after_i
                 await asyncio.sleep(0.02)
 
         sending = asyncio.create_task(send_shorts())
-        await until(lambda: cluster.blocks_used[1] > 40)  # as many as come, leave: it stays as full as this
+        await until(lambda: cluster.blocks_used[1] > 40)  # as many arrive as leave: it stays as full as this
         long = tuple(range(50 * 16))
         began = loop.time()
         await collect(dispatch, request(long))
@@ -212,7 +212,7 @@ async def test_a_long_prompt_is_not_starved_by_short_ones_and_they_go_on_after_i
 
 
 @virtual
-async def test_a_wait_for_blocks_ends_at_the_request_s_limit_and_says_the_values() -> None:
+async def test_a_wait_for_blocks_ends_at_the_requests_limit_with_the_values() -> None:
     async with FakeCluster("PD", max_num_seqs=100, prefill_chunk_size=1024).serving() as cluster:
         dispatch = cluster.control.dispatch
         cluster.instances[1].behaviour.step_s = 0.5

@@ -1,4 +1,4 @@
-"""What a client may send wrong: always an OpenAI error body that names the field, never 422, never a crash."""
+"""Invalid requests: always an OpenAI error body that names the field, never 422, never a crash."""
 
 from typing import Any
 
@@ -152,7 +152,7 @@ async def test_a_bad_field_is_400_that_names_it_on_both_surfaces(serve: Any, fie
     ids=["ids", "choices", "documents", "tokens", "bias"],
 )
 async def test_many_wrong_values_are_not_described_one_by_one(serve: Any, path: str, fields: Any, words: str) -> None:
-    """A description costs 2 us: a million of them hold up all other requests."""
+    """A description costs 2 us: a million of them would block all other requests."""
     async with serve() as served:
         error = (await served.client.post(path, json={"prompt": "a"} | fields)).json()["error"]
 
@@ -237,7 +237,7 @@ async def test_max_tokens_beyond_the_model_alone_is_400(serve: Any) -> None:
 @pytest.mark.parametrize(
     "seed", ["18446744073709551617", "-99999999999999999999", "9223372036854775808", "1e30", "2.5"]
 )
-async def test_a_seed_out_of_range_is_shown_as_typed(serve: Any, seed: str) -> None:
+async def test_a_seed_out_of_range_is_quoted_as_typed(serve: Any, seed: str) -> None:
     async with serve() as served:
         answer = await served.client.post("/v1/completions", content=f'{{"prompt": "hi", "seed": {seed}}}')
 
@@ -260,7 +260,7 @@ async def test_an_unknown_model_is_404(serve: Any) -> None:
         b"[" * 100_000, b'{"tools": ' + b"[" * 900 + b"]" * 900 + b"}", b'{"a": ' + b'{"a": ' * 64 + b"1" + b"}" * 65,
     ],
 )  # fmt: skip
-async def test_a_body_that_is_no_sane_json_object_is_400(serve: Any, content: bytes) -> None:
+async def test_a_body_that_is_not_a_sane_json_object_is_400(serve: Any, content: bytes) -> None:
     async with serve() as served:
         response = await served.client.post(
             "/v1/completions", content=content, headers={"content-type": "application/json"}
@@ -298,7 +298,7 @@ async def test_a_body_over_the_limit_is_413(serve: Any) -> None:
         pytest.param(b"[" + b"1," * 7_000_000 + b"1]", VALUES, id="values"),
     ],
 )
-async def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(serve: Any, many: bytes, limit: str) -> None:
+async def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(serve: Any, many: bytes, limit: str) -> None:
     async with serve() as served:
         body = b'{"model": "%b", "prompt": "hi", "user": "a \\" b \\\\", "x": %b}' % (served.model.encode(), many)
         answer = await served.client.post("/v1/completions", content=body)
@@ -344,7 +344,7 @@ async def test_wrong_paths_and_methods_get_a_json_error(serve: Any, method: str,
         assert (response.status_code, response.json()["error"]["code"]) == (status, status)
 
 
-async def test_a_wrong_path_or_method_is_named_with_what_there_is(serve: Any) -> None:
+async def test_a_wrong_path_or_method_gets_the_valid_ones(serve: Any) -> None:
     async with serve() as served:
         path = await served.client.post("/v1/" + "x" * 500)
         method = await served.client.get("/v1/completions")
@@ -357,7 +357,7 @@ async def test_a_wrong_path_or_method_is_named_with_what_there_is(serve: Any) ->
     ("given", "shown"),
     [("abc-1", "abc-1"), ("a b\x1b[31m<x>", "ab31mx"), ("x" * 500, "x" * 128), ("<>", None), (None, None)],
 )
-async def test_the_clients_request_id_is_only_echoed_and_cleaned(serve: Any, given: str | None, shown: Any) -> None:
+async def test_the_clients_request_id_is_only_echoed_and_sanitised(serve: Any, given: str | None, shown: Any) -> None:
     async with serve() as served:
         headers = {} if given is None else {"x-request-id": given}
         body = {"model": served.model, "prompt": "hi"}
@@ -368,7 +368,7 @@ async def test_the_clients_request_id_is_only_echoed_and_cleaned(serve: Any, giv
         assert given is None or given not in served.dispatcher.requests[0].request_id
 
 
-async def test_the_config_sets_the_caps(serve: Any) -> None:
+async def test_the_config_sets_the_limits(serve: Any) -> None:
     async with serve(max_n=2, max_prompts=2, max_stop_strings=1, max_stop_chars=3) as served:
         answers = [
             await served.client.post("/v1/completions", json={"model": served.model, "prompt": "a"} | fields)
@@ -389,7 +389,7 @@ async def test_a_large_body_is_parsed_and_refused_by_its_length_alone(serve: Any
         assert "the prompt has 200000" in nested.json()["error"]["message"]
 
 
-async def test_refusals_fill_no_log(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_refusals_do_not_fill_the_log(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "pdserve.api")
     async with serve() as served:
         for number in range(100):

@@ -1,4 +1,4 @@
-"""A burst of requests is spread over turns of the event loop."""
+"""A burst of requests is spread over several turns of the event loop."""
 
 import asyncio
 import itertools
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 
 class _Turns:
-    """Counts the loop's turns."""
+    """Counts the turns of the loop."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -29,7 +29,7 @@ class _Turns:
         self._next.cancel()
 
 
-async def test_so_many_begin_at_once_and_all_in_order() -> None:
+async def test_a_limited_number_begins_at_once_and_all_in_order() -> None:
     turnstile, turns = BurstLimit(4, 3), _Turns()
     began: list[tuple[int, int]] = []
 
@@ -58,7 +58,7 @@ async def test_one_request_alone_does_not_wait() -> None:
     turns.end()
 
 
-async def test_one_that_went_away_takes_no_place() -> None:
+async def test_a_request_that_was_cancelled_takes_no_place() -> None:
     turnstile = BurstLimit(1, 1)
     first, gone, later = (asyncio.create_task(turnstile.enter()) for _ in range(3))
     await asyncio.sleep(0)
@@ -71,7 +71,7 @@ async def test_one_that_went_away_takes_no_place() -> None:
     assert not turnstile._waiting
 
 
-async def test_the_gate_spreads_only_work() -> None:
+async def test_the_gate_delays_only_work_requests() -> None:
     began: Counter[tuple[str, int]] = Counter()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""Instances die, freeze, get stuck and come back while requests run: each request ends once and nothing is left."""
+"""Instances die, freeze, get stuck and return while requests run: each request ends once and leaves nothing behind."""
 
 import asyncio
 import random
@@ -40,14 +40,14 @@ async def test_every_request_ends_once_whatever_the_instances_do(seed: int) -> N
 
 
 def idle(instance: Instance) -> bool:
-    """Whether the ledger say that the instance has nothing of ours."""
+    """Whether the ledger has nothing of ours on the instance."""
     ledger = instance.in_flight
     counted = (ledger.outstanding_tokens, ledger.sequences, ledger.blocks_free) == (0, 0, ledger.load.blocks_total)
     return counted and not ledger._chains and not ledger._prefixes._running
 
 
 async def ask(cluster: FakeCluster, prompt: tuple[int, ...], max_tokens: int, *, leave: bool) -> list[int] | None:
-    """Return the tokens of an answer, None where it failed in words or the client went away."""
+    """Return the tokens of an answer, None where it failed with a message or the client disconnected."""
     try:
         async with asyncio.timeout(0.2 if leave else 3600.0):
             asked = request(prompt, max_tokens=max_tokens)
@@ -57,7 +57,7 @@ async def ask(cluster: FakeCluster, prompt: tuple[int, ...], max_tokens: int, *,
 
 
 async def break_things(cluster: FakeCluster, rng: random.Random) -> None:
-    """For a while, break a random instance and mend it later."""
+    """For a while, break a random instance and repair it later."""
     for _ in range(12):
         await asyncio.sleep(rng.random() * 4)
         index = rng.randrange(5)

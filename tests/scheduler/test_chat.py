@@ -35,7 +35,7 @@ async def test_the_guides_request_is_served_verbatim(serve: Any) -> None:
         assert served.dispatcher.requests[0].params.temperature == 0
 
 
-async def test_the_prompt_is_the_models_template(serve: Any) -> None:
+async def test_the_prompt_is_rendered_by_the_models_template(serve: Any) -> None:
     parts = [{"type": "text", "text": "hi"}]
     messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": parts}]
     async with serve() as served:
@@ -71,7 +71,7 @@ async def test_max_tokens_defaults_to_the_context_left(serve: Any) -> None:
         assert 0 <= request.params.seed < 2**63
 
 
-async def test_max_completion_tokens_wins_over_max_tokens(serve: Any) -> None:
+async def test_max_completion_tokens_overrides_max_tokens(serve: Any) -> None:
     body = {"messages": HELLO, "max_tokens": 9, "max_completion_tokens": 3}
     async with serve() as served:
         await served.client.post("/v1/chat/completions", json=body | {"model": served.model})
@@ -123,7 +123,7 @@ async def test_a_model_without_a_template_serves_completions_only(serve: Any, ma
         assert "no chat template" in chat.json()["error"]["message"]
 
 
-async def test_a_template_may_refuse_the_messages_in_its_own_words(serve: Any, make_model: Any) -> None:
+async def test_a_template_may_refuse_the_messages_with_its_own_text(serve: Any, make_model: Any) -> None:
     folder = make_model(chat_template="{{ raise_exception('roles must alternate') }}")
     async with serve(folder=folder) as served:
         response = await served.client.post("/v1/chat/completions", json={"model": str(folder), "messages": HELLO})
@@ -147,7 +147,7 @@ async def test_unknown_fields_are_ignored_and_neutral_values_pass(serve: Any) ->
         assert response.status_code == 200, response.text
 
 
-async def test_max_tokens_left_out_is_what_model_and_pool_hold(serve: Any) -> None:
+async def test_default_max_tokens_is_what_model_and_pool_hold(serve: Any) -> None:
     async with serve(most=40) as served:
         for most in (None, 50):
             body = {"model": served.model, "messages": HELLO, "max_tokens": most}

@@ -1,4 +1,4 @@
-"""What a request may say of its chat template."""
+"""The options of a request for its chat template."""
 
 import inspect
 from typing import Any
@@ -42,7 +42,7 @@ def test_an_invalid_template_is_refused(template: str, words: str) -> None:
         ChatSettings().check(ChatOptions(template=template))
 
 
-def test_a_template_at_the_limit_is_taken() -> None:
+def test_a_template_at_the_size_limit_is_accepted() -> None:
     ChatSettings().check(ChatOptions(template="a" * MAX_TEMPLATE_BYTES))
 
 
@@ -54,8 +54,8 @@ def test_a_reserved_name_is_refused_by_name(name: str) -> None:
     assert refused.value.param == f"chat_template_kwargs.{name}"
 
 
-def test_no_argument_of_transformers_own_can_be_smuggled_in() -> None:
-    """What apply_chat_template takes by name, and the fields of the request, reach no template as variables."""
+def test_no_argument_of_apply_chat_template_is_passed_through() -> None:
+    """Arguments of apply_chat_template and fields of the request reach no template as variables."""
     theirs = set(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {"kwargs"}
 
     assert theirs <= RESERVED_KWARGS
@@ -72,7 +72,7 @@ def test_kwargs_are_bounded_in_bytes() -> None:
         ChatSettings().check(ChatOptions(template_kwargs={"a": "\ud800"}))
 
 
-def test_a_document_that_is_no_object_is_named() -> None:
+def test_a_document_that_is_not_an_object_is_named() -> None:
     documents: Any = [{"title": "t", "text": "x"}, "x"]
 
     with pytest.raises(InvalidRequest, match=r"documents\.1 is not an object"):
@@ -105,6 +105,6 @@ def test_templates_of_requests_are_off_where_a_key_is_set(flags: list[str], keye
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", '{"messages": []}', '{"bos_token": "x"}', "true"])
-def test_default_kwargs_that_cannot_be_are_refused_at_the_start(text: str) -> None:
+def test_invalid_default_kwargs_are_refused_at_startup(text: str) -> None:
     with pytest.raises(ConfigError, match="--default-chat-template-kwargs"):
         parse([*NEEDED, "--default-chat-template-kwargs", text])

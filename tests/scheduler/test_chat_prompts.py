@@ -1,4 +1,4 @@
-"""Conversations to token ids, held to transformers' tokenizer of the same folder."""
+"""From conversations to token ids, compared with transformers' tokenizer of the same folder."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -68,7 +68,7 @@ async def test_special_tokens_are_added_on_request(make_model: MakeModel) -> Non
     assert added[1:] == plain
 
 
-async def test_default_kwargs_give_way_to_the_requests(model_folder: Path) -> None:
+async def test_default_kwargs_are_overridden_by_the_requests(model_folder: Path) -> None:
     settings = ChatSettings(default_kwargs={"tone": "dry", "length": 1})
     shows = ChatOptions(template="{{ tone }}{{ length }}", template_kwargs={"tone": "warm"})
 
@@ -94,7 +94,7 @@ async def test_special_tokens_are_read_from_either_file(make_model: MakeModel) -
     assert files.special_tokens == {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
 
 
-async def test_a_model_without_template_takes_the_requests_alone(make_model: MakeModel) -> None:
+async def test_a_model_without_template_accepts_only_the_requests_template(make_model: MakeModel) -> None:
     async with opened(make_model(chat_template=None)) as tokens:
         await tokens.start()
         with pytest.raises(InvalidRequest, match="has no chat template"):
@@ -102,7 +102,7 @@ async def test_a_model_without_template_takes_the_requests_alone(make_model: Mak
         assert await tokens.render_chat(TALK, ChatOptions(template="{{ messages[0].content }}")) == "hello world"
 
 
-async def test_a_conversation_longer_than_the_model_is_the_messages_fault(model_folder: Path) -> None:
+async def test_a_conversation_longer_than_the_model_is_an_error_of_messages(model_folder: Path) -> None:
     async with opened(model_folder) as tokens:
         with pytest.raises(PromptTooLong) as refused:
             await tokens.encode_chat([{"role": "user", "content": "a" * 100_000}])
@@ -120,7 +120,7 @@ async def test_forbidden_fields_are_refused_on_both_routes(model_folder: Path, o
 
 
 @pytest.mark.covers("A5.74")
-async def test_an_invalid_operators_template_ends_the_start(model_folder: Path) -> None:
+async def test_an_invalid_operators_template_stops_the_start(model_folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"--chat-template \./nothing\.jinja: no such file"):
         read_model_files(str(model_folder), chat_template="./nothing.jinja")
     async with opened(model_folder, template="{% for %}") as tokens:

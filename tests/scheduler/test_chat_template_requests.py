@@ -1,4 +1,4 @@
-"""What a request says of its chat template, over HTTP, at every door that takes `messages`."""
+"""Chat template options of a request over HTTP, on every route that takes `messages`."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ LOOPS = "{% for m in messages %}{% for part in m.content %}[{{ part.type }}:{{ p
 
 
 async def prompt_of(served: Any, **fields: Any) -> str:
-    """Return the text that a chat made of `fields` continues."""
+    """Return the text that the model continues for a chat with `fields`."""
     body = {"model": served.model, "messages": HELLO} | fields
     response = await served.client.post("/v1/chat/completions", json=body)
     assert response.status_code == 200, response.text
@@ -22,7 +22,7 @@ async def prompt_of(served: Any, **fields: Any) -> str:
 
 
 async def refusals_of(served: Any, **fields: Any) -> list[dict[str, Any]]:
-    """Return the errors of all doors."""
+    """Return the error of each route."""
     body = {"model": served.model, "messages": HELLO} | fields
     responses = [await served.client.post(door, json=body) for door in DOORS]
     assert [response.status_code for response in responses] == [400, 400, 400], [r.text for r in responses]
@@ -40,7 +40,7 @@ async def test_a_requests_template_gets_its_variables_and_documents(serve: Any) 
         assert text == "hello|dry|fox|True"
 
 
-async def test_the_operators_variables_are_there_and_give_way(serve: Any) -> None:
+async def test_the_operators_variables_are_defaults(serve: Any) -> None:
     async with serve(default_chat_template_kwargs='{"mood": "dry", "pace": "slow"}') as served:
         text = await prompt_of(served, chat_template="{{ mood }} {{ pace }}", chat_template_kwargs={"mood": "warm"})
 
@@ -56,7 +56,7 @@ async def test_parts_reach_a_template_that_loops_over_them(serve: Any) -> None:
         assert "a\nb<|im_end|>" in await prompt_of(served, messages=messages)
 
 
-async def test_the_format_of_contents_is_the_operators(serve: Any) -> None:
+async def test_the_content_format_is_the_operators(serve: Any) -> None:
     async with serve(chat_template_content_format="string") as served:
         messages = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
 
@@ -168,7 +168,7 @@ async def test_the_operators_template_is_a_file_or_the_text_itself(
         ("{{ 'a' * 10**9 }}", "MemoryError"),
     ],
 )
-async def test_a_template_that_came_with_a_model_is_trusted_no_more(
+async def test_a_models_template_is_trusted_no_more_than_a_requests(
     serve: Any, make_model: Any, template: str, words: str
 ) -> None:
     async with serve(folder=make_model(chat_template=template)) as served:

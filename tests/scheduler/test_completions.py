@@ -109,7 +109,7 @@ async def test_a_stop_token_ends_the_text_and_is_the_stop_reason(serve: Any, mod
         assert shown["choices"][0]["text"] == text + "<|im_end|>"
 
 
-async def test_ignore_eos_keeps_the_models_own_ends_out_of_the_stop_ids(serve: Any) -> None:
+async def test_ignore_eos_drops_the_models_eos_ids_from_the_stop_ids(serve: Any) -> None:
     async with serve() as served:
         body = {"model": served.model, "prompt": "hi", "stop_token_ids": [5]}
         await served.client.post("/v1/completions", json=body)
@@ -122,7 +122,7 @@ async def test_ignore_eos_keeps_the_models_own_ends_out_of_the_stop_ids(serve: A
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("stop", ["o w", "world", "你好", ["zzz", "好"], "!"])
-async def test_text_ends_before_the_stop_string_and_no_part_of_it_leaks(serve: Any, stream: bool, stop: Any) -> None:
+async def test_text_ends_before_the_stop_string_without_any_part_of_it(serve: Any, stream: bool, stop: Any) -> None:
     says = "hello world 你好 good morning"
     async with serve(says) as served:
         body = {"model": served.model, "prompt": "hi", "stop": stop, "stream": stream, "max_tokens": 100}
@@ -152,7 +152,7 @@ async def test_stop_strings_count_only_after_min_tokens(serve: Any) -> None:
         assert choice["text"] == "hello "
 
 
-async def test_a_stream_interleaves_choices_and_ends_each_once(serve: Any) -> None:
+async def test_a_stream_interleaves_choices_and_finishes_each_once(serve: Any) -> None:
     async with serve("hello world") as served:
         body = {
             "model": served.model, "prompt": ["a", "b"], "n": 2, "stream": True,
@@ -197,7 +197,7 @@ async def test_a_failure_before_the_first_token_is_an_http_status(serve: Any) ->
     ],
     ids=["hand-off", "grammar"],
 )
-async def test_a_failure_in_mid_stream_is_an_error_event_and_nothing_after(
+async def test_a_failure_in_mid_stream_is_an_error_event_and_ends_it(
     serve: Any, error: PdserveError, fields: dict[str, Any], told: tuple[int, str | None, str]
 ) -> None:
     async with serve() as served:
@@ -223,7 +223,7 @@ async def test_a_full_queue_is_429_with_retry_after(serve: Any) -> None:
 
 @pytest.mark.covers("B.errors.9")
 @pytest.mark.parametrize("error", [InternalError("0x7f at /home/secret"), ZeroDivisionError("/home/secret")])
-async def test_a_defect_is_500_with_the_request_id_and_no_internals(serve: Any, error: Any) -> None:
+async def test_an_internal_error_is_500_with_the_request_id_and_no_details(serve: Any, error: Any) -> None:
     async with serve() as served:
         served.dispatcher.refuse_with = error
         response = await served.client.post("/v1/completions", json={"model": served.model, "prompt": "hi"})

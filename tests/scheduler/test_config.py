@@ -29,7 +29,7 @@ def test_flags_take_both_spellings_and_engine_flags_are_accepted() -> None:
     assert (made.engine.port, made.options.stall_timeout, made.options.max_body_bytes) == (0, 3, 2**20)
 
 
-def test_the_guides_variables_are_read_and_flags_beat_them() -> None:
+def test_the_guides_variables_are_read_and_flags_override_them() -> None:
     variables = {"GLOBAL_RANK_TABLE_FILE_PATH": "/t.json", "NODE_PORTS": "8088,8089", "USE_OPENAI": "1"}
 
     assert config(**variables).options.node_ports == (8088, 8089)

@@ -1,4 +1,4 @@
-"""What content a template takes, told from its source."""
+"""The content format of a template, detected from its source."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Conversations as templates take them, held to transformers' own apply_chat_template."""
+"""Conversations as templates get them, compared with transformers' apply_chat_template."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ TALK = [
 
 
 def in_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Say the same in parts."""
+    """Return the same content in parts."""
     return [m | {"content": [{"type": "text", "text": m["content"]}]} for m in messages]
 
 
@@ -47,7 +47,7 @@ def ours(template: str, messages: list[dict[str, Any]], open_last: bool = False,
 
 
 def theirs(template: str, messages: list[dict[str, Any]], open_last: bool = False, **context: Any) -> str:
-    """Render as apply_chat_template does, which leaves nulls out before it hands messages on."""
+    """Render as apply_chat_template does, which drops nulls before it passes messages on."""
     without_nulls = [{k: v for k, v in m.items() if v is not None} for m in messages]
     texts, _ = render_jinja_template(
         conversations=[without_nulls], chat_template=template, continue_final_message=open_last, **context
@@ -60,13 +60,13 @@ def theirs(template: str, messages: list[dict[str, Any]], open_last: bool = Fals
     "context", [{}, {"add_generation_prompt": True, "bos_token": "<s>"}], ids=["as it is", "asked"]
 )
 @pytest.mark.parametrize("open_last", [False, True])
-def test_texts_equal_transformers_own(template: str, context: dict[str, Any], open_last: bool) -> None:
+def test_texts_render_as_in_transformers(template: str, context: dict[str, Any], open_last: bool) -> None:
     assert ours(template, TALK, open_last, **context) == theirs(template, TALK, open_last, **context)
 
 
 @pytest.mark.parametrize("template", [TAKES_PARTS, TAKES_EITHER])
 @pytest.mark.parametrize("open_last", [False, True])
-def test_parts_equal_transformers_own(template: str, open_last: bool) -> None:
+def test_parts_render_as_in_transformers(template: str, open_last: bool) -> None:
     messages = in_parts(TALK)
 
     assert ours(template, messages, open_last) == theirs(template, messages, open_last)
@@ -74,7 +74,7 @@ def test_parts_equal_transformers_own(template: str, open_last: bool) -> None:
 
 @pytest.mark.parametrize("content", ["", " ", "a", "a ", "a\n\n", " a b", "PDSERVE_WRITES_ON_FROM_HERE", "你好\u3000"])
 @pytest.mark.parametrize("template", [TAKES_TEXT, TRIMS])
-def test_a_message_left_open_ends_where_transformers_ends_it(template: str, content: str) -> None:
+def test_an_open_message_ends_where_transformers_ends_it(template: str, content: str) -> None:
     messages = [*TALK[:-1], {"role": "assistant", "content": content}]
 
     assert ours(template, messages, open_last=True) == theirs(template, messages, open_last=True)
@@ -99,7 +99,7 @@ def test_the_last_text_part_is_the_one_left_open() -> None:
         (TAKES_PARTS, {"role": "a", "content": [{"type": "image"}]}, "no text to continue"),
     ],
 )
-def test_where_transformers_cannot_leave_it_open_neither_can_we(
+def test_an_open_message_is_refused_where_transformers_refuses_it(
     template: str, message: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
@@ -117,11 +117,11 @@ def test_reasoning_is_found_under_each_of_its_names(name: str) -> None:
 
 
 def test_a_text_becomes_a_part_where_the_template_loops_over_parts() -> None:
-    """What transformers does not: there a text would be printed letter by letter, or not at all."""
+    """Unlike transformers, where a text would be printed letter by letter, or not at all."""
     assert ours(TAKES_PARTS, TALK) == theirs(TAKES_PARTS, in_parts(TALK))
 
 
-def test_parts_become_lines_where_the_template_takes_text() -> None:
+def test_parts_become_lines_where_the_template_expects_text() -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
 
     assert ours(TRIMS, messages) == "[user]\na\nb\n\n"
@@ -139,7 +139,7 @@ def test_documents_and_tools_reach_the_template() -> None:
     assert ours(THINKS, TALK, **context) == theirs(THINKS, TALK, **context)
 
 
-def test_the_mark_is_cut_at_its_last_place() -> None:
+def test_the_marker_is_cut_at_its_last_occurrence() -> None:
     marked, text = left_open([{"role": "a", "content": "x"}], "content")
     printed = marked[0]["content"]
 

@@ -1,4 +1,4 @@
-"""Pages of other origins: none by default, those that are named, and preflight without a key."""
+"""CORS: no origin by default, only configured ones, and preflight requests without a key."""
 
 import json
 
@@ -25,7 +25,7 @@ async def test_no_origin_is_allowed_by_default(serve: Serve) -> None:
 
 
 @pytest.mark.covers("B.headers.2")
-async def test_named_origins_may(serve: Serve) -> None:
+async def test_configured_origins_are_allowed(serve: Serve) -> None:
     async with serve(allowed_origins=("https://app.example",)) as served:
         preflight = await served.client.options("/v1/completions", headers=PREFLIGHT)
         answer = await served.client.get("/v1/models", headers={"origin": "https://app.example"})
@@ -36,7 +36,7 @@ async def test_named_origins_may(serve: Serve) -> None:
     assert "access-control-allow-origin" not in stranger.headers
 
 
-async def test_a_stream_from_our_own_server_names_them_too(serve: Serve) -> None:
+async def test_a_stream_from_our_own_server_has_cors_headers_too(serve: Serve) -> None:
     async with serve(allowed_origins=("https://app.example",)) as served:
         exchange, pipe = exchange_for("/v1/completions", [(b"origin", b"https://app.example")])
         exchange.feed(json.dumps({"model": served.model, "prompt": "hi", "stream": True}).encode())
@@ -47,7 +47,7 @@ async def test_a_stream_from_our_own_server_names_them_too(serve: Serve) -> None
     assert pipe.written.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
-def test_lists_are_json_as_vllms() -> None:
+def test_lists_are_json_as_in_vllm() -> None:
     options = parse(["--model", "m", "--allowed-origins", '["a","b"]', "--allowed-methods", "GET"]).options
 
     assert (options.allowed_origins, options.allowed_methods) == (("a", "b"), ("GET",))
@@ -62,6 +62,6 @@ def test_credentials_need_origins_by_name(origins: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("text", ["[1]", "[", '[["a"]]'])
-def test_what_is_no_list_of_texts_is_refused(text: str) -> None:
+def test_a_value_that_is_not_a_list_of_texts_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="not a JSON list of texts"):
         parse(["--model", "m", "--allowed-origins", text])

@@ -1,4 +1,4 @@
-"""What is counted while requests run, and what vLLM's names say of it."""
+"""What is counted while requests run, and the same under vLLM's metric names."""
 
 import dataclasses
 import re
@@ -17,7 +17,7 @@ from wire.types import LoadSnapshot, Pooling, Role, SamplingParams, StageTimes
 
 
 def _request(*prompts: int, **params: Any) -> GenerationRequest:
-    """A request of prompts of these many tokens."""
+    """A request with prompts of these lengths in tokens."""
     made = tuple((1,) * length for length in prompts)
     return GenerationRequest("r", made, SamplingParams(**{"max_tokens": 16, **params}), 30.0, 10.0)
 
@@ -73,19 +73,19 @@ def test_a_requests_outcome_is_under_vllms_metric_names() -> None:
     assert value("inter_token_latency_seconds_bucket", 'le="0.4"') == 0
 
 
-def test_vllm_s_histograms_have_vllm_s_edges_and_ours_ours() -> None:
+def test_vllms_histograms_have_vllms_boundaries_and_ours_have_ours() -> None:
     text = Metrics(model_name="m", max_model_len=64).render().decode()
 
-    def edges(name: str) -> list[str]:
+    def boundaries(name: str) -> list[str]:
         return re.findall(rf'^{name}_bucket{{.*?le="([^"]+)".*}} ', text, re.M)
 
-    assert edges("vllm:request_params_n") == ["1.0", "2.0", "5.0", "10.0", "20.0", "+Inf"]
-    assert edges("vllm:request_prompt_tokens") == ["1.0", "2.0", "5.0", "10.0", "20.0", "50.0", "+Inf"]
-    assert "0.02" in edges("vllm:time_to_first_token_seconds")
-    assert "0.02" not in edges("pdserve_time_to_first_token_seconds")
+    assert boundaries("vllm:request_params_n") == ["1.0", "2.0", "5.0", "10.0", "20.0", "+Inf"]
+    assert boundaries("vllm:request_prompt_tokens") == ["1.0", "2.0", "5.0", "10.0", "20.0", "50.0", "+Inf"]
+    assert "0.02" in boundaries("vllm:time_to_first_token_seconds")
+    assert "0.02" not in boundaries("pdserve_time_to_first_token_seconds")
 
 
-def test_token_edges_end_at_the_model_s_length() -> None:
+def test_token_boundaries_end_at_the_models_length() -> None:
     assert vllm_tokens(200) == (1, 2, 5, 10, 20, 50, 100, 200)
     assert vllm_tokens(199)[-1] == 100
 
@@ -181,10 +181,10 @@ def test_each_instance_reports_the_tokens_of_its_steps() -> None:
     assert steps['vllm:iteration_tokens_total_bucket{engine="0",le="1.0",model_name="m"}'] == 3
     assert steps['vllm:iteration_tokens_total_bucket{engine="0",le="16384.0",model_name="m"}'] == 5
     assert steps['vllm:iteration_tokens_total_bucket{engine="0",le="+Inf",model_name="m"}'] == 6
-    assert len(steps) == len(counts) + 2, "the other instance tells none"
+    assert len(steps) == len(counts) + 2, "the other instance reports none"
 
 
-def test_two_lives_of_one_entry_are_one_sample() -> None:
+def test_two_processes_of_one_entry_are_one_sample() -> None:
     loads = [LoadSnapshot(100, used, 0, 0, 0, 0, 0, 0, 0.0) for used in (10, 20)]
     view = _view(
         *(
@@ -213,7 +213,7 @@ def test_http_requests_total_leaves_out_monitoring_routes() -> None:
     }
 
 
-def test_the_process_s_own_memory_and_time_are_there() -> None:
+def test_the_process_memory_and_time_are_exported() -> None:
     found = _samples(Metrics())
 
     assert found["process_resident_memory_bytes"] > 1e6

@@ -1,4 +1,4 @@
-"""The sum of numbers by prompt, against adding them up."""
+"""A running sum of numbers by prompt, compared with adding them up."""
 
 from hypothesis import given
 from hypothesis import strategies as st

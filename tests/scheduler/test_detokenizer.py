@@ -1,4 +1,4 @@
-"""Text a token at a time against the tokenizer's own decoding of all tokens at once."""
+"""Text one token at a time, compared with the tokenizer's own decoding of all tokens at once."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from scheduler.tokens import Tokens
 
 @pytest.fixture(scope="session", params=["bytes", "window"])
 def tokens(request: pytest.FixtureRequest, model_folder: Path) -> Tokens:
-    """The tiny model's tokens, once with its bytes known and once without: every test here runs with both decoders."""
+    """The tiny model's tokens, with known bytes and without: every test here runs with both decoders."""
     made = Tokens(read_model_files(str(model_folder)))
     assert made.byte_level is not None
     if request.param == "window":
@@ -30,7 +30,7 @@ def _pushed(tokens: Tokens, ids: list[int], *, skip_special_tokens: bool = True)
 
 @settings(deadline=None)
 @given(text=st.text(max_size=40))
-def test_any_text_comes_out_as_it_went_in(tokens: Tokens, text: str) -> None:
+def test_any_text_survives_the_round_trip(tokens: Tokens, text: str) -> None:
     ids = list(tokens._encode(text, False))
 
     assert "".join(_pushed(tokens, ids)) == text
@@ -45,7 +45,7 @@ def test_any_tokens_give_the_tokenizers_own_text(tokens: Tokens, ids: list[int])
         assert "".join(_pushed(tokens, ids, skip_special_tokens=skip)) == expected
 
 
-def test_a_character_comes_out_whole_with_its_last_token(tokens: Tokens) -> None:
+def test_a_character_is_emitted_whole_with_its_last_token(tokens: Tokens) -> None:
     ids = list(tokens._encode("你好🎉", False))
 
     pieces = _pushed(tokens, ids)
@@ -78,7 +78,7 @@ def test_an_id_without_a_token_has_no_text(tokens: Tokens) -> None:
 
 @pytest.fixture(scope="module")
 def spaced(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
-    """Tokens as Llama 2's: ▁ for spaces, byte tokens, and a decoder that strips the first space."""
+    """Tokens like Llama 2's: ▁ for spaces, byte tokens, and a decoder that strips the first space."""
     pieces = ["<unk>", "▁hello", "▁world", "▁", "a", *(f"<0x{byte:02X}>" for byte in range(256))]
     vocab = {piece: index for index, piece in enumerate(pieces)}
     tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
@@ -94,7 +94,7 @@ def test_spaces_between_words_survive_a_decoder_that_strips_the_first(spaced: To
     assert "".join(_pushed(spaced, [1, 2, 2])) == "hello world world"
 
 
-def test_the_first_word_keeps_its_space_behind_a_prompt(spaced: Tokens) -> None:
+def test_the_first_word_keeps_its_space_after_a_prompt(spaced: Tokens) -> None:
     detokenizer = detokenizer_of(spaced, context=(1,))
 
     assert detokenizer.push(2) == " world"
@@ -108,7 +108,7 @@ def test_byte_tokens_join_to_characters(spaced: Tokens) -> None:
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
-    """Whole words, which decoding joins by spaces."""
+    """Whole words, which decoding joins with spaces."""
     tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "one": 1, "two": 2}, unk_token="<unk>"))
     tokenizer.add_special_tokens([AddedToken("<a>", special=True), AddedToken("<b>", special=True)])
     folder: Path = tmp_path_factory.mktemp("words")
@@ -117,7 +117,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
 
 
 @pytest.mark.parametrize(("spaces", "text"), [(True, "one <a> <b> two <a>"), (False, "one <a><b> two <a>")])
-def test_special_tokens_are_joined_where_no_space_is_wanted(words: Tokens, spaces: bool, text: str) -> None:
+def test_special_tokens_are_joined_without_spaces_if_configured(words: Tokens, spaces: bool, text: str) -> None:
     detokenizer = detokenizer_of(words, skip_special_tokens=False, spaces_between_special_tokens=spaces)
 
     assert "".join(map(detokenizer.push, (1, 3, 4, 2, 3))) + detokenizer.flush() == text
@@ -143,7 +143,7 @@ def test_added_tokens_decode_as_with_the_tokenizer(odd: Tokens, ids: list[int]) 
 
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
-    """A byte-level tokenizer whose added tokens look like bytes, have spaces, or stand outside its alphabet."""
+    """A byte-level tokenizer whose added tokens look like bytes, have spaces, or are outside its alphabet."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({char: index for index, char in enumerate(alphabet)}, []))
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,4 +1,4 @@
-"""Accepting, queueing, counting and ending requests."""
+"""Accepting, queueing, counting and finishing requests."""
 
 import asyncio
 import dataclasses
@@ -17,7 +17,7 @@ LONG = tuple(range(100))
 
 
 @virtual
-async def test_without_a_path_requests_are_refused_and_what_is_missing_is_named() -> None:
+async def test_without_a_path_a_refusal_names_what_is_missing() -> None:
     cluster = FakeCluster("PD")
     cluster.boot(0)
     running = asyncio.create_task(cluster.control.run())
@@ -32,7 +32,7 @@ async def test_without_a_path_requests_are_refused_and_what_is_missing_is_named(
 
 @pytest.mark.parametrize("limits", [ControlLimits(max_queued_requests=2), ControlLimits(max_queued_tokens=250)])
 @virtual
-async def test_a_full_queue_says_when_to_come_back(limits: ControlLimits) -> None:
+async def test_a_full_queue_is_refused_with_retry_after(limits: ControlLimits) -> None:
     async with FakeCluster("PD", limits=limits).serving() as cluster:
         cluster.instances[0].get_stuck()
         dispatch = cluster.control.dispatch
@@ -48,7 +48,7 @@ async def test_a_full_queue_says_when_to_come_back(limits: ControlLimits) -> Non
 
 
 @virtual
-async def test_whether_the_queue_has_room_is_told_before_there_is_a_request() -> None:
+async def test_the_queue_is_checked_for_room_before_a_request_exists() -> None:
     async with FakeCluster("PD", limits=ControlLimits(max_queued_requests=2)).serving() as cluster:
         cluster.instances[0].get_stuck()
         dispatch = cluster.control.dispatch
@@ -63,13 +63,13 @@ async def test_whether_the_queue_has_room_is_told_before_there_is_a_request() ->
         assert (dispatch.ledger.received, dispatch.ledger.rejected) == (3, 1)
         cluster.kill(1)
         await until(lambda: not cluster.control.registry.has_path())
-        dispatch.check_room("")  # that there is no path is the news then: `start` tells it
+        dispatch.check_room("")  # the missing path matters more now: `start` reports it
         for reader in readers:
             reader.cancel()
 
 
 @virtual
-async def test_what_a_client_did_wrong_is_no_warning_and_its_grammar_not_in_the_log(
+async def test_a_client_error_is_no_warning_and_its_grammar_is_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "pdserve")
@@ -101,7 +101,7 @@ async def test_prompts_are_served_first_in_first_out() -> None:
 
 
 @virtual
-async def test_a_key_with_one_request_does_not_wait_for_the_hundred_of_another() -> None:
+async def test_a_key_with_one_request_does_not_wait_for_anothers_hundred() -> None:
     async with FakeCluster("PD").serving() as cluster:
         ended: list[str] = []
 
@@ -121,7 +121,7 @@ async def test_a_key_with_one_request_does_not_wait_for_the_hundred_of_another()
 
 
 @virtual
-async def test_a_key_pays_for_the_output_that_its_requests_make() -> None:
+async def test_a_key_is_charged_for_the_output_of_its_requests() -> None:
     async with FakeCluster("PD").serving() as cluster:
         costs = cluster.control.dispatch.admission.costs
         unknown = PromptFacts(100, 4000)
@@ -147,7 +147,7 @@ async def test_a_prefill_instance_never_queues_more_than_its_next_step() -> None
 
 
 @virtual
-async def test_the_queue_goes_on_when_decode_is_full() -> None:
+async def test_the_queue_continues_after_decode_was_full() -> None:
     async with FakeCluster("PD", num_blocks=8).serving() as cluster:
         readers = [asyncio.create_task(collect(cluster.control.dispatch, request(LONG))) for _ in range(6)]
         await asyncio.wait(readers)
@@ -157,7 +157,7 @@ async def test_the_queue_goes_on_when_decode_is_full() -> None:
 
 
 @virtual
-async def test_the_limit_to_the_first_token_runs_in_the_queue_too() -> None:
+async def test_the_first_token_limit_includes_the_time_in_the_queue() -> None:
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[0].get_stuck()
         first = asyncio.create_task(collect(cluster.control.dispatch, request(LONG)))
@@ -170,7 +170,7 @@ async def test_the_limit_to_the_first_token_runs_in_the_queue_too() -> None:
 
 
 @virtual
-async def test_queued_requests_end_when_the_last_path_goes() -> None:
+async def test_queued_requests_fail_when_the_last_path_is_lost() -> None:
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[0].get_stuck()
         readers = [asyncio.create_task(collect(cluster.control.dispatch, request(LONG))) for _ in range(5)]
@@ -186,7 +186,7 @@ async def test_queued_requests_end_when_the_last_path_goes() -> None:
 
 
 @virtual
-async def test_closing_lets_running_requests_end_and_refuses_new_ones() -> None:
+async def test_closing_lets_running_requests_finish_and_refuses_new_ones() -> None:
     async with FakeCluster("PD").serving() as cluster:
         dispatch = cluster.control.dispatch
         reader = asyncio.create_task(collect(dispatch, request(LONG)))

@@ -1,4 +1,4 @@
-"""One request, and in each turn of the event loop something that ends it, or tries to: nothing of it is ever left."""
+"""One request, and an event that ends it in each turn of the event loop: it never leaves anything behind."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ Happens = Callable[[FakeCluster, Asked], object]
 
 
 class TurnLoop(VirtualTimeLoop):
-    """A loop on which something happens in one of its turns."""
+    """An event loop that calls a function in one of its turns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,12 +28,12 @@ class TurnLoop(VirtualTimeLoop):
         self._happens: Callable[[], object] | None = None
 
     def after(self, num_turns: int, happens: Callable[[], object]) -> None:
-        """Call `happens` so many turns from now."""
+        """Call `happens` after this many turns."""
         self._turns_to_go, self._happens = num_turns, happens
 
     @property
     def has_happened(self) -> bool:
-        """Whether that was called."""
+        """Whether it was called."""
         return self._happens is None
 
     def _run_once(self) -> None:
@@ -91,7 +91,7 @@ def test_nothing_is_left_of_a_request_in_whatever_turn_it_ends(
 
 
 async def _ask(num_turns: int, happens: Happens, tokens: Tokens, *, fails: bool) -> tuple[str, bool]:
-    """Ask, and let it happen after so many turns; return how the request ended, and whether it had happened before."""
+    """Run a request with the event after this many turns; return its outcome, and whether the event came before it."""
     loop, unseen = asyncio.get_running_loop(), list[dict[str, Any]]()
     assert isinstance(loop, TurnLoop)
     loop.set_exception_handler(lambda _, context: unseen.append(context))
@@ -100,7 +100,7 @@ async def _ask(num_turns: int, happens: Happens, tokens: Tokens, *, fails: bool)
         cluster.instances[0].behaviour.fail_handoffs = int(fails)
         clients = Clients(cluster, tokens, random.Random(0), 0.02 if num_turns % 2 else None)
         asked = clients.begin("/v1/completions", BODY, KEYS[0])
-        kept = list[object]()  # a task that nobody keeps may be collected
+        kept = list[object]()  # a task without a reference may be garbage-collected
         loop.after(num_turns, lambda: kept.append(happens(cluster, asked)))
         await asyncio.wait({asked.answering}, timeout=60.0)
         has_happened = loop.has_happened

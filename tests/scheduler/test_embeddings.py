@@ -1,4 +1,4 @@
-"""POST /v1/embeddings over a scripted dispatcher, whose vector of a prompt is (sum of its ids, number of its ids)."""
+"""POST /v1/embeddings over a scripted dispatcher that answers a prompt with (sum of its ids, number of its ids)."""
 
 import asyncio
 import base64
@@ -21,7 +21,7 @@ URL = "/v1/embeddings"
 
 
 async def post(served: Served, **fields: Any) -> Any:
-    """Return the body of a good answer."""
+    """Return the body of a successful answer."""
     response = await served.client.post(URL, json={"model": served.model} | fields)
     assert response.status_code == 200, response.text
     return response.json()
@@ -35,7 +35,7 @@ async def refusal(served: Served, **fields: Any) -> Any:
 
 
 @pytest.mark.covers("A1.9")
-async def test_a_text_is_answered_as_openai_does(serve: Any) -> None:
+async def test_a_text_is_answered_in_openais_format(serve: Any) -> None:
     async with serve() as served:
         answer = await post(served, input="hello world")
 
@@ -80,7 +80,7 @@ async def test_base64_is_little_endian_float32(serve: Any) -> None:
         assert struct.unpack("<2f", data) == (12.0, 3.0)
 
 
-async def test_messages_are_read_in_the_models_template(serve: Any) -> None:
+async def test_messages_are_rendered_by_the_models_template(serve: Any) -> None:
     async with serve() as served:
         answer = await post(served, messages=[{"role": "user", "content": "hello"}])
 
@@ -104,7 +104,7 @@ async def test_truncation_keeps_the_last_tokens(serve: Any) -> None:
         assert len(served.dispatcher.requests[-1].prompts[0]) == 512
 
 
-async def test_a_text_as_long_as_the_model_is_read_whole(serve: Any) -> None:
+async def test_a_text_of_exactly_the_models_length_is_accepted(serve: Any) -> None:
     async with serve() as served:
         await post(served, input=[5] * 512)
 
@@ -172,7 +172,7 @@ async def test_an_instances_refusal_is_400_with_the_field(serve: Any) -> None:
         assert (error["message"], error["param"]) == (words, "dimensions")
 
 
-async def test_the_priority_is_the_bodys_else_the_headers(serve: Any) -> None:
+async def test_the_priority_is_the_bodys_or_else_the_headers(serve: Any) -> None:
     async with serve() as served:
         body, header = {"model": served.model, "input": "a"}, {"x-vllm-priority": "7"}
 
@@ -202,7 +202,7 @@ async def test_many_texts_take_turns_in_the_queue(serve: Any) -> None:
         assert {len(request.poolings) for request in served.dispatcher.requests} == {3, 2}
 
 
-async def test_the_metrics_count_the_request_and_generate_nothing(serve: Any) -> None:
+async def test_the_metrics_count_the_request_but_no_generated_tokens(serve: Any) -> None:
     async with serve(max_prompts=2) as served:
         response = await served.client.post(URL, json={"model": served.model, "input": [[1, 2], [3], [4, 5, 6]]})
         text = (await served.client.get("/metrics")).text
@@ -215,7 +215,7 @@ async def test_the_metrics_count_the_request_and_generate_nothing(serve: Any) ->
         assert 'pdserve_stage_seconds_count{stage="prefill"} 3.0' in text
 
 
-async def test_a_client_that_goes_away_ends_its_request(serve: Any) -> None:
+async def test_a_client_that_disconnects_cancels_its_request(serve: Any) -> None:
     async with serve() as served:
         served.dispatcher.hold_after = 1
         body = {"model": served.model, "input": [[1], [2], [3]]}
@@ -231,7 +231,7 @@ async def test_a_client_that_goes_away_ends_its_request(serve: Any) -> None:
 
 async def test_a_cross_encoder_refuses_with_a_reason(serve: Any, make_model: Any) -> None:
     folder = make_model()
-    say_architecture(folder, "BertForSequenceClassification")
+    write_architecture(folder, "BertForSequenceClassification")
     async with serve(folder=folder) as served:
         error = await refusal(served, input="a")
 
@@ -255,7 +255,7 @@ async def test_the_official_client_reads_the_vectors(serve: Any) -> None:
         assert model.id == served.model
 
 
-def say_architecture(folder: Path, name: str) -> None:
+def write_architecture(folder: Path, name: str) -> None:
     """Write the architecture into the folder's config.json."""
     config = folder / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": [name]}))

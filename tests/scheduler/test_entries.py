@@ -1,4 +1,4 @@
-"""Which entry is which, from one table to the next."""
+"""Entries of the rank table are recognised from one version to the next."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,14 +36,14 @@ def entries(start: GlobalTable, node_ports: str | None = None) -> Entries:
 
 
 def seats(followed: Entries) -> list[tuple[str, str]]:
-    """Names and addresses of the table in use, in its order."""
+    """Names and addresses of the current table, in its order."""
     return [(one.name, one.address) for one in followed.expected]
 
 
 P, D = server(2, 8088), server(3, 8089)
 
 
-def test_the_start_is_the_table_of_the_start() -> None:
+def test_the_first_entries_are_those_of_the_table_at_startup() -> None:
     assert seats(entries(table([P], [D]))) == [("prefill-0", "10.0.0.2:8088"), ("decode-0", "10.0.0.3:8089")]
 
 
@@ -74,7 +74,7 @@ def test_a_removed_entrys_number_is_reused_only_for_itself() -> None:
     assert seats(followed)[1:] == [("decode-0", "10.0.0.3:8089"), ("decode-2", "10.0.0.5:8091")]
 
 
-def test_node_ports_are_for_the_entries_of_the_start() -> None:
+def test_node_ports_apply_to_the_entries_of_the_start() -> None:
     bare = [replace(one, server_port=None) for one in (P, D)]
     followed = entries(table(bare[:1], bare[1:]), "9088,9089")
 
@@ -87,7 +87,7 @@ def test_node_ports_are_for_the_entries_of_the_start() -> None:
     )
 
 
-def test_a_port_that_the_table_names_later_is_not_that_of_node_ports() -> None:
+def test_node_ports_do_not_apply_to_a_port_that_the_table_names_later() -> None:
     bare = [replace(one, server_port=None) for one in (P, D)]
     followed = entries(table(bare[:1], bare[1:]), "9088,9089")
 
@@ -116,7 +116,7 @@ def test_a_changed_port_is_another_instance() -> None:
 
 
 @pytest.mark.parametrize("change", [{"devices": (TableDevice("0", "10.9.9.9", "0"),)}, {"server_ip": "10.0.0.9"}])
-def test_another_host_or_device_address_is_another_instance(change: dict[str, object]) -> None:
+def test_a_changed_host_or_device_address_is_another_instance(change: dict[str, object]) -> None:
     followed = entries(table([P], [D]))
 
     followed.follow(table([P], [replace(D, **change)]))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The order of the queue: priorities, shares of tenants, and what a step costs."""
+"""The order of the queue: priorities, shares of tenants, and the cost of a step."""
 
 import itertools
 from collections import Counter
@@ -9,7 +9,7 @@ from scheduler.queue.fair_queue import FairQueue
 
 @dataclass(eq=False)
 class Item:
-    """What waits."""
+    """An entry of the queue."""
 
     name: str
     tenant: str = ""
@@ -26,7 +26,7 @@ def queue_of(*items: Item) -> FairQueue[Item]:
 
 
 def granted(queue: FairQueue[Item], count: int) -> list[Item]:
-    """Grant the first `count`, one after the other."""
+    """Grant the first `count`, one after another."""
     items = []
     for _ in range(count):
         item = next(queue.order())
@@ -39,7 +39,7 @@ def names(items: list[Item]) -> list[str]:
     return [item.name for item in items]
 
 
-def test_lower_priority_numbers_go_first_and_equals_in_order() -> None:
+def test_lower_priority_numbers_go_first_and_equal_ones_in_order() -> None:
     queue = queue_of(Item("a", priority=1), Item("b"), Item("c", priority=-1), Item("d"), Item("e", priority=1))
 
     assert names(list(queue.order())) == ["c", "b", "d", "a", "e"]
@@ -78,7 +78,7 @@ def test_a_sequential_tenant_gets_no_more_than_its_share() -> None:
     assert abs(taken["many"] - taken["one"]) <= 110
 
 
-def test_a_tenant_that_was_away_has_saved_nothing_up() -> None:
+def test_an_idle_tenant_saves_up_nothing() -> None:
     queue = queue_of(*(Item("a", "a") for _ in range(100)))
     granted(queue, 50)
     for _ in range(20):
@@ -108,7 +108,7 @@ def test_a_returned_prompt_goes_first_and_is_charged_once() -> None:
     assert names(granted(queue, 3)) == ["again", "b1", "more"]
 
 
-def test_a_requests_next_prompts_wait_for_its_tenants_others() -> None:
+def test_a_requests_later_prompts_wait_for_its_tenants_others() -> None:
     many = [Item(f"many{turn}", turn=turn) for turn in range(3)]
     queue = queue_of(*many, *(Item(f"one{number}") for number in range(8)))
 
@@ -124,7 +124,7 @@ def test_one_grant_in_sixteen_goes_to_the_priority_that_waits_longest() -> None:
     assert order.count("high") == 30
 
 
-def test_those_that_came_after_better_ones_wait_for_all_of_them() -> None:
+def test_late_low_priority_prompts_wait_for_all_before_them() -> None:
     queue = queue_of(*(Item("high") for _ in range(40)), Item("low", priority=1))
 
     assert names(granted(queue, 41)) == ["high"] * 40 + ["low"]

@@ -1,4 +1,4 @@
-"""USE_OPENAI=0: POST /generate as vLLM's first server answered, over a scripted dispatcher."""
+"""USE_OPENAI=0: POST /generate in the format of vLLM's first server, over a scripted dispatcher."""
 
 import asyncio
 import itertools
@@ -19,21 +19,21 @@ OLD = {"use_openai": "0"}
 
 
 async def post(served: Served, **body: Any) -> Any:
-    """Return the body of a good answer."""
+    """Return the body of a successful answer."""
     response = await served.client.post("/generate", json=body)
     assert response.status_code == 200, response.text
     return response.json()
 
 
 def frames(text: str) -> list[dict[str, Any]]:
-    """Return the frames of a stream, each with a NUL byte behind it."""
+    """Return the frames of a stream, each terminated by a NUL byte."""
     *whole, rest = text.split("\0")
     assert rest == ""
     return [json.loads(frame) for frame in whole]
 
 
 @pytest.mark.parametrize(("origin", "status"), [({}, 200), ({"origin": "https://evil.example"}, 415)])
-async def test_curl_needs_no_header_and_pages_get_no_way_round_cors(
+async def test_curl_needs_no_header_and_web_pages_cannot_bypass_cors(
     serve: Any, origin: dict[str, str], status: int
 ) -> None:
     form = {"content-type": "application/x-www-form-urlencoded"}
@@ -65,7 +65,7 @@ async def test_every_choice_has_a_text(serve: Any) -> None:
 
 
 @pytest.mark.covers("A8.105")
-async def test_a_stream_is_frames_of_all_the_text_so_far(serve: Any) -> None:
+async def test_each_frame_of_a_stream_has_all_the_text_so_far(serve: Any) -> None:
     async with serve(" 你好 world", **OLD) as served:
         body = {"prompt": "hello", "n": 2, "stream": True, "max_tokens": len(served.ids(" 你好 world"))}
         response = await served.client.post("/generate", json=body)
@@ -94,7 +94,7 @@ async def test_sampling_parameters_reach_the_request(serve: Any) -> None:
 
 
 @pytest.mark.covers("A8.106")
-async def test_the_openai_routes_are_not_there(serve: Any) -> None:
+async def test_the_openai_routes_do_not_exist(serve: Any) -> None:
     async with serve(**OLD) as served:
         for method, path in (
             ("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"),
@@ -133,7 +133,7 @@ async def test_invalid_fields_are_refused_by_name(serve: Any, body: Any, status:
         assert not served.dispatcher.requests
 
 
-async def test_an_error_in_the_middle_is_the_last_frame(serve: Any) -> None:
+async def test_an_error_in_mid_stream_is_the_last_frame(serve: Any) -> None:
     async with serve("hello world", **OLD) as served:
         served.dispatcher.fail_after, served.dispatcher.error = 1, InternalError("broken")
         response = await served.client.post("/generate", json={"prompt": "hello", "stream": True})
@@ -143,7 +143,7 @@ async def test_an_error_in_the_middle_is_the_last_frame(serve: Any) -> None:
         assert error["error"]["code"] == 500
 
 
-async def test_an_error_before_the_first_text_is_a_status(serve: Any) -> None:
+async def test_an_error_before_the_first_text_is_an_http_status(serve: Any) -> None:
     async with serve(**OLD) as served:
         served.dispatcher.fail_after, served.dispatcher.error = 0, InternalError("broken")
         response = await served.client.post("/generate", json={"prompt": "hello", "stream": True})
@@ -153,7 +153,7 @@ async def test_an_error_before_the_first_text_is_a_status(serve: Any) -> None:
 
 @pytest.mark.covers("A8.105")
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_goes_away_ends_its_request(serve: Any, stream: bool) -> None:
+async def test_a_client_that_disconnects_cancels_its_request(serve: Any, stream: bool) -> None:
     async with serve("hello world", **OLD) as served:
         served.dispatcher.hold_after = 1
         asking = asyncio.create_task(served.client.post("/generate", json={"prompt": "hello", "stream": stream}))
@@ -165,7 +165,7 @@ async def test_a_client_that_goes_away_ends_its_request(serve: Any, stream: bool
         assert served.dispatcher.endings == ["cancelled"]
 
 
-async def test_a_stop_text_keeps_the_text_before_it(serve: Any) -> None:
+async def test_a_stop_string_keeps_the_text_before_it(serve: Any) -> None:
     async with serve("hello world", **OLD) as served:
         served.dispatcher.last_finish = FinishReason.STOP
         answer = await post(served, prompt="a ", stop=[" world"])

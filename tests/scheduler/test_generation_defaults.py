@@ -16,20 +16,20 @@ def write(folder: Path, **values: Any) -> str:
 
 
 @pytest.mark.covers("A11.7", "B.generation.1")
-def test_the_guides_defaults_win_over_the_models(tmp_path: Path) -> None:
+def test_the_guides_defaults_override_the_models(tmp_path: Path) -> None:
     folder = write(tmp_path, temperature=0.2)
 
     assert read_defaults(folder, "vllm", None) == read_defaults(folder, "none", None) == GenerationDefaults()
 
 
 @pytest.mark.covers("A11.7", "B.generation.2")
-def test_auto_takes_the_models_own_and_ignores_other_keys(tmp_path: Path) -> None:
+def test_auto_uses_the_models_own_and_ignores_other_keys(tmp_path: Path) -> None:
     folder = write(tmp_path, temperature=0.2, top_k=20, do_sample=True, eos_token_id=[1, 2], top_p=None)
 
     assert read_defaults(folder, "auto", None) == GenerationDefaults(temperature=0.2, top_k=20)
 
 
-def test_a_model_without_the_file_has_the_guides_table(tmp_path: Path) -> None:
+def test_a_model_without_the_file_gets_the_guides_defaults(tmp_path: Path) -> None:
     assert read_defaults(str(tmp_path), "auto", None) == GenerationDefaults()
 
 

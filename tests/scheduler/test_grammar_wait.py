@@ -1,4 +1,4 @@
-"""A reservation waits for a grammar to be compiled behind others; one without a grammar does not."""
+"""A reservation with a grammar waits while others are compiled; one without a grammar does not."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ _COMPILES_S = 40.0
 
 
 class Compiling(FakeInstance):
-    """Answers a reservation with a grammar, or `every` one, only after some time, while it works as ever."""
+    """Delays the answer to a reservation with a grammar, or to `every` one, and otherwise works as usual."""
 
     every = False
 
@@ -28,7 +28,7 @@ class Compiling(FakeInstance):
 
 
 class Slow(Compiling):
-    """Takes as long for every reservation."""
+    """Delays every reservation."""
 
     every = True
 
@@ -40,7 +40,7 @@ def _cluster() -> FakeCluster:
 
 
 @virtual
-async def test_a_prompt_whose_grammar_waits_to_be_compiled_is_served() -> None:
+async def test_a_prompt_whose_grammar_waits_for_the_compiler_is_served() -> None:
     wish = StructuredOutput("regex", "a+")
     async with _cluster().serving() as cluster:
         asked = request(PROMPT, limits_s=(120.0, 10.0), structured=wish)
@@ -51,8 +51,8 @@ async def test_a_prompt_whose_grammar_waits_to_be_compiled_is_served() -> None:
 
 
 @virtual
-async def test_others_have_their_turn_meanwhile() -> None:
-    """A step of the fakes is of 32 prompt tokens, so one of these prompts takes the whole of the next one."""
+async def test_others_are_served_meanwhile() -> None:
+    """A step of the fakes computes 32 prompt tokens, so one of these prompts takes the whole next step."""
     async with _cluster().serving() as cluster:
         loop, dispatch = asyncio.get_running_loop(), cluster.control.dispatch
         wishes = [StructuredOutput("regex", f"a{number}") for number in range(6)]
@@ -73,7 +73,7 @@ async def test_others_have_their_turn_meanwhile() -> None:
 
 
 @virtual
-async def test_a_prompt_without_a_grammar_is_answered_in_time_or_fails() -> None:
+async def test_a_reservation_without_grammar_is_answered_in_time_or_fails() -> None:
     cluster = _cluster()
     cluster.kind = Slow
     async with cluster.serving():

@@ -53,7 +53,7 @@ async def test_repeated_tokens_are_dropped() -> None:
 
 @pytest.mark.parametrize("lag_s", [0.0, 0.5])
 @virtual
-async def test_first_token_that_ends_everything_leaves_decode_nothing_to_do(lag_s: float) -> None:
+async def test_a_first_token_that_ends_everything_leaves_decode_idle(lag_s: float) -> None:
     first = expected(PROMPT, 1)
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[0].behaviour.lag_s = lag_s  # decode's "ticket aborted" comes before prefill's last token
@@ -69,7 +69,7 @@ async def test_first_token_that_ends_everything_leaves_decode_nothing_to_do(lag_
 
 @pytest.mark.parametrize("n", [1, 3])
 @virtual
-async def test_one_token_is_made_where_the_prompt_is_computed_and_decode_never_hears_of_it(n: int) -> None:
+async def test_a_single_token_is_generated_on_prefill_without_decode(n: int) -> None:
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[1].commands.clear()
 
@@ -84,7 +84,7 @@ async def test_one_token_is_made_where_the_prompt_is_computed_and_decode_never_h
 
 
 @virtual
-async def test_one_token_needs_no_decode_instance_and_does_not_make_a_pair_ready() -> None:
+async def test_a_single_token_needs_no_decode_instance_nor_makes_it_ready() -> None:
     async with FakeCluster("PD").serving() as cluster:
         cluster.kill(1)
         await until(lambda: not cluster.control.ready())
@@ -96,7 +96,7 @@ async def test_one_token_needs_no_decode_instance_and_does_not_make_a_pair_ready
 
 
 @virtual
-async def test_n_sequences_and_a_stop_token_of_one() -> None:
+async def test_only_one_of_n_sequences_ends_at_its_stop_token() -> None:
     stop_id = expected(PROMPT, 2, sequence=1)[1]
     async with FakeCluster("PD").serving() as cluster:
         answer = await collect(cluster.control.dispatch, request(PROMPT, n=3, stop_token_ids=(stop_id,)))
@@ -108,7 +108,7 @@ async def test_n_sequences_and_a_stop_token_of_one() -> None:
 
 
 @virtual
-async def test_stop_sequence_ends_it_at_the_reader_and_on_decode() -> None:
+async def test_a_stop_sequence_ends_at_the_reader_and_on_decode() -> None:
     async with FakeCluster("PD").serving() as cluster:
         running = Running(
             cluster.control.dispatch, request(PROMPT, n=2, max_tokens=50),
@@ -122,7 +122,7 @@ async def test_stop_sequence_ends_it_at_the_reader_and_on_decode() -> None:
 
 
 @virtual
-async def test_a_sequence_stopped_before_decode_has_it_leaves_the_others_alone() -> None:
+async def test_a_sequence_stopped_before_decode_has_it_spares_the_others() -> None:
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[0].behaviour.send_s = 1.0
         asked = request(PROMPT, n=2, max_tokens=20)
@@ -146,7 +146,7 @@ async def test_stopping_every_sequence_ends_the_request() -> None:
 
 @pytest.mark.parametrize("after_s", [0.0, 0.0005, 0.005, 0.013, 0.03, 0.2])
 @virtual
-async def test_a_client_that_goes_away_leaves_no_blocks_anywhere(after_s: float) -> None:
+async def test_a_client_that_disconnects_leaves_no_blocks_anywhere(after_s: float) -> None:
     async with FakeCluster("PD").serving() as cluster:
         reader = asyncio.create_task(collect(cluster.control.dispatch, request(PROMPT, max_tokens=1000)))
         await asyncio.sleep(after_s)
@@ -159,7 +159,7 @@ async def test_a_client_that_goes_away_leaves_no_blocks_anywhere(after_s: float)
 
 
 @virtual
-async def test_a_client_that_goes_away_while_queued_never_reaches_an_instance() -> None:
+async def test_a_client_that_leaves_while_queued_reaches_no_instance() -> None:
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[0].get_stuck()
         long = tuple(range(100))
@@ -178,7 +178,7 @@ async def test_a_client_that_goes_away_while_queued_never_reaches_an_instance() 
 
 
 @virtual
-async def test_decode_without_room_is_asked_again_only_after_its_next_load() -> None:
+async def test_decode_without_room_is_retried_only_after_its_next_load() -> None:
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[1].behaviour.refuse.extend(["NoCapacity", "NoCapacity"])
         loop = asyncio.get_running_loop()
@@ -193,7 +193,7 @@ async def test_decode_without_room_is_asked_again_only_after_its_next_load() -> 
 
 
 @virtual
-async def test_a_reservation_without_an_answer_is_tried_on_another_decode_instance() -> None:
+async def test_an_unanswered_reservation_is_retried_on_another_decode() -> None:
     async with FakeCluster("PDD").serving() as cluster:
         cluster.instances[1].behaviour.deaf = True
 
@@ -204,7 +204,7 @@ async def test_a_reservation_without_an_answer_is_tried_on_another_decode_instan
 
 
 @virtual
-async def test_any_other_refusal_is_the_request_s_error() -> None:
+async def test_any_other_refusal_becomes_the_requests_error() -> None:
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[1].behaviour.refuse += ["InternalError"] * 2
 
@@ -216,7 +216,7 @@ async def test_any_other_refusal_is_the_request_s_error() -> None:
 
 @pytest.mark.parametrize("victim", [0, 1])
 @virtual
-async def test_a_killed_instance_ends_its_requests_in_words(victim: int) -> None:
+async def test_a_killed_instance_fails_its_requests_with_a_message(victim: int) -> None:
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[0].behaviour.send_s = 0.5
         reader = asyncio.create_task(collect(cluster.control.dispatch, request(PROMPT, max_tokens=1000)))
@@ -244,7 +244,7 @@ async def test_losing_prefill_after_the_hand_off_changes_nothing() -> None:
 
 @pytest.mark.parametrize("victim", [0, 2])
 @virtual
-async def test_a_pair_that_fails_before_the_first_token_is_replaced_by_another(victim: int) -> None:
+async def test_a_pair_failing_before_the_first_token_is_replaced(victim: int) -> None:
     async with FakeCluster("PPDD").serving() as cluster:
         cluster.instances[0].behaviour.step_s = 1.0
         reader = asyncio.create_task(collect(cluster.control.dispatch, request(PROMPT)))
@@ -323,7 +323,7 @@ async def test_several_prompts_are_placed_alone_and_answered_together() -> None:
 
 
 @virtual
-async def test_one_failing_prompt_ends_its_request_whole() -> None:
+async def test_one_failing_prompt_fails_its_whole_request() -> None:
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[1].behaviour.refuse.append("Incompatible")
 

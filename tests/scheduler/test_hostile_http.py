@@ -1,6 +1,6 @@
-"""What HTTP itself can be made to do: forms, ranges, odd methods, endless, lying and slow bodies, and held connections.
+"""Attacks on HTTP itself: forms, ranges, odd methods, endless, lying and slow bodies, and held connections.
 
-The app on a real socket, by hand-written bytes; each time a good client is answered beside it.
+The app on a real socket, with hand-written bytes; during each attack a well-behaved client is answered.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ CHUNK = b"10000\r\n" + b" " * 65_536 + b"\r\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
-    """A server on a free port and what stands behind it."""
+class Listening:
+    """A server on a free port, and the app behind it."""
 
     served: Served
     port: int
@@ -35,7 +35,7 @@ class Door:
         return await asyncio.open_connection("127.0.0.1", self.port)
 
     async def answer(self, sent: bytes) -> bytes:
-        """Send bytes and return the first answer's head and what came with it."""
+        """Send bytes and return the first answer's head and body."""
         reader, writer = await self.connect()
         writer.write(sent)
         async with asyncio.timeout(DEADLINE_S):
@@ -46,13 +46,13 @@ class Door:
         return head + body
 
     async def is_well(self) -> bool:
-        """Whether a good client gets its answer."""
+        """Whether a well-behaved client gets its answer."""
         body = b'{"model": "%s", "prompt": "hi"}' % self.served.model.encode()
         return (await self.answer(_post("/v1/completions", body))).startswith(b"HTTP/1.1 200")
 
 
 @asynccontextmanager
-async def _door(serve: Serve, **options: float) -> AsyncIterator[Door]:
+async def _listening(serve: Serve, **options: float) -> AsyncIterator[Listening]:
     async with serve("hello", **options) as served:
         bound, stop = listen("127.0.0.1", 0), asyncio.Event()
         port = bound.getsockname()[1]
@@ -64,7 +64,7 @@ async def _door(serve: Serve, **options: float) -> AsyncIterator[Door]:
             )
         )  # fmt: skip
         try:
-            yield Door(served, port)
+            yield Listening(served, port)
         finally:
             stop.set()
             await asyncio.wait_for(task, DEADLINE_S)
@@ -82,9 +82,9 @@ def _status(answer: bytes) -> int:
 @pytest.mark.parametrize(
     "kind", ["multipart/form-data; boundary=x", "application/x-www-form-urlencoded", "MultiPart/x"]
 )
-async def test_no_route_takes_a_form(serve: Serve, kind: str) -> None:
+async def test_no_route_accepts_a_form(serve: Serve, kind: str) -> None:
     form = b'--x\r\nContent-Disposition: form-data; name="file"; filename="../../x"\r\n\r\n1\r\n--x--\r\n'
-    async with _door(serve) as door:
+    async with _listening(serve) as door:
         routes = open_routes(door.served.context.config.options)
         answers = {
             route.path: _status(await door.answer(_post(route.path, form, f"Content-Type: {kind}")))
@@ -99,8 +99,8 @@ async def test_no_route_takes_a_form(serve: Serve, kind: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["bytes=0-", "bytes=" + ",".join(["0-"] * 5000), "bytes=-1", "lines=1-2"])
-async def test_a_range_gets_the_whole(serve: Serve, value: str) -> None:
-    async with _door(serve) as door:
+async def test_a_range_request_gets_the_whole_answer(serve: Serve, value: str) -> None:
+    async with _listening(serve) as door:
         ranged = await door.answer(f"GET /v1/models HTTP/1.1\r\nHost: x\r\nRange: {value}\r\n\r\n".encode())
         plain = await door.answer(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
 
@@ -110,7 +110,7 @@ async def test_a_range_gets_the_whole(serve: Serve, value: str) -> None:
 
 async def test_random_methods_and_paths_make_no_new_series(serve: Serve) -> None:
     rng = random.Random(3)
-    async with _door(serve) as door:
+    async with _listening(serve) as door:
         series = []
         for _ in range(2):
             for _ in range(150):
@@ -126,7 +126,7 @@ async def test_random_methods_and_paths_make_no_new_series(serve: Serve) -> None
 
 
 async def test_an_endless_chunked_body_is_cut_at_the_limit(serve: Serve) -> None:
-    async with _door(serve, max_body_bytes=2**20) as door:
+    async with _listening(serve, max_body_bytes=2**20) as door:
         reader, writer = await door.connect()
         writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
         answer = asyncio.ensure_future(reader.readuntil(b"\r\n\r\n"))
@@ -143,7 +143,7 @@ async def test_an_endless_chunked_body_is_cut_at_the_limit(serve: Serve) -> None
 
 @pytest.mark.parametrize("length", ["1000000000000000000", "18446744073709551615", "0" * 5000 + "16777217"])
 async def test_a_declared_length_past_the_limit_is_413_at_once(serve: Serve, length: str) -> None:
-    async with _door(serve) as door:
+    async with _listening(serve) as door:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\nExpect: 100-continue\r\n\r\n"
         answer = await door.answer(head.encode())
 
@@ -160,8 +160,8 @@ async def test_a_declared_length_past_the_limit_is_413_at_once(serve: Serve, len
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 16000000\r\n\r\n" + b" " * 70_000,
     ],
 )
-async def test_a_body_that_stops_coming_is_given_up_with_a_reason(serve: Serve, sent: bytes) -> None:
-    async with _door(serve, client_timeout=0.1) as door:
+async def test_a_body_that_stops_arriving_is_refused_with_a_reason(serve: Serve, sent: bytes) -> None:
+    async with _listening(serve, client_timeout=0.1) as door:
         answer = await door.answer(sent)
 
         assert _status(answer) == 408
@@ -170,7 +170,7 @@ async def test_a_body_that_stops_coming_is_given_up_with_a_reason(serve: Serve, 
 
 
 async def test_a_body_is_read_to_its_declared_length(serve: Serve) -> None:
-    async with _door(serve) as door:
+    async with _listening(serve) as door:
         reader, writer = await door.connect()
         body = b'{"model": "%s", "prompt": "hi"}' % door.served.model.encode()
         writer.write(_post("/v1/completions", body) + b'{"more": "than it said"}\r\n\r\n')
@@ -183,9 +183,9 @@ async def test_a_body_is_read_to_its_declared_length(serve: Serve) -> None:
         assert await door.is_well()
 
 
-async def test_hundreds_of_held_connections_harm_no_one(serve: Serve) -> None:
+async def test_hundreds_of_held_connections_block_no_other_client(serve: Serve) -> None:
     halves = (b"", b"G", b"GET / HTTP/1.1\r\nX: ", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 9\r\n\r\n{")
-    async with _door(serve) as door:
+    async with _listening(serve) as door:
         held = [await door.connect() for _ in range(300)]
         for at, (_, writer) in enumerate(held):
             writer.write(halves[at % len(halves)])
@@ -197,7 +197,7 @@ async def test_hundreds_of_held_connections_harm_no_one(serve: Serve) -> None:
 
 
 async def test_a_stream_to_a_client_that_does_not_read_ends(serve: Serve) -> None:
-    async with _door(serve, client_timeout=0.2) as door:
+    async with _listening(serve, client_timeout=0.2) as door:
         _, writer = await door.connect()
         body = b'{"model": "%s", "prompt": "hi", "stream": true, "max_tokens": 400}' % door.served.model.encode()
         writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -210,9 +210,9 @@ async def test_a_stream_to_a_client_that_does_not_read_ends(serve: Serve) -> Non
 async def test_a_full_queue_refuses_a_body_unread(
     serve: Serve,
 ) -> None:
-    async with _door(serve) as door:
+    async with _listening(serve) as door:
         door.served.dispatcher.refuse_with = Overloaded("the queue is full", retry_after_s=3)
-        unread = b'{"model": "unknown", "prompt": "' + b"x" * 300_000 + b'"'  # no JSON, no model of ours
+        unread = b'{"model": "unknown", "prompt": "' + b"x" * 300_000 + b'"'  # neither JSON nor a known model
         reader, writer = await door.connect()
         async with asyncio.timeout(DEADLINE_S):
             writer.write(_post("/v1/completions", unread))
@@ -229,7 +229,7 @@ async def test_a_full_queue_refuses_a_body_unread(
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/score", "/score"])
 async def test_every_queued_route_refuses_unread_if_full(serve: Serve, path: str) -> None:
-    async with _door(serve) as door:
+    async with _listening(serve) as door:
         door.served.dispatcher.refuse_with = Overloaded("the queue is full")
 
         assert (await door.answer(_post(path, b"no JSON"))).startswith(b"HTTP/1.1 429")

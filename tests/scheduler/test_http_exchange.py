@@ -1,4 +1,4 @@
-"""What an answer looks like on the wire, by hand-written bytes, and what the app is told of a body and a client."""
+"""The bytes of an answer, and what the app receives of a body and a client's disconnect."""
 
 import asyncio
 from collections.abc import Callable
@@ -81,7 +81,7 @@ async def test_an_answer_without_a_body_has_none(method: str, status: int) -> No
     assert answered
 
 
-async def test_http_1_0_gets_no_chunks_and_the_end_of_the_connection() -> None:
+async def test_http_1_0_gets_no_chunks_and_its_connection_is_closed() -> None:
     exchange, wire, _ = _exchange(version="1.0")
 
     await exchange.run(_app(200, [], b"ab", b"cd"))
@@ -91,7 +91,7 @@ async def test_http_1_0_gets_no_chunks_and_the_end_of_the_connection() -> None:
 
 
 @pytest.mark.parametrize("parts", [0, 1])
-async def test_an_answer_that_breaks_is_cut(parts: int) -> None:
+async def test_an_answer_that_fails_midway_is_cut(parts: int) -> None:
     exchange, wire, answered = _exchange()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -141,7 +141,7 @@ async def test_a_disconnect_is_reported_once_before_the_answer_ends() -> None:
     assert early.receive.why_gone == "gone"
 
 
-async def test_a_slow_reader_holds_the_app_until_it_reads_or_goes() -> None:
+async def test_a_slow_reader_holds_the_app_until_it_reads_or_leaves() -> None:
     for free in (HttpExchange.resume, lambda exchange: exchange.leave("gone")):
         exchange, wire, _ = _exchange()
         exchange.pause()

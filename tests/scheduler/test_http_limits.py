@@ -1,4 +1,4 @@
-"""What one connection may cost whatever comes on it, and that a client which goes is missed whatever it sent before."""
+"""What one connection may cost whatever it sends, and that a client's disconnect is noticed in any case."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -27,7 +27,7 @@ LARGE = 16 * 2**20
 
 @dataclass
 class App:
-    """Answers once it may, and says what it has learnt."""
+    """Answers once it may, and records what it has received."""
 
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     has_body: asyncio.Event = field(default_factory=asyncio.Event)
@@ -56,7 +56,7 @@ class Refusing(App):
 
 @dataclass
 class Pipe:
-    """A transport whose client has so many bytes to read."""
+    """A transport whose client has not read so many bytes yet."""
 
     unread: int
     aborted: bool = False
@@ -73,7 +73,7 @@ class Pipe:
 
 @dataclass
 class Held:
-    """A transport whose client waits."""
+    """A transport that can pause its client."""
 
     is_paused: bool = False
 
@@ -91,7 +91,7 @@ class Held:
 
 @dataclass
 class Timers:
-    """A loop whose timers go off when they are told to."""
+    """An event loop whose timers fire on demand."""
 
     calls: list[Callable[[], None]] = field(default_factory=list)
 
@@ -116,7 +116,7 @@ async def _connected(app: App) -> AsyncIterator[tuple[asyncio.StreamReader, asyn
 
 
 async def _write_until_cut(writer: asyncio.StreamWriter, part: bytes, most: int) -> int:
-    """Return how many bytes went before the connection broke; `most` of them at the most."""
+    """Return how many bytes were written before the connection broke; at most `most`."""
     written = 0
     with suppress(ConnectionError):
         while written < most:
@@ -129,7 +129,7 @@ async def _write_until_cut(writer: asyncio.StreamWriter, part: bytes, most: int)
 
 @pytest.mark.parametrize("size", [10, 100_000, 3_000_000])
 @pytest.mark.parametrize("behind", [b"", b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"])
-async def test_a_client_that_goes_is_missed_however_long_its_body_was(size: int, behind: bytes) -> None:
+async def test_a_disconnect_is_noticed_however_long_the_body_was(size: int, behind: bytes) -> None:
     app = App()
     async with _connected(app) as (_, writer):
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n" % (behind, size) + b"a" * size)
@@ -147,7 +147,7 @@ async def test_a_client_that_goes_is_missed_however_long_its_body_was(size: int,
         pytest.param(b"0;x=", id="the last chunk's extension"),
     ],
 )
-async def test_what_has_no_end_behind_a_head_closes_the_connection(begun: bytes) -> None:
+async def test_endless_data_behind_a_head_closes_the_connection(begun: bytes) -> None:
     async with _connected(App()) as (_, writer):
         writer.write(CHUNKED + begun)
 
@@ -246,7 +246,7 @@ async def test_few_requests_are_read_ahead_of_one_in_flight() -> None:
         pytest.param(b"\0" * LARGE, b"400", id="much of it"),
     ],
 )
-async def test_owed_answers_leave_before_the_connection_closes(behind: bytes, status: bytes) -> None:
+async def test_pending_answers_are_sent_before_the_connection_closes(behind: bytes, status: bytes) -> None:
     app = App()
     async with _connected(app) as (reader, writer):
         writer.write(POST + GET + behind)
@@ -261,7 +261,7 @@ async def test_owed_answers_leave_before_the_connection_closes(behind: bytes, st
     ("head", "stays_open"),
     [
         (b"Content-Length: 10\r\n", True),
-        (b"Content-Length: 10\r\nExpect: 100-continue\r\n", False),  # who expects it may leave the body out
+        (b"Content-Length: 10\r\nExpect: 100-continue\r\n", False),  # with Expect it may leave the body out
         (b"Content-Length: %d\r\n" % LARGE, False),
         (b"Transfer-Encoding: chunked\r\n", False),
     ],
@@ -278,8 +278,8 @@ async def test_an_early_answer_reads_little_of_the_rest(head: bytes, stays_open:
             assert await _write_until_cut(writer, b"a" * 65_536, 4 * LARGE) < 4 * LARGE
 
 
-async def test_a_long_head_behind_a_body_in_parts_is_no_endless_one() -> None:
-    """What ended a body and what began a head came at once: those bytes are not all of the head."""
+async def test_a_long_head_behind_a_chunked_body_is_not_called_endless() -> None:
+    """The end of a body and the start of a head came at once: those bytes are not all of the head."""
     app = App()
     app.may_answer.set()
     body = b"a" * (MAX_HEAD_BYTES + 10)
@@ -294,7 +294,7 @@ async def test_a_long_head_behind_a_body_in_parts_is_no_endless_one() -> None:
 
 
 def _paused(unread: int) -> tuple[HttpProtocol, Pipe, Timers]:
-    """A protocol whose client has so many bytes to read."""
+    """A protocol whose client has not read so many bytes yet."""
     pipe, timers = Pipe(unread), Timers()
     config: Any = SimpleNamespace(loaded=True, loaded_app=None, timeout_keep_alive=30)
     loop: Any = timers

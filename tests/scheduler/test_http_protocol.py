@@ -1,4 +1,4 @@
-"""Connections that a client holds without a whole request."""
+"""Connections that a client holds open without a complete request."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def _answer(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer at once, whatever is still to come of the body."""
+    """Answer at once, without waiting for the rest of the body."""
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
     await send({"type": "http.response.body", "body": b"ok"})
 
@@ -56,7 +56,7 @@ async def _write_for_ever(writer: asyncio.StreamWriter) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost:", GET + b"GE"])
-async def test_a_head_that_does_not_come_closes_the_connection(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+async def test_a_head_that_does_not_arrive_closes_the_connection(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     async with _connected(monkeypatch, 0.1) as (reader, writer):
         writer.write(sent)
         await _until_closed(reader)
@@ -64,7 +64,7 @@ async def test_a_head_that_does_not_come_closes_the_connection(monkeypatch: pyte
 
 async def test_an_endless_body_already_answered_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     async with _connected(monkeypatch, DEADLINE_S) as (reader, writer):
-        monkeypatch.setattr(http_protocol.HttpProtocol, "head_s", 0.1)  # for what follows the head, which gets its time
+        monkeypatch.setattr(http_protocol.HttpProtocol, "head_s", 0.1)  # for what follows the head
         writer.write(POST)
         assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
         with pytest.raises(ConnectionError):
@@ -111,7 +111,7 @@ async def test_a_field_without_an_end_is_refused_and_costs_little_memory(monkeyp
         (b"GET / HTTP/1.1\r\nHo\x00st: x\r\n\r\n", b"400"),
     ],
 )
-async def test_a_head_that_oversteps_is_answered_in_the_envelope_and_closed(
+async def test_a_head_over_a_limit_is_answered_in_the_envelope_and_closed(
     monkeypatch: pytest.MonkeyPatch, sent: bytes, status: bytes
 ) -> None:
     async with _connected(monkeypatch, DEADLINE_S) as (reader, writer):
@@ -144,7 +144,7 @@ async def test_requests_sent_at_once_are_answered_in_their_order(monkeypatch: py
 
 
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.0\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"])
-async def test_connection_close_gets_one_answer_and_the_end(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+async def test_connection_close_gets_one_answer_and_is_closed(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     async with _connected(monkeypatch, DEADLINE_S) as (reader, writer):
         writer.write(sent + GET)
         answer = await _until_closed(reader)

@@ -1,4 +1,4 @@
-"""HTTPS: what is served with it, and files that do not do."""
+"""HTTPS: the app served with a certificate, and invalid files."""
 
 import asyncio
 import ssl
@@ -28,7 +28,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
 
 
 @pytest.mark.covers("B.headers.4")
-async def test_the_app_is_served_with_the_certificate_and_no_longer_without(serve: Serve, files: TlsFiles) -> None:
+async def test_with_a_certificate_the_app_is_served_by_https_alone(serve: Serve, files: TlsFiles) -> None:
     https = read_https(SchedulerOptions(ssl_keyfile=files.key, ssl_certfile=files.cert))
     async with serve() as served:
         bound, stop = listen("127.0.0.1", 0), asyncio.Event()
@@ -64,7 +64,7 @@ def test_incomplete_tls_flags_are_refused(files: TlsFiles) -> None:
             read_https(options)
 
 
-def test_files_that_do_not_fit_are_named(files: TlsFiles, tmp_path: Path) -> None:
+def test_files_that_do_not_match_are_named(files: TlsFiles, tmp_path: Path) -> None:
     other = Authority(tmp_path).sign("other")
 
     with pytest.raises(ConfigError, match=r"--ssl-certfile .*front.pem with --ssl-keyfile .*other.key cannot be used"):

@@ -1,4 +1,4 @@
-"""What was given to an instance counts until the instance's own figures hold it."""
+"""What was given to an instance counts until the instance's own figures include it."""
 
 from scheduler.load.in_flight_ledger import InFlightLedger
 from scheduler.load.loads import HeldPrompts
@@ -60,7 +60,7 @@ def test_outstanding_tokens_shrink_as_chunks_are_computed() -> None:
     books = InFlightLedger(load(), _Changes())
     books.give_prefill("p", 100)
     for _ in range(3):
-        books.update(load())  # the command is not sent yet: these cannot know it
+        books.update(load())  # the command is not sent yet: these cannot include it
     assert books.outstanding_tokens == 100
 
     books.prefill_sent("p")
@@ -84,7 +84,7 @@ def test_dropping_a_prompt_returns_all_it_held_and_reports_it() -> None:
     assert changes.count == 2
 
 
-def test_a_handed_off_prompts_blocks_count_until_it_is_gone() -> None:
+def test_blocks_of_a_handed_off_prompt_count_until_it_is_gone() -> None:
     books = InFlightLedger(load(), _Changes(), block_size=16)
     books.give_to_hand_off("p", 50, receiver=7, sequences=2)
     assert (books.blocks_free, books.held_for) == (6, {})
@@ -111,8 +111,8 @@ def test_held_blocks_are_counted_by_receiver_until_the_prompt_ends() -> None:
     assert books.held_for == {7: HeldPrompts(1, 16)}
 
 
-def running_books(*, sought: int) -> InFlightLedger:
-    """Return books of an instance where a prompt of CHAIN generates, in 7 blocks of 16 tokens."""
+def running_ledger(*, sought: int) -> InFlightLedger:
+    """Return the ledger of an instance where a prompt of CHAIN generates, in 7 blocks of 16 tokens."""
     books = InFlightLedger(load(), _Changes(), block_size=16)
     books.carry("running", CHAIN)
     books.book_blocks("running", 7, 1)
@@ -123,7 +123,7 @@ def running_books(*, sought: int) -> InFlightLedger:
 
 
 def test_a_generating_prompts_prefix_blocks_are_shared() -> None:
-    books = running_books(sought=96)
+    books = running_ledger(sought=96)
     books.carry("p", CHAIN)
     books.book_blocks("p", 7, 1)
 
@@ -136,7 +136,7 @@ def test_a_generating_prompts_prefix_blocks_are_shared() -> None:
 
 
 def test_a_reservations_smaller_count_wins() -> None:
-    books = running_books(sought=96)
+    books = running_ledger(sought=96)
     books.carry("p", CHAIN)
     books.book_blocks("p", 7, 1)
     books.reserved("p", 32)
@@ -145,7 +145,7 @@ def test_a_reservations_smaller_count_wins() -> None:
 
 
 def test_unused_cached_blocks_count_as_free() -> None:
-    books = running_books(sought=96)
+    books = running_ledger(sought=96)
     books.drop("running")
     books.update(load(sought=96))
     books.carry("p", CHAIN)
@@ -157,7 +157,7 @@ def test_unused_cached_blocks_count_as_free() -> None:
 
 
 def test_an_instance_without_prefix_cache_shares_no_blocks() -> None:
-    books = running_books(sought=0)
+    books = running_ledger(sought=0)
     books.carry("p", CHAIN)
     books.book_blocks("p", 7, 1)
 

@@ -1,4 +1,4 @@
-"""Sessions that begin while their instance restarts, and end while the scheduler does."""
+"""Sessions that start while their instance restarts, and end while the scheduler does."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ async def test_a_scheduler_that_ends_while_a_session_breaks_does_end(num_turns: 
     await until(lambda: not cluster.control.registry.missing())
 
     cluster.kill(0)
-    for _ in range(num_turns):  # of the event loop: every moment of its winding up
+    for _ in range(num_turns):  # of the event loop: every moment of its shutdown
         await asyncio.sleep(0)
     running.cancel()
     await asyncio.wait({running}, timeout=60.0)
@@ -85,7 +85,7 @@ async def test_an_instance_taking_no_command_is_lost_despite_heartbeats() -> Non
 @pytest.mark.parametrize("turns_gone", [0, 2, 7])
 @pytest.mark.parametrize("turns_dialled", range(30))
 @virtual
-async def test_an_instance_removed_while_dialled_returns_once(turns_dialled: int, turns_gone: int) -> None:
+async def test_an_instance_removed_while_connecting_returns_once(turns_dialled: int, turns_gone: int) -> None:
     async with LiveCluster("PD").serving() as cluster:
         before, added = tuple(cluster.all), cluster.add(Role.DECODE)
         registry = cluster.control.registry

@@ -1,4 +1,4 @@
-"""--sse-keep-alive-interval: comments while a stream is quiet, and none while it is not."""
+"""--sse-keep-alive-interval: comments while a stream is silent, and none while it is not."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ COMMENT = SSE.comment
 
 
 async def streamed(served: Served, comments: int, *, leaves: bool = False) -> bytes:
-    """Stream a completion; once so many comments came let its tokens go on, or leave."""
+    """Stream a completion; after so many comments let its tokens continue, or disconnect."""
     body = json.dumps({"model": served.model, "prompt": "San", "stream": True}).encode()
     asked, sent, gone = [{"type": "http.request", "body": body, "more_body": False}], bytearray(), asyncio.Event()
 
@@ -56,7 +56,7 @@ async def streamed(served: Served, comments: int, *, leaves: bool = False) -> by
 
 @pytest.mark.covers("B.stream.7")
 @pytest.mark.parametrize("before", [0, 1])
-async def test_a_quiet_stream_carries_comments_before_and_between_its_tokens(serve: Serve, before: int) -> None:
+async def test_a_silent_stream_carries_comments_before_and_between_tokens(serve: Serve, before: int) -> None:
     async with serve("hello world", sse_keep_alive_interval=0.01) as served:
         served.dispatcher.hold_after = before
         text = await streamed(served, comments=2)
@@ -77,7 +77,7 @@ async def test_an_error_after_a_comment_is_an_event(serve: Serve) -> None:
     assert json.loads(text.replace(COMMENT, b"").removeprefix(b"data: "))["error"]["message"] == "lost"
 
 
-async def test_a_client_that_goes_away_while_it_is_quiet_cancels_its_request(serve: Serve) -> None:
+async def test_a_client_that_disconnects_in_silence_cancels_its_request(serve: Serve) -> None:
     async with serve("hello world", sse_keep_alive_interval=0.01) as served:
         served.dispatcher.hold_after = 1
         await streamed(served, comments=1, leaves=True)
@@ -85,7 +85,7 @@ async def test_a_client_that_goes_away_while_it_is_quiet_cancels_its_request(ser
         assert served.dispatcher.endings == ["cancelled"]
 
 
-async def test_without_the_flag_nothing_is_said_while_it_is_quiet(serve: Serve) -> None:
+async def test_without_the_flag_a_silent_stream_has_no_comments(serve: Serve) -> None:
     async with serve("hello world") as served:
         assert COMMENT not in await streamed(served, comments=0)
 
@@ -98,7 +98,7 @@ def test_a_comment_is_due_an_interval_after_the_last_write(tokens: Tokens) -> No
 
 
 async def _written_at(tokens: Tokens) -> list[tuple[float, bytes]]:
-    """Write after 2 s and 9 s, with a comment due every 3 s; return when what was written."""
+    """Write after 2 s and 9 s, with a comment due every 3 s; return the time of each write."""
     loop, written = asyncio.get_running_loop(), list[tuple[float, bytes]]()
     began = loop.time()
 

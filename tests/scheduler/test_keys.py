@@ -1,4 +1,4 @@
-"""Who may ask: keys, where they come from, and that no path, method or header goes round them."""
+"""API keys: where they come from, and that no path, method or header bypasses them."""
 
 import asyncio
 import dataclasses
@@ -38,7 +38,7 @@ CLOSED = (
 async def _ask(
     app: Any, path: str, method: str = "GET", headers: Sequence[tuple[bytes, bytes]] = ()
 ) -> tuple[int, dict[bytes, bytes], bytes]:
-    """Call an app with the very path and headers that a server would hand over."""
+    """Call an app with exactly the path and headers that a server would pass."""
     sent: list[Message] = []
 
     async def receive() -> Message:
@@ -74,7 +74,7 @@ async def test_every_route_needs_a_key_except_the_open_ones(serve: Serve) -> Non
 
 
 @pytest.mark.covers("B.errors.5")
-async def test_a_refusal_is_the_nested_envelope_with_the_scheme_and_an_id(serve: Serve) -> None:
+async def test_a_refusal_has_the_nested_envelope_the_scheme_and_an_id(serve: Serve) -> None:
     async with serve() as served:
         status, headers, body = await _ask(_locked(served), "/v1/models")
 
@@ -86,7 +86,7 @@ async def test_a_refusal_is_the_nested_envelope_with_the_scheme_and_an_id(serve:
 
 @pytest.mark.parametrize("scheme", [b"Bearer ", b"bearer ", b"BEARER   "])
 @pytest.mark.parametrize("key", [KEY, OTHER])
-async def test_any_of_the_keys_opens(serve: Serve, scheme: bytes, key: str) -> None:
+async def test_any_of_the_keys_is_accepted(serve: Serve, scheme: bytes, key: str) -> None:
     async with serve() as served:
         status, _, _ = await _ask(_locked(served), "/v1/models", headers=[(b"authorization", scheme + key.encode())])
 
@@ -155,7 +155,7 @@ async def test_a_keys_tenant_is_stable_and_does_not_reveal_it(keys: Any, headers
 @pytest.mark.parametrize(
     "target", ["/v1/models", "//health", "/v1/../health", "http://x/v1/models", "/v1/models?/health"]
 )
-async def test_no_host_header_goes_round_the_key(serve: Serve, host: str, target: str) -> None:
+async def test_no_host_header_bypasses_the_key(serve: Serve, host: str, target: str) -> None:
     async with serve() as served:
         bound, stop = listen("127.0.0.1", 0), asyncio.Event()
         task = asyncio.create_task(
@@ -172,25 +172,25 @@ async def test_no_host_header_goes_round_the_key(serve: Serve, host: str, target
 
 
 @pytest.mark.covers("A2.32")
-def test_flags_beat_the_environment_and_our_variable_vllms(tmp_path: Path) -> None:
+def test_flags_override_the_environment_and_our_variable_vllms(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"\n  {OTHER}  \r\nsecond\n")
     environ = {"PDSERVE_API_KEY": "ours\nours-too", "VLLM_API_KEY": "theirs"}
 
-    def opened_by(options: SchedulerOptions, environ: dict[str, str]) -> set[str]:
+    def accepted(options: SchedulerOptions, environ: dict[str, str]) -> set[str]:
         keys = read_keys(options, environ)
         tried = (KEY, OTHER, "second", "ours", "ours-too", "theirs")
         return {key for key in tried if keys.admit("/v1", [(b"authorization", f"Bearer {key}".encode())])}
 
     model = ("--model", str(tmp_path))
     typed = parse([*model, "--api-key", KEY, "--api-key", "second"]).options
-    assert opened_by(typed, environ) == {KEY, "second"}
-    assert opened_by(parse([*model, "--api-key-file", str(file)]).options, environ) == {OTHER, "second"}
-    assert opened_by(parse([*model, "--api-key", KEY, "--api-key-file", str(file)]).options, {}) == {
+    assert accepted(typed, environ) == {KEY, "second"}
+    assert accepted(parse([*model, "--api-key-file", str(file)]).options, environ) == {OTHER, "second"}
+    assert accepted(parse([*model, "--api-key", KEY, "--api-key-file", str(file)]).options, {}) == {
         KEY, OTHER, "second",
     }  # fmt: skip
-    assert opened_by(parse(model).options, environ) == {"ours", "ours-too"}
-    assert opened_by(parse(model).options, {"PDSERVE_API_KEY": "", "VLLM_API_KEY": "theirs"}) == {"theirs"}
+    assert accepted(parse(model).options, environ) == {"ours", "ours-too"}
+    assert accepted(parse(model).options, {"PDSERVE_API_KEY": "", "VLLM_API_KEY": "theirs"}) == {"theirs"}
     assert len(read_keys(parse(model).options, {"PDSERVE_API_KEY": " \n"})) == 0
 
 
@@ -203,7 +203,7 @@ def test_an_invalid_key_is_refused_without_quoting_it(key: str) -> None:
     assert not key or key not in str(refused.value)
 
 
-def test_a_file_without_keys_or_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
+def test_a_file_without_keys_or_unreadable_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n \n")
 
     with pytest.raises(ConfigError, match="has no key"):
@@ -212,7 +212,7 @@ def test_a_file_without_keys_or_that_cannot_be_read_stops_the_start(tmp_path: Pa
         read_keys(SchedulerOptions(api_key_file=str(tmp_path / "none")), {})
 
 
-async def test_keys_show_in_no_repr_help_log_or_answer(
+async def test_keys_appear_in_no_repr_help_log_or_answer(
     serve: Serve, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="pdserve")

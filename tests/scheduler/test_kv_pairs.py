@@ -1,4 +1,4 @@
-"""A prefill and a decode instance that share no KV transport: said when they meet, and never given a prompt."""
+"""A prefill and a decode instance without a common KV transport: reported when they meet, and never given a prompt."""
 
 import asyncio
 import logging
@@ -73,7 +73,7 @@ def _serve(cluster: FakeCluster) -> "asyncio.Task[None]":
 
 
 @virtual
-async def test_the_only_pair_is_named_and_a_client_gets_it_at_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_only_pair_is_named_and_a_client_gets_the_reason_at_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "pdserve")
     cluster = _apart("PD", "shm", "tcp")
     running = _serve(cluster)
@@ -98,7 +98,7 @@ async def test_the_only_pair_is_named_and_a_client_gets_it_at_once(caplog: pytes
 
 
 @virtual
-async def test_prompts_and_probes_take_only_the_pairs_that_work() -> None:
+async def test_prompts_and_probes_use_only_the_pairs_that_work() -> None:
     cluster = _apart("PPDD", "shm", "tcp", "shm", "tcp")
     running = _serve(cluster)
     await until(lambda: cluster.control.ready() and not cluster.control.registry.missing())
@@ -169,12 +169,12 @@ async def test_measuring_an_impossible_pair_needs_no_instance() -> None:
 
 @virtual
 async def test_a_pair_without_transport_shows_no_stale_link() -> None:
-    class Told(FakeInstance):
+    class Linked(FakeInstance):
         def load(self) -> LoadSnapshot:
             return replace(super().load(), links=(LinkStatus("decode-1", "shm", "lost", 1, 9, 1),))
 
     cluster = _apart("PD", "shm", "tcp")
-    cluster.kind = Told
+    cluster.kind = Linked
     running = _serve(cluster)
     await until(lambda: cluster.control.registry.gaps())
 

@@ -1,4 +1,4 @@
-"""Measuring the links of all pairs: who is asked, what is said of those that cannot answer, and no wait without end."""
+"""Measuring the links of all pairs: which ones, the errors of those that cannot answer, and a limit for each wait."""
 
 import asyncio
 import dataclasses
@@ -19,8 +19,8 @@ from wire.types import LinkStatus, LoadSnapshot
 MIB = 2**20
 
 
-class _Told(FakeInstance):
-    """Says that it has links."""
+class _Linked(FakeInstance):
+    """Reports the links in `lives`."""
 
     lives: tuple[LinkStatus, ...] = ()
 
@@ -34,7 +34,7 @@ async def measured(probe: LinkProbe, num_bytes: int = MIB) -> list[PairLink]:
 
 
 @virtual
-async def test_pairs_are_named_by_role_and_place_in_the_table() -> None:
+async def test_pairs_are_named_by_role_and_index_in_the_table() -> None:
     async with FakeCluster("DPCPD").serving() as cluster:
         pairs = [(pair.prefill, pair.decode) for pair in LinkProbe(cluster.control.registry).pairs()]
 
@@ -42,7 +42,7 @@ async def test_pairs_are_named_by_role_and_place_in_the_table() -> None:
 
 
 @virtual
-async def test_a_dead_end_is_reported_and_other_links_are_measured() -> None:
+async def test_a_lost_instance_is_reported_and_other_links_are_measured() -> None:
     async with FakeCluster("PDD").serving() as cluster:
         cluster.kill(1)
         await until(lambda: len(cluster.control.registry.living()) == 2)
@@ -69,7 +69,7 @@ async def test_an_instances_reason_for_an_unmeasured_link_is_shown() -> None:
 
 
 @virtual
-async def test_a_silent_instance_costs_its_deadline() -> None:
+async def test_a_silent_instance_costs_at_most_its_deadline() -> None:
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[0].behaviour.deaf = True
         began = asyncio.get_running_loop().time()
@@ -132,8 +132,8 @@ async def test_better_transports_not_offered_are_listed_with_reasons() -> None:
 async def test_all_better_transports_are_listed(used: str, better: tuple[str, ...]) -> None:
     words = ("cuda_ipc: no GPU", "shm: not named", "mooncake", "tcp")
     cluster = FakeCluster("PD")
-    cluster.kind = _Told
-    _Told.lives = (LinkStatus("decode-1", used, "up" if used else "connecting", 1, 0, 0),)
+    cluster.kind = _Linked
+    _Linked.lives = (LinkStatus("decode-1", used, "up" if used else "connecting", 1, 0, 0),)
     cluster.boot(0, kv_transports=words)
     cluster.boot(1)
     running = asyncio.create_task(cluster.control.registry.run())
@@ -146,12 +146,12 @@ async def test_all_better_transports_are_listed(used: str, better: tuple[str, ..
 
 
 @virtual
-async def test_without_a_measurement_the_life_that_is_up_is_shown() -> None:
+async def test_without_a_measurement_the_current_process_is_shown() -> None:
     cluster = FakeCluster("PD")
-    cluster.kind = _Told
+    cluster.kind = _Linked
     old, new = LinkStatus("decode-1", "tcp", "lost", 1, 9, 2), LinkStatus("decode-1", "shm", "up", 2, 5, 0)
     for lives in ((old, new), (new, old)):
-        _Told.lives = lives
+        _Linked.lives = lives
         async with cluster.serving():
             (shown,) = await measured(LinkProbe(cluster.control.registry), 0)
 
@@ -159,11 +159,11 @@ async def test_without_a_measurement_the_life_that_is_up_is_shown() -> None:
         cluster.kill(0)
         cluster.kill(1)
         cluster = FakeCluster("PD")
-        cluster.kind = _Told
+        cluster.kind = _Linked
 
 
 @virtual
-async def test_one_measurement_at_a_time_and_a_bounded_one() -> None:
+async def test_measurements_run_one_at_a_time_and_have_a_size_limit() -> None:
     async with FakeCluster("PD").serving() as cluster:
         probe = LinkProbe(cluster.control.registry)
         first = probe.measure(MIB)
@@ -197,7 +197,7 @@ async def test_answers_reach_only_their_waiters() -> None:
         pass
 
 
-def test_over_grpc_too() -> None:
+def test_measuring_works_over_grpc_too() -> None:
     async def run() -> None:
         async with asyncio.timeout(300), serving_over_grpc() as cluster:
             (told,) = await measured(LinkProbe(cluster.control.registry))
@@ -212,9 +212,9 @@ def test_over_grpc_too() -> None:
 @virtual
 async def test_without_measuring_the_last_figures_are_shown() -> None:
     cluster = FakeCluster("PD")
-    cluster.kind = _Told
+    cluster.kind = _Linked
     up = LinkStatus("decode-1", "tcp", "up", 1, 9, 2)
-    _Told.lives = (up,)
+    _Linked.lives = (up,)
     async with cluster.serving():
         probe = LinkProbe(cluster.control.registry)
         (before,) = await measured(probe, 0)
@@ -226,7 +226,7 @@ async def test_without_measuring_the_last_figures_are_shown() -> None:
         await until(lambda: not cluster.control.registry.missing())
         (anew,) = await measured(probe, 0)
 
-        _Told.lives = (LinkStatus("decode-1", "", "connecting", 0, 0, 0),)
+        _Linked.lives = (LinkStatus("decode-1", "", "connecting", 0, 0, 0),)
         cluster.kill(0)
         await until(lambda: bool(cluster.control.registry.missing()))
         cluster.boot(0)

@@ -1,4 +1,4 @@
-"""The table changes at random under load: each request ends once, well and unmoved, and nothing is left behind."""
+"""The table changes at random under load: each request succeeds once, where it began, and leaves nothing behind."""
 
 import asyncio
 import dataclasses
@@ -18,9 +18,9 @@ MORE = [pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 20)]
 
 
 def some_table(entries: Sequence[ExpectedInstance], rng: random.Random) -> list[ExpectedInstance]:
-    """Return a random part of the instances, in random order, a prefill and a decode instance at least.
+    """Return some instances in random order, at least one prefill and one decode instance.
 
-    The last one changes its role at times: then it is another entry, at the same address.
+    The last one sometimes changes its role: then it is another entry, at the same address.
     """
     kept = [entry for entry in entries if rng.random() < 0.6]
     for role in (Role.PREFILL, Role.DECODE):
@@ -35,7 +35,7 @@ def some_table(entries: Sequence[ExpectedInstance], rng: random.Random) -> list[
 
 
 async def change_tables(cluster: FakeCluster, rng: random.Random) -> None:
-    """For a while, go by another table every few seconds, and by the whole one at last."""
+    """For a while, use another table every few seconds, and the full one at the end."""
     for number in range(40):
         await asyncio.sleep(rng.random() * 2)
         cluster.control.registry.change(some_table(cluster.expected, rng), f"table {number}")
@@ -44,7 +44,7 @@ async def change_tables(cluster: FakeCluster, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, *MORE])
 @virtual
-async def test_every_request_ends_well_where_it_began(seed: int) -> None:
+async def test_every_request_succeeds_on_the_instances_where_it_began(seed: int) -> None:
     rng = random.Random(seed)
     async with FakeCluster("PPDDD", probes=True).serving() as cluster:
         changing = asyncio.create_task(change_tables(cluster, rng))
@@ -87,7 +87,7 @@ async def test_instances_that_break_meanwhile_leave_nothing_behind_either(seed: 
 
 
 async def ends_whole(cluster: FakeCluster) -> None:
-    """Return when all instances live by the last table and hold nothing, and nobody is leaving."""
+    """Return when all instances use the last table and hold nothing, and none is draining."""
     registry = cluster.control.registry
     await until(lambda: not registry.missing() and not registry.leaving, timeout_s=60.0)
     assert [member.expected for member in registry.members] == list(cluster.expected)

@@ -1,4 +1,4 @@
-"""Who belongs changes while the scheduler serves: who comes is used, who goes ends its work."""
+"""Membership changes while the scheduler serves: new instances are used, removed ones finish their work."""
 
 import asyncio
 import dataclasses
@@ -36,7 +36,7 @@ class LiveCluster(FakeCluster):
         self.all = list(self.expected)
 
     def add(self, role: Role, *, boot: bool = True, digest: str = TABLE_DIGEST, **changes: Any) -> ExpectedInstance:
-        """Put an instance into the list that `use` takes; return its entry."""
+        """Add an instance to the list that `use` takes; return its entry."""
         index = len(self.descriptions)
         self.descriptions.append(describe(index, role, table_digest=digest, **changes))
         one = self.descriptions[index]
@@ -51,12 +51,12 @@ class LiveCluster(FakeCluster):
         return entry
 
     def use(self, *entries: ExpectedInstance, digest: str = NEW_DIGEST) -> None:
-        """Let the registry go by a table of these."""
+        """Give the registry a table of these instances."""
         self.control.registry.change(entries, digest)
 
     @property
     def states(self) -> dict[str, str]:
-        """States by name, of those that leave too."""
+        """States by name, including draining instances."""
         return {one.name: one.state for one in self.control.view().instances}
 
     async def ask(self, **params: Any) -> Answer:
@@ -118,7 +118,7 @@ async def test_a_removed_instance_finishes_its_work_and_is_released() -> None:
 
 
 @virtual
-async def test_requests_in_the_queue_go_to_those_that_stay() -> None:
+async def test_queued_requests_go_to_the_remaining_instances() -> None:
     async with LiveCluster("PDD", max_num_seqs=1).serving() as cluster:
         prefill, _, second = cluster.all
         tasks = [asyncio.create_task(cluster.ask(max_tokens=20)) for _ in range(6)]
@@ -132,7 +132,7 @@ async def test_requests_in_the_queue_go_to_those_that_stay() -> None:
 
 
 @virtual
-async def test_a_prompt_that_was_granted_but_not_begun_is_waited_for() -> None:
+async def test_a_granted_prompt_that_has_not_begun_is_waited_for() -> None:
     async with LiveCluster("PDD").serving() as cluster:
         prefill, first, second = cluster.all
         running = Running(cluster.control.dispatch, request(PROMPT, PROMPT))
@@ -164,7 +164,7 @@ async def test_unfinished_work_continues_elsewhere_from_its_tokens() -> None:
 
 
 @virtual
-async def test_requests_wait_for_those_that_take_the_place_of_all_before() -> None:
+async def test_requests_wait_for_the_replacements_of_all_instances() -> None:
     async with LiveCluster("PD").serving() as cluster:
         prefill, _ = cluster.all
         added = cluster.add(Role.DECODE, boot=False)
@@ -183,7 +183,7 @@ async def test_requests_wait_for_those_that_take_the_place_of_all_before() -> No
 
 
 @virtual
-async def test_requests_do_not_wait_forever_for_one_that_does_not_come() -> None:
+async def test_requests_do_not_wait_forever_for_a_missing_instance() -> None:
     async with LiveCluster("PD").serving() as cluster:
         cluster.use(cluster.all[0], cluster.add(Role.DECODE, boot=False))
         loop = asyncio.get_running_loop()
@@ -197,7 +197,7 @@ async def test_requests_do_not_wait_forever_for_one_that_does_not_come() -> None
 
 
 @virtual
-async def test_a_prefill_instance_that_is_removed_drains_too() -> None:
+async def test_a_removed_prefill_instance_drains_too() -> None:
     async with LiveCluster("PPD").serving() as cluster:
         first, second, decode = cluster.all
         tasks = [asyncio.create_task(cluster.ask(max_tokens=40)) for _ in range(4)]
@@ -231,7 +231,7 @@ async def test_an_instance_returning_while_it_drains_stays() -> None:
 
 
 @virtual
-async def test_a_returning_instance_is_dialled_under_its_name() -> None:
+async def test_a_returning_instance_is_reconnected_under_its_name() -> None:
     async with LiveCluster("PDD").serving() as cluster:
         cluster.use(cluster.all[0], cluster.all[2])
         await until(lambda: "decode-0" not in cluster.states)
@@ -244,7 +244,7 @@ async def test_a_returning_instance_is_dialled_under_its_name() -> None:
 
 
 @virtual
-async def test_an_instance_returning_while_its_session_closes_is_dialled(
+async def test_an_instance_returning_while_its_session_closes_reconnects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with LiveCluster("PDD").serving() as cluster:
@@ -286,7 +286,7 @@ async def test_a_role_change_does_not_end_its_own_new_session() -> None:
 
 
 @virtual
-async def test_one_that_never_answered_leaves_at_once() -> None:
+async def test_a_removed_instance_that_never_answered_leaves_at_once() -> None:
     async with LiveCluster("PD").serving() as cluster:
         added = cluster.add(Role.DECODE, boot=False)
         cluster.use(*cluster.all[:2], added)
@@ -301,7 +301,7 @@ async def test_one_that_never_answered_leaves_at_once() -> None:
 
 
 @virtual
-async def test_one_that_dies_while_it_drains_is_not_waited_for() -> None:
+async def test_an_instance_that_dies_while_draining_is_not_waited_for() -> None:
     async with LiveCluster("PDD").serving() as cluster:
         cluster.instances[1].behaviour.step_s = 0.1
         task = asyncio.create_task(cluster.ask(max_tokens=50))
@@ -316,7 +316,7 @@ async def test_one_that_dies_while_it_drains_is_not_waited_for() -> None:
 
 
 @virtual
-async def test_no_probe_goes_to_one_that_left() -> None:
+async def test_no_probe_goes_to_a_removed_instance() -> None:
     async with LiveCluster("PDD", probes=True).serving() as cluster:
         await until(lambda: cluster.control.ready())
         cluster.use(cluster.all[0], cluster.all[2])
@@ -342,7 +342,7 @@ async def test_a_table_may_reach_an_instance_before_or_after_the_scheduler() -> 
 
 
 @virtual
-async def test_at_the_start_an_instance_may_go_by_any_table_that_was_in_use() -> None:
+async def test_at_startup_an_instance_may_have_any_table_in_use_so_far() -> None:
     cluster = LiveCluster("PD")
     cluster.boot(0, table_digest=TABLE_DIGEST)
     cluster.boot(1, table_digest=NEW_DIGEST)
@@ -358,7 +358,7 @@ async def test_at_the_start_an_instance_may_go_by_any_table_that_was_in_use() ->
 async def test_a_table_changing_during_the_start_is_accepted() -> None:
     cluster = LiveCluster("PD")
     for index in range(2):
-        cluster.boot(index, table_digest=NEW_DIGEST)  # they have seen it first
+        cluster.boot(index, table_digest=NEW_DIGEST)  # the instances have seen it first
     running = asyncio.create_task(cluster.control.run())
     await asyncio.sleep(2.0)
     assert not running.done()

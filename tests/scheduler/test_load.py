@@ -1,4 +1,4 @@
-"""More requests than the queue holds, over many connections: each is answered or told to come back later."""
+"""More requests than the queue holds, over many connections: each is answered or gets a Retry-After."""
 
 import asyncio
 from collections import Counter
@@ -16,7 +16,7 @@ PROMPT = "the quick brown fox jumps over the lazy dog " * 5
 
 
 async def _load(scheduler: Serving, body: dict[str, object], **load: int | str) -> Counter[str]:
-    """Ask more than the queue holds; return how the requests ended. The limits are the project's promise."""
+    """Send more requests than the queue holds; return the counts of outcomes. The limits are documented promises."""
     before_mib = scheduler.memory_mib()
     endings = await ask_all(scheduler.port, body=body, **load)  # type: ignore[arg-type]
     await _wait_small(scheduler, before_mib + 100)
@@ -30,7 +30,7 @@ async def _load(scheduler: Serving, body: dict[str, object], **load: int | str) 
 
 
 async def _wait_small(scheduler: Serving, limit_mib: float) -> None:
-    """Wait until the scheduler has given its memory back."""
+    """Wait until the scheduler has returned its memory."""
     async with asyncio.timeout(QUIET_S):
         while scheduler.memory_mib() > limit_mib:  # noqa: ASYNC110 - another process's memory has no event
             await asyncio.sleep(0.1)

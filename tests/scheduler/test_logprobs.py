@@ -1,4 +1,4 @@
-"""What a log probability looks like where JSON has no number for it."""
+"""Log probabilities without a JSON number."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Log probabilities, token ids and echoes as clients are told them. The script says -id/100 for each token."""
+"""Log probabilities, token ids and echoes in answers. The script gives each token a logprob of -id/100."""
 
 import json
 from typing import Any
@@ -106,7 +106,7 @@ async def test_a_chat_has_tokens_bytes_and_top_logprobs(serve: Any, top: int | N
         assert [entry for part in parts if part for entry in part["content"]] == content
 
 
-async def test_a_chat_has_no_logprobs_by_default_top_logprobs_needs_them(serve: Any) -> None:
+async def test_a_chat_has_logprobs_only_on_request_and_top_needs_them(serve: Any) -> None:
     async with serve() as served:
         body = {"model": served.model, "messages": CHAT}
         for fields in ({}, {"logprobs": False}, {"logprobs": False, "top_logprobs": 0}, {"logprobs": None}):

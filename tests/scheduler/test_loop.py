@@ -1,4 +1,4 @@
-"""The loop that serves has a clock that latencies can be measured with."""
+"""The scheduler's event loop: its clock is precise enough to measure latencies."""
 
 import asyncio
 import gc

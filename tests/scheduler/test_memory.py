@@ -1,4 +1,4 @@
-"""Memory is given back when nothing runs, and only where there is some."""
+"""Memory is returned to the system when nothing runs, and only if there is some to return."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ MIB = 2**20
 
 
 class _Process:
-    """What the system says of a process, look after look."""
+    """The memory figures of a process, one for each look."""
 
     def __init__(self, *resident_mib: int) -> None:
         self.resident_mib = deque(resident_mib)
@@ -38,7 +38,7 @@ class _Process:
 
 
 @virtual
-async def test_it_gives_back_once_it_has_grown() -> None:
+async def test_it_returns_memory_once_it_has_grown() -> None:
     process = _Process(100, 110, 131, 133, 90, 100)
     await process.live()
 
@@ -62,7 +62,7 @@ async def test_memory_that_cannot_be_returned_is_not_retried() -> None:
     assert process.released == [300, 283]
 
 
-# In a process of its own: what one holds free but resident already, it would use again without growing.
+# In its own process: memory that a process already holds free would be used again without growth.
 _FREEING = """
 import json
 from scheduler.memory import release_free, resident_bytes

@@ -1,4 +1,4 @@
-"""docs/metrics.md has every metric that the scheduler shows, and no other."""
+"""docs/metrics.md has every metric that the scheduler exports, and no other."""
 
 import re
 from pathlib import Path
@@ -23,13 +23,13 @@ def _shown() -> set[tuple[str, str]]:
 
 
 def _written(name: str, kind: str) -> str:
-    """Return how the page writes a name: without what all of its kind have, but for a name that is nobody's."""
+    """Return a name as the page writes it: without `pdserve_` and `_total`, except names with another prefix."""
     if not name.startswith(("pdserve_", "vllm:")):
         return name
     return name.removeprefix("pdserve_").removesuffix("_total" if kind == "counter" else "")
 
 
-def test_the_page_is_what_the_scheduler_shows() -> None:
+def test_the_page_lists_what_the_scheduler_exports() -> None:
     rows = re.findall(r"^\| (`[^|]*`) \| (gauge|counter|histogram) \|", PAGE.read_text(), re.M)
     written = [(name, kind) for names, kind in rows for name in re.findall(r"`([\w:]+)`", names)]
 

@@ -1,4 +1,4 @@
-"""Hundreds of requests that end in every way there is, over instances that break: all gauges go back to zero."""
+"""Hundreds of requests with every possible outcome, over instances that break: all gauges return to zero."""
 
 import asyncio
 import logging
@@ -61,7 +61,7 @@ async def test_every_gauge_is_zero_once_all_requests_have_ended(
 
 
 @virtual
-async def test_requests_that_a_shutdown_ends_leave_nothing_either(tokens: Tokens) -> None:
+async def test_requests_ended_by_a_shutdown_leave_nothing_behind_either(tokens: Tokens) -> None:
     rng = random.Random(5)
     async with FakeCluster(
         "PPDDC", limits=LIMITS, vocab_size=300, max_model_len=512, num_blocks=30

@@ -1,4 +1,4 @@
-"""What a model answers with, by its config.json; engine/pooling and engine/headless.py read the same names."""
+"""What a model produces, by its config.json; engine/pooling and engine/headless.py read the same names."""
 
 import json
 from typing import Any

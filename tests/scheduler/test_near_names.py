@@ -1,4 +1,4 @@
-"""Which unknown names are taken for slips of known ones."""
+"""Which unknown names count as misspelled known ones."""
 
 import pytest
 
@@ -15,7 +15,7 @@ KNOWN = ("max_tokens", "temperature", "top_k", "top_p", "n", "seed", "stop", "mi
         ("id", None), ("x", None), ("top_a", "top_k"), ("unheard_of", None), ("te", None), ("stream", None),
     ],
 )  # fmt: skip
-def test_two_edits_or_a_beginning_are_near(name: str, meant: str | None) -> None:
+def test_two_edits_or_a_common_prefix_are_near(name: str, meant: str | None) -> None:
     assert near_name(name, KNOWN) == meant
 
 

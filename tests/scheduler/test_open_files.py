@@ -1,4 +1,4 @@
-"""The limit of open files, in a process of its own: a hard limit once lowered stays so."""
+"""The limit of open files, in its own process: a hard limit once lowered stays lowered."""
 
 import subprocess
 import sys
@@ -9,8 +9,8 @@ CODE = """
 import resource, sys
 from scheduler.http.open_files import raise_open_files
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
-told = raise_open_files()
-print(told, *resource.getrlimit(resource.RLIMIT_NOFILE))
+changed = raise_open_files()
+print(changed, *resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
 

@@ -1,4 +1,4 @@
-"""GET /openapi.json and /docs: what they say is what is served."""
+"""GET /openapi.json and /docs describe what is served."""
 
 import asyncio
 import json
@@ -54,7 +54,7 @@ def test_the_api_description_says_if_keys_are_needed() -> None:
 
 
 async def _body(route: Route) -> Any:
-    """Return the body of a route that needs neither front nor request."""
+    """Return the body class of a route that needs neither app nor request."""
     response = cast("Response", await route.endpoint(cast("AppContext", None), cast("Request", None)))
     return json.loads(bytes(response.body))
 
@@ -74,7 +74,7 @@ async def test_bodies_are_described_with_their_bounds(serve: Any) -> None:
 
 
 @pytest.mark.parametrize("use_openai", ["0", "1"])
-def test_the_page_of_the_api_names_every_route(use_openai: str) -> None:
+def test_the_docs_page_names_every_route(use_openai: str) -> None:
     page = (Path(__file__).parents[2] / "docs" / "http-api.md").read_text(encoding="utf-8")
 
     opened = SchedulerOptions(use_openai=use_openai, enable_docs=True, enable_tokenizer_info_endpoint=True)
@@ -101,7 +101,7 @@ async def test_docs_are_one_page_that_loads_nothing(serve: Any) -> None:
 
 
 class _Page(HTMLParser):
-    """The text of a page, and what it would load."""
+    """The text of a page, and the URLs that it would load."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

@@ -91,7 +91,7 @@ async def test_invocations_of_no_known_body_are_400(serve: Any) -> None:
 
 @pytest.mark.covers("B.ops.1")
 @pytest.mark.parametrize(("reason", "status"), [(None, 200), ("the engine made no progress for 11 s", 503)])
-async def test_health_is_the_process_own(serve: Any, reason: str | None, status: int) -> None:
+async def test_health_is_the_state_of_the_process_itself(serve: Any, reason: str | None, status: int) -> None:
     async with serve(health=lambda: reason) as served:
         response = await served.client.get("/health")
 
@@ -110,7 +110,7 @@ async def test_ready_names_what_is_missing(serve: Any) -> None:
         }  # fmt: skip
 
 
-async def test_ready_is_over_while_draining_and_health_is_not(serve: Any) -> None:
+async def test_draining_ends_readiness_but_not_health(serve: Any) -> None:
     async with serve() as served:
         before = (await served.client.get("/ready")).status_code
         served.context.drain.begin()
@@ -181,7 +181,7 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
 
 
 def _link_samples(*links: LinkStatus) -> dict[str, float]:
-    """Return the samples of links as a scheduler would tell them, by name and labels."""
+    """Return the samples of links as a scheduler would export them, by name and labels."""
     load = LoadSnapshot(10, 0, 0, 0, 0, 0, 0, 0, 0.0, links=links)
     view = ClusterView(
         True, (InstanceView(0, "prefill-0", Role.PREFILL, "p", "living", "", None, load),), _NO_REQUESTS, 0, 0
@@ -240,7 +240,7 @@ def test_the_overlap_is_a_pair_of_counters_and_a_ratio() -> None:
     assert 'pdserve_kv_hop_seconds_bucket{le="0.0025"} 2.0' in text
 
 
-async def test_latencies_count_from_the_request_s_arrival(serve: Any) -> None:
+async def test_latencies_count_from_the_requests_arrival(serve: Any) -> None:
     async with serve() as served:
         loop = asyncio.get_running_loop()
         body = json.dumps({"model": served.model, "prompt": "hi"}).encode()
@@ -249,7 +249,7 @@ async def test_latencies_count_from_the_request_s_arrival(serve: Any) -> None:
         async def slowly() -> AsyncIterator[bytes]:
             began.append(loop.time())
             yield body[:5]
-            while loop.time() - began[0] < 0.05:  # noqa: ASYNC110 - time itself is what is asked for
+            while loop.time() - began[0] < 0.05:  # noqa: ASYNC110 - time itself is what is tested
                 await asyncio.sleep(0.01)
             yield body[5:]
 
@@ -261,7 +261,7 @@ async def test_latencies_count_from_the_request_s_arrival(serve: Any) -> None:
         assert float(total) >= 0.05
 
 
-async def test_each_request_that_ended_is_one_line_for_the_operator(
+async def test_each_finished_request_is_one_log_line_for_the_operator(
     serve: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "pdserve.requests")

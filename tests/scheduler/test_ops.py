@@ -1,4 +1,4 @@
-"""What operators' tools ask: version, load, ping; and what the API says of itself."""
+"""Routes of operators' tools: version, load, ping."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tokens of one prompt leave in order, each once."""
+"""The tokens of one prompt are emitted in order, each once."""
 
 import pytest
 from hypothesis import given
@@ -36,7 +36,7 @@ def test_repeats_are_dropped() -> None:
     assert indices(output.add(token(1))) == [1, 2]
 
 
-def test_nothing_leaves_after_the_finish() -> None:
+def test_nothing_is_emitted_after_the_finish() -> None:
     output = OrderedOutput(1)
     output.add(token(0, finish=FinishReason.STOP))
 
@@ -78,7 +78,7 @@ def test_any_order_with_any_repeats_gives_the_same_answer(order: list[tuple[int,
     assert output.all_finished
 
 
-def test_what_left_is_told_to_the_next_attempt_and_what_is_held_is_dropped() -> None:
+def test_the_next_attempt_gets_emitted_tokens_and_not_held_ones() -> None:
     output = OrderedOutput(2)
     assert not output.so_far
 
@@ -95,7 +95,7 @@ def scored(start: int, end: int) -> PromptLogprobs:
     return PromptLogprobs("p", start, tuple(TokenLogprobs(-float(i), i) if i else None for i in range(start, end)))
 
 
-def test_scores_leave_once_and_in_order_whatever_is_told_again() -> None:
+def test_scores_are_emitted_once_and_in_order_despite_repeats() -> None:
     scores = OrderedScores()
 
     left = [scores.add(scored(*part)) for part in ((0, 4), (0, 4), (2, 6), (6, 7), (0, 7), (7, 9))]
@@ -103,7 +103,7 @@ def test_scores_leave_once_and_in_order_whatever_is_told_again() -> None:
     assert left == [scored(0, 4), None, scored(4, 6), scored(6, 7), None, scored(7, 9)]
 
 
-def test_scores_that_leave_a_gap_are_a_defect_in_words() -> None:
+def test_scores_that_leave_a_gap_are_an_internal_error_with_a_message() -> None:
     scores = OrderedScores()
     scores.add(scored(0, 3))
 

@@ -25,7 +25,7 @@ DEADLINE_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class GrpcCluster:
-    """One prefill and one decode instance behind gRPC servers, and a control half that dials them."""
+    """A prefill and a decode instance behind gRPC servers, and a control half that connects to them."""
 
     servers: tuple[GrpcServer, ...]
     instances: tuple[FakeInstance, ...]
@@ -58,7 +58,7 @@ async def serving() -> AsyncIterator[GrpcCluster]:
             await server.stop(0.0)
 
 
-def test_a_request_and_a_client_that_goes_away() -> None:
+def test_a_request_is_served_and_a_cancelled_one_is_released() -> None:
     async def run() -> None:
         async with serving() as cluster:
             dispatch = cluster.control.dispatch
@@ -75,7 +75,7 @@ def test_a_request_and_a_client_that_goes_away() -> None:
     asyncio.run(run())
 
 
-def test_a_server_that_goes_ends_its_requests_with_a_reason() -> None:
+def test_a_lost_server_fails_its_requests_with_a_reason() -> None:
     async def run() -> None:
         async with serving() as cluster:
             reader = asyncio.create_task(collect(cluster.control.dispatch, request(PROMPT, max_tokens=900)))

@@ -1,4 +1,4 @@
-"""Two texts as one prompt, against transformers on the same tokenizer."""
+"""Two texts as one prompt, compared with transformers' output of the same tokenizer."""
 
 import json
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_the_second_token_type_starts_with_the_second_text(tokenizer: Tokenizer)
         assert encoding.type_ids.index(1) == begin
 
 
-def test_a_text_without_tokens_begins_behind_all(tokenizer: Tokenizer) -> None:
+def test_a_text_without_tokens_begins_after_all_others(tokenizer: Tokenizer) -> None:
     ids, begin = encode_pair(tokenizer, "the cat", "", None)
 
     assert begin == len(ids)
@@ -72,5 +72,5 @@ def test_a_text_without_tokens_begins_behind_all(tokenizer: Tokenizer) -> None:
         ((5, 5), 0, (0, 0)),
     ],
 )
-def test_the_longer_text_loses_first(lengths: tuple[int, int], room: int, kept: tuple[int, int]) -> None:
+def test_the_longer_text_is_truncated_first(lengths: tuple[int, int], room: int, kept: tuple[int, int]) -> None:
     assert shortened(*lengths, room) == kept

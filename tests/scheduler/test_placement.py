@@ -1,4 +1,4 @@
-"""Placement is a pure choice with a reason."""
+"""Placement is a pure function that returns a plan and its reason."""
 
 import dataclasses
 from typing import Any
@@ -95,7 +95,7 @@ def test_room_for_the_whole_sequence_comes_before_fewer_sequences() -> None:
     assert pair(prefill(0), decode(1, blocks_free=8), decode(2, sequences=5)) == (0, 2)
 
 
-def test_room_for_the_prompt_is_enough_where_no_one_has_more() -> None:
+def test_room_for_the_prompt_is_enough_where_none_has_more() -> None:
     assert pair(prefill(0), decode(1, blocks_free=7)) == (0, 1)
     assert pair(prefill(0), decode(1, blocks_free=6)) is None
 
@@ -128,7 +128,7 @@ def test_failed_pairs_are_avoided_while_another_lives() -> None:
     assert pair(prefill(0), decode(1), decode(2, blocks_free=0), avoid=frozenset({(0, 1)})) is None
 
 
-def test_a_pair_that_failed_is_taken_again_where_no_other_lives() -> None:
+def test_a_failed_pair_is_used_again_if_no_other_lives() -> None:
     assert pair(prefill(0), decode(1), avoid=frozenset({(0, 1)})) == (0, 1)
 
 
@@ -234,7 +234,7 @@ def test_a_link_holding_its_share_gets_no_more_prompts() -> None:
     assert pair(slow, prefill(1, outstanding_tokens=5), decode(2), decode(3, blocks_free=0)) == (1, 2)
 
 
-def test_a_link_holds_at_most_its_share_of_the_receivers_seats() -> None:
+def test_a_link_holds_at_most_its_share_of_the_receivers_sequences() -> None:
     many = prefill(0, max_num_seqs=64, held_for={1: HeldPrompts(4, 64)})
 
     assert pair(many, decode(1, max_num_seqs=8)) is None
@@ -277,10 +277,10 @@ def test_many_obstacles_are_summarised() -> None:
 def test_an_instance_with_a_full_next_step_has_no_room() -> None:
     assert has_room([prefill(0, outstanding_tokens=512), decode(1)], stays=False)
     assert not has_room([prefill(0, outstanding_tokens=513), decode(1)], stays=True)
-    assert has_room([prefill(0, outstanding_tokens=513)], stays=False)  # no pair: each prompt has to hear of it
+    assert has_room([prefill(0, outstanding_tokens=513)], stays=False)  # no pair: each prompt has to get this error
 
 
-def test_where_decode_is_full_there_is_room_for_vectors_alone() -> None:
+def test_a_full_decode_instance_leaves_room_only_for_vectors() -> None:
     loads = [prefill(0), decode(1, sequences=8)]
 
     assert not has_room(loads, stays=False)
@@ -326,7 +326,7 @@ _any_load = st.builds(
 def test_the_plan_is_the_best_pair_of_all_that_are_free(
     loads: list[InstanceLoad], num_tokens: int, n: int, pooled: bool, known: dict[int, int], tried: bool
 ) -> None:
-    """The oracle looks at every pair, in order; `avoid` names a pair that is not there, and changes nothing."""
+    """The oracle tries every pair in order; `avoid` names a pair that does not exist, and changes nothing."""
     loads = [
         dataclasses.replace(one, index=index, unjoined={} if index in one.unjoined else one.unjoined)
         for index, one in enumerate(loads)

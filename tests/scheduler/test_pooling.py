@@ -1,4 +1,4 @@
-"""Requests for vectors: one instance answers each prompt, and every ending leaves nothing behind."""
+"""Requests for vectors: one instance answers each prompt, and every outcome leaves nothing behind."""
 
 import asyncio
 from dataclasses import replace
@@ -80,7 +80,7 @@ async def test_a_cancelled_request_leaves_nothing_on_the_instance() -> None:
 
 
 @virtual
-async def test_an_answer_that_does_not_come_ends_at_the_limit_with_a_reason() -> None:
+async def test_a_missing_answer_fails_at_the_limit_with_a_reason() -> None:
     async with FakeCluster("C").serving() as cluster:
         cluster.instances[0].behaviour.deaf = True
         with pytest.raises(DeadlineExceeded, match="in pooling on combined-0"):
@@ -104,7 +104,7 @@ async def test_a_model_without_generation_is_probed_by_vectors(roles: str, kind:
 
 
 @virtual
-async def test_vectors_count_as_crossings_and_spare_probes() -> None:
+async def test_vectors_count_as_crossings_and_replace_probes() -> None:
     async with FakeCluster("C", probes=True, kind=ModelKind.VECTORS).serving() as cluster:
         await until(cluster.control.ready)
         for _ in range(20):

@@ -1,4 +1,4 @@
-"""What an instance is thought to hold: the longest leading part of a prompt, by tenant, within bounds."""
+"""The prefixes that an instance is assumed to cache, by tenant and within bounds."""
 
 import hashlib
 
@@ -10,7 +10,7 @@ from scheduler.load.prefixes import LINK_TOKENS, Chain, Prefixes, chain_of
 LONG = tuple(range(1000))
 
 
-def test_a_chain_has_a_hash_per_64_tokens_over_all_before() -> None:
+def test_a_chain_has_one_hash_for_each_64_tokens_and_all_before() -> None:
     chain = chain_of(LONG[:200], "")
 
     assert len(chain) == 3
@@ -20,7 +20,7 @@ def test_a_chain_has_a_hash_per_64_tokens_over_all_before() -> None:
     assert chain_of(LONG[:63], "") == chain_of((), "") == ()
 
 
-def test_prompts_that_continue_alike_share_links_and_no_others_do() -> None:
+def test_only_prompts_with_a_common_prefix_share_links() -> None:
     mine = chain_of(LONG[:200], "a")
 
     assert chain_of(LONG[:500], "a")[:3] == mine
@@ -29,7 +29,7 @@ def test_prompts_that_continue_alike_share_links_and_no_others_do() -> None:
     assert (other[0] == mine[0], other[1] == mine[1], other[2] == mine[2]) == (True, False, False)
 
 
-def test_a_salt_and_equal_looking_tokens_differ() -> None:
+def test_a_salt_and_equal_looking_tokens_change_the_hash() -> None:
     assert chain_of(LONG[:64], "a")[0] != chain_of((ord("a"), *LONG[:63]), "")[0]
 
 
@@ -73,7 +73,7 @@ def test_chains_are_bounded_by_the_pool_and_evicted_from_the_end() -> None:
 
 @st.composite
 def chains(draw: st.DrawFn) -> Chain:
-    """Prompts over two letters that begin alike often."""
+    """Prompts over two letters that often have a common prefix."""
     letters = draw(st.lists(st.booleans(), max_size=6))
     return chain_of([int(letter) for letter in letters for _ in range(64)], "")
 

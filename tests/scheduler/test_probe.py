@@ -1,4 +1,4 @@
-"""Readiness: a living path that something crossed lately. An hour of it on a virtual clock."""
+"""Readiness: a living path that a hand-off crossed recently. An hour of it on a virtual clock."""
 
 import asyncio
 import dataclasses
@@ -24,7 +24,7 @@ async def test_a_probe_makes_an_idle_cluster_ready() -> None:
 
 
 @virtual
-async def test_requests_count_as_crossings_and_spare_probes() -> None:
+async def test_requests_count_as_crossings_and_replace_probes() -> None:
     async with FakeCluster("PD", probes=True).serving() as cluster:
         await until(cluster.control.ready)
         for _ in range(20):
@@ -45,7 +45,7 @@ async def test_every_living_pair_is_probed() -> None:
 
 
 @virtual
-async def test_a_failed_probe_makes_it_not_ready_until_one_crosses_again() -> None:
+async def test_a_failed_probe_makes_it_unready_until_one_crosses_again() -> None:
     async with FakeCluster("PD", probes=True).serving() as cluster:
         await until(cluster.control.ready)
         cluster.instances[1].behaviour.refuse.extend(["InternalError"] * 2)
@@ -87,7 +87,7 @@ async def test_a_replaced_process_is_not_ready_by_old_hand_offs() -> None:
 
 
 @virtual
-async def test_an_hour_of_heartbeats_and_probes_with_a_hung_instance_in_it() -> None:
+async def test_an_hour_of_heartbeats_and_probes_with_a_hung_instance() -> None:
     loop = asyncio.get_running_loop()
     async with FakeCluster("PPD", probes=True).serving() as cluster:
         began = loop.time()
@@ -127,7 +127,7 @@ async def test_long_generations_that_fill_decode_do_not_make_it_unready() -> Non
 
 
 @virtual
-async def test_a_decode_instance_with_every_seat_taken_stays_ready() -> None:
+async def test_a_decode_instance_at_max_sequences_stays_ready() -> None:
     async with FakeCluster("PPD", probes=True, max_num_seqs=8).serving() as cluster:
         await until(cluster.control.ready)
         behaviour = cluster.instances[2].behaviour
@@ -175,13 +175,13 @@ async def test_an_idle_decode_instance_refusing_probes_is_not_ready() -> None:
 
 @pytest.mark.parametrize("prefill_blocks", [63, 64])
 @virtual
-async def test_a_prompt_that_fills_a_pool_for_long_does_not_make_it_unready(prefill_blocks: int) -> None:
+async def test_a_prompt_that_fills_a_pool_for_long_leaves_it_ready(prefill_blocks: int) -> None:
     cluster = FakeCluster("PD", probes=True)
     cluster.descriptions[0] = dataclasses.replace(cluster.descriptions[0], num_blocks=prefill_blocks)
     async with cluster.serving():
         await until(cluster.control.ready)
         cluster.instances[0].behaviour.step_s = 1.0
-        long = tuple(range(16 * prefill_blocks))  # prefill's whole pool, at 64 decode's too
+        long = tuple(range(16 * prefill_blocks))  # prefill's whole pool, and decode's of 64 too
         reader = asyncio.create_task(
             collect(cluster.control.dispatch, request(long, max_tokens=1, limits_s=(99.0, 10.0)))
         )
@@ -193,7 +193,7 @@ async def test_a_prompt_that_fills_a_pool_for_long_does_not_make_it_unready(pref
 
 
 @virtual
-async def test_a_full_decode_pool_in_which_nothing_moves_is_not_ready() -> None:
+async def test_a_full_decode_pool_without_progress_is_not_ready() -> None:
     async with FakeCluster("PD", probes=True, max_num_seqs=100, limits=ControlLimits(progress_s=999.0)).serving() as it:
         await until(it.control.ready)
         prompts = [tuple(range(16)) for _ in range(64)]

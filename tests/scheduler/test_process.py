@@ -1,4 +1,4 @@
-"""The scheduler as a process: how it starts, gives up and leaves nothing behind."""
+"""The scheduler process: how it starts, gives up and leaves nothing behind."""
 
 import asyncio
 import os

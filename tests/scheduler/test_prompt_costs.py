@@ -24,7 +24,7 @@ def test_a_high_limit_costs_the_tenants_usual_output() -> None:
     assert costs.cost("long", PromptFacts(100, 5)) == 105
 
 
-def test_prompts_without_output_teach_nothing_about_those_with() -> None:
+def test_prompts_without_output_do_not_change_the_usual_output() -> None:
     costs = PromptCosts()
     before = costs.cost("", PromptFacts(100, 100_000))
     costs.ended("", PromptFacts(100, 1, pooled=True), 0)

@@ -1,4 +1,4 @@
-"""How long a prompt waits for an instance, and what its sink gets meanwhile."""
+"""How long a prompt waits for an instance, and what its sink receives meanwhile."""
 
 import asyncio
 import dataclasses
@@ -18,7 +18,7 @@ REQUEST = GenerationRequest("r", ((1, 2),), SamplingParams(max_tokens=9), 60.0, 
 
 
 class Sink(RecordedOutput):
-    """Wants no more than two tokens."""
+    """Accepts at most two tokens."""
 
     def emit(self, prompt: int, token: TokenOutput) -> bool:
         return super().emit(prompt, token) and token.index < 1
@@ -29,7 +29,7 @@ def step(index: int, finish: FinishReason | None = None) -> PromptStep:
 
 
 def started_prompt(*, short_of_blocks: bool, sink: RecordedOutput | None = None) -> tuple[PromptRun, PromptOnInstance]:
-    """A prompt with one token out, attended by one instance."""
+    """A prompt with one emitted token, running on one instance."""
     prompt = PromptRun(REQUEST, 0, sink or RecordedOutput(), lambda: "p")
     on_instance = PromptOnInstance("p", prompt, lambda command: None, lambda: short_of_blocks)
     prompt._on_instances.append(on_instance)
@@ -38,7 +38,7 @@ def started_prompt(*, short_of_blocks: bool, sink: RecordedOutput | None = None)
 
 
 @virtual
-async def test_silence_of_an_instance_with_free_blocks_ends_at_the_stall_limit() -> None:
+async def test_a_silent_instance_with_free_blocks_fails_at_the_stall_limit() -> None:
     prompt, _ = started_prompt(short_of_blocks=False)
     began = asyncio.get_running_loop().time()
 
@@ -59,7 +59,7 @@ async def test_a_prompt_preempted_from_a_full_pool_waits_longer_and_goes_on() ->
 
 
 @virtual
-async def test_waiting_for_blocks_has_an_end_too() -> None:
+async def test_waiting_for_blocks_has_a_limit_too() -> None:
     prompt, _ = started_prompt(short_of_blocks=True)
     began = asyncio.get_running_loop().time()
 
@@ -83,7 +83,7 @@ async def test_waiting_for_blocks_ends_once_the_instance_has_some() -> None:
 
 
 @virtual
-async def test_every_attempt_shares_kv_within_its_tenant_alone() -> None:
+async def test_every_attempt_shares_kv_only_within_its_tenant() -> None:
     asked = dataclasses.replace(REQUEST, cache_salt="tenant")
     prompt = PromptRun(asked, 0, RecordedOutput(), iter("pq").__next__)
     first = prompt.state
@@ -110,7 +110,7 @@ async def test_tokens_are_emitted_as_they_arrive_and_extend_the_deadline() -> No
 
 @pytest.mark.parametrize("finish", [FinishReason.LENGTH, None])
 @virtual
-async def test_the_path_hears_when_all_sequences_have_ended(finish: FinishReason | None) -> None:
+async def test_the_path_is_notified_when_all_sequences_have_ended(finish: FinishReason | None) -> None:
     sent = list[Command]()
     prompt = PromptRun(REQUEST, 0, Sink(), lambda: "p")
     on_instance = PromptOnInstance("p", prompt, sent.append)
@@ -139,7 +139,7 @@ async def test_the_first_token_starts_the_limit_without_progress_at_once() -> No
 
 
 @virtual
-async def test_what_arrives_in_the_turn_of_the_deadline_counts() -> None:
+async def test_tokens_that_arrive_in_the_turn_of_the_deadline_count() -> None:
     prompt, _ = started_prompt(short_of_blocks=False)
     waiting, loop = asyncio.create_task(prompt.next_event()), asyncio.get_running_loop()
     await asyncio.sleep(0)

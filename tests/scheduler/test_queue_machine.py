@@ -1,6 +1,6 @@
-"""Any history of the queue: each prompt waits until it is granted or has left, once, and nobody gets more than a share.
+"""Any history of the queue: each prompt waits until it is granted or leaves, once, and no tenant exceeds its share.
 
-The oracle counts what was granted by hand; it knows nothing of how the queue finds its order.
+The oracle counts the grants itself; it does not know how the queue finds its order.
 """
 
 import asyncio
@@ -35,14 +35,14 @@ class _Granted(Grant):
 
 
 class Queue(RuleBasedStateMachine):
-    """Prompts come, leave and come back; room comes and is taken."""
+    """Prompts enter, leave and return; room appears and is taken."""
 
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner(loop_factory=VirtualTimeLoop)
         self.admission = Admission(ControlLimits(), self)
         self.room = 0
-        self.waiting: dict[str, Waiting] = {}  # in the order they came
+        self.waiting: dict[str, Waiting] = {}  # in the order of arrival
         self.front: set[str] = set()
         self.granted: dict[str, Waiting] = {}
         self.left: set[str] = set()
@@ -62,14 +62,14 @@ class Queue(RuleBasedStateMachine):
         num_tokens=st.integers(1, MOST_TOKENS), count=st.integers(1, 8),
     )  # fmt: skip
     def come(self, tenant: str, priority: int, turn: int, num_tokens: int, count: int) -> None:
-        """So many alike come."""
+        """Several equal prompts enter."""
         for _ in range(count):
             self._enter(tenant, priority, turn, num_tokens)
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        """One that waits goes away."""
+        """A waiting prompt leaves."""
         prompt_id = data.draw(st.sampled_from(sorted(self.waiting)))
         waiting = self.waiting[prompt_id]
         self._went(prompt_id)
@@ -80,7 +80,7 @@ class Queue(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
     def cancelled(self, data: st.DataObject) -> None:
-        """The task of one that waits is cancelled: it is skipped until it leaves."""
+        """The task of a waiting prompt is cancelled: it is skipped until it leaves."""
         prompt_id = data.draw(st.sampled_from(sorted(self.waiting)))
         waiting = self.waiting[prompt_id]
         waiting.grant.cancel()
@@ -91,7 +91,7 @@ class Queue(RuleBasedStateMachine):
     @precondition(lambda self: self.granted)
     @rule(data=st.data(), again=st.booleans())
     def end(self, data: st.DataObject, again: bool) -> None:
-        """One that was granted ends and gives its grant back, or finds no room after all and comes back."""
+        """A granted prompt ends and returns its grant, or finds no room after all and comes back."""
         prompt_id = data.draw(st.sampled_from(sorted(self.granted)))
         waiting = self.granted.pop(prompt_id)
         if not again:
@@ -111,7 +111,7 @@ class Queue(RuleBasedStateMachine):
 
     @invariant()
     def each_is_in_one_place(self) -> None:
-        """The counts are those of what waits."""
+        """The counts are those of the waiting prompts."""
         places = [self.waiting.keys(), self.granted.keys(), self.left]
         assert len(set().union(*places)) == sum(map(len, places))
         assert self.admission.num_waiting == len(self.waiting)
@@ -136,10 +136,10 @@ class Queue(RuleBasedStateMachine):
         self.admission.enter(again, front=True)
 
     def look_anew(self) -> None:
-        """Room here is known at all times."""
+        """Room here is always known."""
 
     def has_room(self, *, stays: bool) -> bool:
-        """Whether the next finds room."""
+        """Whether the next one finds room."""
         return self.room > 0
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Grant | None:
@@ -159,7 +159,7 @@ class Queue(RuleBasedStateMachine):
         return _Granted()
 
     def _check_first_come(self, prompt_id: str, waiting: Waiting) -> None:
-        """Of one tenant and priority nobody that came before waits on, but the later prompts of a request."""
+        """No earlier prompt of its tenant and priority still waits, except later prompts of a request."""
         for before, other in self._rivals(waiting.priority):
             if other.tenant == waiting.tenant and other.turn == 0:
                 assert waiting.turn > 0 or prompt_id == before
@@ -172,14 +172,14 @@ class Queue(RuleBasedStateMachine):
         self.since_worse = 0 if better else self.since_worse + 1
 
     def _check_share(self, waiting: Waiting) -> None:
-        """Of two tenants that both wait all the while, none gets more than the other and a prompt of each."""
+        """Of two tenants that both wait all the time, none gets more than the other and a prompt of each."""
         had = self.had[waiting.priority]
         for other in {one.tenant for _, one in self._rivals(waiting.priority)} - {waiting.tenant}:
             had[waiting.tenant, other] += waiting.facts.num_tokens + OUTPUT
             assert had[waiting.tenant, other] - had[other, waiting.tenant] <= 2 * MOST_COST
 
     def _wait_begins(self, tenant: str, priority: int) -> None:
-        """Count anew for a tenant of which nothing waited."""
+        """Reset the counts of a tenant without waiting prompts."""
         if all(one.tenant != tenant for _, one in self._rivals(priority)):
             for other in TENANTS:
                 self.had[priority][tenant, other] = self.had[priority][other, tenant] = 0

@@ -1,11 +1,11 @@
-"""How much may wait, of all and of one tenant."""
+"""How much may wait, in total and of one tenant."""
 
 from scheduler.limits import ControlLimits
 from scheduler.queue.room import QueueRoom
 
 
 def filled(room: QueueRoom, tenant: str, num_tokens: int = 10) -> int:
-    """Let the tenant's prompts in until one is refused; return how many came in."""
+    """Enter the tenant's prompts until one is refused; return how many were accepted."""
     count = 0
     while room.refusal(tenant, 1, num_tokens) is None:
         room.take(tenant, num_tokens)
@@ -13,7 +13,7 @@ def filled(room: QueueRoom, tenant: str, num_tokens: int = 10) -> int:
     return count
 
 
-def test_without_keys_the_whole_queue_is_for_everybody() -> None:
+def test_without_keys_anyone_may_use_the_whole_queue() -> None:
     room = QueueRoom(ControlLimits(max_queued_requests=100))
 
     assert filled(room, "") == 100
@@ -22,7 +22,7 @@ def test_without_keys_the_whole_queue_is_for_everybody() -> None:
     )
 
 
-def test_an_empty_queue_takes_a_request_larger_than_the_whole_queue() -> None:
+def test_an_empty_queue_accepts_a_request_larger_than_the_queue() -> None:
     room = QueueRoom(ControlLimits(max_queued_requests=2, max_queued_tokens=50))
 
     assert room.refusal("", 3, 200) is None
@@ -57,7 +57,7 @@ def test_keys_that_fill_the_queue_together_end_with_the_same_share() -> None:
     assert shares == {"a": 33, "b": 33}
 
 
-def test_tokens_are_shared_as_prompts_are() -> None:
+def test_tokens_are_shared_like_prompts() -> None:
     room = QueueRoom(ControlLimits(max_queued_tokens=1000, num_tenants=2))
 
     assert filled(room, "a", 100) == 5
@@ -65,7 +65,7 @@ def test_tokens_are_shared_as_prompts_are() -> None:
     assert room.refusal("b", 1, 501) is not None
 
 
-def test_finished_prompts_make_room_again() -> None:
+def test_finished_prompts_free_their_room() -> None:
     room = QueueRoom(ControlLimits(max_queued_requests=10, num_tenants=2))
     filled(room, "a")
     for _ in range(5):

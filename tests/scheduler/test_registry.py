@@ -1,4 +1,4 @@
-"""Who belongs and who lives: what shows only when processes meet."""
+"""Membership and liveness of instances: what shows only when processes meet."""
 
 import asyncio
 import itertools
@@ -22,7 +22,7 @@ PROMPT = (1, 2, 3)
 
 
 async def refusal(cluster: FakeCluster) -> str:
-    """Run a cluster that was never ready and return why it ends."""
+    """Run a cluster that never becomes ready and return why it ends."""
     with pytest.raises(Incompatible) as caught:
         async with asyncio.timeout(300):
             await cluster.control.run()
@@ -49,7 +49,7 @@ async def refusal(cluster: FakeCluster) -> str:
     ],
 )
 @virtual
-async def test_an_instance_that_does_not_fit_ends_a_scheduler_never_ready(changes: dict[str, Any], words: str) -> None:
+async def test_a_scheduler_never_ready_ends_for_a_mismatched_instance(changes: dict[str, Any], words: str) -> None:
     cluster = FakeCluster("PD")
     cluster.boot(0)
     cluster.boot(1, **changes)
@@ -63,7 +63,7 @@ async def test_an_instance_that_does_not_fit_ends_a_scheduler_never_ready(change
 
 
 @virtual
-async def test_ports_in_the_wrong_order_name_both_instances_and_both_values() -> None:
+async def test_ports_in_the_wrong_order_name_both_instances_and_values() -> None:
     cluster = FakeCluster("PD")
     for index, answers in ((0, 1), (1, 0)):
         there = describe(answers, (Role.PREFILL, Role.DECODE)[answers])
@@ -90,7 +90,7 @@ async def test_differences_the_wire_can_convert_are_accepted() -> None:
 
 
 @virtual
-async def test_a_serving_scheduler_refuses_the_newcomer_and_continues() -> None:
+async def test_a_serving_scheduler_refuses_a_mismatch_and_continues() -> None:
     async with FakeCluster("PDD").serving() as cluster:
         await collect(cluster.control.dispatch, request(PROMPT))
         cluster.kill(2)
@@ -108,7 +108,7 @@ async def test_a_serving_scheduler_refuses_the_newcomer_and_continues() -> None:
 
 
 @virtual
-async def test_an_instance_that_comes_back_with_another_model_is_refused() -> None:
+async def test_an_instance_returning_with_another_model_is_refused() -> None:
     async with FakeCluster("C").serving() as cluster:
         await collect(cluster.control.dispatch, request(PROMPT))
         cluster.kill(0)
@@ -170,7 +170,7 @@ async def test_a_client_without_a_path_gets_a_short_reason(roles: str, missing: 
 
 
 @virtual
-async def test_an_instance_that_comes_late_or_again_is_taken_in() -> None:
+async def test_an_instance_that_is_late_or_restarts_is_admitted() -> None:
     cluster = FakeCluster("PD")
     cluster.boot(0)
     running = asyncio.create_task(cluster.control.registry.run())
@@ -188,7 +188,7 @@ async def test_an_instance_that_comes_late_or_again_is_taken_in() -> None:
 
 
 @virtual
-async def test_an_instance_whose_engine_is_stuck_is_not_taken_in_again() -> None:
+async def test_an_instance_with_a_stuck_engine_is_not_admitted_again() -> None:
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[1].get_stuck()
         await asyncio.sleep(60.0)
@@ -200,7 +200,7 @@ async def test_an_instance_whose_engine_is_stuck_is_not_taken_in_again() -> None
 
 
 @virtual
-async def test_the_instance_keeps_and_ends_work_by_the_scheduler_s_lease() -> None:
+async def test_the_instance_uses_the_schedulers_lease() -> None:
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[1].behaviour.step_s = 0.1
         reader = asyncio.create_task(collect(cluster.control.dispatch, request(PROMPT, max_tokens=900)))
@@ -213,8 +213,8 @@ async def test_the_instance_keeps_and_ends_work_by_the_scheduler_s_lease() -> No
         assert reader.exception() is not None
 
 
-class Stranger:
-    """Connects, and answers the question what it is with the next of these errors."""
+class Undescribed:
+    """Connects, and answers each request for its description with the next of these errors."""
 
     def __init__(self, errors: Iterator[PdserveError]) -> None:
         self._errors = errors
@@ -239,7 +239,7 @@ class Stranger:
     ids=["it-loads", "it-answers-late", "it-is-gone"],
 )
 @virtual
-async def test_an_instance_that_restarts_is_starting_while_it_loads(later: PdserveError, state: str) -> None:
+async def test_a_restarting_instance_is_starting_while_it_loads(later: PdserveError, state: str) -> None:
     cluster = FakeCluster("PD")
     cluster.boot(0)
     first = Loading(f"{cluster.expected[0].address}: still loading")
@@ -248,7 +248,7 @@ async def test_an_instance_that_restarts_is_starting_while_it_loads(later: Pdser
 
     def connect(address: str) -> Connection:
         loads = restarted and address == cluster.expected[0].address
-        return Stranger(loading) if loads else cluster.network.connect(address)
+        return Undescribed(loading) if loads else cluster.network.connect(address)
 
     control = control_over(cluster.expected, connect, ControlLimits())
     running = asyncio.create_task(control.registry.run())
@@ -265,7 +265,7 @@ async def test_an_instance_that_restarts_is_starting_while_it_loads(later: Pdser
 
 
 @virtual
-async def test_one_that_answers_with_other_words_at_every_try_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_instance_whose_error_always_differs_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "pdserve.registry")
     cluster = FakeCluster("PD")
     cluster.boot(1)
@@ -273,7 +273,7 @@ async def test_one_that_answers_with_other_words_at_every_try_fills_no_log(caplo
     errors = (Unavailable(f"words number {number}") for number in tries)
 
     def connect(address: str) -> Connection:
-        return Stranger(errors) if address.endswith(":8000") else cluster.network.connect(address)
+        return Undescribed(errors) if address.endswith(":8000") else cluster.network.connect(address)
 
     control = control_over(cluster.expected, connect, ControlLimits())
     running = asyncio.create_task(control.registry.run())
@@ -281,6 +281,6 @@ async def test_one_that_answers_with_other_words_at_every_try_fills_no_log(caplo
 
     assert next(tries) > 500
     assert "words number" in str(control.registry.missing()[0])
-    # CappedLog's window is of real time: all 300 virtual seconds lie in one
+    # CappedLog's window is of real time: all 300 virtual seconds are in one
     assert 1 < sum("words number" in line for line in caplog.messages) <= LINES
     running.cancel()

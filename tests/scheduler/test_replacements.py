@@ -1,4 +1,4 @@
-"""Restarts and phases in /metrics, from the state file of `pdserve up`."""
+"""Restarts and their phases in /metrics, from the state file of `pdserve up`."""
 
 from dataclasses import asdict
 from pathlib import Path

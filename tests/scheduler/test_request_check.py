@@ -1,4 +1,4 @@
-"""What no message can carry is refused before it costs anyone a session."""
+"""Values that no message can carry are refused before they cost a session."""
 
 import asyncio
 import dataclasses
@@ -40,7 +40,7 @@ def _kept(*wish: Any) -> GenerationRequest:
     ids=["seed", "max_tokens", "stop ids", "a prompt's own seed", "prompt", "choice", "json", "blanks", "backend"],
 )  # fmt: skip
 @virtual
-async def test_it_is_refused_with_its_value_and_those_beside_it_continue(asked: Any, words: str) -> None:
+async def test_a_value_no_message_can_carry_is_refused_and_others_continue(asked: Any, words: str) -> None:
     async with FakeCluster("PD").serving() as cluster:
         beside = asyncio.create_task(collect(cluster.control.dispatch, request(PROMPT)))
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What the log says of requests: always which one, never what it holds."""
+"""Log lines about requests: always with the request's id, never with its content."""
 
 import logging
 from typing import Any
@@ -90,7 +90,7 @@ def test_quoted_content_is_removed_from_logged_errors() -> None:
     assert without_values(UnknownModel("the model 'x' does not exist here")) == "the model 'x' does not exist here"
 
 
-def test_a_failure_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_is_logged_with_its_error(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "pdserve")
     request = GenerationRequest("r7", ((1, 2),), SamplingParams(max_tokens=4), 30.0, 10.0)
 

@@ -1,4 +1,4 @@
-"""An instance fails in the middle of an answer: another one goes on from the tokens that left, and nobody sees it."""
+"""An instance fails in the middle of an answer: another continues from the emitted tokens, and no client notices."""
 
 import asyncio
 import dataclasses
@@ -16,7 +16,7 @@ from wire.types import LoadSnapshot
 
 
 async def killed_after(cluster: FakeCluster, asked: GenerationRequest, *counts: int) -> Answer:
-    """Run a request; kill the instance that generates it whenever so many tokens of its first sequence have arrived."""
+    """Run a request; kill its generating instance whenever so many tokens of its first sequence have arrived."""
     running = Running(cluster.control.dispatch, asked)
     async for token in running.read():
         if token.sequence == 0 and token.index + 1 in counts:
@@ -49,7 +49,7 @@ async def test_a_combined_instance_killed_in_the_middle_is_replaced_too() -> Non
 
 
 @virtual
-async def test_every_sequence_of_a_prompt_continues_from_its_own_tokens() -> None:
+async def test_each_sequence_of_a_prompt_continues_from_its_own_tokens() -> None:
     stop_id = expected(PROMPT, 3, sequence=1)[2]
     async with linked("PDD") as (cluster, _):
         answer = await killed_after(cluster, request(PROMPT, n=3, max_tokens=8, stop_token_ids=(stop_id,)), 5)
@@ -63,7 +63,7 @@ async def test_every_sequence_of_a_prompt_continues_from_its_own_tokens() -> Non
 
 
 @virtual
-async def test_a_prompt_that_fails_in_the_middle_twice_ends_with_a_reason() -> None:
+async def test_a_prompt_that_fails_in_the_middle_twice_gets_a_reason() -> None:
     async with linked("PDDD") as (cluster, _):
         with pytest.raises(InstanceLost, match=r"decode-\d was lost"):
             await killed_after(cluster, request(PROMPT, max_tokens=30), 5, 10)
@@ -81,7 +81,7 @@ class Computing(FakeInstance):
 
 @pytest.mark.parametrize("roles", ["PDD", "CC"])
 @virtual
-async def test_a_prompt_computed_again_is_given_as_long_as_a_first_token(roles: str) -> None:
+async def test_a_recomputed_prompt_gets_as_long_as_a_first_token(roles: str) -> None:
     long_prompt = tuple(range(480))  # fifteen chunks
     cluster = FakeCluster(roles)
     cluster.kind = Computing
@@ -96,7 +96,7 @@ async def test_a_prompt_computed_again_is_given_as_long_as_a_first_token(roles: 
 
 
 @virtual
-async def test_a_prompt_computed_again_for_longer_than_that_ends() -> None:
+async def test_a_prompt_recomputed_for_longer_than_that_fails() -> None:
     cluster = FakeCluster("PDD")
     cluster.kind = Computing
     async with cluster.serving():

@@ -1,4 +1,4 @@
-"""A pair fails before its decode instance has given a token: the client sees the answer, once, as if nothing was."""
+"""A pair fails before its decode instance emits a token: the client gets the answer once, as without the fault."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -48,7 +48,7 @@ async def linked(roles: str) -> AsyncIterator[tuple[FakeCluster, list[Linked]]]:
 
 
 def assert_whole(cluster: FakeCluster, answer: Answer, count: int, *, retried: int) -> None:
-    """The fault-free answer came, ended once, and nothing is left."""
+    """The answer is the one without faults, it ended once, and nothing is left."""
     assert answer.tokens == {(0, 0): expected(PROMPT, count)}
     assert answer.finishes == {(0, 0): FinishReason.LENGTH}
     ledger = cluster.control.dispatch.ledger
@@ -60,7 +60,7 @@ def assert_whole(cluster: FakeCluster, answer: Answer, count: int, *, retried: i
 
 @pytest.mark.parametrize("first_step_s", [0.001, 0.5, 1.5])
 @virtual
-async def test_an_ack_lost_with_the_link_costs_nothing_when_decode_has_committed(first_step_s: float) -> None:
+async def test_an_ack_lost_after_decode_committed_needs_no_retry(first_step_s: float) -> None:
     async with linked("PD") as (cluster, (prefill, decode)):
         prefill.lost_acks = 1
         decode.behaviour.step_s = first_step_s
@@ -72,7 +72,7 @@ async def test_an_ack_lost_with_the_link_costs_nothing_when_decode_has_committed
 
 
 @virtual
-async def test_a_decode_instance_that_never_says_whether_it_committed_is_left_in_time() -> None:
+async def test_a_decode_instance_silent_about_its_commit_is_left_in_time() -> None:
     async with linked("PDD") as (cluster, (prefill, decode, other)):
         prefill.lost_acks = 1
         decode.behaviour.lag_s = 60.0
@@ -88,7 +88,7 @@ async def test_a_decode_instance_that_never_says_whether_it_committed_is_left_in
 
 @pytest.mark.parametrize("roles", ["PD", "PPDD"])
 @virtual
-async def test_a_link_that_breaks_before_the_commit_is_retried_with_the_first_token_out(roles: str) -> None:
+async def test_a_broken_link_before_commit_is_retried_after_the_first_token(roles: str) -> None:
     async with linked(roles) as (cluster, instances):
         instances[0].behaviour.fail_handoffs = 1
 
@@ -100,7 +100,7 @@ async def test_a_link_that_breaks_before_the_commit_is_retried_with_the_first_to
 
 
 @virtual
-async def test_sequences_that_have_ended_stay_ended_in_the_second_attempt() -> None:
+async def test_finished_sequences_stay_finished_in_the_second_attempt() -> None:
     stop_id = expected(PROMPT, 1, sequence=1)[0]
     async with linked("PD") as (cluster, (prefill, _)):
         prefill.behaviour.fail_handoffs = 1
@@ -116,7 +116,7 @@ async def test_sequences_that_have_ended_stay_ended_in_the_second_attempt() -> N
 
 
 @virtual
-async def test_a_link_that_breaks_before_the_first_token_is_tried_again_on_the_only_pair() -> None:
+async def test_a_link_broken_before_the_first_token_is_retried_on_the_pair() -> None:
     async with linked("PD") as (cluster, (prefill, _)):
         prefill.behaviour.step_s = 0.2
         reader = asyncio.create_task(collect(cluster.control.dispatch, request(PROMPT)))
@@ -129,7 +129,7 @@ async def test_a_link_that_breaks_before_the_first_token_is_tried_again_on_the_o
 
 
 @virtual
-async def test_a_link_that_never_works_ends_the_request_in_words_after_two_tries() -> None:
+async def test_a_link_that_never_works_fails_the_request_after_two_tries() -> None:
     async with linked("PD") as (cluster, (prefill, _)):
         prefill.behaviour.fail_handoffs = 99
 
@@ -141,7 +141,7 @@ async def test_a_link_that_never_works_ends_the_request_in_words_after_two_tries
 
 
 @virtual
-async def test_a_pair_that_dies_is_not_waited_for_by_its_requests() -> None:
+async def test_a_dead_pair_is_not_waited_for_by_its_requests() -> None:
     async with linked("PD") as (cluster, (prefill, _)):
         prefill.behaviour.step_s = 1.0
         reader = asyncio.create_task(collect(cluster.control.dispatch, request(PROMPT)))
@@ -168,7 +168,7 @@ async def test_decode_killed_before_its_first_token_is_replaced() -> None:
 
 @pytest.mark.parametrize("refusals", [1, 5])
 @virtual
-async def test_refusals_for_want_of_room_use_up_no_try(refusals: int) -> None:
+async def test_refusals_for_lack_of_room_use_up_no_try(refusals: int) -> None:
     async with linked("PD") as (cluster, (prefill, decode)):
         decode.behaviour.refuse.extend(["NoCapacity"] * refusals)
         prefill.behaviour.fail_handoffs = 1
@@ -179,7 +179,7 @@ async def test_refusals_for_want_of_room_use_up_no_try(refusals: int) -> None:
 
 
 @virtual
-async def test_a_failure_after_a_refusal_is_still_tried_twice_and_no_more() -> None:
+async def test_a_failure_after_a_refusal_is_retried_twice_and_no_more() -> None:
     async with linked("PD") as (cluster, (prefill, decode)):
         decode.behaviour.refuse.append("NoCapacity")
         prefill.behaviour.fail_handoffs = 99
@@ -192,7 +192,7 @@ async def test_a_failure_after_a_refusal_is_still_tried_twice_and_no_more() -> N
 
 
 @virtual
-async def test_want_of_room_without_end_before_the_first_token_ends_at_the_limit() -> None:
+async def test_lack_of_room_before_the_first_token_ends_at_the_limit() -> None:
     async with linked("PD") as (cluster, (_, decode)):
         decode.behaviour.refuse.extend(["NoCapacity"] * 999)
 
@@ -204,7 +204,7 @@ async def test_want_of_room_without_end_before_the_first_token_ends_at_the_limit
 
 
 @virtual
-async def test_want_of_room_without_end_after_the_first_token_ends_at_the_limit_too() -> None:
+async def test_lack_of_room_after_the_first_token_ends_at_the_limit_too() -> None:
     async with linked("PD") as (cluster, (prefill, decode)):
         prefill.finds_no_room = decode.finds_no_room = True
         prefill.behaviour.fail_handoffs = 999
@@ -218,7 +218,7 @@ async def test_want_of_room_without_end_after_the_first_token_ends_at_the_limit_
 
 
 class EachOnce(Linked):
-    """Fails the first hand-off of each prompt, by its tokens."""
+    """Fails the first hand-off of each prompt, recognised by its tokens."""
 
     def __init__(self, description: InstanceDescription, peers: dict[str, FakeInstance]) -> None:
         super().__init__(description, peers)

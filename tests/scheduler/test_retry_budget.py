@@ -16,12 +16,12 @@ LIMITS = ControlLimits(retry_share=0.2, min_retries=3, retry_window_s=60.0)
 
 
 def no_room() -> bool:
-    """Others wait in the queue."""
+    """Other prompts wait in the queue."""
     return False
 
 
 async def begun(budget: RetryBudget, count: int) -> tuple[list[Retry], list[asyncio.Task[None]]]:
-    """Ask for `count` retries at once, in order."""
+    """Start `count` retries at once, in order."""
     retries = [budget.retry() for _ in range(count)]
     tasks = [asyncio.create_task(retry.begin()) for retry in retries]
     await asyncio.sleep(0)
@@ -30,7 +30,7 @@ async def begun(budget: RetryBudget, count: int) -> tuple[list[Retry], list[asyn
 
 @pytest.mark.parametrize(("active", "limit"), [(0, 3), (15, 3), (19, 3), (20, 4), (100, 20)])
 @virtual
-async def test_a_fifth_of_the_active_requests_and_at_least_three(active: int, limit: int) -> None:
+async def test_the_budget_is_a_fifth_of_active_requests_and_at_least_three(active: int, limit: int) -> None:
     budget = RetryBudget(LIMITS, lambda: active, no_room)
     _, tasks = await begun(budget, limit + 1)
 
@@ -40,7 +40,7 @@ async def test_a_fifth_of_the_active_requests_and_at_least_three(active: int, li
 
 
 @virtual
-async def test_a_place_given_back_goes_to_the_one_that_waits_longest() -> None:
+async def test_a_returned_place_goes_to_the_longest_waiting() -> None:
     budget = RetryBudget(LIMITS, lambda: 0, no_room)
     retries, tasks = await begun(budget, 6)
     tasks[3].cancel()
@@ -58,7 +58,7 @@ async def test_a_place_given_back_goes_to_the_one_that_waits_longest() -> None:
 
 
 @virtual
-async def test_three_start_in_every_minute_even_where_all_of_them_hang() -> None:
+async def test_three_start_each_minute_even_if_all_of_them_hang() -> None:
     budget = RetryBudget(LIMITS, lambda: 0, no_room)
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -85,7 +85,7 @@ async def test_a_waiter_cancelled_at_its_turn_passes_it_on() -> None:
     budget = RetryBudget(LIMITS, lambda: 0, no_room)
     retries, tasks = await begun(budget, 5)
     tasks[3].cancel()
-    retries[0].done()  # the fourth has not run since its cancel: it stands in the queue still
+    retries[0].done()  # the fourth has not run since its cancel: it is still in the queue
     await asyncio.sleep(0)
 
     assert [task.done() for task in tasks] == [True] * 5
@@ -95,7 +95,7 @@ async def test_a_waiter_cancelled_at_its_turn_passes_it_on() -> None:
 
 
 @virtual
-async def test_with_room_retries_continue_one_behind_another() -> None:
+async def test_with_room_retries_continue_one_after_another() -> None:
     room = [True]
     budget = RetryBudget(LIMITS, lambda: 0, lambda: room[0])
     retries, tasks = await begun(budget, 7)

@@ -1,4 +1,4 @@
-"""Each field of a body and what the engine is told for it, on both surfaces that generate text."""
+"""Each field of a body and what the engine receives for it, on both surfaces that generate text."""
 
 import json
 from pathlib import Path
@@ -116,7 +116,7 @@ async def test_truncate_prompt_tokens_keeps_the_last_or_the_first(serve: Any, si
         assert response.json()["usage"]["prompt_tokens"] == 3
 
 
-async def test_a_prompt_longer_than_the_model_fits_where_it_is_truncated(serve: Any) -> None:
+async def test_a_truncated_prompt_may_be_longer_than_the_model(serve: Any) -> None:
     async with serve() as served:
         body = {"model": served.model, "max_tokens": 12, "truncate_prompt_tokens": -1}
         for prompt in ([5] * 5000, "a b " * 5000):
@@ -126,7 +126,7 @@ async def test_a_prompt_longer_than_the_model_fits_where_it_is_truncated(serve: 
             assert response.json()["usage"]["prompt_tokens"] == 500
 
 
-async def test_max_tokens_0_goes_with_echo_and_generates_nothing(serve: Any) -> None:
+async def test_max_tokens_0_with_echo_generates_nothing(serve: Any) -> None:
     async with serve("hello") as served:
         body = {"model": served.model, "prompt": "San Francisco", "max_tokens": 0, "echo": True, "logprobs": 1}
         answer = (await served.client.post("/v1/completions", json=body)).json()
@@ -143,7 +143,7 @@ async def test_max_tokens_0_goes_with_echo_and_generates_nothing(serve: Any) -> 
 @pytest.mark.parametrize(
     ("fields", "header", "priority"), [({}, None, 0), ({"priority": -3}, "5", -3), ({}, "5", 5), ({}, "-1", -1)]
 )
-async def test_a_priority_comes_from_the_body_else_from_the_header(
+async def test_the_priority_is_the_bodys_or_else_the_headers(
     serve: Any, fields: dict[str, int], header: str | None, priority: int
 ) -> None:
     async with serve() as served:

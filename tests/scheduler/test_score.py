@@ -9,14 +9,14 @@ from tokenizers import Tokenizer, processors
 
 from testing.wire.fake_prompt import fake_vector
 from tests.scheduler.conftest import Served
-from tests.scheduler.test_embeddings import say_architecture
+from tests.scheduler.test_embeddings import write_architecture
 from wire.types import Pooling
 
 pytestmark = pytest.mark.anyio
 
 
 async def post(served: Served, path: str = "/v1/score", **fields: Any) -> Any:
-    """Return the body of a good answer."""
+    """Return the body of a successful answer."""
     response = await served.client.post(path, json={"model": served.model} | fields)
     assert response.status_code == 200, response.text
     return response.json()
@@ -30,15 +30,15 @@ async def refusal(served: Served, **fields: Any) -> Any:
 
 
 def angle(first: tuple[float, ...], second: tuple[float, ...]) -> float:
-    """Return the cosine of two vectors of two values, by their angles."""
+    """Return the cosine of two vectors of two values, from their angles."""
     return math.cos(math.atan2(first[1], first[0]) - math.atan2(second[1], second[0]))
 
 
 @pytest.fixture
 def cross_encoder(make_model: Any) -> Path:
-    """A folder whose architecture scores pairs, and whose tokenizer has a place for each text."""
+    """A folder whose architecture scores pairs, and whose tokenizer has a slot for each text."""
     folder: Path = make_model(chat_template=None)
-    say_architecture(folder, "BertForSequenceClassification")
+    write_architecture(folder, "BertForSequenceClassification")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ends = [(text, tokenizer.token_to_id(text)) for text in ("<|im_start|>", "<|im_end|>")]
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -68,7 +68,7 @@ async def test_one_text_is_scored_against_several(serve: Any, path: str) -> None
         assert served.dispatcher.requests[0].prompts == (hello, hello, morning)
 
 
-async def test_as_many_against_as_many_are_scored_pair_by_pair(serve: Any) -> None:
+async def test_lists_of_equal_length_are_scored_pair_by_pair(serve: Any) -> None:
     async with serve() as served:
         answer = await post(served, text_1=["hello", "good morning"], text_2=["the quick brown fox", "hello"])
 
@@ -93,7 +93,7 @@ async def test_a_cross_encoder_reads_both_texts_as_one_prompt(serve: Any, cross_
         assert answer["usage"]["prompt_tokens"] == sum(map(len, pairs))
 
 
-async def test_a_pair_is_cut_where_it_is_longer(serve: Any, cross_encoder: Path) -> None:
+async def test_a_pair_that_is_too_long_is_truncated(serve: Any, cross_encoder: Path) -> None:
     async with serve(folder=cross_encoder) as served:
         first, second = "the quick brown fox", "hello"
         room = 3 + len(served.ids(second)) + 2

@@ -1,4 +1,4 @@
-"""How likely tokens are reaches the client's side once and in order, from P and D, and after a retry."""
+"""Log probabilities reach the client once and in order, from P and D, and after a retry."""
 
 import asyncio
 import dataclasses
@@ -15,7 +15,7 @@ from wire.types import PromptLogprobs, TokenLogprobs
 PROMPT = tuple(range(5, 75))  # of three chunks
 
 
-def likelihood(sequence: int, index: int) -> TokenLogprobs:
+def logprob(sequence: int, index: int) -> TokenLogprobs:
     return TokenLogprobs(-(1 + sequence + index / 8), 1 + index)
 
 
@@ -23,13 +23,13 @@ def of_prompt(start: int, end: int) -> tuple[TokenLogprobs | None, ...]:
     return tuple(TokenLogprobs(-float(i), i) if i else None for i in range(start, end))
 
 
-class Telling(FakeInstance):
-    """Tells how likely each token is; with a first token, and again with the second, how likely the prompt was."""
+class Scoring(FakeInstance):
+    """Reports each token's logprob; with the first token, and again with the second, those of the prompt."""
 
     def _emit(self, event: Event) -> None:
         if isinstance(event, Step):
             tokens = tuple(
-                dataclasses.replace(token, logprobs=likelihood(token.sequence, token.index)) for token in event.tokens
+                dataclasses.replace(token, logprobs=logprob(token.sequence, token.index)) for token in event.tokens
             )
             scored = tuple(
                 PromptLogprobs(token.prompt_id, start, of_prompt(start, end))
@@ -41,8 +41,8 @@ class Telling(FakeInstance):
         super()._emit(event)
 
 
-class Told(Answer):
-    """Keeps the number of parts of the prompt's log probabilities, which must all precede its output."""
+class ScoredAnswer(Answer):
+    """Counts the parts of the prompt's log probabilities, which must all precede its output."""
 
     num_parts = 0
 
@@ -53,11 +53,11 @@ class Told(Answer):
         super().prompt_logprobs(prompt, tokens)
 
 
-async def told(roles: str, *, killed: int | None = None, n: int = 2) -> Told:
+async def scored_answer(roles: str, *, killed: int | None = None, n: int = 2) -> ScoredAnswer:
     """Run one request; kill instance `killed` after a few tokens."""
     cluster = FakeCluster(roles)
-    cluster.kind = Telling
-    answer = Told()
+    cluster.kind = Scoring
+    answer = ScoredAnswer()
     async with cluster.serving():
         asked = request(PROMPT, n=n, max_tokens=6, logprobs=0, prompt_logprobs=0)
         task = asyncio.create_task(cluster.control.dispatch.run(asked, answer))
@@ -70,12 +70,12 @@ async def told(roles: str, *, killed: int | None = None, n: int = 2) -> Told:
 
 @pytest.mark.parametrize(("roles", "killed"), [("PD", None), ("C", None), ("PDD", 1), ("CC", 0)])
 @virtual
-async def test_each_token_is_reported_once_and_in_order(roles: str, killed: int | None) -> None:
-    answer = await told(roles, killed=killed)
+async def test_each_logprob_is_reported_once_and_in_order(roles: str, killed: int | None) -> None:
+    answer = await scored_answer(roles, killed=killed)
 
     assert tuple(answer.scored[0]) == of_prompt(0, len(PROMPT))
     assert answer.num_parts == 3
     for sequence in range(2):
         assert [token.logprobs for token in answer.outputs[0, sequence]] == [
-            likelihood(sequence, index) for index in range(6)
+            logprob(sequence, index) for index in range(6)
         ]

@@ -1,4 +1,4 @@
-"""The app on a real socket: clients that go away, shutting down, busy ports, and the official openai client."""
+"""The app on a real socket: clients that disconnect, shutting down, busy ports, and the official openai client."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ MESSAGES: Any = [{"role": "user", "content": "hello"}]
 
 
 class Listening:
-    """A server on a free port, what stands behind it and how it is stopped."""
+    """A server on a free port, the dispatcher behind it and how to stop it."""
 
     def __init__(self, served: Any, port: int, stop: asyncio.Event, task: "asyncio.Task[None]") -> None:
         self.context, self.port, self.stop, self.task = served.context, port, stop, task
@@ -37,7 +37,7 @@ class Listening:
         self.url = f"http://127.0.0.1:{port}"
 
     async def post_raw(self, path: str, body: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Send a request over a socket of its own and return the socket."""
+        """Send a request over its own socket and return the socket."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         head = (
             f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -82,7 +82,7 @@ def _listening(opened: Any) -> Listen:
 
 
 async def within(waited: Any) -> Any:
-    """Wait for something, at most the deadline."""
+    """Wait for something, until the deadline."""
     return await asyncio.wait_for(waited, DEADLINE_S)
 
 
@@ -163,7 +163,7 @@ async def test_a_second_signal_does_not_wait(listening: Listen) -> None:
 
 
 @pytest.mark.parametrize("drains", [False, True])
-async def test_one_that_is_cancelled_ends_its_requests_and_leaves_no_task(drains: bool) -> None:
+async def test_a_cancelled_server_ends_its_requests_and_leaves_no_task(drains: bool) -> None:
     before, drain, stop = asyncio.all_tasks(), Drain(), asyncio.Event()
     begun, ended = asyncio.Event(), asyncio.Event()
 
@@ -250,7 +250,7 @@ async def test_the_official_client_sees_an_error_in_mid_stream(listening: Listen
                     pass
 
 
-async def test_a_reader_that_stops_reading_is_given_up(serve: Any, model_folder: Path) -> None:
+async def test_a_reader_that_stops_reading_is_disconnected(serve: Any, model_folder: Path) -> None:
     async with serve("hello " * 60, client_timeout=0.05) as served:
         bound = listen("127.0.0.1", 0)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)

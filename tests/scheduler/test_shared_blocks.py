@@ -1,4 +1,4 @@
-"""A prompt that begins like one which generates on decode shares its blocks there, and so needs fewer free ones."""
+"""A prompt shares the prefix blocks of one that generates on decode, and so needs fewer free ones."""
 
 import asyncio
 import dataclasses
@@ -15,7 +15,7 @@ ALIKE = (*LONG[:100], *range(500, 512))  # 6 blocks and 1 link alike, 7 blocks i
 
 
 class Sharing(FakeInstance):
-    """Gives a reservation the blocks of its beginning that a prompt generates with here."""
+    """Gives a reservation the blocks of its prefix that a prompt generates with here."""
 
     _shared = 0
 
@@ -45,7 +45,7 @@ def _num_alike(one: PromptState, other: PromptState) -> int:
 
 
 def sharing_cluster() -> FakeCluster:
-    """One pair; decode has blocks for one of the prompts and a half."""
+    """One pair; decode has blocks for one and a half of the prompts."""
     cluster = FakeCluster("PD", prefill_chunk_size=512)
     cluster.kind = Sharing
     cluster.descriptions[1] = dataclasses.replace(cluster.descriptions[1], num_blocks=11)

@@ -1,4 +1,4 @@
-"""Prompts share the ints of their ids."""
+"""Equal token ids of prompts share one int object."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ def test_equal_ids_are_one_object_and_the_same_numbers() -> None:
     assert one[0] is one[2] is other[0]
 
 
-def test_ids_beyond_the_vocabulary_stay() -> None:
+def test_ids_beyond_the_vocabulary_are_kept() -> None:
     assert SharedIds(10).of([3, 10, 70_000]) == (3, 10, 70_000)
 
 

@@ -1,4 +1,4 @@
-"""Work beside the event loop: what it returns and raises, how many threads, and that they stand back."""
+"""Work beside the event loop: its results and exceptions, the number of threads, and their lower priority."""
 
 import os
 import threading
@@ -10,7 +10,7 @@ from scheduler.side_threads import SideThreads
 pytestmark = pytest.mark.anyio
 
 
-async def test_work_runs_on_another_thread_which_is_nicer_than_the_loops() -> None:
+async def test_work_runs_on_another_thread_with_lower_priority() -> None:
     threads = SideThreads()
 
     def work(number: int, *, name: str) -> tuple[int, str, int, int]:

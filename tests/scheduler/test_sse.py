@@ -1,4 +1,4 @@
-"""Writing an answer without waiting, under our server and any other, and clients that leave."""
+"""Writing an answer without waiting, under our server and any other, and clients that disconnect."""
 
 import asyncio
 from typing import Any
@@ -60,7 +60,7 @@ async def test_under_our_server_the_same_answer_is_written_at_once() -> None:
 
 
 @virtual
-async def test_what_is_written_for_a_client_that_has_gone_is_dropped() -> None:
+async def test_output_for_a_client_that_has_left_is_dropped() -> None:
     exchange = own_exchange(pipe := Pipe())
     exchange.leave("the client went away")
     await sent_messages(AnswerWriter(exchange, exchange.send, "an-id", {}))
@@ -69,7 +69,7 @@ async def test_what_is_written_for_a_client_that_has_gone_is_dropped() -> None:
 
 
 @virtual
-async def test_work_for_a_disconnected_client_is_not_begun() -> None:
+async def test_work_for_a_disconnected_client_is_not_started() -> None:
     began, exchange = list[str](), own_exchange(None)
     exchange.leave("the client went away")
 
@@ -84,7 +84,7 @@ async def test_work_for_a_disconnected_client_is_not_begun() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_client_that_leaves_before_its_body_is_whole_gets_no_answer(serve: Serve) -> None:
+async def test_a_client_that_leaves_during_its_body_gets_no_answer(serve: Serve) -> None:
     received: list[Message] = [{"type": "http.disconnect"}, {"type": "http.request", "body": b"{", "more_body": True}]
     sent = list[Message]()
 

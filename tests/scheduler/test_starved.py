@@ -1,4 +1,4 @@
-"""A starved process is slow, not dead: what its silence means depends on what kept whom from running."""
+"""A starved process is slow, not dead: the limit of silence depends on how long each process could not run."""
 
 import asyncio
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ async def test_silence_is_judged_by_how_starved_the_instance_is(
 
 
 @virtual
-async def test_a_starved_scheduler_calls_no_instance_silent() -> None:
+async def test_a_starved_scheduler_suspects_no_instance() -> None:
     starved = Starved()
     async with FakeCluster("PD", limits=ControlLimits(starved=starved)).serving() as cluster:
         starved.since = _now()
@@ -99,7 +99,7 @@ async def test_it_is_ready_while_a_pair_takes_work(roles: str, is_ready: bool) -
 
 @pytest.mark.parametrize(("slowest_turn_s", "lost_after_s"), [(0.1, 8.5), (6.0, 24.0), (500.0, 120.0)])
 @virtual
-async def test_the_limit_of_progress_follows_the_slowest_turn(slowest_turn_s: float, lost_after_s: float) -> None:
+async def test_the_limit_of_progress_follows_the_slowest_step(slowest_turn_s: float, lost_after_s: float) -> None:
     async with FakeCluster("PD").serving() as cluster:
         cluster.instances[1].behaviour.slowest_turn_s = slowest_turn_s
         cluster.instances[1].get_stuck()
@@ -147,7 +147,7 @@ async def test_reconnects_slow_down_until_a_session_has_lived() -> None:
 
 
 @virtual
-async def test_a_suspect_that_is_lost_does_not_live_in_between(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_suspect_that_is_lost_is_not_living_in_between(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     async with FakeCluster("PD").serving() as cluster:
         cluster.network.freeze(cluster.expected[1].address)
@@ -160,7 +160,7 @@ async def test_a_suspect_that_is_lost_does_not_live_in_between(caplog: pytest.Lo
 
 
 @virtual
-async def test_the_pause_has_a_most_however_often_sessions_broke() -> None:
+async def test_the_reconnect_delay_has_a_maximum() -> None:
     limits = ControlLimits()
     async with FakeCluster("PD").serving() as cluster:
         member = cluster.control.registry.members[1]
@@ -216,7 +216,7 @@ def test_slowness_is_bounded_and_reset_by_a_new_process() -> None:
 
 
 @virtual
-async def test_a_stop_soon_after_another_is_found_as_soon() -> None:
+async def test_a_stop_soon_after_another_is_detected_as_fast() -> None:
     async with FakeCluster("PD").serving() as cluster:
         behaviour = cluster.instances[1].behaviour
         behaviour.starved_share = 1.0  # as after a stop: it reports as much as passed, then no more

@@ -1,4 +1,4 @@
-"""Stop strings against an oracle that sees the whole text at once."""
+"""Stop strings, compared with an oracle that has the whole text at once."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ _STOPS = st.lists(st.text("ab你", min_size=1, max_size=4), min_size=1, max_size
 
 
 def _oracle(text: str, stops: list[str], *, include: bool) -> tuple[str, str | None]:
-    """Read a letter at a time; the first stop that ends wins, the longer of two."""
+    """Read a character at a time; the first stop that is complete wins, the longer of two."""
     for end in range(1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
@@ -31,7 +31,7 @@ def _run(pieces: list[str], stops: list[str], *, include: bool) -> tuple[list[st
 
 
 @given(pieces=st.lists(_TEXTS, max_size=6), stops=_STOPS, include=st.booleans())
-def test_the_answer_is_the_same_however_the_text_is_cut(pieces: list[str], stops: list[str], include: bool) -> None:
+def test_the_answer_is_the_same_however_the_text_is_split(pieces: list[str], stops: list[str], include: bool) -> None:
     out, stop = _run(pieces, stops, include=include)
 
     assert ("".join(out), stop) == _oracle("".join(pieces), stops, include=include)

@@ -1,4 +1,4 @@
-"""From events to pieces: which tokens a piece carries, how likely a choice is, and which choices the client gets."""
+"""From events to pieces: the tokens of a piece, the logprob of a choice, and which choices the client gets."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from wire.types import FinishReason, SamplingParams, StageTimes, TokenLogprobs, 
 
 
 class Quiet:
-    """An observer that hears nothing."""
+    """An observer that ignores everything."""
 
     def first_token_came(self, request: GenerationRequest, seconds: float) -> None: ...
 
@@ -42,7 +42,7 @@ class Scripted:
         self._script = script
 
     def check_room(self, tenant: str) -> None:
-        """Have room."""
+        """There is always room."""
 
     async def run(self, request: GenerationRequest, sink: TokenSink) -> None:
         self.started.append(request)
@@ -61,7 +61,7 @@ class Scripted:
 def said(
     tokens: Tokens, sequence: int, text: str, *, prompt: int = 0, logprob: float | None = None
 ) -> list[tuple[int, TokenOutput]]:
-    """The tokens of a sequence with this text, which ends by its length; each has this log probability."""
+    """The tokens of a sequence with this text, which finishes by length; each has this log probability."""
     ids = tokens._encode(text, False)
     logprobs = None if logprob is None else TokenLogprobs(logprob, 1)
     outputs = [TokenOutput("", sequence, i, token_id, logprobs=logprobs) for i, token_id in enumerate(ids)]
@@ -91,7 +91,7 @@ def texts(pieces: Sequence[TextPiece]) -> dict[int, str]:
 
 
 @virtual
-async def test_every_token_leaves_with_the_first_text_after_it(tokens: Tokens) -> None:
+async def test_every_token_is_emitted_with_the_first_text_after_it(tokens: Tokens) -> None:
     events = said(tokens, 0, "你好 again", logprob=-0.5)
 
     pieces, _, _ = await run(tokens, [*events, done()])
@@ -117,7 +117,7 @@ async def test_tokens_after_a_stop_string_are_not_counted(tokens: Tokens) -> Non
 
 
 @virtual
-async def test_the_likeliest_sequences_are_chosen_and_renumbered_and_all_are_counted(tokens: Tokens) -> None:
+async def test_the_best_sequences_are_renumbered_and_all_are_counted(tokens: Tokens) -> None:
     words = {0: ("good", -0.4), 1: ("best", -0.1), 2: ("worst", -9.0), 3: ("fine", -0.2)}
     events = [event for sequence, (word, p) in words.items() for event in said(tokens, sequence, word, logprob=p)]
     sums = {word: p * len(tokens._encode(word, False)) for word, p in words.values()}
@@ -140,11 +140,11 @@ async def test_each_prompt_has_its_own_best(tokens: Tokens) -> None:
 
     pieces, _, _ = await run(tokens, [*events, done(0), done(1)], prompts=2, best_of=2, logprobs=3)
 
-    assert texts(pieces) == {0: "b", 1: "d"}  # of two alike the first
+    assert texts(pieces) == {0: "b", 1: "d"}  # of two equal ones the first
 
 
 @virtual
-async def test_nothing_is_asked_for_where_all_sequences_are_wanted(tokens: Tokens) -> None:
+async def test_no_logprobs_are_requested_where_all_sequences_are_wanted(tokens: Tokens) -> None:
     pieces, _, script = await run(tokens, [*said(tokens, 0, "a"), *said(tokens, 1, "b"), done()], n=2)
 
     assert {piece.cumulative_logprob for piece in pieces} == {None}
@@ -152,7 +152,7 @@ async def test_nothing_is_asked_for_where_all_sequences_are_wanted(tokens: Token
 
 
 @virtual
-async def test_a_prompt_is_told_of_and_echoed_before_its_outputs(tokens: Tokens) -> None:
+async def test_a_prompt_is_scored_and_echoed_before_its_outputs(tokens: Tokens) -> None:
     scored: list[TokenLogprobs | None] = [None, TokenLogprobs(-1.0, 2)]
     parts = [scored[:1], scored[1:]]
 
@@ -163,7 +163,7 @@ async def test_a_prompt_is_told_of_and_echoed_before_its_outputs(tokens: Tokens)
     assert pieces[0].text.startswith("a")
 
 
-def test_a_sequence_whose_likelihood_is_unknown_is_the_least_likely() -> None:
+def test_a_sequence_without_a_known_logprob_ranks_last() -> None:
     chosen = BestOf(1, 2, first_index=5)
 
     assert chosen.add(0, TextPiece(0, "unknown", "stop")) == []

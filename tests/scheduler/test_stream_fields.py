@@ -1,4 +1,4 @@
-"""What a stream tells beside the text: usage, roles, echoes."""
+"""What a stream carries beside the text: usage, roles, echoes."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ async def test_usage_is_sent_only_on_request(serve: Any, path: str, base: Any) -
         assert counts == sorted(counts)
         assert counts[-1] == last["usage"]["completion_tokens"] == total
         assert all(chunk["usage"]["prompt_tokens"] == last["usage"]["prompt_tokens"] for chunk in chunks)
-        if "messages" in base:  # the chunks that name the speaker
+        if "messages" in base:  # the chunks that name the role
             assert [chunk["choices"][0]["delta"].get("role") for chunk in chunks[:2]] == ["assistant"] * 2
             assert counts[:2] == [0, 0]
             assert chunks[0]["usage"]["total_tokens"] == last["usage"]["prompt_tokens"]
@@ -94,7 +94,7 @@ async def test_every_choice_ends_once_with_its_last_text(serve: Any, path: str, 
                 assert all("role" not in choice["delta"] for choice in own[1:])
 
 
-async def test_text_of_any_characters_is_the_same_joined_from_bytes(serve: Any) -> None:
+async def test_the_chunks_of_any_text_join_to_it(serve: Any) -> None:
     text = 'quote " back \\ slash / \u2028 \x01 é 世界 🎉 </script>'
     async with serve(text) as served:
         for path, base in SURFACES:
@@ -108,7 +108,7 @@ async def test_text_of_any_characters_is_the_same_joined_from_bytes(serve: Any) 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_chat_echoes_the_last_message_of_the_same_speaker(serve: Any, stream: bool) -> None:
+async def test_a_chat_echoes_the_last_message_of_the_same_role(serve: Any, stream: bool) -> None:
     messages = [{"role": "user", "content": "count"}, {"role": "assistant", "content": "one two"}]
     async with serve(" three") as served:
         body = {"model": served.model, "messages": messages, "echo": True, "stream": stream}
@@ -138,7 +138,7 @@ async def test_continue_final_message_continues_without_a_new_turn(serve: Any) -
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "continue_final_message")
 
 
-async def test_the_speaker_of_answers_is_the_operators_choice(serve: Any) -> None:
+async def test_the_role_of_answers_is_configured_by_the_operator(serve: Any) -> None:
     async with serve(response_role="bot") as served:
         answer = await served.client.post("/v1/chat/completions", json={"model": served.model} | CHAT)
         unprompted = await served.client.post(

@@ -1,4 +1,4 @@
-"""Instances that go by another table than the scheduler."""
+"""Instances whose table differs from the scheduler's."""
 
 import re
 
@@ -14,21 +14,21 @@ NEW = "7ab1e2"
 
 
 class Looking:
-    """A cluster, and looks at who agrees at times of our own."""
+    """A cluster, and a check of the agreement at chosen times."""
 
     def __init__(self, cluster: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:
         self.cluster, self._agreement, self._caplog = cluster, TableAgreement(), caplog
         caplog.set_level("INFO", "pdserve.table")
 
     def at(self, now: float) -> list[str]:
-        """Return what is logged by a look."""
+        """Check and return what is logged."""
         self._caplog.clear()
         registry = self.cluster.control.registry
         self._agreement.look(registry.living(), registry.table.digest, now)
         return self._caplog.messages
 
-    async def tell(self, index: int, digest: str) -> None:
-        """Let an instance say that it goes by another table."""
+    async def report_table(self, index: int, digest: str) -> None:
+        """Let an instance report another table."""
         self.cluster.instances[index]._emit(TableRead(digest))
         living = self.cluster.control.registry.instance(index)
         await until(lambda: living.table_digest == digest)
@@ -47,13 +47,13 @@ async def test_tables_that_differ_for_long_are_a_warning_until_they_agree(caplog
         cluster.control.registry.change(cluster.expected, NEW)
 
         assert looking.at(0.0) == []
-        await looking.tell(0, NEW)
+        await looking.report_table(0, NEW)
         (warning,) = looking.at(AGREE_S)
         assert warning.startswith("table_differs instance=decode-0 ")
         assert f"there={TABLE_DIGEST} here={NEW}" in warning
         assert looking.at(AGREE_S + 1) == []
         assert looking.agree() == ["1.0", "0.0"]
-        await looking.tell(1, NEW)
+        await looking.report_table(1, NEW)
         assert looking.at(AGREE_S + 2) == [f"table_agrees instance=decode-0 digest={NEW}"]
 
 
@@ -61,20 +61,20 @@ async def test_tables_that_differ_for_long_are_a_warning_until_they_agree(caplog
 async def test_tables_that_agree_in_time_are_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster("PD").serving() as cluster:
         looking = Looking(cluster, caplog)
-        await looking.tell(0, NEW)  # it reached an instance first
+        await looking.report_table(0, NEW)  # it reached an instance first
 
         assert looking.at(0.0) == []
-        await looking.tell(1, NEW)
+        await looking.report_table(1, NEW)
         cluster.control.registry.change(cluster.expected, NEW)
         assert looking.at(AGREE_S) == []
 
 
 @virtual
-async def test_the_next_life_of_an_instance_has_its_time_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_restarted_instance_has_its_full_time_again(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster("PD").serving() as cluster:
         looking = Looking(cluster, caplog)
         cluster.control.registry.change(cluster.expected, NEW)
-        await looking.tell(0, NEW)
+        await looking.report_table(0, NEW)
         looking.at(0.0)
         cluster.kill(1)
         await until(lambda: cluster.control.registry.missing())

@@ -1,4 +1,4 @@
-"""The scheduler follows its table's file."""
+"""The scheduler follows changes of its table's file."""
 
 import asyncio
 import json
@@ -64,18 +64,18 @@ class Followed:
         beside.replace(self._path)
 
     def read(self, document: object) -> None:
-        """Replace the file and look as often as it takes, without the loop."""
+        """Replace the file and look as often as needed, without the loop."""
         self.write(document)
         for _ in range(3):
             self.watch.take(self._file.look())
 
     @property
     def names(self) -> list[str]:
-        """Who belongs."""
+        """The names of the members."""
         return [f"{one.expected.name} {one.expected.address}" for one in self.registry.members]
 
     async def until(self, version: int) -> None:
-        """Return when the registry goes by this version."""
+        """Return when the registry uses this version."""
         async with asyncio.timeout(WAIT_S):
             while self.registry.table.version < version:  # noqa: ASYNC110 - a file has no event
                 await asyncio.sleep(0.005)
@@ -101,7 +101,7 @@ def test_a_broken_table_is_logged_once_and_the_last_stays(tmp_path: Path, caplog
 
 
 @pytest.mark.parametrize("other", [{}, {"hardware_type": "800I-A2-32G"}])
-def test_a_table_that_is_whole_again_as_it_was_is_logged_once(
+def test_a_table_restored_unchanged_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, other: Document
 ) -> None:
     followed = Followed(tmp_path)

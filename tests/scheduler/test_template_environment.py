@@ -1,4 +1,4 @@
-"""The jinja of chat templates, held to transformers' own."""
+"""The jinja environment of chat templates, compared with transformers'."""
 
 import pytest
 from jinja2.exceptions import SecurityError
@@ -34,6 +34,6 @@ def test_a_source_prints_what_it_prints_for_transformers(source: str) -> None:
 
 
 @pytest.mark.parametrize("source", ["{{ namespace(_a=1) }}", "{% set ns = namespace() %}{% set ns.__a = 1 %}"])
-def test_a_namespace_takes_no_private_name(source: str) -> None:
+def test_a_namespace_accepts_no_private_name(source: str) -> None:
     with pytest.raises(SecurityError, match="underscore"):
         render(compiler()(source), {})

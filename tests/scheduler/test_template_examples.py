@@ -1,4 +1,4 @@
-"""The templates of examples/ print what the makers of each family publish as its format."""
+"""The templates of examples/ print what the authors of each family publish as its format."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ TALK = [
     {"role": "user", "content": LAST},
 ]
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
-# What TALK is in each family's format, ready for the assistant's next words.
+# TALK in each family's format, ready for the assistant's next message.
 FORMATS = {
     "alpaca": (
         "<s>Be brief.\n\n### Instruction:\nHi\n\n### Response:\nHello.</s>\n\n### Instruction:\nWhy?\n\n### Response:\n"
@@ -84,7 +84,7 @@ FORMATS = {
         "<|user|>\nWhy?</s>\n<|assistant|>\n"
     ),
 }  # fmt: skip
-# What a conversation of the user's word alone is, where that is more than the format without the system's turn.
+# A conversation of one user message, where that is more than the format without the system message.
 ALONE = {
     "alpaca": (
         "<s>Below is an instruction that describes a task. Write a response that appropriately completes the request."
@@ -130,7 +130,7 @@ def test_transformers_prints_the_same(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FORMATS)
-def test_without_a_system_the_rest_is_the_same(family: str) -> None:
+def test_without_a_system_message_the_rest_is_the_same(family: str) -> None:
     alone = rendered(family, TALK[1:2])
 
     assert alone == ALONE.get(family, alone)
@@ -148,14 +148,14 @@ def test_a_closed_conversation_adds_no_generation_prompt(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FORMATS)
-def test_a_tokenizer_without_named_tokens_will_do(family: str) -> None:
+def test_a_tokenizer_without_named_tokens_is_enough(family: str) -> None:
     bare = render(compiler()(source_of(family)), {"messages": TALK, "add_generation_prompt": True})
 
     assert bare == re.sub("</?s>", "", FORMATS[family])
 
 
 @pytest.mark.parametrize("family", ["gemma", "llama2", "mistral"])
-def test_where_two_take_turns_two_of_one_are_refused(family: str) -> None:
+def test_two_messages_of_one_role_are_refused_where_roles_alternate(family: str) -> None:
     with pytest.raises(Exception, match="user and assistant must take turns"):
         rendered(family, [*TALK, TALK[-1]])
 
@@ -163,12 +163,12 @@ def test_where_two_take_turns_two_of_one_are_refused(family: str) -> None:
 @pytest.mark.parametrize(
     "family", ["alpaca", "baichuan", "chatglm2", "commandr", "deepseek", "deepseek_v2", "falcon", "pangu", "vicuna"]
 )
-def test_where_roles_have_fixed_words_another_is_refused(family: str) -> None:
+def test_an_unknown_role_is_refused_where_roles_are_fixed(family: str) -> None:
     with pytest.raises(Exception, match="no role but system, user and assistant"):
         rendered(family, [*TALK, {"role": "narrator", "content": "x"}])
 
 
-def test_thoughts_of_an_earlier_answer_are_left_out() -> None:
+def test_reasoning_of_an_earlier_answer_is_left_out() -> None:
     thought = [*TALK[:2], {"role": "assistant", "content": "<think>hm</think>" + ASSISTANT}, *TALK[3:]]
 
     assert rendered("deepseek", thought) == FORMATS["deepseek"]

@@ -1,4 +1,4 @@
-"""Where a chat template is written."""
+"""Where a chat template is read from."""
 
 import json
 from pathlib import Path
@@ -24,11 +24,11 @@ def test_the_models_template_is_read_from_the_newest_place_first(tmp_path: Path)
 
 
 @pytest.mark.parametrize("config", [{"chat_template": 1}, {"chat_template": [1, {"name": "tool_use"}]}, {}])
-def test_a_config_without_a_usual_template_has_none(tmp_path: Path, config: dict[str, object]) -> None:
+def test_a_config_without_a_string_template_has_none(tmp_path: Path, config: dict[str, object]) -> None:
     assert own_template(tmp_path, config) is None
 
 
-def test_the_given_one_is_a_file_or_one_of_the_models_by_its_name(tmp_path: Path) -> None:
+def test_the_option_is_a_file_or_the_name_of_a_models_template(tmp_path: Path) -> None:
     (tmp_path / "given.jinja").write_text("f\\n")
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("r")
@@ -51,7 +51,7 @@ def test_the_given_one_is_a_file_or_one_of_the_models_by_its_name(tmp_path: Path
         ("{{ a }}" + "x" * 10_000, "{{ a }}" + "x" * 10_000),
     ],
 )
-def test_or_the_text_itself_as_a_command_line_types_it(tmp_path: Path, typed: str, meant: str) -> None:
+def test_the_option_may_be_the_template_itself(tmp_path: Path, typed: str, meant: str) -> None:
     assert given_template(typed, tmp_path, {}) == meant
 
 
@@ -61,12 +61,12 @@ def test_an_unknown_template_is_named(tmp_path: Path, given: str) -> None:
         given_template(given, tmp_path, {})
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
+def test_a_folder_is_not_a_template_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         given_template(str(tmp_path), tmp_path, {})
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
 
     with pytest.raises(ConfigError, match=r"chat_template\.jinja is not UTF-8"):

@@ -1,4 +1,4 @@
-"""What one template may cost its process, and what it finds there: memory, time, files, names."""
+"""The limits of a template and of its process: memory, time, files, names."""
 
 import asyncio
 import contextlib
@@ -84,7 +84,7 @@ async def test_a_render_may_add_64_mb_to_the_idle_process() -> None:
 
 @pytest.mark.anyio
 async def test_a_process_that_keeps_memory_answers_and_is_replaced() -> None:
-    """Jinja multiplies constants when it compiles: the texts stay in what it keeps compiled."""
+    """Jinja multiplies constants when it compiles: the texts stay in its cache of compiled templates."""
     renderer = TemplateRenderer(30, 30)
     try:
         await renderer.start("fine")
@@ -101,7 +101,7 @@ async def test_a_process_that_keeps_memory_answers_and_is_replaced() -> None:
 
 @pytest.mark.anyio
 async def test_every_filter_and_test_works_where_no_file_opens() -> None:
-    """Some of them import modules at first use, which a process without files can no more."""
+    """Some of them import modules at first use, which a process without files can no longer do."""
     uses = [f"{{{{ [3, 1, 2] | {use} | string | length > 0 }}}}" for use in ON_LISTS]
     uses += [f"{{{{ 'a <b> &amp; c' | {use} | string | length > 0 }}}}" for use in ON_TEXT]
     uses += [f"{{{{ {use} }}}}" for use in OTHERS]
@@ -140,7 +140,7 @@ async def test_a_file_that_python_would_open_is_refused_without_its_path() -> No
         await renderer.close()
 
 
-def test_an_answer_is_text_or_what_went_wrong() -> None:
+def test_a_reply_is_the_text_or_an_error() -> None:
     compiled = compiler()
 
     assert answer("{{ a }}", b'{"context": {"a": 1}}', compiled) == (b"t", b"1")

@@ -1,4 +1,4 @@
-"""Chat templates in their own processes: right text, no way out, no way to hang, no way to hold up others."""
+"""Chat templates in their own processes: right text, no escape, no hang, no blocking of other requests."""
 
 import asyncio
 import os
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.anyio
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 ENDED = "more than 1 s of CPU time"
-WAIT_S = 300.0  # a busy machine gives a template its second of processor time in many by the clock
+WAIT_S = 300.0  # on a busy machine a template's second of CPU time takes many seconds of wall time
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["asyncio", "uvloop"])
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
-    """Both event loops that the scheduler runs on: their processes are not the same code."""
+    """Both event loops that the scheduler runs on: they start processes by different code."""
     if request.param:
         pytest.importorskip("uvloop")
     return "asyncio", {"use_uvloop": request.param}
@@ -35,7 +35,7 @@ async def renderer() -> AsyncIterator[TemplateRenderer]:
     await made.close()
 
 
-async def test_it_renders_as_templates_of_models_expect(renderer: TemplateRenderer) -> None:
+async def test_it_renders_the_constructs_of_models_templates(renderer: TemplateRenderer) -> None:
     template = (
         "{%- for message in messages %}\n  {%- if loop.index > 1 %}{% break %}{% endif %}\n"
         "  {{- message | tojson }}\n{%- endfor %}\n{% generation %}{{ eos_token }}{% endgeneration %}"
@@ -45,7 +45,7 @@ async def test_it_renders_as_templates_of_models_expect(renderer: TemplateRender
     assert await renderer.render(template, context) == '{"content": "<你>"}</s>'
 
 
-async def test_format_and_the_open_message_reach_the_process(renderer: TemplateRenderer) -> None:
+async def test_content_format_and_open_message_reach_the_process(renderer: TemplateRenderer) -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
     template = "{{ messages[0].content }}!"
 
@@ -72,7 +72,7 @@ async def test_format_and_the_open_message_reach_the_process(renderer: TemplateR
         ("{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", "more than 8388608 characters"),
     ],
 )
-async def test_a_bad_template_is_the_requests_error_in_its_own_words(
+async def test_a_bad_template_fails_the_request_with_its_own_message(
     renderer: TemplateRenderer, template: str, words: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=words) as refused:
@@ -82,8 +82,8 @@ async def test_a_bad_template_is_the_requests_error_in_its_own_words(
     assert await renderer.render("fine", {}, of_request=True) == "fine"
 
 
-async def test_what_a_process_left_open_is_not_lost_with_it(renderer: TemplateRenderer) -> None:
-    """One template of a request never ends; those before and behind it in its lane are answered all the same."""
+async def test_a_killed_process_loses_no_other_request(renderer: TemplateRenderer) -> None:
+    """A template of one request never ends; those before and behind it in its lane are still answered."""
     await renderer.render("warm", {}, of_request=True)
     jobs = [asyncio.create_task(renderer.render("{{ n }}", {"n": n}, of_request=True)) for n in range(3)]
     endless = asyncio.create_task(renderer.render(ENDLESS, {}, of_request=True))
@@ -94,7 +94,7 @@ async def test_what_a_process_left_open_is_not_lost_with_it(renderer: TemplateRe
         await endless
 
 
-async def test_by_the_clock_a_template_may_take_only_so_long_either() -> None:
+async def test_a_template_has_a_limit_of_wall_time_too() -> None:
     renderer = TemplateRenderer(render_s=30, render_timeout_s=0.5)
     try:
         endless, behind = (asyncio.create_task(renderer.render(template, {})) for template in (ENDLESS, "x"))
@@ -107,8 +107,8 @@ async def test_by_the_clock_a_template_may_take_only_so_long_either() -> None:
         await renderer.close()
 
 
-async def test_a_template_of_a_request_holds_up_no_chat_in_the_models() -> None:
-    renderer = TemplateRenderer(WAIT_S, WAIT_S, WAIT_S)  # so the endless one ends when it is told to
+async def test_a_requests_template_blocks_no_chat_with_the_models_own() -> None:
+    renderer = TemplateRenderer(WAIT_S, WAIT_S, WAIT_S)  # so the endless one ends only when it is killed
     try:
         await asyncio.gather(renderer.start("x"), renderer.render("warm", {}, of_request=True))
         endless = asyncio.create_task(renderer.render(ENDLESS, {}, of_request=True))
@@ -148,7 +148,7 @@ async def test_a_process_that_died_is_replaced(renderer: TemplateRenderer) -> No
 
 
 async def _retried(renderer: TemplateRenderer) -> str:
-    """A render on its way to a process that is being killed may be taken for the cause."""
+    """Retry a render that was on its way to a process just killed: it may be taken for the cause."""
     try:
         return await renderer.render("fine", {})
     except InvalidRequest:
@@ -156,7 +156,7 @@ async def _retried(renderer: TemplateRenderer) -> str:
 
 
 async def test_nothing_runs_between_fork_and_exec(renderer: TemplateRenderer) -> None:
-    """A library with threads may run handlers there, as gRPC does, which crash now and then: the process never starts.
+    """A library with threads may run handlers there, as gRPC does, which sometimes crash: the process never starts.
 
     Python calls its own handlers wherever a fork calls those of libraries.
     """
@@ -169,14 +169,14 @@ async def test_nothing_runs_between_fork_and_exec(renderer: TemplateRenderer) ->
 
 
 async def test_the_process_imports_our_packages_and_not_their_modules(renderer: TemplateRenderer) -> None:
-    """With scheduler/ itself on its path, `import queue` or `import http` would find ours in place of Python's."""
+    """With scheduler/ itself on its path, `import queue` or `import http` would find ours instead of Python's."""
     await renderer.start("x")
 
     for pid in renderer.pids:
         assert psutil.Process(pid).environ()["PYTHONPATH"].split(os.pathsep)[0] == str(Path(__file__).parents[2])
 
 
-async def test_renders_at_once_are_answered_in_their_order(renderer: TemplateRenderer) -> None:
+async def test_simultaneous_renders_are_answered_in_their_order(renderer: TemplateRenderer) -> None:
     texts = await asyncio.gather(*(renderer.render(f"{n % 3} {{{{ n }}}}", {"n": n}) for n in range(100)))
 
     assert texts == [f"{n % 3} {n}" for n in range(100)]
@@ -205,7 +205,7 @@ async def test_a_large_conversation_is_rendered() -> None:
     assert text == content
 
 
-async def test_a_context_that_is_no_json_is_the_requests_error(renderer: TemplateRenderer) -> None:
+async def test_a_context_that_is_not_json_fails_its_request(renderer: TemplateRenderer) -> None:
     with pytest.raises(InvalidRequest, match="cannot be passed to its chat template"):
         await renderer.render("x", {"messages": [], "a": "\ud800"})
 

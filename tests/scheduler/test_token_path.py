@@ -1,4 +1,4 @@
-"""The way of a token through the scheduler, from an instance's session to the client's bytes, is short."""
+"""The path of a token through the scheduler, from an instance's session to the client's bytes, is short."""
 
 import asyncio
 import random
@@ -21,7 +21,7 @@ MOST_CALLS = 10.0
 
 
 async def calls_of(tokens: Tokens, num_tokens: int, **fields: Any) -> Counter[str]:
-    """Return how often each function of the product was called while some requests of so many tokens were answered."""
+    """Return how often each function of the product was called for some requests of so many tokens."""
     calls = Counter[str]()
 
     def count(frame: FrameType, event: str, argument: object) -> None:
@@ -46,7 +46,7 @@ def test_a_token_costs_at_most_ten_calls(tokens: Tokens, fields: dict[str, Any])
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         few, many = (runner.run(calls_of(tokens, count, **fields)) for count in (50, 150))
     per_token = {name: (many[name] - few[name]) / (100 * NUM_REQUESTS) for name in many}
-    of_each = {name: calls for name, calls in per_token.items() if calls > 4 / NUM_REQUESTS}  # the others: a step
+    of_each = {name: calls for name, calls in per_token.items() if calls > 4 / NUM_REQUESTS}  # the others: once a step
 
     assert sum(of_each.values()) <= MOST_CALLS, of_each
     assert of_each.keys() >= {"PromptRun.on_step", "TextStream.emit", "Choice.push"}

@@ -12,7 +12,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 async def post(served: Served, path: str, body: Any) -> Any:
-    """Return the body of a good answer."""
+    """Return the body of a successful answer."""
     response = await served.client.post(path, json=body)
     assert response.status_code == 200, response.text
     return response.json()
@@ -26,7 +26,7 @@ async def test_a_text_is_tokenised_to_ids(serve: Any) -> None:
         assert answer == {"count": len(ids), "max_model_len": 512, "tokens": list(ids), "token_strs": None}
 
 
-async def test_token_strs_are_the_vocabularys_own(serve: Any) -> None:
+async def test_token_strs_are_those_of_the_vocabulary(serve: Any) -> None:
     async with serve() as served:
         answer = await post(served, "/tokenize", {"prompt": " hello <|im_end|>", "return_token_strs": True})
 
@@ -81,7 +81,7 @@ async def test_detokenize_returns_the_tokenized_text(serve: Any, text: str) -> N
         assert await post(served, "/detokenize", {"model": served.model, "tokens": tokens}) == {"prompt": text}
 
 
-async def test_no_tokens_are_no_text(serve: Any) -> None:
+async def test_no_tokens_are_an_empty_text(serve: Any) -> None:
     async with serve() as served:
         assert await post(served, "/detokenize", {"tokens": []}) == {"prompt": ""}
 

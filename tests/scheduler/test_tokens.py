@@ -1,4 +1,4 @@
-"""What the scheduler reads of a model's folder, and text to token ids."""
+"""What the scheduler reads from a model's folder, and text to token ids."""
 
 import json
 from collections.abc import Callable
@@ -16,7 +16,7 @@ MakeModel = Callable[..., Path]
 
 
 def edit(path: Path, **values: Any) -> None:
-    """Set keys of a JSON file; None takes one away."""
+    """Set keys of a JSON file; None removes one."""
     content = json.loads(path.read_text()) if path.exists() else {}
     content |= values
     path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
@@ -24,7 +24,7 @@ def edit(path: Path, **values: Any) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("text", ["hello", "hello world " * 90 * 5, "你好 🎉\n\t", "<|im_start|>user"])
-async def test_ids_equal_the_tokenizers_own_short_and_long(model_folder: Path, text: str) -> None:
+async def test_ids_equal_the_tokenizers_own_for_short_and_long_texts(model_folder: Path, text: str) -> None:
     tokens = Tokens(read_model_files(str(model_folder)))
     tokens.max_model_len = 10_000
 
@@ -59,7 +59,7 @@ def test_eos_ids_are_those_of_all_files(make_model: MakeModel) -> None:
     assert tokens.eos_token_ids == (9, 7, 8, im_end)
 
 
-def test_the_vocabulary_is_as_wide_as_the_models_output(make_model: MakeModel) -> None:
+def test_the_vocabulary_is_as_large_as_the_models_output(make_model: MakeModel) -> None:
     folder = make_model()
     assert Tokens(read_model_files(str(folder))).vocab_size == 384
 
@@ -92,7 +92,7 @@ def test_a_model_without_a_length_needs_the_flag(make_model: MakeModel) -> None:
         read_model_files(str(folder))
 
 
-def test_the_jinja_file_wins_over_the_config_and_the_flag_over_both(make_model: MakeModel, tmp_path: Path) -> None:
+def test_the_flag_overrides_the_jinja_file_and_that_the_config(make_model: MakeModel, tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     folder = make_model(chat_template=named)
     assert read_model_files(str(folder)).chat_template == "d"
@@ -131,6 +131,6 @@ def test_a_bad_file_is_named(make_model: MakeModel, file: str, content: str | No
         Tokens(read_model_files(str(folder)))
 
 
-def test_a_model_that_is_no_folder_is_named() -> None:
+def test_a_model_that_is_not_a_folder_is_named() -> None:
     with pytest.raises(ConfigError, match="--model /nowhere is not a folder"):
         read_model_files("/nowhere")

@@ -1,4 +1,4 @@
-"""A trace of each request: its stages as they were measured, under the client's own trace where it has one."""
+"""A trace of each request: its stages as they were measured, under the client's own trace if there is one."""
 
 import dataclasses
 import itertools
@@ -48,7 +48,7 @@ def _spans(done: RequestDone, context: TraceContext | None = None) -> list[Span]
     return spans_of(done, 10_000 * MS, context, model="m", new_id=lambda size: next(numbers).to_bytes(size))
 
 
-def test_stages_follow_each_other_as_long_as_they_were_measured() -> None:
+def test_stages_follow_each_other_with_their_measured_durations() -> None:
     request, *stages = _spans(_done(_served()))
 
     assert (request.start_ns, request.end_ns) == (8000 * MS, 10_000 * MS)
@@ -61,7 +61,7 @@ def test_stages_follow_each_other_as_long_as_they_were_measured() -> None:
     assert len({span.span_id for span in stages}) == len(stages)
 
 
-def test_each_stage_has_its_instance() -> None:
+def test_each_stage_names_its_instance() -> None:
     stages = {span.name: span.attributes for span in _spans(_done(_served()))}
 
     where = {name: told.get("pdserve.instance") for name, told in stages.items()}
@@ -74,7 +74,7 @@ def test_each_stage_has_its_instance() -> None:
     assert stages["prefill"]["pdserve.cached_tokens"] == 16
 
 
-def test_the_request_says_how_it_went_by_vllm_s_names() -> None:
+def test_the_request_span_has_vllms_attribute_names() -> None:
     told = _spans(_done(_served()))[0].attributes
 
     assert told["gen_ai.request.id"] == "cmpl-1"
@@ -85,7 +85,7 @@ def test_the_request_says_how_it_went_by_vllm_s_names() -> None:
     assert told["pdserve.path"] == ("handoff",)
 
 
-def test_a_local_path_has_the_stages_it_had() -> None:
+def test_a_local_path_has_only_its_own_stages() -> None:
     times = StageTimes(queue_s=0.01, prefill_s=0.3)
 
     spans = _spans(_done(_served(path="local", prefill_instance=None, decode_instance="combined-0", times=times)))
@@ -94,7 +94,7 @@ def test_a_local_path_has_the_stages_it_had() -> None:
     assert spans[2].attributes["pdserve.instance"] == "combined-0"
 
 
-def test_of_many_prompts_the_first_are_traced() -> None:
+def test_only_the_first_of_many_prompts_are_traced() -> None:
     spans = _spans(_done(*(_served(prompt) for prompt in reversed(range(40))), prompts=40))
 
     prompts = {span.attributes["pdserve.prompt"] for span in spans if "pdserve.prompt" in span.attributes}
@@ -102,13 +102,13 @@ def test_of_many_prompts_the_first_are_traced() -> None:
     assert spans[0].attributes["pdserve.prompts"] == 40
 
 
-def test_a_prompt_that_was_tried_again_is_counted() -> None:
+def test_a_retried_prompt_is_counted() -> None:
     once, again = (_spans(_done(_served(tries=tries)))[0].attributes["pdserve.retried_prompts"] for tries in (1, 2))
 
     assert (once, again) == (0, 1)
 
 
-def test_a_failure_is_an_error_and_a_client_that_went_away_is_none() -> None:
+def test_a_failure_is_an_error_and_a_disconnected_client_is_not() -> None:
     failed = _spans(_done(ending="failed", error="InstanceLost", first_token_s=None, last_token_s=None, reasons=()))
     cancelled = _spans(_done(ending="cancelled", first_token_s=None, last_token_s=None))
 
@@ -118,7 +118,7 @@ def test_a_failure_is_an_error_and_a_client_that_went_away_is_none() -> None:
 
 @asynccontextmanager
 async def _client(serve: Any, port: int, path: str = "/v1/traces", says: str = "hello world") -> AsyncIterator[Any]:
-    """A client on a front door that exports to the collector on `port`, and what stands behind it."""
+    """A client on a front door that exports to the collector on `port`, and what is behind it."""
     async with serve(says) as served:
         traces = open_traces(f"http://127.0.0.1:{port}{path}", {}, model="m")
         assert traces is not None
@@ -137,7 +137,7 @@ def _by_name(collector: Collector) -> dict[str, SpanMessage]:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("collecting", "path"), [(http_collector, "/v1/traces"), (grpc_collector, "")])
-async def test_a_client_s_trace_is_gone_on_with(serve: Any, collecting: Any, path: str) -> None:
+async def test_a_clients_trace_is_continued(serve: Any, collecting: Any, path: str) -> None:
     with collecting(Collector()) as collector:
         async with _client(serve, collector.port, path) as (client, served, _):
             headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "k=v"}
@@ -169,7 +169,7 @@ async def test_unsampled_traces_are_not_sent_and_no_parent_starts_one(serve: Any
 
 
 @pytest.mark.anyio
-async def test_traces_hold_nothing_of_what_is_said(serve: Any) -> None:
+async def test_traces_contain_no_content(serve: Any) -> None:
     with http_collector(Collector()) as collector:
         async with _client(serve, collector.port, says="xyzzy again") as (client, served, _):
             headers = {"authorization": "Bearer xyzzy"}
@@ -192,7 +192,7 @@ async def test_a_failed_request_is_traced_and_metrics_count_what_was_sent(serve:
 
 
 @pytest.mark.anyio
-async def test_requests_end_as_ever_where_no_collector_answers(serve: Any) -> None:
+async def test_requests_are_served_as_usual_if_no_collector_answers(serve: Any) -> None:
     async with _client(serve, 9) as (client, served, _):
         answer = await client.post("/v1/completions", json={"model": served.model, "prompt": "hi"})
 
@@ -200,7 +200,7 @@ async def test_requests_end_as_ever_where_no_collector_answers(serve: Any) -> No
         assert served.context.metrics.figures.endings == {"finished": 1}
 
 
-def test_a_defect_of_a_trace_is_the_trace_s_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_defect_of_a_trace_fails_no_request(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         def put(self, spans: object) -> None:
             raise RuntimeError("a defect")
@@ -210,18 +210,18 @@ def test_a_defect_of_a_trace_is_the_trace_s_alone(caplog: pytest.LogCaptureFixtu
     assert "trace_lost request_id=cmpl-1" in caplog.text
 
 
-def test_what_cannot_be_is_refused_with_the_flag() -> None:
+def test_an_invalid_endpoint_is_refused_with_the_flag() -> None:
     with pytest.raises(ConfigError, match="--otlp-traces-endpoint: 'ftp://x' is not a collector's URL"):
         check_traces("ftp://x", {})
 
 
-def test_a_missing_package_is_named_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_the_way_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduler.observability.traces.is_installed", lambda: False)
 
     with pytest.raises(ConfigError, match=r"pip install 'pdserve\[otlp\]'"):
         check_traces("http://127.0.0.1:4317", {})
 
 
-def test_the_flag_is_vllm_s() -> None:
+def test_the_flag_has_vllms_name() -> None:
     assert parse(["--model", "m", "--otlp-traces-endpoint", "http://c:4317"]).options.otlp_traces_endpoint
     assert check_traces(parse(["--model", "m"]).options.otlp_traces_endpoint, {}) is None

@@ -1,4 +1,4 @@
-"""A client cannot say where KV goes: not by a field, not by a header; what is refused leaves nothing behind."""
+"""A client cannot choose where KV goes, by field or header; what is refused leaves nothing behind."""
 
 import asyncio
 import sys
@@ -37,7 +37,7 @@ def _note_connect(event: str, args: tuple[object, ...]) -> None:
         _connects.append(args[1])
 
 
-sys.addaudithook(_note_connect)  # for the life of the process; silent but where a test watches
+sys.addaudithook(_note_connect)  # for the life of the process; silent unless a test watches
 
 
 @asynccontextmanager
@@ -90,7 +90,7 @@ async def test_transfer_fields_hidden_deeper_are_refused_or_never_read(
         answer = await client.post("/v1/completions", json=body)
 
         assert answer.status_code == status, answer.text
-        assert SOMEWHERE not in told(cluster)
+        assert SOMEWHERE not in commands_of(cluster)
         assert cluster.blocks_used == [0, 0]
 
 
@@ -109,30 +109,30 @@ async def test_addresses_in_headers_reach_no_instance(model_folder: Path, tokens
         answer = await client.post("/v1/completions", json=body, headers={name: address})
 
         assert answer.status_code == 200
-        assert SOMEWHERE not in told(cluster)
+        assert SOMEWHERE not in commands_of(cluster)
         reserve = next(c for c in cluster.instances[1].commands if isinstance(c, Reserve))
         prefill = next(c for c in cluster.instances[0].commands if isinstance(c, Prefill))
         assert reserve.prompt.prompt_id == prefill.prompt.prompt_id
         assert prefill.ticket.instance_id == "decode-1"
 
 
-def told(cluster: FakeCluster) -> str:
-    """Return all that the instances were told."""
+def commands_of(cluster: FakeCluster) -> str:
+    """Return all commands that the instances received."""
     return repr([command for one in cluster.instances for command in one.commands])
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "min_tokens", "n", "best_of", "seed", "top_k", "stop_token_ids"])
 @pytest.mark.parametrize("value", [-5, 2**31, 2**63, 2**70, 1.5, "7", True])
 @pytest.mark.anyio
-async def test_integers_no_engine_takes_are_400_or_a_plain_answer(
+async def test_integers_no_engine_accepts_are_400_or_a_plain_answer(
     model_folder: Path, tokens: Tokens, name: str, value: Any
 ) -> None:
-    """What is refused is refused before any instance hears of it."""
+    """An invalid value is refused before any instance receives it."""
     async with served(model_folder, tokens) as (client, cluster, model):
         body = {"model": model, "prompt": "hello", "max_tokens": 4, name: [value] if name.endswith("ids") else value}
         answer = await client.post("/v1/completions", json=body)
 
-        bounds = {"seed": (-(2**63), 2**63 - 1), "top_k": (-1, 2**70)}  # a top_k past the vocabulary is all of it
+        bounds = {"seed": (-(2**63), 2**63 - 1), "top_k": (-1, 2**70)}  # a larger top_k is all of it
         lowest, highest = bounds.get(name, (1, 0))
         allowed = type(value) is int and lowest <= value <= highest
         assert answer.status_code == (200 if allowed else 400), answer.text
@@ -172,7 +172,7 @@ class Rejecting(FakeInstance):
 
     def _handle(self, command: Command) -> None:
         if isinstance(command, Prefill) and command.prompt.token_ids[0] == 9:
-            self._refuse(command.prompt.prompt_id, "InvalidRequest", "told to reject")
+            self._refuse(command.prompt.prompt_id, "InvalidRequest", "set to reject")
         else:
             super()._handle(command)
 
@@ -191,7 +191,7 @@ async def test_a_thousand_rejected_requests_do_not_slow_the_next() -> None:
 
         before = await good()
         for _ in range(1000):
-            with pytest.raises(InvalidRequest, match="told to reject"):
+            with pytest.raises(InvalidRequest, match="set to reject"):
                 await collect(dispatch, request((9, *range(40))))
         after = await good()
 

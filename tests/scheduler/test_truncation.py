@@ -1,4 +1,4 @@
-"""Prompts keep their last tokens, as transformers' tokenizers cut them on the left."""
+"""Prompts keep their last tokens, as transformers' tokenizers truncate on the left."""
 
 import pytest
 from hypothesis import given
@@ -20,7 +20,7 @@ def test_the_last_tokens_are_kept(tokens: Tokens, text: str, keep: int) -> None:
     assert list(truncate_prompt(tokens._encode(text, False), keep, room=40)) == expected
 
 
-def test_without_truncation_all_tokens_stay_minus_one_fits() -> None:
+def test_without_truncation_all_tokens_stay_minus_one_is_what_fits() -> None:
     assert truncate_prompt((1, 2, 3), None, room=2) == (1, 2, 3)
     assert truncate_prompt((1, 2, 3), -1, room=2) == (2, 3)
     assert truncate_prompt((1, 2, 3), -1, room=5) == (1, 2, 3)

@@ -80,7 +80,7 @@ def test_each_field_has_one_verdict(names: list[str], body: Any) -> None:
 @pytest.mark.parametrize(
     ("path", "known", "name", "neutral", "reason"), REFUSED, ids=[f"{row[0]} {row[2]}" for row in REFUSED]
 )
-async def test_what_is_refused_says_why_and_its_neutral_values_pass(
+async def test_a_refused_field_has_a_reason_and_passes_with_neutral_values(
     serve: Any, path: str, known: dict[str, Any], name: str, neutral: tuple[Any, ...], reason: str
 ) -> None:
     async with serve() as served:
@@ -102,7 +102,7 @@ async def test_what_is_refused_says_why_and_its_neutral_values_pass(
         ("a" * 999, None),
     ],
 )  # fmt: skip
-async def test_a_name_near_a_known_field_is_named_in_a_warning(serve: Any, name: str, meant: str | None) -> None:
+async def test_a_warning_names_the_known_field_for_a_misspelled_one(serve: Any, name: str, meant: str | None) -> None:
     async with serve() as served:
         for stream in (False, True):
             body = {"messages": MESSAGES, "stream": stream, name: 1}
@@ -182,7 +182,7 @@ async def test_listed_tokens_have_their_log_probabilities(serve: Any) -> None:
         ({"repetition_detection": 3}, "repetition_detection"),
     ],
 )  # fmt: skip
-async def test_what_cannot_be_listed_or_detected_is_400(serve: Any, fields: Any, param: str) -> None:
+async def test_fields_that_cannot_be_listed_or_detected_are_400(serve: Any, fields: Any, param: str) -> None:
     async with serve() as served:
         answer = await served.client.post("/v1/completions", json={"prompt": "San"} | fields)
 

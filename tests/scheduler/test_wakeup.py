@@ -10,13 +10,13 @@ from tests.scheduler.virtual_time import virtual
 
 
 def after(seconds: float) -> Callable[[], float]:
-    """A fixed deadline, so many seconds from now."""
+    """A fixed deadline after this many seconds."""
     deadline = asyncio.get_running_loop().time() + seconds
     return lambda: deadline
 
 
 @virtual
-async def test_each_wait_ends_at_its_own_deadline_sooner_or_later_than_the_last() -> None:
+async def test_each_wait_ends_at_its_own_deadline() -> None:
     wakeup, loop = Wakeup(), asyncio.get_running_loop()
     began = loop.time()
     for deadline_s in (5, 2, 9):
@@ -59,7 +59,7 @@ async def test_many_waits_share_one_timer_and_none_is_left() -> None:
 
 
 @virtual
-async def test_a_wait_that_is_cancelled_leaves_the_next_one_alone() -> None:
+async def test_a_cancelled_wait_leaves_the_next_one_alone() -> None:
     wakeup = Wakeup()
     waiting = asyncio.ensure_future(wakeup.wait(after(10)))
     await asyncio.sleep(1)

@@ -10,7 +10,7 @@ P = ParamSpec("P")
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """A loop whose `time()` is only what its timers make it."""
+    """An event loop whose `time()` advances only to its next timer."""
 
     def __init__(self) -> None:
         self.now = 1000.0
