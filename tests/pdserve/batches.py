@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 HOSTILE_FOLDER = ("engine.py", "batch/__init__.py", "wire.py", "scheduler/__init__.py")
-"""What a user's folder may hold: names of our packages."""
+"""Names of our packages, which a user's folder may contain."""
 TIMEOUT_S = 500.0
 
 
 def request(custom_id: str, url: str, /, **body: Any) -> dict[str, Any]:
-    """Return a line to the model that goes by `tiny`, greedy where it writes."""
+    """Return a line for the model named `tiny`, greedy where it generates."""
     greedy = {"temperature": 0} if url.endswith("completions") else {}
     return {"custom_id": custom_id, "method": "POST", "url": url, "body": {"model": "tiny"} | greedy | body}
 
@@ -28,7 +28,7 @@ def chat(custom_id: str, system: str = "You are a helpful assistant.", /, **fiel
 
 
 def write(path: Path, lines: Iterable[Mapping[str, Any] | str]) -> Path:
-    """Write a file, one line each; a text is a line as it stands."""
+    """Write a file with one line for each entry; a text is written unchanged."""
     texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
     path.write_text("\n".join(texts) + "\n", encoding="utf-8")
     return path
@@ -40,7 +40,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def without_ids(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an answered line without what differs from run to run: ids and the time."""
+    """Return an answered line without the values that differ between runs: ids and the time."""
     response = line["response"]
     if response is None:
         return {"custom_id": line["custom_id"], "error": line["error"]}
@@ -59,7 +59,7 @@ class Ended:
 
 
 def run(folder: Path, *words: str | Path, env: Mapping[str, str] | None = None) -> Ended:
-    """Run `python WORDS` from `folder`, which holds files with names of our packages."""
+    """Run `python WORDS` from `folder`, which contains files with names of our packages."""
     for name in HOSTILE_FOLDER:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("raise SystemExit('imported from the current folder')\n")
@@ -78,10 +78,10 @@ WORDS = ("one", "two", "three", "four")
 BATCH = [request(f"id-{word}", "/v1/completions", prompt=word) for word in WORDS]
 CONTENT = "".join(json.dumps(line) + "\n" for line in BATCH).encode()
 SAID = [f"said {word}" for word in WORDS]
-"""What the model of `loopback.py` answers to BATCH."""
+"""The answers of the model of `loopback.py` to BATCH."""
 
 
 def texts(output: bytes | str) -> list[str]:
-    """Return what the model said, line by line."""
+    """Return the model's answers, line by line."""
     lines = [json.loads(line) for line in output.splitlines()]
     return [line["response"]["body"]["choices"][0]["text"] for line in lines]

@@ -1,4 +1,4 @@
-"""Every file of flags that `--config` refuses, as data, tried with `ranktable gen`: each command reads it alike."""
+"""Every `--config` file that is refused, as data, tried with `ranktable gen`: each command reads it alike."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Every input that start_servers.sh and `pdserve up` refuse before anything is started, as data."""
+"""Every input that start_servers.sh and `pdserve up` refuse before they start anything, as data."""
 
 import contextlib
 import io
@@ -12,7 +12,7 @@ from tests.ranktable_tools.documents import A, B, Document, local, modelarts, se
 
 
 def _start(arguments: Sequence[str]) -> int:
-    """Start a process of a cluster; what it says of itself before it ends is left out."""
+    """Start a process of a cluster and return its exit status; its stdout is dropped."""
     with contextlib.redirect_stdout(io.StringIO()):
         return launch.main(arguments)
 

@@ -1,6 +1,6 @@
-"""The far end of a self-test's links, for devices that only tests know: `python -m tests.pdserve.fake_far_end fake:0`.
+"""The far end of a self-test's links, for devices that exist only in tests.
 
-Their drivers print on stdout, where the answers go.
+`python -m tests.pdserve.fake_far_end fake:0`. Their drivers print on stdout, where the answers go.
 """
 
 import os
@@ -18,7 +18,7 @@ HELLO = "a driver says hello"
 
 
 class TalkingKind(FakeKind):
-    """Says so whenever a device is opened."""
+    """Prints a line whenever a device is opened."""
 
     def open(self, index: int = 0) -> FakeDevice:
         os.write(1, f"{HELLO}\n".encode())
@@ -26,7 +26,7 @@ class TalkingKind(FakeKind):
 
 
 def take_fake_far_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have self-tests of this process start this module."""
+    """Make self-tests of this process start this module."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.setattr("pdserve.selftest.far_process.COMMAND", (sys.executable, "-P", "-m", __name__))
 

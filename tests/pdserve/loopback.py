@@ -1,4 +1,4 @@
-"""One server on loopback for batches: files to fetch, a place to send them to, and a model that says a word."""
+"""A server on loopback for batches: files to fetch, a target for uploads, and a model that answers one word."""
 
 import contextlib
 import json
@@ -10,9 +10,9 @@ from typing import Any, Self
 
 
 class Loopback:
-    """Owns the server. `files` are served by path; `statuses` are what PUTs are answered with, 200 behind the last.
+    """Owns the server. `files` are served by path; `statuses` are the answers to PUTs, 200 after the last.
 
-    `hold` keeps answers of the model back while it is clear, but for the first `free` of them.
+    `hold` holds answers of the model back while it is clear, except the first `free` of them.
     """
 
     def __init__(self, files: Mapping[str, bytes] = {}, *, free: int = 0, key: str | None = None) -> None:
@@ -39,7 +39,7 @@ class Loopback:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The server's URL."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def say(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(404, b"no such key") if content is None else self._send(200, content)
 
     def do_PUT(self) -> None:
-        """Take a file, or refuse it."""
+        """Accept a file, or refuse it."""
         content = self.rfile.read(int(self.headers["Content-Length"]))
         self.owner.puts.append((self.path, content))
         self.owner.headers.append(dict(self.headers))
@@ -87,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, b"" if status == 200 else b"AccessDenied: the bucket says no")
 
     def do_POST(self) -> None:
-        """Answer as the model does."""
+        """Answer as the model."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.owner.headers.append(dict(self.headers))
         self._send(200, json.dumps(self.owner.say(self.path, body)).encode())
@@ -98,9 +98,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, status: int, content: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
-        with contextlib.suppress(ConnectionError):  # a client that was stopped has gone
+        with contextlib.suppress(ConnectionError):  # a client that was stopped has disconnected
             self.end_headers()
             self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""

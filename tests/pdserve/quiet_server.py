@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class QuietHandler(BaseHTTPRequestHandler):
-    """Who serves says what to answer."""
+    """A handler: its subclass decides the answers."""
 
     def answer(self, status: int, content: bytes) -> None:
         """Send a whole answer."""

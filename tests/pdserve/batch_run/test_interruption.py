@@ -1,4 +1,4 @@
-"""The first signal ends a batch in order, the second at once."""
+"""The first signal ends a batch gracefully, the second at once."""
 
 import signal
 import subprocess
@@ -50,7 +50,7 @@ def start(code: str) -> "subprocess.Popen[str]":
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("code", [_STUBBORN.format(after="raise"), _BLOCKED], ids=["on a loop", "without one"])
-def test_the_first_signal_ends_it_in_order(code: str, number: signal.Signals, status: int) -> None:
+def test_the_first_signal_ends_it_gracefully(code: str, number: signal.Signals, status: int) -> None:
     child = start(code)
 
     child.send_signal(number)

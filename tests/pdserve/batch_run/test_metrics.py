@@ -1,4 +1,4 @@
-"""A batch's figures for Prometheus, and those of the engine in its process behind them."""
+"""A batch's metrics for Prometheus, followed by those of the engine in its process."""
 
 import asyncio
 import socket
@@ -19,7 +19,7 @@ PROGRESS = BatchProgress(total=10, done=4, errors=1, resumed=2, prompt_tokens=30
 
 
 class Engine:
-    """An Answerer that tells one figure, or nothing."""
+    """An Answerer with one metric, or none."""
 
     def __init__(self, page: bytes | None) -> None:
         self.page = page
@@ -82,7 +82,7 @@ def test_an_engine_without_metrics_removes_none() -> None:
 
 
 class Busy(Engine):
-    """An engine that is asked and does not come to answer."""
+    """An engine that is asked for its metrics and does not answer."""
 
     def __init__(self) -> None:
         super().__init__(None)

@@ -1,4 +1,4 @@
-"""What a batch says of itself: a bar on a terminal, lines elsewhere, and its last words."""
+"""The progress of a batch: a bar on a terminal, lines elsewhere, and its last message."""
 
 import asyncio
 import io
@@ -41,7 +41,7 @@ def test_rates_are_of_this_run_alone() -> None:
     assert view.seconds == 20
 
 
-def test_before_the_first_line_nothing_is_promised() -> None:
+def test_before_the_first_line_no_rate_or_time_is_shown() -> None:
     clock = Clock()
     view = ProgressView(stream=io.StringIO(), clock=clock)
     before = view.line()
@@ -68,7 +68,7 @@ def _left(view: ProgressView) -> str:
     return view.line().rpartition(", ")[2]
 
 
-def test_the_time_left_waits_for_as_many_as_are_out() -> None:
+def test_the_time_left_appears_after_the_first_concurrent_lines() -> None:
     clock = Clock()
     view = ProgressView(stream=io.StringIO(), clock=clock, max_inflight=8)
     view.take(progress(0))
@@ -79,7 +79,9 @@ def test_the_time_left_waits_for_as_many_as_are_out() -> None:
         view.take(progress(done))
         shown.append(_left(view))
 
-    assert shown[:7] == ["? left"] * 7, "the first of many at once say how long one takes, not how many come a second"
+    assert shown[:7] == ["? left"] * 7, (
+        "the first of many at once show how long one takes, not how many are done a second"
+    )
     assert shown[7:] == ["32m00s left", "31m50s left"]
 
 
@@ -91,10 +93,10 @@ def test_the_time_left_follows_the_last_lines() -> None:
         clock.now += 1 if done <= 100 else 10
         view.take(progress(done))
 
-    assert _left(view) == "3m20s left", "20 lines at 10 s each; the mean of the run says 1m40s"
+    assert _left(view) == "3m20s left", "20 lines at 10 s each; the mean of the run gives 1m40s"
 
 
-def test_the_time_left_grows_while_no_line_comes() -> None:
+def test_the_time_left_grows_while_no_line_is_done() -> None:
     clock = Clock()
     view = ProgressView(stream=io.StringIO(), clock=clock, max_inflight=4)
     view.take(progress(0))
@@ -107,7 +109,7 @@ def test_the_time_left_grows_while_no_line_comes() -> None:
     assert (before, _left(view)) == ("1s left", "10m00s left"), "the last line of 200 hangs"
 
 
-def test_elsewhere_a_plain_line_comes_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_a_plain_line_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pdserve.batch_run.progress, "EVERY_S", 0.0)
     told = asyncio.Event()
 
@@ -130,7 +132,7 @@ def test_elsewhere_a_plain_line_comes_again_and_again(monkeypatch: pytest.Monkey
     assert "%" not in stream.getvalue()
 
 
-def test_a_terminal_has_a_bar_that_begins_where_the_run_before_ended() -> None:
+def test_a_resumed_bar_starts_where_the_earlier_run_stopped() -> None:
     stream, clock = Terminal(), Clock()
     view = ProgressView(stream=stream, clock=clock)
 
@@ -155,7 +157,7 @@ class Gone(Terminal):
         raise OSError(5, "Input/output error")
 
 
-def test_a_terminal_that_is_gone_ends_nothing() -> None:
+def test_a_closed_terminal_ends_nothing() -> None:
     view = ProgressView(stream=Gone(), clock=Clock())
 
     async def watch() -> None:
@@ -176,7 +178,7 @@ def test_a_busy_server_is_shown_with_the_concurrency() -> None:
     assert view.line().endswith(", 12 at once: the server is busy")
 
 
-def test_the_command_to_continue_with_has_no_secret_in_it() -> None:
+def test_the_resume_command_has_no_secret_in_it() -> None:
     argv = ["-i", "a b.jsonl", "-o", "https://b.example/out?X-Amz-Signature=5ec3e7", "--api-key", "sk-1"]
     argv += ["--api-key=sk-2", "--base-url=http://user:word@h:1"]
 
@@ -190,7 +192,7 @@ def test_the_command_to_continue_with_has_no_secret_in_it() -> None:
     ("done", "errors", "said"),
     [(1, 0, "1 line answered (0 errors) in 2.0 s, 3.0 tokens/s"), (1200, 1, "1,200 lines answered (1 error) in")],
 )
-def test_the_last_words_have_the_counts(done: int, errors: int, said: str) -> None:
+def test_the_last_message_has_the_counts(done: int, errors: int, said: str) -> None:
     assert counted(done, errors, 2.0, 3.0).startswith(said)
 
 
@@ -203,5 +205,5 @@ def test_a_secret_is_shown_in_no_spelling_of_its_flag(word: str) -> None:
     assert "secret" not in command_again(("pdserve", "run-batch"), [word, "--model", "m"])
 
 
-def test_a_key_behind_its_flag_is_not_shown_however_that_is_spelled() -> None:
+def test_a_key_after_its_flag_is_hidden_in_every_spelling() -> None:
     assert command_again(("b",), ["--api_key", "sk-secret", "-iin", "-oout"]) == "b --api_key KEY -iin -oout"

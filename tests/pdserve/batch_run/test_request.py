@@ -1,4 +1,4 @@
-"""What was typed to `pdserve run-batch`, vLLM's flags of it among them."""
+"""The command line of `pdserve run-batch`, including vLLM's flags."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def test_what_is_wrong_is_refused_with_a_reason(typed: tuple[str, ...], words: s
 
 
 @pytest.mark.covers("A1.2")
-def test_long_flags_and_short_ones_are_the_same() -> None:
+def test_long_and_short_flags_mean_the_same() -> None:
     short = parsed(*ENDS, "--model", "m")
     long = parsed("--input-file", "in.jsonl", "--output-file=out.jsonl", "--model=m")
 
@@ -59,7 +59,7 @@ def test_a_model_flag_printed_twice_is_one() -> None:
     assert parsed(*ENDS, "--model", "--model", "a/b").engine.model == "a/b"
 
 
-def test_a_file_for_every_command_is_a_file_for_this_one(tmp_path: Path) -> None:
+def test_a_file_for_every_command_works_for_this_one(tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text("model: m\nport: 9000\nprefill: 2\nshare-devices: true\nmax-inflight: 7\ndtype: float32\n")
 
@@ -73,7 +73,7 @@ def test_a_file_for_every_command_is_a_file_for_this_one(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("typed", "seconds"), [(ENDS, 86_400), (AT_URL, 3600), ((*AT_URL, "--request-timeout", "2.5"), 2.5)]
 )
-def test_a_line_may_take_an_hour_of_a_server(typed: tuple[str, ...], seconds: float) -> None:
+def test_a_line_may_take_an_hour_on_a_server(typed: tuple[str, ...], seconds: float) -> None:
     assert parsed(*typed).request_timeout_s == seconds
 
 
@@ -108,18 +108,18 @@ def test_the_in_process_model_needs_no_key(capsys: pytest.CaptureFixture[str]) -
         (("--enable-metrics", "--url", "0.0.0.0"), ("0.0.0.0", 8000)),
     ],
 )
-def test_metrics_are_served_on_vllms_flags_port(typed: tuple[str, ...], where: tuple[str, int] | None) -> None:
+def test_metrics_are_served_on_the_port_of_vllms_flags(typed: tuple[str, ...], where: tuple[str, int] | None) -> None:
     assert parsed(*ENDS, *typed).metrics == where
 
 
-def test_an_address_without_figures_has_a_notice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_metrics_address_without_metrics_prints_a_notice(capsys: pytest.CaptureFixture[str]) -> None:
     parsed(*ENDS, "--port", "8000", "--url", "127.0.0.1")
 
     said = "without effect: --url, --port (metrics are served only with --metrics-port or --enable-metrics)\n"
     assert capsys.readouterr().err == said
 
 
-def test_answers_depend_on_the_model_and_on_no_size_of_the_engine() -> None:
+def test_answers_depend_on_the_model_and_not_on_the_engines_sizes() -> None:
     first = parsed(*ENDS, "--model", "m", "--dtype", "float32", "--max-num-seqs", "4", "--port", "1").binding
 
     assert first == {"--model": "m", "--dtype": "float32"}

@@ -1,7 +1,7 @@
-"""A server on a real socket that answers as it is told, piece by piece, with a clock that it moves itself.
+"""A server on a real socket that sends a script piece by piece, on a clock that it moves itself.
 
-Before each piece it moves the clock; then it waits until the client has looked at it. So gaps are what the script
-says, on any machine.
+It moves the clock before each piece, then waits until the client has read the clock. So the gaps are those of the
+script, on any machine.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ DEADLINE_S = 300.0
 
 
 class SteppedClock:
-    """Seconds that only `move` changes; `looked` is set whenever somebody asks."""
+    """Seconds that only `move` changes; `looked` is set whenever the clock is read."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -28,7 +28,7 @@ class SteppedClock:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Bytes that come `after_s` seconds after those before; None: the connection is cut."""
+    """Bytes sent `after_s` seconds after those before; None: the connection is cut."""
 
     after_s: float
     data: bytes | None
@@ -36,7 +36,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A status and what is sent, one after the other."""
+    """A status and the pieces sent, one after the other."""
 
     pieces: Sequence[Sent]
     status: int = 200
@@ -44,7 +44,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Asked:
-    """What came: paths, headers in lower case and bodies."""
+    """What was received: paths, headers in lower case and bodies."""
 
     paths: list[str] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -62,7 +62,7 @@ def completion(text: str = "", finish: str | None = None) -> bytes:
 
 
 def usage(prompt: int, output: int) -> bytes:
-    """Return the event that counts, and the last line."""
+    """Return the usage event and the last line."""
     return event({"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": output}}) + b"data: [DONE]\n\n"
 
 
@@ -75,7 +75,7 @@ def streamed(gaps_s: Sequence[float], *, prompt: int = 7, tokens_a_piece: int = 
 
 @contextlib.asynccontextmanager
 async def serving(answer: Callable[[str], Answer], clock: SteppedClock) -> AsyncIterator[tuple[str, Asked]]:
-    """Serve what `answer` says for each path; yield the base URL and what was asked."""
+    """Serve `answer` of each path; yield the base URL and what was received."""
     asked, handlers = Asked(), set[asyncio.Task[None]]()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

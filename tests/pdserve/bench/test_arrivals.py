@@ -1,4 +1,4 @@
-"""Requests arrive at the rate and with the burstiness that were asked for."""
+"""Requests arrive at the configured rate and burstiness."""
 
 import math
 import random
@@ -26,7 +26,7 @@ def test_waits_are_gamma_distributed(burstiness: float) -> None:
     assert min(between) >= 0
 
 
-def test_poisson_waits_above_the_mean_are_one_in_e() -> None:
+def test_one_in_e_poisson_waits_is_above_the_mean() -> None:
     between = waits(20_000, 3.0, 1.0)
     assert sum(wait > 1 / 3 for wait in between) / 20_000 == pytest.approx(math.exp(-1), abs=0.01)
 
@@ -40,7 +40,7 @@ def test_the_last_arrival_follows_from_the_rate() -> None:
     assert arrival_times(40, 3.0, 1.0, random.Random(1))[-1] == pytest.approx(40 / 3.0)
 
 
-def test_a_seed_repeats() -> None:
+def test_a_seed_repeats_the_arrivals() -> None:
     assert arrival_times(9, 3.0, 1.0, random.Random(1)) == arrival_times(9, 3.0, 1.0, random.Random(1))
 
 

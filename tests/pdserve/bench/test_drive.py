@@ -1,4 +1,4 @@
-"""A load sends each request when it is due, keeps to its places, and keeps what ended when it is broken off."""
+"""A load sends each request when it is due, within its concurrency limit; interrupted, it keeps finished ones."""
 
 import asyncio
 
@@ -30,7 +30,7 @@ class Time:
 
 @settings(max_examples=50)
 @given(st.lists(st.integers(0, 9_000), min_size=1, max_size=20))
-def test_each_is_sent_when_it_is_due(due_ms: list[int]) -> None:
+def test_each_request_is_sent_when_it_is_due(due_ms: list[int]) -> None:
     time, times_s = Time(), sorted(ms / 1000 for ms in due_ms)
     record = LoadRecord(len(times_s))
 
@@ -44,7 +44,7 @@ def test_each_is_sent_when_it_is_due(due_ms: list[int]) -> None:
     assert record.duration_s >= times_s[-1] - 1e-9
 
 
-def test_no_more_are_in_flight_than_places() -> None:
+def test_no_more_requests_are_in_flight_than_the_limit() -> None:
     under_way, most = set[int](), [0]
 
     async def send(number: int, ask: LoadRequest, due_s: float) -> Timeline:

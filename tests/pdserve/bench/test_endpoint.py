@@ -28,7 +28,7 @@ from tests.pdserve.bench.sse_server import (
 def ask(
     answer: Answer, make: type[Chat] | type[Completions] | type[Embeddings] = Completions
 ) -> tuple[Timeline, Asked]:
-    """Send one request to a server that answers so."""
+    """Send one request to a server with this answer."""
 
     async def run() -> tuple[Timeline, Asked]:
         clock = SteppedClock()
@@ -92,7 +92,7 @@ def test_an_event_may_arrive_in_pieces_and_among_comments() -> None:
     assert (line.text, line.itls_s) == ("ab", (1.0,))
 
 
-def test_tokens_without_text_have_the_end_as_their_piece() -> None:
+def test_without_text_the_end_counts_as_the_only_piece() -> None:
     line, _ = ask(Answer([Sent(1.0, completion("")), Sent(2.0, completion("", "length") + usage(1, 2))]))
 
     assert line.failure is None
@@ -175,7 +175,7 @@ def test_a_deadline_is_a_failure_with_its_limit() -> None:
     assert str(asyncio.run(run()).failure) == "deadline: no complete answer within 0.05 s"
 
 
-def test_a_key_of_the_environment_is_shown_and_a_header_wins() -> None:
+def test_a_key_of_the_environment_is_sent_and_a_header_overrides_it() -> None:
     async def run(headers: dict[str, str], environ: dict[str, str]) -> str | None:
         clock = SteppedClock()
         async with serving(lambda path: streamed([1.0]), clock) as (url, asked):

@@ -1,4 +1,4 @@
-"""Means, spreads and percentiles are numpy's."""
+"""Means, standard deviations and percentiles equal numpy's."""
 
 import numpy
 import pytest
@@ -12,12 +12,12 @@ _PERCENTS = st.floats(0, 100, allow_nan=False)
 
 
 @given(_TIMES, _PERCENTS)
-def test_a_percentile_is_numpys(values: list[float], percent: float) -> None:
+def test_a_percentile_equals_numpys(values: list[float], percent: float) -> None:
     assert percentile(values, percent) == pytest.approx(float(numpy.percentile(values, percent)), rel=1e-9, abs=1e-6)
 
 
 @given(_TIMES)
-def test_the_other_figures_are_numpys(values: list[float]) -> None:
+def test_the_other_figures_equal_numpys(values: list[float]) -> None:
     figures = spread(values, (50.0, 99.0))
 
     assert figures.mean == pytest.approx(float(numpy.mean(values)), rel=1e-9, abs=1e-6)
@@ -26,6 +26,6 @@ def test_the_other_figures_are_numpys(values: list[float]) -> None:
     assert figures.percentiles[50.0] == pytest.approx(figures.median, rel=1e-9, abs=1e-6)
 
 
-def test_nothing_measured_is_zero_as_in_vllms_result() -> None:
+def test_without_measurements_figures_are_zero_as_in_vllm() -> None:
     figures = spread([], (99.0,))
     assert (figures.mean, figures.median, figures.std, figures.percentiles) == (0.0, 0.0, 0.0, {99.0: 0.0})

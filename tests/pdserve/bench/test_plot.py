@@ -1,4 +1,4 @@
-"""The plot of a load has a bar for each request, the tokens of each bin of time, and a curve for each latency."""
+"""The plot of a load: a bar for each request, the tokens of each bin of time, and a curve for each latency."""
 
 import xml.etree.ElementTree as ElementTree
 from typing import Any
@@ -34,7 +34,7 @@ def test_bars_are_as_long_as_their_waits_and_streams() -> None:
     assert len(bars(0, FAILS)) == 2
 
 
-def test_tokens_are_drawn_in_the_time_they_came() -> None:
+def test_tokens_are_drawn_at_the_time_they_arrived() -> None:
     heights = [bar.get_height() for bar in bars(1, STREAMS)]
 
     per_token = BINS / 4  # one token within a bin of the four seconds

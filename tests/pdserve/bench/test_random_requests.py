@@ -1,4 +1,4 @@
-"""Requests come as their data set says: random ones of the sizes asked for, those of files line by line."""
+"""Requests of each data set: random ones of the given sizes, those of files line by line."""
 
 import json
 import random
@@ -119,7 +119,7 @@ def test_a_file_without_conversations_is_refused(tmp_path: Path, content: str) -
         list(read_sharegpt(path))
 
 
-def test_a_file_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     for read in (read_custom, read_sharegpt):
         with pytest.raises(ConfigError, match="nowhere cannot be read"):
             list(read(tmp_path / "nowhere"))

@@ -1,4 +1,4 @@
-"""A result has the keys of vLLM's `bench serve`, and there is a report for the eyes."""
+"""A result has the keys of vLLM's `bench serve`, and there is a report to read."""
 
 import io
 
@@ -53,7 +53,7 @@ def test_a_detailed_result_has_vllms_keys_and_figures() -> None:
     assert found["client_cpu_share"] == pytest.approx(0.1)
 
 
-def test_without_detail_lists_of_requests_stay_out() -> None:
+def test_without_detail_lists_of_requests_are_left_out() -> None:
     found = measured(RECORD, summarize(RECORD, METRICS, (99.0,), {}), ClientCpu(0.3, 3.0), detailed=False)
 
     assert not {"ttfts", "itls", "generated_texts", "errors", "input_lens", "output_lens"} & set(found)
@@ -73,7 +73,7 @@ def test_the_report_lists_errors_by_kind_and_a_busy_client() -> None:
     assert lines[-1].startswith("warning: this client used 90% of a core")
 
 
-def test_where_nothing_completed_the_report_has_no_table_of_zeros() -> None:
+def test_if_nothing_completed_the_report_has_no_table_of_zeros() -> None:
     failed = record_of([made(0.0, [], failure=RequestFailure("HTTP 404", "no such model"))], num_requests=2)
 
     lines = list(report(failed, summarize(failed, METRICS, (50.0,), {"ttft": 1.0}), ClientCpu(0.1, 3.0), {"ttft": 1.0}))

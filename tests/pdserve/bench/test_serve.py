@@ -1,4 +1,4 @@
-"""`pdserve bench serve` signs its errors with its name, and says what to do where nobody listens."""
+"""`pdserve bench serve` starts its errors with its name, and gives advice if no server listens."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def signals_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def failed(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
-    """Return the line of an error that the command ends with."""
+    """Return the line of the error that ends the command."""
     assert main(["bench", "serve", "--disable-tqdm", *flags]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     return line
@@ -28,20 +28,20 @@ def test_a_refused_connection_suggests_how_to_start_a_cluster(capsys: pytest.Cap
     assert line == f"pdserve bench serve: {silent}; {HINT}"
 
 
-def test_a_server_that_was_waited_for_is_advised_after_the_wait(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_server_gets_the_advice_after_the_wait(capsys: pytest.CaptureFixture[str]) -> None:
     line = failed(capsys, "--base-url", NOWHERE, "--ready-check-timeout-sec", "1")
 
     assert line.endswith(f"no connection: Connection refused (--ready-check-timeout-sec 1); {HINT}")
 
 
-def test_a_load_without_any_connection_suggests_it_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_load_without_any_connection_suggests_a_cluster_too(capsys: pytest.CaptureFixture[str]) -> None:
     line = failed(capsys, "--base-url", NOWHERE, "--model", "m", "--vocab-size", "900", "--num-prompts", "2")
 
     measured = f"nothing was measured: none of the 2 requests to {NOWHERE} completed"
     assert line == f"pdserve bench serve: {measured}; {HINT}"
 
 
-def test_a_server_that_answers_wrongly_needs_no_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_server_gets_no_advice_to_start_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     class Refusing(QuietHandler):
         def do_GET(self) -> None:
             self.answer(404, b'{"error": {"message": "no such route"}}')
@@ -66,7 +66,9 @@ def test_a_server_that_answers_wrongly_needs_no_cluster(capsys: pytest.CaptureFi
         (["bench", "--nosuch"], "pdserve bench: there is no benchmark "),
     ],
 )
-def test_errors_are_signed_by_the_benchmark(argv: list[str], begins: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_prefixed_with_the_benchmarks_name(
+    argv: list[str], begins: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(argv) == 2
 
     assert capsys.readouterr().err.startswith(begins)

@@ -1,4 +1,4 @@
-"""A result says of its run what vLLM's says, under a name that is a file's."""
+"""A result describes its run by vLLM's keys, in a file with a valid name."""
 
 from datetime import datetime
 
@@ -8,7 +8,7 @@ from pdserve.bench.serve_metadata import about, file_name
 from pdserve.bench.serve_options import parse
 
 NOW = datetime(2026, 3, 4, 5, 6, 7)
-# What `vllm bench serve` of vLLM 0.32 says of a run, beside what it measured.
+# The keys of a run in `vllm bench serve` of vLLM 0.32, apart from measurements.
 VLLM_KEYS = {
     "date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "num_prompts", "request_rate",
     "burstiness", "max_concurrency",
@@ -33,5 +33,5 @@ def test_the_run_is_reported_under_vllms_keys() -> None:
         (["--result-filename", "x.json"], "m", "x.json"),
     ],
 )
-def test_its_file_is_called_as_vllms(argv: list[str], model: str, name: str) -> None:
+def test_the_file_is_named_as_by_vllm(argv: list[str], model: str, name: str) -> None:
     assert file_name(parse(argv), model, NOW) == name

@@ -30,11 +30,11 @@ def test_the_defaults_are_our_cluster_and_vllms_load() -> None:
         (["--base-url", "https://a/openai"], "https://a/openai"),
     ],
 )
-def test_base_urls_are_taken_as_clients_write_them(argv: list[str], url: str) -> None:
+def test_base_urls_are_accepted_as_clients_write_them(argv: list[str], url: str) -> None:
     assert parse(argv).url == url
 
 
-def test_a_password_in_the_url_becomes_a_header_and_is_shown_nowhere() -> None:
+def test_a_password_in_the_url_becomes_a_header_and_stays_hidden() -> None:
     options = parse(["--base-url", "https://me:p%40ss@a:1/v1"])
 
     assert options.url == "https://a:1"
@@ -48,7 +48,7 @@ def test_a_password_in_the_url_becomes_a_header_and_is_shown_nowhere() -> None:
         parse(["--base-url", "http://a:1?key=pass"])
 
 
-def test_a_command_line_of_vllm_is_taken() -> None:
+def test_a_command_line_of_vllm_is_accepted() -> None:
     line = (
         "--backend vllm --model m --tokenizer t --dataset-name random --input-len 8 --output-len 4 --num-prompts 5 "
         "--request-rate 2.5 --burstiness 0.5 --max-concurrency 3 --ignore-eos --goodput ttft:200 tpot:50 "

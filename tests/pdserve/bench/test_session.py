@@ -1,4 +1,4 @@
-"""What is asked before a load begins says in words what is wrong with the server."""
+"""A check before the load reports with a message what is wrong with the server."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from wire.errors import Unavailable
 
 
 def asked(status: int | None, content: str = "") -> str:
-    """Return the words of the error when a server answers so; none listens where `status` is None."""
+    """Return the message of the error for a server with this answer; none listens where `status` is None."""
 
     async def answer(request: web.Request) -> web.Response:
         assert status is not None
@@ -37,14 +37,14 @@ def asked(status: int | None, content: str = "") -> str:
     return str(told.value)
 
 
-def test_a_server_that_is_not_there_is_said_with_a_reason() -> None:
+def test_a_missing_server_is_reported_with_a_reason() -> None:
     told = asked(None)
 
     assert "/v1/models does not answer: no connection: Connection refused" in told
     assert "ssl" not in told
 
 
-def test_a_refused_key_says_where_keys_come_from() -> None:
+def test_a_refused_key_names_the_sources_of_keys() -> None:
     told = asked(401, '{"error": {"message": "this server asks for a key"}}')
 
     assert "HTTP 401: this server asks for a key" in told

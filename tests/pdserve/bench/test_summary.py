@@ -1,4 +1,4 @@
-"""The figures of a load follow from its timelines by plain arithmetic."""
+"""The figures of a load are computed from its timelines."""
 
 import statistics
 from itertools import pairwise
@@ -59,14 +59,14 @@ def test_spreads_are_those_of_all_requests(lines: list[Timeline]) -> None:
 
 
 @given(st.lists(_LINE, min_size=1, max_size=12), st.floats(0, 5_000), st.floats(0, 5_000))
-def test_goodput_counts_requests_that_keep_every_goal(lines: list[Timeline], ttft: float, gap: float) -> None:
+def test_goodput_counts_requests_that_meet_every_goal(lines: list[Timeline], ttft: float, gap: float) -> None:
     found = summary(lines, {"ttft": ttft, "longest_gap": gap})
 
     assert found.good == sum(1000 * one.ttft_s <= ttft and 1000 * one.longest_gap_s <= gap for one in lines)
 
 
 @given(st.lists(_LINE, min_size=1, max_size=12))
-def test_the_peak_of_requests_is_the_most_that_overlap_at_some_start(lines: list[Timeline]) -> None:
+def test_the_peak_is_the_most_requests_that_overlap_at_some_start(lines: list[Timeline]) -> None:
     by_hand = max(sum(one.sent_s <= at.sent_s < one.end_s for one in lines) for at in lines)
 
     assert peak_requests(lines) == by_hand
@@ -90,7 +90,7 @@ def test_tokens_of_a_chunk_are_counted_in_its_second() -> None:
     assert peak_output_tokens([]) == 0.0
 
 
-def test_failures_count_and_measure_nothing() -> None:
+def test_failures_are_counted_but_not_measured() -> None:
     failed = made(0.0, [9.0], failure=RequestFailure("HTTP 429", "full"))
     record = record_of([made(0.0, [1.0, 1.0], output_len=10), failed], num_requests=5)
 

@@ -1,4 +1,4 @@
-"""vLLM as a contestant leaves nothing, however the benchmark ends; a script stands for it here."""
+"""vLLM as a contestant leaves nothing behind, however the benchmark ends; a script replaces it here."""
 
 import os
 import select
@@ -12,7 +12,7 @@ import pytest
 
 from pdserve.bench.vllm import PeerMissing, Vllm
 
-# It has a child, as vLLM has; `python -u SCRIPT MODEL DTYPE REPLY_FD`.
+# It has a child, like vLLM; `python -u SCRIPT MODEL DTYPE REPLY_FD`.
 _PEER = """#!{python}
 import os, signal, subprocess, sys
 from pathlib import Path
@@ -24,7 +24,7 @@ _LOADED = """os.write(int(sys.argv[5]), b'{"version": "0.0"}\\n'); signal.pause(
 
 
 def _home(folder: Path, does: str) -> Path:
-    """Return a PEERS_HOME whose vLLM does that."""
+    """Return a PEERS_HOME with a vLLM that runs this code."""
     python = folder / "vllm" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(_PEER.format(python=sys.executable, does=does))
@@ -37,7 +37,7 @@ def _lives(home: Path) -> list[int]:
 
 
 def _ended(lives: list[int]) -> list[bool]:
-    """Tell of each whether it ends; none stays."""
+    """Return for each process whether it ended in time; kill the others."""
     ended = [bool(select.select([life], [], [], 30.0)[0]) for life in lives]
     for life, is_over in zip(lives, ended, strict=True):
         if not is_over:
@@ -48,7 +48,7 @@ def _ended(lives: list[int]) -> list[bool]:
 
 @pytest.fixture
 def before() -> Iterator[set[str]]:
-    """The descriptors that are open; none comes to them in the end."""
+    """The open descriptors; none may be left over at the end."""
     open_ones = set(os.listdir("/proc/self/fd"))
     yield open_ones
     assert set(os.listdir("/proc/self/fd")) <= open_ones
@@ -102,7 +102,7 @@ signal.pause()
 
 
 @pytest.mark.long
-def test_one_that_stalls_ends_with_a_benchmark_that_is_killed(tmp_path: Path) -> None:
+def test_a_stalled_vllm_ends_with_a_benchmark_that_is_killed(tmp_path: Path) -> None:
     home = _home(tmp_path, _LOADED)
     with subprocess.Popen(
         [sys.executable, "-P", "-c", _BENCHMARK], stdout=subprocess.PIPE, text=True,

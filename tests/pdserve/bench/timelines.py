@@ -11,7 +11,7 @@ def made(
     sent_s: float, gaps_s: Sequence[float], *, output_len: int | None = None, input_len: int = 5, queue_s: float = 0.0,
     failure: RequestFailure | None = None, text: str = "hi",
 ) -> Timeline:  # fmt: skip
-    """Return a request that was sent then, whose pieces came after those gaps."""
+    """Return a request that was sent at that time, with pieces after those gaps."""
     pieces = tuple(accumulate(gaps_s, initial=sent_s))[1:]
     tokens = len(gaps_s) if output_len is None else output_len
     end_s = pieces[-1] if pieces else sent_s

@@ -14,7 +14,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "cluster.yaml"
 
 
-def test_keys_and_values_are_read_as_they_are_written(file: Path) -> None:
+def test_keys_and_values_are_read_as_written(file: Path) -> None:
     file.write_text("# ours\nmodel: /m\nport: 0900\nkv_links: !!int 3\nnames: [a, 'b c']\nlist:\n- 1GiB\n- \"yes\"\n")
 
     entries = read(str(file))
@@ -34,7 +34,7 @@ def test_an_empty_file_sets_nothing(file: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(("written", "said"), [("yes", True), ("off", False), ("True", True), ("'true'", None)])
-def test_a_switch_is_a_plain_word(file: Path, written: str, said: bool | None) -> None:
+def test_a_switch_is_an_unquoted_boolean(file: Path, written: str, said: bool | None) -> None:
     file.write_text(f"detach: {written}\n")
 
     assert read(str(file))[0].values[0].boolean is said
@@ -73,7 +73,7 @@ def test_anything_else_is_refused_with_its_line(file: Path, text: str, words: st
         read(str(file))
 
 
-def test_a_pipe_without_a_writer_is_refused_a_shells_is_read(tmp_path: Path) -> None:
+def test_a_pipe_without_a_writer_is_refused_and_a_shells_is_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     out, into = os.pipe()
     os.write(into, b"port: 1\n")

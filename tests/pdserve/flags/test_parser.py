@@ -1,4 +1,4 @@
-"""Flag over environment over file, on every command."""
+"""Flags override the environment, and that the file, on every command."""
 
 import importlib
 import json
@@ -29,7 +29,7 @@ def model(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def test_a_flag_wins_over_the_file(file: Path) -> None:
+def test_a_flag_overrides_the_file(file: Path) -> None:
     file.write_text("max-num-seqs: 4\nkv-links: 3\nserved-model-name: [a, b]\nkv_digests: false\n")
 
     typed = typed_over_file(["--kv-links=5", "--config", str(file)], {})
@@ -39,7 +39,7 @@ def test_a_flag_wins_over_the_file(file: Path) -> None:
     assert not typed.options.kv_digests
 
 
-def test_the_environment_wins_over_the_file_and_a_flag_over_both(file: Path) -> None:
+def test_the_environment_overrides_the_file_and_a_flag_both(file: Path) -> None:
     file.write_text("global-rank-table: /file/table.json\nnode-ports: 3,4\n")
 
     def variables(*argv: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -52,7 +52,7 @@ def test_the_environment_wins_over_the_file_and_a_flag_over_both(file: Path) -> 
     assert variables("--config", str(file), "--node-ports", "5,6", environ=VARIABLES)["NODE_PORTS"] == "5,6"
 
 
-def test_up_takes_its_shape_from_the_file(file: Path, model: str) -> None:
+def test_up_reads_the_clusters_shape_from_the_file(file: Path, model: str) -> None:
     file.write_text(f"model: {model}\nprefill: 2\ndetach: yes\nport: 9100\nhttp-port: 9200\nmax-n: 3\n")
 
     request = up_request.parse(["--config", str(file), "--decode", "3"])
@@ -62,7 +62,7 @@ def test_up_takes_its_shape_from_the_file(file: Path, model: str) -> None:
     assert request.flags[-2:] == ("--max-n", "3")
 
 
-def test_a_model_typed_to_serve_wins_over_the_files(file: Path, model: str) -> None:
+def test_a_model_given_to_serve_overrides_the_files(file: Path, model: str) -> None:
     file.write_text("model: /of/the/file\nserved-model-name: [a, b]\n")
 
     config = serve.parse(["--config", str(file), model])
@@ -106,7 +106,7 @@ def test_bench_engine_takes_a_file_too(file: Path) -> None:
     assert engine.parse(["--config", str(file)]).repeats == 7
 
 
-def test_one_file_serves_commands_that_know_only_some_of_it(file: Path) -> None:
+def test_one_file_serves_commands_that_know_only_part_of_it(file: Path) -> None:
     file.write_text("model: /m\nprefill: 2\nurl: http://h:1\nuse-v2-block-manager: true\napi-key: secret\n")
     parser = CommandParser(prog="x")
     parser.add_argument("--url")
@@ -139,7 +139,7 @@ def test_a_bad_value_is_refused_with_its_line(file: Path, text: str, words: str)
         typed_over_file(["--config", str(file)], {})
 
 
-def test_flags_of_vllm_are_keys_too(file: Path) -> None:
+def test_vllms_flags_are_keys_too(file: Path) -> None:
     file.write_text(
         "swap-space: 1\ndtype: half\nuse-v2-block-manager: true\nenforce-eager: yes\nseed: 3\ntrust-remote-code: no\n"
     )
@@ -165,13 +165,13 @@ def test_serve_and_up_print_notices_once(model: str, capsys: pytest.CaptureFixtu
             parse(["--model", model, "--lora-modules", "a=b"])
 
 
-def test_typed_flags_win_over_vllm_flags_in_the_file(file: Path) -> None:
+def test_typed_flags_override_vllm_flags_in_the_file(file: Path) -> None:
     file.write_text("swap-space: 1\n")
 
     assert typed_over_file(["--config", str(file), "--swap-bytes", "5"], {}).options.swap_bytes == 5
 
 
-def test_http_flags_have_one_notice_on_an_instance(file: Path) -> None:
+def test_http_flags_print_one_notice_on_an_instance(file: Path) -> None:
     file.write_text("max-queued-requests: 5\n")
 
     typed = typed_over_file(["--chat-template", "t", "--startup-timeout=3", "--config", str(file)], {})
@@ -190,7 +190,7 @@ def test_config_is_given_once_and_with_a_name() -> None:
         take_config(["--config", "a", "--config=b"])
 
 
-def test_the_schedulers_own_line_takes_a_file(file: Path) -> None:
+def test_the_schedulers_own_command_takes_a_file(file: Path) -> None:
     file.write_text("model: /m\nmax-n: 3\n")
 
     prepared = prepare(["--config", str(file), "--use-v2-block-manager"], scheduler_parser(), {}, serves=True)

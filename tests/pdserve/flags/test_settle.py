@@ -1,4 +1,4 @@
-"""A line with vLLM's flags becomes one with ours, or is refused with a message."""
+"""A command line with vLLM's flags becomes one with ours, or is refused with a message."""
 
 import pytest
 from hypothesis import given
@@ -63,7 +63,7 @@ def test_flags_without_effect_are_named_once_with_the_reason() -> None:
         (("--seed", "1", "--", "--seed", "2"), ("--", "--seed", "2")),
     ],
 )
-def test_a_dropped_flag_takes_its_own_words_and_no_other(typed: tuple[str, ...], left: tuple[str, ...]) -> None:
+def test_a_dropped_flag_drops_its_own_values_and_no_other(typed: tuple[str, ...], left: tuple[str, ...]) -> None:
     assert settled(*typed) == left
 
 
@@ -84,7 +84,7 @@ def test_a_dropped_flag_takes_its_own_words_and_no_other(typed: tuple[str, ...],
         (("--speculative_model", "d"), r"--speculative_model is refused: there is no speculative decoding"),
     ],
 )
-def test_unsupported_requests_of_flags_are_refused_with_the_reason(typed: tuple[str, ...], words: str) -> None:
+def test_unsupported_values_of_flags_are_refused_with_the_reason(typed: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         settled(*typed)
 
@@ -102,7 +102,7 @@ def test_an_unknown_flag_is_refused_with_the_nearest(typed: str, near: str) -> N
         settled(typed)
 
 
-def test_a_tokenizer_is_taken_when_it_is_the_models() -> None:
+def test_a_tokenizer_is_accepted_if_it_is_the_models() -> None:
     assert settled("--model", "m", "--tokenizer", "m") == ("--model", "m")
     assert settled("m", "--tokenizer=m") == ("m",)
     with pytest.raises(ConfigError, match="--tokenizer other is refused"):
@@ -121,7 +121,7 @@ _THEIRS: tuple[tuple[str, ...], ...] = (
 
 
 @given(st.lists(st.sampled_from(_OURS + _THEIRS), max_size=12))
-def test_vllm_flags_anywhere_change_none_of_ours(groups: list[tuple[str, ...]]) -> None:
+def test_vllm_flags_in_any_position_change_none_of_ours(groups: list[tuple[str, ...]]) -> None:
     ours = [word for group in groups if group in _OURS for word in group]
     line = [word for group in groups for word in group]
 

@@ -13,7 +13,7 @@ from pdserve.flags.row import FlagVerdict, Takes
 from pdserve.flags.table import ROWS, find, nearest
 from scheduler.config import SchedulerOptions
 
-# Names, short names and arities as they are declared in the source packages of vLLM 0.5.0, 0.5.3.post1, 0.5.5, 0.6.0,
+# Names, short names and numbers of values as declared in the source packages of vLLM 0.5.0, 0.5.3.post1, 0.5.5, 0.6.0,
 # 0.6.2, 0.6.3.post1, 0.6.4.post1 and 0.6.6.post1: engine/arg_utils.py, entrypoints/openai/cli_args.py and
 # entrypoints/api_server.py.
 DECLARED = json.loads((Path(__file__).parent / "vllm_flags.json").read_text(encoding="utf-8"))
@@ -35,7 +35,7 @@ NAMED = (
 
 
 @pytest.mark.covers("A10.145")
-def test_every_flag_of_vllm_has_a_row_that_takes_as_many_words() -> None:
+def test_every_vllm_flag_has_a_row_with_its_number_of_values() -> None:
     rows = {name: find(name) for name in DECLARED}
     takes = {name: row.takes for name, row in rows.items() if row}
 
@@ -75,7 +75,7 @@ def test_underscores_are_dashes_as_in_vllm() -> None:
     assert row.name == "--max-model-len"
 
 
-def test_the_nearest_name_is_never_one_that_would_be_refused() -> None:
+def test_the_nearest_name_is_never_a_refused_one() -> None:
     assert nearest("--swap-spac", OURS) == ": did you mean --swap-space?"
     assert nearest("--middlewares", ()) != ": did you mean --middleware?"
     assert nearest("--zzzzzzzz", OURS) == ""

@@ -35,7 +35,7 @@ class FakeHub:
 
     @property
     def url(self) -> str:
-        """Where it listens, as HF_ENDPOINT."""
+        """The server's URL, as HF_ENDPOINT."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
     @property
@@ -48,7 +48,7 @@ class FakeHub:
         ]
 
     def commit(self, name: str) -> str:
-        """Return the commit of a repository, which follows its content."""
+        """Return the commit of a repository, computed from its content."""
         digest = hashlib.sha1(name.encode())
         for file in self.files(name):
             digest.update(f"{file} ".encode() + (self.repos[name] / file).read_bytes())
@@ -139,4 +139,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: `seen` has it."""
+        """Log nothing: `seen` has the request."""

@@ -1,4 +1,4 @@
-"""The models that the guides print, tiny and random, under their names at a hub on loopback."""
+"""The models that the guides name, tiny and random, under their names at a hub on loopback."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ _KINDS = {OPT: "opt", LLAMA: "llama", NOUS_LLAMA: "llama3", QWEN: "qwen2"}
 
 @contextmanager
 def printed_models(folder: Path, names: Sequence[str] = tuple(_KINDS)) -> Iterator[FakeHub]:
-    """Serve them from folders under `folder`; OPT has .bin weights alone, as it has at the hub."""
+    """Serve them from folders under `folder`; OPT has only .bin weights, as at the hub."""
     for name in names:
         if name == OPT:
             make_bin_model(folder / name)
@@ -30,7 +30,7 @@ def printed_models(folder: Path, names: Sequence[str] = tuple(_KINDS)) -> Iterat
 
 
 def hub_environment(hub: FakeHub, folder: Path) -> dict[str, str]:
-    """Return the variables of a user of that hub who has no models yet, but the native libraries."""
+    """Return the environment of a user of that hub who has no models yet, but the native libraries."""
     copy_libraries(folder / "cache")
     return {
         "HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "huggingface"), "PDSERVE_CACHE_DIR": str(folder / "cache"),
@@ -39,7 +39,7 @@ def hub_environment(hub: FakeHub, folder: Path) -> dict[str, str]:
 
 
 def put_code(folder: Path, marker: Path) -> None:
-    """Put code that writes `marker` into a model folder, and let config.json name it for everything."""
+    """Put code that writes `marker` into a model folder, and let config.json refer to it everywhere."""
     code = f"import pathlib\npathlib.Path({str(marker)!r}).touch()\nclass Evil: ...\n"
     (folder / "modeling_evil.py").write_text(code)
     config = json.loads((folder / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""What can be the name of a model at a hub, and what can only be a path."""
+"""Which texts can be the name of a model at a hub, and which only a path."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from wire.errors import ConfigError
     "text",
     ["facebook/opt-125m", "gpt2", "NousResearch/Meta-Llama-3.1-8B-Instruct", "Qwen/Qwen2_5-0.5B", "a/b", "0x/1.0_"],
 )
-def test_names_of_models(text: str) -> None:
+def test_names_of_models_are_recognised(text: str) -> None:
     assert is_hub_name(text)
 
 
@@ -21,7 +21,7 @@ def test_names_of_models(text: str) -> None:
         "a--b/c", "é/b", "a/b\n", "-a/b", "x" * 98, "model.safetensors",
     ],
 )  # fmt: skip
-def test_paths_and_nonsense(text: str) -> None:
+def test_paths_and_invalid_names_are_not_models_of_a_hub(text: str) -> None:
     assert not is_hub_name(text)
 
 

@@ -1,4 +1,4 @@
-"""Which names of a repository are fetched."""
+"""Which files of a repository are fetched."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from wire.errors import ConfigError
         "1_Pooling/config.json",
     ],
 )  # fmt: skip
-def test_small_files_that_a_server_reads(name: str) -> None:
+def test_small_files_that_a_server_reads_are_fetched(name: str) -> None:
     assert small_files([name]) == [name]
 
 
@@ -26,7 +26,7 @@ def test_small_files_that_a_server_reads(name: str) -> None:
         "tf_model.h5.index.json", "pytorch_model.bin.index.json", "x.pkl", "é.json", "config.json\n",
     ],
 )  # fmt: skip
-def test_all_else_is_left_where_it_is(name: str) -> None:
+def test_all_other_files_are_not_fetched(name: str) -> None:
     assert small_files([name]) == []
 
 
@@ -43,7 +43,7 @@ def test_config_json_comes_last() -> None:
         (["pytorch_model.bin.index.json"], "pytorch_model.bin.index.json"),
     ],
 )
-def test_safetensors_go_before_bin(names: list[str], taken: str) -> None:
+def test_safetensors_are_preferred_to_bin(names: list[str], taken: str) -> None:
     assert weight_file("a/b", names) == taken
 
 

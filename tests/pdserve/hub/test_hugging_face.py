@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub: which files are fetched, with whose token, and what is said where that fails."""
+"""Models of the Hugging Face hub: the files fetched, the token sent, and the errors."""
 
 import json
 import sys
@@ -40,14 +40,14 @@ def hub(tmp_path: Path) -> Iterator[FakeHub]:
         for number, (file, text) in enumerate(files.items()):
             path = tmp_path / "repos" / name / file
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text + " " * number)  # the cache keeps equal contents once
+            path.write_text(text + " " * number)  # the cache stores equal contents once
     with FakeHub({name: tmp_path / "repos" / name for name in repos}) as served:
         yield served
 
 
 @pytest.fixture
 def fetched(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Snapshot]:
-    """Fetch a model into a cache of the test; `said` is what was told."""
+    """Fetch a model into a cache of the test; `said` are the messages."""
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "no-login"))
 
@@ -73,7 +73,7 @@ def held(snapshot: Snapshot) -> set[str]:
         (QWEN, {*SMALL, "model.safetensors", "modules.json", "1_Pooling/config.json"}),
     ],
 )
-def test_only_what_a_server_reads_is_fetched(
+def test_only_files_that_a_server_reads_are_fetched(
     name: str, files: set[str], hub: FakeHub, fetched: Callable[..., Snapshot]
 ) -> None:
     snapshot = fetched(name)
@@ -144,12 +144,12 @@ def test_a_gated_model_is_an_error_with_advice(hub: FakeHub, fetched: Callable[.
     )
 
 
-def test_a_name_that_the_hub_has_not_got(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
+def test_a_name_unknown_to_the_hub_is_an_error(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
     with pytest.raises(ConfigError, match=r"--model facebook/opt-125 is not a local folder, and .* has no such model"):
         fetched("facebook/opt-125")
 
 
-def test_revisions(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
+def test_a_revision_is_a_name_or_a_commit(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
     commit = hub.commit(OPT)
 
     assert fetched(OPT, revision="v1.0") == fetched(OPT, revision=commit) == fetched(OPT)
@@ -193,7 +193,7 @@ def test_a_repository_without_a_model_is_refused(hub: FakeHub, fetched: Callable
         fetched(QWEN)
 
 
-def test_an_index_that_leads_elsewhere_is_refused(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
+def test_an_index_with_invalid_or_missing_files_is_refused(hub: FakeHub, fetched: Callable[..., Snapshot]) -> None:
     file = hub.repos[LLAMA] / "model.safetensors.index.json"
     file.write_text(index("safetensors", "../../model"))
     with pytest.raises(ConfigError, match=r"weight_map lists '\.\./\.\./model\.safetensors', not \.safetensors files"):
@@ -212,7 +212,7 @@ def test_large_files_are_listed_one_by_one(hub: FakeHub, fetched: Callable[..., 
     assert said[1] == "downloaded model.safetensors (7 of 7 files, 10.5 MB of 10.5 MB)"
 
 
-def test_a_folder_that_cannot_be_written_is_named(fetched: Callable[..., Snapshot], tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_named(fetched: Callable[..., Snapshot], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     with pytest.raises(ConfigError, match=rf"{OPT} cannot be stored here: .*{tmp_path}/file"):

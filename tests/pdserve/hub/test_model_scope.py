@@ -1,4 +1,4 @@
-"""Models of ModelScope, over a stub of its library: what is asked of it, and what is said where it fails."""
+"""Models of ModelScope, over a stub of its library: the calls to it, and the errors."""
 
 import sys
 import types
@@ -15,7 +15,7 @@ NAME = "qwen/Qwen2-7B"
 
 
 class Library:
-    """`modelscope`, which gives files of a model that match; `calls` are what it was asked."""
+    """`modelscope`, which returns the files of a model that match; `calls` are the arguments it received."""
 
     def __init__(self, folder: Path, files: tuple[str, ...]) -> None:
         self.folder, self.files = folder, files

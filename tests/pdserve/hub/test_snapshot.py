@@ -1,4 +1,4 @@
-"""The process that fetches, over a hub on loopback: its answer, its refusals, and that it imports no torch."""
+"""The download process, over a hub on loopback: its answer, its refusals, and that it imports no torch."""
 
 import os
 import subprocess

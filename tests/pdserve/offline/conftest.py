@@ -1,4 +1,4 @@
-"""One tiny model, an LLM on it in this process, and transformers as the truth."""
+"""One tiny model, an LLM on it in this process, and transformers as the oracle."""
 
 from collections.abc import Iterator
 from pathlib import Path

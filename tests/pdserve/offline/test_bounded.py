@@ -1,4 +1,4 @@
-"""Many things, few at once: order, the bound, and the first error."""
+"""Bounded concurrency: the order of results, the bound, and the first error."""
 
 import asyncio
 

@@ -14,7 +14,7 @@ from tests.pdserve.offline.conftest import ENGINE
 
 
 def parser() -> FlexibleArgumentParser:
-    """As vLLM's examples make theirs."""
+    """A parser like those of vLLM's examples."""
     made = FlexibleArgumentParser(prog="script")
     assert EngineArgs.add_cli_args(made) is made
     made.set_defaults(model="a/default", enforce_eager=True, runner="pooling", max_model_len=256)
@@ -22,7 +22,7 @@ def parser() -> FlexibleArgumentParser:
     return made
 
 
-def test_flags_of_both_are_typed_as_keywords() -> None:
+def test_flags_of_both_become_typed_keywords() -> None:
     typed = ["--max_model_len=128", "--kv-cache-memory", "16MiB", "--no-enforce-eager", "--trust-remote-code"]
     args = vars(
         parser().parse_args([*typed, "--served-model-name", "a", "b", "--top_k", "3", "--tensor-parallel-size=1"])
@@ -36,7 +36,7 @@ def test_flags_of_both_are_typed_as_keywords() -> None:
     }  # fmt: skip
 
 
-def test_a_file_has_flags_and_typed_ones_win(tmp_path: Path) -> None:
+def test_a_file_sets_flags_and_typed_ones_override_it(tmp_path: Path) -> None:
     (tmp_path / "engine.yaml").write_text("max-model-len: 64\ndtype: float32\n")
     args = parser().parse_args(["--config", str(tmp_path / "engine.yaml"), "--max-model-len", "32"])
 
@@ -60,7 +60,7 @@ def test_wrong_flags_end_a_script_with_2(typed: list[str], words: str, capsys: p
     assert words in capsys.readouterr().err
 
 
-def test_an_object_of_keywords_is_a_dataclass() -> None:
+def test_the_keywords_object_is_a_dataclass() -> None:
     args = EngineArgs(model="m", max_model_len=128)
     args.dtype = "float32"
 
@@ -71,7 +71,7 @@ def test_an_object_of_keywords_is_a_dataclass() -> None:
         EngineArgs(max_model_length=5)
 
 
-def test_an_llm_is_made_of_it_in_each_way(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_llm_is_created_from_engine_args_in_each_way(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     typed = [word for name, value in ENGINE.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     args = parser().parse_args(["--model", str(model), *typed])
     del args.top_k
@@ -102,7 +102,7 @@ def test_missing_names_raise_with_the_reason() -> None:
         _ = pdserve.no_such_name
 
 
-def test_no_absent_member_is_one_that_is_there() -> None:
+def test_no_name_listed_as_missing_exists() -> None:
     assert not {name for name in MEMBERS if name in vars(LLM)}
     assert not set(NAMES) & set(pdserve.__all__)
     for reason in (*MEMBERS.values(), *NAMES.values()):

@@ -1,4 +1,4 @@
-"""Asking a server: a busy one again, a refusal as an error of ours, the model by its name."""
+"""Requests to a server: retries of a busy one, its refusals as our errors, the model by its name."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ CARD = {"id": "tiny", "root": "/models/tiny", "max_model_len": 512}
 
 
 class Script:
-    """An Answerer that gives what it is told, in turn, and remembers what it was asked."""
+    """An Answerer that returns scripted answers in turn, and records the requests."""
 
     def __init__(self, *answers: Answer | PdserveError) -> None:
         self._answers = list(answers)
@@ -45,7 +45,7 @@ class Script:
 
 
 class Sleeps:
-    """Remembers how long it would have slept."""
+    """Records the time of each sleep, without sleeping."""
 
     def __init__(self) -> None:
         self.slept: list[float] = []
@@ -114,7 +114,7 @@ async def test_a_refusal_is_our_error_with_the_servers_message(status: int, erro
     assert len(script.asked) == 1
 
 
-async def test_the_model_is_the_first_or_the_one_named() -> None:
+async def test_the_model_is_the_first_or_the_named_one() -> None:
     first = HttpSurface(Script(answer(200, data=[CARD])), retry_for_s=0)
     await first.choose("")
     named = Script(answer(200, data=[CARD]), answer(200, **CARD))
@@ -124,14 +124,14 @@ async def test_the_model_is_the_first_or_the_one_named() -> None:
     assert named.asked[1][1] == "/v1/models/facebook/opt%20125m"
 
 
-async def test_a_model_that_is_not_served_is_refused_with_those_that_are() -> None:
+async def test_an_unknown_model_is_refused_with_the_served_ones() -> None:
     script = Script(answer(200, data=[CARD]), answer(404, error={"message": "no"}))
 
     with pytest.raises(ConfigError, match="the model 'big' is not served, only 'tiny'"):
         await HttpSurface(script, retry_for_s=0).choose("big")
 
 
-async def test_a_refused_key_says_where_keys_come_from() -> None:
+async def test_a_refused_key_names_the_sources_of_keys() -> None:
     script = Script(answer(401, error={"message": "this server asks for a key"}))
 
     with pytest.raises(ConfigError, match=r"this server asks for a key \(LLM\(api_key=...\), or PDSERVE_API_KEY\)"):
@@ -154,7 +154,7 @@ async def test_a_foreign_server_is_reported_as_foreign(told: Answer) -> None:
 
 async def test_a_busy_cluster_gets_fewer_concurrent_requests() -> None:
     class Small:
-        """Answers four at once, and turns the others away."""
+        """Answers four at once, and refuses the others."""
 
         def __init__(self) -> None:
             self.now = self.turned_away = 0

@@ -1,4 +1,4 @@
-"""The keywords of LLM: ours, vLLM's, and those that nobody knows."""
+"""The keywords of LLM: ours, vLLM's, and unknown ones."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from pdserve.offline.keywords import DECIDED, as_keywords, fill_model, read_keyw
 from wire.errors import ConfigError
 
 
-def test_every_flag_is_a_keyword_and_vllms_are_respelled(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_flag_is_a_keyword_and_vllms_are_translated(capsys: pytest.CaptureFixture[str]) -> None:
     told = read_keywords(
         "m",
         {
@@ -30,18 +30,18 @@ def test_every_flag_is_a_keyword_and_vllms_are_respelled(capsys: pytest.CaptureF
     assert capsys.readouterr().err == ""
 
 
-def test_those_without_effect_are_named_once_as_keywords(capsys: pytest.CaptureFixture[str]) -> None:
+def test_keywords_without_effect_are_named_once(capsys: pytest.CaptureFixture[str]) -> None:
     read_keywords("m", {"use_v2_block_manager": True, "trust_remote_code": False, "disable_log_stats": True})
     said = capsys.readouterr().err
 
     assert said.startswith("without effect: use_v2_block_manager (there is one kind of KV pool)")
     assert said.count("\n") == 1
-    assert "trust_remote_code" not in said, "False asks for nothing"
+    assert "trust_remote_code" not in said, "False has no effect"
     assert "--" not in said
 
 
 def test_every_keyword_of_vllms_own_class_is_known(capsys: pytest.CaptureFixture[str]) -> None:
-    """As its LLM declares them (entrypoints/llm.py of vLLM 0.32), with its defaults, and those it once had."""
+    """As declared by LLM of vLLM 0.32 (entrypoints/llm.py), with its defaults, and its former ones."""
     given = {
         "runner": "auto", "convert": "auto", "tokenizer": None, "tokenizer_mode": "auto", "skip_tokenizer_init": False,
         "trust_remote_code": False, "allowed_local_media_path": None, "allowed_media_domains": None,
@@ -129,7 +129,7 @@ ENGINE_ARGS = [
 
 
 @pytest.mark.parametrize("name", ENGINE_ARGS)
-def test_every_engine_args_field_is_taken_or_refused_with_a_reason(name: str) -> None:
+def test_each_engine_args_field_is_accepted_or_refused_with_a_reason(name: str) -> None:
     row = find("--" + name.replace("_", "-"))
     value: Any = True if row is not None and row.takes in (Takes.NOTHING, Takes.MAYBE) else ["m"]
 
@@ -156,7 +156,7 @@ def test_every_engine_args_field_is_taken_or_refused_with_a_reason(name: str) ->
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )  # fmt: skip
-def test_wrong_ones_are_refused_as_keywords(keywords: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_invalid_values_are_refused_by_keyword(keywords: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error) as refused:
         read_keywords("m", keywords)
 
@@ -164,20 +164,20 @@ def test_wrong_ones_are_refused_as_keywords(keywords: dict[str, Any], error: typ
     assert "--" not in str(refused.value)
 
 
-def test_a_command_to_type_keeps_its_flags() -> None:
+def test_a_command_in_a_message_keeps_its_flags() -> None:
     assert as_keywords("argument --device: --device-ids 3: make an environment by scripts/install --device cuda") == (
         "device: device_ids 3: make an environment by scripts/install --device cuda"
     )
 
 
-def test_a_step_holds_the_models_length_as_everywhere(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_holds_the_models_length_as_in_a_server(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = fill_model(read_keywords(str(model), {"max_num_batched_tokens": 64}))
 
     assert config.engine.max_num_batched_tokens == 512
     assert "64 is below the model's length 512" in capsys.readouterr().err
 
 
-def test_a_clusters_own_flags_are_not_ours_to_set() -> None:
+def test_engine_keywords_have_no_effect_on_a_running_cluster() -> None:
     assert without_effect_on_cluster({"dtype": "float32", "max_model_len": None}) == (
         "without effect on a running cluster, which has its own: dtype"
     )
@@ -199,6 +199,6 @@ def test_arguments_that_exclude_each_other_are_refused(arguments: dict[str, Any]
         LLM("m", **arguments)
 
 
-def test_a_folder_that_is_no_model_is_refused_with_its_path(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_refused_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=str(tmp_path)):
         LLM(str(tmp_path))

@@ -1,4 +1,4 @@
-"""LLM with an engine in this process; transformers says what is right."""
+"""LLM with an engine in this process; transformers is the oracle."""
 
 import gc
 import itertools
@@ -74,7 +74,7 @@ def test_priorities_are_one_for_all_or_one_each(local: LLM) -> None:
 
 
 def test_prompt_and_output_stay_within_the_models_length(model: Path) -> None:
-    """As in vLLM's tests of generate, with the keywords of those."""
+    """As in vLLM's tests of generate, with their keywords."""
     keywords = {
         "tokenizer": str(model),
         "gpu_memory_utilization": 0.1,
@@ -110,8 +110,8 @@ def test_each_structure_is_followed_whatever_backend_is_named(local: LLM, kind: 
     assert re.match(fits, output.outputs[0].text)
 
 
-def test_arguments_by_place_are_vllms(local: LLM) -> None:
-    """As vLLM 0.32 has them: generate takes two, chat and beam_search go on with a bar and an adapter."""
+def test_positional_arguments_are_vllms(local: LLM) -> None:
+    """As in vLLM 0.32: generate takes two, chat and beam_search continue with a bar and an adapter."""
     (answer,) = local.chat(CHAT, GREEDY, False, None, 3)
     (named,) = local.chat(CHAT, GREEDY, use_tqdm=False, priority=3)
     (beams,) = local.beam_search(PROMPTS[0], BeamSearchParams(2, 4), None, False)
@@ -143,7 +143,7 @@ def test_log_probabilities_are_the_log_softmax_by_token_id_with_ranks(local: LLM
     assert found.cumulative_logprob == pytest.approx(sum(chosen))
 
 
-def test_several_outputs_of_one_prompt_and_seeds_that_repeat_them(local: LLM) -> None:
+def test_a_prompt_may_have_several_outputs_and_seeds_repeat_them(local: LLM) -> None:
     drawn = SamplingParams(n=3, temperature=1.0, max_tokens=10, seed=11)
     first, again = local.generate([PROMPTS[0]] * 2, drawn)
 
@@ -154,7 +154,7 @@ def test_several_outputs_of_one_prompt_and_seeds_that_repeat_them(local: LLM) ->
     assert ids(free[0]) != ids(free[1])
 
 
-def test_a_chat_is_the_servers_chat_with_the_rendered_prompt(local: LLM, oracle: Oracle) -> None:
+def test_a_chat_gives_the_servers_answer_and_the_rendered_prompt(local: LLM, oracle: Oracle) -> None:
     template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     alone = local.chat(CHAT, GREEDY)
     several = local.chat([CHAT, CHAT], GREEDY, chat_template=template)
@@ -204,14 +204,14 @@ def test_changed_parameters_are_checked_before_any_work(local: LLM) -> None:
         local.generate("a", {"top_p": 0.5})  # type: ignore[arg-type]
 
 
-def test_what_the_server_refuses_names_the_prompt(local: LLM) -> None:
+def test_a_refusal_of_the_server_names_the_prompt(local: LLM) -> None:
     with pytest.raises(ValueError, match=r"prompt 1: prompt: token id 320 is out of vocabulary: ids are 0\.\.319"):
         local.generate([[5], [320]])
     with pytest.raises(ValueError, match=r"prompt 0: logprobs is 21, must be in \[0, 20\]"):
         local.generate("a", SamplingParams(logprobs=21))
 
 
-def test_outputs_end_where_the_model_does(local: LLM) -> None:
+def test_outputs_end_at_the_models_length(local: LLM) -> None:
     count = 500
     endless = SamplingParams(temperature=0, ignore_eos=True, max_tokens=1000)
     outputs = local.generate(
@@ -270,7 +270,7 @@ def test_vectors_have_length_1_and_scores_are_their_cosines(local: LLM) -> None:
         local.score(texts[:2], texts)
 
 
-def test_what_is_not_there_is_refused_with_a_reason(local: LLM) -> None:
+def test_missing_features_are_refused_with_a_reason(local: LLM) -> None:
     for call, words in (
         (lambda: local.classify("a"), "LLM has no classify: models of one class score pairs"),
         (lambda: local.reward("a"), "LLM has no reward: reward models are not supported"),
@@ -306,7 +306,7 @@ def test_metrics_have_the_times_of_each_request(local: LLM) -> None:
         assert 0 < metrics.first_token_latency == pytest.approx(metrics.first_token_ts - metrics.queued_ts)
 
 
-def test_flat_logprobs_are_the_same_in_flat_lists(local: LLM) -> None:
+def test_flat_logprobs_have_the_same_values_in_flat_lists(local: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=4, logprobs=2, prompt_logprobs=1)
     flat_params = params.clone()
     flat_params.flat_logprobs = True
@@ -357,7 +357,7 @@ def test_a_reset_prefix_cache_is_not_found_again(local: LLM) -> None:
     assert ids(chat) == ids(chatted)
 
 
-def test_a_set_tokenizer_reads_prompts_and_writes_texts(model: Path, local: LLM) -> None:
+def test_a_custom_tokenizer_reads_prompts_and_writes_texts(model: Path, local: LLM) -> None:
     class Shouting:
         def __init__(self, inner: Any) -> None:
             self.inner = inner
@@ -389,7 +389,7 @@ def test_vllms_keywords_with_neutral_values_are_accepted(local: LLM) -> None:
     assert told[0].outputs[0].token_ids == plain
 
 
-def test_figures_tokenizer_and_defaults(local: LLM, oracle: Oracle) -> None:
+def test_tokenizer_defaults_and_token_counts_are_available(local: LLM, oracle: Oracle) -> None:
     assert local.get_tokenizer().encode(PROMPTS[0]) == oracle.ids(PROMPTS[0])
     assert local.get_default_sampling_params() == SamplingParams()
     before = generated(local)
@@ -399,12 +399,12 @@ def test_figures_tokenizer_and_defaults(local: LLM, oracle: Oracle) -> None:
 
 
 def generated(llm: LLM) -> float:
-    """How many tokens an LLM has made."""
+    """The number of tokens that an LLM has generated."""
     return sum(getattr(one, "value", 0) for one in llm.get_metrics() if one.name == "vllm:generation_tokens_total")
 
 
 class Counting:
-    """An Answerer in front of another that counts how many it is asked at once."""
+    """An Answerer that forwards to another and counts the requests at once."""
 
     def __init__(self, inner: BatchBackend) -> None:
         self._inner, self._now, self.most = inner, 0, 0

@@ -1,4 +1,4 @@
-"""A loop in a thread: what it runs, how it ends, and what others hear of that."""
+"""An event loop in a thread: what it runs, how it ends, and what waiters get then."""
 
 import asyncio
 import concurrent.futures
@@ -21,7 +21,7 @@ WAIT_S = 300.0
 
 
 class Place:
-    """Something that is open, and what became of it."""
+    """A resource that records whether it was opened and closed."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -65,7 +65,7 @@ async def wait(begun: threading.Event, place: Place) -> None:
         place.said.append("cancelled")
 
 
-def test_it_returns_and_raises_what_the_work_does_until_it_is_closed() -> None:
+def test_it_returns_and_raises_what_the_work_does_until_closed() -> None:
     place = Place()
     thread = LoopThread(place.open)
 
@@ -94,7 +94,7 @@ def test_a_failure_to_open_is_raised_and_leaves_no_thread() -> None:
 
 
 @pytest.mark.parametrize("end", ["close", "loss"])
-def test_a_waiter_gets_the_end_between_cancel_and_close(end: str) -> None:
+def test_a_waiter_gets_the_closing_error_between_cancel_and_close(end: str) -> None:
     place, begun, heard = Place(), threading.Event(), []
     thread = LoopThread(place.open)
 
@@ -136,7 +136,7 @@ def test_an_interrupt_cancels_only_the_awaited_work(monkeypatch: pytest.MonkeyPa
 
 
 def all_end(futures: list[concurrent.futures.Future[Any]], timeout: float) -> None:
-    """Wait as `concurrent.futures.wait` does, but fail instead of giving up."""
+    """Wait as `concurrent.futures.wait` does, but raise at the time limit."""
     assert wait_for(futures, timeout).not_done == set()
 
 
@@ -197,7 +197,7 @@ def test_open_resources_are_closed_at_interpreter_exit() -> None:
 
 
 class _SlowToClose(asyncio.SelectorEventLoop):
-    """A loop that takes one callback more after its last turn."""
+    """A loop that runs one more callback after its last turn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,7 +216,7 @@ class _SlowToClose(asyncio.SelectorEventLoop):
         super().close()
 
 
-def test_work_after_the_loops_last_iteration_gets_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_after_the_loops_last_iteration_gets_the_closed_error(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = _SlowToClose()
     monkeypatch.setattr("pdserve.offline.loop_thread.new_loop", lambda: loop)
     thread = LoopThread(Place().open)

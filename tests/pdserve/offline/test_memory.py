@@ -1,6 +1,6 @@
-"""A script that makes one LLM after the other: what a closed one had goes back to the system.
+"""A script that makes one LLM after another: the memory of a closed one returns to the system.
 
-Anonymous memory alone is compared: what files a process shares depends on who else maps them.
+Only anonymous memory is compared: the share of mapped files depends on which other processes map them.
 """
 
 import subprocess

@@ -1,4 +1,4 @@
-"""A page of figures as objects."""
+"""A metrics page as objects."""
 
 from pdserve.offline.metrics import Counter, Gauge, Histogram, read_metrics
 

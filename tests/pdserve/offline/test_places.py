@@ -1,4 +1,4 @@
-"""The same results from an engine here, from a pair of its own, and from a running cluster."""
+"""The same results from an engine in this process, from a pair of its own, and from a running cluster."""
 
 import dataclasses
 import subprocess
@@ -35,14 +35,14 @@ Outputs = list[RequestOutput]
 
 @pytest.fixture(scope="module")
 def pair(model: Path) -> Iterator[LLM]:
-    """A prefill and a decode instance of its own."""
+    """A prefill and a decode instance that belong to the LLM."""
     with LLM(str(model), prefill=1, decode=1, seed=3, **ENGINE) as llm:  # type: ignore[arg-type]
         yield llm
 
 
 @pytest.fixture(scope="module")
 def cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a running server of the model, which it calls `tiny`."""
+    """The URL of a running server of the model, named `tiny`."""
     (port,), log = free_ports(1), tmp_path_factory.mktemp("serve") / "log"
     flags = ("--port", str(port), "--served-model-name", "tiny", "--api-key", "a-key", *ENGINE_FLAGS)
     command = [sys.executable, "-P", "-m", "pdserve", "serve", str(model), *flags]
@@ -57,7 +57,7 @@ def cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
 
 
 def plain(outputs: Outputs) -> Outputs:
-    """Without what differs from run to run; numbers to what two orders of float32 agree on."""
+    """Without values that differ between runs; numbers are rounded to what two orders of float32 agree on."""
     return [dataclasses.replace(one, request_id="", num_cached_tokens=None) for one in outputs]
 
 
@@ -110,7 +110,7 @@ def test_a_pair_that_cannot_start_quotes_its_last_log_lines(model: Path) -> None
         LLM(str(model), prefill=1, max_model_len=4096, **ENGINE)  # type: ignore[arg-type]
 
 
-# As in an environment of the base package, which has none of these.
+# As in an environment of the base package, without these modules.
 _WITHOUT_ENGINE = """
 import sys
 for name in ("torch", "transformers", "numpy", "safetensors", "xxhash"):

@@ -1,4 +1,4 @@
-"""The bar of a run: what it counts, and where it is silent."""
+"""The progress bar of a run: what it counts, and when it is silent."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ OUTPUT = RequestOutput("r", "p", [1] * 30, None, [CompletionOutput(0, "t", [2] *
 
 
 class Bar:
-    """tqdm's, as far as it is used."""
+    """A stub of tqdm, as far as it is used."""
 
     def __init__(self, **told: Any) -> None:
         self.told, self.count, self.postfix, self.closed = told, 0, "", False

@@ -55,7 +55,7 @@ def test_one_set_of_parameters_is_for_all_and_several_are_one_each() -> None:
         one_each([1, 2, 3], 2, 0, "sets of parameters")
 
 
-def test_one_conversation_or_several() -> None:
+def test_one_conversation_or_several_are_accepted() -> None:
     assert conversations([USER]) == [[USER]]
     assert conversations([[USER], [USER, USER]]) == [[USER], [USER, USER]]
     with pytest.raises(TypeError, match="conversation 1 is a str"):

@@ -1,4 +1,4 @@
-"""SamplingParams and BeamSearchParams: vLLM's defaults, and words for what is out of its limits."""
+"""SamplingParams and BeamSearchParams: vLLM's defaults, and errors for values out of their limits."""
 
 import json
 import re
@@ -108,7 +108,7 @@ def test_beam_search_params_have_their_own_limits() -> None:
             BeamSearchParams(**known | {name: value})
 
 
-def test_structured_outputs_go_by_both_names() -> None:
+def test_structured_outputs_have_both_names() -> None:
     asked = StructuredOutputsParams(choice=["a", "b"])
 
     assert asked.body() == GuidedDecodingParams(choice=["a", "b"]).body() == {"choice": ["a", "b"]}
@@ -117,7 +117,7 @@ def test_structured_outputs_go_by_both_names() -> None:
 
 
 NEWEST = {
-    # Fields of vLLM's SamplingParams at the end of 2026 that are none of its older ones.
+    # Fields of vLLM's SamplingParams at the end of 2026 that its older versions lack.
     "watermarking", "prompt_logprob_start", "prompt_logprob_token_ids", "logprob_token_ids",
     "output_kind", "stream_interval", "skip_clone", "extra_args", "skip_reading_prefix_cache", "thinking_token_budget",
     "repetition_detection", "routed_experts_prompt_start", "trace_decode_token_ids",
@@ -142,7 +142,7 @@ TAKEN: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_a_new_field_is_sent_as_the_server_takes_it(name: str) -> None:
+def test_a_new_field_is_sent_as_the_server_expects_it(name: str) -> None:
     given, sent = TAKEN[name]
 
     assert sampling_body(SamplingParams(**{name: given}), max_tokens=16, seed=None)[name] == sent
@@ -156,7 +156,7 @@ def test_only_listed_tokens_are_returned_with_each_output() -> None:
     assert completion_logprobs(SamplingParams()) == chat_logprobs(SamplingParams()) == {}
 
 
-def test_every_field_of_vllms_newest_is_taken_or_refused() -> None:
+def test_each_new_vllm_field_is_accepted_or_refused() -> None:
     assert {*WITHOUT_EFFECT, *REFUSED, *TAKEN} == NEWEST
     taken = SamplingParams(**WITHOUT_EFFECT, watermarking=False, extra_args={}, thinking_token_budget=-1)
     plain = sampling_body(SamplingParams(), max_tokens=16, seed=None)
@@ -167,7 +167,7 @@ def test_every_field_of_vllms_newest_is_taken_or_refused() -> None:
             SamplingParams(**{name: value})
 
 
-def test_beams_have_no_structure() -> None:
+def test_beam_search_refuses_structured_outputs_and_watermarking() -> None:
     with pytest.raises(ValueError, match="structured_outputs is not supported for beams"):
         BeamSearchParams(2, 4, structured_outputs={"regex": "a"})
     with pytest.raises(ValueError, match="watermarking is not supported"):
@@ -175,7 +175,7 @@ def test_beams_have_no_structure() -> None:
 
 
 @pytest.mark.parametrize("given", [dict, json.dumps])
-def test_a_schema_is_closed_where_it_does_not_say_otherwise(given: Any) -> None:
+def test_a_schema_is_closed_unless_it_says_otherwise(given: Any) -> None:
     inner = {"type": "object", "properties": {"c": {"type": "string"}}}
     open_ = {"properties": {}, "additionalProperties": True}
     schema = {"type": "object", "properties": {"a": {"anyOf": [inner, open_]}, "b": {"type": "object"}}}

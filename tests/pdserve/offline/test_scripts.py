@@ -1,4 +1,4 @@
-"""LLM in scripts of its users, as real processes: as printed, beside modules of the same names, interrupted, killed."""
+"""LLM in users' scripts, as real processes: as printed, beside modules of the same names, interrupted, killed."""
 
 import ast
 import os
@@ -83,7 +83,7 @@ def test_the_printed_script_runs_beside_modules_of_our_names(tmp_path: Path) -> 
     ],
 )
 def test_the_examples_with_flags_run(tmp_path: Path, script: str, flags: tuple[str, ...], starts: list[str]) -> None:
-    """As vLLM's for chats, vectors and scores: the flags of LLM, and those of the script."""
+    """Like vLLM's for chats, vectors and scores: the flags of LLM, and those of the script."""
     model = make_tiny_model("llama", tmp_path / "llama")
     (tmp_path / "chat.jinja").write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
     path = EXAMPLES / "offline_inference" / script
@@ -104,7 +104,7 @@ from pdserve import LLM, SamplingParams
 
 class Bar:
     format_dict = {}
-    def __init__(self, **told): pass
+    def __init__(self, **options): pass
     def update(self, count): print("one is done", flush=True)
     def close(self): pass
 
@@ -125,7 +125,7 @@ sys.stdin.read()
 
 @contextmanager
 def script(folder: Path, model: Path, keywords: str) -> "Iterator[subprocess.Popen[str]]":
-    """Run the script above in a session of its own, as a terminal does, until it is ready."""
+    """Run the script above in its own session, as a terminal does, until it is ready."""
     with subprocess.Popen(
         [sys.executable, "-c", _INTERRUPTED, str(model), keywords], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment(folder),
@@ -143,7 +143,7 @@ def _line(process: "subprocess.Popen[str]") -> str:
 
 
 def _processes(folder: Path, *, whole: bool = True) -> list[ProcessRecord]:
-    """The processes of a pair whose folder lies in `folder`."""
+    """The processes of a pair whose folder is in `folder`."""
     (place,) = folder.glob("pdserve-llm-*")
     state = RunFolder(place).read()
     assert state is not None
@@ -220,7 +220,7 @@ llm.generate("a")
 
 @pytest.mark.long
 @pytest.mark.parametrize(("words", "status"), [([], -signal.SIGINT), (["caught"], 3)])
-def test_a_script_that_does_not_catch_ctrl_c_ends_by_it(words: list[str], status: int, tmp_path: Path) -> None:
+def test_a_script_that_does_not_catch_ctrl_c_exits_by_it(words: list[str], status: int, tmp_path: Path) -> None:
     model = make_tiny_model("opt", tmp_path / "opt")
     ended = subprocess.run(
         [sys.executable, "-c", _UNCAUGHT, str(model), *words], capture_output=True, text=True, timeout=WAIT_S,

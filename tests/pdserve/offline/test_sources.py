@@ -1,4 +1,4 @@
-"""What an LLM opens leaves nothing where it cannot be opened."""
+"""What an LLM opens leaves nothing behind if opening fails."""
 
 import asyncio
 import tempfile

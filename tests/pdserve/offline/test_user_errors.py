@@ -1,4 +1,4 @@
-"""What goes wrong is told from the caller's line on, and LLM leaves its user's process as it was."""
+"""Errors are reported at the caller's line, and LLM leaves its user's process unchanged."""
 
 import os
 import traceback
@@ -14,7 +14,7 @@ from wire.errors import ConfigError, InstanceLost, InternalError, InvalidRequest
 
 
 def frames(error: BaseException) -> list[str]:
-    """Return the names of the functions a traceback shows, chained ones too; `...` parts one error from its cause."""
+    """Return the names of the functions in a traceback, chained ones too; `...` separates an error from its cause."""
     shown = "".join(traceback.format_exception(error)).splitlines()
     return [line.rpartition(" in ")[2] for line in shown if line.startswith('  File "')]
 
@@ -61,7 +61,7 @@ def test_wrong_parameters_are_reported_at_the_callers_line(wrong: Callable[[], o
     assert frames(raised(wrong)) == ["raised", "<lambda>", "__init__"]
 
 
-def test_the_engines_refusals_at_start_name_keywords(model: Path) -> None:
+def test_startup_refusals_of_the_engine_name_keywords(model: Path) -> None:
     wanted = {
         "max_model_len": (10**6, "max_model_len 1000000: must be from 1 to the model's "),
         "quantization": ("awq", f"quantization awq, but {model} is not quantised"),
@@ -71,13 +71,13 @@ def test_the_engines_refusals_at_start_name_keywords(model: Path) -> None:
         assert str(error).startswith(words)
 
 
-def test_parameters_of_another_kind_are_refused_by_their_type(local: LLM) -> None:
+def test_parameters_of_another_class_are_refused_by_their_type(local: LLM) -> None:
     error = raised(lambda: local.beam_search("hello", SamplingParams()))  # type: ignore[arg-type]
 
     assert str(error) == "params holds a SamplingParams, must be BeamSearchParams"
 
 
-def test_a_vector_shows_how_long_it_is(local: LLM) -> None:
+def test_a_vector_shows_its_length(local: LLM) -> None:
     size = local.embed("hello")[0].outputs.hidden_size
 
     assert repr(local.embed("hello")[0].outputs) == f"EmbeddingOutput(hidden_size={size})"
@@ -104,7 +104,7 @@ def _raise(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("error", [ConfigError("x"), InvalidRequest("x")])
-def test_an_answer_to_the_caller_has_no_cause(error: Exception) -> None:
+def test_an_error_for_the_caller_has_no_cause(error: Exception) -> None:
     found = raised(lambda: hide_internal_frames(_raise)(error))
 
     assert found is error
@@ -119,7 +119,7 @@ def test_ctrl_c_shows_the_callers_line_alone() -> None:
 
 
 @pytest.mark.parametrize("error", [InternalError("x"), InstanceLost("x"), ValueError("of somebody else"), OSError()])
-def test_what_is_no_answer_keeps_all_of_its_frames(error: Exception) -> None:
+def test_any_other_error_keeps_all_of_its_frames(error: Exception) -> None:
     found = raised(lambda: hide_internal_frames(_raise)(error))
 
     assert found is error

@@ -1,4 +1,4 @@
-"""What the keeper starts runs on its cores, and ends with its children when whoever started it is gone."""
+"""The keeper's processes run on their cores, and end with their children when the keeper's starter is gone."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from pdserve.bench.pd.keeper import parse_cores
 from wire.errors import ConfigError
 
 DEADLINE_S = 300.0
-# A peer that knows no tether: it says its cores and its child's pid, and neither would ever end.
+# A peer without a tether: it prints its cores and its child's pid, and neither would ever end.
 STRANGER = """
 import os, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -44,7 +44,7 @@ def test_a_group_ends_with_its_starters_pipe() -> None:
     process.stdout.close()
 
 
-def test_cores_are_dealt_as_a_table_of_two_deals_them() -> None:
+def test_cores_are_halved_as_by_a_table_of_two_instances() -> None:
     assert halves([0, 1]) == ([0], [1])
     assert halves([2, 3, 5, 7, 8]) == ([2, 3], [5, 7, 8])
     assert halves([4]) == ([4], [4])

@@ -1,4 +1,4 @@
-"""Each load is sent as its name says, and its figures come from the requests that are meant."""
+"""Each load is sent as its name says, and its figures come from the right requests."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from tests.pdserve.bench.timelines import made
 
 
 class Counting:
-    """A way that answers when a few turns of the loop have passed, and notes who was under way with whom."""
+    """A way that answers after a few turns of the loop, and records how many requests were in flight at each start."""
 
     def __init__(self, failing: int = 0) -> None:
         self.asks: list[LoadRequest] = []
@@ -67,7 +67,7 @@ def test_a_burst_starts_after_every_stream_has_begun() -> None:
     assert len(found.record.lines) == 5
 
 
-def test_streams_that_fail_are_waited_for_no_more() -> None:
+def test_failed_streams_are_not_waited_for() -> None:
     found = sent(Load("gap", 3, RequestSizes(8, 2), streams=2, stream_shape=RequestSizes(4, 40)), Counting(failing=2))
 
     assert [line.failure is not None for line in found.record.in_order] == [True, True, False, False, False]
@@ -83,7 +83,7 @@ def test_no_load_reuses_cached_prompts_of_another() -> None:
     assert len(set(begun)) == 12
 
 
-def test_a_seed_is_a_load() -> None:
+def test_a_seed_repeats_a_load() -> None:
     first, second, other = Counting(), Counting(), Counting()
     load = Load("one", 4, RequestSizes(8, 3), at_once=1)
     for way, seed in ((first, 1), (second, 1), (other, 2)):

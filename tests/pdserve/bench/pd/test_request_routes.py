@@ -1,4 +1,4 @@
-"""Requests go to URLs in turn, and to vLLM's pair by its hand-off."""
+"""Requests go to URLs in turn, and to vLLM's pair by its own hand-off."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ def test_a_prompt_goes_to_p_for_one_token_then_to_d() -> None:
     line, p_asked, d_asked = through_pair(Answer([Sent(2.0, json.dumps({"kv_transfer_params": ticket}).encode())]))
 
     assert line.failure is None
-    assert (line.ttft_s, line.longest_gap_s) == (3.0, 0.5)  # P's time is in it
+    assert (line.ttft_s, line.longest_gap_s) == (3.0, 0.5)  # P's time is included
     (to_p,), (to_d,) = p_asked.bodies, d_asked.bodies
     assert (to_p["max_tokens"], to_p["stream"], to_p["prompt"]) == (1, False, [1, 2])
     assert to_p["kv_transfer_params"]["do_remote_decode"] is True
@@ -40,7 +40,7 @@ def test_a_prompt_goes_to_p_for_one_token_then_to_d() -> None:
     assert (to_d["max_tokens"], to_d["stream"], to_d["kv_transfer_params"]) == (5, True, ticket)
 
 
-def test_a_p_that_refuses_is_the_requests_failure() -> None:
+def test_a_refusal_of_p_fails_the_request() -> None:
     line, _, d_asked = through_pair(Answer([Sent(0.0, b'{"error": {"message": "full"}}')], 503))
 
     assert line.failure is not None

@@ -1,4 +1,4 @@
-"""A contestant that does not start is named with its log, and nothing of it stays."""
+"""A contestant that does not start is named with its log, and leaves nothing behind."""
 
 import sys
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_a_process_that_ends_is_named_with_its_last_line_and_log(tmp_path: Path)
     assert not [child for child in psutil.Process().children() if sleeps in child.cmdline()]
 
 
-def test_one_that_does_not_answer_in_time_is_ended(tmp_path: Path) -> None:
+def test_a_process_that_does_not_answer_in_time_is_ended(tmp_path: Path) -> None:
     sleeps = "import time; time.sleep(601)"
 
     with (
@@ -57,7 +57,7 @@ def test_colocated_instances_have_half_the_cores_each_and_one_url() -> None:
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
-def test_colocated_instances_have_a_card_each_where_two_are_shown(
+def test_colocated_instances_have_a_card_each_where_two_are_visible(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool = tmp_path / "nvidia-smi"
@@ -74,7 +74,7 @@ def test_colocated_instances_have_a_card_each_where_two_are_shown(
 
 
 @pytest.mark.parametrize(("binary", "start"), [("/x/python3", ["-m", "vllm.entrypoints.cli.main"]), ("/x/vllm", [])])
-def test_vllms_servers_are_bound_to_halves_and_joined_when_a_pair(binary: str, start: list[str]) -> None:
+def test_vllms_servers_run_on_halves_and_are_joined_as_a_pair(binary: str, start: list[str]) -> None:
     pair = vllm(binary, Path("m"), "bfloat16", 2048, [0, 1], pair=True)
     replicas = vllm(binary, Path("m"), "bfloat16", 2048, [0, 1], pair=False)
 

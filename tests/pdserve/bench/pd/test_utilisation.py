@@ -1,4 +1,4 @@
-"""How busy instances were and what a hop took follows from two pages of metrics."""
+"""How busy instances were and how long a hand-off took, computed from two metrics pages."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who wins, where and why follows from the figures alone."""
+"""Who wins, by how much and why, computed from the figures alone."""
 
 from pdserve.bench.pd.outcome import FIGURES, medians
 from pdserve.bench.pd.table import as_json, lines
@@ -17,7 +17,7 @@ def test_less_time_and_more_tokens_win_by_their_ratio_to_the_next() -> None:
     assert winner(RATE, three) == ("colocated", 1.5)
 
 
-def test_close_results_are_even_and_failed_ones_do_not_compete() -> None:
+def test_close_results_are_a_tie_and_failed_ones_do_not_compete() -> None:
     assert winner(TTFT, [made("P/D", 100, 5, 20, 300), made("colocated", 104, 5, 90, 450)]) is None
     assert winner(TTFT, [made("P/D", 1, 5, 20, 300, failed=1), made("colocated", 104, 5, 90, 450)]) is None
     assert winner(TTFT, []) is None
