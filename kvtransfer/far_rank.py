@@ -50,7 +50,7 @@ class FarRank:
         """`lost` ends the instance and returns the error; `trust` is followed: the rank is sent changed addresses."""
         self.rank = rank
         self.endpoints: tuple[KvEndpoint, ...] = ()
-        self.figures = RankCounters()
+        self.counters = RankCounters()
         self._socket, self._channel, self._lost, self._trust = end, Channel(end, RankMessage), lost, trust
         self._addresses = frozenset(trust.addresses)
         self._sender: FarSender | None = None
@@ -147,8 +147,8 @@ class FarRank:
 
     def _take(self, message: Message[RankMessage]) -> None:
         match message.kind:
-            case RankMessage.FIGURES:
-                self.figures = from_json(RankCounters, message.payload)
+            case RankMessage.COUNTERS:
+                self.counters = from_json(RankCounters, message.payload)
             case RankMessage.CLOSED:
                 with self._answered:
                     self._num_closing -= 1
@@ -173,12 +173,12 @@ class FarSender:
     @property
     def bytes_sent(self) -> int:
         """KV bytes announced, as last reported by the rank."""
-        return self._far.figures.bytes_sent
+        return self._far.counters.bytes_sent
 
     @property
     def frames_resent(self) -> int:
         """Frames that were sent again, as last reported by the rank."""
-        return self._far.figures.frames_resent
+        return self._far.counters.frames_resent
 
     def begin(self, ticket: Ticket) -> None:
         """See Sender."""
@@ -217,7 +217,7 @@ class FarSender:
 
     def links_of_ranks(self) -> list[tuple[Life, LinkStatus]]:
         """Return the links as last reported."""
-        return list(self._far.figures.links)
+        return list(self._far.counters.links)
 
     def measure(
         self, peer_id: str, epoch: int, endpoints: Sequence[KvEndpoint], num_bytes: int, timeout_s: float
@@ -252,12 +252,12 @@ class FarReceiver:
     @property
     def counts(self) -> ReceiverCounts:
         """Counts of what was received, as last reported by the rank."""
-        return self._far.figures.received
+        return self._far.counters.received
 
     @property
     def bytes_received(self) -> int:
         """KV bytes copied into its pool, as last reported by the rank."""
-        return self._far.figures.received.bytes_received
+        return self._far.counters.received.bytes_received
 
     def sweep(self, now: float | None = None) -> None:
         """Do nothing: the rank's own threads sweep."""

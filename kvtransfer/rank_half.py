@@ -54,14 +54,14 @@ class RankHalf:
         """Open both and send rank 0 our endpoints. Raises PdserveError, which is sent to rank 0 too."""
         self._socket, self._channel = end, Channel(end, RankMessage)
         self._outbox = RankOutbox(
-            self._channel, "kv-rank-say", send_s=_SEND_S, failed=self._broken, tick=self._send_figures
+            self._channel, "kv-rank-say", send_s=_SEND_S, failed=self._broken, tick=self._send_counters
         )  # fmt: skip
         self._reports = Reports(self._outbox.send, self.catch_up)
         self._tables = TablesReceived()
         self._receiving = threading.Lock()
         self._catch_ups, self._num_answered = itertools.count(1), 0
         self._closing = threading.Event()
-        self._sent_figures = RankCounters()
+        self._sent_counters = RankCounters()
         self._addresses = LiveAddresses(settings.addresses)
         secret = None if settings.secret is None else Secret(bytes.fromhex(settings.secret))
         trust = Trust(secret, self._addresses, settings.loopback)
@@ -188,15 +188,15 @@ class RankHalf:
 
     def _close_half(self, half: KvSender | KvReceiver) -> None:
         half.close()
-        self._send_figures()
+        self._send_counters()
         self._outbox.send(RankMessage.CLOSED)
 
-    def _send_figures(self) -> None:
+    def _send_counters(self) -> None:
         sender, receiver = self._sender, self._receiver
         now = RankCounters(tuple(sender.links_of_ranks()), sender.bytes_sent, sender.frames_resent, receiver.counts)
-        if now != self._sent_figures:
-            self._sent_figures = now
-            self._outbox.send(RankMessage.FIGURES, to_json(now))
+        if now != self._sent_counters:
+            self._sent_counters = now
+            self._outbox.send(RankMessage.COUNTERS, to_json(now))
 
 
 class _TicketEvents:

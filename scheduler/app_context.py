@@ -59,8 +59,8 @@ class AppContext:
 
     def observer_of(self, headers: Iterable[tuple[bytes, bytes]]) -> Observer:
         """Return the observer of a request with these HTTP headers: the counters, or its trace if there are any."""
-        figures = self.metrics.figures
-        return figures if self.traces is None else self.traces.observer(figures, headers)
+        counters = self.metrics.counters
+        return counters if self.traces is None else self.traces.observer(counters, headers)
 
     def model_named(self, name: str | None) -> str:
         """Return the model that a body's `model` names, the served one if it is None. Raises UnknownModel."""

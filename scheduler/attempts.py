@@ -86,17 +86,17 @@ class Attempts:
             if retry is not None:
                 retry.done()
 
-        def crossed() -> None:
-            self._readiness.crossed(grant.plan)
+        def pair_used() -> None:
+            self._readiness.note_use(grant.plan)
             succeeded()
 
         if prompt.state.pooling is not None:
-            await PoolingPath(grant.decode, answered=crossed).run(prompt)
+            await PoolingPath(grant.decode, on_output=pair_used).run(prompt)
         elif grant.prefill is None:
             is_whole = grant.decode.role is Role.COMBINED  # else no decode instance was reached
-            await LocalPath(grant.decode, crossed=crossed if is_whole else succeeded).run(prompt)
+            await LocalPath(grant.decode, on_output=pair_used if is_whole else succeeded).run(prompt)
         else:
-            path = HandoffPath(prompt, grant.prefill, grant.decode, limits=self._limits, crossed=crossed)
+            path = HandoffPath(prompt, grant.prefill, grant.decode, limits=self._limits, on_output=pair_used)
             await path.run()
 
     async def _wait_for_grant(self, prompt: PromptRun, failure: PdserveError | None) -> Grant:

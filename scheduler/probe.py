@@ -44,17 +44,17 @@ class PathProbe:
         """Send one probe if there is room for it; return False if it failed."""
         if plan not in self._readiness.living_plans():  # lost while other pairs were probed
             return True
-        if self._readiness.works(plan):
-            self._readiness.busy(plan)
+        if self._readiness.is_busy(plan):
+            self._readiness.extend_use(plan)
             return True
         try:
             await self._dispatch.probe(self._request(self._readiness.slowness(plan)), plan, RecordedOutput())
         except PdserveError as error:
             if self._found_no_room(error, plan):
-                self._readiness.busy(plan)
+                self._readiness.extend_use(plan)
                 log.debug("probe_found_no_room", **self._readiness.names(plan), reason=error)
                 return True
-            self._readiness.broken(plan)
+            self._readiness.discard_use(plan)
             pair = self._readiness.names(plan)
             self._failures.warning("probe_failed", f"probe of {' and '.join(pair.values())}", **pair, reason=error)
             return False
@@ -63,8 +63,8 @@ class PathProbe:
     def _found_no_room(self, error: PdserveError, plan: Plan) -> bool:
         """Whether the probe failed only for lack of room: refused by a progressing pair, or delayed by a full one."""
         if isinstance(error, NoCapacity):
-            return self._readiness.moves(plan)
-        return isinstance(error, DeadlineExceeded) and self._readiness.works(plan)
+            return self._readiness.progresses(plan)
+        return isinstance(error, DeadlineExceeded) and self._readiness.is_busy(plan)
 
     def _request(self, slowness: float) -> GenerationRequest:
         timeout_s = self._limits.probe_timeout_s * slowness

@@ -16,7 +16,7 @@ from wire.shared_limits import hold_limit
 from wire.types import Role
 
 Pair = tuple[int | None, int]
-_Lives = tuple[int | None, ...]
+_Epochs = tuple[int | None, ...]
 """The epochs of a pair's processes: a use says nothing about processes started later."""
 
 
@@ -30,11 +30,11 @@ class Readiness:
         self._registry = registry
         self._is_pooled = kind is not ModelKind.TEXT
         self._limits = limits
-        self._crossed: dict[Pair, tuple[_Lives, float]] = {}
+        self._last_use: dict[Pair, tuple[_Epochs, float]] = {}
 
-    def crossed(self, plan: Plan) -> None:
+    def note_use(self, plan: Plan) -> None:
         """Note that a token arrived over this plan's pair."""
-        self._crossed[plan.pair] = _lives(plan, self._epochs()), asyncio.get_running_loop().time()
+        self._last_use[plan.pair] = _epochs_of(plan, self._epochs()), asyncio.get_running_loop().time()
         self._registry.confirm_ready()
 
     def names(self, plan: Plan) -> dict[str, str]:
@@ -42,14 +42,14 @@ class Readiness:
         ends = {"prefill": plan.prefill, "decode": plan.decode}
         return {role: self._registry.name(index) for role, index in ends.items() if index is not None}
 
-    def works(self, plan: Plan) -> bool:
+    def is_busy(self, plan: Plan) -> bool:
         """Whether the pair is too busy for a probe: an instance is full, and one made a step recently."""
         loads = {load.index: load for load in self._registry.loads() if load.index in plan.pair}
         decode = loads.get(plan.decode)
         is_full = any(load.blocks_free < 1 or _holds_its_share(load) for load in loads.values())
-        return (is_full or (decode is not None and _has_no_slot(decode))) and self.moves(plan)
+        return (is_full or (decode is not None and _has_no_slot(decode))) and self.progresses(plan)
 
-    def moves(self, plan: Plan) -> bool:
+    def progresses(self, plan: Plan) -> bool:
         """Whether one instance of the pair made a step recently."""
         ends = [one for one in self._registry.living() if one.index in plan.pair]
         return any(one.stepped_within(self._limits.probe_after_s) for one in ends)
@@ -58,15 +58,15 @@ class Readiness:
         """Return the factor by which starvation of either instance slows the pair down."""
         return self._registry.slowness(plan.pair)
 
-    def busy(self, plan: Plan) -> None:
+    def extend_use(self, plan: Plan) -> None:
         """Extend the last use of this pair, which has no room for a probe but progresses."""
-        lives = _lives(plan, self._epochs())
-        if self._crossed.get(plan.pair, (None, 0.0))[0] == lives:
-            self._crossed[plan.pair] = lives, asyncio.get_running_loop().time()
+        epochs = _epochs_of(plan, self._epochs())
+        if self._last_use.get(plan.pair, (None, 0.0))[0] == epochs:
+            self._last_use[plan.pair] = epochs, asyncio.get_running_loop().time()
 
-    def broken(self, plan: Plan) -> None:
+    def discard_use(self, plan: Plan) -> None:
         """Discard the last use of this pair after a failed probe."""
-        self._crossed.pop(plan.pair, None)
+        self._last_use.pop(plan.pair, None)
 
     def ready(self) -> bool:
         """Whether some living pair was used within the window."""
@@ -82,10 +82,10 @@ class Readiness:
 
     def _ages(self) -> dict[Plan, float]:
         """Return the time since each living pair's last use, infinity if its processes were never used."""
-        now, epochs, ages = asyncio.get_running_loop().time(), self._epochs(), dict[Plan, float]()
+        now, epoch_by_index, ages = asyncio.get_running_loop().time(), self._epochs(), dict[Plan, float]()
         for plan in self.living_plans():
-            lives, at = self._crossed.get(plan.pair, (None, 0.0))
-            ages[plan] = now - at if lives == _lives(plan, epochs) else math.inf
+            epochs, at = self._last_use.get(plan.pair, (None, 0.0))
+            ages[plan] = now - at if epochs == _epochs_of(plan, epoch_by_index) else math.inf
         return ages
 
     def _epochs(self) -> dict[int, int]:
@@ -108,8 +108,8 @@ class Readiness:
         return pairs + alone
 
 
-def _lives(plan: Plan, epochs: dict[int, int]) -> _Lives:
-    return tuple(epochs.get(index) for index in plan.pair if index is not None)
+def _epochs_of(plan: Plan, epoch_by_index: dict[int, int]) -> _Epochs:
+    return tuple(epoch_by_index.get(index) for index in plan.pair if index is not None)
 
 
 def _has_no_slot(decode: InstanceLoad) -> bool:

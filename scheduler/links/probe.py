@@ -17,7 +17,7 @@ MAX_MEASURE_BYTES = 256 * 2**20
 MEASURE_TIMEOUT_S = 45.0
 """Longer than an instance's own timeout, so that its error is received first."""
 
-_Lives = tuple[int, int]
+_Epochs = tuple[int, int]
 """The epochs of the two processes: a measurement is valid for these only."""
 
 
@@ -67,7 +67,7 @@ class LinkProbe:
         self._registry = registry
         self._timeout_s = timeout_s
         self._busy = False
-        self._measured: dict[tuple[int, int], tuple[_Lives, LinkStatus]] = {}
+        self._measured: dict[tuple[int, int], tuple[_Epochs, LinkStatus]] = {}
 
     def pairs(self) -> list[Pair]:
         """Return all pairs of a prefill and a decode instance, in table order, living or not."""
@@ -106,19 +106,19 @@ class LinkProbe:
         if gap is not None:
             return PairLink(pair, None, str(gap))  # the sender's last report is about the receiver's previous process
         if num_bytes == 0:
-            return PairLink(pair, self._with_figures(sender, receiver, known))
+            return PairLink(pair, self._with_measurement(sender, receiver, known))
         try:
             answer = await self._request(sender, receiver, num_bytes)
         except PdserveError as error:
             return PairLink(pair, known, str(error))
         if answer.link is not None:
-            self._measured[sender.index, receiver.index] = _lives(sender, receiver), answer.link
+            self._measured[sender.index, receiver.index] = _epochs_of(sender, receiver), answer.link
         return PairLink(pair, answer.link or known, answer.error)
 
-    def _with_figures(self, sender: Instance, receiver: Instance, known: LinkStatus | None) -> LinkStatus | None:
+    def _with_measurement(self, sender: Instance, receiver: Instance, known: LinkStatus | None) -> LinkStatus | None:
         """Add the figures of our last measurement of these two processes if the sender's load has none yet."""
-        lives, last = self._measured.get((sender.index, receiver.index), (None, None))
-        if last is None or lives != _lives(sender, receiver):
+        epochs, last = self._measured.get((sender.index, receiver.index), (None, None))
+        if last is None or epochs != _epochs_of(sender, receiver):
             return known
         if known is None or not (known.transport or known.failures):  # reported before the measured link was up
             return last
@@ -137,7 +137,7 @@ class LinkProbe:
                 raise DeadlineExceeded(f"{sender} did not report on this link within {self._timeout_s:g} s") from None
 
 
-def _lives(sender: Instance, receiver: Instance) -> _Lives:
+def _epochs_of(sender: Instance, receiver: Instance) -> _Epochs:
     return sender.description.epoch, receiver.description.epoch
 
 
@@ -150,5 +150,5 @@ def _living(member: Member) -> Instance:
 def _known(sender: Instance, receiver: Instance) -> LinkStatus | None:
     """Return the sender's last report of this link; a restarted peer has two there for a while."""
     peer_id = receiver.description.instance_id
-    lives = [link for link in sender.load.links if link.peer_id == peer_id]
-    return max(lives, key=lambda link: link.state == "up", default=None)
+    links = [link for link in sender.load.links if link.peer_id == peer_id]
+    return max(links, key=lambda link: link.state == "up", default=None)

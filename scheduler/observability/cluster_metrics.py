@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from prometheus_client.core import Metric
 
-from scheduler.links.link_figures import link_figures
+from scheduler.links.link_metrics import link_metrics
 from scheduler.view import ClusterView
 from telemetry.metric_families import Namespace, families
 from telemetry.metric_table import CLUSTER, GAPS, LINKS, LOADS
@@ -24,7 +24,7 @@ class ClusterCollector:
         """Yield the current metrics."""
         view = self._view()
         loads = [((one.instance_id,), one.load) for one in view.instances if one.load is not None]
-        links = [((), link_figures(view.instances, view.gaps))]
+        links = [((), link_metrics(view.instances, view.gaps))]
         yield from families(CLUSTER, Namespace.PDSERVE, [((), view)])
         yield from families(LINKS, Namespace.PDSERVE, links)
         yield from families(LOADS, Namespace.PDSERVE, loads, labels=("instance",))

@@ -36,7 +36,7 @@ class SchedulerCounters:
     overlap: BucketHistogram
 
     def __init__(self, max_model_len: int = DEFAULT_MODEL_LEN) -> None:
-        self.token_edges = vllm_tokens(max_model_len)
+        self.token_bounds = vllm_tokens(max_model_len)
         for row in REQUESTS:
             if row.kind is MetricKind.HISTOGRAM and not row.labels:
                 setattr(self, row.source, self._histogram(row))
@@ -105,7 +105,7 @@ class SchedulerCounters:
 
     def _histogram(self, row: MetricRow) -> BucketHistogram:
         shown = (one.buckets for one in (row.pdserve, row.vllm) if one is not None)
-        return BucketHistogram(*(self.token_edges if buckets is None else buckets for buckets in shown))
+        return BucketHistogram(*(self.token_bounds if buckets is None else buckets for buckets in shown))
 
     def _count_reasons(self, done: RequestDone) -> None:
         """Count finish reasons. Unfinished sequences get their request's outcome; a vector counts as `stop`."""

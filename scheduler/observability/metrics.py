@@ -31,29 +31,29 @@ class Metrics:
         max_model_len: int = DEFAULT_MODEL_LEN, exporter: SpanExporter | None = None,
         state_file: Path | None = None,
     ) -> None:  # fmt: skip
-        self.figures = SchedulerCounters(max_model_len)
+        self.counters = SchedulerCounters(max_model_len)
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
-        self._registry.register(FiguresCollector(self.figures, exporter))
-        self._registry.register(VllmCollector(self.figures, view, model_name))
+        self._registry.register(PdserveCollector(self.counters, exporter))
+        self._registry.register(VllmCollector(self.counters, view, model_name))
         self._registry.register(ReplacementCollector(state_file))
         if view is not None:
             self._registry.register(ClusterCollector(view))
 
     def http_request(self, route: str, method: str, status: int) -> None:
         """Count one HTTP request; `route` is one of the app's labels, never a client's path."""
-        self.figures.http_request(route, method if method in _METHODS else "other", status)
+        self.counters.http_request(route, method if method in _METHODS else "other", status)
 
     def render(self) -> bytes:
         """Return all metrics in the text format."""
         return exposed(self._registry.collect())
 
 
-class FiguresCollector:
+class PdserveCollector:
     """Exposes the counters under pdserve's names, and the counts of exported traces."""
 
-    def __init__(self, figures: SchedulerCounters, exporter: SpanExporter | None = None) -> None:
-        self._figures = figures
+    def __init__(self, counters: SchedulerCounters, exporter: SpanExporter | None = None) -> None:
+        self._counters = counters
         self._exporter = exporter
 
     def describe(self) -> list[Metric]:
@@ -63,7 +63,7 @@ class FiguresCollector:
     def collect(self) -> Iterator[Metric]:
         """Yield the current metrics."""
         for rows, source in (
-            (REQUESTS, self._figures), (TRACES, self._exporter or _NoExporter), (OUTCOMES, self._figures),
+            (REQUESTS, self._counters), (TRACES, self._exporter or _NoExporter), (OUTCOMES, self._counters),
         ):  # fmt: skip
             yield from families(rows, Namespace.PDSERVE, [((), source)])
 

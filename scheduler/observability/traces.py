@@ -28,9 +28,9 @@ class Traces:
         self.exporter = exporter
         self._model, self._wall_ns, self._new_id = model, wall_ns, new_id
 
-    def observer(self, figures: SchedulerCounters, headers: Iterable[tuple[bytes, bytes]]) -> "Traced":
+    def observer(self, counters: SchedulerCounters, headers: Iterable[tuple[bytes, bytes]]) -> "Traced":
         """Return the observer of one request: it updates the counters and continues the trace of the HTTP headers."""
-        return Traced(figures, self, _context(headers))
+        return Traced(counters, self, _context(headers))
 
     def export(self, done: RequestDone, context: TraceContext | None) -> None:
         """Queue the spans of a request that just finished; none if its client's trace is not sampled."""
@@ -49,19 +49,19 @@ class Traces:
 class Traced:
     """The Observer of one request: its tokens go straight to the counters."""
 
-    def __init__(self, figures: SchedulerCounters, traces: Traces, context: TraceContext | None) -> None:
-        self.first_token_came = figures.first_token_came
-        self.choice_started = figures.choice_started
-        self.token_gap = figures.token_gap
-        self._figures, self._traces, self._context = figures, traces, context
+    def __init__(self, counters: SchedulerCounters, traces: Traces, context: TraceContext | None) -> None:
+        self.first_token_came = counters.first_token_came
+        self.choice_started = counters.choice_started
+        self.token_gap = counters.token_gap
+        self._counters, self._traces, self._context = counters, traces, context
 
     def prompt_done(self, done: PromptDone) -> None:
         """Count a prompt whose hand-off is complete."""
-        self._figures.prompt_done(done)
+        self._counters.prompt_done(done)
 
     def request_done(self, done: RequestDone) -> None:
         """Count the finished request and export its trace."""
-        self._figures.request_done(done)
+        self._counters.request_done(done)
         self._traces.export(done, self._context)
 
 

@@ -18,14 +18,14 @@ from wire.types import STEP_TOKEN_EDGES, LoadSnapshot
 CLUSTER = "cluster"
 _LABELS = ("model_name", "engine")
 _UNCOUNTED = frozenset(("/health", "/ready", "/ping", "/load", "/version", "/metrics"))
-_EDGE_TEXTS = (*(f"{edge:.1f}" for edge in STEP_TOKEN_EDGES), "+Inf")
+_BOUND_TEXTS = (*(f"{edge:.1f}" for edge in STEP_TOKEN_EDGES), "+Inf")
 
 
 class VllmCollector:
     """Turns counters and a view into vLLM's metrics at every scrape."""
 
-    def __init__(self, figures: SchedulerCounters, view: Callable[[], ClusterView] | None, model_name: str) -> None:
-        self._figures = figures
+    def __init__(self, counters: SchedulerCounters, view: Callable[[], ClusterView] | None, model_name: str) -> None:
+        self._counters = counters
         self._view = view
         self._model_name = model_name
 
@@ -35,10 +35,10 @@ class VllmCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Yield the current metrics."""
-        cluster = [(self._labels(CLUSTER), self._figures)]
-        edges = self._figures.token_edges
-        yield from families((*REQUESTS, *OUTCOMES), Namespace.VLLM, cluster, labels=_LABELS, model_tokens=edges)
-        yield _http_requests(self._figures.http)
+        cluster = [(self._labels(CLUSTER), self._counters)]
+        bounds = self._counters.token_bounds
+        yield from families((*REQUESTS, *OUTCOMES), Namespace.VLLM, cluster, labels=_LABELS, model_tokens=bounds)
+        yield _http_requests(self._counters.http)
         if self._view is not None:
             view = self._view()
             instances = _by_engine(view.instances)
@@ -61,7 +61,7 @@ class VllmCollector:
         family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens of a step", labels=_LABELS)
         for engine, _, load in instances:
             if len(load.step_tokens) == len(STEP_TOKEN_EDGES) + 1:
-                buckets = [*zip(_EDGE_TEXTS, map(float, accumulate(load.step_tokens)), strict=True)]
+                buckets = [*zip(_BOUND_TEXTS, map(float, accumulate(load.step_tokens)), strict=True)]
                 family.add_metric(self._labels(engine), buckets, load.tokens_computed)
         return family
 

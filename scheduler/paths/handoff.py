@@ -24,17 +24,17 @@ log = EventLogger("handoff")
 
 
 class HandoffPath:
-    """Executes one plan: remote prefill, then decode. Calls `crossed` when the first token has arrived from D."""
+    """Executes one plan: remote prefill, then decode. Calls `on_output` when the first token has arrived from D."""
 
     def __init__(
         self, prompt: PromptRun, prefill: Instance, decode: Instance, *, limits: ControlLimits,
-        crossed: Callable[[], None],
+        on_output: Callable[[], None],
     ) -> None:  # fmt: skip
         self._prompt = prompt
         self._prefill = prefill
         self._decode = decode
         self._limits = limits
-        self._crossed = crossed
+        self._on_output = on_output
         self._decode_started = False
         self._lost_prefill: PdserveError | None = None
 
@@ -108,7 +108,7 @@ class HandoffPath:
         failpoint("scheduler.between")
         self._decode_started = True
         self._decode.in_flight.decoding(self._prompt.prompt_id)
-        self._crossed()
+        self._on_output()
         self._prompt.enter(f"decoding on {self._decode}")
 
     def _on_prefill_failed(self, ending: Refused | Failed | SessionLost) -> None:

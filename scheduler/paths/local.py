@@ -12,12 +12,12 @@ from wire.messages import Failed, Generate, Refused
 class LocalPath:
     """Executes one plan on one instance: a combined one, or a prefill instance for a prompt that stays there.
 
-    Calls `crossed` when the first token has arrived.
+    Calls `on_output` when the first token has arrived.
     """
 
-    def __init__(self, instance: Instance, *, crossed: Callable[[], None]) -> None:
+    def __init__(self, instance: Instance, *, on_output: Callable[[], None]) -> None:
         self._instance = instance
-        self._crossed = crossed
+        self._on_output = on_output
 
     async def run(self, prompt: PromptRun) -> None:
         """Run the prompt until its sequences are finished. Raises the error that ended it."""
@@ -27,7 +27,7 @@ class LocalPath:
             in_flight.prefilled(prompt_id)
             in_flight.reserved(prompt_id)
             in_flight.decoding(prompt_id)
-            self._crossed()
+            self._on_output()
             prompt.enter(f"decoding on {self._instance}")
 
         with prompt.open_on(self._instance, decoding) as on_instance:

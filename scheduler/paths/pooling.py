@@ -10,11 +10,11 @@ from wire.messages import Failed, Generate, Pooled, Refused
 
 
 class PoolingPath:
-    """Executes one plan on one prefill or combined instance. Calls `answered` when the vector has arrived."""
+    """Executes one plan on one prefill or combined instance. Calls `on_output` when the vector has arrived."""
 
-    def __init__(self, instance: Instance, *, answered: Callable[[], None]) -> None:
+    def __init__(self, instance: Instance, *, on_output: Callable[[], None]) -> None:
         self._instance = instance
-        self._answered = answered
+        self._on_output = on_output
 
     async def run(self, prompt: PromptRun) -> None:
         """Run the prompt until its vector or score. Raises the error that ended it."""
@@ -27,7 +27,7 @@ class PoolingPath:
                     case _, Pooled(values=values):
                         self._instance.in_flight.prefilled(prompt.prompt_id)
                         prompt.answer(values)
-                        self._answered()
+                        self._on_output()
                         return
                     case _, Refused() | Failed() | SessionLost() as ending:
                         raise to_error(ending, self._instance, prompt)

@@ -88,7 +88,7 @@ def labels() -> dict[str, set[str]]:
     metrics.http_request("/v1/completions", "POST", 200)
     request = GenerationRequest("r", ((1,),), SamplingParams(max_tokens=1), 1.0, 1.0)
     served = PromptDone(0, "handoff", "", "p", "d", StageTimes(queue_s=0.1))
-    metrics.figures.request_done(RequestDone(request, (served,), "finished", 1.0))
+    metrics.counters.request_done(RequestDone(request, (served,), "finished", 1.0))
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(metrics.render().decode()):
         for sample in family.samples:

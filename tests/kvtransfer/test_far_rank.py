@@ -156,7 +156,7 @@ def test_a_killed_ranks_process_ends_its_tickets_and_is_lost(side: str) -> None:
         rig.sender.begin(ticket)
         rig.put_all(ticket, BLOCK_IDS[16], layers=2)
         ((far,), (process,)) = rig.far, rig.processes
-        until(lambda: (far.figures.bytes_sent or far.figures.received.bytes_received) > 0)
+        until(lambda: (far.counters.bytes_sent or far.counters.received.bytes_received) > 0)
 
         process.kill()
 
@@ -287,8 +287,8 @@ def test_a_rank_without_messages_for_long_is_not_lost(monkeypatch: pytest.Monkey
     assert met.heard()[0] == RankMessage.ABORT
     assert not met.is_lost.wait(0.2)  # twenty times as long as a word may take
     assert met.far._socket.gettimeout() is None
-    met.there.send(RankMessage.FIGURES, to_json(RankCounters(bytes_sent=5)), timeout_s=DEADLINE_S)
-    until(lambda: met.far.figures.bytes_sent == 5)
+    met.there.send(RankMessage.COUNTERS, to_json(RankCounters(bytes_sent=5)), timeout_s=DEADLINE_S)
+    until(lambda: met.far.counters.bytes_sent == 5)
 
 
 def test_a_rank_that_reads_nothing_is_lost_without_blocking_rank_0(monkeypatch: pytest.MonkeyPatch, met: Met) -> None:
@@ -449,9 +449,9 @@ def test_messages_between_ranks_round_trip() -> None:
     ticket = TICKET
     stats = SendStats("tcp", 1 << 40, 0.5, 1, 7)
     status = LinkStatus("d", "tcp", "up", 9, 1, 2, 3, 0.1, 0.2, ("shm: no",))
-    figures = RankCounters(((("d", 9), status),), 5, 6, ReceiverCounts(1, 2))
+    counters = RankCounters(((("d", 9), status),), 5, 6, ReceiverCounts(1, 2))
 
-    for message in (ticket, stats, figures, SETTINGS):
+    for message in (ticket, stats, counters, SETTINGS):
         assert from_json(type(message), to_json(message)) == message
     assert from_json(tuple[KvEndpoint, ...], to_json([ENDPOINT])) == (ENDPOINT,)
     assert "ab" * 32 not in repr(SETTINGS)

@@ -44,12 +44,12 @@ def test_the_phases_of_a_request_add_up() -> None:
 @pytest.mark.covers("B.metrics.1")
 def test_a_requests_outcome_is_under_vllms_metric_names() -> None:
     metrics = Metrics(model_name="m", max_model_len=1000)
-    figures = metrics.figures
-    figures.first_token_came(DONE.request, 1.0)
-    figures.choice_started()
+    counters = metrics.counters
+    counters.first_token_came(DONE.request, 1.0)
+    counters.choice_started()
     for _ in range(5):
-        figures.token_gap(0.5)
-    figures.request_done(DONE)
+        counters.token_gap(0.5)
+    counters.request_done(DONE)
 
     found = _samples(metrics)
 
@@ -93,44 +93,44 @@ def test_token_boundaries_end_at_the_models_length() -> None:
 @pytest.mark.covers("B.finish.3")
 @pytest.mark.parametrize(("ending", "reason"), [("cancelled", "abort"), ("failed", "error")])
 def test_sequences_cut_short_are_counted_as_abort(ending: str, reason: str) -> None:
-    figures = SchedulerCounters()
+    counters = SchedulerCounters()
     request = _request(3, 3, n=2, temperature=1.0)
 
-    figures.request_done(RequestDone(request, (), ending, 1.0, reasons=("stop",)))
+    counters.request_done(RequestDone(request, (), ending, 1.0, reasons=("stop",)))
 
-    assert figures.reasons == {"stop": 1, reason: 3}
-    assert figures.whole.count == 0
+    assert counters.reasons == {"stop": 1, reason: 3}
+    assert counters.whole.count == 0
 
 
 def test_a_prompt_is_counted_at_its_first_token_or_finish() -> None:
-    figures = SchedulerCounters()
-    figures.first_token_came(_request(7), 1.0)
-    assert figures.prompt_tokens == 7
+    counters = SchedulerCounters()
+    counters.first_token_came(_request(7), 1.0)
+    assert counters.prompt_tokens == 7
 
-    figures.request_done(dataclasses.replace(DONE, request=_request(5), first_token_s=None, last_token_s=None))
-    figures.request_done(dataclasses.replace(DONE, request=_request(7)))
+    counters.request_done(dataclasses.replace(DONE, request=_request(5), first_token_s=None, last_token_s=None))
+    counters.request_done(dataclasses.replace(DONE, request=_request(7)))
 
-    assert figures.prompt_tokens == 12
-    assert figures.prefill.count == 1
+    assert counters.prompt_tokens == 12
+    assert counters.prefill.count == 1
 
 
 def test_vectors_are_counted_as_vectors() -> None:
-    figures = SchedulerCounters()
+    counters = SchedulerCounters()
     request = dataclasses.replace(_request(5, 3), poolings=(Pooling(), Pooling()))
 
-    figures.request_done(RequestDone(request, (_served(queue_s=0.5),), "finished", 1.0, dispatched_s=0.1))
+    counters.request_done(RequestDone(request, (_served(queue_s=0.5),), "finished", 1.0, dispatched_s=0.1))
 
-    assert (figures.prompt_tokens, figures.output_tokens, figures.reasons) == (8, 0, {"stop": 2})
-    assert (figures.whole.count, figures.max_tokens.count, figures.decode.count) == (1, 0, 0)
+    assert (counters.prompt_tokens, counters.output_tokens, counters.reasons) == (8, 0, {"stop": 2})
+    assert (counters.whole.count, counters.max_tokens.count, counters.decode.count) == (1, 0, 0)
 
 
 def test_each_stage_of_a_prompt_is_counted_where_it_was_measured() -> None:
     metrics = Metrics()
-    metrics.figures.prompt_done(_served(queue_s=0.5, prefill_s=2.0))
+    metrics.counters.prompt_done(_served(queue_s=0.5, prefill_s=2.0))
 
     found = _samples(metrics)
 
-    counts = {stage: found[f'pdserve_stage_seconds_count{{stage="{stage}"}}'] for stage in metrics.figures.stages}
+    counts = {stage: found[f'pdserve_stage_seconds_count{{stage="{stage}"}}'] for stage in metrics.counters.stages}
     assert counts == {"queue": 1, "reserve": 0, "prefill": 1, "send": 0, "first_step": 0}
     assert found['pdserve_stage_seconds_sum{stage="prefill"}'] == 2.0
 

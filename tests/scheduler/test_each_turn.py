@@ -108,10 +108,10 @@ async def _ask(num_turns: int, happens: Happens, tokens: Tokens, *, fails: bool)
 
         assert asked.answering.done()
         await until(lambda: not left_behind(cluster))
-        figures, ledger = clients.context.metrics.figures, cluster.control.dispatch.ledger
+        counters, ledger = clients.context.metrics.counters, cluster.control.dispatch.ledger
         assert ledger.received == ledger.completed + ledger.failed + ledger.cancelled
-        assert sum(figures.http.values()) == 1
-        assert sum(figures.endings.values()) <= ledger.received + ledger.rejected
+        assert sum(counters.http.values()) == 1
+        assert sum(counters.endings.values()) <= ledger.received + ledger.rejected
         assert clients.context.drain.active == 0
     assert unseen == []
     return asked.ending, has_happened

@@ -49,8 +49,8 @@ async def test_every_gauge_is_zero_once_all_requests_have_ended(
         await until(lambda: not cluster.control.registry.missing(), timeout_s=60.0)
         await until(lambda: not left_behind(cluster), timeout_s=60.0)
 
-        figures, ledger = clients.context.metrics.figures, cluster.control.dispatch.ledger
-        assert clients.endings.total() == sum(figures.http.values()) == NUM_REQUESTS
+        counters, ledger = clients.context.metrics.counters, cluster.control.dispatch.ledger
+        assert clients.endings.total() == sum(counters.http.values()) == NUM_REQUESTS
         assert clients.context.drain.active == 0
         assert ledger.received == ledger.completed + ledger.failed + ledger.cancelled
         assert {"200", "streamed", "gone", "400", "401", "429"} <= set(clients.endings), clients.endings

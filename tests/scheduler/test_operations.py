@@ -228,8 +228,8 @@ def test_the_overlap_is_a_pair_of_counters_and_a_ratio() -> None:
     metrics = Metrics()
     for early in (750, 1000):
         times = StageTimes(send_s=0.002, kv_bytes=1000, transport="shm", kv_bytes_early=early)
-        metrics.figures.prompt_done(PromptDone(0, "handoff", "", "p", "d", times))
-    metrics.figures.prompt_done(PromptDone(0, "local", "", None, "c", StageTimes()))
+        metrics.counters.prompt_done(PromptDone(0, "handoff", "", "p", "d", times))
+    metrics.counters.prompt_done(PromptDone(0, "local", "", None, "c", StageTimes()))
 
     text = metrics.render().decode()
 

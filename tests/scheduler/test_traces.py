@@ -197,7 +197,7 @@ async def test_requests_are_served_as_usual_if_no_collector_answers(serve: Any) 
         answer = await client.post("/v1/completions", json={"model": served.model, "prompt": "hi"})
 
         assert answer.status_code == 200
-        assert served.context.metrics.figures.endings == {"finished": 1}
+        assert served.context.metrics.counters.endings == {"finished": 1}
 
 
 def test_a_defect_of_a_trace_fails_no_request(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""The figures of KV links for metrics, read from a view at every scrape; one set per pair of instances."""
+"""The metrics of KV links, read from a view at every scrape; one set per pair of instances."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,25 +9,25 @@ from wire.types import LinkStatus
 _MAX_REASON_CHARS = 160
 _MAX_GAP_CHARS = 300
 _Pair = tuple[str, str]
-_Over = tuple[str, str, str]
+_PairTransport = tuple[str, str, str]
 
 
 @dataclass(slots=True)
-class LinkFigures:
+class LinkMetrics:
     """Metric values by the labels in telemetry/metric_table.py, for links and for pairs that cannot have one."""
 
-    up: dict[_Over, int] = field(default_factory=dict)
-    round_trip_s: dict[_Over, float] = field(default_factory=dict)
-    bytes_per_s: dict[_Over, float] = field(default_factory=dict)
+    up: dict[_PairTransport, int] = field(default_factory=dict)
+    round_trip_s: dict[_PairTransport, float] = field(default_factory=dict)
+    bytes_per_s: dict[_PairTransport, float] = field(default_factory=dict)
     failures: dict[_Pair, int] = field(default_factory=dict)
     fallbacks: dict[_Pair, int] = field(default_factory=dict)
     passed_over: dict[tuple[str, ...], int] = field(default_factory=dict)
-    impossible: dict[_Over, int] = field(default_factory=dict)
+    impossible: dict[_PairTransport, int] = field(default_factory=dict)
 
 
-def link_figures(instances: Sequence[InstanceView], gaps: Sequence[GapView]) -> LinkFigures:
-    """Return the figures that the sending instances report, and the pairs that cannot have a link."""
-    found = LinkFigures(impossible={(gap.sender, gap.receiver, gap.why[:_MAX_GAP_CHARS]): 1 for gap in gaps})
+def link_metrics(instances: Sequence[InstanceView], gaps: Sequence[GapView]) -> LinkMetrics:
+    """Return the values that the sending instances report, and the pairs that cannot have a link."""
+    found = LinkMetrics(impossible={(gap.sender, gap.receiver, gap.why[:_MAX_GAP_CHARS]): 1 for gap in gaps})
     for one in instances:
         for peer, statuses in _by_peer(one).items():
             pair, shown = (one.instance_id, peer), statuses[-1]
@@ -48,7 +48,7 @@ def _by_peer(view: InstanceView) -> dict[str, list[LinkStatus]]:
     by_peer: dict[str, list[LinkStatus]] = {}
     for status in view.load.links if view.load is not None else ():
         by_peer.setdefault(status.peer_id, []).append(status)
-    return {peer: sorted(lives, key=lambda status: status.state == "up") for peer, lives in by_peer.items()}
+    return {peer: sorted(links, key=lambda status: status.state == "up") for peer, links in by_peer.items()}
 
 
 def _reasons(status: LinkStatus) -> dict[str, str]:
