@@ -14,24 +14,24 @@ from scheduler.limits import ControlLimits
 from scheduler.load.loads import PromptFacts
 from scheduler.queue.fair_queue import FairQueue
 from scheduler.queue.prompt_costs import PromptCosts
+from scheduler.queue.queue_entry import QueueEntry
 from scheduler.queue.room import QueueRoom
-from scheduler.queue.waiting import Waiting
 from wire.errors import Overloaded, PdserveError
 
 _MOST_RETRY_S = 60
 _WINDOW = 8
-_MOST_PASSED = 16
+_MAX_OVERTAKEN = 16
 
 
 class GrantSource(Protocol):
     """The interface to placement, implemented by scheduler/grants.py."""
 
-    def look_anew(self) -> None:
+    def refresh(self) -> None:
         """Discard cached loads, which may have changed."""
         ...
 
-    def has_room(self, *, stays: bool) -> bool:
-        """Whether placing any prompt may succeed; `stays`: also one that finishes where it is prefilled."""
+    def has_room(self, *, prefill_only: bool) -> bool:
+        """Whether placing any prompt may succeed; `prefill_only`: also one that finishes where it is prefilled."""
         ...
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Grant | None:
@@ -42,13 +42,13 @@ class GrantSource(Protocol):
 class Admission:
     """Owner of the queue."""
 
-    def __init__(self, limits: ControlLimits, places: GrantSource) -> None:
-        self._places = places
-        self._queue: FairQueue[Waiting] = FairQueue()
+    def __init__(self, limits: ControlLimits, grants: GrantSource) -> None:
+        self._grants = grants
+        self._queue: FairQueue[QueueEntry] = FairQueue()
         self._room = QueueRoom(limits)
         self.costs = PromptCosts()
-        self._num_staying = 0
-        self._without_room: set[Waiting] = set()  # tried since the last change
+        self._num_prefill_only = 0
+        self._without_room: set[QueueEntry] = set()  # tried since the last change
         self._pump: asyncio.Handle | None = None
         self._granted_at: float | None = None
         self._seconds_per_grant = 0.0
@@ -69,30 +69,30 @@ class Admission:
         if refusal is not None:
             raise Overloaded(refusal, self._retry_after_s())
 
-    def enter(self, waiting: Waiting, *, front: bool = False) -> None:
+    def enter(self, entry: QueueEntry, *, front: bool = False) -> None:
         """Put a prompt into the queue at its turn, or back at the front."""
-        waiting.cost = self.costs.cost(waiting.tenant, waiting.facts)
+        entry.cost = self.costs.cost(entry.tenant, entry.facts)
         if front:
-            self._queue.add_front(waiting)
+            self._queue.add_front(entry)
         else:
-            self._queue.add(waiting)
-        self._room.take(waiting.tenant, waiting.facts.num_tokens)
-        self._num_staying += waiting.facts.stays
-        self._places.look_anew()
+            self._queue.add(entry)
+        self._room.take(entry.tenant, entry.facts.num_tokens)
+        self._num_prefill_only += entry.facts.prefill_only
+        self._grants.refresh()
         self._fill()
 
-    def leave(self, waiting: Waiting) -> None:
+    def leave(self, entry: QueueEntry) -> None:
         """Remove a prompt, whether it is waiting or was granted. Idempotent."""
-        if waiting in self._queue:
-            held_up_others = waiting in self._without_room
-            self._queue.remove(waiting)
-            self._forget(waiting)
-            waiting.grant.cancel()
+        if entry in self._queue:
+            held_up_others = entry in self._without_room
+            self._queue.remove(entry)
+            self._uncount(entry)
+            entry.grant.cancel()
             if held_up_others:
-                self._places.look_anew()
+                self._grants.refresh()
                 self._fill()
-        elif waiting.grant.done() and not waiting.grant.cancelled() and waiting.grant.exception() is None:
-            waiting.grant.result().release()
+        elif entry.grant.done() and not entry.grant.cancelled() and entry.grant.exception() is None:
+            entry.grant.result().release()
 
     def changed(self) -> None:
         """Schedule one pass over the queue after a load, a booking or a member changed: many change at once."""
@@ -102,54 +102,54 @@ class Admission:
     def pump(self) -> None:
         """Grant prompts while there is room."""
         self._pump = None
-        self._places.look_anew()
-        if self._queue and self._places.has_room(stays=self._num_staying > 0):
+        self._grants.refresh()
+        if self._queue and self._grants.has_room(prefill_only=self._num_prefill_only > 0):
             self._without_room.clear()
             self._fill()
 
     def _fill(self) -> None:
-        while self._queue and self._take_one():
+        while self._queue and self._grant_one():
             pass
 
-    def _take_one(self) -> bool:
+    def _grant_one(self) -> bool:
         """Try the first prompts in the queue that were not tried yet; return whether one left the queue."""
-        passed: list[Waiting] = []
-        for waiting in itertools.islice(self._queue.order(), _WINDOW):
-            if waiting not in self._without_room and self._goes(waiting):
-                self._take_out(waiting, passed)
+        overtaken: list[QueueEntry] = []
+        for entry in itertools.islice(self._queue.order(), _WINDOW):
+            if entry not in self._without_room and self._try_grant(entry):
+                self._dequeue(entry, overtaken)
                 return True
-            self._without_room.add(waiting)
-            if waiting.passed >= _MOST_PASSED:
+            self._without_room.add(entry)
+            if entry.num_overtaken >= _MAX_OVERTAKEN:
                 return False
-            passed.append(waiting)
+            overtaken.append(entry)
         return False
 
-    def _goes(self, waiting: Waiting) -> bool:
+    def _try_grant(self, entry: QueueEntry) -> bool:
         """Try to place a prompt; return whether it no longer waits."""
-        if not waiting.grant.done():  # done: cancelled while waiting; its request is about to remove it
+        if not entry.grant.done():  # done: cancelled while waiting; its request is about to remove it
             try:
-                grant = self._places.try_place(waiting.prompt_id, waiting.facts)
+                grant = self._grants.try_place(entry.prompt_id, entry.facts)
             except PdserveError as error:
-                waiting.grant.set_exception(error)
+                entry.grant.set_exception(error)
             else:
                 if grant is not None:
-                    waiting.grant.set_result(grant)
-        return waiting.grant.done()
+                    entry.grant.set_result(grant)
+        return entry.grant.done()
 
-    def _take_out(self, waiting: Waiting, passed: list[Waiting]) -> None:
-        if waiting.grant.cancelled() or waiting.grant.exception() is not None:
-            self._queue.remove(waiting)
+    def _dequeue(self, entry: QueueEntry, overtaken: list[QueueEntry]) -> None:
+        if entry.grant.cancelled() or entry.grant.exception() is not None:
+            self._queue.remove(entry)
         else:
-            self._queue.grant(waiting)
-            for one in passed:
-                one.passed += 1
+            self._queue.grant(entry)
+            for one in overtaken:
+                one.num_overtaken += 1
             self._note_time()
-        self._forget(waiting)
+        self._uncount(entry)
 
-    def _forget(self, waiting: Waiting) -> None:
-        self._without_room.discard(waiting)
-        self._room.give_back(waiting.tenant, waiting.facts.num_tokens)
-        self._num_staying -= waiting.facts.stays
+    def _uncount(self, entry: QueueEntry) -> None:
+        self._without_room.discard(entry)
+        self._room.give_back(entry.tenant, entry.facts.num_tokens)
+        self._num_prefill_only -= entry.facts.prefill_only
 
     def _note_time(self) -> None:
         """Update the smoothed time between grants while others wait."""

@@ -101,15 +101,15 @@ class Attempts:
 
     async def _wait_for_grant(self, prompt: PromptRun, failure: PdserveError | None) -> Grant:
         """Wait in the queue. When no pair is left to try, raise the last failure."""
-        waiting = prompt.waiting
+        entry = prompt.queue_entry
         try:
-            if waiting.grant.done():  # common when the queue is empty: needs no timer
-                grant = await waiting.grant
+            if entry.grant.done():  # common when the queue is empty: needs no timer
+                grant = await entry.grant
             else:
                 async with asyncio.timeout_at(prompt.deadline):
-                    grant = await waiting.grant
+                    grant = await entry.grant
         except TimeoutError:
-            prompt.stage += f": {self._placer.why_waiting(waiting.facts) or 'others are ahead of it'}"
+            prompt.stage += f": {self._placer.why_waiting(entry.facts) or 'others are ahead of it'}"
             raise prompt.deadline_error() from None
         except Unavailable as error:
             raise (failure or error) from None

@@ -71,11 +71,11 @@ class Dispatch:
         async with self._accepted(request):
             try:
                 for prompt in prompts:
-                    self.admission.enter(prompt.waiting)
+                    self.admission.enter(prompt.queue_entry)
                 await self._serve_all(prompts, sink)
             finally:
                 for prompt in prompts:
-                    self.admission.leave(prompt.waiting)
+                    self.admission.leave(prompt.queue_entry)
 
     async def probe(self, request: GenerationRequest, plan: Plan, sink: TokenSink) -> None:
         """Run a one-prompt request on exactly this plan, bypassing queue and ledger. Raises the error that ended it."""
@@ -105,7 +105,7 @@ class Dispatch:
         try:
             if self._draining:
                 raise Draining("the scheduler is shutting down")
-            if not (self._registry.has_path(stays=request.stays) or self._registry.awaits_path()):
+            if not (self._registry.has_path(prefill_only=request.prefill_only) or self._registry.awaits_path()):
                 raise self._registry.no_path()
             self.admission.check_room(len(request.prompts), sum(map(len, request.prompts)), request.tenant)
         except (Overloaded, Unavailable):

@@ -60,13 +60,13 @@ class Placer:
         self._registry = registry
         self._seen: list[InstanceLoad] | None = None
 
-    def look_anew(self) -> None:
+    def refresh(self) -> None:
         """Drop the cached loads, which may have changed. Until then one lookup serves all prompts without room."""
         self._seen = None
 
-    def has_room(self, *, stays: bool) -> bool:
-        """Whether placing any prompt may succeed; `stays`: also one that finishes where it is prefilled."""
-        return has_room(self._loads(), stays=stays)
+    def has_room(self, *, prefill_only: bool) -> bool:
+        """Whether placing any prompt may succeed; `prefill_only`: also one that finishes where it is prefilled."""
+        return has_room(self._loads(), prefill_only=prefill_only)
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Grant | None:
         """Book and return a grant, or None when the prompt has to wait. Raises Unavailable or NeverFits."""
@@ -75,7 +75,7 @@ class Placer:
             return None
         grant = self.grant(prompt_id, plan)
         grant.book(facts)
-        self.look_anew()
+        self.refresh()
         return grant
 
     def _place(self, facts: PromptFacts) -> Plan | None:

@@ -62,13 +62,13 @@ def place(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Plan | None:
     return None
 
 
-def has_room(loads: Sequence[InstanceLoad], *, stays: bool) -> bool:
+def has_room(loads: Sequence[InstanceLoad], *, prefill_only: bool) -> bool:
     """Whether some prompt might start now; False if even the smallest would have to wait. True without a pair.
 
-    `stays`: also one that finishes on the instance that computes it.
+    `prefill_only`: also one that finishes on the instance that computes it.
     """
     least = PromptFacts(0, _GOES_ON)
-    can_start = any(_first_free(loads, dataclasses.replace(least, pooled=kind)) for kind in {False, stays})
+    can_start = any(_first_free(loads, dataclasses.replace(least, pooled=kind)) for kind in {False, prefill_only})
     return can_start or next(_pairs(loads, least), None) is None
 
 
@@ -122,7 +122,7 @@ def _pairs(loads: Sequence[InstanceLoad], prompt: PromptFacts) -> Iterator[Pair]
         (load for load in loads if load.role is not Role.DECODE),
         key=lambda load: (load.outstanding_tokens - prompt.known.get(load.index, 0), load.index),
     )
-    if prompt.stays:
+    if prompt.prefill_only:
         yield from ((start, start) for start in starts)
         return
     decodes = sorted(

@@ -12,7 +12,7 @@ from scheduler.load.loads import PromptFacts
 from scheduler.load.prefixes import Chain, chain_of
 from scheduler.ordering import OrderedOutput, OrderedScores
 from scheduler.prompt_on_instance import PromptEvent, PromptOnInstance, PromptStep
-from scheduler.queue.waiting import Waiting
+from scheduler.queue.queue_entry import QueueEntry
 from scheduler.request import GenerationRequest, TokenSink
 from scheduler.wakeup import Wakeup
 from wire.errors import DeadlineExceeded
@@ -56,14 +56,14 @@ class PromptRun:
         self._wakeup = Wakeup()
         self._start_attempt(turn=index)
 
-    def requeue(self) -> Waiting:
+    def requeue(self) -> QueueEntry:
         """Start another attempt, and return its place in the queue; being overtaken still counts."""
         self.output.forget_early()
         self._events.clear()
-        self._failure, passed = None, self.waiting.passed
+        self._failure, num_overtaken = None, self.queue_entry.num_overtaken
         self._start_attempt(turn=0)
-        self.waiting.passed = passed
-        return self.waiting
+        self.queue_entry.num_overtaken = num_overtaken
+        return self.queue_entry
 
     def _start_attempt(self, *, turn: int) -> None:
         request, index = self.request, self.index
@@ -73,7 +73,9 @@ class PromptRun:
             pooling=request.poolings[index] if request.poolings else None,
         )  # fmt: skip
         self.stage, self._computes = "waiting in the queue", False
-        self.waiting = Waiting(self.prompt_id, self.facts, turn, tenant=request.tenant, priority=request.priority)
+        self.queue_entry = QueueEntry(
+            self.prompt_id, self.facts, turn, tenant=request.tenant, priority=request.priority
+        )
 
     @property
     def prompt_id(self) -> str:

@@ -143,10 +143,10 @@ class Registry:
         """Return the largest slowness of these instances that are living; 1 if none is."""
         return max((one.slowness for one in self.living() if one.index in indices), default=1.0)
 
-    def has_path(self, *, stays: bool = False) -> bool:
-        """Whether living instances can serve a request; one that `stays` needs no decode instance."""
+    def has_path(self, *, prefill_only: bool = False) -> bool:
+        """Whether living instances can serve a request; one that is `prefill_only` needs no decode instance."""
         living = self.living()
-        if stays:
+        if prefill_only:
             return any(instance.role is not Role.DECODE for instance in living)
         ends = [instance.index for instance in living if instance.role is Role.DECODE]
         return any(

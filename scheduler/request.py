@@ -34,7 +34,7 @@ class GenerationRequest:
     tenant: str = ""
 
     @property
-    def stays(self) -> bool:
+    def prefill_only(self) -> bool:
         """Whether its prompts finish on the instances that compute them: without a token, or with the first one."""
         return bool(self.poolings) or self.params.max_tokens == 1
 

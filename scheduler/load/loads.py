@@ -95,7 +95,7 @@ class PromptFacts:
     shared: Mapping[int, int] = field(default_factory=dict)
 
     @property
-    def stays(self) -> bool:
+    def prefill_only(self) -> bool:
         """Whether it finishes on the instance that computes it: without a token, or with the first one."""
         return self.pooled or self.max_tokens == 1
 

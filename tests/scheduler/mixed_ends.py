@@ -163,7 +163,7 @@ def left_behind(cluster: FakeCluster) -> dict[str, object]:
         "prompts of keys": {key: count for key, count in room._prompts.items() if count},
         "tokens of keys": {key: count for key, count in room._tokens.items() if count},
         "without room": dispatch.admission._without_room,
-        "staying": dispatch.admission._num_staying,
+        "staying": dispatch.admission._num_prefill_only,
         "retries under way": retries.num_under_way,
         "retries waiting": retries.num_waiting,
         "blocks": sum(cluster.blocks_used),

@@ -9,7 +9,7 @@ from scheduler.admission import Admission
 from scheduler.grants import Grant
 from scheduler.limits import ControlLimits
 from scheduler.load.loads import PromptFacts
-from scheduler.queue.waiting import Waiting
+from scheduler.queue.queue_entry import QueueEntry
 from tests.scheduler.virtual_time import virtual
 from wire.errors import NeverFits, Overloaded
 
@@ -25,11 +25,11 @@ class _Room:
         self.granted: list[str] = []
         self.released: list[str] = []
 
-    def look_anew(self) -> None:
+    def refresh(self) -> None:
         pass
 
-    def has_room(self, *, stays: bool) -> bool:
-        self.asked_for_staying = stays
+    def has_room(self, *, prefill_only: bool) -> bool:
+        self.asked_for_staying = prefill_only
         return self.room > 0
 
     def try_place(self, prompt_id: str, facts: PromptFacts) -> Any:
@@ -52,8 +52,8 @@ class _Granted(Grant):
         self._room.released.append(self._id)
 
 
-def waiting(prompt_id: str, num_tokens: int = 10, turn: int = 0, *, tenant: str = "", priority: int = 0) -> Waiting:
-    return Waiting(prompt_id, PromptFacts(num_tokens, 2), turn, tenant=tenant, priority=priority)
+def waiting(prompt_id: str, num_tokens: int = 10, turn: int = 0, *, tenant: str = "", priority: int = 0) -> QueueEntry:
+    return QueueEntry(prompt_id, PromptFacts(num_tokens, 2), turn, tenant=tenant, priority=priority)
 
 
 @virtual
@@ -152,7 +152,7 @@ async def test_a_prompt_overtaken_often_keeps_its_turn() -> None:
     room.largest = 100
     admission = Admission(ControlLimits(), room)
     again = waiting("again", 500)
-    again.passed = 16
+    again.num_overtaken = 16
     admission.enter(again, front=True)
     admission.enter(waiting("short"))
 
@@ -261,7 +261,7 @@ async def test_a_key_that_filled_its_share_is_refused_and_others_are_not() -> No
 async def test_room_for_vectors_is_requested_while_one_waits() -> None:
     room = _Room(0)
     admission = Admission(ControlLimits(), room)
-    vector = Waiting("vector", PromptFacts(10, 1, pooled=True))
+    vector = QueueEntry("vector", PromptFacts(10, 1, pooled=True))
 
     def room_requested() -> bool:
         admission.pump()

@@ -275,17 +275,18 @@ def test_many_obstacles_are_summarised() -> None:
 
 
 def test_an_instance_with_a_full_next_step_has_no_room() -> None:
-    assert has_room([prefill(0, outstanding_tokens=512), decode(1)], stays=False)
-    assert not has_room([prefill(0, outstanding_tokens=513), decode(1)], stays=True)
-    assert has_room([prefill(0, outstanding_tokens=513)], stays=False)  # no pair: each prompt has to get this error
+    assert has_room([prefill(0, outstanding_tokens=512), decode(1)], prefill_only=False)
+    assert not has_room([prefill(0, outstanding_tokens=513), decode(1)], prefill_only=True)
+    # no pair: each prompt has to get this error
+    assert has_room([prefill(0, outstanding_tokens=513)], prefill_only=False)
 
 
 def test_a_full_decode_instance_leaves_room_only_for_vectors() -> None:
     loads = [prefill(0), decode(1, sequences=8)]
 
-    assert not has_room(loads, stays=False)
-    assert has_room(loads, stays=True)
-    assert not has_room([prefill(0, blocks_free=-1), decode(1, sequences=8)], stays=True)
+    assert not has_room(loads, prefill_only=False)
+    assert has_room(loads, prefill_only=True)
+    assert not has_room([prefill(0, blocks_free=-1), decode(1, sequences=8)], prefill_only=True)
 
 
 _loads = st.builds(
@@ -307,7 +308,7 @@ def test_no_prompt_starts_where_there_is_no_room(
     except (Unavailable, NeverFits):
         return
 
-    assert plan is None or has_room(loads, stays=pooled)
+    assert plan is None or has_room(loads, prefill_only=pooled)
 
 
 _any_load = st.builds(

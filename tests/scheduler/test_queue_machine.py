@@ -16,7 +16,7 @@ from scheduler.admission import Admission
 from scheduler.grants import Grant
 from scheduler.limits import ControlLimits
 from scheduler.load.loads import PromptFacts
-from scheduler.queue.waiting import Waiting
+from scheduler.queue.queue_entry import QueueEntry
 from tests.scheduler.virtual_time import VirtualTimeLoop
 
 TENANTS = ("a", "b", "c")
@@ -42,9 +42,9 @@ class Queue(RuleBasedStateMachine):
         self.runner = asyncio.Runner(loop_factory=VirtualTimeLoop)
         self.admission = Admission(ControlLimits(), self)
         self.room = 0
-        self.waiting: dict[str, Waiting] = {}  # in the order of arrival
+        self.waiting: dict[str, QueueEntry] = {}  # in the order of arrival
         self.front: set[str] = set()
-        self.granted: dict[str, Waiting] = {}
+        self.granted: dict[str, QueueEntry] = {}
         self.left: set[str] = set()
         self.had: dict[int, Counter[tuple[str, str]]] = {priority: Counter() for priority in PRIORITIES}
         self.since_worse = 0
@@ -122,23 +122,23 @@ class Queue(RuleBasedStateMachine):
         def enter() -> None:
             prompt_id = f"p{len(self.waiting) + len(self.granted) + len(self.left):06}"
             facts = PromptFacts(num_tokens, OUTPUT)
-            waiting = Waiting(prompt_id, facts, turn, tenant=tenant, priority=priority)
+            waiting = QueueEntry(prompt_id, facts, turn, tenant=tenant, priority=priority)
             self._wait_begins(tenant, priority)
             self.waiting[prompt_id] = waiting
             self.admission.enter(waiting)
 
         self._run(enter)
 
-    def _come_back(self, prompt_id: str, before: Waiting) -> None:
-        again = Waiting(prompt_id, before.facts, tenant=before.tenant, priority=before.priority)
+    def _come_back(self, prompt_id: str, before: QueueEntry) -> None:
+        again = QueueEntry(prompt_id, before.facts, tenant=before.tenant, priority=before.priority)
         self.waiting[prompt_id] = again
         self.front.add(prompt_id)
         self.admission.enter(again, front=True)
 
-    def look_anew(self) -> None:
+    def refresh(self) -> None:
         """Room here is always known."""
 
-    def has_room(self, *, stays: bool) -> bool:
+    def has_room(self, *, prefill_only: bool) -> bool:
         """Whether the next one finds room."""
         return self.room > 0
 
@@ -158,20 +158,20 @@ class Queue(RuleBasedStateMachine):
         self.granted[prompt_id] = waiting
         return _Granted()
 
-    def _check_first_come(self, prompt_id: str, waiting: Waiting) -> None:
+    def _check_first_come(self, prompt_id: str, waiting: QueueEntry) -> None:
         """No earlier prompt of its tenant and priority still waits, except later prompts of a request."""
         for before, other in self._rivals(waiting.priority):
             if other.tenant == waiting.tenant and other.turn == 0:
                 assert waiting.turn > 0 or prompt_id == before
                 break
 
-    def _check_priority(self, waiting: Waiting) -> None:
+    def _check_priority(self, waiting: QueueEntry) -> None:
         better = [one for one in PRIORITIES if one < waiting.priority and any(self._rivals(one))]
         if better:
             assert self.since_worse >= 15
         self.since_worse = 0 if better else self.since_worse + 1
 
-    def _check_share(self, waiting: Waiting) -> None:
+    def _check_share(self, waiting: QueueEntry) -> None:
         """Of two tenants that both wait all the time, none gets more than the other and a prompt of each."""
         had = self.had[waiting.priority]
         for other in {one.tenant for _, one in self._rivals(waiting.priority)} - {waiting.tenant}:
@@ -184,7 +184,7 @@ class Queue(RuleBasedStateMachine):
             for other in TENANTS:
                 self.had[priority][tenant, other] = self.had[priority][other, tenant] = 0
 
-    def _rivals(self, priority: int) -> Iterator[tuple[str, Waiting]]:
+    def _rivals(self, priority: int) -> Iterator[tuple[str, QueueEntry]]:
         return ((i, one) for i, one in self.waiting.items() if one.priority == priority and i not in self.front)
 
     def _went(self, prompt_id: str) -> None:

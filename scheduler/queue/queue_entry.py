@@ -6,11 +6,11 @@ from scheduler.grants import Grant
 from scheduler.load.loads import PromptFacts
 
 
-class Waiting:
+class QueueEntry:
     """A waiting prompt. `turn` counts the prompts of its own request before it; a lower `priority` runs earlier.
 
-    `cost` is its charge against its tenant's share, in tokens, set when it is queued; `passed` how often others were
-    granted before it after it became next.
+    `cost` is its charge against its tenant's share, in tokens, set when it is queued; `num_overtaken` how often
+    others were granted before it after it became next.
     """
 
     def __init__(
@@ -22,5 +22,5 @@ class Waiting:
         self.tenant = tenant
         self.priority = priority
         self.cost = facts.num_tokens
-        self.passed = 0
+        self.num_overtaken = 0
         self.grant: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
