@@ -51,8 +51,10 @@ _ROOT = Path(__file__).parents[1]
 _PRODUCT = tomllib.loads((_ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["packages"]
 _CHECKED_TESTS = (
     "decode_worker",
+    "devices",
     "flags",
     "native",
+    "npu",
     "prefill_worker",
     "processes",
     "rpc",

@@ -1,10 +1,10 @@
-"""The fake device with graphs that behave as a card's: operations are recorded with their tensors, and no Python runs
+"""The fake device with graphs like a card's: operations are recorded with their tensors, and no Python runs
 at a replay.
 
-A capture notes each operation and the very tensors it reads and makes; a replay computes them again, in place. So
-numbers that came from the host are as they were at the capture, and a tensor that is made anew for each step is not
-read. What a card cannot capture raises: reading a tensor's number on the host, shapes that depend on numbers, copying
-the host's numbers in. What was made during the capture is spoiled after it, as a card computes nothing then.
+A capture records each operation and the tensors it reads and writes; a replay computes them again, in place. So values
+that came from the host stay as they were at the capture, and a tensor that is created for each step is not read. What
+a card cannot capture raises: reading a tensor's value on the host, shapes that depend on values, copying values from
+the host. Results of the capture itself are overwritten after it, as a card computes nothing then.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _NEVER = ("item", "_local_scalar_dense", "is_nonzero", "nonzero", "lift_fresh", 
 
 @dataclass
 class CapturingDevice(FakeDevice):
-    """Implements Device. `replays` counts; `fails` is what a capture raises, for tests of that."""
+    """Implements Device. `replays` counts replays; `fails` is the error that a capture raises, if any."""
 
     traits: Traits = field(
         default_factory=lambda: Traits(
@@ -70,7 +70,7 @@ class _Call:
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes every operation. A result is new where it lies in none of the operation's own tensors."""
+    """Records every operation. A result is new where it shares no memory with the operation's arguments."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -90,13 +90,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def spoil(self) -> None:
-        """Fill what was made with what no step makes."""
+        """Overwrite new results with a value that no step computes."""
         for call in self._calls:
             for tensor in _new(call):
                 tensor.fill_(float("nan") if tensor.is_floating_point() else 1)
 
     def replay(self) -> None:
-        """Compute all again, from what the tensors hold now, into the tensors that were made."""
+        """Compute all again, from the tensors' current values, into the recorded results."""
         for call in self._calls:
             again = _tensors(call.function(*call.args, **call.kwargs))
             for old, new, is_new in zip(call.made, again, call.is_new, strict=True):

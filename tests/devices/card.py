@@ -1,9 +1,9 @@
-"""A device of torch's own sort in this process: its tensors are not the CPU's, and it fails where one took them for it.
+"""A torch device in this process whose tensors are not the CPU's: code that treats them as host tensors fails.
 
-torch leaves one device to others, PrivateUse1. Here its tensors hold one of the CPU each, and every op on them checks
-what a real card would check: a host tensor beside them is refused, numpy cannot read them, and each time their numbers
-go to the host is counted, with the function of the product that asked. So is each time a host tensor comes. A copy to
-the host that nobody waits for holds nonsense until an event behind it, or the card, was waited for.
+torch reserves one device type for extensions, PrivateUse1. Here each of its tensors holds a CPU tensor, and every op on
+them checks what a real card would check: a host tensor beside them is refused, and numpy cannot read them. Each copy to
+the host and from it is counted, with the function of the product that made it. An asynchronous copy to the host holds
+garbage until the host has waited for an event recorded after it, or for the card.
 """
 
 import gc
@@ -26,7 +26,7 @@ from tests.devices.held_bytes import HeldBytes
 _REPOSITORY = Path(__file__).parents[2]
 _ATEN = torch.ops.aten
 _CROSSING = frozenset({_ATEN.copy_.default, _ATEN._to_copy.default})
-"""Ops that take tensors of both sides."""
+"""Ops that take tensors of host and card together."""
 _READS = frozenset(
     {
         _ATEN._local_scalar_dense.default, _ATEN.equal.default, _ATEN.is_nonzero.default, _ATEN.masked_select.default,
@@ -34,15 +34,15 @@ _READS = frozenset(
         _ATEN.repeat_interleave.Tensor,
     }
 )  # fmt: skip
-"""Ops whose result, or its size, the host has to wait for."""
+"""Ops for whose result, or for its size, the host has to wait."""
 
 
 @dataclass(slots=True)
 class Crossings:
-    """How often numbers crossed between host and card, by place, as "engine/sampling/sampler.py:best".
+    """Number of copies between host and card by the function that made them, as "engine/sampling/sampler.py:best".
 
-    The host waits for `reads`, for `waited_uploads` (which real cards take once they are done with all before them),
-    and for `downloads` when it needs them.
+    The host waits for `reads`, for `waited_uploads` (which real cards run after all work before them), and for
+    `downloads` when it needs them.
     """
 
     reads: Counter[str] = field(default_factory=Counter)
@@ -52,7 +52,7 @@ class Crossings:
 
 
 class CardTensor(torch.Tensor):
-    """A tensor of the card. `held` is what it holds, on the CPU."""
+    """A tensor of the card. `held` is the CPU tensor with its values."""
 
     held: torch.Tensor
 
@@ -71,7 +71,7 @@ class CardTensor(torch.Tensor):
         return f"CardTensor({list(self.shape)}, {self.dtype})"
 
     def tolist(self) -> Any:
-        """torch does not let subclasses."""
+        """torch does not allow it for subclasses."""
         return self.cpu().tolist()
 
     @classmethod
@@ -81,7 +81,7 @@ class CardTensor(torch.Tensor):
         kwargs = kwargs or {}
         tensors = list(_tensors((args, kwargs)))
         _check(func, tensors)
-        made = func.decompose(*args, **kwargs)  # what inference mode hands over whole
+        made = func.decompose(*args, **kwargs)  # composite ops, which inference mode passes on undecomposed
         if made is not NotImplemented:
             return made
         asked = kwargs.get("device")
@@ -101,19 +101,19 @@ class CardTensor(torch.Tensor):
 
 
 def torch_device() -> torch.device:
-    """Return the card, by the name that this process knows its kind by."""
+    """Return the card's torch device, by the name of its kind in this process."""
     return torch.device(kind_name(), 0)
 
 
 def kind_name() -> str:
-    """Return torch's word for the kind; whoever renames it does so for the whole process."""
+    """Return torch's name for the kind; renaming it holds for the whole process."""
     name: str = torch._C._get_privateuse1_backend_name()
     return name
 
 
 @contextmanager
 def crossings() -> Iterator[Crossings]:
-    """Count what crosses within the block, on all threads."""
+    """Count the copies within the block, on all threads."""
     global _seen
     before, _seen = _seen, Crossings()
     try:
@@ -129,15 +129,15 @@ def used_bytes() -> int:
 
 
 def watch_peak() -> None:
-    """Count from now on what tensors of the card take that are made from now on; see peak_bytes."""
+    """Start to count the bytes of newly made tensors of the card; see peak_bytes."""
     global _peak, _before
     storages = [one.held.untyped_storage() for one in gc.get_objects() if type(one) is CardTensor]
-    _before = {one.data_ptr(): one for one in storages}  # kept: what is made meanwhile lies elsewhere
+    _before = {one.data_ptr(): one for one in storages}  # kept, so that new tensors do not reuse their memory
     _peak = HeldBytes()
 
 
 def peak_bytes() -> int:
-    """Return the most bytes of the card that tensors took at one time since watch_peak was called, and end that."""
+    """Return the peak bytes of the card's tensors since watch_peak was called, and stop counting."""
     global _peak, _before
     seen, _peak, _before = _peak, None, {}
     return used_bytes() if seen is None else used_bytes() - seen.now + seen.peak
@@ -172,26 +172,26 @@ def _copy(target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> 
 
 
 class _UnderWay:
-    """Owner of the copies to the host that were begun and not waited for."""
+    """Owner of the copies to the host that were started and not waited for."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._copies: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # (its number, target, what it will hold)
+        self._copies: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # (number, target, final values)
         self.num_begun = 0
 
     def begin(self, target: torch.Tensor, values: torch.Tensor) -> None:
-        """The target holds nonsense from now on."""
+        """Fill the target with garbage until the copy ends."""
         target.fill_(1 if target.dtype is torch.bool else 113)
         with self._lock:
             self.num_begun += 1
             self._copies.append((self.num_begun, target, values))
 
     def end(self, last: int) -> None:
-        """Let those up to number `last` be there."""
-        with self._lock, torch.inference_mode():  # many of these are of a step, and waited for outside
+        """Complete the copies up to number `last`."""
+        with self._lock, torch.inference_mode():  # many targets belong to a step, and are waited for outside it
             done = [one for one in self._copies if one[0] <= last]
             self._copies = [one for one in self._copies if one[0] > last]
-            with torch.inference_mode():  # in which it may have been begun
+            with torch.inference_mode():  # the copy may have been started in it
                 for _, target, values in done:
                     target.copy_(values)
 
@@ -208,7 +208,7 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 def _held(values: Any) -> Any:
-    """Return an op's arguments as they are on the CPU."""
+    """Return an op's arguments as CPU tensors."""
     if isinstance(values, CardTensor):
         return values.held
     if isinstance(values, (list, tuple)):
@@ -219,13 +219,13 @@ def _held(values: Any) -> Any:
 
 
 def _on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
-    if func is _ATEN.histc.default and not args[0].is_floating_point():  # which cards count and the CPU does not
+    if func is _ATEN.histc.default and not args[0].is_floating_point():  # cards count them and the CPU does not
         return func(args[0].double(), *args[1:], **kwargs).to(args[0].dtype)
     return func(*args, **kwargs)
 
 
 def _mode_of_views(func: Any, known: dict[int, CardTensor]) -> AbstractContextManager[object]:
-    """Make views of a tensor be of its sort: torch's inference mode makes others of what is new alone."""
+    """Let views of a tensor follow its own mode: torch makes inference tensors of new results only."""
     if not known or not any(one.alias_info is not None for one in func._schema.returns):
         return nullcontext()
     is_inference = next(iter(known.values())).is_inference()
@@ -233,7 +233,7 @@ def _mode_of_views(func: Any, known: dict[int, CardTensor]) -> AbstractContextMa
 
 
 def _wrapped(made: Any, known: dict[int, CardTensor]) -> Any:
-    """Return what an op made as the card's, its own arguments as they came."""
+    """Return an op's results as card tensors, and its own arguments unchanged."""
     if isinstance(made, torch.Tensor):
         was = known.get(id(made))
         return CardTensor(made) if was is None else was
@@ -241,7 +241,7 @@ def _wrapped(made: Any, known: dict[int, CardTensor]) -> Any:
 
 
 def _note(counter: Counter[str]) -> None:
-    """Count one for the innermost function of the product that is running; tests have none."""
+    """Count one copy for the innermost running function of the product, or for tests."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and (file := _product_file(frame.f_code.co_filename)) is None:
         frame = frame.f_back
@@ -258,7 +258,7 @@ def _product_file(name: str) -> str | None:
 
 
 class Stream:
-    """The one there is: what is launched is done on return, but for copies to the host."""
+    """The only stream: launched work is done on return, but for copies to the host."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device
@@ -268,7 +268,7 @@ class Stream:
 
 
 class Event:
-    """A mark that is reached when it is set. One that nobody set must not be waited for: real ones would not wait."""
+    """An event that is done once recorded. Waiting for one that was never recorded fails: real ones would not wait."""
 
     def __init__(self, **_: Any) -> None:
         self._last: int | None = None
@@ -290,7 +290,7 @@ class Event:
 
 
 def _module() -> types.ModuleType:
-    """Return what torch.cuda is for GPUs."""
+    """Return the card's counterpart of torch.cuda."""
     module: Any = types.ModuleType(f"torch.{kind_name()}")
     module.Stream, module.Event = Stream, Event
     module.stream = lambda stream: nullcontext()
@@ -326,7 +326,7 @@ _under_way = _UnderWay()
 _lock = threading.Lock()
 _guard = _DummyDeviceGuard()
 _library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-# What makes a tensor of nothing but numbers has no tensor whose class could be asked.
+# Functions that create a tensor from numbers have no tensor argument that could dispatch them.
 for _name in ("empty.memory_format", "empty_strided", "arange", "arange.start", "arange.start_step"):
     _base, _, _overload = _name.partition(".")
     _library.impl(_name, _factory(getattr(getattr(_ATEN, _base), _overload or "default")), "PrivateUse1")

@@ -1,4 +1,4 @@
-"""The device of a test that takes one: every one in turn."""
+"""The fixtures that run a test on every device in turn."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def device(request: pytest.FixtureRequest) -> Device:
 
 @pytest.fixture(params=list(DEVICES))
 def any_device(request: pytest.FixtureRequest) -> Device:
-    """Each device, also by what is left to `scripts/test --all` elsewhere: for the widest of tests alone."""
+    """Each device, also with the backends that other tests use only in `scripts/test --all`: for the broadest tests."""
     return open_device(request.param)
 
 

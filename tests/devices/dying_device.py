@@ -1,4 +1,4 @@
-"""The fake device, which can die: whatever is asked of it then fails as on a card, or never returns."""
+"""The fake device, which can die: every call to it then fails as on a card, or never returns."""
 
 import threading
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ FAULT = "CUDA error: an illegal memory access was encountered\nCompile with TORC
 
 @dataclass
 class DyingDevice(FakeDevice):
-    """Implements Device. `fails_with`: what its events raise. `answers`: clear it, and waits for its events last."""
+    """Implements Device. `fails_with`: the error of its events. While `answers` is clear, waits for them block."""
 
     fails_with: Exception | None = None
     answers: threading.Event = field(default_factory=threading.Event)

@@ -1,12 +1,12 @@
-"""The devices that the suites of this folder run on, by name; one that cannot be had here is skipped by name.
+"""The devices that the tests of this folder run on, by name; one that this machine lacks is skipped by name.
 
 cpu   what the product opens on every machine
 fake  a device in one file (fake_device.py): CPU tensors, pools like a card's
-card  a device whose tensors are not the CPU's (card.py): what takes them for it fails
+card  a device whose tensors are not the CPU's (card.py): code that treats them as host tensors fails
 cuda  a GPU, where torch sees one
 npu   the NPU's own ops by their schemas, computed on the CPU (tests/npu)
 
-card-cuda and card-npu are the card with what GPUs and NPUs attend by.
+card-cuda and card-npu are the card with the attention of GPUs and NPUs.
 """
 
 from collections.abc import Callable
@@ -64,18 +64,18 @@ ACCELERATORS = EVERY[1:]
 
 
 def open_device(name: str) -> Device:
-    """Return the device, or skip the test that asks, with the reason."""
+    """Return the device, or skip the test with the reason."""
     return DEVICES[name]()
 
 
 def attention_of(name: str) -> AttentionBackend:
-    """Return the device's own attention, which takes and gives tensors of the CPU."""
+    """Return the device's own attention, which takes and returns CPU tensors."""
     device = open_device(name)
     return OnDevice(make_backend("auto", device), device.torch_device)
 
 
 class OnDevice:
-    """Implements AttentionBackend: a step's tensors go to the device, and what it makes comes back."""
+    """Implements AttentionBackend: a step's tensors are copied to the device, and its results back."""
 
     def __init__(self, backend: AttentionBackend, device: torch.device) -> None:
         self._backend, self._device = backend, device
@@ -88,7 +88,7 @@ class OnDevice:
 
 
 class StepOnDevice:
-    """Implements StepAttention; pools go there whole, and come back once they are written."""
+    """Implements StepAttention; whole pools are copied to the device, and back once they are written."""
 
     def __init__(self, step: StepAttention, device: torch.device) -> None:
         self._step, self._device = step, device

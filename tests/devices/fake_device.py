@@ -1,6 +1,6 @@
-"""A device of its own kind, in one file: CPU tensors, a pool like a device's, events that are counted.
+"""A separate device kind in one file: CPU tensors, a pool like a device's, events that are counted.
 
-What a new kind has to bring is what stands here; all the rest of the product takes it through devices/interface.py.
+A new kind has to implement what is here; the rest of the product uses it through devices/interface.py.
 """
 
 import os
@@ -25,7 +25,7 @@ VISIBLE = "FAKE_VISIBLE_DEVICES"
 
 @dataclass
 class FakeKind:
-    """Implements DeviceKind. `why` is what `lacking` says; `shown`: whether its card is."""
+    """Implements DeviceKind. `why` is returned by `lacking`; `shown`: whether its card is visible."""
 
     traits: Traits = TRAITS
     why: str | None = None
@@ -44,7 +44,7 @@ class FakeKind:
 
 @dataclass
 class FakeDevice:
-    """Implements Device: computes at once, like the CPU, and has pools of its own memory, as cards have."""
+    """Implements Device: computes synchronously, like the CPU, and has pools in its own memory, as cards have."""
 
     index: int = 0
     traits: Traits = TRAITS
@@ -110,7 +110,7 @@ class FakeEvent:
 
 
 class CardKind(FakeKind):
-    """The same, whose steps are collected later, and whose devices say which card their process is shown."""
+    """The same with steps that are collected later, and devices that name the card visible to their process."""
 
     def __init__(self) -> None:
         super().__init__(replace(TRAITS, visible_variable=VISIBLE, is_asynchronous=True))

@@ -1,4 +1,4 @@
-"""A rank on the fake device, as a process: the kind is in this process's table before the product's own rank starts.
+"""A rank process on the fake device: the kind is added to the process's table before the product's rank starts.
 
 python -P -m tests.devices.fake_rank CHANNEL_FD PARENT_PID     (PYTHONPATH: the repository)
 """

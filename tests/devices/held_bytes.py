@@ -1,4 +1,4 @@
-"""How many bytes tensors hold that were made since, at most at one time: what a card's allocator tells of itself."""
+"""The peak bytes held by tensors created since a start: what a card's allocator reports."""
 
 import threading
 import weakref
@@ -14,17 +14,17 @@ class HeldBytes:
     """Counts the storages of tensors given to `hold`, each once and as long as one of its tensors lives."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a tensor may go while another is held
+        self._lock = threading.RLock()  # a tensor may be freed while another is registered
         self._tensors: Counter[int] = Counter()
         self._bytes: dict[int, int] = {}
         self.now = self.peak = 0
 
     def knows(self, tensor: torch.Tensor) -> bool:
-        """Whether its storage is held."""
+        """Whether the tensor's storage is counted."""
         return tensor.untyped_storage().data_ptr() in self._bytes
 
     def hold(self, tensor: torch.Tensor, owner: object) -> None:
-        """Count the tensor's storage until `owner` goes."""
+        """Count the tensor's storage until `owner` is freed."""
         storage = tensor.untyped_storage()
         place, size = storage.data_ptr(), storage.nbytes()
         if not size:
@@ -45,7 +45,7 @@ class HeldBytes:
 
 
 class HeldByOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it `held` counts what operations make anew; what they keep for themselves while they run is not seen."""
+    """Context in which `held` counts new results of operations; their internal scratch memory is not seen."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

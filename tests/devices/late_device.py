@@ -1,4 +1,4 @@
-"""The fake device as an asynchronous one: what a step leaves for the host is there when its event is waited for."""
+"""The fake device as an asynchronous one: a step's results reach the host when its event is waited for."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ class LateDevice(FakeDevice):
 
 
 class LateDownload(Download):
-    """Copies nothing before it is waited for: whoever reads sooner reads what no step makes."""
+    """Copies nothing before it is waited for: an earlier read returns a value that no step computes."""
 
     def __init__(self, device: Device) -> None:
         super().__init__(device)
@@ -33,7 +33,7 @@ class LateDownload(Download):
         self._has_ended = False
 
     def take(self, values: torch.Tensor) -> torch.Tensor:
-        assert not self._has_ended, "what is taken behind the event is not waited for"
+        assert not self._has_ended, "the event does not cover what is downloaded after it"
         kept = torch.full(values.shape, -(10**6), dtype=values.dtype)
         self._copies.append(lambda: kept.copy_(values))
         return kept
@@ -52,7 +52,7 @@ class LateDownload(Download):
 
 @contextmanager
 def late_downloads() -> Iterator[None]:
-    """Let every step launched in this block come late."""
+    """Delay the results of every step launched in this block."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine.device_output, "Download", LateDownload)
         yield

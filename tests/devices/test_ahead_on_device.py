@@ -1,4 +1,4 @@
-"""One step ahead on a card whose tensors are not the CPU's: a launch waits for nothing, and tokens are the same."""
+"""Steps launched ahead on a card whose tensors are not the CPU's: a launch never waits, and tokens are the same."""
 
 import random
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_a_launch_reads_nothing_from_the_card(asked: list[dict[str, Any]], tmp_p
     path = make_tiny_model("llama", tmp_path)
     here, card = load(path, FakeDevice()), load(path, CardDevice(is_asynchronous=True))
     batch = step_of(asked)
-    card.launch(batch).collect()  # what is made once for good
+    card.launch(batch).collect()  # creates what is kept for all steps
 
     with crossings() as seen:
         step = card.launch(batch)
@@ -66,7 +66,7 @@ def test_a_launch_reads_nothing_from_the_card(asked: list[dict[str, Any]], tmp_p
         assert seen.downloads
     with crossings() as seen:
         got = step.collect()
-        assert seen == Crossings(), "collecting launches nothing"
+        assert seen == Crossings(), "collecting launched something"
 
     expected = here.launch(batch).collect()
     assert got.token_ids == expected.token_ids
@@ -79,7 +79,7 @@ def test_a_launch_reads_nothing_from_the_card(asked: list[dict[str, Any]], tmp_p
 
 
 @pytest.mark.parametrize("attention", ["card", "cuda"])
-def test_a_step_behind_another_reads_nothing_either(attention: str, tmp_path: Path) -> None:
+def test_a_launch_behind_another_step_reads_nothing_from_the_card(attention: str, tmp_path: Path) -> None:
     model = load(make_tiny_model("llama", tmp_path), CardDevice(is_asynchronous=True, attention=attention))
     first = step_of([PARAMS["greedy"]] * 3)
     rows = tuple(SampleRow(i, one.params, 0, 1) for i, one in enumerate(first.samples))
@@ -95,11 +95,11 @@ def test_a_step_behind_another_reads_nothing_either(attention: str, tmp_path: Pa
         got = both((0, 0, 0), carried)
         assert not seen.reads, f"the host waits in {dict(seen.reads)}"
 
-    assert got == both(known, ()), "as if the host had known them"
+    assert got == both(known, ()), "the tokens differ from those of a host that knew them"
     model.close()
 
 
-def test_greedy_output_is_that_of_transformers(tmp_path: Path) -> None:
+def test_greedy_output_equals_transformers(tmp_path: Path) -> None:
     path, given = make_tiny_model("qwen3", tmp_path), prompts(3, 16, 40, 61, 7)
     model = load(path, CardDevice(is_asynchronous=True))
     core = EngineCore(model, max_num_seqs=8, max_num_batched_tokens=64, prefill_chunk_size=24, swap_bytes=1 << 20)

@@ -1,4 +1,4 @@
-"""The tests' own card bites: each mistake that it is there to find makes it fail, or is counted."""
+"""The tests' own card detects mistakes: each one that it is meant to find raises, or is counted."""
 
 from collections.abc import Callable
 
@@ -33,14 +33,14 @@ def test_mixing_host_and_card_tensors_is_refused(
         mistake(x)
 
 
-def test_a_single_number_of_the_host_is_taken_as_real_cards_do() -> None:
+def test_a_scalar_tensor_of_the_host_is_accepted_as_on_real_cards() -> None:
     x = torch.ones(3, device=CARD) * torch.tensor(2.0) + 1
 
     assert x.tolist() == [3.0] * 3
 
 
 @pytest.mark.parametrize("read", [lambda x: x.numpy(), np.asarray])
-def test_numpy_cannot_read_it(read: Callable[[torch.Tensor], object]) -> None:
+def test_numpy_cannot_read_a_card_tensor(read: Callable[[torch.Tensor], object]) -> None:
     with pytest.raises((RuntimeError, TypeError)):
         read(torch.ones(3, device=CARD))
 
@@ -61,7 +61,7 @@ def test_numpy_cannot_read_it(read: Callable[[torch.Tensor], object]) -> None:
     ],
 )
 @pytest.mark.parametrize("inference", [False, True])
-def test_each_wait_for_its_numbers_is_counted(read: Callable[[torch.Tensor], object], inference: bool) -> None:
+def test_each_read_that_waits_is_counted(read: Callable[[torch.Tensor], object], inference: bool) -> None:
     x = torch.ones(3, device=CARD)
 
     with crossings() as crossed, torch.inference_mode(inference):
@@ -83,7 +83,7 @@ def test_copies_from_the_host_are_counted() -> None:
     assert not crossed.reads
 
 
-def test_the_place_in_the_product_is_named() -> None:
+def test_a_copy_is_counted_under_its_function_of_the_product() -> None:
     with crossings() as crossed:
         token_logprobs(torch.randn(2, 5).to(CARD), [1, 2], [0, 0])
 
@@ -91,7 +91,7 @@ def test_the_place_in_the_product_is_named() -> None:
     assert crossed.waited_uploads == {"tests": 1, "engine/sampling/logprobs.py:_of_slice": 1}
 
 
-def test_a_copy_that_is_not_waited_for_holds_nonsense() -> None:
+def test_an_asynchronous_copy_holds_garbage_until_it_is_waited_for() -> None:
     x, host = torch.arange(3, device=CARD), torch.empty(3, dtype=torch.int64)
     event, early = torch.get_device_module(CARD).Event(), torch.get_device_module(CARD).Event()
     early.record()
@@ -109,12 +109,12 @@ def test_a_copy_that_is_not_waited_for_holds_nonsense() -> None:
     assert (crossed.downloads, crossed.reads) == ({"tests": 1}, {})
 
 
-def test_an_unrecorded_event_is_not_waited_for() -> None:
+def test_waiting_for_an_unrecorded_event_fails() -> None:
     with pytest.raises(AssertionError, match="never recorded"):
         torch.get_device_module(CARD).Event().synchronize()
 
 
-def test_views_share_memory_and_ops_in_place_return_their_argument() -> None:
+def test_views_share_memory_and_in_place_ops_return_their_argument() -> None:
     pool = torch.zeros(16, dtype=torch.uint8, device=CARD)
     floats = pool[4:12].view(torch.float32)
 

@@ -1,4 +1,4 @@
-"""Process groups by name: which kind has which, what HCCL is told of the environment, how its group is made."""
+"""Process groups by name: which device kind uses which, the variables set for HCCL, and how its group is made."""
 
 import os
 import sys
@@ -23,7 +23,7 @@ from devices.npu import TRAITS
 from tests.devices.fake_device import FakeDevice, FakeKind
 
 
-def test_a_kind_has_the_collective_that_its_traits_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kind_uses_the_collective_named_in_its_traits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(table.KINDS, "fake", FakeKind())
 
     found = [collective_of(device) for device in ("cpu", "cuda:1", "npu:0", "fake:2", "tpu:0")]
@@ -32,7 +32,7 @@ def test_a_kind_has_the_collective_that_its_traits_name(monkeypatch: pytest.Monk
     assert all(kind.traits.collective in COLLECTIVES for kind in table.KINDS.values())
 
 
-def test_hccl_gets_the_variables_the_user_has_not_set() -> None:
+def test_hccl_defaults_keep_variables_set_by_the_user() -> None:
     environ = {"HCCL_CONNECT_TIMEOUT": "600"}
 
     set_hccl_defaults(environ)
@@ -72,14 +72,14 @@ def test_an_nccl_failure_ends_no_process(host: str, interface: str | None) -> No
 
 @dataclass
 class Options:
-    """Of a stand-in for ProcessGroupHCCL and ProcessGroupNCCL."""
+    """Options of a stand-in for ProcessGroupHCCL and ProcessGroupNCCL."""
 
     _timeout: timedelta = timedelta(minutes=30)
 
 
 @dataclass
 class Made:
-    """What the stand-in was made with."""
+    """The arguments that the stand-in was made with."""
 
     store: object
     rank: int
@@ -90,7 +90,7 @@ class Made:
 
 @dataclass
 class ActivatedKind(FakeKind):
-    """Remembers which of its devices were activated."""
+    """Records which of its devices were activated."""
 
     activated: list[int] = field(default_factory=list)
 
@@ -107,7 +107,7 @@ class ActivatedKind(FakeKind):
 def test_an_nccl_group_has_its_device_variables_and_torchs_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One below our deadlines would end first, and what it ends counts as complete."""
+    """A timeout below our deadlines would end first, and a sum that it ends counts as complete."""
     kind = ActivatedKind(cuda.TRAITS)
     monkeypatch.setattr(
         "torch.distributed.ProcessGroupNCCL", type("Nccl", (Made,), {"Options": Options}), raising=False

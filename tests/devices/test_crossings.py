@@ -1,4 +1,4 @@
-"""What crosses between host and device in a step: as much for many sequences and layers as for few, with no wait."""
+"""Copies between host and device in a step: as many for few sequences and layers as for many, and none waits."""
 
 import random
 from dataclasses import replace
@@ -27,7 +27,7 @@ KINDS = {
             "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 16,
             "short_factor": [1.0] * 4, "long_factor": [4.0] * 4,
         },
-    },  # a rotation that looks at lengths
+    },  # a rope that depends on lengths
 }  # fmt: skip
 PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -61,14 +61,14 @@ def step_of(num_decoding: int, num_prompts: int, params: dict[str, Any]) -> Step
 
 
 def crossed(model: TorchModel, batch: StepBatch) -> Crossings:
-    model.launch(batch).collect()  # what is made once for good
+    model.launch(batch).collect()  # creates what is kept for all steps
     with crossings() as seen:
         model.launch(batch).collect()
     return seen
 
 
 @pytest.mark.parametrize("params", PARAMS)
-def test_more_sequences_cross_no_more_often(params: str, tmp_path: Path) -> None:
+def test_more_sequences_need_no_more_copies(params: str, tmp_path: Path) -> None:
     model = load(tmp_path)
 
     one, many = (crossed(model, step_of(size, size - 1, PARAMS[params])) for size in (1, 5))
@@ -94,7 +94,7 @@ def test_logprobs_vectors_and_beams_need_no_synchronisation(tmp_path: Path) -> N
     model.close()
 
 
-def test_nothing_crosses_when_a_step_is_collected(tmp_path: Path) -> None:
+def test_collecting_a_step_copies_nothing(tmp_path: Path) -> None:
     model = load(tmp_path)
     pending = model.launch(step_of(3, 2, PARAMS["likely"]))
 
@@ -106,7 +106,7 @@ def test_nothing_crosses_when_a_step_is_collected(tmp_path: Path) -> None:
     model.close()
 
 
-def test_a_step_begins_with_tokens_that_the_host_has_not_seen(tmp_path: Path) -> None:
+def test_a_step_starts_from_tokens_the_host_has_not_read(tmp_path: Path) -> None:
     model, first = load(tmp_path), step_of(3, 0, PARAMS["greedy"])
     second = step_of(3, 0, PARAMS["greedy"])
     behind = replace(second, token_ids=(0, 0, 0), carried=((0, 2), (2, 1)))
@@ -132,7 +132,7 @@ def test_a_step_begins_with_tokens_that_the_host_has_not_seen(tmp_path: Path) ->
         for kind in KINDS
     ],
 )
-def test_more_layers_cross_no_more_often(kind: str, attention: str, tmp_path: Path) -> None:
+def test_more_layers_need_no_more_copies(kind: str, attention: str, tmp_path: Path) -> None:
     batch = step_of(4, 2, PARAMS["greedy"])
     seen = []
     for num_layers in (2, 4):

@@ -1,4 +1,4 @@
-"""A GPU's graphs, in the calls that they are made of: torch.cuda is replaced, its signatures are the real ones'."""
+"""The calls that capture a GPU's graphs: torch.cuda is replaced by stand-ins with the real signatures."""
 
 import inspect
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from devices.cuda import TRAITS, CudaDevice
 
 
 class Stream:
-    """Notes who waits for whom."""
+    """Records which stream waits for which."""
 
     def __init__(self, name: Any, said: list[str]) -> None:
         self.name, self._said = str(name), said
@@ -23,7 +23,7 @@ class Stream:
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was done, in order."""
+    """The recorded calls, in order."""
     told: list[str] = []
     pools: list[str] = []
     real = inspect.signature(torch.cuda.graph.__init__)
@@ -59,7 +59,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return told
 
 
-def test_a_capture_runs_once_before_on_the_same_stream(said: list[str]) -> None:
+def test_a_capture_is_warmed_up_on_the_same_stream(said: list[str]) -> None:
     device = CudaDevice(TRAITS, 3)
 
     graph = device.capture(lambda: said.append("run"))
@@ -73,7 +73,7 @@ def test_a_capture_runs_once_before_on_the_same_stream(said: list[str]) -> None:
     ]  # fmt: skip
 
 
-def test_all_captures_share_a_stream_and_their_memory(said: list[str]) -> None:
+def test_all_captures_share_a_stream_and_a_memory_pool(said: list[str]) -> None:
     device = CudaDevice(TRAITS, 0)
 
     for _ in range(2):
@@ -91,7 +91,7 @@ def test_a_graph_takes_no_lists_from_the_host(said: list[str]) -> None:
     assert said.count("replay") == 1
 
 
-def test_the_line_for_people_has_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_description_has_the_driver_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"card {index}")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, 141 << 30))
     monkeypatch.setattr(torch.version, "cuda", "13.0")

@@ -1,4 +1,4 @@
-"""What every Device keeps, whatever it is: the seam of devices/interface.py."""
+"""The contract of every Device: the interface of devices/interface.py."""
 
 import threading
 
@@ -16,7 +16,7 @@ LAYOUT = PoolLayout(
 )  # fmt: skip
 
 
-def test_it_has_a_name_of_its_kind_and_a_line_for_people(device: Device) -> None:
+def test_a_device_has_a_name_of_its_kind_and_a_description(device: Device) -> None:
     name = device.name
 
     assert name.partition(":")[0] == device.traits.kind
@@ -31,13 +31,13 @@ def test_tensors_are_on_the_devices_torch_device(device: Device) -> None:
     assert made.cpu().tolist() == [0, 1, 2, 3]
 
 
-def test_its_memory_is_free_in_part(device: Device) -> None:
+def test_part_of_a_devices_memory_is_free(device: Device) -> None:
     memory = device.memory()
 
     assert 0 < memory.free <= memory.total
 
 
-def test_an_event_is_done_once_it_is_recorded_and_waited_for(device: Device) -> None:
+def test_an_event_is_done_after_a_wait(device: Device) -> None:
     event = device.event()
     event.record()
     event.wait()
@@ -46,7 +46,7 @@ def test_an_event_is_done_once_it_is_recorded_and_waited_for(device: Device) -> 
     assert event.is_done
 
 
-def test_it_is_activated_in_another_thread_and_works_there(device: Device) -> None:
+def test_a_device_works_in_another_thread_once_activated(device: Device) -> None:
     made: list[list[float]] = []
 
     def work() -> None:
@@ -94,7 +94,7 @@ def test_a_device_reports_peak_memory(device: Device) -> None:
         assert device.peak_bytes(lambda: None) < 1 << 20
 
 
-def test_a_pool_has_its_layouts_bytes_with_the_kinds_alignment(device: Device) -> None:
+def test_a_pool_has_the_layouts_size_and_the_kinds_alignment(device: Device) -> None:
     pool = device.make_pool(LAYOUT)
 
     assert pool.layout is LAYOUT
@@ -112,7 +112,7 @@ def test_a_pool_has_its_layouts_bytes_with_the_kinds_alignment(device: Device) -
     pool.close()
 
 
-def test_a_pool_closes_twice_and_is_not_used_after(device: Device) -> None:
+def test_a_pool_can_be_closed_twice_and_not_used_after(device: Device) -> None:
     pool = device.make_pool(LAYOUT)
     pool.close()
     pool.close()
@@ -121,7 +121,7 @@ def test_a_pool_closes_twice_and_is_not_used_after(device: Device) -> None:
         _ = pool.tensor if isinstance(pool, DevicePool) else pool.buffer[:1]
 
 
-def test_a_pool_waits_for_its_newest_mark_if_there_is_one(accelerator: Device) -> None:
+def test_a_pool_waits_for_its_newest_event_if_there_is_one(accelerator: Device) -> None:
     pool = accelerator.make_pool(LAYOUT)
     assert isinstance(pool, DevicePool)
 
@@ -136,7 +136,9 @@ def test_a_pool_waits_for_its_newest_mark_if_there_is_one(accelerator: Device) -
 
 
 def test_a_pool_that_does_not_fit_is_refused_with_its_bytes(device: Device) -> None:
-    layout = PoolLayout([KvTensor(0, "k", 2**20, 2**20, "float32")], num_blocks=2, block_size=16)  # all addresses
+    layout = PoolLayout(
+        [KvTensor(0, "k", 2**20, 2**20, "float32")], num_blocks=2, block_size=16
+    )  # the whole address space
 
     with pytest.raises(ConfigError, match=str(layout.total_bytes)):
         device.make_pool(layout)
@@ -158,7 +160,7 @@ def test_a_device_captures_graphs_or_declares_it_cannot(device: Device) -> None:
             device.capture(lambda: None)
 
 
-def test_its_traits_are_those_of_its_kind_where_the_product_has_it(device: Device) -> None:
+def test_a_devices_traits_equal_those_of_its_kind_in_the_product(device: Device) -> None:
     traits = device.traits
 
     assert traits.block_size % 16 == 0

@@ -1,4 +1,4 @@
-"""Encoders on every device: the same vectors and scores as on the CPU, with weights and inputs where the device is."""
+"""Encoders on every device: the same vectors and scores as on the CPU, with weights and inputs on the device."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answers(path: Path, device: Device, asked: list[Pooling]) -> list[tuple[float, ...]]:
-    """Return what each text is answered with, asked in the ways of `asked` in turn."""
+    """Return the answer for each text, with the options of `asked` in turn."""
     encoder, _ = load_encoder(path, dtype="float32", device=device)
     core = EncoderCore(
         encoder, identify(path, "m"), block_size=device.traits.block_size, max_num_seqs=4, max_num_batched_tokens=256
@@ -51,7 +51,7 @@ def answers(path: Path, device: Device, asked: list[Pooling]) -> list[tuple[floa
     return [found[str(i)] for i in range(len(TEXTS))]
 
 
-def test_vectors_are_those_of_the_cpu(device: Device, bert: Path) -> None:
+def test_vectors_equal_those_of_the_cpu(device: Device, bert: Path) -> None:
     asked = [Pooling(how="mean"), Pooling(how="cls", normalize=False, second_text=2), Pooling(how="last", dimensions=5)]
 
     found, expected = answers(bert, device, asked), answers(bert, CpuDevice(), asked)
@@ -61,7 +61,7 @@ def test_vectors_are_those_of_the_cpu(device: Device, bert: Path) -> None:
         assert mine == pytest.approx(theirs, abs=1e-5)
 
 
-def test_scores_are_those_of_the_cpu(device: Device, cross_encoder: Path) -> None:
+def test_scores_equal_those_of_the_cpu(device: Device, cross_encoder: Path) -> None:
     found, expected = (
         answers(cross_encoder, one, [Pooling("score", second_text=2)]) for one in (device, CpuDevice())
     )  # fmt: skip
@@ -71,7 +71,7 @@ def test_scores_are_those_of_the_cpu(device: Device, cross_encoder: Path) -> Non
         assert mine == pytest.approx(theirs, abs=1e-5)
 
 
-def test_weights_are_on_the_device_and_their_size_is_in_the_note(bert: Path) -> None:
+def test_weights_are_on_the_device_and_the_note_has_their_size(bert: Path) -> None:
     device = CardDevice()
     before = device.memory().free
 

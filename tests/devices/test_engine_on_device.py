@@ -1,4 +1,4 @@
-"""The whole engine on every device: what it tells of requests of every sort is what the CPU tells."""
+"""The whole engine on every device: requests of every kind get the same outputs as on the CPU."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from devices.cpu import CpuDevice
 from devices.interface import Device
 from engine.oracle import Oracle
-from tests.devices.tiny_traffic import PLENTY, Told, core_on, every_sort, ids, plain, run
+from tests.devices.tiny_traffic import PLENTY, Outputs, core_on, every_sort, ids, plain, run
 from tests.engine.tiny_models import make_tiny_model
 from wire.types import TokenLogprobs
 
@@ -22,7 +22,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told_on_cpu(path: Path) -> Iterator[Told]:
+def outputs_on_cpu(path: Path) -> Iterator[Outputs]:
     with core_on(CpuDevice(), path, attention_backend="reference") as core:
         for state in every_sort():
             core.add(state)
@@ -37,44 +37,46 @@ def same(mine: list[TokenLogprobs], theirs: list[TokenLogprobs]) -> None:
         assert one.top_logprobs == pytest.approx(other.top_logprobs, abs=TOLERANCE)
 
 
-def test_requests_of_every_sort_are_answered_as_on_the_cpu(any_device: Device, path: Path, told_on_cpu: Told) -> None:
+def test_requests_of_every_kind_are_answered_as_on_the_cpu(
+    any_device: Device, path: Path, outputs_on_cpu: Outputs
+) -> None:
     with core_on(any_device, path, block_size=any_device.traits.block_size) as core:
         for state in every_sort():
             core.add(state)
-        told = run(core)
+        outputs = run(core)
 
-    assert told.tokens == told_on_cpu.tokens
-    assert told.logprobs.keys() == told_on_cpu.logprobs.keys() == {("likely", 0), ("scored", 0)}
-    for key, likely in told.logprobs.items():
-        same(likely, told_on_cpu.logprobs[key])
-    same(told.prompts["scored"], told_on_cpu.prompts["scored"])
-    assert told.vectors.keys() == {"last", "mean", "cls"}
-    for name, vector in told.vectors.items():
-        assert vector == pytest.approx(told_on_cpu.vectors[name], abs=TOLERANCE)
+    assert outputs.tokens == outputs_on_cpu.tokens
+    assert outputs.logprobs.keys() == outputs_on_cpu.logprobs.keys() == {("likely", 0), ("scored", 0)}
+    for key, likely in outputs.logprobs.items():
+        same(likely, outputs_on_cpu.logprobs[key])
+    same(outputs.prompts["scored"], outputs_on_cpu.prompts["scored"])
+    assert outputs.vectors.keys() == {"last", "mean", "cls"}
+    for name, vector in outputs.vectors.items():
+        assert vector == pytest.approx(outputs_on_cpu.vectors[name], abs=TOLERANCE)
 
 
-@pytest.mark.parametrize("swap_bytes", [0, PLENTY], ids=["rebuilt", "put-aside"])
+@pytest.mark.parametrize("swap_bytes", [0, PLENTY], ids=["recomputed", "swapped-out"])
 def test_a_full_pool_changes_no_token(device: Device, swap_bytes: int, path: Path) -> None:
     lengths = (3, 16, 9, 14)
-    room = 16 * (2 * 2 * 16 * 4) * 2  # of a block of 16 tokens
+    room = 16 * (2 * 2 * 16 * 4) * 2  # bytes of a block of 16 tokens
     with core_on(device, path, kv_bytes=6 * room + (4 << 12), swap_bytes=swap_bytes) as core:
         for length in lengths:
             core.add(plain(str(length), length, max_tokens=26))
-        told = run(core)
+        outputs = run(core)
 
         assert core.load().preemptions > 0
-    assert (told.put_aside > 0) == (swap_bytes > 0)
+    assert (outputs.swapped_out > 0) == (swap_bytes > 0)
     expected = Oracle(path, "float32").generate_greedy([ids(length) for length in lengths], 26, ignore_eos=True)
-    assert [told.tokens[str(length), 0] for length in lengths] == expected
+    assert [outputs.tokens[str(length), 0] for length in lengths] == expected
 
 
-def test_a_prompt_takes_its_prefix_from_the_devices_cache(device: Device, path: Path) -> None:
+def test_a_prompt_uses_the_prefix_cache_on_the_device(device: Device, path: Path) -> None:
     with core_on(device, path, block_size=device.traits.block_size) as core:
         core.add(plain("first", 200))
         first = run(core)
         core.add(plain("again", 200))
         steps = 0
-        again = Told()
+        again = Outputs()
         while core.has_work():
             result = core.step()
             steps += result.num_tokens

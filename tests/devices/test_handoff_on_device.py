@@ -1,4 +1,4 @@
-"""A prompt's KV goes from one device's pool to another's by this process's mover; the answer is transformers'."""
+"""KV moves from one device's pool to another's by this process's mover; the answer equals transformers'."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -15,7 +15,7 @@ from kvtransfer.mover import process_mover
 from native.memory import RegionRuns, Runs, StopFlag
 from tests.devices.card_device import TRAITS, CardKind
 from tests.devices.every_device import open_device
-from tests.devices.tiny_traffic import Told, core_on, ids, plain, run
+from tests.devices.tiny_traffic import Outputs, core_on, ids, plain, run
 from tests.engine.tiny_models import make_tiny_model
 from tests.instance.device_pair import NUM_TOKENS as PAIR_TOKENS
 from tests.instance.device_pair import PROMPTS, config, serve_pair
@@ -43,7 +43,7 @@ def expected(path: Path) -> list[int]:
 
 
 def move(source: EngineCore, chunks: Sequence[Chunk], target: EngineCore) -> tuple[int, ...]:
-    """Move the KV of these chunks, all layers, into blocks of the target; return them."""
+    """Move the KV of these chunks, all layers, into blocks of the target; return the blocks."""
     blocks = target.blocks.allocate(target.info.layout.num_blocks_for(LENGTH))
     for chunk in chunks:
         for tensor in range(len(target.info.layout.tensors)):
@@ -59,26 +59,28 @@ def _place(core: EngineCore, tensor: int, block_ids: Sequence[int], chunk: Chunk
 
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)
-def test_a_prompt_continues_where_its_kv_went(source: str, target: str, path: Path, expected: list[int]) -> None:
+def test_a_prompt_continues_on_the_device_that_has_its_kv(
+    source: str, target: str, path: Path, expected: list[int]
+) -> None:
     a, b = open_device(source), open_device(target)
     with core_on(a, path, block_size=16) as p, core_on(b, path, block_size=128) as d:
         chunks: list[Chunk] = []
         p.add(plain("x", LENGTH, NUM_TOKENS), hold=True)
-        told, prefilled = Told(), list[Prefilled]()
+        outputs, prefilled = Outputs(), list[Prefilled]()
         while not prefilled:
             result = p.step(lambda layer, now: chunks.extend(now) if layer == p.info.layout.num_layers - 1 else None)
-            told.take(result)
+            outputs.take(result)
             prefilled += result.prefilled
         d.admit(prefilled[0].state, move(p, chunks, d))
         p.release("x")
         rest = run(d)
 
     assert [(chunk.start, chunk.end) for chunk in chunks] == [(0, 24), (24, 48), (48, 72), (72, 75)]
-    assert told.tokens["x", 0] + rest.tokens["x", 0] == expected
+    assert outputs.tokens["x", 0] + rest.tokens["x", 0] == expected
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [("cpu", KIND), (KIND, "cpu"), (KIND, KIND)])
-def test_instances_on_a_card_serve_a_prompt_between_them(
+def test_two_instances_on_a_card_serve_a_prompt_by_hand_off(
     prefill: str, decode: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(KINDS, KIND, CardKind())

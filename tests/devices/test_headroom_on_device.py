@@ -1,4 +1,4 @@
-"""What is left to steps on every device is what its steps then take; attention is the device's own."""
+"""The headroom for steps on every device covers what its steps use; attention is the device's own."""
 
 import gc
 from pathlib import Path
@@ -15,8 +15,8 @@ STEP = LargestStep(prompt_tokens=40, sequences=4)
 MIB = 1 << 20
 
 
-def test_the_largest_steps_take_no_more_than_was_left_to_them(accelerator: Device, tmp_path: Path) -> None:
-    gc.collect()  # pools of other tests
+def test_the_largest_steps_stay_within_the_headroom(accelerator: Device, tmp_path: Path) -> None:
+    gc.collect()  # frees the pools of other tests
     loaded = load_model(
         make_tiny_model("qwen3", tmp_path), dtype="float32", block_size=accelerator.traits.block_size,
         kv_cache_memory=None, num_threads=1, device=accelerator, gpu_memory_utilization=0.6, largest_step=STEP,
@@ -31,7 +31,7 @@ def test_the_largest_steps_take_no_more_than_was_left_to_them(accelerator: Devic
     model.close()
 
 
-def test_the_memory_of_a_closed_model_s_pool_is_free_again(accelerator: Device, tmp_path: Path) -> None:
+def test_a_closed_model_frees_the_memory_of_its_pool(accelerator: Device, tmp_path: Path) -> None:
     path = make_tiny_model("llama", tmp_path)
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Host pool: writable by its owner, only readable for whoever gets the descriptor."""
+"""Host pool: writable by its owner, read-only for other holders of its descriptor."""
 
 import mmap
 import os
@@ -59,7 +59,7 @@ def test_close_is_idempotent_and_closes_the_descriptor() -> None:
         os.fstat(fd)
 
 
-def test_close_leaves_views_that_others_still_hold_readable() -> None:
+def test_views_stay_readable_after_close() -> None:
     pool = HostPool(LAYOUT)
     view = pool.buffer[:2]
     view[:] = b"ok"
@@ -75,7 +75,7 @@ def test_a_pool_that_cannot_be_allocated_names_its_bytes() -> None:
         HostPool(layout)
 
 
-def test_a_pool_made_for_a_rank_is_writable_by_it_and_by_no_one_after() -> None:
+def test_a_pool_shared_with_a_rank_is_writable_by_no_later_one() -> None:
     joined: list[HostPool] = []
 
     with HostPool(LAYOUT, share=lambda fd: joined.append(HostPool.join(LAYOUT, os.dup(fd)))) as pool, joined[0] as rank:
@@ -87,14 +87,14 @@ def test_a_pool_made_for_a_rank_is_writable_by_it_and_by_no_one_after() -> None:
             mmap.mmap(fd_of(rank), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
 
-def test_a_pool_of_another_size_is_not_joined() -> None:
+def test_joining_a_pool_of_another_size_is_refused() -> None:
     other = PoolLayout(LAYOUT.tensors, num_blocks=100, block_size=4)
 
     with HostPool(LAYOUT) as pool, pytest.raises(ConfigError, match=f"{LAYOUT.total_bytes} .* {other.total_bytes}"):
         HostPool.join(other, os.dup(fd_of(pool)))
 
 
-def test_a_pool_that_no_rank_took_is_given_back() -> None:
+def test_a_pool_that_no_rank_joined_is_freed() -> None:
     pools: list[File] = []
 
     def refuse(fd: int) -> None:

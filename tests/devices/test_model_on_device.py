@@ -1,4 +1,4 @@
-"""The torch model on every device: greedy output is that of transformers, and its pool is the device's."""
+"""The torch model on every device: greedy output equals transformers', and its pool is on the device."""
 
 import gc
 import random
@@ -36,14 +36,14 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return who makes a tiny model of a kind, once."""
+    """Return a function that makes each kind of tiny model once."""
     folder = tmp_path_factory.mktemp("models")
     return cache(lambda kind: make_tiny_model(kind, folder / kind))
 
 
 @pytest.fixture(scope="module")
 def oracle(models: Callable[[str], Path]) -> Callable[[str], list[list[int]]]:
-    """Return who says, once, what transformers answers."""
+    """Return a function that computes transformers' answers once."""
     return cache(lambda kind: Oracle(models(kind), "float32").generate_greedy(prompts(), NUM_TOKENS, ignore_eos=True))
 
 
@@ -60,7 +60,7 @@ def bytes_of(model: TorchModel) -> torch.Tensor:
 
 @pytest.mark.combinations(1)
 @pytest.mark.parametrize("kind", KINDS)
-def test_greedy_output_is_that_of_transformers(
+def test_greedy_output_equals_transformers(
     kind: str, device: Device, models: Callable[[str], Path], oracle: Callable[[str], list[list[int]]]
 ) -> None:
     model = load(models(kind), device, block_size=device.traits.block_size)
@@ -79,7 +79,9 @@ def test_npu_ops_get_only_lists_from_the_host(
     oracle: Callable[[str], list[list[int]]],
 ) -> None:  # fmt: skip
     device = open_device("card-npu")
-    monkeypatch.setattr(attention_ops.Dtypes, "also_float32", True)  # no NPU does; so that it is not torch that attends
+    monkeypatch.setattr(
+        attention_ops.Dtypes, "also_float32", True
+    )  # no NPU does; otherwise attention would run in torch
     for name in ("DTYPES", "TND_DTYPES"):
         monkeypatch.setattr(npu_fused, name, (*getattr(npu_fused, name), torch.float32))
     calls = npu_ops().calls
@@ -132,7 +134,7 @@ def test_the_whole_network_is_on_the_device(kind: str, models: Callable[[str], P
     model.close()
 
 
-def test_the_pool_is_the_devices_share_and_aligned(models: Callable[[str], Path]) -> None:
+def test_the_pool_is_aligned_and_uses_its_share_of_the_memory(models: Callable[[str], Path]) -> None:
     model = load(models("llama"), FakeDevice(total_bytes=8 << 20), memory=None)
 
     assert bytes_of(model).data_ptr() % (2 << 20) == 0
@@ -140,9 +142,9 @@ def test_the_pool_is_the_devices_share_and_aligned(models: Callable[[str], Path]
     model.close()
 
 
-def test_memory_of_the_weights_is_not_the_pools(models: Callable[[str], Path]) -> None:
+def test_the_memory_of_weights_is_left_out_of_the_pools_share(models: Callable[[str], Path]) -> None:
     gc.collect()
-    total = (64 << 20) + card.used_bytes()  # movers keep what they move through
+    total = (64 << 20) + card.used_bytes()  # movers keep their staging buffers
     device = CardDevice(total)
     before = device.memory().free
     model = load(models("llama"), device, memory=None)
@@ -193,7 +195,7 @@ def test_a_block_is_copied_and_no_other_is_touched(accelerator: Device, models: 
     model.close()
 
 
-def test_a_layer_is_reported_behind_the_mark_of_its_kv(models: Callable[[str], Path]) -> None:
+def test_a_layer_is_reported_with_an_event_after_its_kv(models: Callable[[str], Path]) -> None:
     device = FakeDevice()
     model = load(models("llama"), device)
     before, seen = device.recorded, list[tuple[int, int]]()
@@ -207,10 +209,10 @@ def test_a_layer_is_reported_behind_the_mark_of_its_kv(models: Callable[[str], P
     model.close()
 
 
-def test_a_copied_block_is_there_before_its_source_is_given_up(
+def test_a_block_is_copied_before_its_source_is_released(
     models: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever gets the source next may write it on another stream, which waits for nothing of this one."""
+    """The next owner of the source may write it on another stream, which does not wait for this one."""
     done: list[str] = []
     monkeypatch.setattr(FakeEvent, "record", lambda self: done.append("record"))
     monkeypatch.setattr(FakeEvent, "synchronize", lambda self: done.append("synchronize"))

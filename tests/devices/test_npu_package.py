@@ -1,4 +1,4 @@
-"""A torch_npu without CANN is out of sight until an NPU is asked for."""
+"""A torch_npu without CANN is hidden until an NPU is selected."""
 
 import ctypes
 import importlib.util
@@ -58,7 +58,7 @@ def test_torch_npu_is_hidden_only_when_torch_is_imported(monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("installed")
-def test_it_is_hidden_at_once_where_torch_is_imported_already() -> None:
+def test_torch_npu_is_hidden_at_once_if_torch_is_imported() -> None:
     importlib.import_module("torch")
 
     npu_package.hide_before_torch()
@@ -67,7 +67,7 @@ def test_it_is_hidden_at_once_where_torch_is_imported_already() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_it_stays_where_cann_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_npu_stays_visible_with_cann(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: name)
 
     npu_package.hide_without_cann()
@@ -89,7 +89,7 @@ def test_missing_npu_parts_are_named_and_the_package_hidden(monkeypatch: pytest.
     assert not is_found()
 
 
-def test_nothing_is_done_where_it_is_not_installed() -> None:
+def test_without_torch_npu_nothing_is_hidden() -> None:
     if is_found():
         pytest.skip("torch_npu is installed here")
     npu_package.hide_without_cann()

@@ -1,4 +1,4 @@
-"""An error that says that a device is full is told from others, by its own words or those of what it came of."""
+"""Out-of-memory errors are recognised by their own message or by that of their cause or context."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from devices.out_of_memory import is_out_of_memory
 
 
 def behind(first: Exception, second: Exception) -> Exception:
-    """Return the second as it is when it was raised while the first was handled."""
+    """Return the second error as raised while the first was handled."""
     try:
         try:
             raise first

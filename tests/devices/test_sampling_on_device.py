@@ -1,4 +1,4 @@
-"""Choosing tokens on every device: the same scores give the tokens, failures and likelihoods that the CPU gives."""
+"""Sampling on every device: the same logits give the same tokens, failures and logprobs as on the CPU."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ def card() -> Device:
 
 @settings(max_examples=40)
 @given(rows=some_rows(), seed=st.integers(0, 999))
-def test_a_card_samples_and_reports_as_the_cpu(card: Device, rows: list[SampleRow], seed: int) -> None:
+def test_a_card_samples_and_reports_logprobs_like_the_cpu(card: Device, rows: list[SampleRow], seed: int) -> None:
     scores = scores_of(len(rows), seed)
     there = scores.to(card.torch_device)
     batch = StepBatch((), (), tuple(rows), tuple(ScoreRow(i, 7, i % 3) for i in range(len(rows))))
@@ -74,7 +74,7 @@ def test_a_card_samples_and_reports_as_the_cpu(card: Device, rows: list[SampleRo
     assert mine.candidates == theirs.candidates
     assert mine.logprobs == theirs.logprobs
     assert mine.scores == theirs.scores
-    assert torch.equal(there.cpu(), scores), "the scores were changed"
+    assert torch.equal(there.cpu(), scores), "the logits were changed"
 
 
 @pytest.mark.combinations(1)
@@ -90,7 +90,7 @@ def test_every_device_samples_the_same_token_for_the_same_seed(device: Device, c
     assert mine == sample(scores, rows, TorchChooser())
 
 
-def test_bans_and_penalties_leave_the_same_scores(device: Device) -> None:
+def test_bans_and_penalties_give_the_same_logits(device: Device) -> None:
     params = SamplingParams(max_tokens=9, **CHANGES[6], allowed_token_ids=tuple(range(40)))
     rows = [SampleRow(0, params, 0, 0, (1, 2), HISTORY, 4), SampleRow(1, params, 0, 0, (), HISTORY, 4, mask_of({3, 9}))]
 
@@ -99,7 +99,7 @@ def test_bans_and_penalties_leave_the_same_scores(device: Device) -> None:
     torch.testing.assert_close(mine, shape(scores_of(2, 3), rows), rtol=1e-6, atol=1e-6)
 
 
-def test_rows_of_no_numbers_fail_alone(device: Device) -> None:
+def test_rows_of_nan_fail_alone(device: Device) -> None:
     scores = scores_of(3, 1)
     scores[1, 4] = float("nan")
     rows = [SampleRow(i, SamplingParams(max_tokens=9, seed=1), 0, 0) for i in range(3)]

@@ -1,6 +1,6 @@
-"""Kinds of devices are told apart in devices/ alone: nothing else of the product names one, or calls its library.
+"""Only devices/ distinguishes kinds of devices: nothing else of the product names one, or calls its library.
 
-Every module of the product is parsed. What may name a kind all the same stands below, each with its reason.
+Every module of the product is parsed. The exceptions are listed below, each with its reason.
 """
 
 import ast
@@ -19,10 +19,10 @@ ROOT = Path(__file__).parents[2]
 NAMES = ("cuda", "npu", "nccl", "hccl")
 _LITERAL = re.compile(rf"(?:{'|'.join(NAMES)})(?::[0-9]*)?|torch_npu")
 BEHIND_THE_SEAM = (
-    "devices/",  # the seam itself
+    "devices/",  # the interface itself
     "engine/attention/cuda.py", "engine/attention/npu", "engine/cuda/", "engine/npu/",  # a kind's own kernels
     "kvtransfer/cuda_",  # a transport between GPUs
-    "ranktable_tools/",  # tables and tools of operators; imports nothing of ours, so it cannot ask the seam
+    "ranktable_tools/",  # ranktables and tools for operators; imports nothing of ours, so it cannot use the interface
 )  # fmt: skip
 ALLOWED = {
     "flags/options.py": "the words of --device: flags lies beside devices and cannot ask it; a test compares them",
@@ -44,7 +44,7 @@ class Find:
 
 
 def find_kinds(path: str, text: str) -> Iterator[Find]:
-    """Yield where a module compares with or looks up a kind's name, or reaches for its library."""
+    """Yield where a module compares with or looks up a kind's name, or uses its library."""
     tree = ast.parse(text, path)
     for node in ast.walk(tree):
         what = _named(node)
@@ -121,7 +121,7 @@ def test_every_allowed_use_exists_and_is_needed(path: str) -> None:
         'getattr(torch, "npu")',
     ],
 )
-def test_the_check_finds_a_planted_use(planted: str) -> None:
+def test_the_check_finds_a_use_in_a_sample(planted: str) -> None:
     assert list(find_kinds("planted.py", planted))
 
 
@@ -129,11 +129,11 @@ def test_the_check_finds_a_planted_use(planted: str) -> None:
     "innocent",
     ['"""A note on cuda and npu."""', "help='an NPU, else a GPU (cuda)'", "device.synchronize()", "x.npu = 1"],
 )
-def test_the_check_passes_over_words_for_people(innocent: str) -> None:
+def test_the_check_ignores_texts_for_people(innocent: str) -> None:
     assert not list(find_kinds("innocent.py", innocent))
 
 
-def test_the_words_of_the_flags_are_the_kinds_of_the_table() -> None:
+def test_the_choices_of_the_flags_are_the_kinds_of_the_table() -> None:
     fields = EngineOptions.__dataclass_fields__
     attentions = {kind.traits.attention for kind in KINDS.values()}
 

@@ -1,4 +1,4 @@
-"""--device: which kind is taken, and the words when none can be."""
+"""--device: which kind is selected, and the message when none can be."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from wire.errors import ConfigError
 
 
 class Kind(FakeKind):
-    """A kind whose card is shown or not."""
+    """A kind whose card is visible or not."""
 
     def __init__(self, *, shown: bool, why: str | None = None) -> None:
         super().__init__(why=why)
@@ -43,7 +43,7 @@ def test_auto_takes_the_first_working_kind_with_a_reason(given: dict[str, Kind],
     assert said in choice.reason
 
 
-def test_a_named_kind_is_never_replaced() -> None:
+def test_a_requested_kind_is_never_replaced() -> None:
     with pytest.raises(ConfigError, match=r"--device npu: CANN is missing"):
         choose("npu", kinds(npu=Kind(shown=True, why="CANN is missing")))
     with pytest.raises(ConfigError, match="'tpu' is not one of auto, cpu, cuda, npu"):

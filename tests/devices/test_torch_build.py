@@ -20,7 +20,7 @@ PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().
 
 
 def install(folder: Path, torch: str, cuda: str | None, torch_npu: str | None = None) -> None:
-    """Put packages of these versions into `folder`, as pip would."""
+    """Write packages of these versions into `folder`, as pip would."""
     for name, version, requires in (
         ("torch", torch, ""),
         ("torch_npu", torch_npu, f"Requires-Dist: torch=={'.'.join((torch_npu or '').split('.')[:2])}.*\n"),
@@ -38,7 +38,7 @@ def install(folder: Path, torch: str, cuda: str | None, torch_npu: str | None = 
 
 
 def asked(folder: Path, device: str, pin: str = "2.13.0") -> tuple[int, str]:
-    """Return the status and the words of the check, in a Python that has what is in `folder` and our clone alone."""
+    """Return the status and output of the check, run in a Python that sees only `folder` and our clone."""
     code = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(folder)!r}]; from devices.torch_build import main; sys.exit(main({[device, pin]!r}))"  # noqa: E501
     done = subprocess.run(
         [sys.executable, "-S", "-P", "-c", code], capture_output=True, text=True, timeout=300, check=False
@@ -62,7 +62,7 @@ def asked(folder: Path, device: str, pin: str = "2.13.0") -> tuple[int, str]:
         ("2.13.0+cpu", None, "2.12.0", "npu", "torch 2.13.0+cpu does not match torch_npu 2.12.0, which needs"),
     ],
 )
-def test_a_torch_for_something_else_is_refused_with_both(
+def test_a_torch_for_another_device_is_refused_with_both(
     torch: str, cuda: str | None, torch_npu: str | None, device: str, said: str, tmp_path: Path
 ) -> None:
     install(tmp_path, torch, cuda, torch_npu)
@@ -78,14 +78,14 @@ def test_no_torch_is_reported(tmp_path: Path) -> None:
     assert asked(tmp_path, "npu") == (1, "torch is not installed")
 
 
-def test_the_installed_torchs_build_is_read_as_it_reports() -> None:
+def test_the_installed_torchs_build_is_read_from_its_version() -> None:
     import torch
 
     assert cuda_of_torch() == torch.version.cuda
     assert (unfit("cuda", PINS["torch_npu"]) is None) == (torch.version.cuda is not None)
 
 
-def test_install_refuses_a_wrong_pair_before_it_installs_anything(tmp_path: Path) -> None:
+def test_install_refuses_a_wrong_pair_before_installing(tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     for name in ("scripts", "devices", "wire"):
         shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,4 +1,4 @@
-"""Versions that do not fit: one line with all that was seen, made from files like the drivers' own."""
+"""Version mismatches: one line with all versions found, read from files like the drivers' own."""
 
 import sys
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ def write(path: Path, text: str) -> None:
 
 
 def assert_one_line(why: str | None, said: str | None) -> None:
-    """Assert that it is a line with these words, or None where none were due."""
+    """Assert that it is one line with these texts, or None where none are expected."""
     if said is None or why is None:
         assert why is said
         return
@@ -30,7 +30,7 @@ def assert_one_line(why: str | None, said: str | None) -> None:
 
 
 @pytest.mark.parametrize(("text", "driver"), [(OPEN, "570.86.15"), (CLOSED, "450.80.02"), ("else\n", None)])
-def test_the_gpus_driver_is_the_kernels(text: str, driver: str | None, tmp_path: Path) -> None:
+def test_the_gpu_driver_version_is_read_from_the_kernel(text: str, driver: str | None, tmp_path: Path) -> None:
     write(tmp_path / "proc/driver/nvidia/version", text)
 
     found = versions.cuda_versions("12.8", tmp_path)
@@ -60,7 +60,7 @@ def test_npu_driver_and_cann_versions_are_read(file: str, tmp_path: Path) -> Non
     ("changes", "said"),
     [
         ({}, None),
-        ({"CANN": None}, None),  # a container may have it elsewhere: what its import says decides
+        ({"CANN": None}, None),  # a container may have it elsewhere: its import decides
         ({"torch": "2.14.0+cpu"}, "torch_npu 2.13.0 is for torch 2.13, not 2.14.0+cpu: install a matching pair"),
         ({"torch": "2.1.0"}, "is for torch 2.13, not 2.1.0"),
         ({"torch": "2.13.0+cu130"}, r"torch 2.13.0+cu130 is a CUDA build, torch_npu needs the CPU build (+cpu)"),

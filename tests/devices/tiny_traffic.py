@@ -1,4 +1,4 @@
-"""Requests of every sort to one tiny model, and what an engine told of each: compared between devices."""
+"""Requests of every kind to one tiny model, and an engine's outputs for each, to compare devices."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -19,14 +19,14 @@ PLENTY = 4 << 20
 
 
 @dataclass
-class Told:
-    """All that an engine said, by prompt id, or by (prompt id, sequence)."""
+class Outputs:
+    """All outputs of an engine, by prompt id, or by (prompt id, sequence)."""
 
     tokens: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     logprobs: dict[tuple[str, int], list[TokenLogprobs]] = field(default_factory=dict)
     prompts: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     vectors: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    put_aside: int = 0
+    swapped_out: int = 0
 
     def take(self, result: StepResult) -> None:
         assert result.failed == ()
@@ -38,7 +38,7 @@ class Told:
                 self.logprobs.setdefault(key, []).append(token.logprobs)
         for part in result.prompt_logprobs:
             self.prompts.setdefault(part.prompt_id, []).extend(one for one in part.tokens if one is not None)
-        self.put_aside += sum(as_copies for _, as_copies, _ in result.interrupted)
+        self.swapped_out += sum(as_copies for _, as_copies, _ in result.interrupted)
         self.vectors |= {one.prompt_id: one.values for one in result.pooled}
 
 
@@ -46,7 +46,7 @@ class Told:
 def core_on(
     device: Device, path: Path, *, kv_bytes: int = PLENTY, block_size: int = 16, swap_bytes: int = 0, **options: Any
 ) -> Iterator[EngineCore]:
-    """Load the model on the device in float32; all its blocks are free in the end."""
+    """Load the model on the device in float32, and check at the end that all its blocks are free."""
     model = load_model(
         path, dtype="float32", block_size=block_size, kv_cache_memory=kv_bytes, num_threads=1, device=device, **options
     ).model
@@ -59,13 +59,13 @@ def core_on(
     core.close()
 
 
-def run(core: EngineCore, on_layer: Callable[[int, Sequence[Chunk]], None] | None = None) -> Told:
+def run(core: EngineCore, on_layer: Callable[[int, Sequence[Chunk]], None] | None = None) -> Outputs:
     """Step until no work is left."""
-    told = Told()
+    outputs = Outputs()
     for _ in range(MAX_STEPS):
         if not core.has_work():
-            return told
-        told.take(core.step(on_layer))
+            return outputs
+        outputs.take(core.step(on_layer))
         core.blocks.check()
     raise AssertionError(f"work is left after {MAX_STEPS} steps: {core.load()}")
 
@@ -77,13 +77,13 @@ def ids(length: int, seed: int = 0) -> tuple[int, ...]:
 
 
 def plain(name: str, length: int, max_tokens: int = 12, **params: Any) -> PromptState:
-    """Return a request, greedy if it does not say else."""
+    """Return a request, greedy by default."""
     sampling = SamplingParams(**{"max_tokens": max_tokens, "temperature": 0.0, **params})
     return PromptState(name, f"request-{name}", ids(length), sampling)
 
 
 def every_sort() -> list[PromptState]:
-    """Return requests that use all parameters of sampling, likelihoods, vectors and beams."""
+    """Return requests that use all parameters of sampling, logprobs, vectors and beams."""
     drawn: dict[str, Any] = {"temperature": 0.8, "seed": 7}
     return [
         plain("greedy", 5),

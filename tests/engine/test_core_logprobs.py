@@ -29,8 +29,8 @@ _TOLERANCE = 1e-4
 
 
 @dataclass
-class Told:
-    """What an engine said of one prompt."""
+class Outputs:
+    """The outputs of an engine for one prompt."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
@@ -45,20 +45,20 @@ class Told:
 
     @property
     def of_prompt(self) -> list[TokenLogprobs | None]:
-        """The prompt's, of all chunks; each begins where the last one ended."""
-        told: list[TokenLogprobs | None] = []
+        """The prompt's log probabilities over all chunks; each chunk begins where the last one ended."""
+        logprobs: list[TokenLogprobs | None] = []
         for part in self.prompt:
-            assert part.start == len(told)
-            told += part.tokens
-        return told
+            assert part.start == len(logprobs)
+            logprobs += part.tokens
+        return logprobs
 
 
-def _step_to_the_end(core: EngineCore, prompt_id: str, told: Told) -> Told:
+def _step_to_the_end(core: EngineCore, prompt_id: str, outputs: Outputs) -> Outputs:
     while core.has_work():
         result = core.step()
         assert result.failed == ()
-        told.take(result, prompt_id)
-    return told
+        outputs.take(result, prompt_id)
+    return outputs
 
 
 def _prompt(length: int) -> tuple[int, ...]:
@@ -78,26 +78,26 @@ def reference(path: Path, token_ids: Sequence[int]) -> torch.Tensor:
     return torch.log_softmax(network(input_ids=torch.tensor([list(token_ids)])).logits[0].float(), dim=-1)
 
 
-def assert_is(told: TokenLogprobs | None, expected: torch.Tensor, token_id: int, top: int) -> None:
-    assert told is not None
-    assert told.logprob == pytest.approx(float(expected[token_id]), abs=_TOLERANCE)
-    assert 1 + int((expected > expected[token_id] + _TOLERANCE).sum()) <= told.rank
-    assert told.rank <= 1 + int((expected > expected[token_id] - _TOLERANCE).sum())
-    assert len(told.top_ids) == len(set(told.top_ids)) == top
-    assert list(told.top_logprobs) == pytest.approx(expected.topk(top).values.tolist(), abs=_TOLERANCE)
-    for other, logprob in zip(told.top_ids, told.top_logprobs, strict=True):
+def assert_is(found: TokenLogprobs | None, expected: torch.Tensor, token_id: int, top: int) -> None:
+    assert found is not None
+    assert found.logprob == pytest.approx(float(expected[token_id]), abs=_TOLERANCE)
+    assert 1 + int((expected > expected[token_id] + _TOLERANCE).sum()) <= found.rank
+    assert found.rank <= 1 + int((expected > expected[token_id] - _TOLERANCE).sum())
+    assert len(found.top_ids) == len(set(found.top_ids)) == top
+    assert list(found.top_logprobs) == pytest.approx(expected.topk(top).values.tolist(), abs=_TOLERANCE)
+    for other, logprob in zip(found.top_ids, found.top_logprobs, strict=True):
         assert logprob == pytest.approx(float(expected[other]), abs=_TOLERANCE)
 
 
-def assert_told(told: Told, path: Path, state: PromptState) -> None:
-    """All that was asked was told, and as transformers says it."""
-    expected = reference(path, [*state.token_ids, *told.tokens])
+def assert_equal(outputs: Outputs, path: Path, state: PromptState) -> None:
+    """Assert that all requested log probabilities are there and equal those of transformers."""
+    expected = reference(path, [*state.token_ids, *outputs.tokens])
     length, top = len(state.token_ids), state.params.logprobs or 0
-    assert len(told.tokens) == len(told.logprobs) == state.params.max_tokens
-    for i, (token_id, one) in enumerate(zip(told.tokens, told.logprobs, strict=True)):
+    assert len(outputs.tokens) == len(outputs.logprobs) == state.params.max_tokens
+    for i, (token_id, one) in enumerate(zip(outputs.tokens, outputs.logprobs, strict=True)):
         assert_is(one, expected[length + i - 1], token_id, top)
     if state.params.prompt_logprobs is not None:
-        first, *others = told.of_prompt
+        first, *others = outputs.of_prompt
         assert first is None
         assert len(others) == length - 1
         for i, one in enumerate(others):
@@ -118,7 +118,7 @@ def test_they_are_those_of_transformers_whatever_the_chunks(length: int, tmp_pat
         core.add(PromptState("other", "r2", _prompt(40), SamplingParams(max_tokens=9)))
         core.add(state)
 
-        assert_told(_step_to_the_end(core, "p", Told()), path, state)
+        assert_equal(_step_to_the_end(core, "p", Outputs()), path, state)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_logprobs_include_the_models_final_transform(make: Callable[[Path], Path
     with closing(model):
         core.add(state)
 
-        assert_told(_step_to_the_end(core, "p", Told()), path, state)
+        assert_equal(_step_to_the_end(core, "p", Outputs()), path, state)
 
 
 def test_many_rows_are_computed_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,11 +145,11 @@ def test_many_rows_are_computed_in_slices(tmp_path: Path, monkeypatch: pytest.Mo
         core.add(state)
         seen: list[int] = []
         head = model._network.lm_head.register_forward_hook(lambda _, inputs, output: seen.append(output.shape[-2]))
-        told = _step_to_the_end(core, "p", Told())
+        outputs = _step_to_the_end(core, "p", Outputs())
         head.remove()
 
         assert max(seen) == 5
-        assert_told(told, path, state)
+        assert_equal(outputs, path, state)
 
 
 def test_logprobs_are_continuous_across_a_hand_off(tmp_path: Path) -> None:
@@ -160,16 +160,16 @@ def test_logprobs_are_continuous_across_a_hand_off(tmp_path: Path) -> None:
     state = PromptState("p", "r", _prompt(53), params)
     (p, p_model), (d, d_model) = _core(path), _core(path)
     with closing(p_model), closing(d_model):
-        told, chunks = Told(), list[Chunk]()
+        outputs, chunks = Outputs(), list[Chunk]()
         p.add(state, hold=True)
         while not p.load().held_prompts:
             result = p.step(lambda layer, now: chunks.extend(now) if layer == 1 else None)
-            told.take(result, "p")
+            outputs.take(result, "p")
         (prefilled,) = result.prefilled
-        assert len(told.of_prompt) == 53, "P tells of the whole prompt"
+        assert len(outputs.of_prompt) == 53, "P reports the whole prompt"
         d.admit(prefilled.state, hand_over(state, p_model, chunks, d, d_model))
 
-        assert_told(_step_to_the_end(d, "p", told), path, state)
+        assert_equal(_step_to_the_end(d, "p", outputs), path, state)
 
 
 @pytest.mark.parametrize("given", [1, 5])
@@ -183,9 +183,9 @@ def test_resuming_from_tokens_gives_the_same_rest(given: int, tmp_path: Path) ->
     (first, first_model), (other, other_model) = _core(path), _core(path, chunk=16)
     with closing(first_model), closing(other_model):
         first.add(state)
-        whole = _step_to_the_end(first, "p", Told())
+        whole = _step_to_the_end(first, "p", Outputs())
         other.add(replace(state, outputs=(tuple(whole.tokens[:given]),)))
-        rest = _step_to_the_end(other, "p", Told())
+        rest = _step_to_the_end(other, "p", Outputs())
 
     assert rest.tokens == whole.tokens[given:]
     for one, before in zip(rest.logprobs, whole.logprobs[given:], strict=True):
@@ -200,9 +200,9 @@ def test_a_resumed_prompts_logprobs_are_not_repeated() -> None:
     state = prompt("x", 30, prompt_logprobs=1, logprobs=0)
     with engine(chunk=8) as (core, _):
         core.add(state)
-        whole = _step_to_the_end(core, "x", Told())
+        whole = _step_to_the_end(core, "x", Outputs())
         core.add(replace(state, outputs=(tuple(whole.tokens[:4]),)))
-        rest = _step_to_the_end(core, "x", Told())
+        rest = _step_to_the_end(core, "x", Outputs())
 
     assert len(whole.of_prompt) == 30
     assert rest.prompt == []
@@ -255,4 +255,4 @@ def test_those_of_the_default_model_are_transformers_too() -> None:
     with closing(model):
         core.add(state)
 
-        assert_told(_step_to_the_end(core, "p", Told()), path, state)
+        assert_equal(_step_to_the_end(core, "p", Outputs()), path, state)

@@ -21,7 +21,7 @@ from engine.ranks.pools import plan_devices
 from engine.ranks.team import OnLost
 from engine.step import BatchSequence, SampleRow, StepBatch
 from tests.devices.fake_device import CardKind
-from tests.devices.tiny_traffic import PLENTY, Told, core_on, every_sort, ids, plain, run
+from tests.devices.tiny_traffic import PLENTY, Outputs, core_on, every_sort, ids, plain, run
 from tests.engine.step_runner import GREEDY
 from tests.engine.tiny_models import make_tiny_model
 from wire.errors import ConfigError, InstanceLost, PdserveError
@@ -81,17 +81,17 @@ def test_requests_of_every_sort_are_answered_as_on_the_cpu(two: LoadedRanks, pat
     with core_over(two) as core:
         for state in every_sort():
             core.add(state)
-        told = run(core)
+        outputs = run(core)
     with core_on(CpuDevice(), path, attention_backend="reference") as core:
         for state in every_sort():
             core.add(state)
         on_cpu = run(core)
 
-    assert told.tokens == on_cpu.tokens
-    for key, likely in told.logprobs.items():
+    assert outputs.tokens == on_cpu.tokens
+    for key, likely in outputs.logprobs.items():
         assert [one.logprob for one in likely] == pytest.approx([one.logprob for one in on_cpu.logprobs[key]], abs=1e-4)
-    assert told.logprobs.keys() == on_cpu.logprobs.keys() != set()
-    for name, vector in told.vectors.items():
+    assert outputs.logprobs.keys() == on_cpu.logprobs.keys() != set()
+    for name, vector in outputs.vectors.items():
         assert vector == pytest.approx(on_cpu.vectors[name], abs=1e-4)
 
 
@@ -103,12 +103,12 @@ def test_a_full_pool_changes_no_token(two: LoadedRanks, swap_bytes: int, path: P
     with core_over(two, swap_bytes) as core:
         for length in lengths:
             core.add(plain(str(length), length, max_tokens=60))
-        told = run(core)
+        outputs = run(core)
 
         assert core.load().preemptions > 0
-    assert (told.put_aside > 0) == (swap_bytes > 0)
+    assert (outputs.swapped_out > 0) == (swap_bytes > 0)
     expected = Oracle(path, "float32").generate_greedy([ids(length) for length in lengths], 60, ignore_eos=True)
-    assert [told.tokens[str(length), 0] for length in lengths] == expected
+    assert [outputs.tokens[str(length), 0] for length in lengths] == expected
 
 
 def test_a_prompt_takes_its_prefix_from_the_ranks_caches(two: LoadedRanks) -> None:
@@ -116,7 +116,7 @@ def test_a_prompt_takes_its_prefix_from_the_ranks_caches(two: LoadedRanks) -> No
         core.add(plain("first", 200))
         first = run(core)
         core.add(plain("again", 200))
-        again, num_tokens = Told(), 0
+        again, num_tokens = Outputs(), 0
         while core.has_work():
             result = core.step()
             num_tokens += result.num_tokens
@@ -141,8 +141,8 @@ def test_each_rank_has_its_pool_on_a_device_of_its_own(two: LoadedRanks) -> None
 
 @pytest.mark.long
 def test_a_stopped_rank_ends_the_model_within_the_step_limit(path: Path) -> None:
-    told: Future[PdserveError] = Future()
-    loaded = load(path, told.set_result, kv_bytes=None, step_s=STEP_S)
+    lost: Future[PdserveError] = Future()
+    loaded = load(path, lost.set_result, kv_bytes=None, step_s=STEP_S)
     (pid,) = loaded.model.rank_pids
     psutil.Process(pid).send_signal(signal.SIGSTOP)
     step = StepBatch((5, 6, 7), (BatchSequence(0, 3, (1,)),), (SampleRow(2, GREEDY, 0, 0),))
@@ -150,8 +150,8 @@ def test_a_stopped_rank_ends_the_model_within_the_step_limit(path: Path) -> None
     with pytest.raises(InstanceLost, match=rf"rank 1 of 2 \(pid {pid}\) is stopped by a signal"):
         loaded.model.launch(step)
 
-    assert f"pid {pid}" in str(told.result(STEP_S))
-    assert any(" MiB left to steps: " in note for note in loaded.notes), "no one said how large the pools are"
+    assert f"pid {pid}" in str(lost.result(STEP_S))
+    assert any(" MiB left to steps: " in note for note in loaded.notes), "no note has the sizes of the pools"
     loaded.model.close()
 
 

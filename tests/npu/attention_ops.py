@@ -18,7 +18,7 @@ _MASK_SIZE = 2048
 
 
 class Dtypes:
-    """What the op takes. `also_float32` is no truth of the op: with it, whole models are compared with the oracle."""
+    """Dtypes that the op takes. No NPU has `also_float32`: with it, tests compare whole models with the oracle."""
 
     also_float32 = False
 
@@ -30,7 +30,7 @@ class Dtypes:
 
 @dataclass(frozen=True, slots=True)
 class FiaCall:
-    """A call in v2's words; `lengths` are of queries (cumulative under TND) and of keys."""
+    """A call with v2's argument names; `lengths` are of queries (cumulative under TND) and of keys."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -110,7 +110,7 @@ def _run(call: FiaCall) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _rows(call: FiaCall) -> list[slice]:
-    """Return each sequence's rows of the queries, one behind the other."""
+    """Return each sequence's rows of the queries, in order."""
     if call.layout == "TND":
         ends = call.q_lengths
         need(ends is not None and len(ends) > 0, "TND needs the lengths of the queries")
@@ -215,7 +215,7 @@ def _triangle() -> torch.Tensor:
 
 
 def _hidden(call: FiaCall, index: int, count: int, kv_length: int) -> torch.Tensor:
-    """Return [count, kv_length] bool: what each query does not see. Both triangles start at the last key."""
+    """Return [count, kv_length] bool: the keys hidden from each query. Both triangles start at the last key."""
     if call.sparse_mode == 0:
         if call.mask is None:
             return torch.zeros(count, kv_length, dtype=torch.bool)

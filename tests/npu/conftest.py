@@ -11,12 +11,12 @@ from tests.npu.wheel import Wheel
 
 @pytest.fixture(scope="module", autouse=True)
 def small_references(one_torch_thread: None) -> None:
-    """Have their matrices computed by one thread."""
+    """Multiply the references' small matrices on one thread."""
 
 
 @pytest.fixture
 def npu_ops() -> NpuOps:
-    """The registered ops, with no call in their log."""
+    """The registered ops, with an empty list of calls."""
     ops = require_npu_ops()
     ops.calls.clear()
     return ops

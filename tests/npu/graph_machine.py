@@ -47,7 +47,7 @@ class Task:
     events: list["ExternalEvent"]
 
     def run(self) -> None:
-        """Compute it; its events have to be recorded anew before the next time."""
+        """Compute it; its events have to be recorded again before the next run."""
         for event in self.events:
             if not event.is_recorded:
                 raise RuntimeError("a task waits for an event that nobody records: this replay never ends")
@@ -56,7 +56,7 @@ class Task:
             function(*args, **kwargs)
 
     def spoil(self) -> None:
-        """Fill what it made with what no step makes."""
+        """Overwrite its outputs with a value that no step computes."""
         for _, _, kwargs in self.calls:
             for tensor in kwargs["out"]:
                 tensor.fill_(float("nan"))
@@ -64,11 +64,11 @@ class Task:
 
 @dataclass
 class Machine:
-    """The driver's side. Owner of all that is captured; `log` says what came to it, in order."""
+    """The driver's side. Owner of all captures; `log` lists the calls it received, in order."""
 
     tasks: list[Task] = field(default_factory=list)
     events: list["ExternalEvent"] = field(default_factory=list)
-    recorders: list[Any] = field(default_factory=list)  # _TaskRecorder
+    recorders: list[Any] = field(default_factory=list)  # a _TaskRecorder
     log: list[str] = field(default_factory=list)
 
     def begin_task(self, stream: object) -> None:
@@ -94,7 +94,7 @@ class Machine:
 
 
 class _TaskRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes calls; while a task is updated they do not run."""
+    """Records calls; while a task is updated they do not run."""
 
     def __init__(self, *, runs: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -107,7 +107,7 @@ class _TaskRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _GraphRecorder(Recorder):  # type: ignore[no-untyped-call]
-    """Notes operations as a card does; one that became a task is that task."""
+    """Records operations as a card does; an operation that became a task is recorded as the task."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class ExternalEvent:
 
 
 class Event:
-    """An event of streams: the log says when somebody waits for it."""
+    """An event of streams: the log notes each wait for it."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -158,14 +158,14 @@ class Event:
 
 
 class Stream:
-    """Nothing runs beside anything here."""
+    """Streams run nothing concurrently here."""
 
     def wait_stream(self, other: "Stream") -> None:
         assert isinstance(other, Stream)
 
 
 def make_npu(ops: NpuOps) -> tuple[Any, Machine]:
-    """Return what stands for torch.npu, and the machine below it."""
+    """Return the stand-in for torch.npu, and the machine below it."""
     machine = Machine()
     _register_out(ops)
 
@@ -201,7 +201,7 @@ def make_npu(ops: NpuOps) -> tuple[Any, Machine]:
 
 
 def _wheels_parts(ops: NpuOps, npu: Any, below: Any, machine: Machine) -> dict[str, Any]:
-    """Run the definitions of _PARTS in one namespace, with what they import from elsewhere in it."""
+    """Run the definitions of _PARTS in one namespace together with what they import."""
     torch_npu: Any = stand_ins()["torch_npu"]
     torch_npu.npu, torch_npu._C = npu, below
     namespace: dict[str, Any] = {
@@ -217,7 +217,7 @@ def _wheels_parts(ops: NpuOps, npu: Any, below: Any, machine: Machine) -> dict[s
     for path, names in _PARTS.items():
         tree = ast.parse(ops.wheel.source(path))
         wanted = [node for node in tree.body if _name_of(node) in names]
-        assert {_name_of(node) for node in wanted} == set(names), f"{path} has all of {names}"
+        assert {_name_of(node) for node in wanted} == set(names), f"{path} lacks some of {names}"
         exec(compile(ast.Module(wanted, []), path, "exec"), namespace)
     return {name: namespace[name] for name in ("NPUGraph", "graph", "graph_pool_handle")}
 
@@ -229,7 +229,7 @@ def _name_of(node: ast.stmt) -> str | None:
 
 
 class _TorchWithNpu:
-    """torch, with a module for NPUs."""
+    """The torch module with an `npu` attribute."""
 
     def __init__(self, npu: Any) -> None:
         self.npu = npu
@@ -239,12 +239,12 @@ class _TorchWithNpu:
 
 
 def _copy_like_references(value: Any) -> Any:
-    """Return a copy, but of tensors the very ones: of an NPU's tensors the wheel keeps weak references instead."""
+    """Return a copy that shares its tensors, where the wheel keeps weak references to an NPU's tensors."""
     return value if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
 
 def _register_out(ops: NpuOps) -> None:
-    """Let attention write into given tensors, and tell what it needs for that, as handlers ask."""
+    """Register the variants of attention that write into given tensors, and the shape queries that handlers make."""
     if f"{_FIA}.runs_out" in ops.schemas:
         return
     for name, reference in (
@@ -269,5 +269,5 @@ def _outputs_like(query: torch.Tensor, value: torch.Tensor, **kwargs: Any) -> tu
     heads = kwargs.get("num_heads", kwargs.get("num_query_heads", 1))
     if not (kwargs.get("softmax_lse_flag") or kwargs.get("return_softmax_lse")):
         return torch.empty_like(query), torch.zeros(0)
-    assert kwargs.get("input_layout", "BSH") == "BSH", "the only one that we ask it of"
+    assert kwargs.get("input_layout", "BSH") == "BSH", "the only layout whose outputs the engine queries"
     return torch.empty_like(query), torch.empty(query.shape[0], heads, query.shape[1], 1)

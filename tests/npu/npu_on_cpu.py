@@ -1,4 +1,4 @@
-"""An NPU whose tensors are the CPU's: the traits of the real one, so that all code takes its NPU path.
+"""An NPU whose tensors are the CPU's, with the traits of the real one, so that all code takes its NPU path.
 
 Its ops are tests/npu/ops.py: call `require_npu_ops()` first, or use the fixture `npu_ops` of tests/npu/conftest.py.
 """

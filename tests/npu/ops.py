@@ -5,9 +5,9 @@ schemas of the wheel --define--> meta kernels of the wheel --register--> our CPU
 A checked call goes through the dispatcher, which holds it to the schema; runs the wheel's meta kernel on the same
 shapes; runs the reference, which refuses what the documents forbid; and compares both results' shapes and dtypes.
 
-All this stays for the life of the process: an op, once defined, cannot be taken back. That is harmless, since nothing
-but NPU code ever names torch.ops.npu, no module named torch_npu is left behind, and what the wheel would change of
-torch's own ops is undone.
+All this stays for the life of the process: an op, once defined, cannot be removed. That is harmless, since only NPU
+code ever names torch.ops.npu, no module named torch_npu is left behind, and the wheel's changes to torch's own ops
+are undone.
 """
 
 import importlib.util
@@ -33,7 +33,7 @@ from tests.npu.rules import Refused, need
 from tests.npu.wheel import VERSION, NoWheel, Wheel, find_wheel
 
 _META = "torch_npu/op_plugin/meta/_meta_registrations.py"
-_A2 = 220  # of the wheel's numbers of chips, one below Ascend950's 260
+_A2 = 220  # one of the wheel's chip numbers below Ascend950's 260
 _DTYPE_NUMBERS = {
     "int4": 285, "hifloat8": 290, "float8_e5m2": 291, "float8_e4m3fn": 292, "float8_e8m0fnu": 293,
     "float4_e2m1fn_x2": 296, "float4_e1m2fn_x2": 297,
@@ -57,7 +57,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call that was checked."""
+    """One checked call."""
 
     name: str
     args: tuple[Any, ...]
@@ -66,7 +66,7 @@ class Call:
 
 @dataclass
 class NpuOps:
-    """What is registered, and the calls since `calls` was last cleared. Owner of the registrations."""
+    """The registered ops, and the calls since `calls` was last cleared. Owner of the registrations."""
 
     wheel: Wheel
     schemas: dict[str, Any]  # by name, overloads as "NAME.OVERLOAD"
@@ -75,7 +75,7 @@ class NpuOps:
     calls: list[Call] = field(default_factory=list)
 
     def add_reference(self, name: str, reference: Callable[..., Any]) -> None:
-        """Let an op run on the CPU by `reference`, which raises Refused for what is forbidden, and check its calls."""
+        """Let an op run on the CPU by `reference`, which raises Refused for forbidden calls, and check its calls."""
         self.library.impl(name, reference, "CPU")
         setattr(torch.ops.npu, name, CheckedOp(name, getattr(torch.ops.npu, name), self))
 
@@ -96,7 +96,7 @@ def require_npu_ops() -> NpuOps:
 
 @cache
 def npu_ops() -> NpuOps:
-    """Register all of it, once a process. Raises NoWheel."""
+    """Register all ops, once a process. Raises NoWheel."""
     wheel = find_wheel()
     library: Any = Library("npu", "DEF")  # type: ignore[no-untyped-call]
     schemas = {}
@@ -111,25 +111,25 @@ def npu_ops() -> NpuOps:
 
 
 def _as_at_runtime(schema: str) -> str:
-    """Return a schema as the compiled library has it: attention's outputs are one list there, as graphs give them."""
+    """Return a schema as the compiled library has it: there attention's outputs are one list, as graphs pass them."""
     if not schema.startswith("npu_fused_infer_attention_score") or ".out(" not in schema:
         return schema
     return schema.partition(", Tensor(a!) attention_out")[0] + ", Tensor(a!)[] out) -> ()"
 
 
 class CheckedOp:
-    """Stands where torch.ops.npu has an op, and forwards what it does not check (overloads) to it."""
+    """Replaces an op of torch.ops.npu, and forwards what it does not check (overloads) to it."""
 
     def __init__(self, name: str, packet: Any, ops: NpuOps) -> None:
         self._name, self._packet, self._ops = name, packet, ops
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it, checked as the module says. Raises Refused, and RuntimeError for what the schema does not know."""
+        """Call it with the module's checks. Raises Refused, and RuntimeError for arguments outside the schema."""
         self._need_plain_lists(args, kwargs)
         self._ops.calls.append(Call(self._name, args, kwargs))
         if all(tensor.device.type != "cpu" for tensor in _tensors((args, kwargs))):
             return self._packet(*args, **kwargs)
-        with _disable_current_modes():  # a graph that is being captured has no part in it
+        with _disable_current_modes():  # a graph that is being captured must not record it
             expected = self._packet(*_on_meta(args), **_on_meta(kwargs))
         got = self._packet(*args, **kwargs)
         _compare(self._name, _tensors(got), _tensors(expected))
@@ -139,7 +139,7 @@ class CheckedOp:
         return getattr(self._packet, name)
 
     def _need_plain_lists(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Refuse a tensor for a list of the host: the dispatcher would quietly fetch it from the device."""
+        """Refuse a tensor where a host list is needed: the dispatcher would silently copy it from the device."""
         given = dict(zip((argument.name for argument in self._ops.schemas[self._name].arguments), args, strict=False))
         for argument in self._ops.schemas[self._name].arguments:
             value = (given | kwargs).get(argument.name)
@@ -149,10 +149,10 @@ class CheckedOp:
 
 
 def _register_meta(wheel: Wheel) -> Library:
-    """Run the wheel's registrations beside stand-ins for the parts of torch_npu that they import."""
+    """Run the wheel's registrations with stand-ins for the parts of torch_npu that they import."""
     namespace: dict[str, Any] = {"__name__": "torch_npu_meta"}
     code = compile(wheel.source(_META), _META, "exec")
-    compatible = {"TORCH_NPU_USE_COMPATIBLE_IMPL": "1"}  # leaves torch's own matmul_backward alone
+    compatible = {"TORCH_NPU_USE_COMPATIBLE_IMPL": "1"}  # leaves torch's own matmul_backward unchanged
     with mock.patch.dict(os.environ, compatible), modules(stand_ins()):
         exec(code, namespace)
     namespace["m_aten"]._destroy()  # and its own _convolution
@@ -197,7 +197,7 @@ class _Module(types.ModuleType):
 
 @contextmanager
 def modules(named: dict[str, types.ModuleType]) -> Iterator[None]:
-    """Let these be imported within the block."""
+    """Make these modules importable within the block."""
     with mock.patch.dict(sys.modules, named):
         yield
 

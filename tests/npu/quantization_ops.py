@@ -7,17 +7,17 @@ from tests.npu.rules import need, need_contiguous, need_dtype, need_shape, need_
 _MOST = 65_535
 _INT8 = 1
 _PER_WORD = 8
-_NUMBERED = {5: torch.float16, 6: torch.float32, 15: torch.bfloat16}  # by torch's numbers of them
+_NUMBERED = {5: torch.float16, 6: torch.float32, 15: torch.bfloat16}  # by torch's dtype numbers
 
 
 class Dtypes:
-    """`also_float32`: a test's switch, which no NPU has, for comparing whole models with the oracle."""
+    """`also_float32`: a switch of tests, which no NPU has, for comparing whole models with the oracle."""
 
     also_float32 = False
 
     @classmethod
     def of_rows(cls) -> tuple[torch.dtype, ...]:
-        """What the ops take."""
+        """The dtypes that the ops take."""
         return (torch.float16, torch.bfloat16, *(torch.float32,) * cls.also_float32)
 
 
@@ -25,7 +25,7 @@ def dynamic_quant(
     x: torch.Tensor, *, smooth_scales: torch.Tensor | None = None, group_index: torch.Tensor | None = None,
     dst_type: int | None = None, quant_mode: str = "pertoken", dst_type_max: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """npu_dynamic_quant: int8 of each row by its largest number, and the row's step."""
+    """npu_dynamic_quant: each row in int8 scaled by its largest number, and the row's scale."""
     need_unused({"smooth_scales": smooth_scales, "group_index": group_index, "dst_type_max": dst_type_max or None})
     need(dst_type in (None, _INT8), f"dst_type {dst_type}: no reference but for int8")
     need(quant_mode == "pertoken", f"quant_mode {quant_mode!r}: no reference but for pertoken")
@@ -108,7 +108,7 @@ def weight_quant_batchmatmul(
 
 
 def convert_weight_to_int4pack(weight: torch.Tensor, inner_k_tiles: int = 0) -> torch.Tensor:
-    """npu_convert_weight_to_int4pack: eight numbers of the last dimension in an int32, in an order of its own."""
+    """npu_convert_weight_to_int4pack: eight numbers of the last dimension in an int32, in the op's own order."""
     need(inner_k_tiles == 0, "inner_k_tiles is reserved")
     need_dtype((torch.int32,), weight=weight)
     need_contiguous(weight=weight)
@@ -120,7 +120,7 @@ def convert_weight_to_int4pack(weight: torch.Tensor, inner_k_tiles: int = 0) -> 
 
 
 def int4pack_shape(weight: torch.Tensor, inner_k_tiles: int = 0) -> torch.Tensor:
-    """The meta kernel that the wheel has not."""
+    """The meta kernel that the wheel lacks."""
     return weight.new_empty(weight.shape[0], weight.shape[1] // _PER_WORD, dtype=torch.int32)
 
 

@@ -1,4 +1,4 @@
-"""One right call of each op, as the engine makes them; by default of zeros."""
+"""One valid call of each op, as the engine makes it; by default of zeros."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What torch_npu's documents forbid (the wheel's _op_plugin_docs.py): the CPU references refuse it in these words."""
+"""What torch_npu's documents forbid (the wheel's _op_plugin_docs.py): the CPU references refuse it with these texts."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,11 @@ import torch
 
 
 class Refused(RuntimeError):
-    """A call that the documents do not allow; on an NPU it fails, or computes something else."""
+    """A call that the documents do not allow; on an NPU it fails or computes wrong results."""
 
 
 def need(holds: bool, words: str) -> None:
-    """Raise Refused unless it holds."""
+    """Raise Refused unless the condition holds."""
     if not holds:
         raise Refused(words)
 
@@ -34,6 +34,6 @@ def need_shape(name: str, tensor: torch.Tensor, wanted: Sequence[int]) -> None:
 
 
 def need_unused(given: dict[str, object]) -> None:
-    """Raise Refused for an argument that no reference models: the caller has to bring its reference."""
+    """Raise Refused for an argument that no reference implements: who uses it has to add the reference."""
     used = [name for name, value in given.items() if value is not None]
     need(not used, f"no reference for {', '.join(used)}")

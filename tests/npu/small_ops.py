@@ -60,7 +60,7 @@ def apply_rotary_pos_emb(
 def rotary_mul(
     x: torch.Tensor, r1: torch.Tensor, r2: torch.Tensor, rotary_mode: str = "half", rotate: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """npu_rotary_mul with half a rotation, x in BNSD, BSND or SBND."""
+    """npu_rotary_mul in its "half" mode, x in BNSD, BSND or SBND."""
     need_unused({"rotate": rotate})
     need(rotary_mode == "half", f"rotary_mode {rotary_mode!r}: half")
     need_dtype(FLOATS, x=x)

@@ -1,4 +1,4 @@
-"""The NPU backend against dense attention, by torch_npu's ops under their references on the CPU."""
+"""The NPU backend against dense attention, over CPU references of torch_npu's ops."""
 
 from dataclasses import replace
 
@@ -45,7 +45,7 @@ def test_a_plain_layer_is_one_call_for_all_rows(npu_ops: NpuOps, batch: str) -> 
 
 
 @pytest.mark.parametrize("dim", [16, 80, 128])
-def test_head_dims_up_to_128_go_together(npu_ops: NpuOps, dim: int) -> None:
+def test_head_dims_up_to_128_take_one_call(npu_ops: NpuOps, dim: int) -> None:
     check(make_case(_BATCHES["mixed"], replace(_BF16, key_dim=dim, value_dim=dim)), _PLAIN)
 
     assert npu_ops.names().count(_FIA) == 1
@@ -57,11 +57,11 @@ def test_head_dims_up_to_128_go_together(npu_ops: NpuOps, dim: int) -> None:
         (NpuAttention(), replace(_BF16, key_dim=256, value_dim=256)),
         (NpuAttention(uses_tnd=False), _BF16),
     ],
-    ids=["dim-256", "as-asked"],
+    ids=["dim-256", "bsh-only"],
 )
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("batch", ["two-prefills", "decode-batch", "mixed"])
-def test_other_layers_go_chunk_by_chunk_and_all_single_rows_at_once(
+def test_other_layers_take_a_call_per_chunk_and_one_for_single_rows(
     npu_ops: NpuOps, batch: str, window: int | None, backend: NpuAttention, shape: Shape
 ) -> None:
     check(make_case(_BATCHES[batch], shape), replace(_PLAIN, sliding_window=window, scaling=0.06), backend)
@@ -72,7 +72,7 @@ def test_other_layers_go_chunk_by_chunk_and_all_single_rows_at_once(
     assert {call.kwargs["input_layout"] for call in npu_ops.calls if call.name == _FIA} == {"BSH"}
 
 
-def test_float16_goes_by_the_layout_that_takes_it(npu_ops: NpuOps) -> None:
+def test_float16_uses_the_layout_that_supports_it(npu_ops: NpuOps) -> None:
     shape = replace(_BF16, dtype=torch.float16, pool_dtype=torch.float16)
     case = make_case(_BATCHES["mixed"], shape)
     rounded = [
@@ -87,7 +87,7 @@ def test_float16_goes_by_the_layout_that_takes_it(npu_ops: NpuOps) -> None:
 
 @pytest.mark.parametrize("window", [1, 20, 128, 1000])
 @pytest.mark.parametrize("batch", ["chunk", "decode-batch", "mixed"])
-def test_a_window_is_a_band_for_chunks_and_a_mask_for_single_rows(npu_ops: NpuOps, batch: str, window: int) -> None:
+def test_a_window_is_a_band_in_chunks_and_a_mask_in_single_rows(npu_ops: NpuOps, batch: str, window: int) -> None:
     check(make_case(_BATCHES[batch], _BF16), replace(_PLAIN, sliding_window=window))
 
     calls = [call.kwargs for call in npu_ops.calls if call.name == _FIA]
@@ -169,7 +169,7 @@ def test_only_the_steps_own_slots_are_written() -> None:
     ids=["plain", "window", "sinks", "window-sinks", "softcap"],
 )
 @pytest.mark.parametrize("width", [3, 5], ids=["narrow", "wide"])
-def test_a_decode_step_over_fixed_inputs_reads_them_alone(options: AttentionOptions, width: int) -> None:
+def test_a_fixed_decode_step_reads_only_its_inputs(options: AttentionOptions, width: int) -> None:
     case = make_case(_BATCHES["decode-batch"], _BF16)
     host = read_tables(case.metadata.packed, 128)
     tables = torch.from_numpy(host.tables)
@@ -189,7 +189,7 @@ def test_a_decode_step_over_fixed_inputs_reads_them_alone(options: AttentionOpti
     torch.testing.assert_close(got.float(), case.expected(options), rtol=1e-2, atol=1e-2)
 
 
-def test_tables_are_as_wide_as_can_be_unless_torch_has_to_gather() -> None:
+def test_tables_have_full_width_unless_torch_has_to_gather() -> None:
     backend = NpuAttention()
 
     assert backend.table_width(3, 64) == 64

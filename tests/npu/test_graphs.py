@@ -1,4 +1,4 @@
-"""Captured decode steps: the wheel's own graph code gives each replay its lengths, and tokens stay the oracle's."""
+"""Captured decode steps: the wheel's own graph code passes each replay its lengths, and tokens equal the oracle's."""
 
 import random
 from dataclasses import replace
@@ -36,7 +36,7 @@ class CapturingNpu(NpuOnCpu):
 
 @pytest.mark.usefixtures("attention_in_float32")
 @pytest.mark.parametrize("kind", ["llama", "mistral-sliding", "qwen3"])
-def test_tokens_from_graphs_are_those_of_transformers(npu_ops: NpuOps, kind: str, tmp_path: Path) -> None:
+def test_tokens_from_graphs_equal_transformers(npu_ops: NpuOps, kind: str, tmp_path: Path) -> None:
     path, numbers = make_tiny_model(kind, tmp_path / kind), random.Random(5)
     prompts = [[numbers.randrange(3, VOCAB_SIZE - 20) for _ in range(length)] for length in (5, 120, 30)]
     npu, machine = make_npu(npu_ops)
@@ -91,7 +91,7 @@ def test_a_replay_uses_its_inputs_and_lengths(npu_ops: NpuOps, options: Attentio
     assert machine.log == ["capture", "replay", "record", "synchronize", "replay", "record"]
 
 
-def test_a_replay_is_updated_with_lengths_or_never_ends(npu_ops: NpuOps) -> None:
+def test_a_replay_without_updated_lengths_never_ends(npu_ops: NpuOps) -> None:
     npu, _ = make_npu(npu_ops)
     case = make_case([(270, 1)], _SHAPE)
     inputs, host = inputs_of(case)
@@ -113,7 +113,7 @@ def test_a_replay_is_updated_with_lengths_or_never_ends(npu_ops: NpuOps) -> None
         torch.testing.assert_close(made[-1].float(), case.expected(AttentionOptions(0.125)), rtol=1e-2, atol=1e-2)
 
 
-def test_a_capture_that_sends_no_attention_to_tasks_cannot_be_updated(npu_ops: NpuOps) -> None:
+def test_a_capture_without_attention_tasks_cannot_be_updated(npu_ops: NpuOps) -> None:
     npu, _ = make_npu(npu_ops)
     graph = npu.NPUGraph()
 
@@ -125,7 +125,7 @@ def test_a_capture_that_sends_no_attention_to_tasks_cannot_be_updated(npu_ops: N
 
 
 def inputs_of(case: Case) -> tuple[DecodeInputs, HostTables]:
-    """Return the fixed inputs of a step of single rows."""
+    """Return the fixed inputs of a step of one row per sequence."""
     host = read_tables(case.metadata.packed, 128)
     lengths, tables = torch.from_numpy(host.kv_lengths.copy()), torch.from_numpy(host.tables)
     zero = torch.zeros(len(lengths), dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Hand-offs from and to the NPU path, by real models: over hccl, which is gloo under its rules, and over tcp."""
+"""Hand-offs from and to the NPU path with real models: over hccl (gloo under hccl's rules) and over tcp."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ from wire.types import Role
 
 @dataclass
 class NpuKind(FakeKind):
-    """Each that is opened is another NPU."""
+    """Each device that is opened is another NPU."""
 
     opened: list[NpuOnCpu] = field(default_factory=list)
 
@@ -46,7 +46,7 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[HcclRules]:
     ("p_device", "d_device", "transport"),
     [("npu", "npu", "process_group"), ("npu", "cpu", "tcp"), ("cpu", "npu", "tcp")],
 )
-def test_a_prompt_crosses_from_and_to_the_npu_path(
+def test_a_prompt_is_handed_off_from_and_to_the_npu_path(
     p_device: str, d_device: str, transport: str, npu_ops: NpuOps, rules: HcclRules, tmp_path: Path
 ) -> None:
     model = make_tiny_model("qwen3", tmp_path / "qwen3")

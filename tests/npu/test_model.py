@@ -1,4 +1,4 @@
-"""Whole models on the NPU path: tokens are those of transformers, by ops that were each checked."""
+"""Whole models on the NPU path: tokens equal transformers', and every op call is checked."""
 
 import os
 import random
@@ -39,7 +39,7 @@ def prompts(*lengths: int) -> list[list[int]]:
 
 @pytest.mark.usefixtures("attention_in_float32")
 @pytest.mark.parametrize("kind", KINDS)
-def test_greedy_output_is_that_of_transformers(npu_ops: NpuOps, kind: str, tmp_path: Path) -> None:
+def test_greedy_output_equals_transformers(npu_ops: NpuOps, kind: str, tmp_path: Path) -> None:
     path, given = make_tiny_model(kind, tmp_path / kind), prompts(1, 17, 150)
 
     model = load(path)
@@ -54,7 +54,7 @@ def test_greedy_output_is_that_of_transformers(npu_ops: NpuOps, kind: str, tmp_p
     model.close()
 
 
-def test_float32_is_attended_by_torch_as_on_an_npu(npu_ops: NpuOps, tmp_path: Path) -> None:
+def test_float32_attention_runs_in_torch(npu_ops: NpuOps, tmp_path: Path) -> None:
     path, given = make_tiny_model("llama", tmp_path / "llama"), prompts(3, 40)
 
     model = load(path)
@@ -65,7 +65,7 @@ def test_float32_is_attended_by_torch_as_on_an_npu(npu_ops: NpuOps, tmp_path: Pa
     model.close()
 
 
-def test_bfloat16_differs_from_reference_attention_by_roundings_alone(npu_ops: NpuOps, tmp_path: Path) -> None:
+def test_bfloat16_differs_from_reference_attention_by_rounding_only(npu_ops: NpuOps, tmp_path: Path) -> None:
     path, given = make_tiny_model("qwen3", tmp_path / "qwen3"), prompts(150)[0]
     greedy = SamplingParams(max_tokens=1, temperature=0.0)
     batch = StepBatch(
@@ -82,7 +82,7 @@ def test_bfloat16_differs_from_reference_attention_by_roundings_alone(npu_ops: N
     reference.close()
 
 
-def test_where_the_first_layout_fails_the_other_is_taken(
+def test_the_second_layout_is_used_where_the_first_fails(
     npu_ops: NpuOps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, real = make_tiny_model("llama", tmp_path / "llama"), getattr(torch.ops.npu, _FIA)
@@ -107,7 +107,7 @@ def test_where_the_first_layout_fails_the_other_is_taken(
     loaded.model.close()
 
 
-def test_where_neither_works_the_reference_continues(
+def test_the_reference_is_used_where_both_layouts_fail(
     npu_ops: NpuOps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, real = make_tiny_model("llama", tmp_path / "llama"), getattr(torch.ops.npu, _FIA)

@@ -1,4 +1,4 @@
-"""Parts of networks by NPU ops: which are replaced, that they are the original, and that others stay."""
+"""Modules of networks by NPU ops: which are replaced, that they equal the original, and that others stay."""
 
 from collections.abc import Callable
 from typing import Any
@@ -73,7 +73,7 @@ def test_a_known_network_runs_by_npu_ops_with_equal_output(
     ],
     ids=["opt", "gpt-neox"],
 )
-def test_an_unknown_network_stays(npu_ops: NpuOps, config: Callable[[], Any]) -> None:
+def test_an_unknown_network_stays_unchanged(npu_ops: NpuOps, config: Callable[[], Any]) -> None:
     made = network(config())
     expected = logits(made)
 
@@ -83,8 +83,8 @@ def test_an_unknown_network_stays(npu_ops: NpuOps, config: Callable[[], Any]) ->
     assert npu_ops.names() == []
 
 
-def test_modules_that_only_look_known_are_kept(caplog: pytest.LogCaptureFixture) -> None:
-    made = network(Gemma2Config(**_GQA, head_dim=16))  # norms that add one to their weights
+def test_modules_that_only_resemble_known_ones_stay(caplog: pytest.LogCaptureFixture) -> None:
+    made = network(Gemma2Config(**_GQA, head_dim=16))  # norms with one added to their weights
     expected = logits(made)
 
     (line,) = replace_modules(made)
@@ -94,7 +94,7 @@ def test_modules_that_only_look_known_are_kept(caplog: pytest.LogCaptureFixture)
     torch.testing.assert_close(logits(made), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_part_with_hooks_stays() -> None:
+def test_a_module_with_hooks_stays() -> None:
     made = network(LlamaConfig(**_GQA))
     made.model.layers[1].mlp.gate_proj.register_forward_hook(lambda *_: None)
     made.model.norm.register_forward_hook(lambda *_: None)
@@ -113,9 +113,7 @@ def test_a_part_with_hooks_stays() -> None:
         ("options", "2 attentions"),
     ],
 )
-def test_a_part_that_computes_something_else_is_not_kept(
-    spoil: str, stays: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replacement_with_wrong_results_is_not_kept(spoil: str, stays: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ops = torch.ops.npu
     norm, gate, turn = ops.npu_rms_norm, ops.npu_swiglu, ops.npu_rotary_mul
     if spoil == "norm":
@@ -141,7 +139,7 @@ def test_a_part_that_computes_something_else_is_not_kept(
     torch.testing.assert_close(logits(made), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_an_op_that_fails_leaves_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_op_that_raises_leaves_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("aclnnSwiGlu is not there")
 

@@ -35,14 +35,14 @@ def sources() -> Iterator[tuple[str, ast.Module]]:
 
 
 def attributes_of(tree: ast.AST, owners: tuple[str, ...]) -> set[str]:
-    """Return X of every OWNER.X, as "self._module.Event"."""
+    """Return X of every OWNER.X, such as "self._module.Event"."""
     return {
         node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) in owners
     }
 
 
 def exported(wheel: Wheel, path: str) -> set[str]:
-    """Return the names that a Python source of the wheel defines or imports at its top."""
+    """Return the names that a Python source of the wheel defines or imports at module level."""
     found: set[str] = set()
     for node in ast.parse(wheel.source(path)).body:
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -95,7 +95,7 @@ def parameters(wheel: Wheel, path: str, *places: str) -> list[str]:
     return [argument.arg for argument in node.args.args + node.args.kwonlyargs]
 
 
-def test_graphs_are_captured_and_updated_by_their_arguments(wheel: Wheel) -> None:
+def test_graphs_are_captured_and_updated_with_known_arguments(wheel: Wheel) -> None:
     capture, update = parameters(wheel, _GRAPHS, "graph", "__init__"), parameters(wheel, _GRAPHS, "NPUGraph", "update")
 
     tree = ast.parse((_ROOT / "devices/npu_graph.py").read_text(encoding="utf-8"))
@@ -110,7 +110,7 @@ def test_graphs_are_captured_and_updated_by_their_arguments(wheel: Wheel) -> Non
     assert "wait_stream" in wheel.source("torch_npu/npu/streams.py")
 
 
-def test_the_lists_that_a_graph_takes_again_are_those_of_the_ops(npu_ops: NpuOps) -> None:
+def test_the_lists_that_a_graph_updates_are_arguments_of_the_ops(npu_ops: NpuOps) -> None:
     handlers = npu_ops.wheel.source("torch_npu/npu/_npugraph_handlers/ifa_handler.py")
     for op, name in zip(
         ("npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"), _LENGTHS, strict=True

@@ -1,4 +1,4 @@
-"""Experts in groups by npu_grouped_matmul: families with experts equal to transformers', and what falls back."""
+"""Experts in groups by npu_grouped_matmul: families with experts equal transformers, and unsupported ones fall back."""
 
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,8 @@ def _load(path: Path) -> LoadedModel:
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"])
-def test_greedy_output_is_that_of_transformers(family: str, tmp_path: Path, npu_ops: NpuOps) -> None:
-    """gpt_oss has experts with biases, stored the other way round, and a gate of its own."""
+def test_greedy_output_equals_transformers(family: str, tmp_path: Path, npu_ops: NpuOps) -> None:
+    """gpt_oss has experts with biases, stored transposed, and its own gate."""
     path = make_family(family, tmp_path / family)
 
     loaded = _load(path)
@@ -41,7 +41,7 @@ def test_greedy_output_is_that_of_transformers(family: str, tmp_path: Path, npu_
     assert got == Oracle(path, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
 
 
-def test_experts_that_differ_in_groups_run_as_before(
+def test_experts_with_wrong_grouped_results_run_as_before(
     tmp_path: Path, npu_ops: NpuOps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make_family("mixtral", tmp_path / "mixtral")
@@ -57,7 +57,7 @@ def test_experts_that_differ_in_groups_run_as_before(
     assert got == Oracle(path, "float32").generate_greedy(_PROMPTS, 12, ignore_eos=True)
 
 
-def test_a_call_that_is_refused_leaves_experts_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_call_leaves_experts_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experts, "_BY_ROWS", -1)
 
     loaded = _load(make_family("mixtral", tmp_path / "mixtral"))
@@ -81,7 +81,7 @@ def test_a_call_that_is_refused_leaves_experts_as_they_were(tmp_path: Path, monk
         (r"x is \[4, 7\]", {"x": [torch.ones(4, 7)]}),
     ],
 )
-def test_a_call_that_the_documents_forbid_is_refused(said: str, changed: dict[str, Any]) -> None:
+def test_a_call_forbidden_by_the_documents_is_refused(said: str, changed: dict[str, Any]) -> None:
     right: dict[str, Any] = {
         "x": [torch.ones(4, 8)], "weight": [torch.ones(2, 8, 6)], "group_list": torch.tensor([1, 4]), "split_item": 3,
         "group_type": 0, "group_list_type": 0,

@@ -1,4 +1,4 @@
-"""--device npu: which torch_npu is taken, and the words for one that is not."""
+"""--device npu: which torch_npu is accepted, and the message for one that is not."""
 
 import importlib.metadata
 import importlib.util
@@ -15,7 +15,7 @@ from wire.errors import ConfigError
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, version: str, **attributes: Any) -> None:
-    """Let torch_npu of this version be what is installed."""
+    """Install a stand-in for torch_npu of this version."""
     module = types.ModuleType("torch_npu")
     module.__spec__ = importlib.util.spec_from_loader("torch_npu", None)
     vars(module).update(attributes)
@@ -43,7 +43,7 @@ def test_a_new_torch_npu_lists_its_cards(monkeypatch: pytest.MonkeyPatch, versio
     assert NpuKind().lacking() is None
 
 
-def test_the_least_version_is_the_first_with_a_cache_mode(npu_ops: NpuOps) -> None:
+def test_the_minimum_version_is_the_first_with_a_cache_mode(npu_ops: NpuOps) -> None:
     arguments = {argument.name for argument in npu_ops.schemas["npu_scatter_pa_kv_cache"].arguments}
 
     assert LEAST_VERSION == (2, 10)

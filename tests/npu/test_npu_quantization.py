@@ -64,7 +64,7 @@ def compared(grouped: Grouped, form: KeptFormat, dtype: torch.dtype, *, int8_inp
     return disagreement(KeptLinear(linear, form.pack(weight, dtype), weight.order), grouped, weight, form, dtype)
 
 
-def test_an_npu_keeps_w8a8_first_and_else_the_weights_alone() -> None:
+def test_an_npu_prefers_w8a8_and_else_keeps_only_weights() -> None:
     assert formats_named(TRAITS.kept_linears) == (Int8Format(W8A8), AntiquantFormat())
 
 
@@ -82,7 +82,7 @@ def test_an_npu_keeps_w8a8_first_and_else_the_weights_alone() -> None:
     ],
     ids=["4 bits", "groups of 64", "one group", "8 bits", "int8 with zeros", "int8"],
 )
-def test_weights_alone_multiply_as_dequantised_ones(grouped: Grouped, dtype: torch.dtype, npu_ops: NpuOps) -> None:
+def test_weight_only_products_equal_dequantised_ones(grouped: Grouped, dtype: torch.dtype, npu_ops: NpuOps) -> None:
     assert compared(grouped, AntiquantFormat(), dtype) is None
 
     assert _ANTIQUANT in npu_ops.names()
@@ -103,7 +103,7 @@ def test_weights_are_exact_where_the_dtype_holds_their_scales(largest: int, dtyp
 
 
 @pytest.mark.parametrize("dtype", _DTYPES, ids=str)
-def test_w8a8_multiplies_as_its_weights_and_rounded_inputs(dtype: torch.dtype, npu_ops: NpuOps) -> None:
+def test_w8a8_products_use_the_weights_and_rounded_inputs(dtype: torch.dtype, npu_ops: NpuOps) -> None:
     grouped = int8_layer(24, 96)
     rows = torch.randn(5, 96, generator=torch.Generator().manual_seed(1)).to(dtype)
     matrix = grouped.codes.double().numpy() * grouped.scales.double().numpy()
@@ -132,7 +132,7 @@ def test_unsupported_layers_are_reported(grouped: Grouped, form: KeptFormat, dty
     assert said in str(form.lacking(whole(grouped, int8_inputs=True), dtype))
 
 
-def test_a_matrix_past_16_bits_of_size_is_reported() -> None:
+def test_a_matrix_larger_than_16_bits_is_reported() -> None:
     tall = Grouped(torch.zeros(65_536, 8, dtype=torch.int8), torch.ones(65_536, 1), None, EvenGroups(8))
 
     for form in (Int8Format(W8A8), AntiquantFormat()):
@@ -151,7 +151,7 @@ _WRONG: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 class _AntiquantCall:
-    """A right call, and the same with something else in it."""
+    """A valid call, and the same call with other arguments."""
 
     def __init__(self) -> None:
         weight = whole(layer(16, 96, 32))
@@ -169,7 +169,7 @@ class _AntiquantCall:
 
 
 @pytest.mark.parametrize(("said", "wrong"), _WRONG.values(), ids=_WRONG)
-def test_a_call_that_the_documents_forbid_is_refused(said: str, wrong: Callable[[Any], Any]) -> None:
+def test_a_call_forbidden_by_the_documents_is_refused(said: str, wrong: Callable[[Any], Any]) -> None:
     call = _AntiquantCall()
     assert call().shape == (3, 16)
 
@@ -188,7 +188,7 @@ def test_a_call_that_the_documents_forbid_is_refused(said: str, wrong: Callable[
         ("scale is|scale", {"scale": torch.ones(8, 1)}),
     ],
 )
-def test_a_product_of_int8_that_the_documents_forbid_is_refused(said: str, changed: dict[str, Any]) -> None:
+def test_an_int8_product_forbidden_by_the_documents_is_refused(said: str, changed: dict[str, Any]) -> None:
     right = {
         "x1": torch.ones(3, 32, dtype=torch.int8), "x2": torch.ones(32, 8, dtype=torch.int8), "scale": torch.ones(8),
         "pertoken_scale": torch.ones(3), "output_dtype": torch.bfloat16,
@@ -230,7 +230,7 @@ def _note(loaded: LoadedModel) -> str:
 
 @pytest.fixture
 def kept_in_float32(attention_in_float32: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the ops take float32 for this test, in the engine and in their references, as attention does."""
+    """Let the ops take float32 for this test, in the engine and in their references."""
     monkeypatch.setattr(quantization_ops.Dtypes, "also_float32", True)
     monkeypatch.setattr(kept_npu, "DTYPES", (*kept_npu.DTYPES, torch.float32))
 
@@ -239,8 +239,8 @@ def kept_in_float32(attention_in_float32: None, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     "scheme", [awq(32), gptq(4, 32, act_order=True), gptq(8, 32), packed(4, -1), w8a8("group")], ids=lambda s: s.name
 )
-def test_tokens_are_those_of_transformers(scheme: Scheme, tmp_path: Path, npu_ops: NpuOps) -> None:
-    """w8a8-group asks for rounded inputs, but no op has them with groups of 16: its weights are dequantised."""
+def test_tokens_equal_transformers(scheme: Scheme, tmp_path: Path, npu_ops: NpuOps) -> None:
+    """w8a8-group needs rounded inputs, which no op has with groups of 16: its weights are dequantised."""
     path = make_tiny_model("llama", tmp_path / "llama")
     quantise_checkpoint(scheme, path)
 
@@ -298,9 +298,7 @@ def _round_inputs(_layer: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("scheme", [awq(32), w8a8("channel")], ids=lambda s: s.name)
-def test_a_model_is_served_in_the_dtypes_that_npus_have(
-    scheme: Scheme, dtype: str, tmp_path: Path, npu_ops: NpuOps
-) -> None:
+def test_a_model_is_served_in_the_dtypes_of_npus(scheme: Scheme, dtype: str, tmp_path: Path, npu_ops: NpuOps) -> None:
     path = make_tiny_model("qwen2", tmp_path / "qwen2")
     quantise_checkpoint(scheme, path)
 

@@ -1,7 +1,7 @@
-"""What only an NPU can show: each op against its CPU reference, captured steps, and whole models.
+"""Tests that need an NPU: each op against its CPU reference, captured steps, and whole models.
 
 Skipped where torch_npu sees none, which has been everywhere so far. Where it does, the other tests of this folder are
-skipped: their ops would stand where the real ones are.
+skipped: their ops would replace the real ones.
 
     python -m pytest tests/npu/test_on_npu.py
 """
@@ -24,7 +24,7 @@ from tests.npu.right_calls import RIGHT_CALLS
 
 _LACKING = NpuKind().lacking()
 if _LACKING is not None:
-    pytest.skip(f"{_LACKING}: all of what only an NPU can show", allow_module_level=True)
+    pytest.skip(f"{_LACKING}: every test of this file needs an NPU", allow_module_level=True)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def npu() -> NpuDevice:
 
 
 @pytest.mark.parametrize("op", RIGHT_CALLS)
-def test_an_op_computes_as_its_reference(npu: NpuDevice, op: str) -> None:
+def test_an_op_equals_its_reference(npu: NpuDevice, op: str) -> None:
     torch.manual_seed(2)
     args, kwargs = RIGHT_CALLS[op](torch.randn)
     there = _moved((args, kwargs), npu.torch_device)
@@ -52,7 +52,7 @@ def test_an_op_computes_as_its_reference(npu: NpuDevice, op: str) -> None:
 @pytest.mark.parametrize("window", [None, 20, 200])
 @pytest.mark.parametrize("dim", [64, 128, 256])
 @pytest.mark.parametrize("has_sinks", [False, True])
-def test_attention_is_the_references(
+def test_attention_equals_its_reference(
     npu: NpuDevice, dim: int, window: int | None, has_sinks: bool, uses_tnd: bool
 ) -> None:
     kind = LayerKind(8, 2, dim, dim, dim**-0.5, window, None, has_sinks)

@@ -33,7 +33,7 @@ class OnCpuKind:
 
 
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> tuple[int, dict[str, str], dict[str, str]]:
-    """Return the exit status, the verdicts and the words by row."""
+    """Return the exit status, and the verdicts and texts by row."""
     monkeypatch.setattr("pdserve.selftest.command.logs.configure", lambda _: None)
     monkeypatch.setitem(KINDS, "npu", OnCpuKind())
     take_fake_far_ends(monkeypatch)
@@ -48,7 +48,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> tuple[i
     )
 
 
-def test_every_row_of_an_npu_is_tried_and_ok(npu_ops: NpuOps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_row_of_an_npu_is_checked_and_ok(
+    npu_ops: NpuOps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     status, verdicts, words = run(tmp_path, monkeypatch)
 
     assert (status, [name for name, verdict in verdicts.items() if verdict == "FAILED"]) == (0, []), words
@@ -61,7 +63,9 @@ def test_every_row_of_an_npu_is_tried_and_ok(npu_ops: NpuOps, tmp_path: Path, mo
     assert {"npu_scatter_pa_kv_cache", "npu_rms_norm", "npu_swiglu"} <= called
 
 
-def test_an_op_that_is_wrong_fails_its_row(npu_ops: NpuOps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_op_with_wrong_results_fails_its_row(
+    npu_ops: NpuOps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def halved(rows: torch.Tensor, dim: int = -1) -> torch.Tensor:
         return rows.chunk(2, dim)[0]
 

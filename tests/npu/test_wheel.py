@@ -13,7 +13,7 @@ from tests.npu.ops import NpuOps
 from tests.npu.wheel import OLDEST, VERSION, NoWheel, Wheel, cache_folder, wheel_in
 
 
-def test_the_wheel_fits_the_tested_torch_and_has_the_files(wheel: Wheel) -> None:
+def test_the_wheel_matches_the_tested_torch_and_has_the_files(wheel: Wheel) -> None:
     assert torch.__version__.startswith(VERSION.rpartition(".")[0])
     assert len(wheel.schemas()) > 400
     assert "class NPUGraph" in wheel.source("torch_npu/npu/graphs.py")
@@ -21,7 +21,7 @@ def test_the_wheel_fits_the_tested_torch_and_has_the_files(wheel: Wheel) -> None
     assert "torch_npu" not in sys.modules
 
 
-def test_without_an_index_the_reason_is_given_and_nothing_left(tmp_path: Path) -> None:
+def test_without_an_index_the_reason_is_given_and_nothing_is_left(tmp_path: Path) -> None:
     nowhere = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
 
     with pytest.raises(NoWheel, match=f"pip download torch-npu=={VERSION} failed: "):
@@ -30,7 +30,7 @@ def test_without_an_index_the_reason_is_given_and_nothing_left(tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
-def test_torchs_own_ops_are_as_they_were(npu_ops: NpuOps) -> None:
+def test_torchs_own_ops_are_unchanged(npu_ops: NpuOps) -> None:
     image, kernel = torch.empty(1, 2, 8, 8, device="meta"), torch.empty(4, 2, 3, 3, device="meta")
 
     assert torch.nn.functional.conv2d(image, kernel).shape == (1, 4, 6, 6)
@@ -40,7 +40,7 @@ def test_torchs_own_ops_are_as_they_were(npu_ops: NpuOps) -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("npu_ops")
-def test_the_contract_holds_for_the_oldest_wheel_too() -> None:
+def test_the_contract_holds_for_the_oldest_wheel() -> None:
     files = ("test_names.py", "test_wrong_calls.py", "test_attention.py", "test_modules.py", "test_graphs.py")
     try:
         wheel_in(cache_folder(), os.environ, OLDEST)

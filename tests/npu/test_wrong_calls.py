@@ -1,4 +1,4 @@
-"""A right call of each op passes, and one that is wrong in a single thing fails: the checks can tell."""
+"""A valid call of each op passes, and a call with one wrong argument is refused."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ _LEFT_OUT = object()
 
 
 @pytest.mark.parametrize("op", RIGHT_CALLS)
-def test_a_right_call_passes(npu_ops: NpuOps, op: str) -> None:
+def test_a_valid_call_passes(npu_ops: NpuOps, op: str) -> None:
     args, kwargs = RIGHT_CALLS[op]()
 
     getattr(torch.ops.npu, op)(*args, **kwargs)
@@ -77,7 +77,7 @@ def test_a_right_call_passes(npu_ops: NpuOps, op: str) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("npu_ops")
-def test_a_call_that_is_wrong_in_one_thing_fails(op: str, place: str | int, value: object, said: str) -> None:
+def test_a_call_with_one_wrong_argument_is_refused(op: str, place: str | int, value: object, said: str) -> None:
     args, kwargs = RIGHT_CALLS[op]()
     if isinstance(place, int):
         args[place] = value
@@ -90,7 +90,7 @@ def test_a_call_that_is_wrong_in_one_thing_fails(op: str, place: str | int, valu
         getattr(torch.ops.npu, op)(*args, **kwargs)
 
 
-def test_blocks_of_16_are_for_single_rows_alone(npu_ops: NpuOps) -> None:
+def test_blocks_of_16_are_allowed_for_single_rows_only(npu_ops: NpuOps) -> None:
     args, kwargs = RIGHT_CALLS[_FIA]()
     small = torch.zeros(60, 16, 128, dtype=torch.bfloat16)
     kwargs |= {"block_size": 16, "block_table": torch.zeros(2, 9, dtype=torch.int32)}

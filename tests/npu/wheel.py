@@ -18,9 +18,9 @@ from tests import data_wheel
 from tests.data_wheel import NoWheel as NoWheel
 
 OLDEST = "2.10.0.post4"
-"""The first that is supported, as it was last built."""
+"""The oldest supported release, in its last build."""
 VERSION = os.environ.get("PDSERVE_TEST_TORCH_NPU", "2.13.0")
-"""By default that of the torch that is tested."""
+"""The default release, which matches the tested torch."""
 _FOLDERS = ("torch_npu/npu/", "torch_npu/op_plugin/", "torch_npu/utils/", "torch_npu/distributed/")
 GROUPS = "torch_npu/include/torch_npu/csrc/distributed/ProcessGroupHCCL.hpp"
 _OPS = "torch_npu/csrc/aten/npu_native_functions_by_codegen.yaml"
@@ -28,18 +28,18 @@ _OPS = "torch_npu/csrc/aten/npu_native_functions_by_codegen.yaml"
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """An unzipped wheel; only what `_wanted` says is there."""
+    """An unzipped wheel; only the files that `_wanted` selects are there."""
 
     root: Path
 
     def source(self, path: str) -> str:
-        """Return the text of a file, as "torch_npu/npu/graphs.py"."""
+        """Return the text of a file such as "torch_npu/npu/graphs.py"."""
         return (self.root / path).read_text(encoding="utf-8")
 
     def schemas(self) -> list[str]:
-        """Return the schemas of custom ops, as "npu_swiglu(Tensor self, int dim=-1) -> Tensor".
+        """Return the schemas of custom ops, such as "npu_swiglu(Tensor self, int dim=-1) -> Tensor".
 
-        Without three of old wheels: today's torch has no names of dimensions to parse them by.
+        Three schemas of old wheels are left out: today's torch cannot parse their named dimensions.
         """
         ops: dict[str, Any] = yaml.load(self.source(_OPS), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         return [entry["func"] for entry in ops["custom"] if "Dimname" not in entry["func"]]
