@@ -8,7 +8,7 @@ from typing import Any
 from scheduler.config import SchedulerConfig
 from scheduler.http.drain import Drain
 from scheduler.http.keys import Keys
-from scheduler.model.generation_defaults import GenerationDefaults
+from scheduler.model.generation_defaults import GUIDE_DEFAULTS
 from scheduler.observability.metrics import Metrics
 from scheduler.observability.traces import Traces
 from scheduler.request import Dispatcher
@@ -53,7 +53,7 @@ class AppContext:
     most_output: Callable[[int, int], int | None] = no_bound
     drain: Drain = field(default_factory=Drain)
     keys: Keys = field(default_factory=Keys)
-    defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
+    defaults: Mapping[str, Any] = field(default_factory=lambda: GUIDE_DEFAULTS)
     traces: Traces | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 

@@ -1,6 +1,6 @@
 """The rules of sampling parameters: each field of SamplingParams and BeamSearch (wire/types.py) carries its own.
 
-    min_p: float = parameter(0.0, Bounds(0, 1), with_beams=0)
+    min_p: float = parameter(0.0, Bounds(0, 1), with_beams=0, model_sets=True)
 
 From them are made the bounds of HTTP bodies (scheduler/api/generation_body.py), of the Python API
 (pdserve/offline/sampling_params.py) and of generation_config.json, and the check of instances (check_prompt.py).
@@ -9,7 +9,7 @@ From them are made the bounds of HTTP bodies (scheduler/api/generation_body.py),
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -47,25 +47,34 @@ class Parameter:
     """The rule of one parameter.
 
     `client` are the bounds of a request's value, `instance` those of a value that reaches an instance; of a list, they
-    are the bounds of its length. `with_beams` is the only value that beam search allows, None: any.
+    are the bounds of its length. `with_beams` is the only value that beam search allows, None: any. `model_sets`:
+    whether generation_config.json may change the default. `kind` and `default` are the field's type and default.
     """
 
     client: Bounds
     instance: Bounds
     with_beams: float | None = None
+    model_sets: bool = False
+    kind: Any = None
+    default: Any = None
 
 
-def parameter(default: T, client: Bounds, *, instance: Bounds | None = None, with_beams: float | None = None) -> T:
+def parameter(
+    default: T, client: Bounds, *, instance: Bounds | None = None, with_beams: float | None = None,
+    model_sets: bool = False,
+) -> T:  # fmt: skip
     """Declare a dataclass field with a default and a rule; `instance` None: as `client`."""
-    return dataclasses.field(default=default, metadata=rule(client, instance or client, with_beams))
+    return dataclasses.field(default=default, metadata=rule(client, instance or client, with_beams, model_sets))
 
 
-def rule(client: Bounds, instance: Bounds, with_beams: float | None = None) -> Mapping[str, Parameter]:
+def rule(
+    client: Bounds, instance: Bounds, with_beams: float | None = None, model_sets: bool = False
+) -> Mapping[str, Parameter]:
     """Return a rule as metadata of a dataclass field."""
-    return {_METADATA: Parameter(client, instance, with_beams)}
+    return {_METADATA: Parameter(client, instance, with_beams, model_sets)}
 
 
 def rules_of(*kinds: type[Any]) -> Mapping[str, Parameter]:
     """Return the rules of the fields of these dataclasses, by name."""
-    fields = (field for kind in kinds for field in dataclasses.fields(kind))
-    return {field.name: field.metadata[_METADATA] for field in fields if _METADATA in field.metadata}
+    fields = (field for kind in kinds for field in dataclasses.fields(kind) if _METADATA in field.metadata)
+    return {one.name: replace(one.metadata[_METADATA], kind=one.type, default=one.default) for one in fields}

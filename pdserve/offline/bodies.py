@@ -6,10 +6,9 @@ from typing import Any
 
 from pdserve.offline.sampling_params import NOT_SENT, SamplingParams
 from pdserve.offline.structured_params import structured_body
-from scheduler.model.generation_defaults import GenerationDefaults
-from wire.types import PARAMETERS
+from scheduler.model.generation_defaults import GUIDE_DEFAULTS
 
-_ALWAYS = tuple(field.name for field in dataclasses.fields(GenerationDefaults) if field.name in PARAMETERS)
+_ALWAYS = tuple(GUIDE_DEFAULTS)
 """Always sent, since a server may have other defaults."""
 _DEFAULT = SamplingParams()
 _CONVERTED = {

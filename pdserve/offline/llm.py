@@ -1,6 +1,5 @@
 """`LLM`: texts, chats, vectors and scores in a Python script, from a local engine or a cluster."""
 
-import dataclasses
 import secrets
 import sys
 import threading
@@ -222,9 +221,7 @@ class LLM:
 
         source, override = self._opening.generation_config, self._opening.override_generation_config
         found = read_defaults(self._thread.value.root, source, override)
-        values = dataclasses.asdict(found)
-        max_tokens = values.pop("max_new_tokens") or 16
-        return SamplingParams(**values | {"top_k": max(found.top_k, 0), "max_tokens": max_tokens})
+        return SamplingParams(**{**found, "top_k": max(found["top_k"], 0)})
 
     @hide_internal_frames
     def get_metrics(self) -> list[Metric]:

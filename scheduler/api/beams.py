@@ -1,12 +1,14 @@
 """Beam search: when a request may use it, and its parameters."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from scheduler.api.generation_body import GenerationBody
-from scheduler.model.generation_defaults import GenerationDefaults
 from wire.errors import InvalidRequest
 from wire.types import WITH_BEAMS, BeamSearch
 
 
-def read_beam_search(body: GenerationBody, defaults: GenerationDefaults) -> BeamSearch | None:
+def read_beam_search(body: GenerationBody, defaults: Mapping[str, Any]) -> BeamSearch | None:
     """Return the requested beam search, None for sampling. Raises InvalidRequest naming a conflicting field."""
     if not (body.early_stopping is None or isinstance(body.early_stopping, bool) or body.early_stopping == "never"):
         raise InvalidRequest(
@@ -22,7 +24,7 @@ def read_beam_search(body: GenerationBody, defaults: GenerationDefaults) -> Beam
         )
     for name, off in WITH_BEAMS.items():
         given = getattr(body, name)
-        value = getattr(defaults, name, off) if given is None else given
+        value = defaults.get(name, off) if given is None else given
         if value != off:
             default = " (the default)" if given is None else ""
             raise InvalidRequest(f"{name} is {value:g}{default}, must be {off} with use_beam_search", name)

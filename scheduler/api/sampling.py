@@ -1,8 +1,7 @@
 """From a checked body to SamplingParams: the limits that depend on the model, the prompts or the config."""
 
 import secrets
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scheduler.api.beams import read_beam_search
@@ -12,19 +11,20 @@ from scheduler.api.structured import Constraint
 from scheduler.api.token_rules import read_allowed, read_bad_words, read_logit_bias
 from scheduler.app_context import AppContext
 from scheduler.config import SchedulerOptions
-from scheduler.model.generation_defaults import GenerationDefaults
 from scheduler.tokens import Tokens
 from wire.check_prompt import check_repetition
 from wire.errors import InvalidRequest, PromptTooLong
-from wire.types import RepetitionDetection, SamplingParams
+from wire.types import PARAMETERS, RepetitionDetection, SamplingParams
 
 _LEAST_TEMPERATURE = 0.01  # below it logits / temperature overflows; 0 is greedy
 _ALL = -1
-_COMPUTED = frozenset(("max_tokens", "temperature", "top_k", "seed", "n", "logprobs", "prompt_logprobs"))
+_COMPUTED = frozenset((
+    "max_tokens", "temperature", "top_k", "seed", "n", "logprobs", "prompt_logprobs", "length_penalty",
+))  # fmt: skip
 _AS_GIVEN = {
-    field.name: field.default
-    for field in fields(SamplingParams)
-    if field.type in (int, float, int | None) and field.name not in _COMPUTED
+    name: rule.default
+    for name, rule in PARAMETERS.items()
+    if rule.kind in (int, float, int | None) and name not in _COMPUTED
 }
 """The defaults of the numbers that are used as the request gives them."""
 
@@ -37,8 +37,8 @@ async def read_sampling(
     options, tokens, defaults = context.config.options, context.tokens, context.defaults
     longest = max(map(len, prompts))
     beams = read_beam_search(body, defaults)
-    temperature = defaults.temperature if body.temperature is None else body.temperature
-    top_k = defaults.top_k if body.top_k is None else body.top_k
+    temperature = defaults["temperature"] if body.temperature is None else body.temperature
+    top_k = defaults["top_k"] if body.top_k is None else body.top_k
     top_k = top_k if 0 < top_k < tokens.vocab_size else -1
     n = _check_n(body, options, greedy=beams is None and (temperature == 0 or top_k == 1))
     max_tokens = _max_tokens(context, body, longest, default_max_tokens, param)
@@ -67,9 +67,9 @@ async def read_sampling(
     )
 
 
-def _given(body: GenerationBody, defaults: GenerationDefaults, name: str) -> Any:
+def _given(body: GenerationBody, defaults: Mapping[str, Any], name: str) -> Any:
     value = getattr(body, name)
-    return getattr(defaults, name, _AS_GIVEN[name]) if value is None else value
+    return defaults.get(name, _AS_GIVEN[name]) if value is None else value
 
 
 def draw_seed() -> int:
@@ -86,8 +86,7 @@ def _max_tokens(context: AppContext, body: GenerationBody, prompt_len: int, defa
         raise PromptTooLong(f"{limit}; the prompt has {prompt_len}, and the output needs at least one more", param)
     asked, name = body.max_output, body.max_output_field
     if asked is None:
-        own = context.defaults.max_new_tokens
-        default = default if own is None else own
+        default = context.defaults.get("max_tokens", default)
         return left if default is None else min(default, left)
     if asked == 0 and not (body.echoes or body.prompt_logprobs is not None):
         raise InvalidRequest(f"{name} is 0, must be 1 or more; 0 needs echo or prompt_logprobs", name)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +11,23 @@ from wire.types import PARAMETERS
 _FILE = "generation_config.json"
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationDefaults:
-    """Values of fields that a request omits. `max_new_tokens` None: each route has its own."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    max_new_tokens: int | None = None
+GUIDE_DEFAULTS: Mapping[str, Any] = {name: rule.default for name, rule in PARAMETERS.items() if rule.model_sets}
+"""The guide's table: values of parameters that a request omits. Without max_tokens: each route has its own."""
+_NAMES = {name: name for name in GUIDE_DEFAULTS} | {"max_new_tokens": "max_tokens"}
+"""The parameters by their keys in the file."""
 
 
-def read_defaults(model_folder: str, source: str, override: str | None) -> GenerationDefaults:
+def read_defaults(model_folder: str, source: str, override: str | None) -> Mapping[str, Any]:
     """Return the defaults of `source`: vllm or none (the guide's table), auto (the model's own), or a folder.
 
     `override` is JSON whose values take precedence. Raises ConfigError naming file or flag, value and limit.
     """
-    found = GenerationDefaults()
+    found = dict(GUIDE_DEFAULTS)
     if source not in ("vllm", "none"):
         path = Path(model_folder if source == "auto" else source) / _FILE
-        found = _with(found, _read(path, required=source != "auto"), str(path))
+        found |= _checked(_read(path, required=source != "auto"), str(path))
     if override:
-        found = _with(found, _parse(override, "--override-generation-config"), "--override-generation-config")
+        found |= _checked(_parse(override, "--override-generation-config"), "--override-generation-config")
     return found
 
 
@@ -59,14 +52,14 @@ def _parse(text: str, name: str) -> Mapping[str, Any]:
     return given
 
 
-def _with(defaults: GenerationDefaults, given: Mapping[str, Any], name: str) -> GenerationDefaults:
-    kinds = {field.name: field.type for field in fields(GenerationDefaults)}
-    values = {key: value for key, value in given.items() if key in kinds and value is not None}
+def _checked(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the values by their parameters' names, without null and unknown keys."""
+    values = {key: value for key, value in given.items() if key in _NAMES and value is not None}
     for key, value in values.items():
-        bounds = PARAMETERS[key.replace("max_new_tokens", "max_tokens")].client
-        whole = kinds[key] is not float
+        rule = PARAMETERS[_NAMES[key]]
+        bounds, whole = rule.client, rule.kind is not float
         if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
             raise ConfigError(f"{name}: {key} is {value!r}, must be {'a whole number ' if whole else ''}{bounds}")
         if not bounds.allow(value):
             raise ConfigError(f"{name}: {key} is {value}, must be {bounds}")
-    return replace(defaults, **values)
+    return {_NAMES[key]: value for key, value in values.items()}

@@ -12,7 +12,6 @@ from scheduler.app import build_app
 from scheduler.app_context import AppContext, ReadyReport
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.model.files import read_model_files
-from scheduler.model.generation_defaults import GenerationDefaults
 from scheduler.observability.metrics import Metrics
 from scheduler.tokens import Tokens
 from testing.scheduler.scripted_dispatcher import Line, ScriptedDispatcher
@@ -37,7 +36,6 @@ async def real_app(
         lambda: ReadyReport(True),
         lambda: None,
         lambda length, n: None,
-        defaults=GenerationDefaults(),
     )
     try:
         yield build_app(context), dispatcher

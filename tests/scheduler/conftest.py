@@ -1,7 +1,7 @@
 """A tiny model folder and the HTTP surface over a scripted dispatcher."""
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from scheduler.app import build_app
 from scheduler.app_context import AppContext, ReadyReport
 from scheduler.config import SchedulerConfig, SchedulerOptions
 from scheduler.model.files import read_model_files
-from scheduler.model.generation_defaults import GenerationDefaults
+from scheduler.model.generation_defaults import GUIDE_DEFAULTS
 from scheduler.observability.metrics import Metrics
 from scheduler.tokens import Tokens
 from testing.scheduler.scripted_dispatcher import Line, Script, ScriptedDispatcher
@@ -97,7 +97,7 @@ def serve(model_folder: Path) -> Serve:
     async def opened(
         says: str | Script = "hello world", *, folder: Path = model_folder, readiness: ReadyReport | None = None,
         health: Callable[[], str | None] | None = None, names: tuple[str, ...] = (), most: int | None = None,
-        defaults: GenerationDefaults | None = None, **options: Any,
+        defaults: Mapping[str, Any] = GUIDE_DEFAULTS, **options: Any,
     ) -> AsyncIterator[Served]:  # fmt: skip
         config = SchedulerConfig(EngineOptions(model=str(folder), served_model_name=names), SchedulerOptions(**options))
         tokens = Tokens(
@@ -114,7 +114,7 @@ def serve(model_folder: Path) -> Serve:
             lambda: report,
             health or (lambda: None),
             lambda length, n: most,
-            defaults=defaults or GenerationDefaults(),
+            defaults=defaults,
         )
         transport = httpx.ASGITransport(build_app(context), raise_app_exceptions=False)
         try:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.model.generation_defaults import GenerationDefaults
+from scheduler.model.generation_defaults import GUIDE_DEFAULTS
 from wire.types import BeamSearch, RepetitionDetection, StructuredOutput
 
 pytestmark = pytest.mark.anyio
@@ -174,7 +174,7 @@ async def test_kv_is_shared_only_within_a_salt(serve: Any) -> None:
 
 @pytest.mark.covers("B.generation.2")
 async def test_the_models_defaults_apply_if_configured(serve: Any, model_folder: Path) -> None:
-    defaults = GenerationDefaults(temperature=0.3, top_k=7, max_new_tokens=4)
+    defaults = {**GUIDE_DEFAULTS, "temperature": 0.3, "top_k": 7, "max_tokens": 4}
     async with serve(defaults=defaults) as served:
         await served.client.post("/v1/completions", json={"model": served.model, "prompt": "x"})
         await served.client.post("/v1/completions", json={"model": served.model, "prompt": "x", "temperature": 0.9})
