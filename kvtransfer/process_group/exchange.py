@@ -6,7 +6,6 @@ TERMS describes how the sender makes its group; ASK, GRANTED and BUSY agree on t
 store; DONE is the last message of either side. Lengths and numbers are bounded.
 """
 
-import select
 import struct
 import time
 from collections.abc import Sequence
@@ -35,9 +34,10 @@ class Word(IntEnum):
 
 
 class SetupExchange:
-    """One end of a set-up and owner of its keys. Used by one thread at a time; `name` is the group's.
+    """One end of a set-up and owner of its keys; `name` is the group's.
 
-    `deadline` bounds every wait for a key; the caller that makes the group sets it.
+    Used by one thread at a time, except `check`, `keep` and `num_keys`. `deadline` bounds every wait for a key; the
+    caller that makes the group sets it.
     """
 
     def __init__(self, stream: Stream, name: str) -> None:
@@ -73,9 +73,20 @@ class SetupExchange:
 
     def set(self, key: str, value: bytes) -> None:
         """Set a key on both sides. Raises LinkLost, WireError."""
-        self._keep(key, value)
+        self.keep(key, value)
         if not self._over:
             self.send(Word.KEY, value, self._prefix + key)
+
+    def keep(self, key: str, value: bytes) -> None:
+        """Set a key on this side only. Raises WireError."""
+        if len(self._prefix) + len(key.encode()) > _MAX_KEY_BYTES or len(value) > _MAX_VALUE_BYTES:
+            raise WireError(
+                f"a key of {len(key)} and a value of {len(value)} bytes, the limits are {_MAX_KEY_BYTES} and "
+                f"{_MAX_VALUE_BYTES}"
+            )
+        if key not in self._keys and len(self._keys) >= _MAX_KEYS:
+            raise WireError(f"more than {_MAX_KEYS} keys in the store of a group")
+        self._keys[key] = value
 
     def get(self, key: str) -> bytes:
         """Return a key's value, waiting for it. Raises LinkLost, WireError."""
@@ -93,13 +104,7 @@ class SetupExchange:
                 raise WireError(f"received {word.name}, expected the key {missing[0]!r}")
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all keys are set, without waiting. Raises LinkLost, WireError."""
-        poll = select.poll()
-        poll.register(self._stream.socket, select.POLLIN)
-        while not self._over and not all(key in self._keys for key in keys) and poll.poll(0):
-            word, _ = self._next(self.deadline)
-            if word is not Word.KEY:
-                raise WireError(f"received {word.name}, expected a key")
+        """Return whether all keys are set here; reads nothing from the stream."""
         return all(key in self._keys for key in keys)
 
     def delete(self, key: str) -> bool:
@@ -139,15 +144,5 @@ class SetupExchange:
         if word is Word.KEY:
             if not key.startswith(self._prefix):
                 raise WireError(f"the key {key[:80]!r} is not of the group {self._prefix!r}")
-            self._keep(key.removeprefix(self._prefix), value)
+            self.keep(key.removeprefix(self._prefix), value)
         return word, value
-
-    def _keep(self, key: str, value: bytes) -> None:
-        if len(self._prefix) + len(key.encode()) > _MAX_KEY_BYTES or len(value) > _MAX_VALUE_BYTES:
-            raise WireError(
-                f"a key of {len(key)} and a value of {len(value)} bytes, the limits are {_MAX_KEY_BYTES} and "
-                f"{_MAX_VALUE_BYTES}"
-            )
-        if key not in self._keys and len(self._keys) >= _MAX_KEYS:
-            raise WireError(f"more than {_MAX_KEYS} keys in the store of a group")
-        self._keys[key] = value

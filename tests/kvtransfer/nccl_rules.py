@@ -6,6 +6,10 @@ a tensor is one, whole, of the device's memory and of some dtypes; it has bytes
 a receive has the bytes and the dtype of the send that it belongs to
 a wait without a time returns at once, and says of no failure; one with a time raises
 what fails ends the process, unless torch was told to leave it to us
+
+torch's own threads (ProcessGroupNCCL.cpp, HeartbeatMonitor::runLoop and Watchdog::runLoop):
+the first group's store is queried, again and again, unless dumps are off
+of what fails the store is told, whatever is off; then the group takes no operation and is not freed for a time
 """
 
 import contextlib
@@ -30,6 +34,7 @@ _DTYPES = {
     torch.bool,
 }  # fmt: skip
 _JOIN_S = 20.0
+_HEARTBEAT_S = 0.001  # torch's second would hit no message of a set-up of some milliseconds
 _LAST_S = timedelta(seconds=60)
 Message = tuple[int, torch.dtype]
 
@@ -48,10 +53,11 @@ class _Pair:
 class NcclRules:
     """Owner of what each device is doing; `broken` lists what went against the rules, `made` counts groups.
 
-    `on_host`: what stands for a device's memory is the host's.
+    `on_host`: what stands for a device's memory is the host's. `environ` is what the user has set.
     """
 
     on_host: bool = False
+    environ: dict[str, str] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
     made: int = 0
     _pairs: dict[str, _Pair] = field(default_factory=dict)
@@ -67,7 +73,7 @@ class NcclRules:
 
     def make(self, store: Any, rank: int, of: int, host: str, timeout_s: float, device: str) -> "RuleBoundGroup":
         """Make one end, which is not joined to the other before its first operation."""
-        told: dict[str, str] = {}
+        told = dict(self.environ)
         set_nccl_defaults(told, host)
         name = secrets.token_hex(8)
         if rank == 0:
@@ -75,8 +81,9 @@ class NcclRules:
         else:
             name = store.get("pair").decode()
         pair = self.enter(name, device)
+        watchdog = Watchdog(store, told, self.broken)
         gloo = COLLECTIVES["gloo"].make(store, rank, of, host, timeout_s, device)
-        return RuleBoundGroup(gloo, rank, device, pair, self, told.get(ERROR_HANDLING) == _LEFT_TO_US)
+        return RuleBoundGroup(gloo, rank, device, pair, self, watchdog)
 
     def enter(self, name: str, device: str) -> _Pair:
         """Return what the ranks of a communicator share; each has a device of its own."""
@@ -131,23 +138,60 @@ class NcclRules:
         raise RuleBroken(what)
 
 
+class Watchdog:
+    """torch's threads around one group. Of every group here, the store is queried, and far more often."""
+
+    def __init__(self, store: Any, told: dict[str, str], broken: list[str]) -> None:
+        self._store, self._broken, self._ended = store, broken, threading.Event()
+        self._ends_process = told.get(ERROR_HANDLING) != _LEFT_TO_US
+        self._pause_s = 4 * int(told.get("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "15000")) / 1000
+        self.lock = threading.Lock()
+        """Taken by each operation, and held while the watchdog waits for dumps."""
+        self._heartbeat = threading.Thread(target=self._query, name="pt_nccl_heartbt", daemon=True)
+        if told.get("TORCH_NCCL_DUMP_ON_TIMEOUT", "1") == "1":
+            self._heartbeat.start()
+
+    def failed(self, why: str, over: threading.Event) -> None:
+        """Report an operation that failed, wait for the dumps of all ranks, and end the process if told to."""
+        if self._ends_process:
+            self._broken.append(f"the process would have been ended: {why}")
+        with self.lock:
+            over.set()
+            self._store.set("exception_dump", bytes(4))
+            time.sleep(self._pause_s)
+
+    def end(self) -> None:
+        """Join the threads, as the group's destructor does."""
+        self._ended.set()
+        with self.lock:
+            pass
+
+    def _query(self) -> None:
+        while not self._ended.wait(_HEARTBEAT_S):
+            with contextlib.suppress(Exception):  # torch logs it
+                self._store.check(["exception_dump"])
+
+
 class RuleBoundGroup:
     """A group of two that can send, receive and be aborted, and nothing else."""
 
-    def __init__(self, group: Any, rank: int, device: str, pair: _Pair, rules: NcclRules, is_left_to_us: bool) -> None:
+    def __init__(self, group: Any, rank: int, device: str, pair: _Pair, rules: NcclRules, watchdog: Watchdog) -> None:
         self._group, self._rank, self._device, self._pair, self._rules = group, rank, device, pair, rules
-        self._is_left_to_us, self._is_joined = is_left_to_us, False
+        self.watchdog, self._is_joined = watchdog, False
         self.is_aborted = threading.Event()
 
+    def __del__(self) -> None:
+        self.watchdog.end()
+
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> "RuleBoundWork":
-        with self._rules.issuing(self._device, "send"):
+        with self.watchdog.lock, self._rules.issuing(self._device, "send"):
             tensor, pair = self._rules.check(self._device, tensors), self._pair
             self._join()
             self._rules.note(self._rank, pair, pair.sent[self._rank], pair.taken[self._rank], tensor)
             return self._work(self._group.send(tensors, peer, tag))
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> "RuleBoundWork":
-        with self._rules.issuing(self._device, "recv"):
+        with self.watchdog.lock, self._rules.issuing(self._device, "recv"):
             tensor, pair = self._rules.check(self._device, tensors), self._pair
             self._join()
             self._rules.note(peer, pair, pair.taken[peer], pair.sent[peer], tensor)
@@ -162,12 +206,6 @@ class RuleBoundGroup:
             with contextlib.suppress(RuntimeError):  # the timeout that it aborts with
                 gloo(self._group, 1 - self._rank)
 
-    def ends_process(self, why: str) -> None:
-        """What torch's watchdog does about a failure that it was not told to leave alone."""
-        if not self._is_left_to_us:
-            with self._rules._lock:
-                self._rules.broken.append(f"the process would have been ended: {why}")
-
     def _join(self) -> None:
         if not self._is_joined:
             self._pair.joined.wait(_JOIN_S)
@@ -181,7 +219,8 @@ class RuleBoundWork:
     """An operation under way."""
 
     def __init__(self, work: Any, group: RuleBoundGroup) -> None:
-        self._work, self._group, self._error, self._over = work, group, "", threading.Event()
+        self._work, self._error, self._over = work, "", threading.Event()
+        self._is_aborted, self._watchdog = group.is_aborted, group.watchdog  # not the group, whose end is the owner's
         threading.Thread(target=self._wait, name="nccl-work", daemon=True).start()
 
     def is_completed(self) -> bool:
@@ -204,7 +243,7 @@ class RuleBoundWork:
             self._work.wait(_LAST_S)
         except RuntimeError as error:
             self._error = str(error)
-            if not self._group.is_aborted.is_set():
-                self._group.ends_process(f"{error} after {time.monotonic() - began:.1f} s")
+            if not self._is_aborted.is_set():
+                self._watchdog.failed(f"{error} after {time.monotonic() - began:.1f} s", self._over)
         self._work = None
         self._over.set()

@@ -36,18 +36,34 @@ def _exchanges(streams: Both) -> tuple[SetupExchange, SetupExchange]:
 
 
 def test_a_key_set_on_one_side_is_read_on_the_other(streams: Both) -> None:
-    one, two = map(LinkStore, _exchanges(streams))
-    got: list[bytes] = []
-    reader = threading.Thread(target=lambda: got.append(two.get("0/0")))
-    reader.start()
+    exchange, other = _exchanges(streams)
+    two = LinkStore(other)
+    with ThreadPoolExecutor(1) as setter:
+        setter.submit(lambda: LinkStore(exchange).set("0/0", b"an address"))
+        assert two.get("0/0") == b"an address"
 
-    one.set("0/0", b"an address")
-    reader.join(DEADLINE_S)
-
-    assert got == [b"an address"]
-    assert one.get("0/0") == b"an address"
+    assert exchange.get("0/0") == b"an address"
     assert two.check(["0/0"])
     assert not two.check(["0/0", "0/1"])
+
+
+def test_torchs_own_threads_neither_read_nor_write_the_link(streams: Both) -> None:
+    """NCCL's and HCCL's watchdogs check, get and set keys of a group's store as long as the group exists."""
+    one, two = _exchanges(streams)
+    store = LinkStore(one)
+    two.set("set before", b"1")
+    two.send(Word.DONE)
+    with ThreadPoolExecutor(1) as watchdog:
+        assert not watchdog.submit(store.check, ["exception_dump"]).result(DEADLINE_S)
+        with pytest.raises(LinkLost, match="torch's own threads"):
+            watchdog.submit(store.get, "set before").result(DEADLINE_S)
+        watchdog.submit(store.set, "exception_dump", b"0").result(DEADLINE_S)
+        assert watchdog.submit(store.get, "exception_dump").result(DEADLINE_S) == b"0"
+
+    one.finish(DEADLINE_S)
+    two.receive([Word.DONE], DEADLINE_S)
+
+    assert (store.get("set before"), two.num_keys) == (b"1", 1)
 
 
 def test_a_missing_key_costs_the_deadline_not_torchs_wait(streams: Both) -> None:

@@ -10,8 +10,9 @@ import torch
 
 from devices.collectives import COLLECTIVES
 from kvtransfer.stream import LinkLost
+from kvtransfer.transport import Timeouts
 from tests.kvtransfer import rig as rigs
-from tests.kvtransfer.groups import group_threads, hand_over_many, link, make_node, pools_on
+from tests.kvtransfer.groups import group_threads, hand_over_many, link, linked, make_node, pools_on
 from tests.kvtransfer.hccl_rules import RuleBroken
 from tests.kvtransfer.nccl_rules import NcclRules
 from tests.kvtransfer.rig import DEADLINE_S, until
@@ -56,6 +57,28 @@ def test_failed_work_is_never_taken_as_done(rules: NcclRules) -> None:
     with pytest.raises(LinkLost, match="the group failed"):
         arriving.result(DEADLINE_S)
     ends.close()
+
+
+def test_links_are_made_while_torchs_heartbeat_queries_their_store(rules: NcclRules) -> None:
+    rules.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
+    p, d = make_node("p", "cuda:0"), make_node("d", "cuda:1")
+
+    for link_epoch in range(20):
+        with linked(p, d, link_epoch, Timeouts(1.0, 2.0)) as ends:
+            assert ends.receive(ends.send(b"made")) == b"made"
+
+
+def test_a_failed_link_stops_no_other_of_its_card(rules: NcclRules) -> None:
+    """torch's watchdog keeps the failed group for a time, and the thread that frees it is the one that issues."""
+    p, lost, other = make_node("p", "cuda:0"), make_node("lost", "cuda:1"), make_node("other", "cuda:2")
+    with linked(p, other, 1, Timeouts(5.0, 3.0)) as moving:
+        broken = link(lost, p, 2)
+        arriving = broken.inlet._group.receive(broken.inlet._staging, 64)
+        broken.outlet.close()
+        assert isinstance(arriving.exception(DEADLINE_S), LinkLost)
+        broken.close()
+
+        assert moving.receive(moving.send(b"still")) == b"still"
 
 
 def test_two_ranks_of_a_communicator_are_on_two_cards() -> None:
