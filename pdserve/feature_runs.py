@@ -88,9 +88,9 @@ class _CaseSink(RecordedOutput):
         super().__init__()
         self._text = text
 
-    def emit(self, prompt: int, token: TokenOutput) -> bool:
+    def emit(self, prompt_index: int, token: TokenOutput) -> bool:
         """Keep a token; return whether the text goes on."""
-        super().emit(prompt, token)
+        super().emit(prompt_index, token)
         return self._text is None or self._text.push(token)
 
     def answered(self) -> CaseOutput:

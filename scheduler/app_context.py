@@ -12,7 +12,7 @@ from scheduler.model.generation_defaults import GUIDE_DEFAULTS
 from scheduler.observability.metrics import Metrics
 from scheduler.observability.traces import Traces
 from scheduler.request import Dispatcher
-from scheduler.stream import Observer
+from scheduler.text_output import Observer
 from scheduler.tokens import Tokens
 from wire.errors import UnknownModel
 

@@ -137,7 +137,7 @@ class Attempts:
 
 def _done(prompt: PromptRun, grant: Grant, *, tries: int) -> PromptDone:
     return PromptDone(
-        prompt=prompt.index,
+        prompt_index=prompt.index,
         path=grant.plan.path,
         reason=grant.plan.reason,
         prefill_instance=None if grant.prefill is None else grant.prefill.description.instance_id,

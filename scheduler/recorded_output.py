@@ -16,22 +16,22 @@ class RecordedOutput:
     vectors: dict[int, tuple[float, ...]] = field(default_factory=dict)
     done: dict[int, PromptDone] = field(default_factory=dict)
 
-    def emit(self, prompt: int, token: TokenOutput) -> bool:
+    def emit(self, prompt_index: int, token: TokenOutput) -> bool:
         """Keep a token; all are wanted."""
-        self.outputs.setdefault((prompt, token.sequence), []).append(token)
+        self.outputs.setdefault((prompt_index, token.sequence), []).append(token)
         return True
 
-    def prompt_logprobs(self, prompt: int, tokens: Sequence[TokenLogprobs | None]) -> None:
+    def prompt_logprobs(self, prompt_index: int, tokens: Sequence[TokenLogprobs | None]) -> None:
         """Keep log probabilities."""
-        self.scored.setdefault(prompt, []).extend(tokens)
+        self.scored.setdefault(prompt_index, []).extend(tokens)
 
-    def vector(self, prompt: int, values: tuple[float, ...]) -> None:
+    def vector(self, prompt_index: int, values: tuple[float, ...]) -> None:
         """Keep a vector."""
-        self.vectors[prompt] = values
+        self.vectors[prompt_index] = values
 
     def prompt_done(self, done: PromptDone) -> None:
         """Keep a report."""
-        self.done[done.prompt] = done
+        self.done[done.prompt_index] = done
 
     @property
     def tokens(self) -> dict[tuple[int, int], list[int]]:

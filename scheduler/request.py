@@ -1,6 +1,6 @@
-"""A request inside the scheduler, and the interface to who receives its tokens.
+"""A request inside the scheduler, and the interface to the receiver of its tokens.
 
-api/* --GenerationRequest--> dispatch --TokenSink.emit--> stream --> api/*
+api/* --GenerationRequest--> dispatch --TokenSink.emit--> text_output --> api/*
 """
 
 import dataclasses
@@ -38,9 +38,9 @@ class GenerationRequest:
         """Whether its prompts finish on the instances that compute them: without a token, or with the first one."""
         return bool(self.poolings) or self.params.max_tokens == 1
 
-    def params_of(self, prompt: int) -> SamplingParams:
-        """Return the parameters of prompt `prompt`."""
-        return dataclasses.replace(self.params, seed=self.seeds[prompt]) if self.seeds else self.params
+    def params_of(self, prompt_index: int) -> SamplingParams:
+        """Return the parameters of the prompt."""
+        return dataclasses.replace(self.params, seed=self.seeds[prompt_index]) if self.seeds else self.params
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class PromptDone:
     The fields describe the last of its `tries`.
     """
 
-    prompt: int
+    prompt_index: int
     path: str
     reason: str
     prefill_instance: str | None
@@ -62,18 +62,18 @@ class PromptDone:
 class TokenSink(Protocol):
     """Receives the output of one request as it arrives. An error that a method raises fails the request."""
 
-    def emit(self, prompt: int, token: TokenOutput) -> bool:
-        """Take the next token of a sequence of prompt `prompt`; return whether more of the sequence is wanted.
+    def emit(self, prompt_index: int, token: TokenOutput) -> bool:
+        """Take the next token of a sequence of the prompt; return whether more of the sequence is wanted.
 
         Per sequence the indices ascend without gap or repeat; `finish` is set on its last token, exactly once.
         """
         ...
 
-    def prompt_logprobs(self, prompt: int, tokens: Sequence[TokenLogprobs | None]) -> None:
+    def prompt_logprobs(self, prompt_index: int, tokens: Sequence[TokenLogprobs | None]) -> None:
         """Take the log probabilities of the prompt's next tokens, if requested: all before its first output."""
         ...
 
-    def vector(self, prompt: int, values: tuple[float, ...]) -> None:
+    def vector(self, prompt_index: int, values: tuple[float, ...]) -> None:
         """Take the answer to a prompt with a pooling: its vector, or its score as the only value."""
         ...
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from scheduler.observability.request_done import RequestDone
 from scheduler.observability.request_log import log_request
 from scheduler.request import Dispatcher, GenerationRequest, PromptDone
-from scheduler.stream import Observer
+from scheduler.text_output import Observer
 from scheduler.vectors import Values, collect_vectors
 from wire.errors import Cancelled
 
@@ -44,7 +44,7 @@ class VectorRun:
         return dataclasses.replace(whole, prompts=whole.prompts[part], poolings=whole.poolings[part])
 
     def _on_prompt_done(self, at: int, done: PromptDone) -> None:
-        self.served.append(dataclasses.replace(done, prompt=at + done.prompt))
+        self.served.append(dataclasses.replace(done, prompt_index=at + done.prompt_index))
         self._observer.prompt_done(done)
 
     @contextmanager

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from scheduler.api.sse import StreamFormat
-from scheduler.stream import TextStream
 from scheduler.text.pieces import TextPiece
+from scheduler.text_output import TextOutput
 from wire.types import TokenLogprobs
 
 Usage = dict[str, Any]
@@ -41,7 +41,7 @@ class PromptReport:
 class AnswerShape(Protocol):
     """One request's answer in the format of one API. Streams send `opening` before a choice's first event."""
 
-    stream: StreamFormat
+    stream_format: StreamFormat
 
     def opening(self, index: int, prompt: PromptReport, usage: Usage | None) -> bytes:
         """Return the event that opens a choice's stream; empty if the API has none."""
@@ -64,6 +64,6 @@ class AnswerShape(Protocol):
         ...
 
 
-def prompt_reports(output: TextStream) -> list[PromptReport]:
+def prompt_reports(output: TextOutput) -> list[PromptReport]:
     """Return the reports of a running request's prompts; their log probabilities are complete before their pieces."""
     return [PromptReport(output.prompt_ids(prompt), scored) for prompt, scored in enumerate(output.scored)]

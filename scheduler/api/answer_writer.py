@@ -9,7 +9,7 @@ from starlette.types import Message, Send
 Headers = Iterable[tuple[bytes, bytes]]
 
 
-class ByteStream(Protocol):
+class ByteSink(Protocol):
     """Where an answer's bytes go. scheduler/http/exchange.py implements it, and QueuedSend for any `send`."""
 
     def start(self, status: int, headers: Headers) -> None:
@@ -32,11 +32,11 @@ class AnswerWriter:
     `state`, that is sent as the header of that name.
     """
 
-    def __init__(self, stream: ByteStream, send: Send, shown_id: str, state: Mapping[str, Any]) -> None:
+    def __init__(self, sink: ByteSink, send: Send, shown_id: str, state: Mapping[str, Any]) -> None:
         self.status: int | None = None
         self.complete = False
-        self.write = stream.write
-        self._stream = stream
+        self.write = sink.write
+        self._sink = sink
         self._send = send
         self._shown_id = shown_id
         self._state = state
@@ -51,12 +51,12 @@ class AnswerWriter:
 
     def start(self, status: int, headers: Headers) -> None:
         """Start the answer."""
-        self._stream.start(status, self._head(status, headers))
+        self._sink.start(status, self._head(status, headers))
 
     async def end(self) -> None:
         """End the answer."""
         self.complete = True
-        await self._stream.end()
+        await self._sink.end()
 
     def _head(self, status: int, headers: Headers) -> Headers:
         self.status = status

@@ -82,7 +82,7 @@ def _echo(body: ChatBody, messages: Sequence[Mapping[str, Any]], role: str) -> t
 class ChatShape:
     """Builds chat.completion objects, and chat.completion.chunk ones while streaming."""
 
-    stream = SSE
+    stream_format = SSE
 
     def __init__(
         self, answer_id: str, model: str, role: str, formatter: TokenFormatter, options: AnswerOptions

@@ -63,7 +63,7 @@ async def prepare_completion(context: AppContext, body: CompletionBody, request:
 class CompletionShape:
     """Builds text_completion objects, complete ones and chunks."""
 
-    stream = SSE
+    stream_format = SSE
 
     def __init__(
         self, answer_id: str, model: str, formatter: TokenFormatter, options: AnswerOptions, echo: Sequence[str] = ()

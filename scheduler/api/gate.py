@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from scheduler.api.answer_writer import AnswerWriter, ByteStream, QueuedSend
+from scheduler.api.answer_writer import AnswerWriter, ByteSink, QueuedSend
 from scheduler.api.errors import error_response, unauthorized
 from scheduler.api.request_ids import clean_client_id, new_id
 from scheduler.api.sse import ClientGone
@@ -52,8 +52,8 @@ class Gate:
         )  # fmt: skip
         queued, exchange = QueuedSend(send), scope["state"].get("exchange")
         is_bare = exchange is not None and send == exchange.send  # else a wrapper, such as CORS's, adds headers
-        stream: ByteStream = exchange if is_bare else queued
-        answer = scope["state"]["answer"] = AnswerWriter(stream, send, client_id or own_id, scope["state"])
+        sink: ByteSink = exchange if is_bare else queued
+        answer = scope["state"]["answer"] = AnswerWriter(sink, send, client_id or own_id, scope["state"])
         try:
             if scope["method"] == "POST" and tenant is not None:  # requests without a key do not delay others
                 await self._turnstile.enter()

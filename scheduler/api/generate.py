@@ -58,7 +58,7 @@ def _frame(body: Mapping[str, Any]) -> bytes:
 class TextsShape:
     """Builds objects with all texts so far, each after its prompt. Implements AnswerShape."""
 
-    stream = StreamFormat(
+    stream_format = StreamFormat(
         ((b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-cache")), _frame
     )  # fmt: skip
 

@@ -15,8 +15,8 @@ from scheduler.api.sse import ClientGone, until_disconnect
 from scheduler.api.usage import server_timing, serving_report, token_usage
 from scheduler.app_context import AppContext
 from scheduler.request import GenerationRequest
-from scheduler.stream import TextStream
 from scheduler.text.pieces import TextOptions
+from scheduler.text_output import TextOutput
 from telemetry.logs import EventLogger
 from wire.errors import Draining
 
@@ -75,17 +75,17 @@ class Generation:
                 raise
             await writer.fail(error_body(error, scope))
 
-    def _output(self, scope: Scope) -> TextStream:
+    def _output(self, scope: Scope) -> TextOutput:
         """Measure times from the request's arrival: reading, rendering and tokenising count as waiting."""
         arrived_s = scope["state"]["arrived_s"]
         observer = self.context.observer_of(scope["headers"])
-        return TextStream(self.request, self.text, self.context.tokens, observer, started_s=arrived_s)
+        return TextOutput(self.request, self.text, self.context.tokens, observer, started_s=arrived_s)
 
-    def _usage_chunk(self, output: TextStream) -> dict[str, Any] | None:
+    def _usage_chunk(self, output: TextOutput) -> dict[str, Any] | None:
         chunk = self.shape.usage_chunk(self._usage(output)) if self.options.usage else None
         if chunk is not None:
             chunk["pdserve"] = serving_report(output.served, instances=self.options.instances)
         return chunk
 
-    def _usage(self, output: TextStream) -> dict[str, Any]:
+    def _usage(self, output: TextOutput) -> dict[str, Any]:
         return token_usage(output, details=self.context.config.options.enable_prompt_tokens_details)

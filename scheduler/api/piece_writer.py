@@ -9,14 +9,14 @@ from scheduler.api.answer_options import AnswerOptions
 from scheduler.api.answer_shape import AnswerShape, prompt_reports
 from scheduler.api.answer_writer import AnswerWriter
 from scheduler.api.usage import token_usage, usage_at_start
-from scheduler.stream import TextStream
 from scheduler.text.pieces import TextPiece
+from scheduler.text_output import TextOutput
 
 
 class PieceWriter:
     """Formats pieces; the first is preceded by the response headers and the opening events of all choices."""
 
-    def __init__(self, shape: AnswerShape, options: AnswerOptions, output: TextStream, answer: AnswerWriter) -> None:
+    def __init__(self, shape: AnswerShape, options: AnswerOptions, output: TextOutput, answer: AnswerWriter) -> None:
         self.started = False
         self._shape, self._options, self._output, self._answer = shape, options, output, answer
         self._prompts = prompt_reports(output)
@@ -41,19 +41,19 @@ class PieceWriter:
         """Write a part of the answer, preceded by the response headers if it is the first."""
         if not self.started:
             self.started = True
-            self._answer.start(200, self._shape.stream.headers)
+            self._answer.start(200, self._shape.stream_format.headers)
         self._written_s = self._clock()
         self._answer.write(content)
 
     async def fail(self, body: Mapping[str, Any]) -> None:
         """Write an error, the last object, and end the answer."""
-        self.write(self._shape.stream.frame(body))
+        self.write(self._shape.stream_format.frame(body))
         await self._answer.end()
 
     async def end(self, usage_chunk: Mapping[str, Any] | None) -> None:
         """Write the usage chunk, if there is one, and the end mark, and end the answer."""
-        stream = self._shape.stream
-        self.write((b"" if usage_chunk is None else stream.frame(usage_chunk)) + stream.end)
+        stream_format = self._shape.stream_format
+        self.write((b"" if usage_chunk is None else stream_format.frame(usage_chunk)) + stream_format.end)
         await self._answer.end()
 
     @contextmanager
@@ -68,10 +68,10 @@ class PieceWriter:
             nonlocal timer
             assert interval_s is not None
             if self._clock() >= self._written_s + interval_s:
-                self.write(self._shape.stream.comment)
+                self.write(self._shape.stream_format.comment)
             timer = loop.call_at(self._written_s + interval_s, look)
 
-        if interval_s is not None and self._shape.stream.comment:
+        if interval_s is not None and self._shape.stream_format.comment:
             timer = loop.call_at(self._written_s + interval_s, look)
         try:
             yield

@@ -4,20 +4,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from scheduler.request import PromptDone
-from scheduler.stream import TextStream
+from scheduler.text_output import TextOutput
 from wire.types import StageTimes
 
 _STAGES = ("queue", "reserve", "prefill", "send", "first_step")
 
 
-def token_usage(output: TextStream, *, details: bool = False) -> dict[str, Any]:
+def token_usage(output: TextOutput, *, details: bool = False) -> dict[str, Any]:
     """Return OpenAI's token counts; with `details`, known only at the end, the number of cached prompt tokens."""
     num_prompt, num_output = output.num_prompt_tokens, output.num_output_tokens
     cached = sum(done.times.cached_tokens for done in output.served)
     return _counts(num_prompt, num_output, {"cached_tokens": cached} if details else None)
 
 
-def usage_at_start(output: TextStream) -> dict[str, Any]:
+def usage_at_start(output: TextOutput) -> dict[str, Any]:
     """Return the token counts before the first output token."""
     return _counts(output.num_prompt_tokens, 0)
 
@@ -46,7 +46,7 @@ def serving_report(served: Sequence[PromptDone], *, instances: bool) -> Any:
 
     `instances`: include the names of the instances, which reveal the operator's network.
     """
-    reports = [_report(done, instances=instances) for done in sorted(served, key=lambda done: done.prompt)]
+    reports = [_report(done, instances=instances) for done in sorted(served, key=lambda done: done.prompt_index)]
     return reports[0] if len(reports) == 1 else reports
 
 

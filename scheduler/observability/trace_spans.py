@@ -57,7 +57,7 @@ def _child(request: Span, stage: _Stage, span_id: bytes) -> Span:
 
 
 def _stages(done: RequestDone, start_ns: int) -> Iterator[_Stage]:
-    for prompt in sorted(done.served, key=lambda prompt: prompt.prompt)[:MAX_PROMPTS]:
+    for prompt in sorted(done.served, key=lambda prompt: prompt.prompt_index)[:MAX_PROMPTS]:
         at_ns = start_ns + int(done.dispatched_s * _NS)
         for name in STAGES:
             seconds = getattr(prompt.times, f"{name}_s")
@@ -73,7 +73,7 @@ def _stages(done: RequestDone, start_ns: int) -> Iterator[_Stage]:
 def _stage_attributes(name: str, prompt: PromptDone) -> dict[str, Attribute]:
     prefill, decode = prompt.prefill_instance or prompt.decode_instance, prompt.decode_instance
     where = {"reserve": decode, "prefill": prefill, "send": prefill, "first_step": decode}.get(name)
-    attributes: dict[str, Attribute] = {"pdserve.prompt": prompt.prompt}
+    attributes: dict[str, Attribute] = {"pdserve.prompt": prompt.prompt_index}
     if where is not None:
         attributes["pdserve.instance"] = where
     if name == "prefill":

@@ -95,11 +95,11 @@ class _Playing:
         for prompt in prompts:
             self._sink.prompt_done(PromptDone(prompt, "handoff", "least loaded", "prefill-0", "decode-0", TIMES))
 
-    def _emit(self, prompt: int, token: TokenOutput) -> None:
-        key, last_finish = (prompt, token.sequence), self._dispatcher.last_finish
+    def _emit(self, prompt_index: int, token: TokenOutput) -> None:
+        key, last_finish = (prompt_index, token.sequence), self._dispatcher.last_finish
         if token.finish is not None and last_finish is not None:
             token = TokenOutput(token.prompt_id, token.sequence, token.index, None, last_finish)
-        if key not in self._ended and not self._sink.emit(prompt, token):
+        if key not in self._ended and not self._sink.emit(prompt_index, token):
             self._ended.add(key)
             if token.finish is None:
                 self._dispatcher.stopped.append(key)

@@ -148,16 +148,16 @@ def request(
 class Answer(RecordedOutput):
     """The output of one request; checks that indices ascend and that each sequence finishes once."""
 
-    def emit(self, prompt: int, token: TokenOutput) -> bool:
+    def emit(self, prompt_index: int, token: TokenOutput) -> bool:
         """Check a token and keep it."""
-        before = self.outputs.get((prompt, token.sequence), [])
+        before = self.outputs.get((prompt_index, token.sequence), [])
         assert not before or before[-1].finish is None
         assert token.index == len(before)
-        return super().emit(prompt, token)
+        return super().emit(prompt_index, token)
 
     def prompt_done(self, done: PromptDone) -> None:
         """Check a report and keep it."""
-        assert done.prompt not in self.done
+        assert done.prompt_index not in self.done
         super().prompt_done(done)
 
     @property
@@ -182,10 +182,10 @@ class Running(Answer):
         self.task = asyncio.create_task(dispatcher.run(asked, self))
         self.task.add_done_callback(lambda _: self._unread.put_nowait(None))
 
-    def emit(self, prompt: int, token: TokenOutput) -> bool:
+    def emit(self, prompt_index: int, token: TokenOutput) -> bool:
         """Keep a token; return whether more of its sequence is wanted."""
         self._unread.put_nowait(token)
-        return super().emit(prompt, token) and not self._is_last(token)
+        return super().emit(prompt_index, token) and not self._is_last(token)
 
     async def read(self) -> AsyncIterator[TokenOutput]:
         """Yield the tokens as they arrive. Raises the error that failed the request."""

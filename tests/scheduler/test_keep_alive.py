@@ -15,8 +15,8 @@ from scheduler.api.sse import SSE
 from scheduler.app import build_app
 from scheduler.observability.counters import SchedulerCounters
 from scheduler.request import GenerationRequest
-from scheduler.stream import TextStream
 from scheduler.text.pieces import TextOptions
+from scheduler.text_output import TextOutput
 from scheduler.tokens import Tokens
 from tests.scheduler.conftest import Serve, Served
 from tests.scheduler.virtual_time import VirtualTimeLoop
@@ -113,8 +113,8 @@ async def _written_at(tokens: Tokens) -> list[tuple[float, bytes]]:
     async def send(message: Message) -> None: ...
 
     request = GenerationRequest("r", ((1,),), SamplingParams(max_tokens=1), 9.0, 9.0)
-    output = TextStream(request, TextOptions(), tokens, SchedulerCounters())
-    shape: Any = SimpleNamespace(stream=SSE)
+    output = TextOutput(request, TextOptions(), tokens, SchedulerCounters())
+    shape: Any = SimpleNamespace(stream_format=SSE)
     writer = PieceWriter(shape, AnswerOptions(), output, AnswerWriter(Stream(), send, "an-id", {}))
     loop.call_later(2.0, writer.write, b"a")
     loop.call_later(9.0, writer.write, b"b")

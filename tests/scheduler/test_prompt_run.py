@@ -20,8 +20,8 @@ REQUEST = GenerationRequest("r", ((1, 2),), SamplingParams(max_tokens=9), 60.0, 
 class Sink(RecordedOutput):
     """Accepts at most two tokens."""
 
-    def emit(self, prompt: int, token: TokenOutput) -> bool:
-        return super().emit(prompt, token) and token.index < 1
+    def emit(self, prompt_index: int, token: TokenOutput) -> bool:
+        return super().emit(prompt_index, token) and token.index < 1
 
 
 def step(index: int, finish: FinishReason | None = None) -> PromptStep:
@@ -161,7 +161,7 @@ async def test_a_failure_after_the_last_token_is_no_failure_of_the_prompt() -> N
 @virtual
 async def test_an_error_of_the_sink_fails_the_prompt_and_not_its_caller() -> None:
     class Broken(RecordedOutput):
-        def emit(self, prompt: int, token: TokenOutput) -> bool:
+        def emit(self, prompt_index: int, token: TokenOutput) -> bool:
             raise RuntimeError("broken")
 
     prompt, on_instance = started_prompt(short_of_blocks=False, sink=Broken())

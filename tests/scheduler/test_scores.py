@@ -46,11 +46,11 @@ class ScoredAnswer(Answer):
 
     num_parts = 0
 
-    def prompt_logprobs(self, prompt: int, tokens: Sequence[TokenLogprobs | None]) -> None:
+    def prompt_logprobs(self, prompt_index: int, tokens: Sequence[TokenLogprobs | None]) -> None:
         """Check a part and keep it."""
         assert not self.outputs
         self.num_parts += 1
-        super().prompt_logprobs(prompt, tokens)
+        super().prompt_logprobs(prompt_index, tokens)
 
 
 async def scored_answer(roles: str, *, killed: int | None = None, n: int = 2) -> ScoredAnswer:

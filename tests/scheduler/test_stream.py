@@ -7,9 +7,9 @@ import pytest
 
 from scheduler.observability.request_done import RequestDone
 from scheduler.request import GenerationRequest, PromptDone, TokenSink
-from scheduler.stream import TextStream
 from scheduler.text.best_of import BestOf
 from scheduler.text.pieces import TextOptions, TextPiece
+from scheduler.text_output import TextOutput
 from scheduler.tokens import Tokens
 from tests.scheduler.virtual_time import virtual
 from wire.types import FinishReason, SamplingParams, StageTimes, TokenLogprobs, TokenOutput
@@ -75,9 +75,9 @@ def done(prompt: int = 0) -> PromptDone:
 
 async def run(
     tokens: Tokens, script: Script, options: TextOptions | None = None, *, prompts: int = 1, **params: Any
-) -> tuple[list[TextPiece], TextStream, Scripted]:
+) -> tuple[list[TextPiece], TextOutput, Scripted]:
     request = GenerationRequest("r", ((1, 2),) * prompts, SamplingParams(**{"max_tokens": 99, **params}), 30.0, 10.0)
-    stream, dispatcher = TextStream(request, options or TextOptions(), tokens, Quiet()), Scripted(script)
+    stream, dispatcher = TextOutput(request, options or TextOptions(), tokens, Quiet()), Scripted(script)
     pieces: list[TextPiece] = []
     await stream.run(dispatcher, pieces.append)
     return pieces, stream, dispatcher

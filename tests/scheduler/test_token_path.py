@@ -49,4 +49,4 @@ def test_a_token_costs_at_most_ten_calls(tokens: Tokens, fields: dict[str, Any])
     of_each = {name: calls for name, calls in per_token.items() if calls > 4 / NUM_REQUESTS}  # the others: once a step
 
     assert sum(of_each.values()) <= MOST_CALLS, of_each
-    assert of_each.keys() >= {"PromptRun.on_step", "TextStream.emit", "Choice.push"}
+    assert of_each.keys() >= {"PromptRun.on_step", "TextOutput.emit", "Choice.push"}

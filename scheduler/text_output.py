@@ -42,7 +42,7 @@ class Observer(Protocol):
         ...
 
 
-class TextStream:
+class TextOutput:
     """Runs one request and passes its text on piece by piece. Implements TokenSink. Counts are complete after `run`.
 
     `scored[i]` has the log probabilities of prompt i's tokens, if requested: complete before its first piece.
@@ -74,9 +74,9 @@ class TextStream:
         self._first_token_s: float | None = None
         self.served: list[PromptDone] = []
 
-    def prompt_ids(self, prompt: int) -> tuple[int, ...]:
-        """Return the token ids of prompt `prompt`."""
-        return self._request.prompts[prompt]
+    def prompt_ids(self, prompt_index: int) -> tuple[int, ...]:
+        """Return the token ids of the prompt."""
+        return self._request.prompts[prompt_index]
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -104,9 +104,9 @@ class TextStream:
             if self._num_open:
                 raise InternalError(f"request {self._request.request_id} ended before all of its choices did")
 
-    def emit(self, prompt: int, token: TokenOutput) -> bool:
+    def emit(self, prompt_index: int, token: TokenOutput) -> bool:
         """Pass the text that a token completes on; return whether the choice needs more."""
-        choice = self._choices[prompt * self._num_sequences + token.sequence]
+        choice = self._choices[prompt_index * self._num_sequences + token.sequence]
         if choice.finished:
             return False
         if token.finish in _BROKEN:
@@ -123,17 +123,17 @@ class TextStream:
             choice.last_token_s = now
         piece = choice.push(token)
         if piece is not None:
-            best_of = self._best_of[prompt]
+            best_of = self._best_of[prompt_index]
             for released in (piece,) if best_of is None else best_of.add(token.sequence, piece):
                 self._put(released)
             self._num_open -= choice.finished
         return not choice.finished
 
-    def prompt_logprobs(self, prompt: int, tokens: Sequence[TokenLogprobs | None]) -> None:
+    def prompt_logprobs(self, prompt_index: int, tokens: Sequence[TokenLogprobs | None]) -> None:
         """Keep the log probabilities of a prompt's tokens."""
-        self.scored[prompt].extend(tokens)
+        self.scored[prompt_index].extend(tokens)
 
-    def vector(self, prompt: int, values: tuple[float, ...]) -> None:
+    def vector(self, prompt_index: int, values: tuple[float, ...]) -> None:
         """Refuse a vector."""
         raise InternalError(f"{self._request.request_id} requested text but got a vector")
 
