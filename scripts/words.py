@@ -53,6 +53,7 @@ _CHECKED_TESTS = (
     "decode_worker",
     "devices",
     "flags",
+    "instance",
     "native",
     "npu",
     "prefill_worker",

@@ -22,7 +22,7 @@ PROMPTS = [[_NUMBERS.randrange(3, VOCAB_SIZE - 20) for _ in range(length)] for l
 
 @dataclass
 class SeveralKind(FakeKind):
-    """Whoever opens a device gets one of its own, as two instances' processes do."""
+    """Each open returns another device, as in two instances' processes."""
 
     opened: list[FakeDevice] = field(default_factory=list)
 
@@ -49,7 +49,7 @@ def config(
 
 
 async def cross(p: Client, d: Client, number: int) -> tuple[list[int | None], StageTimes]:
-    """Run a prompt over the pair; return its tokens, P's first, and what P says of the hand-off."""
+    """Run a prompt over the pair; return its tokens, P's first, and P's HandedOff event."""
     state = prompt(number)
     await d.session.send(Reserve(state))
     reserved = await d.next(Reserved, Refused)
@@ -63,7 +63,7 @@ async def cross(p: Client, d: Client, number: int) -> tuple[list[int | None], St
 
 
 async def rest_of(client: Client) -> list[int | None]:
-    """Return the tokens of the one sequence that runs there, to its end."""
+    """Return the remaining tokens of the one running sequence."""
     tokens: list[int | None] = []
     while True:
         step = await client.next(Step, Failed)
@@ -79,7 +79,7 @@ def prompt(number: int) -> PromptState:
 
 
 def serve_pair(prefill: InstanceConfig, decode: InstanceConfig) -> tuple[list[list[int | None]], set[str]]:
-    """Return the tokens of all prompts over the pair, and the transports that their KV went over."""
+    """Serve all prompts over the pair; return their tokens, and the transports that carried their KV."""
 
     async def run() -> list[tuple[list[int | None], StageTimes]]:
         async with running(prefill, lease_s=START_S) as (_, p), running(decode, lease_s=START_S) as (_, d):

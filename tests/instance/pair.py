@@ -33,7 +33,7 @@ class Client:
         self._events = session.events()
 
     async def next(self, *kinds: type) -> Event:
-        """Return the next event of one of these kinds; others are passed over."""
+        """Return the next event of one of these types, skipping others."""
         async with asyncio.timeout(DEADLINE_S):
             async for event in self._events:
                 if isinstance(event, kinds):
@@ -48,7 +48,7 @@ async def running(
     *,
     lease_s: float = 10 * DEADLINE_S,
 ) -> AsyncIterator[tuple[LocalInstance, Client]]:
-    """Start an instance and open a session to it, silent for `lease_s` at most. `on_lost` hears of a lost rank."""
+    """Start an instance and open a session to it with this lease. `on_lost` is called for a lost rank."""
     instance = await LocalInstance.start(config, on_lost)
     try:
         session = await instance.connection().open(OpenSession("test", 1, lease_s), DEADLINE_S)

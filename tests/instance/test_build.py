@@ -1,4 +1,4 @@
-"""What an instance's engine is built with on a device: memory left to its steps, and an ear for the device's end."""
+"""An instance's engine on a device: its pool leaves memory for its steps, and the loss of the device is reported."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from wire.types import PromptState, Role, SamplingParams
 
 
 class OneKind(FakeKind):
-    """Opens this device."""
+    """Opens the given device."""
 
     def __init__(self, device: FakeDevice) -> None:
         super().__init__(device.traits)
@@ -29,8 +29,8 @@ class OneKind(FakeKind):
 
 
 def config(path: Path, **options: object) -> InstanceConfig:
-    told = EngineOptions(str(path), device="fake", dtype="float32", **options)  # type: ignore[arg-type]
-    return InstanceConfig(told, Role.COMBINED)
+    engine = EngineOptions(str(path), device="fake", dtype="float32", **options)  # type: ignore[arg-type]
+    return InstanceConfig(engine, Role.COMBINED)
 
 
 @pytest.fixture
@@ -50,10 +50,10 @@ def test_the_pool_leaves_memory_for_the_largest_step_of_its_flags(llama: Path, m
     assert left(prefill_chunk_size=96, max_num_seqs=256) > left(prefill_chunk_size=8, max_num_seqs=2)
 
 
-def test_the_end_of_its_device_is_reported(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    device, told = DyingDevice(total_bytes=96 << 20), list[PdserveError]()
+def test_the_loss_of_its_device_is_reported(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, losses = DyingDevice(total_bytes=96 << 20), list[PdserveError]()
     monkeypatch.setitem(table.KINDS, "fake", OneKind(device))
-    engine, _ = build_engine(config(llama, kv_cache_memory=2 << 20, max_num_seqs=4), told.append)
+    engine, _ = build_engine(config(llama, kv_cache_memory=2 << 20, max_num_seqs=4), losses.append)
     assert isinstance(engine, EngineCore)
     engine.add(PromptState("well", "r", (5, 9, 11), SamplingParams(max_tokens=2, temperature=0.0)))
     assert run(engine).failed == []
@@ -66,6 +66,6 @@ def test_the_end_of_its_device_is_reported(llama: Path, monkeypatch: pytest.Monk
     engine.add(PromptState("ill", "r", (5, 9, 11), SamplingParams(max_tokens=2, temperature=0.0)))
 
     assert [name for name, _ in run(engine).failed] == ["ill"]
-    assert [type(error) for error in told] == [InstanceLost]
-    assert str(told[0]).startswith("fake:0 fails a small test op: RuntimeError: CUDA error: an illegal memory")
+    assert [type(error) for error in losses] == [InstanceLost]
+    assert str(losses[0]).startswith("fake:0 fails a small test op: RuntimeError: CUDA error: an illegal memory")
     engine.close()

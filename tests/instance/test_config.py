@@ -1,4 +1,4 @@
-"""An instance refuses what it cannot do before it loads anything, with the value."""
+"""An instance refuses flags that it cannot serve before it loads anything, with the value."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Several ranks on devices, each a process with its own pool and links: the tokens are those of transformers."""
+"""Several ranks on devices, each a process with its own pool and links: the tokens equal transformers'."""
 
 import asyncio
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(model: Path) -> list[list[int]]:
-    """What transformers generates after each prompt."""
+    """The tokens that transformers generates after each prompt."""
     return generate_greedy(model, PROMPTS, NUM_TOKENS, dtype="float32", ignore_eos=True)
 
 
@@ -74,8 +74,8 @@ def test_a_prompt_is_handed_off_between_ranks_on_devices(
     assert transports == {"tcp"}
 
 
-def test_ranks_on_device_and_cpu_hand_off_and_resend_no_prefix(model: Path, reference: list[list[int]]) -> None:
-    """Both prove the cluster's secret on every link, which the rank's process was told."""
+def test_device_and_cpu_ranks_hand_off_and_resend_no_prefix(model: Path, reference: list[list[int]]) -> None:
+    """Both prove the cluster secret on every link; the rank's process received it at its start."""
     trust = Trust(Secret(b"of this cluster, and of no other"))
     one = replace(config(model, Role.COMBINED, "fake", 16, "tcp", ranks=2, port=4), trust=trust)
     other = replace(config(model, Role.COMBINED, "cpu", 16, "tcp", port=6), trust=trust)
@@ -114,13 +114,13 @@ def test_a_rank_killed_in_a_hand_off_frees_the_peers_blocks(
         config(model, role, sides[role][0], 16, "tcp", ranks=sides[role][1], port=port)
         for role, port in ((Role.PREFILL, 4), (Role.DECODE, 6))
     )
-    told: Future[PdserveError] = Future()
+    losses: Future[PdserveError] = Future()
 
     async def run() -> None:
         async with (
             asyncio.timeout(START_S),
-            running(prefill, told.set_result, lease_s=START_S) as (p_instance, p),
-            running(decode, told.set_result, lease_s=START_S) as (d_instance, d),
+            running(prefill, losses.set_result, lease_s=START_S) as (p_instance, p),
+            running(decode, losses.set_result, lease_s=START_S) as (d_instance, d),
         ):
             process = rank_1(p_instance if lost_side == "prefill" else d_instance)
             kill_at_the_first_put(p_instance, process, monkeypatch)
@@ -130,7 +130,7 @@ def test_a_rank_killed_in_a_hand_off_frees_the_peers_blocks(
             await p.session.send(Prefill(prompt(2), reserved.ticket))
             failed = await p.next(Failed)
             assert isinstance(failed, Failed)
-            error = await asyncio.to_thread(told.result, START_S)
+            error = await asyncio.to_thread(losses.result, START_S)
             assert str(error) == f"rank 1 of 2 (pid {process.pid}) was killed by SIGKILL; {THE_END}"
             await wait_empty(d if lost_side == "prefill" else p)
 
@@ -169,7 +169,7 @@ def test_links_over_the_ranks_own_collective_are_refused_early(
 
 
 @pytest.mark.long
-def test_a_transport_a_ranks_pool_lacks_is_refused_leaving_no_rank(model: Path) -> None:
+def test_an_unsupported_transport_is_refused_leaving_no_rank(model: Path) -> None:
     async def start() -> None:
         async with running(config(model, Role.DECODE, "fake", None, "shm", "tcp", ranks=2)):
             pass
@@ -184,7 +184,7 @@ def test_a_transport_a_ranks_pool_lacks_is_refused_leaving_no_rank(model: Path) 
 @pytest.mark.parametrize(
     ("shown", "cards"), [(None, ("0", "1")), ("4,5", ("4", "5")), ("GPU-a, GPU-b,GPU-c", ("GPU-a", "GPU-b"))]
 )
-def test_each_rank_is_shown_one_card_of_those_its_instance_has(shown: str | None, cards: tuple[str, ...]) -> None:
+def test_each_rank_sees_one_card_of_its_instance(shown: str | None, cards: tuple[str, ...]) -> None:
     environ = {} if shown is None else {VISIBLE: shown}
 
     assert ranks.deal_cards(CardKind().traits, 2, environ) == cards
@@ -202,7 +202,7 @@ def test_a_card_that_is_named_twice_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("shown", "count"), [("0,-1", 1), ("0,-1,1", 1), ("-1", 0), ("", 0)])
-def test_what_stands_behind_a_negative_card_is_not_shown(shown: str, count: int) -> None:
+def test_cards_after_a_negative_one_are_hidden(shown: str, count: int) -> None:
     with pytest.raises(ConfigError, match=f"FAKE_VISIBLE_DEVICES='{shown}' shows {count} cards, and each of 2 ranks"):
         ranks.deal_cards(CardKind().traits, 2, {VISIBLE: shown})
     assert ranks.deal_cards(CardKind().traits, 2, {VISIBLE: "3,2,-1,2"}) == ("3", "2")

@@ -1,4 +1,4 @@
-"""The engine thread outlives whatever the work and the results of single requests do to it."""
+"""The engine thread survives errors in the work and the results of single requests."""
 
 import functools
 import threading
@@ -27,12 +27,12 @@ def looping(on_step: Callable[[StepResult], None]) -> Iterator[EngineLoop]:
             assert loop.stop(DEADLINE_S)
 
 
-def test_a_result_that_cannot_be_sent_ends_nothing_else() -> None:
+def test_a_result_that_cannot_be_sent_affects_no_other_request() -> None:
     finished = threading.Event()
 
     def on_step(result: StepResult) -> None:
         if any(token.prompt_id == "bad" for token in result.tokens):
-            raise RuntimeError("this one cannot be told")
+            raise RuntimeError("this one cannot be sent")
         if any(token.finish for token in result.tokens):
             finished.set()
 
@@ -75,11 +75,11 @@ def test_the_tokens_of_each_step_are_counted() -> None:
         loop.post(lambda core: core.add(prompt("p", 3, max_tokens=5)))
         assert finished.wait(DEADLINE_S)
 
-    assert loop.step_tokens.sum == 3 + 4, "the prompt, then each output token but the last"
+    assert loop.step_tokens.sum == 3 + 4, "must count the prompt, then each output token but the last"
     assert loop.step_tokens.buckets((1, 8)) == [("1.0", 4), ("8.0", 5), ("+Inf", 5)]
 
 
-def test_posted_work_that_raises_does_not_keep_the_rest_from_running() -> None:
+def test_posted_work_that_raises_does_not_stop_the_rest() -> None:
     done = threading.Event()
 
     with looping(lambda result: None) as loop:
@@ -94,7 +94,7 @@ def _add(state: PromptState, core: Engine) -> None:
 
 
 class Ticks:
-    """A clock on which each turn lasts a second; it keeps what a report during each would say."""
+    """A clock on which each turn lasts a second; it records the report made during each."""
 
     def __init__(self) -> None:
         self.loop: EngineLoop | None = None
@@ -109,7 +109,7 @@ class Ticks:
 
 
 @pytest.mark.parametrize(("lengths", "slowest_s"), [((1,), 1.0), ((1, 20), 20.0), ((1, 90), 64.0)])
-def test_the_slowest_turn_is_of_the_chunk_in_hand(lengths: tuple[int, ...], slowest_s: float) -> None:
+def test_the_slowest_turn_belongs_to_the_current_chunk(lengths: tuple[int, ...], slowest_s: float) -> None:
     finished, clock = threading.Semaphore(0), Ticks()
 
     def on_step(result: StepResult) -> None:
@@ -127,13 +127,13 @@ def test_the_slowest_turn_is_of_the_chunk_in_hand(lengths: tuple[int, ...], slow
             assert finished.acquire(timeout=DEADLINE_S)
         assert loop.stop(DEADLINE_S)
 
-    assert max(clock.reported) == slowest_s, "a decode step says nothing of a chunk that nobody computes"
+    assert max(clock.reported) == slowest_s, "a decode step must not count for a chunk that is over"
     assert loop.slowest_turn_s == 1.0
 
 
 @pytest.mark.parametrize(("turn_s", "age_s", "is_stuck"), [(0.1, 9.0, False), (0.1, 11.0, True), (5.0, 19.0, False),
                                                            (5.0, 21.0, True), (900.0, 121.0, True)])  # fmt: skip
-def test_an_engine_is_stuck_by_the_measure_of_its_turns(turn_s: float, age_s: float, is_stuck: bool) -> None:
+def test_an_engine_is_stuck_relative_to_its_turn_times(turn_s: float, age_s: float, is_stuck: bool) -> None:
     now = [0.0]
     with engine() as (core, model):
         loop = EngineLoop(core, clock=lambda: now[0], on_layer=lambda layer, chunks: None, on_step=lambda result: None)

@@ -1,4 +1,4 @@
-"""A prompt with structured output goes on when its grammar is compiled, or is refused with it, or cancelled."""
+"""A prompt with structured output waits for its grammar, and then continues, is refused or is cancelled."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ _TICKET = Ticket("0" * 32, 1, "decode-0", 3, 0, 10.0, ())
 
 @pytest.fixture(scope="module")
 def grammars(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrammarStore]:
-    """Yield a store whose compiles may take little."""
+    """Yield a store with small limits for a compile."""
     folder = tmp_path_factory.mktemp("tokenizer")
     save_tiny_tokenizer(folder)
     tokenizer = TokenizerFile(str(folder / "tokenizer.json"), (2,), VOCAB_SIZE)
@@ -45,7 +45,7 @@ def _regex(pattern: str) -> StructuredOutput:
 
 
 class _Halves:
-    """Both halves, which note what they are given."""
+    """Both halves, which record what they are given."""
 
     def __init__(self) -> None:
         self.taken: list[tuple[str, str, Grammar | None]] = []
@@ -81,9 +81,9 @@ async def _next(session: InstanceSession) -> Event:
 
 
 async def _settled(grammars: GrammarStore, wish: StructuredOutput, gate: GrammarGate) -> None:
-    """Wait until the wish is answered and its callbacks have run; the store has an answer before it tells who waits."""
+    """Wait until the specification has its grammar and all callbacks have run, which is a little later."""
     await asyncio.wait([asyncio.wrap_future(grammars.prepare(wish))])
-    while gate._waiting:  # noqa: ASYNC110 - no event tells of it
+    while gate._waiting:  # noqa: ASYNC110 - no event reports it
         await asyncio.sleep(0)
 
 
@@ -104,7 +104,7 @@ def test_each_command_continues_with_its_grammar(grammars: GrammarStore) -> None
     _run(test, grammars)
 
 
-def test_a_prompt_without_continues_at_once(grammars: GrammarStore) -> None:
+def test_a_prompt_without_a_grammar_continues_at_once(grammars: GrammarStore) -> None:
     async def test(session: InstanceSession, halves: _Halves) -> None:
         session.handle(Generate(_prompt("slow", _regex("b{1,3}"))))
         session.handle(Generate(_prompt("plain", None)))
@@ -138,7 +138,7 @@ def test_a_hostile_grammar_costs_only_its_own_request(grammars: GrammarStore) ->
         StructuredOutput("regex", "a", backend="jsonformer"),
     ],
 )
-def test_what_is_wrong_at_first_sight_is_refused_at_once(grammars: GrammarStore, wish: StructuredOutput) -> None:
+def test_an_invalid_specification_is_refused_at_once(grammars: GrammarStore, wish: StructuredOutput) -> None:
     async def test(session: InstanceSession, halves: _Halves) -> None:
         session.handle(Prefill(_prompt("bad", wish), _TICKET))
 
@@ -173,12 +173,12 @@ def test_a_prompt_cancelled_while_its_grammar_is_compiled_ends_once(grammars: Gr
         await _settled(grammars, wish, session._gate)
         assert failed == Failed("g", "Cancelled", "enough")
         assert halves.taken == []
-        assert halves.cancelled == ["g"], "the second cancel is for the halves, who know no such prompt"
+        assert halves.cancelled == ["g"], "the second cancel goes to the halves, which ignore an unknown prompt"
 
     _run(test, grammars)
 
 
-def test_a_lost_session_takes_nothing_any_more(grammars: GrammarStore) -> None:
+def test_a_lost_session_passes_on_no_prompt(grammars: GrammarStore) -> None:
     async def test(session: InstanceSession, halves: _Halves) -> None:
         wish = _regex("e{1,3}")
         session.handle(Generate(_prompt("g", wish)))
@@ -190,7 +190,7 @@ def test_a_lost_session_takes_nothing_any_more(grammars: GrammarStore) -> None:
     _run(test, grammars)
 
 
-def test_a_prompt_that_waits_cannot_be_taken_twice(grammars: GrammarStore) -> None:
+def test_a_prompt_waiting_for_its_grammar_is_not_accepted_twice(grammars: GrammarStore) -> None:
     async def run() -> None:
         gate = GrammarGate(grammars, asyncio.get_running_loop())
         state = _prompt("g", _regex("f{1,3}"))

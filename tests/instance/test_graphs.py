@@ -18,7 +18,7 @@ from wire.types import PromptState, Role, SamplingParams
 
 
 class CapturingKind(FakeKind):
-    """Opens one device, and shows it."""
+    """Opens one device, and keeps it as an attribute."""
 
     def __init__(self, device: CapturingDevice) -> None:
         super().__init__(device.traits)

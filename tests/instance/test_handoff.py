@@ -1,4 +1,4 @@
-"""A prompt crosses from a prefill to a decode instance, and every ending leaves both pools empty."""
+"""A prompt is handed from a prefill to a decode instance, and every finish leaves both pools empty."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ async def hand_off(p: Client, d: Client, state: PromptState) -> list[TokenOutput
 
 
 async def wait_empty(*clients: Client) -> None:
-    """Wait until heartbeats say that nothing is held."""
+    """Wait until heartbeats report that no block is held."""
     from wire.messages import Heartbeat
 
     for client in clients:
@@ -67,7 +67,9 @@ def salt(folder: Path, role: Role, port: int) -> int:
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("block_size", [16, 128])
-def test_tokens_prove_who_prefilled_and_who_decoded(tmp_path: Path, transport: str, block_size: int) -> None:
+def test_tokens_prove_which_instance_prefilled_and_which_decoded(
+    tmp_path: Path, transport: str, block_size: int
+) -> None:
     async def run() -> list[TokenOutput]:
         async with pair(tmp_path, kv_transport=(transport,), block_size=block_size) as (p, d):
             tokens = await hand_off(p, d, state)
@@ -86,7 +88,7 @@ def test_tokens_prove_who_prefilled_and_who_decoded(tmp_path: Path, transport: s
 
 
 def test_a_decode_instance_running_ahead_answers_the_same(tmp_path: Path) -> None:
-    """With several prompts at once, one of which a stop id ends and one of which is cancelled on its way."""
+    """Several prompts at once, of which one finishes by a stop id and one is cancelled during its hand-off."""
     (tmp_path / "ahead").mkdir()
     prefill = instance_config(tmp_path, Role.PREFILL, port=4)
     decode = instance_config(tmp_path / "ahead", Role.DECODE, port=6)
@@ -118,7 +120,7 @@ def test_a_decode_instance_running_ahead_answers_the_same(tmp_path: Path) -> Non
     assert [answer[-1].finish for answer in answers] == [FinishReason.LENGTH, FinishReason.STOP]
 
 
-def test_sequences_of_one_prompt_cross_once_and_differ(tmp_path: Path) -> None:
+def test_sequences_of_one_prompt_are_sent_once_and_differ(tmp_path: Path) -> None:
     async def run() -> list[TokenOutput]:
         async with pair(tmp_path) as (p, d):
             tokens = await hand_off(p, d, state)
@@ -134,7 +136,7 @@ def test_sequences_of_one_prompt_cross_once_and_differ(tmp_path: Path) -> None:
     assert by_sequence[0] != by_sequence[1]
 
 
-def test_a_first_token_that_ends_all_leaves_decode_untouched(tmp_path: Path) -> None:
+def test_a_prompt_finished_by_its_first_token_never_reaches_decode(tmp_path: Path) -> None:
     async def run() -> None:
         async with pair(tmp_path) as (p, d):
             await hand_off(p, d, state)
@@ -180,7 +182,7 @@ def test_cancel_after_reserve_frees_the_blocks(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_cancel_of_a_running_prompt_is_answered_by_its_finishes(tmp_path: Path) -> None:
+def test_cancelling_a_running_prompt_returns_its_finishes(tmp_path: Path) -> None:
     async def run() -> None:
         config = instance_config(tmp_path, Role.COMBINED, port=4)
         (tmp_path / "fake.json").write_text(json.dumps({**FAKE, "step_seconds": 0.01}))
@@ -202,7 +204,7 @@ def test_cancel_of_a_running_prompt_is_answered_by_its_finishes(tmp_path: Path) 
     asyncio.run(run())
 
 
-def test_what_never_fits_is_refused_with_the_numbers(tmp_path: Path) -> None:
+def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers(tmp_path: Path) -> None:
     async def run() -> Refused:
         small = instance_config(tmp_path, Role.COMBINED, port=4, kv_cache_memory=16 * 1024)
         async with running(small) as (_, client):

@@ -1,4 +1,4 @@
-"""An instance's own page of metrics explains itself."""
+"""An instance's metrics page describes each metric."""
 
 import re
 from dataclasses import fields
@@ -9,7 +9,7 @@ from instance.http import LoadCollector
 from wire.types import LoadSnapshot
 
 
-def test_every_figure_is_told_with_words_that_need_no_source_code() -> None:
+def test_every_metric_has_a_help_text() -> None:
     registry = CollectorRegistry()
     registry.register(LoadCollector(lambda: LoadSnapshot(8, 3, 0, 0, 1, 0, 0, 0, 0.5)))
 

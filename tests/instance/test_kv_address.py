@@ -1,4 +1,4 @@
-"""KV links listen and start at --kv-ip, else at the table's address."""
+"""KV links listen on and start from --kv-ip, else the table's address."""
 
 import socket
 
@@ -49,7 +49,7 @@ def test_a_sender_dials_from_its_source(name: str) -> None:
 
 
 @pytest.mark.parametrize(("source", "seen"), [("127.0.0.2", "127.0.0.2"), (None, "127.0.0.1"), ("::1", "127.0.0.1")])
-def test_a_peer_sees_the_source_where_it_is_of_its_family(source: str | None, seen: str) -> None:
+def test_a_peer_sees_the_source_of_its_own_address_family(source: str | None, seen: str) -> None:
     listener, address = listen("127.0.0.1", None)
     with listener:
         listener.settimeout(5.0)

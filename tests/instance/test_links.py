@@ -1,4 +1,4 @@
-"""An instance measures the link to a peer when asked, one at a time, and its load says how the hand-off fares."""
+"""An instance measures the link to a peer on request, one at a time, and its load has the hand-off counters."""
 
 import asyncio
 import queue
@@ -22,7 +22,7 @@ COMMAND = MeasureLink("decode-0", 7, (), 1 << 20)
 
 
 class ScriptedSender:
-    """A sender that measures when it is let; `failure` is what comes of it."""
+    """A sender whose measurement waits for the test; `failure` is the error that it raises."""
 
     def __init__(self, failure: Exception | None = None) -> None:
         self.go_on, self.failure = threading.Event(), failure
@@ -41,14 +41,14 @@ class ScriptedSender:
 
 
 class ScriptedReceiver:
-    """A receiver that has seen something of everything."""
+    """A receiver with a value in every counter."""
 
     counts = ReceiverCounts(
         bytes_received=90, duplicate_frames=5, dropped_frames=6, corrupt_frames=7, refused_connections=8
     )
 
 
-def test_the_load_has_every_figure_of_the_hand_off() -> None:
+def test_the_load_has_every_counter_of_the_hand_off() -> None:
     load = replace(LOAD)
     add_links(load, ScriptedSender(), ScriptedReceiver())  # type: ignore[arg-type]
 
@@ -88,7 +88,7 @@ def test_a_measurement_that_fails_is_answered_with_a_reason(failure: Exception) 
     assert str(failure) in answer.error
 
 
-def test_without_a_thread_the_answer_says_so_and_the_next_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_without_a_thread_fails_and_the_next_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_thread(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -104,7 +104,7 @@ def test_without_a_thread_the_answer_says_so_and_the_next_is_served(monkeypatch:
     assert answers.get(timeout=DEADLINE_S).link == STATUS
 
 
-def test_a_prefill_instance_measures_its_link_and_keeps_the_figures(tmp_path: Path) -> None:
+def test_a_prefill_instance_measures_its_link_and_keeps_the_result(tmp_path: Path) -> None:
     async def run() -> None:
         async with (
             running(instance_config(tmp_path, Role.PREFILL, port=4)) as (_, prefill),

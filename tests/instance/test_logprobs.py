@@ -1,4 +1,4 @@
-"""Log probabilities over a real pair: the prompt's and the first token's from P, the rest from D, as of one engine."""
+"""Log probabilities over a real pair: the prompt's and first token's from P, the rest from D, as from one engine."""
 
 import asyncio
 import contextlib
@@ -17,14 +17,14 @@ _STATE = PromptState("p", "r", tuple(range(3, 53)), _PARAMS)
 
 
 @dataclass
-class Told:
-    """What an instance said of one prompt."""
+class Outputs:
+    """The outputs of an instance for one prompt."""
 
     tokens: list[TokenOutput] = field(default_factory=list)
     prompt: list[PromptLogprobs] = field(default_factory=list)
 
     async def hear(self, client: Client, num_ends: int) -> None:
-        """Read steps until so many sequences have ended, or the hand-off has."""
+        """Read steps until so many sequences have finished, or the hand-off is done."""
         while sum(token.finish is not None for token in self.tokens) < num_ends:
             event = await client.next(Step, HandedOff, Failed)
             if isinstance(event, HandedOff):
@@ -35,14 +35,14 @@ class Told:
 
     @property
     def of_prompt(self) -> list[TokenLogprobs | None]:
-        """The prompt's, of all its chunks in order."""
+        """The prompt's log probabilities over all its chunks, in order."""
         assert [part.start for part in self.prompt] == sorted(part.start for part in self.prompt)
         return [one for part in self.prompt for one in part.tokens]
 
 
-async def _handed_over(folder: Path) -> tuple[Told, Told]:
-    """Hand the prompt over; return what P and what D told."""
-    from_p, from_d = Told(), Told()
+async def _handed_over(folder: Path) -> tuple[Outputs, Outputs]:
+    """Hand the prompt over; return the outputs of P and of D."""
+    from_p, from_d = Outputs(), Outputs()
     async with contextlib.AsyncExitStack() as stack:
         prefill = instance_config(folder, Role.PREFILL, port=4, prefill_chunk_size=16)
         _, p = await stack.enter_async_context(running(prefill))
@@ -56,12 +56,12 @@ async def _handed_over(folder: Path) -> tuple[Told, Told]:
     return from_p, from_d
 
 
-async def _on_one(folder: Path) -> Told:
-    told = Told()
+async def _on_one(folder: Path) -> Outputs:
+    outputs = Outputs()
     async with running(instance_config(folder, Role.COMBINED, port=4, prefill_chunk_size=16)) as (_, client):
         await client.session.send(Generate(_STATE))
-        await told.hear(client, _PARAMS.n)
-    return told
+        await outputs.hear(client, _PARAMS.n)
+    return outputs
 
 
 def test_prefill_returns_prompt_logprobs_and_decode_the_rest(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def _place(token: TokenOutput) -> tuple[int, int]:
     return token.sequence, token.index
 
 
-def test_a_prompt_that_no_token_may_follow_ends_in_its_own_words(tmp_path: Path) -> None:
+def test_a_prompt_with_all_tokens_banned_fails_with_a_reason(tmp_path: Path) -> None:
     params = SamplingParams(8, allowed_token_ids=(7,), bad_words=((7,),))
 
     async def run() -> Failed:

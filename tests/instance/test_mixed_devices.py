@@ -1,4 +1,4 @@
-"""P and D on devices of unlike kinds, with real models: the tokens are those of one instance, and of transformers."""
+"""P and D on devices of different kinds, with real models: the tokens equal one instance's and transformers'."""
 
 import asyncio
 from collections.abc import Iterator
@@ -33,13 +33,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(model: Path) -> list[list[int]]:
-    """What transformers generates after each prompt."""
+    """The tokens that transformers generates after each prompt."""
     return generate_greedy(model, PROMPTS, NUM_TOKENS, dtype="float32", ignore_eos=True)
 
 
 @pytest.fixture(autouse=True)
 def kinds(monkeypatch: pytest.MonkeyPatch) -> dict[str, SeveralKind]:
-    """The fake device, and those that are an NPU and a GPU in all but their tensors and their attention."""
+    """The fake device, and stand-ins for an NPU and a GPU, which differ from them in tensors and attention only."""
     made = {"fake": SeveralKind(TRAITS)} | {
         traits.kind: SeveralKind(replace(traits, attention="reference")) for traits in (npu.TRAITS, cuda.TRAITS)
     }
@@ -50,7 +50,7 @@ def kinds(monkeypatch: pytest.MonkeyPatch) -> dict[str, SeveralKind]:
 
 @pytest.fixture
 def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[HcclRules]:
-    """hccl is gloo under HCCL's rules, between staging memory of the devices."""
+    """Replace hccl by gloo under HCCL's rules, between staging memory of the devices."""
     made = HcclRules()
     monkeypatch.setitem(COLLECTIVES, "hccl", replace(made.collective(), on_host=False))
     yield made
@@ -60,7 +60,7 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[HcclRules]:
 
 @pytest.fixture
 def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[NcclRules]:
-    """nccl is gloo under NCCL's rules, between staging memory of the devices."""
+    """Replace nccl by gloo under NCCL's rules, between staging memory of the devices."""
     made = NcclRules()
     monkeypatch.setitem(COLLECTIVES, "nccl", made.collective())
     yield made
@@ -89,7 +89,7 @@ def test_a_combined_instance_on_each_device_equals_transformers(
         ),
     ],
 )  # fmt: skip
-def test_a_prompt_crosses_between_kinds_and_block_sizes(
+def test_a_prompt_is_handed_off_between_kinds_and_block_sizes(
     p_device: str, d_device: str, p_block: int | None, d_block: int | None, transport: str, model: Path,
     reference: list[list[int]], kinds: dict[str, SeveralKind],
 ) -> None:  # fmt: skip
@@ -154,7 +154,7 @@ def test_kinds_without_a_common_collective_fall_back_to_tcp(
     assert rules.made == 0
 
 
-def test_a_mixed_pair_uses_tcp_by_default_and_says_why_not_shm(model: Path, reference: list[list[int]]) -> None:
+def test_a_mixed_pair_uses_tcp_and_reports_why_not_shm(model: Path, reference: list[list[int]]) -> None:
     outputs, transports = serve_pair(
         config(model, Role.PREFILL, "cpu", None, port=4), config(model, Role.DECODE, "fake", None, port=6)
     )
@@ -163,7 +163,7 @@ def test_a_mixed_pair_uses_tcp_by_default_and_says_why_not_shm(model: Path, refe
     assert transports == {"tcp"}
 
 
-def test_shm_is_refused_with_a_reason_where_the_pool_lies_on_a_device(model: Path) -> None:
+def test_shm_is_refused_with_a_reason_for_a_pool_on_a_device(model: Path) -> None:
     named = config(model, Role.DECODE, "fake", None, "shm", "tcp")
 
     async def start() -> None:
@@ -176,7 +176,7 @@ def test_shm_is_refused_with_a_reason_where_the_pool_lies_on_a_device(model: Pat
         asyncio.run(start())
 
 
-def test_an_instance_on_a_device_tells_which_transports_it_has(model: Path) -> None:
+def test_an_instance_on_a_device_reports_its_transports(model: Path) -> None:
     async def run() -> tuple[str, ...]:
         async with running(config(model, Role.COMBINED, "fake", None)) as (instance, _):
             return describe_transports((), instance._host.engine.memories[0])
@@ -187,7 +187,7 @@ def test_an_instance_on_a_device_tells_which_transports_it_has(model: Path) -> N
     assert any(one.startswith("shm: the KV pool is on fake:0") for one in words)
 
 
-def test_a_prompt_moves_between_cpu_ranks_and_a_device_and_back(model: Path, reference: list[list[int]]) -> None:
+def test_a_prompt_is_handed_from_cpu_ranks_to_a_device_and_back(model: Path, reference: list[list[int]]) -> None:
     two_ranks = config(model, Role.COMBINED, "cpu", 16, "tcp", ranks=2, port=4)
     device = config(model, Role.COMBINED, "fake", 128, "tcp", port=6)
 

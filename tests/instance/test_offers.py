@@ -1,4 +1,4 @@
-"""What an instance says of the transports that it does not offer."""
+"""Which transports an instance offers, and the message for one that it lacks."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def test_default_and_named_transports_are_listed_best_first(
         engine.close()
 
 
-def test_a_named_one_that_is_lacking_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_requested_transport_that_is_missing_is_refused_with_advice(tmp_path: Path) -> None:
     engine, _ = build_engine(instance_config(tmp_path, Role.PREFILL, port=1), print)
     try:
         check_named(("shm", "tcp"), engine.memories[0])

@@ -1,4 +1,4 @@
-"""Instances answer prompts with pooling: a decoder beside its text, an encoder in place of any."""
+"""Instances answer prompts with pooling: a decoder beside text generation, an encoder instead of it."""
 
 import asyncio
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_an_encoder_answers_its_kind_and_refuses_other_requests(kind: str, size:
     assert f"supports {kind}, not" in other.message
 
 
-def test_nothing_is_left_of_a_cancelled_vector(tmp_path: Path) -> None:
+def test_a_cancelled_vector_leaves_no_state(tmp_path: Path) -> None:
     async def run() -> None:
         config = instance_config(tmp_path, Role.PREFILL, port=4, prefill_chunk_size=4)
         async with running(config) as (instance, client):
@@ -81,7 +81,7 @@ def test_nothing_is_left_of_a_cancelled_vector(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_reservation_for_a_vector_is_no_use_and_is_let_go(tmp_path: Path) -> None:
+def test_a_reservation_for_a_vector_is_released(tmp_path: Path) -> None:
     async def run() -> None:
         async with running(instance_config(tmp_path, Role.DECODE, port=6)) as (instance, client):
             await client.session.send(Reserve(asked("a", Pooling())))

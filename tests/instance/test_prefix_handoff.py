@@ -1,4 +1,4 @@
-"""Chats of several turns over a real pair: neither side computes, and no link carries, what the receiving end holds."""
+"""Chats of several turns over a real pair: KV that the decode instance holds is neither computed nor sent again."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ FIRST = tuple(range(3, 43))
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one prompt over the pair cost and said."""
+    """One prompt over the pair: its cost and its answer."""
 
     tokens: tuple[int, ...]
     ticket: Ticket
@@ -94,7 +94,7 @@ def reference(state: PromptState, mine: list[int], decoder: int) -> tuple[int, .
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_three_turns_of_a_chat_compute_and_send_only_what_is_new(
+def test_three_turns_of_a_chat_compute_and_send_only_new_tokens(
     tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> tuple[list[Turn], list[dict[int, int]]]:
@@ -118,7 +118,7 @@ def test_three_turns_of_a_chat_compute_and_send_only_what_is_new(
     assert [turn.times.cached_tokens for turn in turns] == [0, 32, 64]
     assert [count[p] for count in counts] == [40, 77 - 32, 114 - 64]
     assert [count[d] for count in counts] == [19, 19, 19]
-    # The first token is by P's KV alone, the others by what D held and what was sent: D's own KV is of its answers.
+    # The first token depends on P's KV only, the others on what D held and what was sent: D's own KV is of its answers.
     held = {1: [p] * 40 + [d] * 8, 2: [p] * 40 + [d] * 8 + [p] * 29 + [d] * 19}
     ids = FIRST
     for number, turn in enumerate(turns):
@@ -131,7 +131,7 @@ def test_three_turns_of_a_chat_compute_and_send_only_what_is_new(
         ids = (*ids, *turn.tokens, *range(100 * number, 100 * number + 17))
 
 
-def test_the_same_prompt_again_sends_nothing_that_is_held(tmp_path: Path) -> None:
+def test_a_repeated_prompt_sends_no_cached_block(tmp_path: Path) -> None:
     async def run() -> list[Turn]:
         async with pair(tmp_path) as (p, d):
             turns = [await converse(p, d, prompt(f"r/{i}", token_ids)) for i, token_ids in enumerate(prompts)]
@@ -163,7 +163,7 @@ def test_tenants_and_instances_without_the_cache_share_nothing(tmp_path: Path) -
         assert turns[0].tokens == turns[1].tokens
 
 
-def test_unlike_block_sizes_share_what_both_have_in_full(tmp_path: Path) -> None:
+def test_different_block_sizes_share_blocks_that_are_full_in_both(tmp_path: Path) -> None:
     async def run() -> list[Turn]:
         prefill = instance_config(tmp_path, Role.PREFILL, port=4, block_size=32)
         decode = instance_config(tmp_path, Role.DECODE, port=6, block_size=16)
@@ -177,7 +177,7 @@ def test_unlike_block_sizes_share_what_both_have_in_full(tmp_path: Path) -> None
     assert [turn.tokens_sent for turn in turns] == [60, 12]
 
 
-def test_a_ticket_that_is_cancelled_leaves_the_prefix_for_the_next(tmp_path: Path) -> None:
+def test_a_cancelled_ticket_leaves_the_prefix_for_the_next(tmp_path: Path) -> None:
     async def run() -> tuple[int, Turn]:
         async with pair(tmp_path) as (p, d):
             await converse(p, d, prompt("r/0", FIRST))
@@ -193,9 +193,9 @@ def test_a_ticket_that_is_cancelled_leaves_the_prefix_for_the_next(tmp_path: Pat
     assert (first_token, turn.ticket.first_token, turn.tokens_sent) == (32, 32, 8)
 
 
-def test_a_combined_instance_tells_what_it_did_not_compute(tmp_path: Path) -> None:
+def test_a_combined_instance_reports_cached_tokens(tmp_path: Path) -> None:
     async def run() -> list[int]:
-        told: list[int] = []
+        counts: list[int] = []
         async with running(instance_config(tmp_path, Role.COMBINED, port=4)) as (_, client):
             for number in range(2):
                 await client.session.send(Generate(prompt(f"r/{number}", FIRST)))
@@ -204,20 +204,20 @@ def test_a_combined_instance_tells_what_it_did_not_compute(tmp_path: Path) -> No
                     step = await client.next(Step, Failed)
                     assert isinstance(step, Step), step
                     steps.append(step)
-                told.append(sum(times.cached_tokens for step in steps for _, times in step.times))
+                counts.append(sum(times.cached_tokens for step in steps for _, times in step.times))
             await wait_empty(client)
             beat = await client.next(Heartbeat)
             assert isinstance(beat, Heartbeat)
             assert beat.load is not None
             assert (beat.load.blocks_used, beat.load.blocks_cached) == (0, 3)
             assert (beat.load.prefix_tokens_sought, beat.load.prefix_tokens_found) == (64, 32)
-        return told
+        return counts
 
     assert asyncio.run(run()) == [0, 32]
 
 
 @pytest.mark.parametrize(("of_prefill", "of_decode"), [(2, 1), (1, 2), (2, 2)])
-def test_every_rank_sends_and_receives_the_same_part_of_a_prompt(
+def test_every_rank_sends_and_receives_the_same_tokens_of_a_prompt(
     tmp_path: Path, of_prefill: int, of_decode: int
 ) -> None:
     async def run() -> list[Turn]:
@@ -236,7 +236,7 @@ def test_every_rank_sends_and_receives_the_same_part_of_a_prompt(
 
 
 @pytest.mark.parametrize(("options", "said"), [({}, 0), ({"enable_prefix_caching": False}, 0), ({"block_size": 8}, 1)])
-def test_blocks_that_cannot_be_named_are_reported_once(tmp_path: Path, options: dict[str, object], said: int) -> None:
+def test_blocks_without_names_are_reported_once(tmp_path: Path, options: dict[str, object], said: int) -> None:
     async def run() -> tuple[str, ...]:
         async with running(instance_config(tmp_path, Role.COMBINED, port=4, **options)) as (instance, _):
             return instance.notes

@@ -1,4 +1,4 @@
-"""A chat over one prefill and two decode instances: its next turn goes where its KV is, and what is new crosses."""
+"""A chat over one prefill and two decode instances: its next turn goes where its KV is, and only new KV is sent."""
 
 import asyncio
 import contextlib
@@ -51,7 +51,7 @@ async def cluster(folder: Path, **options: object) -> AsyncIterator[Control]:
 
 
 async def until(control: Control, condition: Callable[[], bool]) -> None:
-    """Wait until it holds; looked at whenever an instance said something."""
+    """Wait until it holds; checked after each event of an instance."""
     changed = asyncio.Event()
     control.registry.on_change(changed.set)
     async with asyncio.timeout(DEADLINE_S):
@@ -78,7 +78,7 @@ async def first_turn_beside_another(control: Control) -> Answer:
 
 
 def run_turns(folder: Path, tenant: str, **options: object) -> tuple[Answer, Answer]:
-    """Return the answers to two turns of a chat, the second one asked for `tenant`."""
+    """Return the answers to two turns of a chat, the second one of `tenant`."""
 
     async def run() -> tuple[Answer, Answer]:
         async with cluster(folder, **options) as control:

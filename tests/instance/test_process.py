@@ -15,7 +15,7 @@ from instance import process
 from telemetry.start_marks import StartMarks
 from wire.errors import InstanceLost
 
-WAIT_S = 300.0  # a process starts in there on a busy machine too
+WAIT_S = 300.0  # long enough for a process to start on a busy machine
 PROCESS = """
 import atexit, sys, time
 from pathlib import Path
@@ -45,7 +45,7 @@ sys.exit(process.run(InstanceConfig(options, Role.COMBINED, table_digest=sys.arg
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("moment", "taken_down"), [("loading", False), ("serving", True)])
-def test_a_signal_ends_it_with_status_zero(
+def test_a_signal_ends_a_process_with_status_zero(
     moment: str, taken_down: bool, number: signal.Signals, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-c", PROCESS, str(tmp_path), moment]
@@ -60,7 +60,7 @@ def test_a_signal_ends_it_with_status_zero(
 
     assert process.returncode == 0, wrong
     assert "Traceback" not in wrong
-    # with a thread in native code, taking the interpreter down is what aborts the process
+    # with a thread in native code, finalizing the interpreter would abort the process
     assert ("taken down" in said) is taken_down
 
 
@@ -87,7 +87,7 @@ def build(config, on_lost, on_read):
     model = WatchedModel(Dying(CONFIG), DeviceWatch(device, on_lost, 0.2))
     return EngineCore(model, max_num_seqs=4, max_num_batched_tokens=64, prefill_chunk_size=32), ()
 
-class Told:
+class WithPrompt:
     async def serve(self, host):
         await serve(self, host)
         host.loop.post(lambda engine: engine.add(prompt("p", 3)))
@@ -95,7 +95,7 @@ class Told:
 device = DyingDevice()
 process.build_engine = build
 serve = process.GrpcServer.serve
-process.GrpcServer.serve = Told.serve
+process.GrpcServer.serve = WithPrompt.serve
 atexit.register(print, "the interpreter was taken down", flush=True)
 options = EngineOptions(model=sys.argv[1], engine="fake", host="127.0.0.1", port=0)
 config = InstanceConfig(options, Role.COMBINED, table_digest=sys.argv[1])
@@ -110,7 +110,9 @@ sys.exit(guarded("instance", lambda: process.run(config)))
         ("hangs", "did not finish a small test op within 0.2 s", False),
     ],
 )
-def test_the_loss_of_its_device_ends_it_with_status_one(how: str, why: str, taken_down: bool, tmp_path: Path) -> None:
+def test_the_loss_of_its_device_ends_a_process_with_status_one(
+    how: str, why: str, taken_down: bool, tmp_path: Path
+) -> None:
     command = [sys.executable, "-c", LOST, str(tmp_path), how]
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, cwd=Path(__file__).parents[2])
@@ -121,7 +123,7 @@ def test_the_loss_of_its_device_ends_it_with_status_one(how: str, why: str, take
     assert ("taken down" in done.stdout) is taken_down
 
 
-def test_a_range_without_a_free_port_ends_it_with_one_line(tmp_path: Path) -> None:
+def test_a_port_range_without_a_free_port_ends_it_with_one_line(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -137,7 +139,7 @@ def test_a_range_without_a_free_port_ends_it_with_one_line(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("failure", [None, RuntimeError("no such model")])
-def test_a_load_that_outlives_the_event_loop_ends_in_silence(
+def test_a_load_that_outlives_the_event_loop_ends_without_errors(
     failure: Exception | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGTERM came meanwhile."""

@@ -1,4 +1,4 @@
-"""A device is a share of the host's cores, and carries one rank."""
+"""A CPU device is a share of the host's cores, and has one rank."""
 
 import pytest
 
@@ -19,7 +19,7 @@ from wire.types import Role
         ((4, 5), 1, ((4, 5),)),
     ],
 )
-def test_cores_are_dealt_evenly_and_shared_where_few(
+def test_cores_are_divided_evenly_and_shared_where_few(
     cores: tuple[int, ...], num_ranks: int, dealt: tuple[tuple[int, ...], ...]
 ) -> None:
     assert deal_cores(cores, num_ranks) == dealt

@@ -1,4 +1,4 @@
-"""Instances of several fake ranks: a prompt crosses whatever the ranks, and the tokens prove every head of it."""
+"""Instances of several fake ranks: hand-offs work between any numbers of ranks, and the tokens prove each head."""
 
 import asyncio
 import dataclasses
@@ -49,7 +49,7 @@ def expected(prefill: InstanceConfig, decode: InstanceConfig, params: SamplingPa
         ((0,), (4, 5), (16, 16), "tcp"), ((0, 1, 2, 3), (4,), (16, 128), "shm"),
     ],
 )  # fmt: skip
-def test_the_tokens_prove_every_head_that_crossed(
+def test_the_tokens_prove_every_head_of_a_hand_off(
     tmp_path: Path, p_devices: tuple[int, ...], d_devices: tuple[int, ...], blocks: tuple[int, int], transport: str
 ) -> None:
     prefill = config(tmp_path, Role.PREFILL, p_devices, blocks[0], kv_transport=(transport,))
@@ -66,7 +66,7 @@ def test_the_tokens_prove_every_head_that_crossed(
     assert tuple(asyncio.run(run())) == expected(prefill, decode, state.params)
 
 
-def test_a_prompt_crosses_there_and_back_between_two_and_four_ranks(tmp_path: Path) -> None:
+def test_prompts_are_handed_off_between_two_and_four_ranks_both_ways(tmp_path: Path) -> None:
     one, other = config(tmp_path, Role.COMBINED, (0, 1)), config(tmp_path, Role.COMBINED, (4, 5, 6, 7), 128)
 
     async def run() -> list[tuple[int | None, ...]]:
@@ -94,7 +94,7 @@ def test_an_instance_describes_its_ranks_ports_and_whole_pool(tmp_path: Path) ->
     asyncio.run(run())
 
 
-def test_the_flag_makes_as_many_ranks_as_the_devices_do(tmp_path: Path) -> None:
+def test_the_flag_makes_as_many_ranks_as_a_list_of_devices(tmp_path: Path) -> None:
     by_devices = fake_model(config(tmp_path, Role.PREFILL, (0, 1)))
     by_flag = fake_model(config(tmp_path, Role.PREFILL, (0,), tensor_parallel_size=2))
 
@@ -108,9 +108,9 @@ def test_the_flag_makes_as_many_ranks_as_the_devices_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kv", [[[0, "k", 2]], [[0, "k", "two", 4]]])
-def test_tensors_that_are_none_are_refused(tmp_path: Path, kv: list[object]) -> None:
-    told = config(tmp_path, Role.PREFILL, (0,))
+def test_invalid_tensors_are_refused(tmp_path: Path, kv: list[object]) -> None:
+    invalid = config(tmp_path, Role.PREFILL, (0,))
     (tmp_path / "fake.json").write_text(json.dumps({**FAKE, "kv_tensors": kv}))
 
     with pytest.raises(ConfigError, match="no fake of 1 ranks"):
-        fake_model(told)
+        fake_model(invalid)

@@ -1,4 +1,4 @@
-"""One command's failure is that prompt's alone: it is answered, and the session lives on."""
+"""A failing command affects its own prompt only: it is answered, and the session continues."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ TICKET = Ticket("0" * 32, 1, "decode-0", 3, 0, 10.0, ())
         (Cancel("r/0"), "prefill", "cancel"),
     ],
 )
-def test_a_command_that_breaks_is_answered_and_the_next_one_is_served(
+def test_a_command_that_raises_is_answered_and_the_next_is_served(
     command: Command, half: str, verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def break_down(*_: object) -> None:
@@ -52,7 +52,7 @@ def test_a_command_that_breaks_is_answered_and_the_next_one_is_served(
             with monkeypatch.context() as broken:
                 broken.setattr(getattr(instance._host.workers, half), verb, break_down)
                 await client.session.send(command)
-            if not isinstance(command, Cancel):  # which is silent for a prompt not known
+            if not isinstance(command, Cancel):  # which returns nothing for an unknown prompt
                 failed = await client.next(Failed)
                 assert isinstance(failed, Failed)
                 assert (failed.prompt_id, failed.error) == ("r/0", "InternalError")
@@ -82,7 +82,7 @@ def test_bad_parameters_are_refused_and_the_next_prompt_is_served(reach: Reach, 
     asyncio.run(run())
 
 
-def test_an_event_made_after_the_event_loop_has_closed_is_dropped() -> None:
+def test_an_event_emitted_after_the_event_loop_closed_is_dropped() -> None:
     async def open_one() -> InstanceSession:
         return InstanceSession(OpenSession("s", 1, 1.0), None, lambda _: None, lambda _: None)  # type: ignore[arg-type]
 
@@ -113,7 +113,7 @@ def test_events_while_a_session_opens_follow_its_first_message(tmp_path: Path, m
     asyncio.run(run())
 
 
-def test_heartbeats_continue_after_one_that_could_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeats_continue_after_one_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with running(instance_config(tmp_path, Role.COMBINED, port=4)) as (instance, client):
             load, broken = instance._host.load, asyncio.Event()

@@ -1,4 +1,4 @@
-"""What a step says fits the session's messages, however much was asked for, and says the same in the same order."""
+"""A step's events fit the session's messages whatever was requested, with the same content in the same order."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ def sizes(parts: list[Step]) -> list[int]:
 
 
 def joined(parts: list[Step]) -> Step:
-    """Return the step that they were."""
+    """Return the step that was split into them."""
     scores: list[PromptLogprobs] = []
     for part in (part for step in parts for part in step.prompt_logprobs):
         last = scores[-1] if scores else None
@@ -47,7 +47,7 @@ def joined(parts: list[Step]) -> Step:
     )
 
 
-def test_a_step_is_one_message_as_a_rule() -> None:
+def test_an_ordinary_step_is_one_message() -> None:
     step = Step(tokens(64, WIDEST), LOAD, (("p.17", TOLD),), (positions(0, 512),))
 
     assert list(parts_of(step)) == [step]
@@ -60,9 +60,9 @@ def test_a_step_is_one_message_as_a_rule() -> None:
         Step(tokens(60_000, prompt_id="p" * 300), LOAD),
         Step(tokens(1000, WIDEST), LOAD, (), (positions(0, 6000), PromptLogprobs("q", 3, (WIDEST,) * 3000))),
     ],
-    ids=["a long chunk with likelihoods", "hypotheses of many beams", "several prompts"],
+    ids=["a long chunk with logprobs", "hypotheses of many beams", "several prompts"],
 )
-def test_what_no_message_can_hold_is_told_in_several(step: Step) -> None:
+def test_a_step_too_large_for_a_message_is_split(step: Step) -> None:
     assert event_to_pb(step).ByteSize() > MAX_MESSAGE_BYTES
 
     parts = list(parts_of(step))

@@ -1,4 +1,4 @@
-"""Structured output of real instances: whole on one, begun by prefill and finished by decode, resumed, refused."""
+"""Structured output of real instances: on one instance, over a hand-off, resumed, and refused."""
 
 import asyncio
 import re
@@ -48,7 +48,7 @@ def _on_pair(folder: Path, test: Callable[[Client, Client], Awaitable[None]]) ->
 
 
 async def _tokens(client: Client, count: int) -> list[TokenOutput]:
-    """Return the tokens of steps until `count` sequences have ended."""
+    """Return the tokens of steps until `count` sequences have finished."""
     tokens: list[TokenOutput] = []
     while sum(token.finish is not None for token in tokens) < count:
         event = await client.next(Step, Failed, Refused)

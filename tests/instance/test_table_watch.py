@@ -1,4 +1,4 @@
-"""An instance follows its global table: its peers, its digest, and when it ends because it is gone from there."""
+"""An instance follows its global table: its peers, its digest, and its own end once its entry is removed."""
 
 import asyncio
 import copy
@@ -47,7 +47,7 @@ OWN, OTHER = _server(2, port=8089), _server(3, port=8090)
 
 
 class FakeHost:
-    """What an instance says of itself, and what it was told."""
+    """The state that an instance reports, and the values that the watch sets."""
 
     def __init__(self) -> None:
         self.table_digest, self.in_session, self.is_busy = "", True, False
@@ -84,7 +84,7 @@ class Followed:
         beside.replace(self.path)
 
     def read(self, document: object, now: float) -> Stage:
-        """Replace the file and look as often as it takes; return what is left to do at `now`."""
+        """Replace the file and read it until it is accepted; return the stage at `now`."""
         self.write(document)
         for _ in range(3):
             self.watch.take(self._file.look(), now)
@@ -104,7 +104,9 @@ class Followed:
         (LET_GO_S + DRAIN_S, True, True, Stage.ENDS),
     ],
 )
-def test_what_is_left_to_do(gone_s: float | None, in_session: bool, is_busy: bool, left: Stage) -> None:
+def test_a_removed_entry_passes_through_its_stages(
+    gone_s: float | None, in_session: bool, is_busy: bool, left: Stage
+) -> None:
     assert stage(gone_s, in_session=in_session, is_busy=is_busy) is left
 
 
@@ -132,7 +134,7 @@ def test_removed_hosts_stay_peers_while_instances_drain(tmp_path: Path) -> None:
     assert followed.trust.has_address("192.0.2.1")
 
 
-def test_an_entry_that_is_gone_ends_the_instance_once_it_is_let_go(
+def test_a_removed_entry_ends_the_instance_once_the_session_ends(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     followed = Followed(tmp_path)
@@ -164,7 +166,7 @@ def test_a_removed_instance_refuses_new_work_and_finishes_its_own(tmp_path: Path
     assert followed.watch.go_on(2.0 + LET_GO_S) is Stage.ENDS
 
 
-def test_an_entry_that_comes_back_is_served_on(tmp_path: Path) -> None:
+def test_an_entry_that_comes_back_keeps_its_instance(tmp_path: Path) -> None:
     followed = Followed(tmp_path)
     followed.host.is_busy = True
     followed.read(table(OTHER), 1.0)
@@ -176,7 +178,7 @@ def test_an_entry_that_comes_back_is_served_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("document", ["{", json.dumps({**table(OTHER), "status": "initializing"})])
-def test_a_table_that_is_not_to_be_used_ends_nobody(tmp_path: Path, document: str) -> None:
+def test_an_unusable_table_ends_no_instance(tmp_path: Path, document: str) -> None:
     followed = Followed(tmp_path)
 
     assert followed.read(document, 1.0) is Stage.BELONGS
@@ -212,7 +214,7 @@ def test_another_device_address_is_another_entry(tmp_path: Path) -> None:
         ({"NODE_PORTS": "1,2"}, 8091, Stage.BELONGS),
     ],
 )
-def test_another_port_is_another_entry_unless_node_ports_says_it(
+def test_another_port_is_another_entry_unless_node_ports_sets_it(
     tmp_path: Path, environ: dict[str, str], port: int | None, left: Stage
 ) -> None:
     followed = Followed(tmp_path, **environ)
@@ -220,7 +222,7 @@ def test_another_port_is_another_entry_unless_node_ports_says_it(
     assert followed.read(table(_server(2, port=port)), 1.0) is left
 
 
-def test_a_role_that_changes_ends_nobody(tmp_path: Path) -> None:
+def test_a_changed_role_ends_no_instance(tmp_path: Path) -> None:
     followed = Followed(tmp_path)
     changed = table(OTHER)
     changed["server_group_list"][1]["server_list"].append(OWN)
@@ -229,7 +231,7 @@ def test_a_role_that_changes_ends_nobody(tmp_path: Path) -> None:
     assert followed.read(changed, 1.0) is Stage.BELONGS
 
 
-def test_the_file_is_looked_at_until_the_instance_ends(tmp_path: Path) -> None:
+def test_the_file_is_read_until_the_instance_ends(tmp_path: Path) -> None:
     async def run() -> str:
         followed = Followed(tmp_path)
         followed.host.in_session = False
@@ -276,8 +278,8 @@ def test_the_scheduler_gets_the_table_at_start_and_each_change_once(tmp_path: Pa
             for digest in ("", "one", "one", "two"):
                 host.use_table(digest)
 
-            told = [await client.next(TableRead) for _ in range(3)]
-            assert told == [TableRead(""), TableRead("one"), TableRead("two")]
+            read = [await client.next(TableRead) for _ in range(3)]
+            assert read == [TableRead(""), TableRead("one"), TableRead("two")]
             assert host.describe().table_digest == "two"
 
     asyncio.run(run())
@@ -298,7 +300,7 @@ def test_a_table_changed_before_the_session_opens_is_reported(tmp_path: Path) ->
     asyncio.run(run())
 
 
-def test_an_entry_is_held_by_each_table_that_was_in_use(tmp_path: Path) -> None:
+def test_an_entry_stays_locked_for_each_table_in_use(tmp_path: Path) -> None:
     place = (str(tmp_path), ("0",))
     lock = EntryLock("one", *place)
     lock.hold("two")

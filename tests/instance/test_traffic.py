@@ -1,4 +1,4 @@
-"""Two real instances under random cancels, over both ways to reach them: nothing is lost, held or left behind."""
+"""Two real instances under random cancels, over both kinds of connection: nothing is lost, held or left behind."""
 
 import asyncio
 import contextlib
@@ -35,20 +35,20 @@ async def line(folder: Path, role: Role, port: int, transport: str, reach: Reach
 
 
 def footprint() -> tuple[int, list[str]]:
-    """Return this process's descriptors and the names of its threads, but for those that come and go by themselves."""
+    """Return this process's descriptors and the names of its threads, except those that come and go by themselves."""
     passing = ("asyncio_", "pool-touch")
-    gc.collect()  # what earlier tests of this process left open must not be counted as ours, now or later
+    gc.collect()  # frees what earlier tests left open, so that it is not counted as ours
     names = sorted(thread.name for thread in threading.enumerate() if not thread.name.startswith(passing))
     return len(os.listdir("/proc/self/fd")), names
 
 
 def has_grown(before: tuple[int, list[str]], now: tuple[int, list[str]]) -> bool:
-    """Whether there are more descriptors, or threads that were not there."""
+    """Whether there are more descriptors, or new threads."""
     return now[0] > before[0] or bool(Counter(now[1]) - Counter(before[1]))
 
 
 async def dial_all(p: Line, d: Line, num_links: int) -> None:
-    """Serve prompts until all links of the pair are there: a second one is dialled only beside a loaded one."""
+    """Serve prompts until all links of the pair are open: the second one is dialled only when the first is loaded."""
     async with asyncio.timeout(DEADLINE_S):
         for seed in itertools.count(10_000, 20):
             await Traffic(p, d, seed).run(20)
@@ -87,7 +87,7 @@ def test_peers_that_come_and_go_leave_no_descriptor_or_thread_behind(tmp_path: P
             for number in range(6):
                 async with line(tmp_path, Role.DECODE, 6, "shm", in_process) as d:
                     await Traffic(p, d, seed=1000 * number).run(8)
-                del d  # and with it the last who knows of its pool
+                del d  # and with it the last reference to its pool
                 await until_like(alone)
             await p.wait_empty()
 
@@ -95,7 +95,7 @@ def test_peers_that_come_and_go_leave_no_descriptor_or_thread_behind(tmp_path: P
 
 
 async def until_like(before: tuple[int, list[str]]) -> None:
-    """Wait until there are no more descriptors and threads than before: P's half of a link ends after D's."""
+    """Wait until there are as few descriptors and threads as before: P's half of a link ends after D's."""
     try:
         async with asyncio.timeout(DEADLINE_S):
             while has_grown(before, footprint()):  # noqa: ASYNC110 - descriptors have no event

@@ -1,4 +1,4 @@
-"""What a process that waits to become an instance has imported, and that it waits for native libraries."""
+"""Which modules a process that waits to become an instance has imported, and that it waits for native libraries."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ print(sorted(late & {"torch", "transformers", "numpy", "safetensors", "tokenizer
 """
 
 
-def test_a_load_imports_nothing_more_after_it(tmp_path: Path) -> None:
+def test_a_load_after_the_warm_up_imports_no_module(tmp_path: Path) -> None:
     model = make_tiny_model("llama", tmp_path / "llama")
     command = [sys.executable, "-P", "-c", _LOADS, str(model)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=_ROOT, check=True)
@@ -46,7 +46,7 @@ class _Build:
         return True
 
 
-def test_it_waits_for_a_library_that_is_being_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_warm_up_waits_for_a_library_that_is_being_built(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[str] = []
     build: Build = _Build(waited)  # type: ignore[assignment]
     by_another: Found[object] = Found(None, "another process is building it", True)

@@ -1,4 +1,4 @@
-"""What an ended session leaves unsaid: nothing of its prompts is told after it, and nothing of them is left."""
+"""After a session ends, no event of its prompts is sent, and no state of them is left."""
 
 import threading
 from collections import deque
@@ -21,7 +21,7 @@ from wire.types import LoadSnapshot, StageTimes
 
 @dataclass
 class Both:
-    """Both halves over a real engine whose thread is the test."""
+    """Both halves over a real engine that the test drives."""
 
     core: EngineCore
     events: list[Event] = field(default_factory=list)
@@ -61,7 +61,7 @@ def both() -> Iterator[Both]:
 
 
 def busy(it: Both) -> None:
-    """Leave one prompt of each kind under way."""
+    """Leave one prompt of each kind running."""
     it.workers.decode.reserve(RESERVE)
     reserved = it.events[-1]
     assert isinstance(reserved, Reserved)
@@ -77,7 +77,7 @@ def test_finishes_of_an_ended_session_are_not_sent_to_the_next() -> None:
     with both() as it:
         busy(it)
         it.workers.cancel_all("the session is over")
-        it.events.clear()  # from here on the next session listens
+        it.events.clear()  # from here on events go to the next session
         it.turn_until_idle()
 
         assert it.events == []
@@ -108,7 +108,7 @@ def test_a_commit_pending_when_the_session_ends_frees_its_blocks() -> None:
         assert it.core.blocks.num_used == 0
 
 
-def test_nothing_is_told_of_a_prompt_after_its_finish() -> None:
+def test_no_event_follows_a_prompts_finish() -> None:
     with both() as it:
         it.workers.prefill.accept(prompt("held", 5), ticket_for(prompt("held", 5)))
         while it.posted:
@@ -122,7 +122,7 @@ def test_nothing_is_told_of_a_prompt_after_its_finish() -> None:
         assert it.core.blocks.num_used == 0
 
 
-def test_a_prompt_ended_while_a_step_is_built_sends_nothing_later() -> None:
+def test_no_event_follows_a_prompt_ended_while_a_step_is_built() -> None:
     with both() as it:
         it.workers.prefill.accept(prompt("held", 5), ticket_for(prompt("held", 5)))
         it.on_load = lambda: it.workers.cancel(Cancel("held"))
@@ -145,7 +145,7 @@ def test_a_finish_waits_until_the_step_before_it_is_reported(half: str) -> None:
                 threads.append(threading.Thread(target=getattr(it.workers, half).cancel_all, args=("it is over",)))
                 threads[0].start()
                 threads[0].join(A_MOMENT_S)
-                assert threads[0].is_alive(), f"it ended before {event} was told"
+                assert threads[0].is_alive(), f"it ended before {event} was sent"
 
         it.on_emit = end_meanwhile
         it.turn()
@@ -172,10 +172,10 @@ def test_a_local_prompt_reports_its_compute_time_once() -> None:
         it.workers.decode.generate(prompt("whole", 5, max_tokens=4))
         it.turn_until_idle()
 
-    told = [entry for event in it.events if isinstance(event, Step) for entry in event.times]
-    assert [(prompt_id, times.prefill_s is not None) for prompt_id, times in told] == [("whole", True)]
+    reported = [entry for event in it.events if isinstance(event, Step) for entry in event.times]
+    assert [(prompt_id, times.prefill_s is not None) for prompt_id, times in reported] == [("whole", True)]
     assert isinstance(it.events[0], Step)
-    assert it.events[0].times, "it comes with the first token"
+    assert it.events[0].times, "the compute time must come with the first token"
 
 
 def test_preemptions_of_a_prompt_between_two_tokens_are_reported() -> None:
@@ -184,7 +184,7 @@ def test_preemptions_of_a_prompt_between_two_tokens_are_reported() -> None:
         for name in ("old", "young"):
             it.workers.decode.generate(prompt(name, 6, max_tokens=30))
         it.turn_until_idle()
-        told = [entry for event in it.events if isinstance(event, Step) for entry in event.times]
+        reported = [entry for event in it.events if isinstance(event, Step) for entry in event.times]
 
         assert core.load().preemptions == 1
-        assert [entry for entry in told if entry[1].num_swaps] == [("young", StageTimes(num_swaps=1))]
+        assert [entry for entry in reported if entry[1].num_swaps] == [("young", StageTimes(num_swaps=1))]

@@ -1,7 +1,7 @@
-"""Both halves of a prefill and a decode instance under random orders of all that can happen to a hand-off.
+"""Both halves of a prefill and a decode instance under random orders of all events of a hand-off.
 
-Whatever the order, each prompt that an instance accepted ends there once, nothing of it is told after that, and at the
-end no block, ticket or note of it is left.
+Whatever the order, each accepted prompt finishes once on its instance, no event of it follows, and at the end no block,
+ticket or other state of it is left.
 """
 
 from dataclasses import replace
@@ -23,7 +23,7 @@ LENGTHS = st.integers(1, 60)
 
 
 class HandOffs(RuleBasedStateMachine):
-    """Starts prompts, moves them on, and ends them in every way, in any order."""
+    """Starts prompts, advances them, and ends them in every way, in any order."""
 
     config = CONFIG
 
@@ -31,7 +31,7 @@ class HandOffs(RuleBasedStateMachine):
         super().__init__()
         self.link = Link(self.config)
         self.states: dict[str, PromptState] = {}
-        self.on: dict[str, set[str]] = {"p": set(), "d": set()}  # what each side accepted
+        self.on: dict[str, set[str]] = {"p": set(), "d": set()}  # the prompts that each side accepted
 
     @rule(
         length=LENGTHS, max_tokens=st.integers(1, 12), n=st.integers(1, 3), goes_on=st.booleans(), alike=st.booleans()
@@ -67,7 +67,7 @@ class HandOffs(RuleBasedStateMachine):
 
     @precondition(lambda self: self.states)
     @rule(side=SIDES, data=st.data())
-    def step_with_a_cancel_before_it_is_told(self, side: str, data: st.DataObject) -> None:
+    def step_with_a_cancel_before_it_is_reported(self, side: str, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.states)))
         it = self._side(side)
         it.step(lambda: it.workers.cancel(Cancel(name)))
@@ -118,7 +118,7 @@ class HandOffs(RuleBasedStateMachine):
     @rule(side=SIDES)
     def the_session_ends(self, side: str) -> None:
         it = self._side(side)
-        it.listens = False  # a session that is over hears nothing (InstanceHost); the next one hears of its own prompts
+        it.listens = False  # an ended session gets no events (InstanceHost); the next one gets those of its own prompts
         it.workers.cancel_all("the session is over")
         it.listens = True
         it.silent |= self.on[side]
@@ -126,7 +126,7 @@ class HandOffs(RuleBasedStateMachine):
             it.tickets.clear()
 
     @invariant()
-    def blocks_are_accounted_for_and_all_that_is_told_is_in_order(self) -> None:
+    def blocks_are_accounted_for_and_events_are_in_order(self) -> None:
         for side in (self.link.p, self.link.d):
             side.core.blocks.check()
             assert side.wrong == []
@@ -143,7 +143,7 @@ class HandOffs(RuleBasedStateMachine):
             self.link.d.model.close()
 
     def _end_all(self) -> None:
-        """Let everything go on to its end; tickets that nobody prefills for run out."""
+        """Let everything run to its end; tickets without a prefill expire."""
         for _ in range(MAX_TURNS):
             for ticket in [*self.link.d.tickets.values()]:
                 self.link.end_on_d(ticket.ticket_id, "the lease ran out")
@@ -175,9 +175,9 @@ class HandOffs(RuleBasedStateMachine):
         if side == "p" and name not in self._generated_on_p():
             assert failures + handed == 1, (side, name, failures, handed)
             return
-        told = {key for one in (self.link.p, self.link.d) for key in one.finished if key[0] == name}
-        whole = len(told) == self.states[name].params.n and bool([key for key in it.finished if key[0] == name])
-        assert failures + whole >= 1, (side, name, failures, told)
+        finished = {key for one in (self.link.p, self.link.d) for key in one.finished if key[0] == name}
+        whole = len(finished) == self.states[name].params.n and bool([key for key in it.finished if key[0] == name])
+        assert failures + whole >= 1, (side, name, failures, finished)
         assert failures <= 1, (side, name, failures)
 
     def _generated_on_p(self) -> set[str]:
@@ -188,7 +188,7 @@ class HandOffs(RuleBasedStateMachine):
         try:
             self.link.p.workers.prefill.accept(state, ticket)
         except (PdserveError, RuntimeError):
-            return  # refused: nothing of it may be told
+            return  # refused: no event of it may follow
         self.on["p"].add(state.prompt_id)
 
     def _side(self, side: str) -> Side:
@@ -204,7 +204,7 @@ class HandOffs(RuleBasedStateMachine):
 
 
 class HandOffsAhead(HandOffs):
-    """The same between engines that launch a step before the one before it is collected."""
+    """The same with engines that launch a step before the last one is collected."""
 
     config = replace(CONFIG, runs_ahead=True)
 

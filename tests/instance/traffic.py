@@ -1,4 +1,4 @@
-"""Many prompts at once over a pair of real instances, as a scheduler would drive them; each ending is counted."""
+"""Many prompts at once over a pair of real instances, as a scheduler would drive them; each finish is counted."""
 
 import asyncio
 import collections
@@ -16,7 +16,7 @@ LONGEST_PROMPT, LONGEST_OUTPUT = 120, 30
 
 @dataclass
 class Line:
-    """One session, its events by prompt, and the last load it told."""
+    """One session, its events by prompt, and the last load it reported."""
 
     session: Session
     load: LoadSnapshot | None = None
@@ -37,7 +37,7 @@ class Line:
             return await self.inboxes[prompt_id].get()
 
     async def wait_empty(self) -> None:
-        """Wait for a heartbeat that says that no block is held."""
+        """Wait for a heartbeat that reports that no block is held."""
         async with asyncio.timeout(DEADLINE_S):
             while self.load is None or self.load.blocks_used:
                 self.beat.clear()
@@ -67,7 +67,7 @@ class Traffic:
     at_once: int = 16
 
     async def run(self, count: int) -> None:
-        """Run `count` prompts to their endings, of which each side tells exactly one."""
+        """Run `count` prompts to their end, which each side reports exactly once."""
         seats = asyncio.Semaphore(self.at_once)
 
         async def one(number: int) -> None:
@@ -89,7 +89,7 @@ class Traffic:
                 tasks.create_task(self._cancel(state.prompt_id, rng.randrange(60), running))
 
     async def _cancel(self, prompt_id: str, turns: int, running: asyncio.Task[None]) -> None:
-        for _ in range(turns):  # of the event loop: the moment is a different one every time
+        for _ in range(turns):  # of the event loop: the moment differs each time
             await asyncio.wait([running], timeout=0.001)
         for line in (self.prefill, self.decode):
             await line.session.send(Cancel(prompt_id))
@@ -99,22 +99,22 @@ class Traffic:
         await self.decode.session.send(Reserve(state))
         reserved = await self.decode.hear(prompt_id)
         if not isinstance(reserved, Reserved):
-            assert self.decode.inboxes.pop(prompt_id).empty(), f"{prompt_id} goes on after {reserved}"
+            assert self.decode.inboxes.pop(prompt_id).empty(), f"{prompt_id} got an event after {reserved}"
             return
         await self.prefill.session.send(Prefill(state, reserved.ticket))
         ended = await self._listen(self.prefill, prompt_id, state.params.n, HandedOff)
         await self._listen(self.decode, prompt_id, state.params.n - ended)
 
     async def _listen(self, line: Line, prompt_id: str, sequences: int, *good: type) -> int:
-        """Hear one side to its ending; return how many sequences ended there. None of them may end twice."""
+        """Read one side's events to the end; return how many sequences finished there. None may finish twice."""
         ended = set[int]()
         while good or sequences == 0 or len(ended) < sequences:
             event = await line.hear(prompt_id)
             if isinstance(event, Step):
                 finished = [token.sequence for token in event.tokens if token.finish is not None]
-                assert not ended & set(finished), f"{prompt_id}: {finished} ended before"
+                assert not ended & set(finished), f"{prompt_id}: {finished} finished before"
                 ended.update(finished)
             elif isinstance(event, (Failed, *good)):
                 break
-        assert line.inboxes.pop(prompt_id).empty(), f"{prompt_id} goes on after its ending"
+        assert line.inboxes.pop(prompt_id).empty(), f"{prompt_id} got an event after its end"
         return len(ended)

@@ -1,4 +1,4 @@
-"""A prefill and a decode instance whose threads are the test: what is posted, sent or stepped happens when told."""
+"""A prefill and a decode instance that the test drives: posts, messages and steps happen when it calls for them."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ LOAD = LoadSnapshot(1, 0, 0, 0, 0, 0, 0, 0, 0.0)
 
 
 class Breaking(FakeModel):
-    """Fails its next step when told to."""
+    """Fails its next step when `breaks` is set."""
 
     breaks = False
 
@@ -31,7 +31,7 @@ class Breaking(FakeModel):
 
 
 class Side:
-    """One instance whose threads are the test: what was posted runs when told to, and so does a step."""
+    """One instance that the test drives: posted calls and steps run when it calls for them."""
 
     def __init__(self, link: "Link", config: FakeConfig) -> None:
         self.model = Breaking(config)
@@ -49,13 +49,13 @@ class Side:
         self.finished: list[tuple[str, int]] = []
         self.silent: set[str] = set()
         self.listens = True
-        self.wrong: list[str] = []  # noted, not raised: the halves answer what their listener raises
+        self.wrong: list[str] = []  # noted, not raised: the halves handle what their listener raises
 
     def hear(self, event: Event) -> None:
-        """Note what is told; nothing may be told of a prompt that has ended, or whose session has."""
+        """Record the event; no event may follow for a prompt that has ended, or whose session has."""
         if not self.listens:
             return
-        if _told_of(event) & (self.silent | {*self.failed, *self.ended}):
+        if _prompts_of(event) & (self.silent | {*self.failed, *self.ended}):
             self.wrong.append(f"after its end: {event}")
         match event:
             case Reserved(prompt_id=prompt_id, ticket=ticket):
@@ -72,19 +72,19 @@ class Side:
                         self.finished.append((token.prompt_id, token.sequence))
 
     def run_posts(self) -> None:
-        """Run what was posted to the engine's thread."""
+        """Run the calls posted to the engine's thread."""
         while self.posted:
             self.posted.popleft()(self.core)
 
     def step(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Run what was posted and one step; `meanwhile` happens before the step is told."""
+        """Run the posted calls and one step; `meanwhile` runs before the step is reported."""
         self.run_posts()
         result = self.core.step(self.workers.prefill.on_layer)
         meanwhile()
         self.workers.on_step(result)
 
     def check_empty(self) -> None:
-        """Assert that nothing of any prompt is left, and that nothing wrong was told."""
+        """Assert that no state of any prompt is left, and that no event was wrong."""
         assert self.wrong == []
         prefill, decode = self.workers.prefill, self.workers.decode
         assert (prefill._handing, prefill._prompt_by_ticket) == ({}, {})
@@ -95,14 +95,14 @@ class Side:
 
 
 class Link:
-    """The hop between the two (a Receiver, and behind SendingEnd a Sender); what one says arrives when it is let."""
+    """The link of the two (a Receiver, and by SendingEnd a Sender); messages arrive when the test delivers them."""
 
     bytes_received = 0
     endpoints: tuple[KvEndpoint, ...] = ()
 
     def __init__(self, config: FakeConfig = CONFIG) -> None:
         self.open_tickets: dict[str, tuple[int, ...]] = {}
-        self.sending: dict[str, None] = {}  # in order: ids are random, a test's choices must not be
+        self.sending: dict[str, None] = {}  # ordered: ids are random, a test's choices must not be
         self.commits: dict[str, bytes] = {}
         self.news: deque[Callable[[], None]] = deque()
         self.breaks_at_begin = self.breaks_at_commit = False
@@ -132,11 +132,11 @@ class Link:
             self.commits[ticket_id] = description
 
     def abort(self, ticket_id: str, reason: str) -> None:
-        """The receiver's owner ends it, and hears that on its own thread."""
+        """The receiver's owner ends the ticket, and is notified on its own thread."""
         self.end_on_d(ticket_id, reason)
 
     def abort_on_p(self, ticket_id: str, reason: str) -> None:
-        """The sender's owner ends it, and the receiver hears of it later."""
+        """The sender's owner ends the ticket, and the receiver is notified later."""
         self.sending.pop(ticket_id, None)
         self.commits.pop(ticket_id, None)
         self.news.append(lambda: self.end_on_d(ticket_id, reason))
@@ -149,14 +149,14 @@ class Link:
             self.d.workers.decode.ended(ticket_id, block_ids, reason)
 
     def fail_on_p(self, ticket_id: str) -> None:
-        """The ticket ends on the sender, which its owner hears once."""
+        """The ticket ends on the sender, and its owner is notified once."""
         if ticket_id in self.sending:
             self.sending.pop(ticket_id)
             self.commits.pop(ticket_id, None)
             self.p.workers.prefill.failed(ticket_id, HandoffFailed("over on the receiver"))
 
     def deliver(self, ticket_id: str) -> None:
-        """A commit arrives, and its answer goes back."""
+        """A commit arrives, and its answer is sent back."""
         description, block_ids = self.commits.pop(ticket_id), self.open_tickets.pop(ticket_id, None)
         if block_ids is None:
             self.news.append(lambda: self.fail_on_p(ticket_id))
@@ -194,7 +194,7 @@ class SendingEnd:
         """Nothing is held."""
 
 
-def _told_of(event: Event) -> set[str]:
+def _prompts_of(event: Event) -> set[str]:
     if isinstance(event, Step):
         return {token.prompt_id for token in event.tokens} | {prompt_id for prompt_id, _ in event.times}
     return {event.prompt_id} if isinstance(event, Reserved | Failed | Refused | HandedOff) else set()
