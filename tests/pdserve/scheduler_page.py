@@ -1,4 +1,4 @@
-"""A scheduler's metrics page, and a server that shows it."""
+"""A scheduler's metrics page, and a server that serves it."""
 
 import json
 from collections.abc import Iterator

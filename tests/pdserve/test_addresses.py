@@ -1,4 +1,4 @@
-"""--ip and --kv-ip are checked against the table and this machine; the collectives' variables follow."""
+"""--ip and --kv-ip are checked against the table and this machine; the collectives' variables follow them."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_another_ip_than_the_tables_is_refused_with_both() -> None:
         with_own_address(EngineOptions(ip="10.0.0.9"), "10.0.0.18")
 
 
-def test_kv_ip_is_an_address_of_this_machine_that_peers_take() -> None:
+def test_kv_ip_is_an_address_of_this_machine_that_peers_accept() -> None:
     check_kv_address(None, TABLE)
     check_kv_address("10.0.0.18", TABLE, lambda: ("10.0.0.18",))
     check_kv_address("10.0.1.18", Trust(secret=Secret(b"s" * 32)), lambda: ("10.0.1.18",))
@@ -56,14 +56,14 @@ def test_the_variables_of_the_collectives_follow_the_address() -> None:
     assert network_variables("10.0.0.18", "cpu", {}, _interfaces) == {"GLOO_SOCKET_IFNAME": "eth0"}
 
 
-def test_a_variable_that_was_set_stays() -> None:
+def test_a_variable_that_is_already_set_stays() -> None:
     found = network_variables("10.0.0.18", "npu", {"HCCL_IF_IP": "10.9.9.9", "GLOO_SOCKET_IFNAME": "eth7"}, _interfaces)
 
     assert found == {"HCCL_SOCKET_IFNAME": "=eth0"}
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "localhost", "node-1", "10.7.7.7"])
-def test_loopback_names_and_addresses_of_others_set_nothing(address: str) -> None:
+def test_loopback_names_and_other_hosts_addresses_set_nothing(address: str) -> None:
     assert network_variables(address, "npu", {}, _interfaces) == {}
 
 

@@ -1,4 +1,4 @@
-"""The command returns when its work has left the terminal, and with its status when that ended before."""
+"""The command returns once its work has detached from the terminal, and with the work's status if it ended before."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ def test_it_returns_while_the_work_continues_into_its_log(tmp_path: Path) -> Non
         "print(os.getpid(), os.getpgrp(), file=sys.stderr, flush=True)\nsignal.sigwait([signal.SIGTERM])\nreturn 0"
     )
     with _command("signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n" + work, log) as command:
-        out, err = command.communicate(timeout=300)  # it has let go of both, or this would wait for it
+        out, err = command.communicate(timeout=300)  # it has closed both, or this would wait for it
 
         assert (out.splitlines(), err) == (["on the terminal", "status 0", "after"], "")
         while not log.read_text().endswith("\n"):
@@ -94,17 +94,17 @@ def test_work_ended_while_detaching_is_not_reported_as_done(tmp_path: Path) -> N
     assert out.splitlines() == ["status 130", "after"]
 
 
-# The signal comes when the work has left and nobody was told yet, as far as was looked.
+# The signal comes when the work has detached, after the last check for it and before any message.
 _TOLD_LATE = """
 import contextlib
 from pdserve import background
 forward_signals = background._forward_signals
 @contextlib.contextmanager
-def and_tells(pid, told):
-    with forward_signals(pid, told):
+def and_signals(pid, report):
+    with forward_signals(pid, report):
         yield
         os.kill(os.getpid(), signal.SIGTERM)
-background._forward_signals = and_tells
+background._forward_signals = and_signals
 """
 
 
@@ -117,7 +117,7 @@ def test_work_ended_just_after_detaching_is_not_reported_as_done(tmp_path: Path)
 
 
 @pytest.mark.parametrize("end", ["return 0", "os.kill(os.getpid(), signal.SIGTERM)", "raise KeyboardInterrupt"])
-def test_work_that_others_end_before_it_left_is_told_with_a_reason(tmp_path: Path, end: str) -> None:
+def test_work_stopped_by_others_before_detaching_has_a_reason(tmp_path: Path, end: str) -> None:
     with _command(_TOLD + end, tmp_path / "log") as command:
         _, err = command.communicate(timeout=300)
 

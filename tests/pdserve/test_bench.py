@@ -1,4 +1,4 @@
-"""`pdserve bench engine` measures every row of a tiny model, and refuses what cannot be measured in words."""
+"""`pdserve bench engine` measures every row of a tiny model, and refuses with a message what cannot be measured."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def test_python_time_is_measured_without_native_time(name: str, tmp_path: Path) 
     model.close()
 
 
-def test_the_rate_of_decoding_takes_the_prefills_time_off() -> None:
+def test_the_decode_rate_leaves_out_the_prefills_time() -> None:
     case = BenchCase("decode, batch 2", BenchRun(2, 256, 64), BenchRun(2, 256, 1))
     times = Times()
     for run, seconds in ((case.run, 3.0), (case.run, 5.0), (case.run, 4.0), (BenchRun(2, 256, 1), 1.0)):
@@ -61,7 +61,7 @@ def test_the_rate_of_decoding_takes_the_prefills_time_off() -> None:
     assert times.rate(case) == 2 * 63 / 3.0
 
 
-def test_a_rate_that_a_disturbed_machine_makes_no_sense_of_is_none() -> None:
+def test_an_implausible_rate_of_a_disturbed_machine_is_none() -> None:
     case = BenchCase("decode, batch 8", BenchRun(8, 256, 64), BenchRun(8, 256, 1))
     times, quiet = Times(), Times()
     for one, seconds in ((times, 2.0), (quiet, 0.5)):
@@ -76,7 +76,7 @@ def test_a_rate_that_a_disturbed_machine_makes_no_sense_of_is_none() -> None:
 
 
 class _Clocked:
-    """Notes what is timed."""
+    """Records what is timed."""
 
     def __init__(self) -> None:
         self.runs: list[BenchRun] = []
@@ -86,7 +86,7 @@ class _Clocked:
         return float(len(self.runs))
 
 
-def test_a_row_is_done_before_the_next_one_is_timed() -> None:
+def test_a_row_is_finished_before_the_next_one_is_timed() -> None:
     ours, peer = _Clocked(), _Clocked()
     first, second = (
         BenchCase("prefill", BenchRun(1, 512, 1)),
@@ -106,7 +106,7 @@ def test_the_floor_is_the_better_of_two_measurements() -> None:
     assert before.better(after) == after.better(before) == Floors(1e3, 20.0, 5, 6, 7, 8)
 
 
-def test_rows_are_chosen_by_parts_of_their_names() -> None:
+def test_rows_are_selected_by_parts_of_their_names() -> None:
     assert [case.measure for case in chosen(("batch 1", "4 x"))] == ["prefill 4 x 512", "decode, batch 1"]
     assert chosen(()) == list(all_cases())
     assert chosen(("Python",)) == []
@@ -142,13 +142,13 @@ def test_what_cannot_be_measured_is_refused_with_a_reason(argv: list[str], words
         parse(argv)
 
 
-def test_another_benchmark_is_refused_and_help_names_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_benchmark_is_refused_and_help_lists_the_known(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[4:7]] == ["engine", "serve", "pd"]
     with pytest.raises(ConfigError, match="there is no benchmark 'moon', only engine, serve, pd"):
         main(["moon"])
 
 
-def test_a_missing_peer_says_how_to_install_it(tmp_path: Path) -> None:
+def test_a_missing_peer_prints_how_to_install_it(tmp_path: Path) -> None:
     with pytest.raises(PeerMissing, match="run benchmarks/peers/setup vllm"):
         Vllm(tmp_path, dtype="float32", environ={**os.environ, "PEERS_HOME": str(tmp_path)})

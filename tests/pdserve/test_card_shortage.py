@@ -1,4 +1,4 @@
-"""`pdserve up` under auto: cards are taken where each rank has its own, else the CPU, and it says so."""
+"""`pdserve up` under auto: cards are used if each rank gets its own, else the CPU, with a message."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Lines 100 to 114 of the checklist, as far as one process can see them: what ends start_servers.sh, in which words."""
+"""Lines 100 to 114 of the checklist, as far as one process shows them: the errors that end start_servers.sh."""
 
 import json
 import socket
@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def start(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Start:
-    """Start one process of 1P1D with flags and variables on top of the guide's; return the line it ends with."""
+    """Start one process of 1P1D with more flags and variables than the guide's; return its last line."""
     made = gen(GenArguments(["4,5"], ["6,7"], True, str(tmp_path), "127.0.0.1", None, "cpu"), lambda line: None, {})
     files = dict(zip(("prefill", "decode", "scheduler"), made.locals, strict=True))
     for name in VARIABLES:
@@ -65,7 +65,7 @@ def test_each_table_is_required_readable_json(tmp_path: Path, start: Start, name
 
 @pytest.mark.covers("A8.102")
 @pytest.mark.parametrize("value", ["8088", "8088,8089,8090", "8088,x", ""])
-def test_node_ports_fit_the_table(start: Start, value: str) -> None:
+def test_node_ports_match_the_tables_instances(start: Start, value: str) -> None:
     assert "NODE_PORTS is" in start("scheduler", NODE_PORTS=value)
 
 
@@ -113,7 +113,7 @@ def test_use_openai_is_0_or_1(start: Start, value: str) -> None:
 
 @pytest.mark.covers("A8.104")
 @pytest.mark.parametrize("said", [{}, {"USE_OPENAI": "1"}], ids=["unset", "1"])
-def test_unset_is_1(tmp_path: Path, said: dict[str, str]) -> None:
+def test_use_openai_unset_is_1(tmp_path: Path, said: dict[str, str]) -> None:
     made = gen(GenArguments(["4,5"], ["6,7"], True, str(tmp_path), "127.0.0.1", None, "cpu"), lambda line: None, {})
     environ = {
         "GLOBAL_RANK_TABLE_FILE_PATH": str(tmp_path / made.global_name),
@@ -132,11 +132,11 @@ def test_a_host_that_is_not_local_is_named(start: Start) -> None:
 
 
 @pytest.mark.covers("A8.108")
-def test_a_port_is_one(start: Start) -> None:
+def test_a_port_is_a_single_number(start: Start) -> None:
     assert "--port 70000 is not in 1..65535" in start("decode", "--port", "70000")
 
 
-def test_http_port_is_another_than_port_and_free(start: Start) -> None:
+def test_http_port_is_free_and_differs_from_port(start: Start) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -149,7 +149,7 @@ def test_http_port_is_another_than_port_and_free(start: Start) -> None:
 
 
 @pytest.mark.covers("A8.109")
-def test_a_model_that_is_not_there_is_named(start: Start) -> None:
+def test_a_missing_model_is_named(start: Start) -> None:
     assert start("decode", "--model=/no/such/model") == "pdserve.launch: --model /no/such/model is not a folder"
 
 
@@ -187,13 +187,13 @@ def test_the_ranks_are_the_local_tables_devices(start: Start) -> None:
 
 
 @pytest.mark.covers("A8.114")
-def test_quantization_is_what_the_checkpoint_has(start: Start) -> None:
+def test_quantization_matches_the_checkpoint(start: Start) -> None:
     said = start("prefill", "--quantization=awq")
 
     assert "--quantization awq" in said
 
 
-def test_help_is_start_servers_and_not_the_schedulers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_that_of_start_servers_and_not_the_schedulers(capsys: pytest.CaptureFixture[str]) -> None:
     assert launch.main(["--help"]) == 0
 
     said = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The command line's manners: help, versions, suggestions, exit statuses, nothing heavy imported."""
+"""General rules of the command line: help, versions, suggestions, exit statuses, no heavy imports."""
 
 import re
 import shlex
@@ -30,17 +30,17 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class _Parsed(Exception):
-    """Raised where a command would begin to work."""
+    """Raised where a command would start its work."""
 
 
 def _examples(text: str, start: str) -> list[list[str]]:
-    """Return the words of each line that begins with `start`, without what stands beside it or takes its output."""
+    """Return the words of each line that begins with `start`, without its comment, pipe or redirection."""
     lines = re.findall(rf"^  (?:\w+\$ )?{start} (\S.*)$", text, re.MULTILINE)
     return [shlex.split(re.split(r"  |\| |> ", line)[0]) for line in lines]
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS, *(f"bench {name}" for name in BENCHMARKS)])
-def test_examples_in_help_are_taken(
+def test_examples_in_help_are_valid(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parse = CommandParser.parse_args
@@ -68,7 +68,7 @@ def test_examples_in_help_are_taken(
         ("python pd_ranktable_tools.py", guide.command_parser, [[]]),
     ],
 )
-def test_examples_of_the_ranktable_tools_are_taken(
+def test_examples_of_the_ranktable_tools_are_valid(
     start: str, parser: Callable[[], ArgumentParser], commands: Sequence[Sequence[str]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -87,12 +87,12 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"pdserve {__version__}\n"
 
 
-def test_a_slip_of_the_fingers_is_answered_with_the_nearest_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelled_command_gets_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dwon"]) == 2
     assert "did you mean `pdserve down`?" in capsys.readouterr().err
 
 
-def test_an_unknown_flag_is_answered_with_the_nearest_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_flag_gets_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["up", "--prefil", "2", "--model", "x"]) == 2
     assert "did you mean --prefill?" in capsys.readouterr().err
 

@@ -66,7 +66,7 @@ def test_a_failed_answer_is_quoted(client: Client, model: str, words: str) -> No
         ask(client, model, "Where?", lambda text: None)
 
 
-def test_the_share_that_the_overlap_hid_is_reported() -> None:
+def test_the_share_of_sending_hidden_by_the_overlap_is_reported() -> None:
     times = AnswerTimes(0.5, 2, 2.0, kv_bytes=1000, hop_ms=1.5, transport="tcp", early_bytes=875)
 
     assert str(times).endswith("KV hop: 1,000 bytes in 1.5 ms over tcp, 88% of them while prefill computed")
@@ -95,7 +95,7 @@ def test_metrics_are_read_with_their_labels() -> None:
         ({"PDSERVE_API_KEY": " \n", "VLLM_API_KEY": "theirs"}, "theirs"),
     ],
 )
-def test_the_environments_key_is_shown(
+def test_the_environments_key_is_sent(
     monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], key: str | None
 ) -> None:
     for name in ("PDSERVE_API_KEY", "VLLM_API_KEY"):

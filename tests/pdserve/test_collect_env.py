@@ -1,4 +1,4 @@
-"""`pdserve collect-env`: what a bug report needs is there, and no secret, key, token or whole environment."""
+"""`pdserve collect-env` has what a bug report needs, and no secret, key, token or whole environment."""
 
 import json
 import os
@@ -89,7 +89,7 @@ def test_the_report_has_versions_hardware_tables_and_findings(tmp_path: Path, fo
     assert {"ports", "versions", "links"} <= {check["name"] for check in told["doctor"]}
 
 
-def test_npu_versions_are_in_it(tmp_path: Path) -> None:
+def test_npu_versions_are_included(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "davinci0")
     bench.tool("npu-smi", {"info": recorded.INFO_A2, "info -t board -i 0": recorded.BOARD})
 
@@ -98,7 +98,7 @@ def test_npu_versions_are_in_it(tmp_path: Path) -> None:
     assert (software["driver"], software["firmware"], software["CANN"]) == ("23.0.5", "7.1.0.7.220", "-")
 
 
-def test_variables_are_shown_by_a_closed_list() -> None:
+def test_only_variables_of_a_closed_list_are_shown() -> None:
     environ = dict.fromkeys((*VARIABLES, "SECOND_HOME", "HOME"), "x")
 
     assert set(machine_facts(Machine(environ))["environment"]) == set(VARIABLES)
@@ -119,7 +119,7 @@ def test_the_command_prints_sections_and_ends_with_0(
     ]  # fmt: skip
 
 
-def test_the_cluster_of_pdserve_up_is_the_one_that_is_meant(
+def test_the_cluster_of_pdserve_up_is_the_default(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = RunFolder(tmp_path / "run")
@@ -136,7 +136,7 @@ def test_the_cluster_of_pdserve_up_is_the_one_that_is_meant(
     assert "no scheduler answers at http://127.0.0.1:1" in out
 
 
-def test_a_run_folder_that_cannot_be_read_is_in_the_report(
+def test_an_unreadable_run_folder_is_in_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PDSERVE_RUN_DIR", str(tmp_path))
@@ -149,6 +149,6 @@ def test_a_run_folder_that_cannot_be_read_is_in_the_report(
     assert main(["collect-env", "--run-dir", str(tmp_path)]) == 2
 
 
-def test_a_wrong_timeout_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_timeout_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["collect-env", "--timeout", "0"]) == 2
     assert "--timeout 0 is not in 0..3600 seconds" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What the shell is given at a TAB: by the protocol of argcomplete, and in bash itself."""
+"""Completion of a command line at TAB: by the protocol of argcomplete, and in bash itself."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ _BIN = Path(sys.executable).parent
 
 
 def _completed(folder: Path, line: str, module: str = "pdserve", **environ: str) -> list[str]:
-    """Return what is proposed for the end of a line."""
+    """Return the proposals for the end of a line."""
     said = folder / "proposed"
     variables = {
         "_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9",
@@ -52,11 +52,11 @@ def test_commands_flags_and_values_are_proposed(tmp_path: Path, line: str, propo
         ("pdserve.guide_command", "pd_ranktable_tools --mode ", ["gen", "merge", "merge-local"]),
     ],
 )
-def test_the_tools_of_tables_are_completed_too(tmp_path: Path, module: str, line: str, proposed: list[str]) -> None:
+def test_the_ranktable_tools_are_completed_too(tmp_path: Path, module: str, line: str, proposed: list[str]) -> None:
     assert _completed(tmp_path, line, module) == proposed
 
 
-def test_zsh_has_a_line_about_each_command(tmp_path: Path) -> None:
+def test_zsh_gets_a_description_of_each_command(tmp_path: Path) -> None:
     assert _completed(tmp_path, "pdserve dow", _ARGCOMPLETE_SHELL="zsh") == ["down:stop what `up` started"]
 
 

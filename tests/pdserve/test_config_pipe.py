@@ -1,4 +1,4 @@
-"""start_servers.sh reads its flags more than once: a pipe for --config says the same each time."""
+"""start_servers.sh reads its flags more than once: a pipe for --config gives the same content each time."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def _pipe(text: bytes) -> str:
     return f"/proc/self/fd/{reading}"
 
 
-def test_a_pipe_is_read_as_often_as_one_likes() -> None:
+def test_a_pipe_can_be_read_any_number_of_times() -> None:
     with kept_config(["--port=1", "--config", _pipe(b"model: /m\nport: 2\n"), "--", "x"]) as argv:
         path = argv[0].removeprefix("--config=")
         first, second = read(path), read(path)
@@ -45,7 +45,7 @@ def test_a_pipe_with_too_much_data_is_refused_by_its_reader() -> None:
 @pytest.mark.parametrize(
     "words", [["--port", "1"], ["--config", "gone.yaml"], ["--config=/dev/fd/999"], ["--config=/tmp"]]
 )
-def test_a_foreign_pipe_is_left_alone(words: list[str]) -> None:
+def test_a_foreign_pipe_is_left_unread(words: list[str]) -> None:
     with kept_config(words) as argv:
         assert argv == words
 

@@ -1,4 +1,4 @@
-"""docker_run.sh and build_image.sh with `--config cluster.yaml`: typed over environment over file, one file for all."""
+"""docker_run.sh and build_image.sh with `--config cluster.yaml`: flags over environment over file, one file for all."""
 
 import os
 import shlex
@@ -37,7 +37,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     Path("cluster.yaml").write_text(FILE)
 
 
-def test_each_tool_takes_its_own_keys_of_the_file() -> None:
+def test_each_tool_reads_only_its_own_keys_of_the_file() -> None:
     run = with_file("docker_run", ["prefill", "--config", "cluster.yaml", "--", "sh", "-c", "--config=x"], {})
     build = with_file("build_image", ["--config=cluster.yaml"], {})
 
@@ -50,7 +50,7 @@ def test_each_tool_takes_its_own_keys_of_the_file() -> None:
     ]  # fmt: skip
 
 
-def test_flags_win_over_the_environment_and_that_over_the_file() -> None:
+def test_flags_override_the_environment_and_that_the_file() -> None:
     typed = ["prefill", "--config=cluster.yaml", "--volume=/e:/f", "--image", "mine"]
 
     assert with_file("docker_run", typed, {"GLOBAL_RANK_TABLE_FILE_PATH": "env.json"}) == [
@@ -63,13 +63,13 @@ def test_flags_win_over_the_environment_and_that_over_the_file() -> None:
 
 
 @pytest.mark.parametrize(("device", "kind"), [("auto", []), ("cpu", ["--device=cpu"]), ("cuda", ["--device=cuda"])])
-def test_the_device_of_the_processes_is_the_kind_of_the_image(device: str, kind: list[str]) -> None:
+def test_the_images_kind_is_the_device_of_the_processes(device: str, kind: list[str]) -> None:
     Path("cluster.yaml").write_text(f"device: {device}\nwith-torchvision-npu: false\n")
 
     assert with_file("build_image", ["--config=cluster.yaml"], {}) == kind
 
 
-def test_the_line_is_made_from_the_file_alone(capsys: Capture) -> None:
+def test_the_command_is_built_from_the_file_alone(capsys: Capture) -> None:
     Path("cluster.yaml").write_text("image: i\ndir: /data\nname: c1\nshm-size: 2g\n")
 
     assert main(["docker_run", "scheduler", "--config=cluster.yaml"]) == 0
@@ -101,7 +101,7 @@ def test_a_wrong_file_is_one_line_with_its_place_and_status_2(
     assert told.count("\n") == 1
 
 
-def test_a_wrong_value_has_its_line(capsys: Capture) -> None:
+def test_a_wrong_value_is_reported_with_its_line(capsys: Capture) -> None:
     Path("cluster.yaml").write_text("dir: /data\nshm-size: [1g, 2g]\n")
 
     assert main(["docker_run", "scheduler", "--config=cluster.yaml"]) == 2
@@ -110,7 +110,7 @@ def test_a_wrong_value_has_its_line(capsys: Capture) -> None:
 
 @pytest.mark.parametrize("script", ["docker_run.sh", "build_image.sh"])
 def test_without_pyyaml_scripts_run_and_a_file_is_refused(script: str, tmp_path: Path) -> None:
-    """-S leaves the installed packages out, as a host with nothing but Python."""
+    """-S hides the installed packages, as on a host with nothing but Python."""
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
     bare.chmod(0o700)
@@ -128,6 +128,6 @@ def test_without_pyyaml_scripts_run_and_a_file_is_refused(script: str, tmp_path:
     assert refused.stderr.count("\n") == 1
 
 
-def test_the_file_is_for_the_other_commands_too() -> None:
+def test_the_file_is_valid_for_the_other_commands_too() -> None:
     assert typed_over_file(["--config=cluster.yaml"], {}).options.model == "/models/Qwen3-8B"
     assert table_words(["gen", "--config=cluster.yaml"], {})[0] == ["gen", "--prefill-server-list", "4,5"]

@@ -1,4 +1,4 @@
-"""All that descends from a process is ended, orphans too, and the wait for it has an end."""
+"""All descendants of a process are ended, orphans too, within a time limit."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import pytest
 from pdserve.descendants import ProcessPlace, end_process, inhabited
 from pdserve.run_folder import start_time
 
-# A child that leaves at once, and the orphan that it leaves in its session beside one that stays.
+# A child that ends at once, and leaves an orphan in its session and one in a session of its own.
 _SCRIPT = """
 import subprocess, sys
 from pdserve.descendants import end_descendants

@@ -1,4 +1,4 @@
-"""`python -m pdserve.describe`: what the instances of a table say they are, over real sockets to stand-ins."""
+"""`python -m pdserve.describe`: the descriptions of a table's instances, over real sockets to fakes."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ SECRET = Secret(b"the-cluster-secret-of-the-tests-" * 2)
 
 
 class Table:
-    """1P1D on free ports; `say` is what the two instances answer."""
+    """1P1D on free ports; `say` are the descriptions of the two instances."""
 
     def __init__(self, folder: Path) -> None:
         self.ports = free_ports(2)
@@ -51,7 +51,7 @@ class Table:
     def ask(
         self, trust: Trust = Trust(), *, num: int = 2, here: TlsFiles | None = None, **environ: str
     ) -> dict[str, Any]:
-        """Return what is told while `num` instances serve with `trust`."""
+        """Return the output while `num` instances serve with `trust`."""
 
         async def run() -> dict[str, Any]:
             async with contextlib.AsyncExitStack() as stack:
@@ -74,7 +74,7 @@ def _errors(told: dict[str, Any]) -> Sequence[str]:
     return [one["error"] for one in told["instances"]]
 
 
-def test_instances_that_belong_together_differ_in_nothing(table: Table) -> None:
+def test_instances_of_one_cluster_differ_in_nothing(table: Table) -> None:
     told = table.ask()
 
     assert told["differences"] == []
@@ -96,7 +96,7 @@ def test_instances_that_belong_together_differ_in_nothing(table: Table) -> None:
         ({"protocol_version": 0}, "uses protocol version 0"),
     ],
 )
-def test_what_does_not_fit_is_reported_with_both_values(table: Table, change: dict[str, Any], words: str) -> None:
+def test_a_mismatch_is_reported_with_both_values(table: Table, change: dict[str, Any], words: str) -> None:
     table.say[1] = replace(table.say[1], **change)
 
     told = table.ask()
@@ -104,7 +104,7 @@ def test_what_does_not_fit_is_reported_with_both_values(table: Table, change: di
     assert any(words in difference for difference in told["differences"])
 
 
-def test_an_instance_that_does_not_run_is_an_error_and_no_refusal(table: Table) -> None:
+def test_a_missing_instance_is_an_error_and_not_a_mismatch(table: Table) -> None:
     told = table.ask(num=1)
 
     first, second = told["instances"]
@@ -122,20 +122,20 @@ def test_the_secret_beside_the_table_is_proven(table: Table) -> None:
     assert all("cluster secrets differ" in error for error in _errors(other))
 
 
-def test_instances_with_mutual_tls_want_the_three_files(table: Table, tmp_path: Path) -> None:
+def test_instances_with_mutual_tls_need_the_three_files(table: Table, tmp_path: Path) -> None:
     authority = Authority(tmp_path / "ca")
     there = Trust(tls=authority.sign("instance"))
 
     assert _errors(table.ask(there, here=authority.sign("doctor"))) == ["", ""]
 
 
-def test_node_ports_win(table: Table) -> None:
+def test_node_ports_override_the_tables_ports(table: Table) -> None:
     told = table.ask(num=0, NODE_PORTS="1,2")
 
     assert [one["address"] for one in told["instances"]] == [f"{HOST}:1", f"{HOST}:2"]
 
 
-def test_a_wrong_timeout_and_half_of_tls_are_refused(table: Table) -> None:
+def test_an_invalid_timeout_and_incomplete_tls_are_refused(table: Table) -> None:
     with pytest.raises(ConfigError, match=r"--timeout 0 is not in 0\.\.600 seconds"):
         main([table.path, "--timeout", "0"])
     with pytest.raises(ConfigError, match="--tls"):

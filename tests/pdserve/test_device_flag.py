@@ -81,7 +81,7 @@ def test_serving_commands_open_the_device(
         ("cpu", "--attention-backend 'npu' is not one of auto, cpu, reference, the backends of --device cpu"),
     ],
 )
-def test_a_missing_devices_attention_is_refused_first(
+def test_a_device_without_its_attention_backend_is_refused_first(
     start: Callable[[Path, Sequence[str]], int], device: str, words: str, tmp_path: Path,
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -108,7 +108,7 @@ def test_an_instance_of_a_ranktable_opens_the_device(
 
 
 @pytest.mark.usefixtures("card")
-def test_up_and_bench_pd_hand_it_to_every_process(model: Path, tmp_path: Path) -> None:
+def test_up_and_bench_pd_pass_it_to_every_process(model: Path, tmp_path: Path) -> None:
     up = parse_up(["--model", str(model), "--device", "cuda"])
     bench = parse_bench_pd(["--model", str(model), "--device", "cuda"])
     shape = ClusterShape(1, 1, "127.0.0.1", 9000, up.flags)
@@ -131,7 +131,7 @@ def test_bench_pds_contestants_get_the_selected_devices_cards(
 
 
 @pytest.mark.parametrize("parse", [parse_up, parse_bench_pd], ids=["up", "bench-pd"])
-def test_auto_uses_the_cpu_and_says_so_if_no_card_is_visible(
+def test_auto_uses_the_cpu_with_a_message_if_no_card_is_visible(
     parse: Callable[[Sequence[str]], UpRequest | PdRequest], model: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -206,7 +206,7 @@ def test_llm_computes_on_the_device(model: Path) -> None:
 
 
 def broken_torch_npu(folder: Path) -> dict[str, str]:
-    """Install a torch_npu without CANN below it; return the environment of a process that has it."""
+    """Install a torch_npu without CANN; return the environment of a process that uses it."""
     info = folder / "torch_npu-2.13.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(
@@ -236,7 +236,7 @@ if "import torch" in sys.argv:
 
 
 @pytest.mark.parametrize(("argument", "looks"), [("--version", False), ("status", False), ("import torch", True)])
-def test_a_command_looks_for_cann_once_it_imports_torch(argument: str, looks: bool, tmp_path: Path) -> None:
+def test_a_command_looks_for_cann_only_when_it_imports_torch(argument: str, looks: bool, tmp_path: Path) -> None:
     environ = {**broken_torch_npu(tmp_path / "site"), "TMPDIR": str(tmp_path), "HOME": str(tmp_path)}
 
     ran = child(environ, "-c", LOOKS, argument)
@@ -246,7 +246,7 @@ def test_a_command_looks_for_cann_once_it_imports_torch(argument: str, looks: bo
 
 @pytest.mark.long
 def test_a_torch_npu_without_cann_ends_no_run_on_the_cpu(tmp_path: Path) -> None:
-    """transformers, too, imports what is installed: the model is loaded and compared."""
+    """transformers imports what is installed, too: the model is loaded and compared."""
     environ, report = broken_torch_npu(tmp_path / "site"), tmp_path / "report.md"
     selftest = ("-m", "pdserve", "selftest", "--only", "combined", "--report", str(report))
 

@@ -1,4 +1,4 @@
-"""Which card each rank gets: preset, all that are shown, or looked up by physical id."""
+"""Which card each rank gets: preset, all that are visible, or found by physical id."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ GPUS = "--query-gpu=index,uuid,name,driver_version,memory.used,memory.total --fo
 
 
 def _stub(folder: Path, name: str, arguments: str, answer: str) -> dict[str, str]:
-    """Put an executable that answers one command line into `folder`; return an environment that finds it alone."""
+    """Write an executable that answers one command line into `folder`; return an environment whose PATH has only it."""
     folder.mkdir(exist_ok=True)
     (folder / "answer").write_text(answer)
     tool = folder / name
@@ -43,7 +43,7 @@ def mapped(kind: DeviceKind, ids: str, environ: dict[str, str], dev: Path) -> De
     return found
 
 
-def test_cpus_have_no_map(tmp_path: Path) -> None:
+def test_cpus_have_no_device_map(tmp_path: Path) -> None:
     assert map_devices("cpu", ["4", "5"], {}, dev=tmp_path) is None
 
 
@@ -58,7 +58,7 @@ def test_a_container_with_only_the_entrys_cards_sets_no_variable(tmp_path: Path)
     assert f"{CUDA} stays unset" in cuda.line
 
 
-def test_the_entrys_own_cards_in_another_order_are_named_in_its_order(tmp_path: Path) -> None:
+def test_the_entrys_cards_in_another_order_are_listed_in_its_order(tmp_path: Path) -> None:
     npu = mapped("npu", "5,4", npus(tmp_path, 4, 5), tmp_path)
     cuda = mapped("cuda", "1,0", gpus(tmp_path, 0, 1), tmp_path)
     in_order = mapped("npu", "4,5", npus(tmp_path, 4, 5), tmp_path)
@@ -87,7 +87,7 @@ def test_without_nvidia_smi_the_card_order_is_not_guessed(tmp_path: Path) -> Non
         map_devices("cuda", ["1", "0"], {"PATH": "/nowhere"}, dev=tmp_path)
 
 
-def test_where_more_npus_are_shown_physical_ids_are_mapped(tmp_path: Path) -> None:
+def test_with_more_npus_visible_physical_ids_are_mapped(tmp_path: Path) -> None:
     host = mapped("npu", "6,4", npus(tmp_path, *range(8)), tmp_path)
     some = mapped("npu", "6,7", npus(tmp_path, 7, 4, 5, 6), tmp_path)
 
@@ -96,7 +96,7 @@ def test_where_more_npus_are_shown_physical_ids_are_mapped(tmp_path: Path) -> No
     assert some.line == f"devices: rank 0 = device 6 on 2, rank 1 = device 7 on 3 ({NPU}=2,3)"
 
 
-def test_where_more_gpus_are_shown_they_are_named_by_uuid(tmp_path: Path) -> None:
+def test_with_more_gpus_visible_cards_are_named_by_uuid(tmp_path: Path) -> None:
     found = mapped("cuda", "3,1", gpus(tmp_path, 0, 1, 2, 3), tmp_path)
 
     assert (found.variable, found.value) == (CUDA, "GPU-3f,GPU-1f")
@@ -126,7 +126,7 @@ def test_without_nvidia_smi_as_many_other_gpus_are_the_entrys(ids: str, tmp_path
     assert mapped("cuda", ids, {"PATH": "/nowhere"}, tmp_path).value is None
 
 
-def test_a_value_that_was_set_is_obeyed(tmp_path: Path) -> None:
+def test_a_preset_value_is_used(tmp_path: Path) -> None:
     environ = {**npus(tmp_path, 0, 1, 2, 3), NPU: "3, 2"}
 
     found = mapped("npu", "4,5", environ, tmp_path)
@@ -136,7 +136,7 @@ def test_a_value_that_was_set_is_obeyed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("preset", ["", "3"])
-def test_a_value_that_was_set_and_is_too_short_is_refused_with_both(tmp_path: Path, preset: str) -> None:
+def test_a_preset_value_that_is_too_short_is_refused_with_both(tmp_path: Path, preset: str) -> None:
     with pytest.raises(ConfigError, match=rf"{CUDA}='{preset}' shows {len(preset)} cards, .* has 2 \(4,5\)"):
         map_devices("cuda", ["4", "5"], {CUDA: preset}, dev=tmp_path)
 
@@ -148,6 +148,6 @@ def test_too_few_cards_are_refused_with_both_numbers(tmp_path: Path) -> None:
         map_devices("cuda", ["4"], {"PATH": "/nowhere"}, dev=tmp_path)
 
 
-def test_a_device_that_is_not_shown_is_refused_by_its_id(tmp_path: Path) -> None:
+def test_a_device_that_is_not_visible_is_refused_by_its_id(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"device 6 of the table is not among the npu .*\(0,1,2,3\): .* set {NPU}"):
         map_devices("npu", ["6"], npus(tmp_path, 0, 1, 2, 3), dev=tmp_path)

@@ -1,4 +1,4 @@
-"""`down` where no cluster of `pdserve up` runs: it says what does serve on the default port."""
+"""`down` without a cluster of `pdserve up`: it reports what serves on the default port."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ def _answering(status: int, body: str) -> Iterator[str]:
         (503, '{"ready": false, "missing": ["no decode instance"], "instances": []}'),
     ],
 )
-def test_a_cluster_that_was_started_otherwise_is_named(
+def test_a_cluster_started_another_way_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: int, body: str
 ) -> None:
     with _answering(status, body) as url:

@@ -64,7 +64,7 @@ def test_a_model_that_cannot_be_served_ends_up_before_anything_starts(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_that_is_not_there_ends_up_with_its_path(
+def test_a_missing_model_ends_up_with_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PDSERVE_RUN_DIR", str(tmp_path / "run"))
@@ -76,7 +76,7 @@ def test_a_model_that_is_not_there_ends_up_with_its_path(
 
 
 @pytest.mark.parametrize("rope", ['"rope_scaling"', '"rope_parameters"'])
-def test_a_length_that_scaling_may_allow_is_left_to_instances(rope: str, tmp_path: Path) -> None:
+def test_a_length_that_rope_scaling_may_allow_is_left_to_instances(rope: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(f'{{"max_position_embeddings": 64, {rope}: {{"rope_type": "dynamic"}}}}')
     check_model(EngineOptions(model=str(tmp_path), max_model_len=65))
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 64}')
@@ -119,7 +119,7 @@ def test_a_port_range_needs_one_port_per_listening_rank(ports: str, flags: tuple
     check_engine_flags(from_namespace(EngineOptions, typed), instances=4)
 
 
-def test_serve_takes_no_default_for_a_model_that_is_an_empty_word(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_uses_no_default_for_an_empty_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", ""]) == 2
 
     assert capsys.readouterr().err.startswith("pdserve serve: MODEL '' is empty, as from an unset variable")

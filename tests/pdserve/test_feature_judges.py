@@ -1,4 +1,4 @@
-"""Judges of `pdserve verify --features` pass what is right and name what is wrong. On a scripted reference."""
+"""Judges of `pdserve verify --features` accept right results and name wrong ones. On a scripted reference."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,7 +39,7 @@ TOLD = (TokenLogprobs(-0.5, 1, (7,), (-0.5,)), TokenLogprobs(-1.5, 2, (9,), (-1.
 
 
 class Script:
-    """A reference that answers what it was given."""
+    """A reference that returns the given sequences."""
 
     def __init__(self, *sequences: Decoded) -> None:
         self.sequences = list(sequences)
@@ -58,7 +58,7 @@ def script(*sequences: Decoded) -> Any:
     return Script(*sequences)
 
 
-def test_equal_tokens_names_the_first_that_differs() -> None:
+def test_equal_tokens_names_the_first_difference() -> None:
     reference = script(Decoded((5, 6, 7)))
 
     assert equal_tokens(reference, [ASK], [CaseOutput({0: [5, 6, 7]})]) is None
@@ -96,7 +96,7 @@ def test_prompt_logprobs_are_compared_with_the_next_tokens() -> None:
     assert "token 1: (9,) in place of (8,)" in judged([7, 9], None, TOLD[0])
 
 
-def test_the_best_of_all_sequences_have_to_be_those_of_the_reference() -> None:
+def test_the_best_of_all_sequences_must_be_the_references() -> None:
     reference = script(Decoded((3,)), Decoded((1,)))
     ask = CasePrompt((1,), SamplingParams(max_tokens=1, n=2, best_of=3))
     sums = (-2.0, -3.0, -1.0)
@@ -116,7 +116,7 @@ def test_vectors_are_compared_as_requested() -> None:
     assert "a vector of 3 in place of 2" in str(equal_vectors(script(), [ask], [CaseOutput(vector=(*good, 0.0))]))
 
 
-def test_a_reader_judges_the_text_without_its_end() -> None:
+def test_a_text_judge_ignores_the_eos_at_the_end() -> None:
     ask = CasePrompt((1,), SamplingParams(max_tokens=2, stop_token_ids=(0,)))
     reads = reads_as(lambda ids: "".join(map(str, ids)), lambda text: text == "12")
 
@@ -184,7 +184,7 @@ def test_tokens_without_a_reference_equal_the_combined_ones() -> None:
     assert cells[2].reason == "prompt 0: [(6,)] in place of the combined instance's [(5,)]"
 
 
-def test_case_names_are_unique_and_each_fits_the_small_pool() -> None:
+def test_case_names_are_unique_and_each_case_fits_the_small_pool() -> None:
     vocabulary = Vocabulary(300, (2,), lambda text: tuple(text.encode()), lambda ids: bytes(ids).decode())
     cases = make_cases([(1,) * 20, (2,) * 90], vocabulary, 40)
 

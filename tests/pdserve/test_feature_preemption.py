@@ -1,4 +1,4 @@
-"""Cells "after preemption" are equal only where each of their prompts was stopped between two tokens, in that way."""
+"""Cells "after preemption" are equal only if each prompt was preempted in that way between two of its tokens."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -28,7 +28,7 @@ def judged(*answers: CaseOutput, params: SamplingParams = PARAMS, pooling: Pooli
     )
 
 
-def test_each_way_has_to_have_stopped_each_prompt() -> None:
+def test_each_way_must_have_preempted_each_prompt() -> None:
     both = CaseOutput({0: [5, 6, 7]}, num_swaps=1, num_rebuilds=2)
 
     assert judged(both, both) == [Cell(EQUAL), Cell(EQUAL)]
@@ -40,7 +40,7 @@ def test_each_way_has_to_have_stopped_each_prompt() -> None:
     ]  # fmt: skip
 
 
-def test_preemptions_of_others_prove_nothing() -> None:
+def test_preemptions_of_other_prompts_do_not_count() -> None:
     assert [cell.verdict for cell in judged(CaseOutput({0: [5, 6, 7]}))] == [WRONG, WRONG]
 
 
@@ -52,9 +52,9 @@ def test_cases_without_two_tokens_are_left_out_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize(("max_tokens", "after"), [(1, 1), (2, 1), (3, 2), (32, 2)])
-def test_prompts_are_stopped_before_their_last_token(max_tokens: int, after: int) -> None:
+def test_prompts_are_preempted_before_their_last_token(max_tokens: int, after: int) -> None:
     assert Failpoints.parse(environment_of(max_tokens)[VARIABLE]).preempt_after == after
 
 
-def test_one_way_keeps_copies_and_the_other_has_no_room_for_any() -> None:
+def test_swap_keeps_copies_and_rebuild_has_no_room_for_any() -> None:
     assert FLAGS == {SWAP: (), REBUILD: ("--swap-bytes", "0")}

@@ -1,4 +1,4 @@
-"""Stop strings of `pdserve verify --features`: a text from the second half of an answer, and no token behind it."""
+"""Stop strings of `pdserve verify --features`: a text from the second half of an answer, and no token after it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +25,7 @@ def ids(text: str) -> tuple[int, ...]:
 
 
 class Spoken:
-    """A reference whose answers are texts, by seed; the last one goes for all that follow."""
+    """A reference whose answers are texts, by seed; later seeds get the last one."""
 
     def __init__(self, *texts: str) -> None:
         self.texts = texts
@@ -48,11 +48,11 @@ def spoken(*texts: str) -> Any:
         ("abcdefghabcdmnop", None),  # what is new comes too late
     ],
 )
-def test_the_stop_string_shows_up_first_in_the_third_quarter(text: str, stop: str | None) -> None:
+def test_the_stop_string_first_appears_in_the_third_quarter(text: str, stop: str | None) -> None:
     assert choose_stop(ids(text), decode) == stop
 
 
-def test_the_first_seed_whose_answer_has_one_is_taken() -> None:
+def test_the_first_seed_with_a_stop_string_is_used() -> None:
     case = FeatureCase("stop strings", (CasePrompt((1,), DRAWN),), ends_before_stop(decode), stops=True)
 
     (ask,) = settled(case, spoken("abababababababab", "abcdefghijklmnop"), decode).asks
@@ -62,7 +62,7 @@ def test_the_first_seed_whose_answer_has_one_is_taken() -> None:
         settled(case, spoken("abababababababab"), decode)
 
 
-def test_text_and_tokens_have_to_end_with_the_stop_string() -> None:
+def test_text_and_tokens_must_end_with_the_stop_string() -> None:
     judge, asks = ends_before_stop(decode), [CasePrompt((1,), DRAWN, stops=("ij",))]
     reference = spoken("abcdefghijklmnop")
 

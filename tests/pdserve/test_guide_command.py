@@ -37,7 +37,7 @@ def _names(folder: str = "tables") -> list[str]:
     return sorted(path.name for path in Path(folder).iterdir())
 
 
-def test_gen_takes_all_of_its_flags_from_the_file_of_the_cluster() -> None:
+def test_gen_reads_all_of_its_flags_from_the_clusters_file() -> None:
     assert main(["--config", "cluster.yaml"]) == 0
 
     assert _names() == [
@@ -48,7 +48,7 @@ def test_gen_takes_all_of_its_flags_from_the_file_of_the_cluster() -> None:
     ]
 
 
-def test_flags_win_and_the_files_other_modes_are_ignored(
+def test_flags_override_the_file_and_other_modes_keys_are_ignored(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for ip, flag in (("10.0.0.1", "--api-server"), ("10.0.0.2", "--mode=gen")):
@@ -62,7 +62,7 @@ def test_flags_win_and_the_files_other_modes_are_ignored(
     assert _names("whole") == ["global_ranktable_merge.json"]
 
 
-def test_the_files_mode_holds_where_none_is_typed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_files_mode_applies_if_none_is_typed(capsys: pytest.CaptureFixture[str]) -> None:
     Path("merge.yaml").write_text(FILE.replace("mode: gen", "mode: merge"))
 
     assert main(["--config", "merge.yaml"]) == 2
@@ -90,7 +90,7 @@ def test_a_wrong_file_is_one_line_with_its_place_and_status_2(
     assert told.count("\n") == 1
 
 
-def test_the_file_of_the_clone_takes_it_too() -> None:
+def test_the_script_of_the_clone_takes_the_file_too() -> None:
     done = subprocess.run([sys.executable, str(TOOL), "--config=cluster.yaml"], timeout=300, env={}, check=False)
 
     assert done.returncode == 0
@@ -98,7 +98,7 @@ def test_the_file_of_the_clone_takes_it_too() -> None:
 
 
 def test_without_pyyaml_a_file_is_refused_with_a_reason() -> None:
-    """-S leaves the installed packages out, as a host with nothing but Python."""
+    """-S hides the installed packages, as on a host with nothing but Python."""
     command = [sys.executable, "-S", str(TOOL), "--config=cluster.yaml"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={}, check=False)
 
@@ -107,7 +107,7 @@ def test_without_pyyaml_a_file_is_refused_with_a_reason() -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_the_command_that_is_installed_is_this_one() -> None:
+def test_the_installed_command_is_this_one() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     module, _, name = scripts["pd_ranktable_tools"].partition(":")
 

@@ -23,7 +23,7 @@ def _options(folder: Path) -> EngineOptions:
     return EngineOptions(model=str(make_tiny_model("llama", folder)), dtype="float32", served_model_name=("tiny",))
 
 
-async def test_it_answers_as_a_server_without_a_key_and_leaves_nothing(
+async def test_it_answers_without_a_key_and_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "a-key-of-servers")
@@ -64,7 +64,7 @@ async def test_a_lost_engine_ends_the_body_with_its_own_error(tmp_path: Path, mo
     with pytest.raises(InternalError, match="a rank has died"):
         await lose()
 
-    await asyncio.sleep(0)  # nothing of the cancelling is left on this task
+    await asyncio.sleep(0)  # the cancellation leaves nothing on this task
     assert asyncio.all_tasks() == tasks
 
 
@@ -78,7 +78,7 @@ async def test_a_template_that_does_not_compile_is_reported_first(tmp_path: Path
         await open_it()
 
 
-async def test_a_missing_engine_is_reported_with_what_to_install(
+async def test_a_missing_engine_package_is_reported_with_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def build(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""What is set before anything that reads the environment is imported."""
+"""Variables are set before anything that reads them is imported."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_auto_finds_the_entrys_cards_before_opening_any(tmp_path: Path) -> None:
     assert made.device_line.endswith("(CUDA_VISIBLE_DEVICES=GPU-6,GPU-7), if they are usable")
 
 
-def test_auto_uses_the_cpu_and_says_why_if_cards_are_hidden(tmp_path: Path) -> None:
+def test_auto_uses_the_cpu_with_the_reason_if_cards_are_hidden(tmp_path: Path) -> None:
     environ, one = _tool(tmp_path), GPUS.splitlines(keepends=True)[0]
     (tmp_path / "nvidia0").touch()
     before = dict(environ)

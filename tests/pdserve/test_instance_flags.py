@@ -36,7 +36,7 @@ def _plan(tmp_path: Path, number: int, ports: str | None = None, **environ: str)
 
 
 @pytest.mark.parametrize("form", ["--port=8089", "--port 8089"])
-def test_the_guides_flags_are_taken_in_both_forms(tmp_path: Path, model: str, form: str) -> None:
+def test_the_guides_flags_are_accepted_in_both_forms(tmp_path: Path, model: str, form: str) -> None:
     argv = [f"--model={model}", "--tensor-parallel-size=2", "--max-num-seqs", "8", "--host=0.0.0.0", *form.split()]
     argv += ["--max-model-len=4096", "--max-num-batched-tokens=4096", "--served-model-name", "name"]
 
@@ -49,13 +49,13 @@ def test_the_guides_flags_are_taken_in_both_forms(tmp_path: Path, model: str, fo
     assert made.config.num_ranks == 2
 
 
-def test_an_instance_without_a_port_takes_its_entrys(tmp_path: Path, model: str) -> None:
+def test_an_instance_without_a_port_uses_its_entrys(tmp_path: Path, model: str) -> None:
     made = launch(parse(["--model", model]), _plan(tmp_path, 0, ports="18088,18089"))
 
     assert made.config.options.port == 18088
 
 
-def test_a_port_that_is_not_the_tables_is_refused_with_both(tmp_path: Path, model: str) -> None:
+def test_a_port_other_than_the_tables_is_refused_with_both(tmp_path: Path, model: str) -> None:
     plan = _plan(tmp_path, 1, ports="18088,18089")
 
     with pytest.raises(ConfigError, match=r"--port 18088 is not the server_port of decode-0 in .*, 18089"):
@@ -63,7 +63,7 @@ def test_a_port_that_is_not_the_tables_is_refused_with_both(tmp_path: Path, mode
     assert launch(parse(["--model", model, "--port", "18089"]), plan).config.options.port == 18089
 
 
-def test_node_ports_overrule_the_tables_port(tmp_path: Path, model: str) -> None:
+def test_node_ports_override_the_tables_port(tmp_path: Path, model: str) -> None:
     plan = _plan(tmp_path, 1, ports="18088,18089", NODE_PORTS="28088,28089")
 
     assert launch(parse(["--model", model, "--port", "28089"]), plan).config.options.port == 28089
@@ -85,12 +85,12 @@ def test_an_instances_command_line_may_have_scheduler_flags(tmp_path: Path, mode
     assert options.model == model
 
 
-def test_another_number_of_ranks_than_devices_is_refused_with_both() -> None:
+def test_a_number_of_ranks_other_than_devices_is_refused_with_both() -> None:
     with pytest.raises(ConfigError, match=r"--tensor-parallel-size 4 differs from the 2 devices .*\(4,5\)"):
         check_tensor_parallel(4, ("4", "5"))
 
 
-def test_a_rank_for_each_device_is_what_is_meant() -> None:
+def test_one_rank_for_each_device_is_accepted() -> None:
     check_tensor_parallel(None, ("0", "1"))
     check_tensor_parallel(1, ("0",))
     check_tensor_parallel(2, ("0", "1"))

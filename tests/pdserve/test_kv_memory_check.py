@@ -1,4 +1,4 @@
-"""--kv-cache-memory against the model, before anything starts: the engine's own probe of the network is the oracle."""
+"""--kv-cache-memory is checked against the model before anything starts; the engine's own probe is the oracle."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_config_json_gives_the_kv_size_the_engine_finds(tmp_path: Path, kind: st
     assert told == rehearse(open_checkpoint(folder), "bfloat16")
 
 
-def test_a_head_that_two_ranks_hold_counts_twice(llama: EngineOptions) -> None:
+def test_a_head_on_two_ranks_counts_twice(llama: EngineOptions) -> None:
     config = read_json(Path(llama.model) / "config.json")
 
     by_ranks = {ranks: sum(one.token_bytes for one in kv_tensors(config, "float32", ranks)) for ranks in (1, 2, 4)}
@@ -66,7 +66,7 @@ def test_a_pool_too_small_is_refused_with_the_minimum(
     check_kv_room(replace(llama, kv_cache_memory=least), 2, is_here=True)
 
 
-def test_weights_of_another_form_count_as_the_smaller_dtype(llama: EngineOptions, tmp_path: Path) -> None:
+def test_weights_of_another_dtype_count_as_the_smaller_one(llama: EngineOptions, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((Path(llama.model) / "config.json").read_bytes())
     options = replace(llama, model=str(tmp_path), dtype="auto", kv_cache_memory=16 * 256 + 4 * 4095)
 
@@ -85,5 +85,5 @@ def test_local_pools_larger_than_free_memory_are_refused(llama: EngineOptions, m
     check_kv_room(asked, 2, is_here=False)
 
 
-def test_a_fake_engine_has_a_pool_of_its_own(tmp_path: Path) -> None:
+def test_a_fake_engine_has_its_own_kind_of_pool(tmp_path: Path) -> None:
     check_kv_room(EngineOptions(model=str(tmp_path), engine="fake", kv_cache_memory=1), 2, is_here=True)

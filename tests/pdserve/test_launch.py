@@ -1,4 +1,4 @@
-"""What a launch imports before its tables are known to be right, and the help of what takes its flags."""
+"""What a launch imports before its tables are checked, and the help of commands that accept its flags."""
 
 import re
 import subprocess
@@ -48,7 +48,7 @@ def test_help_has_the_guides_ten_flags_first(command: str, capsys: pytest.Captur
     assert "more" not in titles
 
 
-def test_every_group_names_flags_that_there_are() -> None:
+def test_every_group_names_existing_flags() -> None:
     there = {field.name for options in (EngineOptions, SchedulerOptions) for field in fields(options)}
 
     named = [name for names in GROUPS.values() for name in names]

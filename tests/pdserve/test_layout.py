@@ -1,4 +1,4 @@
-"""A cluster laid out on this machine: tables that resolve, ports that differ, an environment of its own."""
+"""A cluster laid out on this machine: tables that resolve, different ports, its own environment."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def test_an_instance_has_a_device_for_each_of_its_ranks(tmp_path: Path) -> None:
     assert owned == [("0", "1"), ("2", "3"), ("4", "5")]
 
 
-def test_cards_of_a_variable_that_is_set_are_dealt_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cards_of_a_preset_variable_are_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3, 7,5")
     flags = ("--model", "/m", "--device", "cuda")
 
@@ -51,7 +51,7 @@ def test_cards_of_a_variable_that_is_set_are_dealt_out(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("preset", ["", "-1", "6"])
 @pytest.mark.parametrize("kind", ["cuda", "npu"])
-def test_auto_shows_no_card_where_the_variable_has_too_few(
+def test_auto_hides_all_cards_if_the_variable_has_too_few(
     kind: str, preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     variable = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}[kind]
@@ -63,7 +63,7 @@ def test_auto_shows_no_card_where_the_variable_has_too_few(
     assert [plan.env.get(variable) for plan in plans] == ["", "", None]
 
 
-def test_auto_deals_the_cards_where_there_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_shares_the_cards_out_if_there_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pdserve.preset_cards.find_kind", lambda dev: "cuda")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,4")
 
@@ -72,7 +72,7 @@ def test_auto_deals_the_cards_where_there_are_enough(tmp_path: Path, monkeypatch
     assert [plan.env.get("CUDA_VISIBLE_DEVICES") for plan in plans] == ["6", "4", None]
 
 
-def test_npus_of_a_variable_that_is_set_are_never_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_npus_of_a_preset_variable_are_never_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "6")
 
     with pytest.raises(ConfigError, match=r"'6' shows 1 cards, 2 instances of 1 ranks need 2 \(2 at least\)"):

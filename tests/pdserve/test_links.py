@@ -1,4 +1,4 @@
-"""`pdserve links` against a scheduler's door over fake instances, and where it may not use one."""
+"""`pdserve links` over a scheduler's admin socket with fake instances, and where it may not use one."""
 
 import asyncio
 import contextlib
@@ -36,8 +36,8 @@ class _Fallen(FakeInstance):
         return LinkStatus(peer_id, "tcp", "up", 3, 9, 2, 1, 0.00125, 117.25e6, over), ""
 
 
-class Door:
-    """A scheduler's door in a thread of its own. Owner of the loop, its cluster and what it is told."""
+class AdminSocket:
+    """A scheduler's admin socket in its own thread. Owner of the loop and its cluster."""
 
     def __init__(self, roles: str, kind: type[FakeInstance] = FakeInstance) -> None:
         (self.port,) = free_ports(1)
@@ -51,7 +51,7 @@ class Door:
         assert self._open.wait(WAIT_S)
 
     def call(self, action: Callable[[], None]) -> None:
-        """Run `action` on the door's loop."""
+        """Run `action` on the socket's loop."""
 
         async def run() -> None:
             action()
@@ -59,7 +59,7 @@ class Door:
         asyncio.run_coroutine_threadsafe(run(), self._loop).result(WAIT_S)
 
     def close(self) -> None:
-        """End it."""
+        """Close the socket and end the thread."""
         self._loop.call_soon_threadsafe(self._main.cancel)
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive()
@@ -95,18 +95,18 @@ def _words(row: str, first: int = 4) -> str:
 
 
 @pytest.fixture
-def door(request: pytest.FixtureRequest) -> Iterator[Door]:
-    made = Door(*getattr(request, "param", ("PDD",)))
+def admin_socket(request: pytest.FixtureRequest) -> Iterator[AdminSocket]:
+    made = AdminSocket(*getattr(request, "param", ("PDD",)))
     yield made
     made.close()
 
 
-def test_every_pair_is_one_line_of_figures(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["links", "--url", door.url, "--mib", "1"]) == 0
+def test_every_pair_is_one_line_of_figures(admin_socket: AdminSocket, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["links", "--url", admin_socket.url, "--mib", "1"]) == 0
 
     out, err = capsys.readouterr()
     first, header, *rows = out.splitlines()
-    assert first == f"{door.url}  1 MiB over each link"
+    assert first == f"{admin_socket.url}  1 MiB over each link"
     assert header.split()[:4] == ["PREFILL", "DECODE", "TRANSPORT", "STATE"]
     assert [_words(row, 0) for row in rows] == [
         f"prefill-0 10.0.0.1:8000 {decode} fake up 100 us 1.00 GB/s on 0 0 -"
@@ -118,12 +118,12 @@ def test_every_pair_is_one_line_of_figures(door: Door, capsys: pytest.CaptureFix
     ]
 
 
-def test_on_a_terminal_the_progress_is_one_line_that_goes(
-    door: Door, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_on_a_terminal_the_progress_is_one_line_that_disappears(
+    admin_socket: AdminSocket, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
 
-    assert cli.main(["links", "--url", door.url, "--mib", "1"]) == 0
+    assert cli.main(["links", "--url", admin_socket.url, "--mib", "1"]) == 0
 
     err = capsys.readouterr().err
     assert "\rmeasuring 2 of 2 with 1 MiB: prefill-0 to decode-1" in err
@@ -131,55 +131,59 @@ def test_on_a_terminal_the_progress_is_one_line_that_goes(
     assert err.split("\r")[-2].strip() == ""
 
 
-@pytest.mark.parametrize("door", [("PDD", _Fallen)], indirect=True)
-def test_fallbacks_and_failures_are_shown_with_reasons(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["links", "--url", door.url]) == 1
+@pytest.mark.parametrize("admin_socket", [("PDD", _Fallen)], indirect=True)
+def test_fallbacks_and_failures_are_shown_with_reasons(
+    admin_socket: AdminSocket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["links", "--url", admin_socket.url]) == 1
 
     fallen, failed = capsys.readouterr().out.splitlines()[2:]
     assert _words(fallen) == "tcp up 1.25 ms 117.2 MB/s on 2 1 shm: ?[31mmapping failed"
     assert _words(failed) == "- lost - - on 4 0 not measured: decode-2 took no link"
 
 
-def test_as_json_it_is_one_object(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["links", "--url", door.url, "--mib", "2", "--json"]) == 0
+def test_as_json_it_is_one_object(admin_socket: AdminSocket, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["links", "--url", admin_socket.url, "--mib", "2", "--json"]) == 0
 
     told = json.loads(capsys.readouterr().out)
-    assert (told["url"], told["mib"], told["note"]) == (door.url, 2, "")
+    assert (told["url"], told["mib"], told["note"]) == (admin_socket.url, 2, "")
     assert [(link["prefill"], link["decode"], link["bytes_per_s"]) for link in told["links"]] == [
         ("prefill-0", "decode-0", 1e9), ("prefill-0", "decode-1", 1e9),
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("door", [("C",)], indirect=True)
-def test_a_combined_instance_has_no_link(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["links", "--url", door.url]) == 0
+@pytest.mark.parametrize("admin_socket", [("C",)], indirect=True)
+def test_a_combined_instance_has_no_link(admin_socket: AdminSocket, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["links", "--url", admin_socket.url]) == 0
     assert "no pair of a prefill and a decode instance" in capsys.readouterr().out
 
 
-def test_zero_mib_sends_nothing(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["links", "--url", door.url, "--mib", "0"]) == 0
+def test_zero_mib_sends_nothing(admin_socket: AdminSocket, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["links", "--url", admin_socket.url, "--mib", "0"]) == 0
 
     out, err = capsys.readouterr()
     assert out.splitlines()[0].endswith("as last measured")
     assert err == ""
 
 
-def test_ctrl_c_is_quiet_and_ends_the_measurement(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
-    def deaf(is_deaf: bool) -> None:
-        door.cluster.instances[0].behaviour.deaf = is_deaf
+def test_ctrl_c_is_quiet_and_ends_the_measurement(
+    admin_socket: AdminSocket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def set_deaf(is_deaf: bool) -> None:
+        admin_socket.cluster.instances[0].behaviour.deaf = is_deaf
 
-    door.call(lambda: deaf(True))
-    command = [sys.executable, "-P", "-m", "pdserve", "links", "--url", door.url]
+    admin_socket.call(lambda: set_deaf(True))
+    command = [sys.executable, "-P", "-m", "pdserve", "links", "--url", admin_socket.url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as asking:
         assert asking.stderr is not None
         first = asking.stderr.readline()
         asking.send_signal(signal.SIGINT)
         out, err = asking.communicate(timeout=WAIT_S)
-    door.call(lambda: deaf(False))
+    admin_socket.call(lambda: set_deaf(False))
 
     assert first.startswith("measuring 1 of 2")
     assert (asking.returncode, out, err) == (130, "", "")
-    while cli.main(["links", "--url", door.url]) != 0:
+    while cli.main(["links", "--url", admin_socket.url]) != 0:
         assert "one measurement at a time" in capsys.readouterr().err
 
 
@@ -196,7 +200,7 @@ def test_from_another_host_the_last_figures_are_shown(capsys: pytest.CaptureFixt
         assert capsys.readouterr().err == ""
 
 
-def test_from_elsewhere_a_pair_that_no_transport_joins_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_another_host_a_pair_without_transport_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     page = PAGE.replace('state="lost"', 'state="living"')
     page += 'pdserve_link_impossible{instance="P",peer="E",reason="prefill has shm, decode has tcp"} 1\n'
     with served_page(page) as url:
@@ -208,12 +212,12 @@ def test_from_elsewhere_a_pair_that_no_transport_joins_is_reported(capsys: pytes
 
 
 def test_another_users_scheduler_is_not_trusted(
-    door: Door, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    admin_socket: AdminSocket, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(admin_client, "is_same_user", lambda sock: False)
 
-    assert cli.main(["links", "--url", door.url]) == 1
-    assert f"nothing answers at {door.url}" in capsys.readouterr().err
+    assert cli.main(["links", "--url", admin_socket.url]) == 1
+    assert f"nothing answers at {admin_socket.url}" in capsys.readouterr().err
 
 
 def test_a_wildcard_admin_socket_is_found_by_local_addresses(

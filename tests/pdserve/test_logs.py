@@ -19,12 +19,12 @@ def run_dir(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def test_an_unknown_name_is_answered_with_those_there_are(run_dir: str) -> None:
+def test_an_unknown_name_gets_the_known_ones(run_dir: str) -> None:
     with pytest.raises(ConfigError, match="the logs are prefill-0, scheduler"):
         find(run_dir, "decode-7")
 
 
-def test_no_logs_at_all_is_reported(tmp_path: Path) -> None:
+def test_missing_logs_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no cluster was started there"):
         find(str(tmp_path), None)
 
@@ -41,7 +41,7 @@ def test_a_tail_shows_the_last_lines_and_then_whole_new_ones(run_dir: str, capsy
     assert capsys.readouterr().out == "two\nthree\n"
 
 
-def test_a_log_begun_again_is_shown_from_its_start(run_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_restarted_log_is_shown_from_its_start(run_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
     (path,) = find(run_dir, "prefill-0")
     tail = Tail(path, with_name=True)
     tail.show_last(0)
@@ -52,9 +52,7 @@ def test_a_log_begun_again_is_shown_from_its_start(run_dir: str, capsys: pytest.
     assert capsys.readouterr().out == "prefill-0  | new\n"
 
 
-def test_a_log_that_is_longer_than_the_one_before_it_is_shown_whole(
-    run_dir: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_new_log_longer_than_the_last_one_is_shown_whole(run_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
     (path,) = find(run_dir, "prefill-0")
     tail = Tail(path, with_name=False)
     tail.show_last(0)
@@ -68,9 +66,7 @@ def test_a_log_that_is_longer_than_the_one_before_it_is_shown_whole(
     assert capsys.readouterr().out == "a longer first line\nand another\n"
 
 
-def test_logs_of_a_cluster_that_has_ended_are_called_that_first(
-    run_dir: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_logs_of_an_ended_cluster_begin_with_a_notice(run_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["logs", "--run-dir", run_dir, "scheduler"]) == 0
 
     shown = capsys.readouterr()
@@ -78,7 +74,7 @@ def test_logs_of_a_cluster_that_has_ended_are_called_that_first(
     assert shown.out == "one\ntwo\n"
 
 
-def test_logs_of_a_running_cluster_come_without_a_word(run_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_of_a_running_cluster_have_no_notice(run_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
     watcher = ProcessRecord("supervisor", "supervisor", os.getpid(), start_time(os.getpid()) or 0, "", "/l")
     RunFolder(Path(run_dir)).write(ClusterState("http://127.0.0.1:9000", "m", (), watcher))
 
@@ -87,9 +83,7 @@ def test_logs_of_a_running_cluster_come_without_a_word(run_dir: str, capsys: pyt
     assert capsys.readouterr().err == ""
 
 
-def test_a_state_that_cannot_be_read_keeps_no_log_from_being_shown(
-    run_dir: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unreadable_state_keeps_no_log_from_being_shown(run_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
     (Path(run_dir) / "state.json").write_text("{")
 
     assert cli.main(["logs", "--run-dir", run_dir, "scheduler"]) == 0

@@ -1,4 +1,4 @@
-"""Which processes of up its table still has."""
+"""Which processes of `up` its table still lists."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""--model and --quantization: what contradicts, and the flags that every process goes on with for a GGUF file."""
+"""--model and --quantization: contradictions, and the flags that processes get for a GGUF file."""
 
 import subprocess
 import sys
@@ -24,14 +24,14 @@ def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cache(tmp_path: Path, gguf_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a cache that has the model already: what converts it is tested with the engine."""
+    """Return a cache that already has the model: the conversion is tested with the engine."""
     monkeypatch.setenv("PDSERVE_CACHE_DIR", str(tmp_path))
     converted_path(gguf_file, tmp_path).mkdir(parents=True)
     return tmp_path
 
 
 @pytest.mark.parametrize("quantization", [None, "gguf"])
-def test_the_folder_takes_its_place_and_the_name_typed_stays(
+def test_the_folder_replaces_the_file_and_the_typed_name_stays(
     quantization: str | None, cache: Path, gguf_file: Path
 ) -> None:
     typed = EngineOptions(model=str(gguf_file.parent), served_model_name=("mine",), quantization=quantization)
@@ -52,7 +52,7 @@ def test_up_converts_before_it_starts_processes(cache: Path, gguf_file: Path) ->
     assert "--quantization" not in flags
 
 
-def test_other_models_are_left_alone(tmp_path: Path) -> None:
+def test_other_models_are_left_unchanged(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "awq"}}')
     options = EngineOptions(model=str(tmp_path), quantization="awq")
 
@@ -81,7 +81,7 @@ def test_flag_and_file_must_agree(tmp_path: Path, gguf_file: Path) -> None:
 
 @pytest.fixture
 def fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[DownloadJob]:
-    """Let a hub give a folder that has everything; the list grows with what is asked of it."""
+    """A hub that returns a complete folder; the list has the jobs it received."""
     folder, asked = tmp_path / "snapshot", list[DownloadJob]()
     folder.mkdir()
     (folder / "config.json").write_text('{"max_position_embeddings": 64}')
@@ -94,7 +94,7 @@ def fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[DownloadJob
     return asked
 
 
-def test_a_hubs_name_becomes_a_folder_and_stays_a_name(fetches: list[DownloadJob], tmp_path: Path) -> None:
+def test_a_hubs_name_becomes_a_folder_and_stays_a_served_name(fetches: list[DownloadJob], tmp_path: Path) -> None:
     typed = EngineOptions(model="facebook/opt-125m", revision="v1", download_dir="/models", served_model_name=("opt",))
 
     plain = with_plain_model(typed, {})
@@ -114,7 +114,7 @@ def test_a_hubs_name_becomes_a_folder_and_stays_a_name(fetches: list[DownloadJob
         ("huggingface", {"VLLM_USE_MODELSCOPE": "True"}, "huggingface"),
     ],
 )
-def test_the_hub_is_the_flags_or_vllms_variables(
+def test_the_hub_is_selected_by_the_flag_or_vllms_variables(
     typed: str | None, environ: dict[str, str], hub: str, fetches: list[DownloadJob]
 ) -> None:
     with_plain_model(EngineOptions(model="a/b", hub=typed), environ)
@@ -161,7 +161,7 @@ def test_other_nodes_get_the_models_name_and_commit(fetches: list[DownloadJob], 
     assert request.engine.model == str(tmp_path / "snapshot")
 
 
-def test_model_path_prints_no_path_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_path_prints_no_path_that_does_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["model", "path", str(tmp_path / "none")]) == 2
 
     assert capsys.readouterr() == ("", f"pdserve model: {tmp_path}/none is not a folder, nor a .gguf file\n")

@@ -14,7 +14,7 @@ CLONE = Path(__file__).parents[2]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A user's folder with engine.py, batch/ and, for good measure, wire.py; none of them may be run unasked."""
+    """A user's folder with engine.py, batch/ and also wire.py; none of them may be imported by us."""
     for file in (tmp_path / "engine.py", tmp_path / "batch" / "__init__.py", tmp_path / "wire.py"):
         file.parent.mkdir(exist_ok=True)
         file.write_text("MINE = __file__\nprint('run:', __name__)\n")
@@ -57,7 +57,7 @@ def test_a_command_started_there_finds_ours(folder: Path) -> None:
     assert (ended.returncode, ended.stdout) == (0, f"{folder}\n")
 
 
-def test_importing_pdserve_loads_nothing_that_takes_time() -> None:
+def test_importing_pdserve_loads_no_heavy_module() -> None:
     heavy = ("torch", "transformers", "fastapi", "pydantic", "grpc", "aiohttp", "numpy")
     lines = "import sys, pdserve\nassert 'LLM' in dir(pdserve)\n"
     check = f"print([name for name in {heavy!r} if name in sys.modules])\n"

@@ -1,4 +1,4 @@
-"""Ports are found and refused by binding."""
+"""Ports are found and refused by binding them."""
 
 import inspect
 import socket
@@ -32,7 +32,7 @@ def test_a_port_shared_by_reuseport_counts_as_in_use() -> None:
             require_free("127.0.0.1", listener.getsockname()[1])
 
 
-def test_an_address_that_is_not_ours_is_refused_with_a_reason() -> None:
+def test_an_address_of_another_host_is_refused_with_a_reason() -> None:
     with pytest.raises(ConfigError, match=r"--port 1 on 192\.0\.2\.1|--port 12345 on 192\.0\.2\.1"):
         require_free("192.0.2.1", 12345)
 
@@ -51,7 +51,7 @@ def test_free_ports_are_different_and_free() -> None:
 
 
 def test_free_ports_are_outside_the_ephemeral_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = inspect.unwrap(module._ports_of_no_connection)  # not the share of this worker of the tests
+    own = inspect.unwrap(module._ports_of_no_connection)  # not this test worker's share
     monkeypatch.setattr(module, "_ports_of_no_connection", own)
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
 

@@ -1,4 +1,4 @@
-"""Children are started apart, watched, and stopped by SIGTERM or, when they do not heed it, by SIGKILL."""
+"""Children are started in their own sessions, watched, and stopped by SIGTERM or, if they ignore it, by SIGKILL."""
 
 import os
 import sys
@@ -48,14 +48,14 @@ def test_a_child_that_ends_is_reported_with_last_line_and_log(spawn: _Spawner) -
     assert end == f"decode-0 ended with exit status 2: no such model (log: {child.record.log})"
 
 
-def test_sigterm_is_enough_for_one_that_heeds_it(spawn: _Spawner) -> None:
+def test_a_process_that_ends_on_sigterm_is_not_killed(spawn: _Spawner) -> None:
     child = spawn.when_up(_MEEK)
 
     assert stop([child.record]) == ()
     assert child.ended() == f"decode-0 ended with signal SIGTERM: up (log: {child.record.log})"
 
 
-def test_one_that_does_not_heed_sigterm_is_killed(spawn: _Spawner) -> None:
+def test_a_process_that_ignores_sigterm_is_killed(spawn: _Spawner) -> None:
     child = spawn.when_up(_STUBBORN, "scheduler")
 
     assert stop([child.record], 0.1) == (child.record,)
@@ -64,14 +64,14 @@ def test_one_that_does_not_heed_sigterm_is_killed(spawn: _Spawner) -> None:
 
 def test_down_with_timeout_0_kills_every_role_at_once(spawn: _Spawner) -> None:
     children = [spawn.when_up(_STUBBORN, "scheduler"), spawn.when_up(_STUBBORN)]
-    looks = iter([False, False])  # then somebody presses Ctrl-C again
+    looks = iter([False, False])  # then the user presses Ctrl-C again
 
     killed = stop([child.record for child in children], 600.0, lambda: next(looks, True))
 
     assert killed == tuple(child.record for child in children)
 
 
-def test_a_reused_pid_is_not_touched(spawn: _Spawner) -> None:
+def test_a_reused_pid_is_left_alone(spawn: _Spawner) -> None:
     child = spawn.when_up(_MEEK)
     record = child.record
     reused = ProcessRecord(record.name, record.role, record.pid, record.started + 1, record.address, record.log)

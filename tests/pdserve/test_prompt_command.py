@@ -1,4 +1,4 @@
-"""`pdserve chat` and `pdserve complete` against a server that repeats what it is asked."""
+"""`pdserve chat` and `pdserve complete` against a server that repeats each prompt."""
 
 import io
 import json
@@ -20,7 +20,7 @@ from wire.errors import ConfigError, Unavailable
 
 @dataclass
 class Heard:
-    """Where the server is and what it was asked."""
+    """The server's URL and the requests it received."""
 
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -29,7 +29,7 @@ class Heard:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
-    """Serve one model, `m`, to who shows the key `sk`, below /proxy."""
+    """Serve one model, `m`, to clients with the key `sk`, below /proxy."""
     for name in ("PDSERVE_API_KEY", "VLLM_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     heard = Heard()
@@ -80,7 +80,7 @@ def test_a_chat_keeps_its_history(
     assert server.headers[-1]["Authorization"] == "Bearer sk"
 
 
-def test_texts_are_continued_alone(
+def test_texts_are_continued_without_history(
     server: Heard, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo"))
@@ -106,7 +106,7 @@ def test_limit_and_temperature_are_sent_only_if_given(server: Heard, command: st
 @pytest.mark.parametrize(
     ("command", "said"), [("chat", "the rest of the context"), ("complete", "the server's; pdserve's is 16")]
 )
-def test_help_names_the_answers_limit(command: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_describes_the_limit_of_an_answer(command: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([command, "--help"])
 
@@ -114,7 +114,7 @@ def test_help_names_the_answers_limit(command: str, said: str, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("command", ["chat", "complete"])
-def test_without_a_url_the_run_folders_cluster_answers(
+def test_without_a_url_the_run_folders_cluster_is_used(
     server: Heard, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PDSERVE_RUN_DIR", str(tmp_path))
@@ -127,7 +127,7 @@ def test_without_a_url_the_run_folders_cluster_answers(
 
 
 @pytest.mark.parametrize("command", ["chat", "complete"])
-def test_a_quick_question_is_one_and_its_error_ends_the_command(
+def test_a_quick_question_is_sent_once_and_its_error_ends_the_command(
     server: Heard, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([command, *_flags(server, "-q", "hi")]) == 0
@@ -137,7 +137,7 @@ def test_a_quick_question_is_one_and_its_error_ends_the_command(
     assert capsys.readouterr().err == f"pdserve {command}: HTTP 400: it is too long\n"
 
 
-def test_a_terminal_is_prompted_and_gets_no_commands_of_a_model(
+def test_a_terminal_has_a_prompt_and_gets_no_escapes_of_a_model(
     server: Heard, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed = iter(["a\x1b[2Jb"])
@@ -182,14 +182,14 @@ def test_mistakes_are_reported(argv: list[str], error: type[Exception], words: s
         command.main([*argv, "-q", "x"])
 
 
-def test_a_key_that_is_refused_and_another_server_are_reported(server: Heard) -> None:
+def test_a_refused_key_and_another_server_are_reported(server: Heard) -> None:
     with pytest.raises(ConfigError, match="refuses the API key: --api-key, or PDSERVE_API_KEY"):
         chat.main(["--url", server.url, "-q", "x"])
     with pytest.raises(ConfigError, match="refuses the API key"):
         chat.main(["--url", server.url.removesuffix("/proxy/v1"), "--api-key", "sk", "-q", "x"])
 
 
-def test_a_quick_question_that_is_stopped_ends_its_line(
+def test_an_interrupted_quick_question_ends_its_line(
     server: Heard, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(text: str) -> str:

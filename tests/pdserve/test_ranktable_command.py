@@ -1,4 +1,4 @@
-"""`ranktable COMMAND --config cluster.yaml`: typed over environment over file, one file for all commands."""
+"""`ranktable COMMAND --config cluster.yaml`: flags over environment over file, one file for all commands."""
 
 import importlib
 import json
@@ -22,7 +22,7 @@ IP = "10.0.0.18"
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("GLOBAL_RANK_TABLE_FILE_PATH", "RANK_TABLE_FILE_PATH", "NODE_PORTS", "USE_OPENAI"):
-        monkeypatch.setenv(name, "")  # so that what the command sets is taken back
+        monkeypatch.setenv(name, "")  # so that what the command sets is restored
 
 
 def _config(text: str) -> str:
@@ -54,7 +54,7 @@ save-dir: tables
 """
 
 
-def test_gen_takes_all_of_its_flags_from_the_file_of_the_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+def test_gen_reads_all_of_its_flags_from_the_clusters_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gen", _config(GEN)]) == 0
 
     assert _devices() == {"0": [[]], "1": [["4", "5"], ["6", "7"]], "2": [["0", "1"]]}
@@ -108,7 +108,7 @@ def test_a_bad_value_is_one_line_with_its_place_and_status_2(
     assert told.count("\n") == 1
 
 
-def test_doctor_finds_the_table_that_start_servers_would(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_checks_the_table_that_start_servers_would_use(capsys: pytest.CaptureFixture[str]) -> None:
     main(["gen", _config(GEN)])
     config = _config(f"global-rank-table: tables/global_ranktable_{IP}.json\nmib: 0\nformat: json\ntimeout: 20\n")
     capsys.readouterr()
@@ -119,7 +119,7 @@ def test_doctor_finds_the_table_that_start_servers_would(capsys: pytest.CaptureF
     assert findings["tables"]["words"].startswith("2 prefill, 1 decode")
 
 
-def test_the_environment_wins_over_the_file() -> None:
+def test_the_environment_overrides_the_file() -> None:
     config = _config("global-rank-table: file.json\nnode-ports: 1,2\n")
 
     assert with_file(["doctor", config], {"NODE_PORTS": "3,4"})[1] == {"GLOBAL_RANK_TABLE_FILE_PATH": "file.json"}
@@ -141,7 +141,7 @@ def test_the_help_of_every_command_names_the_flag(command: str, capsys: pytest.C
     assert "--config FILE" in capsys.readouterr().out
 
 
-def test_one_file_is_for_the_processes_too() -> None:
+def test_one_file_also_works_for_the_processes() -> None:
     config = _config(GEN)
 
     typed = typed_over_file([config], {})
@@ -157,7 +157,7 @@ def test_every_table_flag_is_a_key_that_others_ignore() -> None:
     }
 
 
-def test_the_command_that_is_installed_is_this_one() -> None:
+def test_the_installed_command_is_this_one() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     module, _, name = scripts["ranktable"].partition(":")
 

@@ -1,4 +1,4 @@
-"""What `up` makes of a process that ends before the cluster is ready, and of another cluster on its port."""
+"""How `up` handles a process that ends before the cluster is ready, and another cluster on its port."""
 
 import json
 import os
@@ -18,7 +18,9 @@ from wire.errors import ConfigError, PdserveError, Unavailable
 
 
 @pytest.mark.parametrize(("status", "error"), [(2, ConfigError), (1, Unavailable), (0, Unavailable)])
-def test_a_usage_error_of_a_process_is_the_users_to_fix(status: int, error: type[PdserveError], tmp_path: Path) -> None:
+def test_a_usage_error_of_a_process_is_reported_as_the_users(
+    status: int, error: type[PdserveError], tmp_path: Path
+) -> None:
     code = f"import sys; print('its last words'); sys.exit({status})"
     child = Child(
         ProcessPlan("prefill-0", "prefill", "127.0.0.1:1", (sys.executable, "-c", code), {}),
@@ -33,7 +35,7 @@ def test_a_usage_error_of_a_process_is_the_users_to_fix(status: int, error: type
 
 
 class _Scripted:
-    """A process of ours that has `looks` looks to live: a Watched."""
+    """A child that is alive for the first `looks` looks. Implements Watched."""
 
     exit_status = 2
 
@@ -60,7 +62,7 @@ def _ready(address: str) -> type[QuietHandler]:
     return Handler
 
 
-def test_a_cluster_that_took_the_port_meanwhile_is_not_taken_for_ours() -> None:
+def test_a_cluster_that_took_the_port_is_not_mistaken_for_ours() -> None:
     said: list[str] = []
     ours = [_Scripted("prefill-0", "127.0.0.1:8089"), _Scripted("scheduler", "127.0.0.1:9000", looks=3)]
 
@@ -71,7 +73,7 @@ def test_a_cluster_that_took_the_port_meanwhile_is_not_taken_for_ours() -> None:
 
 
 @pytest.mark.parametrize(("ours", "named"), [("127.0.0.1:8088", "127.0.0.1:8088"), ("fd00::1:8088", "[fd00::1]:8088")])
-def test_our_own_cluster_is_known_by_the_addresses_of_its_instances(ours: str, named: str) -> None:
+def test_our_own_cluster_is_recognised_by_its_instances_addresses(ours: str, named: str) -> None:
     said: list[str] = []
     children = [_Scripted("prefill-0", ours), _Scripted("scheduler", "127.0.0.1:9000")]
 

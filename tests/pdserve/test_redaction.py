@@ -1,4 +1,4 @@
-"""Secrets are found by name, file and URL, and taken out wherever they stand."""
+"""Secrets are found by name, file and URL, and removed everywhere."""
 
 from pathlib import Path
 
@@ -23,11 +23,11 @@ def test_variables_named_like_a_secret_are_secrets(name: str) -> None:
         ("", ()),
     ],
 )
-def test_the_password_of_a_proxy_is_one_and_its_host_is_not(url: str, secret: tuple[str, ...]) -> None:
+def test_the_password_of_a_proxy_is_a_secret_and_its_host_is_not(url: str, secret: tuple[str, ...]) -> None:
     assert secret_values({"https_proxy": url}, ()) == secret
 
 
-def test_the_content_of_a_secret_file_is_one_and_its_path_is_not(tmp_path: Path) -> None:
+def test_the_content_of_a_secret_file_is_a_secret_and_its_path_not(tmp_path: Path) -> None:
     file = tmp_path / "cluster_secret"
     file.write_text("0123456789abcdef\n")
 
@@ -36,11 +36,11 @@ def test_the_content_of_a_secret_file_is_one_and_its_path_is_not(tmp_path: Path)
     assert found == ("0123456789abcdef",)
 
 
-def test_short_values_are_left_alone() -> None:
+def test_short_values_are_not_redacted() -> None:
     assert secret_values({"TOKENIZERS_PARALLELISM": "false", "API_KEY": ""}, ()) == ()
 
 
-def test_a_secret_that_holds_another_leaves_nothing_of_either() -> None:
+def test_a_secret_that_contains_another_is_removed_whole() -> None:
     secrets = secret_values({"A_KEY": "hunter22", "B_KEY": "hunter22-and-more"}, ())
 
     assert redacted("x hunter22-and-more y hunter22 z", secrets) == "x (hidden) y (hidden) z"

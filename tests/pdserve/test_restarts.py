@@ -1,4 +1,4 @@
-"""The wait before a restart doubles, and too many deaths in the window end it."""
+"""The wait before a restart doubles, and too many deaths in the window end the restarts."""
 
 from pdserve.restarts import RestartLimits, Restarts
 
@@ -23,5 +23,5 @@ def test_deaths_before_the_window_are_forgotten() -> None:
     assert (restarts.deaths, restarts.total) == (1, 5)
 
 
-def test_none_is_started_again_where_that_is_forbidden() -> None:
+def test_no_process_is_restarted_if_restarts_are_disabled() -> None:
     assert Restarts(RestartLimits(most=0)).died(0.0) is None

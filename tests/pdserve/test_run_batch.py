@@ -1,4 +1,4 @@
-"""A1 around the answers: where files come from and go to, what ends a run, and how it goes on."""
+"""Part A1 apart from the answers: input and output files, the end of a run, and resuming it."""
 
 import asyncio
 import contextlib
@@ -64,7 +64,7 @@ def test_a_wrong_command_line_ends_with_2(tmp_path: Path, typed: tuple[str, ...]
 
 
 @pytest.mark.covers("A1.4")
-def test_a_missing_input_is_reported_before_the_model_is_sought(tmp_path: Path) -> None:
+def test_a_missing_input_is_reported_before_the_model_is_looked_up(tmp_path: Path) -> None:
     ended = run(tmp_path, *COMMAND, "-i", "none.jsonl", "-o", "out.jsonl", *NO_MODEL)
 
     assert ended.status != 0
@@ -74,7 +74,7 @@ def test_a_missing_input_is_reported_before_the_model_is_sought(tmp_path: Path) 
 
 
 @pytest.mark.covers("A1.24")
-def test_malformed_lines_end_the_run_before_the_model_is_looked_for(tmp_path: Path) -> None:
+def test_malformed_lines_end_the_run_before_the_model_is_looked_up(tmp_path: Path) -> None:
     first, second, *_ = map(json.dumps, BATCH)
     nameless = '{"method": "POST", "url": "/v1/completions", "body": {}}'
     write(tmp_path / "in.jsonl", [first, '{"custom_id": "a"', "", nameless, second, first])
@@ -90,7 +90,7 @@ def test_malformed_lines_end_the_run_before_the_model_is_looked_for(tmp_path: Pa
 
 
 @pytest.mark.covers("A1.24")
-def test_an_empty_file_has_an_empty_answer_and_loads_no_model(tmp_path: Path) -> None:
+def test_an_empty_file_has_an_empty_output_and_loads_no_model(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text("\n  \n")
 
     ended = run(tmp_path, *COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", *NO_MODEL)
@@ -108,7 +108,7 @@ def test_an_empty_file_has_an_empty_answer_and_loads_no_model(tmp_path: Path) ->
     ],
     ids=["script", "entrypoints", "endpoints"],
 )
-def test_a_folder_with_names_of_ours_is_a_folder_like_any_other(
+def test_a_folder_with_names_of_our_packages_does_not_matter(
     tmp_path: Path, loopback: Loopback, words: tuple[str | Path, ...]
 ) -> None:
     write(tmp_path / "in.jsonl", BATCH)
@@ -120,7 +120,7 @@ def test_a_folder_with_names_of_ours_is_a_folder_like_any_other(
 
 
 @pytest.mark.covers("A1.19")
-def test_the_version_is_one_of_python(tmp_path: Path) -> None:
+def test_the_version_is_a_valid_python_version(tmp_path: Path) -> None:
     ended = run(tmp_path, "-P", "-c", "import pdserve; print(pdserve.__version__)")
 
     assert re.fullmatch(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?\n", ended.out)
@@ -134,7 +134,7 @@ def test_the_page_says_that_this_is_not_the_batch_rest_api() -> None:
 
 
 @pytest.mark.long
-def test_input_and_output_are_two_files(tmp_path: Path, loopback: Loopback) -> None:
+def test_input_and_output_are_different_files(tmp_path: Path, loopback: Loopback) -> None:
     source, url = write(tmp_path / "in.jsonl", BATCH), f"{loopback.url}/in.jsonl"
 
     same = run(tmp_path, *COMMAND, "-i", "in.jsonl", "-o", source, *NO_MODEL)
@@ -155,7 +155,7 @@ def test_errors_are_also_written_to_their_own_file(tmp_path: Path, loopback: Loo
     assert [line["custom_id"] for line in read(tmp_path / "errors.jsonl")] == ["bad"]
 
 
-def test_only_what_failed_is_retried(tmp_path: Path, loopback: Loopback) -> None:
+def test_only_failed_lines_are_retried(tmp_path: Path, loopback: Loopback) -> None:
     write(tmp_path / "in.jsonl", [*BATCH[:3], request("id-four", "/bad_url")])
     words = (*COMMAND, "-i", "in.jsonl", "-o", "out.jsonl", "--base-url", loopback.url)
     first = run(tmp_path, *words)
@@ -222,7 +222,7 @@ def test_failed_lines_are_not_retried_on_another_served_model(tmp_path: Path, lo
     assert ended.status == 2
     assert "out.jsonl has good answers of the model m-7b, and its failed lines would be answered by tiny" in ended.err
     assert loopback.asked == {}
-    assert not (tmp_path / "out.jsonl.journal").exists(), "a run without the flag would go on with its answers"
+    assert not (tmp_path / "out.jsonl.journal").exists(), "a run without the flag would continue with its answers"
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -249,7 +249,7 @@ def test_a_stopped_run_prints_how_to_resume_and_resumes(tmp_path: Path, number: 
     assert "sk-5ec3e7" not in err
     assert again.status == 0, again.err
     assert texts((tmp_path / "out.jsonl").read_bytes()) == SAID
-    assert (first, sum(model.asked.values())) == (3, 5), "what was answered is not asked again"
+    assert (first, sum(model.asked.values())) == (3, 5), "an answered line is not sent again"
     assert all(headers.get("Authorization") == "Bearer sk-5ec3e7" for headers in model.headers)
 
 
@@ -261,7 +261,7 @@ def test_a_run_with_a_closed_stderr_stops_normally(tmp_path: Path) -> None:
         child = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, cwd=tmp_path)
         assert child.stderr is not None
         assert model.held.acquire(timeout=DEADLINE_S)
-        child.stderr.close()  # as that of `2>&1 | tee`, which the same Ctrl-C ends
+        child.stderr.close()  # like that of `2>&1 | tee`, which the same Ctrl-C ends
         child.send_signal(signal.SIGINT)
 
         assert child.wait(DEADLINE_S) == 130
@@ -269,7 +269,7 @@ def test_a_run_with_a_closed_stderr_stops_normally(tmp_path: Path) -> None:
     assert len((tmp_path / "out.jsonl.journal").read_bytes().splitlines()) == 3
 
 
-def test_figures_are_served_while_it_runs(tmp_path: Path) -> None:
+def test_metrics_are_served_while_it_runs(tmp_path: Path) -> None:
     write(tmp_path / "in.jsonl", BATCH)
     (port,) = free_ports(1)
     with Loopback(free=2) as model:
@@ -326,7 +326,7 @@ def test_a_missing_server_or_wrong_key_is_reported_at_once(tmp_path: Path) -> No
 def test_a_foreign_server_answers_no_line_and_replaces_no_output(tmp_path: Path, loopback: Loopback) -> None:
     source, output = write(tmp_path / "in.jsonl", BATCH), write(tmp_path / "out.jsonl", ["of an earlier run"])
 
-    # /somewhere/v1/models is answered 404, as a server of files answers it
+    # /somewhere/v1/models is answered 404, as by a file server
     ended = run(tmp_path, *COMMAND, "-i", source, "-o", output, "--base-url", f"{loopback.url}/somewhere")
 
     assert ended.status == 2
@@ -372,7 +372,7 @@ def test_a_batch_whose_model_is_lost_can_be_resumed(
 
 
 @pytest.mark.long
-def test_lines_that_name_another_model_have_the_flag_that_names_it_so(
+def test_lines_of_another_model_name_suggest_served_model_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, output = write(tmp_path / "in.jsonl", BATCH), tmp_path / "out.jsonl"
@@ -416,7 +416,7 @@ def test_a_signal_after_all_answers_suggests_no_resume(
 
 
 class Dying:
-    """A model in this process that is lost after a number of answers, as inner_app says it."""
+    """A model in this process that is lost after a number of answers, with the error of inner_app."""
 
     def __init__(self, number: int) -> None:
         self._left = number
@@ -444,7 +444,7 @@ class Dying:
 
 
 class Elsewhere(Dying):
-    """A model of another name than the lines have."""
+    """A model with another name than that in the lines."""
 
     async def ask(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
@@ -453,7 +453,7 @@ class Elsewhere(Dying):
 
 
 class Misspelt(Dying):
-    """A model whose requests all have a field that it does not know."""
+    """A model whose requests all have a misspelt field."""
 
     async def ask(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
@@ -463,7 +463,7 @@ class Misspelt(Dying):
 
 
 class SlowToEnd(Dying):
-    """A model that takes long to end, and a user who does not wait for it."""
+    """A model that takes long to end, and a user who interrupts it."""
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[BatchBackend]:
@@ -486,4 +486,4 @@ def test_a_line_that_hangs_is_an_error_and_the_others_are_answered(tmp_path: Pat
     failed = [line for line in read(tmp_path / "out.jsonl") if line["error"] is not None]
     assert [line["error"]["code"] for line in failed] == [504]
     assert failed[0]["error"]["message"] == "no complete answer within 5 s (--request-timeout)"
-    assert set(model.asked.values()) == {1}, "it is not asked again"
+    assert set(model.asked.values()) == {1}, "it is not sent again"

@@ -1,4 +1,4 @@
-"""A1: files of a batch at URLs, fetched and sent by the command."""
+"""Part A1: files of a batch at URLs, fetched and uploaded by the command."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_local_addresses_are_refused_without_a_flag(tmp_path: Path, loopback: Lo
 
 @pytest.mark.covers("A1.14")
 @pytest.mark.parametrize("statuses", [[], [503]], ids=["taken", "503 first"])
-def test_an_output_is_sent_to_a_url_whole_and_once(tmp_path: Path, loopback: Loopback, statuses: list[int]) -> None:
+def test_an_output_is_uploaded_to_a_url_whole_and_once(tmp_path: Path, loopback: Loopback, statuses: list[int]) -> None:
     loopback.statuses = list(statuses)
     target, waiting = f"{loopback.url}/out{SIGNATURE}", tmp_path / "waiting"
 
@@ -90,7 +90,7 @@ def test_a_refused_upload_ends_the_run_and_can_be_repeated(tmp_path: Path, loopb
     assert str(kept) in refused.err
     assert "5ec3e7" not in refused.err
     assert again.status == 0, again.err
-    assert loopback.asked == asked, "no line is asked a second time"
+    assert loopback.asked == asked, "no line is sent a second time"
     assert texts(loopback.puts[-1][1]) == SAID
     assert [*waiting.iterdir()] == [strange]
 

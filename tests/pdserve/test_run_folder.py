@@ -1,4 +1,4 @@
-"""The run folder: state that survives, processes told from reused pids, one holder."""
+"""The run folder: state that survives, processes distinguished from reused pids, a lock with one holder."""
 
 import os
 import stat
@@ -37,7 +37,7 @@ def test_state_reads_back_as_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("before", ["no folder", "a folder that others may read"])
-def test_a_run_folder_is_for_its_owner_alone(tmp_path: Path, before: str) -> None:
+def test_a_run_folder_is_accessible_only_to_its_owner(tmp_path: Path, before: str) -> None:
     folder = RunFolder(tmp_path / "run")
     if before != "no folder":
         folder.log("any").parent.mkdir(parents=True, mode=0o755)
@@ -53,7 +53,7 @@ def test_a_run_folder_is_for_its_owner_alone(tmp_path: Path, before: str) -> Non
     }  # fmt: skip
 
 
-def test_a_folder_of_other_files_keeps_its_mode(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_keeps_its_mode(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").touch()
     tmp_path.chmod(0o755)
 
@@ -91,14 +91,14 @@ def test_a_folder_without_state_has_none(tmp_path: Path) -> None:
     assert RunFolder(tmp_path).read() is None
 
 
-def test_state_of_another_form_is_refused_by_its_path(tmp_path: Path) -> None:
+def test_an_invalid_state_is_refused_by_its_path(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text('{"processes": [{"pid": 1}]}')
 
     with pytest.raises(ConfigError, match=r"state\.json was not written by pdserve"):
         RunFolder(tmp_path).read()
 
 
-def test_a_state_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_is_synced_to_disk_before_its_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, kept, sync = RunFolder(tmp_path), list[tuple[str, bool]](), os.fsync
 
     def watched(descriptor: int) -> None:
@@ -115,7 +115,7 @@ def test_a_state_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypat
 
 def test_a_state_that_cannot_be_written_leaves_no_files(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    (tmp_path / "state.json").mkdir()  # its place is taken
+    (tmp_path / "state.json").mkdir()  # its name is taken
 
     for _ in range(2):
         with pytest.raises(OSError, match=r"state\.json"):
@@ -140,7 +140,7 @@ def test_leftovers_are_removed_unless_the_folder_is_locked(tmp_path: Path) -> No
     assert (folder.read(), folder.tables.exists()) == (None, False)
 
 
-def test_where_no_run_was_nothing_is_made_to_be_forgotten(tmp_path: Path) -> None:
+def test_clearing_without_a_run_creates_no_folder(tmp_path: Path) -> None:
     RunFolder(tmp_path / "run").clear_unless_held()
 
     assert list(tmp_path.iterdir()) == []
@@ -179,7 +179,7 @@ def test_a_pid_with_another_start_time_is_not_alive() -> None:
     assert not _record(os.getpid(), started + 1).alive
 
 
-# A process may call itself by any bytes.
+# The name of a process may be any bytes.
 _NAMED = """
 import signal
 with open("/proc/self/comm", "wb") as name:
@@ -189,7 +189,7 @@ signal.pause()
 """
 
 
-def test_a_process_that_has_the_pid_now_may_have_any_name() -> None:
+def test_a_process_with_a_reused_pid_may_have_any_name() -> None:
     with subprocess.Popen([sys.executable, "-S", "-c", _NAMED], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
@@ -256,7 +256,7 @@ def test_a_state_file_without_an_object_is_refused_by_path(tmp_path: Path, text:
         RunFolder(tmp_path).read()
 
 
-def test_an_impossible_folder_is_refused_with_advice(tmp_path: Path) -> None:
+def test_an_unusable_folder_is_refused_with_advice(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = RunFolder(tmp_path / "file" / "run")
     words = (
@@ -270,7 +270,7 @@ def test_an_impossible_folder_is_refused_with_advice(tmp_path: Path) -> None:
         pass
 
 
-def test_a_folder_in_the_place_of_its_lock_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_the_locks_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "lock").mkdir()
 
     with pytest.raises(ConfigError, match="cannot be used: Is a directory"), RunFolder(tmp_path).lock():

@@ -1,4 +1,4 @@
-"""`pdserve selftest`: a real run on the CPU, a device with one broken op, and the report that tells of it."""
+"""`pdserve selftest`: a real run on the CPU, a device with one broken op, and the report about it."""
 
 import json
 import os
@@ -28,7 +28,7 @@ SECRET = "hf_6jUDvXo0pZkqgkQ"
 
 
 class WindowIgnored:
-    """A step of the reference, for which a sliding window is no window. Implements StepAttention."""
+    """A step of the reference that ignores the sliding window. Implements StepAttention."""
 
     def __init__(self, metadata: StepMetadata) -> None:
         self._step: StepAttention = ReferenceAttention().plan(metadata)
@@ -44,7 +44,7 @@ class WindowIgnored:
 
 
 class Failing(WindowIgnored):
-    """One that the device refuses."""
+    """A step that raises an error of the device."""
 
     def attend(self, *given: object) -> torch.Tensor:
         raise RuntimeError("EZ9999: inner error\nsecond line")
@@ -89,7 +89,7 @@ def verdicts(document: dict[str, Any]) -> dict[str, str]:
     return {f"{one['group']}: {one['name']}": one["verdict"] for one in document["results"]}
 
 
-def test_the_cpu_passes_every_row_that_it_has(
+def test_the_cpu_passes_all_of_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", SECRET)
@@ -149,7 +149,7 @@ def test_failing_attention_falls_back_and_is_reported(
     assert note in capsys.readouterr().out
 
 
-def test_a_sampler_that_chooses_otherwise_fails_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sampler_with_another_choice_fails_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def second(self: TorchChooser, scores: torch.Tensor) -> tuple[list[int], list[float]]:
         values, tokens = scores.topk(2, dim=-1)
         return tokens[:, 1].tolist(), values[:, 1].tolist()
@@ -164,7 +164,7 @@ def test_a_sampler_that_chooses_otherwise_fails_its_row(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(("line", "verdict"), [("by its ops: 5 norms", "ok"), (f"2 norms; {STAYED}: 1 MLP", "FAILED")])
-def test_a_part_that_its_op_does_not_compute_fails_its_row(
+def test_a_part_not_computed_by_its_op_fails_its_row(
     line: str, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(REPLACERS, "fake", REPLACERS["npu"])
@@ -179,7 +179,7 @@ def test_a_part_that_its_op_does_not_compute_fails_its_row(
     assert document["results"][0]["words"] == line
 
 
-def test_a_gpus_modules_and_experts_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpus_modules_and_experts_are_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(REPLACERS, "fake", REPLACERS["cuda"])
 
     _, document, _ = on_fake(monkeypatch, tmp_path / "report.md", None, "--only", "network", "experts")
@@ -190,9 +190,7 @@ def test_a_gpus_modules_and_experts_are_tried(tmp_path: Path, monkeypatch: pytes
     }
 
 
-def test_experts_that_are_not_computed_in_groups_fail_their_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experts_not_computed_in_groups_fail_their_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(REPLACERS, "fake", REPLACERS["cuda"])
     monkeypatch.setattr("engine.cuda.experts.DTYPES", ())
 
@@ -201,7 +199,7 @@ def test_experts_that_are_not_computed_in_groups_fail_their_row(
     assert document["failed"] == ["experts: in groups"]
 
 
-def test_each_check_ends_alone_and_in_one_line() -> None:
+def test_each_check_fails_alone_and_in_one_line() -> None:
     def wrong() -> str:
         raise Wrong("off by 3")
 
@@ -235,7 +233,7 @@ def test_mistakes_are_one_line(typed: list[str], said: str, capsys: pytest.Captu
     assert said in capsys.readouterr().err
 
 
-def test_a_device_that_is_not_here_is_an_error_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_device_is_an_error_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     from pdserve.selftest import command
 
     monkeypatch.setitem(KINDS, "fake", FakeKind(why="no fake card is shown"))
@@ -246,7 +244,7 @@ def test_a_device_that_is_not_here_is_an_error_with_a_reason(monkeypatch: pytest
 
 @pytest.mark.long
 def test_a_row_run_alone_gives_the_same_result(tmp_path: Path) -> None:
-    """P/D asks for links that carry KV here: they are tried for it where they were not asked for."""
+    """P/D needs links that carry KV here: they are tested for it even if they were not selected."""
     status, document, _ = run(tmp_path / "r.md", "--device", "cpu", "--only", "P/D")
 
     assert status == 0
@@ -255,7 +253,7 @@ def test_a_row_run_alone_gives_the_same_result(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_output_of_libraries_is_in_the_report_only(
+def test_output_of_libraries_is_only_in_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     best = TorchChooser.best
@@ -367,7 +365,7 @@ def test_unknown_rows_or_devices_are_refused_with_the_known(flags: tuple[str, ..
         command.main(flags)
 
 
-def test_rows_are_made_once_even_if_none_is_selected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_created_once_even_if_none_is_selected(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     checks = command._checks
 

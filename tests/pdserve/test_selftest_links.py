@@ -1,4 +1,4 @@
-"""The links of `pdserve selftest`: a child at their far end, which is gone whatever happens."""
+"""The links of `pdserve selftest`: a child process at their far end, which ends in any case."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def quiet_logs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the processes of far ends that `pid` started and that are still there."""
+    """Return the far-end processes that `pid` started and that still run."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -82,7 +82,7 @@ def test_the_ends_of_a_link_are_two_processes_and_none_is_left(tmp_path: Path, m
     assert children_of(os.getpid()) == []
 
 
-def test_a_byte_that_is_lost_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_byte_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill = link_pools.fill
     monkeypatch.setattr(link_pools, "fill", lambda pool: fill(pool) ^ 1)
 
@@ -100,7 +100,7 @@ def test_a_byte_that_is_lost_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
         (FAILS, "at the far end: OSError: no card"),
     ],
 )
-def test_a_far_end_that_fails_fails_its_rows_alone(
+def test_a_far_end_that_fails_fails_only_its_rows(
     program: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     far_end_is(monkeypatch, program)
@@ -113,7 +113,7 @@ def test_a_far_end_that_fails_fails_its_rows_alone(
 
 
 @pytest.mark.parametrize("fails", ["open", "shut"])
-def test_a_far_end_that_fails_to_open_or_to_shut_is_ended(
+def test_a_far_end_that_fails_to_open_or_to_close_is_ended(
     fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     far_end_is(monkeypatch, FAILS_AT.format(fails))
@@ -151,7 +151,7 @@ class _Pool:
 
 
 @pytest.mark.parametrize("broken", ["far_end.KvReceiver", "link_pools.lacking"])
-def test_a_far_end_that_cannot_open_gives_its_pool_back(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_far_end_that_cannot_open_releases_its_pool(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("no card")
 
@@ -200,7 +200,7 @@ def test_ctrl_c_within_a_row_ends_the_far_end(
         pytest.param(signal.SIGTERM, 130, marks=pytest.mark.long),
     ],
 )
-def test_whatever_ends_the_self_test_ends_its_child(number: signal.Signals, status: int, tmp_path: Path) -> None:
+def test_any_end_of_the_self_test_ends_its_child(number: signal.Signals, status: int, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     with subprocess.Popen(
@@ -212,7 +212,7 @@ def test_whatever_ends_the_self_test_ends_its_child(number: signal.Signals, stat
         guard.start()
         try:
             assert tested.stdout is not None
-            assert any(line.startswith("[1/") for line in tested.stdout)  # the first row's child serves on
+            assert any(line.startswith("[1/") for line in tested.stdout)  # the first row's child continues to serve
             (child,) = children_of(tested.pid)
             os.killpg(tested.pid, number)  # as a terminal does
             _, err = tested.communicate(timeout=300)
@@ -241,7 +241,7 @@ def test_only_some_transports_work_within_one_process() -> None:
     ]  # fmt: skip
 
 
-def test_a_far_process_is_closed_twice_in_peace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_far_process_can_be_closed_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     far_end_is(monkeypatch, STOPS)
     far = FarProcess("cpu", tmp_path / "far.log")
 

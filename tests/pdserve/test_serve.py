@@ -1,4 +1,4 @@
-"""`pdserve serve` before it serves: it says by what its engine was lost, and ends by a signal at once."""
+"""`pdserve serve` before it serves: it reports why its engine was lost, and ends at once by a signal."""
 
 import signal
 import subprocess
@@ -11,7 +11,7 @@ from tests.cluster.conftest import fake_model  # noqa: F401
 
 pytestmark = pytest.mark.cluster
 
-# The engine is lost between its load and the moment from which SIGTERM ends the server in order.
+# The engine is lost after its load and before SIGTERM would end the server gracefully.
 _LOST = """
 import sys
 from instance.local import LocalInstance

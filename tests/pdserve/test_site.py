@@ -21,7 +21,7 @@ print(os.readlink(f"/proc/self/fd/{fd}"), os.environ.get("PDSERVE_STATE_FILE"))
 """
 
 
-def test_instances_share_a_memfd_and_the_scheduler_knows_the_state(tmp_path: Path) -> None:
+def test_instances_share_a_memfd_and_the_scheduler_gets_the_state(tmp_path: Path) -> None:
     request = UpRequest(UpOptions(), EngineOptions(model="m"), 60.0, 30.0, ())
     site = LocalSite(request, RunFolder(tmp_path), print)
     said = {}

@@ -1,4 +1,4 @@
-"""The warm spare: when there is one, and that it becomes the process it is handed the command line of."""
+"""The warm spare: when there is one, and that it becomes the process whose command line it receives."""
 
 import os
 import sys
@@ -45,7 +45,7 @@ def _said(child: Child) -> str:
     return Path(child.record.log).read_text()
 
 
-def test_it_runs_the_command_line_with_that_environment(warm: Spare, tmp_path: Path) -> None:
+def test_it_runs_the_command_line_in_its_environment(warm: Spare, tmp_path: Path) -> None:
     log, pid = tmp_path / "decode-0.log", warm.child.record.pid
     log.write_text("before\n")
     tables = {"GLOBAL_RANK_TABLE_FILE_PATH": str(tmp_path / "g.json"), "RANK_TABLE_FILE_PATH": str(tmp_path / "l.json")}
@@ -57,7 +57,7 @@ def test_it_runs_the_command_line_with_that_environment(warm: Spare, tmp_path: P
     said = _said(child)
     assert said.startswith("before\n")
     assert str(tmp_path / "g.json") in said or str(tmp_path / "l.json") in said
-    assert "PDSERVE_MOOD" not in said  # `up` has said so
+    assert "PDSERVE_MOOD" not in said  # `up` has printed so
     assert child.exit_status == 2
 
 
@@ -70,7 +70,7 @@ def test_it_holds_neither_keys_nor_devices_while_it_waits(warm: Spare) -> None:
     assert not [path for path in held if path.startswith(("/dev/nvidia", "/dev/davinci", "socket:"))]
 
 
-def test_a_command_line_that_does_not_fit_ends_it(warm: Spare, tmp_path: Path) -> None:
+def test_an_invalid_command_line_ends_it(warm: Spare, tmp_path: Path) -> None:
     assert warm.become(_plan(HUGE="x" * MOST_BYTES), tmp_path / "log", os.environ) is None
     assert warm.child.ended() is not None
 
@@ -90,7 +90,7 @@ def test_a_spare_starts_in_the_supervisors_removed_folder(tmp_path: Path, monkey
 
 
 class _Spare:
-    """A spare that is as warm, and as alive, as the test says."""
+    """A spare whose warmth and life the test sets."""
 
     def __init__(self) -> None:
         self.is_warm, self.is_ended, self.end_words = False, False, ""
@@ -123,7 +123,7 @@ class _Rig:
         return cast("Spare", self.made[-1])
 
 
-def test_none_is_made_while_a_process_starts() -> None:
+def test_none_is_created_while_a_process_starts() -> None:
     rig = _Rig()
     rig.keeper.tick(0.0, is_calm=False)
     assert (rig.made, rig.keeper.record.note) == ([], "the cluster starts")
@@ -133,7 +133,7 @@ def test_none_is_made_while_a_process_starts() -> None:
     assert (len(rig.made), rig.keeper.record.note) == (1, "warming up")
 
 
-def test_none_is_made_with_little_memory_until_there_is_more() -> None:
+def test_none_is_created_with_little_memory_until_there_is_more() -> None:
     rig = _Rig()
     rig.free_bytes = LEAST_FREE_BYTES - 10**9
     rig.keeper.tick(0.0, is_calm=True)
@@ -145,7 +145,7 @@ def test_none_is_made_with_little_memory_until_there_is_more() -> None:
     assert len(rig.made) == 1
 
 
-def test_memory_that_cannot_be_read_means_none_and_ends_nothing() -> None:
+def test_without_a_memory_figure_none_is_created_and_nothing_ends() -> None:
     rig = _Rig()
     rig.free_bytes = -1
 
@@ -154,7 +154,7 @@ def test_memory_that_cannot_be_read_means_none_and_ends_nothing() -> None:
     assert (rig.made, rig.said) == ([], ["the spare cannot be started: no /proc; another is started in 1 s"])
 
 
-def test_only_a_warm_one_is_taken_and_another_made_after_it() -> None:
+def test_only_a_warm_one_is_used_and_another_created_after_it() -> None:
     rig, log = _Rig(), Path("log")
     rig.keeper.tick(0.0, is_calm=True)
     assert rig.keeper.take(_plan(), log, {}) is None
@@ -171,7 +171,7 @@ def test_only_a_warm_one_is_taken_and_another_made_after_it() -> None:
     assert not rig.made[0].is_ended
 
 
-def test_one_that_dies_is_made_again_until_it_died_too_often() -> None:
+def test_a_spare_that_dies_is_recreated_until_it_dies_too_often() -> None:
     rig = _Rig()
     for now in (0.0, 0.5, 1.5, 2.0, 50.0):
         rig.keeper.tick(now, is_calm=True)

@@ -1,4 +1,4 @@
-"""A started process says its ports, its devices and what to do next."""
+"""A started process prints its ports, its devices and the next step."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -74,7 +74,7 @@ def test_flags_change_the_start_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("host", "server_ip"), [("127.0.0.1", "10.0.0.18"), ("::1", "10.0.0.18"), ("10.0.1.18", "10.0.0.18")]
 )
-def test_an_instance_that_the_table_has_elsewhere_is_warned_of(tmp_path: Path, host: str, server_ip: str) -> None:
+def test_an_instance_at_another_address_than_the_tables_is_warned(tmp_path: Path, host: str, server_ip: str) -> None:
     config = _config(host=host)
 
     lines = instance_lines(config, _plan(tmp_path, 1, address=server_ip), kv_host(config), None, {})
@@ -90,7 +90,7 @@ def test_an_instance_that_the_table_has_elsewhere_is_warned_of(tmp_path: Path, h
     [("0.0.0.0", "10.0.0.18"), ("::", "fd00::2"), ("10.0.0.18", "10.0.0.18"), ("fd00:0::2", "fd00::2"),
      ("127.0.0.1", "127.0.0.1"), ("localhost", "127.0.0.1"), ("node-1", "10.0.0.18")],
 )  # fmt: skip
-def test_an_instance_that_listens_where_the_table_has_it_is_not(tmp_path: Path, host: str, server_ip: str) -> None:
+def test_an_instance_at_the_tables_address_is_not_warned(tmp_path: Path, host: str, server_ip: str) -> None:
     config = _config(host=host)
 
     lines = instance_lines(config, _plan(tmp_path, 1, address=server_ip), kv_host(config), None, {})
@@ -120,7 +120,7 @@ def test_the_scheduler_prints_missing_instances_and_its_url(tmp_path: Path, host
     )
 
 
-def test_a_use_openai_0_scheduler_prints_what_it_serves(tmp_path: Path) -> None:
+def test_a_use_openai_0_scheduler_prints_its_routes(tmp_path: Path) -> None:
     engine = replace(EngineOptions(), host="127.0.0.1", port=9000)
 
     first, _, last = scheduler_lines(engine, replace(_plan(tmp_path, None), use_openai=False))

@@ -1,4 +1,4 @@
-"""The table of instances, from a metrics page and, where `up` started them, its run folder."""
+"""The table of instances, from a metrics page and, if `up` started them, its run folder."""
 
 import os
 import socket
@@ -29,7 +29,7 @@ def _state() -> ClusterState:
     )
 
 
-def test_the_table_shows_metrics_and_gone_processes() -> None:
+def test_the_table_shows_metrics_and_lost_processes() -> None:
     page = (
         'pdserve_instance_info{address="127.0.0.1:1",instance="p",role="prefill",state="living"} 1\n'
         'pdserve_link_up{instance="p",peer="d",transport="shm"} 1\n'
@@ -120,7 +120,7 @@ def test_the_table_and_supervisor_are_shown_with_the_model(tmp_path: Path, capsy
     assert first == f"{url}  ready  model m  table 2 (7ab1e012)  supervisor {os.getpid()}"
 
 
-def test_without_a_run_folder_instances_are_named_by_role_and_place() -> None:
+def test_without_a_run_folder_instances_are_named_by_role_and_index() -> None:
     lines = table(None, read_page(parse_metrics(PAGE)))
 
     assert [line.split()[:5] for line in lines[1:]] == [
@@ -150,7 +150,7 @@ def test_an_unavailable_better_transport_is_not_a_fallback(reason: str) -> None:
     assert f"tcp to decode-0 up (fallback: cuda_ipc: it broke; not shm: {reason})" in shown[2]
 
 
-def test_a_link_that_is_being_made_is_not_called_down() -> None:
+def test_a_link_that_is_being_connected_is_not_shown_as_down() -> None:
     page = PAGE.replace('peer="E",transport="shm"', 'peer="E",transport=""')
 
     assert table(None, read_page(parse_metrics(page)))[1].endswith(", no link to decode-1 yet")
@@ -203,7 +203,7 @@ def test_no_cluster_is_one_line_with_advice(
     assert f"no cluster of `pdserve up` runs in {tmp_path}" in capsys.readouterr().err
 
 
-def test_another_server_is_not_taken_for_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_server_is_not_mistaken_for_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     with served_page("process_cpu_seconds_total 3\n") as url:
         assert cli.main(["status", "--url", url]) == 1
 

@@ -27,5 +27,5 @@ def test_a_step_below_the_models_length_is_refused_with_both(folder: str) -> Non
 
 
 @pytest.mark.parametrize(("step", "length"), [(None, None), (None, 128), (4096, None), (128, 128)])
-def test_a_step_that_holds_the_length_is_taken(folder: str, step: int | None, length: int | None) -> None:
+def test_a_step_as_large_as_the_length_is_accepted(folder: str, step: int | None, length: int | None) -> None:
     check_step_tokens(EngineOptions(model=folder, max_model_len=length, max_num_batched_tokens=step))

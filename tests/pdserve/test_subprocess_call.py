@@ -1,4 +1,4 @@
-"""What is done apart leaves its files, and nothing else."""
+"""A call in a subprocess leaves its files, and nothing else."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ import pytest
 from pdserve.subprocess_call import apart
 
 
-def test_what_it_makes_is_there_and_what_it_imports_is_not(tmp_path: Path) -> None:
+def test_its_files_remain_and_its_imports_do_not(tmp_path: Path) -> None:
     def work() -> None:
         import this  # a module that nobody else imports
 
@@ -27,7 +27,7 @@ def test_what_it_makes_is_there_and_what_it_imports_is_not(tmp_path: Path) -> No
     assert "this" not in sys.modules
 
 
-def test_its_failure_ends_nothing_here() -> None:
+def test_its_failure_ends_nothing_in_this_process() -> None:
     assert not apart(lambda: sys.exit(3))
     assert not apart(lambda: 1 // 0)
 

@@ -23,7 +23,7 @@ LIMITS = RestartLimits(most=2, window_s=60.0, first_wait_s=1.0)
 
 
 class _Cluster:
-    """A supervisor whose processes run given code, and what it said."""
+    """A supervisor whose processes run given code, and its messages."""
 
     def __init__(self, folder: Path) -> None:
         self.said: list[str] = []
@@ -68,7 +68,7 @@ def cluster(tmp_path: Path) -> Iterator[_Cluster]:
     assert all(child.ended() for child in made.supervisor.children)
 
 
-def test_a_replacement_has_its_time_once_it_serves(cluster: _Cluster) -> None:
+def test_a_replacement_time_is_set_once_it_serves(cluster: _Cluster) -> None:
     cluster.start(scheduler=_STAYS)
     os.kill(cluster.record("scheduler").pid, signal.SIGKILL)
     cluster.wait_dead("scheduler")
@@ -83,7 +83,7 @@ def test_a_replacement_has_its_time_once_it_serves(cluster: _Cluster) -> None:
     assert cluster.said[-1] == "replaced scheduler in 2.0 s by a new process: serving 2.0 s"
 
 
-def test_one_that_died_is_started_again_after_its_wait_and_not_before(cluster: _Cluster) -> None:
+def test_a_dead_process_is_restarted_after_its_wait_and_not_before(cluster: _Cluster) -> None:
     cluster.start(decode_0=_DIES, decode_1=_STAYS)
     cluster.wait_dead("decode-0")
 
@@ -117,7 +117,7 @@ def test_a_process_dying_too_often_is_given_up_with_its_log(cluster: _Cluster) -
 
 
 @pytest.mark.parametrize("name", ["decode_0", "scheduler"])
-def test_the_loss_of_the_last_of_a_role_is_the_end(cluster: _Cluster, name: str) -> None:
+def test_the_loss_of_the_last_of_a_role_ends_the_cluster(cluster: _Cluster, name: str) -> None:
     cluster.start(**{"prefill_0": _STAYS, name: _DIES})
     ticks = iter([0.0, 1.0, 1.0, 3.0])
     role = name.partition("_")[0]
@@ -132,14 +132,14 @@ def test_the_loss_of_the_last_of_a_role_is_the_end(cluster: _Cluster, name: str)
         cluster.supervisor.tick(3.0)
 
 
-def test_a_first_start_that_the_system_refuses_is_said_with_a_reason(cluster: _Cluster) -> None:
+def test_a_first_start_that_fails_is_reported_with_a_reason(cluster: _Cluster) -> None:
     cluster.no_fork = True
 
     with pytest.raises(Unavailable, match=r"^decode-0 cannot be started: no more processes$"):
         cluster.start(decode_0=_STAYS)
 
 
-def test_a_start_that_the_system_refuses_counts_as_a_death(cluster: _Cluster) -> None:
+def test_a_restart_that_fails_counts_as_a_death(cluster: _Cluster) -> None:
     cluster.start(decode_0=_DIES, decode_1=_STAYS)
     cluster.wait_dead("decode-0")
     cluster.supervisor.tick(0.0)

@@ -1,4 +1,4 @@
-"""The supervisor's words reach the terminal and, with the time, its log."""
+"""The supervisor's messages reach the terminal and, with the time, its log."""
 
 import re
 import shutil
@@ -31,7 +31,7 @@ def test_a_new_run_keeps_the_last_runs_log(tmp_path: Path) -> None:
     assert (tmp_path / "supervisor.log.1").read_text() == "the end one looks for\n"
 
 
-def test_a_disk_that_takes_nothing_costs_only_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_costs_only_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     journal = SupervisorLog(tmp_path / "logs" / "supervisor.log")
     shutil.rmtree(tmp_path / "logs")
 
@@ -40,7 +40,7 @@ def test_a_disk_that_takes_nothing_costs_only_the_log(tmp_path: Path, capsys: py
     assert capsys.readouterr().out == "decode-0 ended\n"
 
 
-def test_a_terminal_that_is_gone_costs_only_the_words_on_it(tmp_path: Path) -> None:
+def test_a_closed_terminal_costs_only_its_own_messages(tmp_path: Path) -> None:
     log = tmp_path / "supervisor.log"
     code = (
         "import sys; from pathlib import Path; from pdserve.supervisor_log import SupervisorLog\n"

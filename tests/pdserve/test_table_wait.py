@@ -1,4 +1,4 @@
-"""A process that starts before its table is whole waits for it."""
+"""A process that starts before its table is complete waits for it."""
 
 import json
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_a_table_that_is_not_completed_in_time_is_an_error(tmp_path: Path) -> No
         starting.wait(2.0)
 
 
-def test_other_faults_are_not_waited_for(tmp_path: Path) -> None:
+def test_other_errors_are_not_waited_for(tmp_path: Path) -> None:
     starting = Starting(tmp_path)
     starting.write("done")
 
@@ -72,7 +72,7 @@ def test_other_faults_are_not_waited_for(tmp_path: Path) -> None:
     assert starting.now == 0.0
 
 
-def test_a_start_has_the_time_of_its_flag(tmp_path: Path) -> None:
+def test_the_wait_at_startup_is_limited_by_its_flag(tmp_path: Path) -> None:
     starting = Starting(tmp_path)
 
     with pytest.raises(RanktableError, match=r"waited 0\.001 s"):

@@ -1,4 +1,4 @@
-"""A child that holds on dies with its parent, however that ends."""
+"""A child with a tether dies with its parent, however that ends."""
 
 import os
 import select
@@ -12,7 +12,7 @@ import pytest
 from pdserve.tether import VARIABLE, hold_on
 from wire.errors import ConfigError
 
-# The parent starts a child as `up` does, prints its pid once it holds on, and waits.
+# The parent starts a child as `up` does, prints its pid once its tether holds, and waits.
 _PARENT = """
 import os, signal, sys
 from pathlib import Path
@@ -32,7 +32,7 @@ _STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN); " + _HOLDS_ON
 
 
 def _parent(child: str, log: Path) -> "tuple[subprocess.Popen[str], int]":
-    """Start both; return the parent and a descriptor of the child's life."""
+    """Start both; return the parent and a pipe that closes when the child ends."""
     command = [sys.executable, "-c", _PARENT.format(child=child), str(log)]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
@@ -57,7 +57,7 @@ def _ended(life: int, timeout_s: float = 10.0) -> bool:
 
 
 @pytest.mark.parametrize("child", [_HOLDS_ON, _STUBBORN])
-def test_a_parent_that_is_killed_takes_its_child_with_it(child: str, tmp_path: Path) -> None:
+def test_a_killed_parent_takes_its_child_with_it(child: str, tmp_path: Path) -> None:
     parent, life = _parent(child, tmp_path / "log")
     with parent:
         assert not _ended(life, 0.0)
@@ -83,7 +83,7 @@ def test_a_child_cleans_up_before_it_ends(hears: str, tmp_path: Path) -> None:
     os.close(life)
 
 
-# It has a child in a session of its own and that one a child too; neither knows a tether.
+# It has a child in its own session, and that another child; neither has a tether.
 _FAMILY = """
 import os, signal, subprocess, sys
 from pathlib import Path
@@ -106,18 +106,18 @@ def test_folders_are_removed_after_their_processes_ended(tmp_path: Path) -> None
     assert _left_by(_FAMILY, tmp_path) == "[None, None]"
 
 
-# The signal and the pipe both tell it of its parent's end: who comes second would find orphans that he cannot know.
+# Both the signal and the pipe report its parent's end: the second would find orphans that it does not know.
 _TOLD_TWICE = """
 import os, signal, threading
 from pathlib import Path
 from pdserve import tether
 entered, both = [], threading.Event()
-def ending(timeout_s):
+def end_once(timeout_s):
     entered.append(threading.get_ident())
     if len(entered) > 1:
         both.set()
     both.wait(1.0)
-tether.end_descendants = ending
+tether.end_descendants = end_once
 tether.hold_on(os.environ, lambda: Path({left!r}).write_text(str(len(entered))))
 print("up", flush=True)
 signal.pause()
@@ -128,7 +128,7 @@ def test_two_signals_end_the_children_once(tmp_path: Path) -> None:
     assert _left_by(_TOLD_TWICE, tmp_path) == "1"
 
 
-# The pipe alone tells it, on its own thread; the main thread would go on and make anew what is removed.
+# Only the pipe reports it, on its own thread; the main thread would continue and recreate what is removed.
 _GOES_ON = """
 import os, select, signal
 from pathlib import Path
@@ -164,7 +164,7 @@ def test_a_folder_being_removed_is_not_recreated(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_a_parent_that_died_before_the_child_held_on_takes_it_too(tmp_path: Path) -> None:
+def test_a_parent_that_died_before_the_tether_takes_it_too(tmp_path: Path) -> None:
     parent, life = _parent("signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1]); " + _LATE, tmp_path / "log")
     with parent:
         parent.kill()

@@ -1,4 +1,4 @@
-"""Whom the processes of a laid-out cluster trust."""
+"""Which peers the processes of a laid-out cluster trust."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def test_all_processes_of_up_find_one_secret_beside_their_tables(tmp_path: Path)
     assert all(trust.has_address("127.0.0.1") and not trust.has_address("192.0.2.200") for trust in trusts)
 
 
-def test_without_the_file_the_tables_addresses_are_left(tmp_path: Path) -> None:
+def test_without_the_file_the_tables_addresses_are_trusted(tmp_path: Path) -> None:
     plan, *_ = lay_out(SHAPE, tmp_path)
     (tmp_path / "cluster_secret").unlink()
     environ = environment(plan, {})
@@ -36,7 +36,7 @@ def test_without_the_file_the_tables_addresses_are_left(tmp_path: Path) -> None:
     assert "127.0.0.1" in trust.addresses
 
 
-def test_an_instance_is_given_the_trust_and_its_tls_files(tmp_path: Path) -> None:
+def test_an_instance_gets_the_trust_and_its_tls_files(tmp_path: Path) -> None:
     plan, *_ = lay_out(SHAPE, tmp_path)
     environ = environment(plan, {})
     resolved = resolve(environ)

@@ -1,4 +1,4 @@
-"""`up` that is ended while it starts its processes, or before: by `down`, or by a signal at the worst moment."""
+"""`up` ended while it starts its processes, or before: by `down`, or by a signal at the worst moment."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from pdserve import cli
 from pdserve.run_folder import RunFolder, start_time
 from tests.engine.tiny_models import save_tiny_tokenizer
 
-# `up` until it makes its tables: as long as Ray has no room, or a disk is slow.
+# `up` until it creates its tables, which takes long while Ray has no room or a disk is slow.
 _LAYS_OUT = """
 import signal, sys
 from pdserve import up
@@ -28,13 +28,13 @@ def plans(self):
 
 LocalSite.plans = plans
 up.parse = lambda argv: up.UpRequest(UpOptions(detach="detach" in argv), EngineOptions(model="m"), 60.0, 30.0, ())
-up.check_model = up.check_kv_room = lambda *told, **more: None
+up.check_model = up.check_kv_room = lambda *args, **more: None
 sys.exit(guarded("pdserve up", lambda: up.main(sys.argv[1:])))
 """
 
 
 @pytest.mark.parametrize(("words", "status"), [((), 143), (("detach",), 1)])
-def test_down_ends_an_up_that_still_makes_its_tables(
+def test_down_ends_an_up_that_still_creates_its_tables(
     words: tuple[str, ...], status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with subprocess.Popen(
@@ -54,12 +54,12 @@ def test_down_ends_an_up_that_still_makes_its_tables(
     assert RunFolder(tmp_path).read() is None
 
 
-def test_down_takes_nothing_from_an_up_that_holds_the_folder(
+def test_down_removes_nothing_of_an_up_that_holds_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("pdserve.down.DEFAULT_URL", "http://127.0.0.1:1")
     folder = RunFolder(tmp_path)
-    with folder.lock():  # it begins just when `down` has seen that nothing runs
+    with folder.lock():  # it starts just after `down` has found nothing running
         folder.tables.mkdir()
         assert cli.main(["down", "--run-dir", str(tmp_path)]) == 0
 
@@ -71,7 +71,7 @@ def test_down_takes_nothing_from_an_up_that_holds_the_folder(
     ("flag", "words"),
     [("--prefil=2", "did you mean --prefill"), ("--model=/nope", "/nope"), ("--port={}", "in use by another process")],
 )
-def test_an_up_that_is_refused_makes_no_run_folder(
+def test_a_refused_up_creates_no_run_folder(
     flag: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 320, "max_position_embeddings": 512}')
@@ -87,7 +87,7 @@ def test_an_up_that_is_refused_makes_no_run_folder(
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
 
 
-# One process, which knows no tether, is there; whoever starts it does not know yet.
+# One process, without a tether, exists; the code that starts it does not know it yet.
 _STARTS = """
 import os, signal, subprocess, sys
 from pdserve import up
@@ -99,8 +99,8 @@ from flags.options import EngineOptions
 
 start = subprocess.Popen.__init__
 
-def started(popen, *told, **more):
-    start(popen, *told, **more)
+def started(popen, *args, **more):
+    start(popen, *args, **more)
     print(popen.pid, flush=True)
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -109,19 +109,19 @@ plan = ProcessPlan("prefill-0", "prefill", "127.0.0.1:1", (sys.executable, "-S",
 subprocess.Popen.__init__ = started
 LocalSite.plans = lambda site: [plan]
 up.parse = lambda argv: up.UpRequest(UpOptions(), EngineOptions(model="m"), 60.0, 30.0, ())
-up.check_model = up.check_kv_room = lambda *told, **more: None
+up.check_model = up.check_kv_room = lambda *args, **more: None
 sys.exit(guarded("pdserve up", lambda: up.main([])))
 """
 
 
-def test_a_process_whose_start_a_signal_falls_into_is_ended_too(tmp_path: Path) -> None:
+def test_a_process_started_during_a_signal_is_ended_too(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-P", "-c", _STARTS], stdout=subprocess.PIPE, text=True,
         env={**os.environ, "PDSERVE_RUN_DIR": str(tmp_path)},
     ) as up:  # fmt: skip
         assert up.stdout is not None
         pid = int(up.stdout.readline())
-        said = up.stdout.read()  # not by communicate, which knows nothing of what came with the first line
+        said = up.stdout.read()  # not by communicate, which does not see what came with the first line
         up.wait(300)
     is_left = start_time(pid) is not None
     if is_left:

@@ -57,7 +57,7 @@ def test_flags_that_up_sets_itself_are_refused_and_not_in_help(flag: str, capsys
     "flag", ["--model", "--host", "--served-model-name", "--run-dir", "--kv-transport", "--address"]
 )
 @pytest.mark.parametrize("value", ["", " "])
-def test_a_value_that_is_empty_is_refused_and_no_default_taken(flag: str, value: str) -> None:
+def test_an_empty_value_is_refused_and_no_default_used(flag: str, value: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{flag} '{value}' is empty, as from an unset variable: give"):
         parse([f"{flag}={value}"])
 
@@ -75,7 +75,7 @@ def test_more_instances_than_one_up_starts_are_refused_with_the_limit() -> None:
         (("--ray", "--address", "10.0.0.18:6379"), "100000 instances, and one cluster takes at most 1024: give fewer"),
     ],
 )
-def test_under_ray_too_there_is_a_limit(flags: tuple[str, ...], words: str) -> None:
+def test_with_ray_there_is_a_limit_too(flags: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=f"--prefill 99999 --decode 1: {words}"):
         parse((*flags, "--prefill", "99999", "--model", "/m"))
 
@@ -93,7 +93,7 @@ def test_ray_options_are_checked_before_anything_starts(flags: tuple[str, ...], 
         parse(flags)
 
 
-def test_ray_options_are_for_up_only() -> None:
+def test_ray_options_are_only_for_up() -> None:
     request = parse(("--ray", "--address", "10.0.0.18:6379", "--ray-strategy", "pack", "--model", "/m"))
 
     assert (request.options.ray, request.options.address, request.options.ray_strategy) == (
@@ -103,7 +103,7 @@ def test_ray_options_are_for_up_only() -> None:
 
 
 @pytest.mark.parametrize("serves", [True, False])
-def test_a_command_without_a_single_word_has_its_defaults(serves: bool) -> None:
+def test_a_command_without_arguments_has_its_defaults(serves: bool) -> None:
     parser = CommandParser(serves=serves)
     add_flags(parser, UpOptions, "cluster")
 

@@ -1,4 +1,4 @@
-"""Names of variables that are ours, near ours, Kubernetes', or nobody's."""
+"""Names of variables: ours, misspelled ones, Kubernetes', and others."""
 
 import re
 import subprocess
@@ -10,7 +10,7 @@ from pdserve.guarded import guarded
 from pdserve.variables import _OTHERS, PREFIX, VARIABLES
 
 CLONE = Path(__file__).parents[2]
-_TEXTS = {"PDSERVE_WRITES_ON_FROM_HERE", "PDSERVE_API_KYE"}  # a mark in chat templates, and a slip that docs show
+_TEXTS = {"PDSERVE_WRITES_ON_FROM_HERE", "PDSERVE_API_KYE"}  # a mark in chat templates, and a typo that docs show
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def _none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
         ("PDSERVE_RUNDIR", "PDSERVE_RUN_DIR"),
     ],
 )
-def test_a_name_near_ours_is_refused_with_ours(
+def test_a_misspelled_name_is_refused_with_ours(
     name: str, meant: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(name, "x")
@@ -57,7 +57,7 @@ def test_unknown_variables_are_one_warning(monkeypatch: pytest.MonkeyPatch, caps
         "PDSERVE_TEST_ALL",
     ],
 )  # fmt: skip
-def test_ours_and_those_of_kubernetes_pass(
+def test_our_variables_and_those_of_kubernetes_are_accepted(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(name, "x")

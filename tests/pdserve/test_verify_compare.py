@@ -1,4 +1,4 @@
-"""Where two ways of serving part."""
+"""The first difference between two ways of serving."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ def test_equal_outputs_do_not_diverge(outputs: list[list[int]]) -> None:
     assert first_divergence(outputs, [list(one) for one in outputs]) is None
 
 
-def test_the_first_prompt_that_differs_is_named_with_both_tokens() -> None:
+def test_the_first_different_prompt_is_named_with_both_tokens() -> None:
     divergence = first_divergence([[1, 2], [3, 4], [5]], [[1, 2], [3, 9], [6]])
 
     assert divergence == Divergence(prompt=1, position=1, reference=4, found=9)

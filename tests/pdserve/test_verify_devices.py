@@ -1,4 +1,4 @@
-"""Which pairs of devices `pdserve verify` forms, over what, and what it says of those it cannot."""
+"""The pairs of devices that `pdserve verify` tests, the transports of each, and its messages about missing ones."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +31,7 @@ NAMED = replace(TRAITS, kind="npu", collective="hccl", pool_alignment=npu.TRAITS
 KINDS: dict[str, DeviceKind] = {"cpu": CpuKind(), "fake": FakeKind(), "npu": FakeKind(NAMED, why="CANN is missing")}
 
 
-def test_each_is_every_pair_of_the_kinds_that_can_be_used_here() -> None:
+def test_each_is_every_pair_of_the_kinds_usable_here() -> None:
     pairs = choose_pairs(EACH, KINDS)
 
     assert [str(one) for one in pairs.pairs] == ["cpu -> cpu", "cpu -> fake", "fake -> cpu", "fake -> fake"]
@@ -65,20 +65,20 @@ def test_one_pair_is_selected_by_its_kinds(asked: str, ends: tuple[str, str]) ->
         ("cpu:fake:cpu", "names 3 ends: a pair is P:D, such as cpu:npu"), ("cpu:", "--device '' is not one of"),
     ],
 )  # fmt: skip
-def test_a_pair_that_cannot_be_is_refused_with_a_reason(asked: str, words: str) -> None:
+def test_an_impossible_pair_is_refused_with_a_reason(asked: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         choose_pairs(asked, KINDS)
 
 
 @pytest.fixture
 def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine has a CPU, the fake device, and one whose groups are hccl's."""
+    """This machine has a CPU, the fake device, and one with hccl's groups."""
     for name, kind in {**KINDS, "cuda": NoCard(), "npu": FakeKind(NAMED)}.items():
         monkeypatch.setitem(table.KINDS, name, kind)
 
 
 @pytest.mark.usefixtures("kinds")
-def test_each_pair_has_the_transports_that_both_its_ends_can() -> None:
+def test_each_pair_has_the_transports_of_both_its_ends() -> None:
     here, mixed, npus = (choose("each", pair=DeviceKindPair(*ends)) for ends in (
         ("cpu", "cpu"), ("cpu", "fake"), ("cpu", "npu"),
     ))  # fmt: skip
@@ -96,22 +96,22 @@ def test_each_pair_has_the_transports_that_both_its_ends_can() -> None:
 def test_each_end_gets_its_device(tmp_path: Path) -> None:
     made: Deployment = pair(tmp_path, ("--model", "/m"), "tcp", DeviceKindPair("cpu", "fake"))
 
-    assert [told(plan) for plan in made.instances] == ["cpu", "fake"]
+    assert [last_device(plan) for plan in made.instances] == ["cpu", "fake"]
     assert [plan.role for plan in made.instances] == ["prefill", "decode"]
-    assert told(alone(("--device", "fake")).instances[0]) == "fake"
+    assert last_device(alone(("--device", "fake")).instances[0]) == "fake"
 
 
-def told(plan: ProcessPlan) -> str:
-    """The device that a command names last."""
+def last_device(plan: ProcessPlan) -> str:
+    """The last device that a command names."""
     places = [place for place, word in enumerate(plan.command) if word == "--device"]
     return plan.command[places[-1] + 1]
 
 
 @pytest.mark.usefixtures("kinds")
-def test_every_pair_and_every_kind_alone_is_compared(
+def test_every_pair_and_every_single_kind_is_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the instances would give is scripted; real models cross in tests/instance/test_mixed_devices.py."""
+    """The instances' outputs are scripted; real models cross in tests/instance/test_mixed_devices.py."""
     asked: list[tuple[object, str]] = []
 
     def through_pd(*given: object) -> VerifyOutputs:

@@ -1,4 +1,4 @@
-"""Which transports `pdserve verify` runs: what the machine has, and words for what it lacks."""
+"""Which transports `pdserve verify` runs: those of the machine, with a message for each missing one."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def test_each_is_every_transport_or_its_reason() -> None:
     assert all(chosen.lacking.values())
 
 
-def test_one_that_is_absent_is_named_and_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_transport_is_named_and_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(transports._MAKERS, "tcp", _Absent)
 
     chosen = choose(EACH, ("shm", "tcp"))
@@ -44,7 +44,7 @@ def test_one_that_is_absent_is_named_and_not_run(monkeypatch: pytest.MonkeyPatch
 def test_transports_that_run_are_compared_and_others_named(
     over_tcp: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the instances would give is scripted; over real processes it is tests/cluster/test_verify.py."""
+    """The instances' outputs are scripted; tests/cluster/test_verify.py has real processes."""
 
     def through_pd(*given: object) -> VerifyOutputs:
         transport = given[3]

@@ -1,4 +1,4 @@
-"""What is left of a command's folder."""
+"""What remains of a command's folder."""
 
 import contextlib
 import tempfile
@@ -13,7 +13,7 @@ from wire.errors import ConfigError
 @pytest.mark.parametrize(
     ("ending", "kept"), [(None, 0), (KeyboardInterrupt(), 0), (SystemExit(143), 0), (ConfigError("no"), 1)]
 )
-def test_the_logs_stay_where_something_failed_and_not_after_ctrl_c(
+def test_the_logs_remain_after_a_failure_and_not_after_ctrl_c(
     ending: BaseException | None, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -19,7 +19,7 @@ PROGRESS = BatchProgress(total=10, done=4, errors=1, resumed=2, prompt_tokens=30
 
 
 class Engine:
-    """An Answerer with one metric, or none."""
+    """An `Answerer` with one metric, or none."""
 
     def __init__(self, page: bytes | None) -> None:
         self.page = page
@@ -82,7 +82,7 @@ def test_an_engine_without_metrics_removes_none() -> None:
 
 
 class Busy(Engine):
-    """An engine that is asked for its metrics and does not answer."""
+    """An engine whose metrics are requested and that does not answer."""
 
     def __init__(self) -> None:
         super().__init__(None)

@@ -45,9 +45,9 @@ def test_a_missing_server_is_reported_with_a_reason() -> None:
 
 
 def test_a_refused_key_names_the_sources_of_keys() -> None:
-    told = asked(401, '{"error": {"message": "this server asks for a key"}}')
+    told = asked(401, '{"error": {"message": "this server requires a key"}}')
 
-    assert "HTTP 401: this server asks for a key" in told
+    assert "HTTP 401: this server requires a key" in told
     assert told.endswith("; a key is read from $PDSERVE_API_KEY, $VLLM_API_KEY or $OPENAI_API_KEY")
 
 

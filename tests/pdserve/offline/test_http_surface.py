@@ -28,7 +28,7 @@ CARD = {"id": "tiny", "root": "/models/tiny", "max_model_len": 512}
 
 
 class Script:
-    """An Answerer that returns scripted answers in turn, and records the requests."""
+    """An `Answerer` that returns scripted answers in turn, and records the requests."""
 
     def __init__(self, *answers: Answer | PdserveError) -> None:
         self._answers = list(answers)
@@ -132,9 +132,9 @@ async def test_an_unknown_model_is_refused_with_the_served_ones() -> None:
 
 
 async def test_a_refused_key_names_the_sources_of_keys() -> None:
-    script = Script(answer(401, error={"message": "this server asks for a key"}))
+    script = Script(answer(401, error={"message": "this server requires a key"}))
 
-    with pytest.raises(ConfigError, match=r"this server asks for a key \(LLM\(api_key=...\), or PDSERVE_API_KEY\)"):
+    with pytest.raises(ConfigError, match=r"this server requires a key \(LLM\(api_key=...\), or PDSERVE_API_KEY\)"):
         await HttpSurface(script, retry_for_s=0).choose("")
 
 

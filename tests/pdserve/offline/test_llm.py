@@ -404,7 +404,7 @@ def generated(llm: LLM) -> float:
 
 
 class Counting:
-    """An Answerer that forwards to another and counts the requests at once."""
+    """An `Answerer` that forwards to another and counts the requests at once."""
 
     def __init__(self, inner: BatchBackend) -> None:
         self._inner, self._now, self.most = inner, 0, 0
