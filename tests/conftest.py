@@ -25,6 +25,8 @@ settings.load_profile("no deadlines")
 
 SHARED = "tests/conformance/"
 """The folder whose files share clusters of real models."""
+FIRST = (SHARED, "tests/cluster/", "tests/pdserve/", "tests/deploy/", "tests/faults/", "tests/instance/")
+"""Folders whose tests wait for processes: begun first, they share the cores with those that compute."""
 MISSING = "missing tool"
 """Begin a skip's reason with this where the test would run if something were installed."""
 
@@ -75,9 +77,10 @@ def ports_of_its_own() -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile`, run all files that share clusters on one worker: they are started once."""
+    """With `--dist loadfile`, run all files that share clusters on one worker, and files in the order of the items."""
     if config.getvalue("dist") != "loadfile":
         return None
+    config.option.loadscopereorder = False
     scheduling = importlib.import_module("xdist.scheduler").LoadFileScheduling(config, log)
     file_of = scheduling._split_scope
     scheduling._split_scope = lambda nodeid: SHARED if nodeid.startswith(SHARED) else file_of(nodeid)
@@ -87,6 +90,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Do this before `-m "not long"` chooses."""
+    items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in FIRST])
     mark_the_rest_long(items)
     mark_second_loops_long(items)
 

@@ -15,10 +15,9 @@ from pdserve.processes import POLL_S
 from pdserve.readiness import ask
 from tests.cluster.conftest import ENGINE_FLAGS
 from tests.cluster.guide import START_TIMEOUT_S, GuideCluster
-from tests.conformance.served import Oracle, Served
+from tests.conformance.served import Compared, Oracle, Served
 from tests.engine.tiny_models import make_tiny_model
 
-WAYS = ("combined", "P/D")
 FLAGS = ("--max-logprobs", "20", "--enable-prompt-tokens-details", "--enable-tokenizer-info-endpoint")
 
 
@@ -74,9 +73,20 @@ def answers() -> dict[str, object]:
     return {}
 
 
-@pytest.fixture(params=WAYS)
-def served(request: pytest.FixtureRequest, answers: dict[str, object]) -> Iterator[Served]:
-    """A client of one way and then of the other."""
+@pytest.fixture(params=(pytest.param("combined", marks=pytest.mark.long), "P/D"))
+def served(request: pytest.FixtureRequest) -> Iterator[Served]:
+    """A client of P/D; under `scripts/test --all` of a combined instance too."""
+    with _http(request) as http:
+        yield Served(http)
+
+
+@pytest.fixture(params=("combined", "P/D"))
+def compared(request: pytest.FixtureRequest, answers: dict[str, object]) -> Iterator[Compared]:
+    """A client of one way and then of the other, whose answers must be the same."""
+    with _http(request) as http:
+        yield Compared(http, request.node.originalname, answers)
+
+
+def _http(request: pytest.FixtureRequest) -> httpx.Client:
     url = request.getfixturevalue("combined" if request.param == "combined" else "pair")
-    with httpx.Client(base_url=url, timeout=300.0, trust_env=False) as http:
-        yield Served(http, request.node.originalname, answers)
+    return httpx.Client(base_url=url, timeout=300.0, trust_env=False)

@@ -22,16 +22,10 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
 
 
 class Served:
-    """Posts to one cluster. `agree` compares what one test found in two ways of serving."""
+    """Posts to one cluster."""
 
-    def __init__(self, http: httpx.Client, test: str, answers: dict[str, object]) -> None:
+    def __init__(self, http: httpx.Client) -> None:
         self.http = http
-        self._test = test
-        self._answers = answers
-
-    def agree(self, name: str, found: object) -> None:
-        """Fail unless the other way found the same under this name in this test."""
-        assert self._answers.setdefault(f"{self._test} {name}", found) == found
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         """Post a body whose model is the served one."""
@@ -77,6 +71,19 @@ class Served:
         assert response.status_code == 200, response.text
         answer: dict[str, Any] = response.json()
         return answer
+
+
+class Compared(Served):
+    """Posts to one cluster and then to the other; both must have answered the same."""
+
+    def __init__(self, http: httpx.Client, test: str, answers: dict[str, object]) -> None:
+        super().__init__(http)
+        self._test = test
+        self._answers = answers
+
+    def agree(self, name: str, found: object) -> None:
+        """Fail unless the other way found the same under this name in this test."""
+        assert self._answers.setdefault(f"{self._test} {name}", found) == found
 
 
 class Oracle:

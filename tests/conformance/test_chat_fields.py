@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.conformance.served import CHAT, Oracle, Served
+from tests.conformance.served import CHAT, Compared, Oracle, Served
 
 pytestmark = pytest.mark.cluster
 
@@ -28,13 +28,13 @@ def test_top_logprobs_null_is_none_and_all_only_where_allowed(served: Served) ->
 
 
 @pytest.mark.covers("B.chat.3", "B.chat.4")
-def test_seeds_of_64_bits_and_four_stop_texts(served: Served) -> None:
+def test_seeds_of_64_bits_and_four_stop_texts(compared: Compared) -> None:
     for seed in (-(2**63), 2**63 - 1):
-        served.agree(f"seed {seed}", served.said(seed=seed, temperature=1.0))
+        compared.agree(f"seed {seed}", compared.said(seed=seed, temperature=1.0))
     for bad in (-(2**63) - 1, 2**63, 1.5, "1"):
-        assert served.refused(CHATS, seed=bad)["param"] == "seed"
-    assert served.said(stop=["%", "^", "~", "`"]) is not None
-    assert served.refused(CHATS, stop=["%", "^", "~", "`", "|"])["param"] == "stop"
+        assert compared.refused(CHATS, seed=bad)["param"] == "seed"
+    assert compared.said(stop=["%", "^", "~", "`"]) is not None
+    assert compared.refused(CHATS, stop=["%", "^", "~", "`", "|"])["param"] == "stop"
 
 
 @pytest.mark.covers("B.chat.6")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.served import PROMPT, Oracle, Served
+from tests.conformance.served import PROMPT, Compared, Oracle, Served
 
 pytestmark = pytest.mark.cluster
 
@@ -30,13 +30,13 @@ RANGES: dict[str, tuple[list[Any], list[Any]]] = {
     "B.limits.10",
 )
 @pytest.mark.parametrize("name", RANGES)
-def test_each_range_at_its_borders(served: Served, name: str) -> None:
+def test_each_range_at_its_borders(compared: Compared, name: str) -> None:
     good, bad = RANGES[name]
 
     for value in good:
-        served.agree(f"{name} {value}", served.text(**{"seed": 1, name: value}))
+        compared.agree(f"{name} {value}", compared.text(**{"seed": 1, name: value}))
     for value in bad:
-        assert served.refused(max_tokens=8, **{name: value})["param"].split(".")[0] == name
+        assert compared.refused(max_tokens=8, **{name: value})["param"].split(".")[0] == name
 
 
 @pytest.mark.covers("B.limits.3", "B.limits.10")
@@ -83,16 +83,16 @@ def test_a_prompt_is_cut_on_either_side(served: Served, oracle: Oracle) -> None:
 
 
 @pytest.mark.covers("B.completion.6")
-def test_a_bad_word_is_never_written(served: Served, oracle: Oracle) -> None:
+def test_a_bad_word_is_never_written(compared: Compared, oracle: Oracle) -> None:
     written = oracle.ids(oracle.generate(max_new_tokens=24)[0])
     texts = {token_id: oracle.tokenizer.decode([token_id]) for token_id in written}
     bad = next(token_id for token_id, text in texts.items() if text.isalnum())
     asked = {"max_tokens": 24, "return_token_ids": True}
-    plain = served.completion(**asked)["choices"][0]["token_ids"]
-    without = served.completion(bad_words=[texts[bad]], **asked)["choices"][0]["token_ids"]
+    plain = compared.completion(**asked)["choices"][0]["token_ids"]
+    without = compared.completion(bad_words=[texts[bad]], **asked)["choices"][0]["token_ids"]
 
     assert (bad in plain, bad in without) == (True, False)
-    served.agree("without", without)
+    compared.agree("without", without)
 
 
 @pytest.mark.covers("B.completion.8")

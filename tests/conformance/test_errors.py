@@ -7,7 +7,7 @@ import httpx
 import jsonschema
 import pytest
 
-from tests.conformance.served import CHAT, PROMPT, Served
+from tests.conformance.served import CHAT, PROMPT, Compared, Served
 
 pytestmark = pytest.mark.cluster
 
@@ -97,7 +97,7 @@ def test_a_clients_id_ends_the_answers_and_comes_back(served: Served) -> None:
 
 
 @pytest.mark.covers("B.structured.2", "B.structured.3", "B.structured.6")
-def test_formats_of_today_hold(served: Served) -> None:
+def test_formats_of_today_hold(compared: Compared) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     named = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     for fields in (
@@ -105,9 +105,9 @@ def test_formats_of_today_hold(served: Served) -> None:
         {"structured_outputs": {"json": schema, "disable_any_whitespace": True}},
         {"structured_outputs": {"json": schema, "whitespace_pattern": ""}},
     ):
-        text = served.said(max_tokens=60, **fields)
+        text = compared.said(max_tokens=60, **fields)
         jsonschema.validate(json.loads(text), schema)
-        served.agree(str(fields), text)
+        compared.agree(str(fields), text)
         assert " " not in text or "response_format" in fields
     tag = {
         "type": "structural_tag",
@@ -117,14 +117,14 @@ def test_formats_of_today_hold(served: Served) -> None:
     content = {"type": "json_schema", "json_schema": schema}
     tags = [{"type": "tag", "begin": "<f>", "content": content, "end": "</f>"}]
     form = {"type": "triggered_tags", "triggers": ["<f"], "tags": tags}
-    text = served.text(response_format=tag)
-    assert served.text(structured_outputs={"structural_tag": json.dumps(tag)}) == text
-    assert served.text(response_format={"type": "structural_tag", "format": form}) == text
+    text = compared.text(response_format=tag)
+    assert compared.text(structured_outputs={"structural_tag": json.dumps(tag)}) == text
+    assert compared.text(response_format={"type": "structural_tag", "format": form}) == text
     must = {"type": "structural_tag", "format": {**form, "at_least_one": True, "stop_after_first": True}}
     dense = {"structural_tag": json.dumps(must), "disable_any_whitespace": True}
-    whole = served.text(structured_outputs=dense, max_tokens=60)
+    whole = compared.text(structured_outputs=dense, max_tokens=60)
     jsonschema.validate(json.loads(whole.removeprefix("<f>").removesuffix("</f>")), schema)
-    assert served.said(response_format={"type": "text"}) == served.said()
+    assert compared.said(response_format={"type": "text"}) == compared.said()
 
 
 @pytest.mark.covers("B.structured.5")

@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.conformance.served import CHAT, PROMPT, Oracle, Served, events
+from tests.conformance.served import CHAT, PROMPT, Compared, Oracle, Served, events
 
 pytestmark = pytest.mark.cluster
 
@@ -77,27 +77,27 @@ def test_chat_template_kwargs_are_variables(served: Served) -> None:
 
 @pytest.mark.covers("B.structured.2", "A4.65")
 @pytest.mark.parametrize("surface", ["completion", "chat"])
-def test_response_format_asks_for_json(served: Served, surface: str) -> None:
-    ask = served.text if surface == "completion" else served.said
+def test_response_format_asks_for_json(compared: Compared, surface: str) -> None:
+    ask = compared.text if surface == "completion" else compared.said
     schema = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
 
     told = ask(response_format=schema, guided_whitespace_pattern="", temperature=1.0, max_tokens=400, seed=2)
     jsonschema.validate(json.loads(told), PERSON)
-    served.agree(surface, told)
+    compared.agree(surface, told)
     assert ask(response_format={"type": "text"}) == ask()
-    assert served.refused(response_format={"type": "xml"})["param"] == "response_format"
-    assert served.refused(response_format={"type": "json_schema"})["param"] == "response_format.json_schema"
+    assert compared.refused(response_format={"type": "xml"})["param"] == "response_format"
+    assert compared.refused(response_format={"type": "json_schema"})["param"] == "response_format.json_schema"
 
 
 @pytest.mark.covers("A4.66")
 @pytest.mark.parametrize("form", ["text", "object"])
-def test_guided_json_holds_at_every_seed(served: Served, form: str) -> None:
+def test_guided_json_holds_at_every_seed(compared: Compared, form: str) -> None:
     schema: Any = json.dumps(PERSON) if form == "text" else PERSON
     for seed in range(10):
-        told = served.text(guided_json=schema, guided_whitespace_pattern="[ ]?", seed=seed, **SAMPLED)
+        told = compared.text(guided_json=schema, guided_whitespace_pattern="[ ]?", seed=seed, **SAMPLED)
         jsonschema.validate(json.loads(told), PERSON)
-        served.agree(str(seed), told)
-    assert served.refused(guided_json="{")["param"] == "guided_json"
+        compared.agree(str(seed), told)
+    assert compared.refused(guided_json="{")["param"] == "guided_json"
 
 
 @pytest.mark.covers("A4.67")
@@ -174,7 +174,7 @@ def test_structured_outputs_are_todays_name_of_the_same(served: Served) -> None:
 
 
 @pytest.mark.covers("A9.134")
-def test_the_guides_own_schema_with_references_is_kept(served: Served) -> None:
+def test_the_guides_own_schema_with_references_is_kept(compared: Compared) -> None:
     schema = {
         "title": "Character", "type": "object",
         "properties": {
@@ -185,10 +185,10 @@ def test_the_guides_own_schema_with_references_is_kept(served: Served) -> None:
         "required": ["name", "age", "armor"],
         "definitions": {"Armor": {"title": "Armor", "enum": ["leather", "chainmail", "plate"], "type": "string"}},
     }  # fmt: skip
-    answer = served.completion(guided_json=json.dumps(schema), max_tokens=5)
+    answer = compared.completion(guided_json=json.dumps(schema), max_tokens=5)
     assert answer["choices"][0]["finish_reason"] == "length"
 
-    told = served.text(guided_json=json.dumps(schema), temperature=0.7, seed=3, max_tokens=300)
+    told = compared.text(guided_json=json.dumps(schema), temperature=0.7, seed=3, max_tokens=300)
     if told.endswith("}"):
         jsonschema.validate(json.loads(told), schema)
-    served.agree("character", told)
+    compared.agree("character", told)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.served import CHAT, PROMPT, Oracle, Served, events
+from tests.conformance.served import CHAT, PROMPT, Compared, Oracle, Served, events
 
 pytestmark = pytest.mark.cluster
 
@@ -43,15 +43,15 @@ def test_max_tokens_is_16_by_default(served: Served) -> None:
 
 
 @pytest.mark.covers("A9.123", "A9.124", "A9.125")
-def test_sampling_defaults_and_ranges(served: Served) -> None:
+def test_sampling_defaults_and_ranges(compared: Compared) -> None:
     asked = {"seed": 9, "max_tokens": 12}
-    written_out = served.post("/v1/completions", prompt=PROMPT, temperature=1.0, top_p=1.0, top_k=-1, **asked).json()
-    left_out = served.post("/v1/completions", prompt=PROMPT, **asked).json()
+    written_out = compared.post("/v1/completions", prompt=PROMPT, temperature=1.0, top_p=1.0, top_k=-1, **asked).json()
+    left_out = compared.post("/v1/completions", prompt=PROMPT, **asked).json()
 
     assert written_out["choices"] == left_out["choices"]
-    served.agree("sampled", left_out["choices"])
+    compared.agree("sampled", left_out["choices"])
     for name, bad in (("top_p", 0), ("top_p", 1.5), ("temperature", -1), ("temperature", 2.5), ("top_k", -2)):
-        assert served.refused(**{name: bad})["param"] == name
+        assert compared.refused(**{name: bad})["param"] == name
 
 
 @pytest.mark.covers("B.finish.2", "A9.126")
@@ -81,14 +81,14 @@ def test_a_stream_says_what_the_plain_answer_says(served: Served) -> None:
 
 
 @pytest.mark.covers("A11.2", "A9.128")
-def test_n_needs_sampling_and_too_many_harm_nobody(served: Served) -> None:
-    choices = served.completion(n=3, temperature=1.0, seed=1)["choices"]
+def test_n_needs_sampling_and_too_many_harm_nobody(compared: Compared) -> None:
+    choices = compared.completion(n=3, temperature=1.0, seed=1)["choices"]
     assert [choice["index"] for choice in choices] == [0, 1, 2]
-    served.agree("three", choices)
-    assert served.refused(n=2, temperature=0)["param"] == "n"
-    assert served.refused(n=2, top_k=1)["param"] == "n"
-    assert served.refused(n=10**6, temperature=1.0)["param"] == "n"
-    assert served.text()
+    compared.agree("three", choices)
+    assert compared.refused(n=2, temperature=0)["param"] == "n"
+    assert compared.refused(n=2, top_k=1)["param"] == "n"
+    assert compared.refused(n=10**6, temperature=1.0)["param"] == "n"
+    assert compared.text()
 
 
 @pytest.mark.covers("A11.1", "A11.5", "A11.6", "A9.129", "A9.132")
@@ -105,34 +105,34 @@ def test_the_guides_rules_of_beam_search(served: Served, oracle: Oracle) -> None
 
 
 @pytest.mark.covers("A9.135")
-def test_the_guides_chat_as_printed(served: Served) -> None:
+def test_the_guides_chat_as_printed(compared: Compared) -> None:
     body = {
         "messages": [{"role": "user", "content": "hello"}], "max_tokens": 100, "top_k": -1, "top_p": 1,
         "temperature": 0, "ignore_eos": False, "stream": False,
     }  # fmt: skip
-    answer = served.post("/v1/chat/completions", **body)
+    answer = compared.post("/v1/chat/completions", **body)
 
     assert answer.status_code == 200, answer.text
-    served.agree("answer", answer.json()["choices"])
+    compared.agree("answer", answer.json()["choices"])
 
 
 @pytest.mark.covers("A8.116")
-def test_combined_and_p_d_are_the_same_with_everything_at_once(served: Served) -> None:
+def test_combined_and_p_d_are_the_same_with_everything_at_once(compared: Compared) -> None:
     asked = {
         "prompt": [PROMPT, "what is the capital"], "n": 3, "best_of": 4, "seed": 5, "temperature": 0.9, "top_p": 0.95,
         "top_k": 50, "min_p": 0.01, "presence_penalty": 0.3, "frequency_penalty": 0.2, "repetition_penalty": 1.1,
         "logit_bias": {"40": 1.5}, "bad_words": ["fox"], "max_tokens": 20, "min_tokens": 3, "stop": ["zz"],
         "logprobs": 3, "echo": True, "return_token_ids": True,
     }  # fmt: skip
-    choices = served.post("/v1/completions", **asked).json()["choices"]
+    choices = compared.post("/v1/completions", **asked).json()["choices"]
 
     assert [choice["index"] for choice in choices] == list(range(6))
-    served.agree("ids", [choice["token_ids"] for choice in choices])
-    served.agree("texts", [choice["text"] for choice in choices])
+    compared.agree("ids", [choice["token_ids"] for choice in choices])
+    compared.agree("texts", [choice["text"] for choice in choices])
     for choice in choices:
         told = choice["logprobs"]
         assert len(told["tokens"]) == len(choice["prompt_token_ids"]) + len(choice["token_ids"])
-        served.agree(f"likeliest {choice['index']}", [sorted(best or {}) for best in told["top_logprobs"]])
+        compared.agree(f"likeliest {choice['index']}", [sorted(best or {}) for best in told["top_logprobs"]])
 
 
 @pytest.mark.covers("B.logprobs.1", "B.logprobs.2")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.served import CHAT, PROMPT, Oracle, Served, events
+from tests.conformance.served import CHAT, PROMPT, Compared, Oracle, Served, events
 
 pytestmark = pytest.mark.cluster
 
@@ -12,18 +12,18 @@ SEEDED = {"temperature": 1.0, "seed": 11}
 
 
 @pytest.mark.covers("B.completion.4", "A3.43")
-def test_best_of_returns_the_likeliest(served: Served) -> None:
+def test_best_of_returns_the_likeliest(compared: Compared) -> None:
     asked = {**SEEDED, "best_of": 4, "max_tokens": 6, "ignore_eos": True}
-    every = served.completion(n=4, logprobs=0, **{**asked, "best_of": None})["choices"]
-    best = served.completion(n=2, **asked)["choices"]
+    every = compared.completion(n=4, logprobs=0, **{**asked, "best_of": None})["choices"]
+    best = compared.completion(n=2, **asked)["choices"]
 
     sums = {choice["text"]: sum(choice["logprobs"]["token_logprobs"]) for choice in every}
     likeliest = sorted(sums, key=lambda text: -sums[text])[:2]
     assert [choice["text"] for choice in best] == likeliest
-    served.agree("texts", likeliest)
-    assert served.refused(best_of=1, n=2)["param"] == "best_of"
-    assert served.refused(best_of=2, temperature=0)["param"] == "best_of"
-    assert len(served.chat(n=1, best_of=3, temperature=1.0)["choices"]) == 1
+    compared.agree("texts", likeliest)
+    assert compared.refused(best_of=1, n=2)["param"] == "best_of"
+    assert compared.refused(best_of=2, temperature=0)["param"] == "best_of"
+    assert len(compared.chat(n=1, best_of=3, temperature=1.0)["choices"]) == 1
 
 
 @pytest.mark.covers("A3.44")
@@ -107,20 +107,20 @@ def test_a_stop_string_is_in_the_output_only_when_asked(served: Served, oracle: 
     assert text(stop=[stop, "zz"], include_stop_str_in_output=True, **asked) == whole[: cut + len(stop)]
 
 
-def test_listed_tokens_and_repetitions_are_the_same_over_p_and_d(served: Served) -> None:
+def test_listed_tokens_and_repetitions_are_the_same_over_p_and_d(compared: Compared) -> None:
     listed = {"logprobs": 0, "logprob_token_ids": [40, 41], "return_tokens_as_token_ids": True}
-    told = served.completion(**listed)["choices"][0]["logprobs"]
+    told = compared.completion(**listed)["choices"][0]["logprobs"]
     assert all({"token_id:40", "token_id:41"} <= set(one) for one in told["top_logprobs"])
-    served.agree("listed", [[*one] for one in told["top_logprobs"]])
+    compared.agree("listed", [[*one] for one in told["top_logprobs"]])
 
     rule = {"max_pattern_size": 4, "min_count": 3}
     asked = {"allowed_token_ids": [40], "max_tokens": 20, "return_token_ids": True}
-    choice = served.completion(repetition_detection=rule, **asked)["choices"][0]
+    choice = compared.completion(repetition_detection=rule, **asked)["choices"][0]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("repetition", "repetition_detected")
     assert choice["token_ids"] == [40] * 3
     for streamed in (True, False):
         body = {"prompt": PROMPT, "temperature": 0, "repetition_detection": rule, "stream": streamed} | asked
-        answer = served.post("/v1/completions", **body)
+        answer = compared.post("/v1/completions", **body)
         last = events(answer)[-1] if streamed else answer.json()
         assert last["choices"][0]["stop_reason"] == "repetition_detected"
 
@@ -192,38 +192,40 @@ def test_prompt_logprobs_are_the_log_softmax(served: Served, oracle: Oracle) -> 
 
 
 @pytest.mark.covers("A3.58")
-def test_only_allowed_token_ids_appear(served: Served) -> None:
+def test_only_allowed_token_ids_appear(compared: Compared) -> None:
     allowed = [40, 41, 42]
-    choice = served.completion(allowed_token_ids=allowed, temperature=2.0, seed=5, return_token_ids=True)["choices"][0]
+    choice = compared.completion(allowed_token_ids=allowed, temperature=2.0, seed=5, return_token_ids=True)["choices"][
+        0
+    ]
 
     assert len(choice["token_ids"]) == 8
     assert set(choice["token_ids"]) <= set(allowed)
-    served.agree("ids", choice["token_ids"])
-    assert "320 is out of vocabulary: ids are 0..319" in served.refused(allowed_token_ids=[320])["message"]
+    compared.agree("ids", choice["token_ids"])
+    assert "320 is out of vocabulary: ids are 0..319" in compared.refused(allowed_token_ids=[320])["message"]
 
 
 @pytest.mark.covers("A2.35")
-def test_penalties_bias_seed_and_user_each_have_their_effect(served: Served) -> None:
-    plain = served.said()
-    forced = served.said(logit_bias={"40": 100}, return_token_ids=True)
-    assert forced == served.text(allowed_token_ids=[40])
-    assert served.said(user="someone") == plain
-    first, again, other = (served.said(temperature=1.0, seed=seed, max_tokens=16) for seed in (1, 1, 2))
+def test_penalties_bias_seed_and_user_each_have_their_effect(compared: Compared) -> None:
+    plain = compared.said()
+    forced = compared.said(logit_bias={"40": 100}, return_token_ids=True)
+    assert forced == compared.text(allowed_token_ids=[40])
+    assert compared.said(user="someone") == plain
+    first, again, other = (compared.said(temperature=1.0, seed=seed, max_tokens=16) for seed in (1, 1, 2))
     assert (first == again, first == other) == (True, False)
-    served.agree("seeded", first)
-    few = served.chat(logit_bias={"40": 3}, frequency_penalty=2.0, presence_penalty=2.0, max_tokens=24)
-    many = served.chat(logit_bias={"40": 3}, max_tokens=24)
-    letter = served.text(allowed_token_ids=[40], max_tokens=1)
+    compared.agree("seeded", first)
+    few = compared.chat(logit_bias={"40": 3}, frequency_penalty=2.0, presence_penalty=2.0, max_tokens=24)
+    many = compared.chat(logit_bias={"40": 3}, max_tokens=24)
+    letter = compared.text(allowed_token_ids=[40], max_tokens=1)
     count = [answer["choices"][0]["message"]["content"].count(letter) for answer in (few, many)]
-    served.agree("penalised", few["choices"])
+    compared.agree("penalised", few["choices"])
     assert count[0] <= count[1]
     assert CHAT[0]["role"] == "user"
 
 
 @pytest.mark.covers("A9.130", "A9.131")
-def test_penalties_have_their_range(served: Served) -> None:
+def test_penalties_have_their_range(compared: Compared) -> None:
     for name in ("presence_penalty", "frequency_penalty"):
         for bad in (2.1, -2.1, "1", True):
-            assert served.refused(**{name: bad})["param"] == name
+            assert compared.refused(**{name: bad})["param"] == name
         for good in (-2, 0, 2):
-            served.agree(f"{name} {good}", served.text(**{name: good}, max_tokens=12))
+            compared.agree(f"{name} {good}", compared.text(**{name: good}, max_tokens=12))
