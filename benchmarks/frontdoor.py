@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parse(arguments)
     model = args.model or command_output("model", "path")
     with ExitStack() as stack:
-        load = Child([sys.executable, str(ROOT / "benchmarks" / "door" / "load.py")])
+        load = Child([sys.executable, str(ROOT / "benchmarks" / "front_door" / "load.py")])
         stack.callback(load.close)
         servers = [start_ours(stack, model, args.flag, args.profile)]
         if args.router:

@@ -18,7 +18,7 @@ from benchmarks.kv.control import ROOT, Child
 
 START_S = 400
 _VLLM_ENV = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-_SCRIPTS = ROOT / "benchmarks" / "door"
+_SCRIPTS = ROOT / "benchmarks" / "front_door"
 
 
 @dataclass(frozen=True, slots=True)

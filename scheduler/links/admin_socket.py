@@ -21,7 +21,7 @@ from scheduler.links.probe import LinkProbe, Pair, PairLink
 from telemetry.logs import EventLogger
 from wire.errors import InvalidRequest, Overloaded, PdserveError
 
-log = EventLogger("door")
+log = EventLogger("admin")
 
 MAX_LINE_BYTES = 64 * 2**10
 _ASK_TIMEOUT_S = 5.0
