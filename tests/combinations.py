@@ -8,9 +8,9 @@ import pytest
 
 
 def cover(cases: Sequence[Mapping[str, object]], strength: int) -> set[int]:
-    """Return the places of enough cases: any `strength` values that one case has together, one of these has too.
+    """Return the indices of enough cases: any `strength` values that occur together in a case occur in one of these.
 
-    Greedy: the case with most new combinations comes next, among equals the first.
+    Greedy: the case with the most new combinations comes next, the first of equals.
     """
     combinations = [set(itertools.combinations(case.items(), min(strength, len(case)))) for case in cases]
     chosen: set[int] = set()
@@ -23,7 +23,7 @@ def cover(cases: Sequence[Mapping[str, object]], strength: int) -> set[int]:
 
 
 def mark_the_rest_long(items: Sequence[pytest.Item]) -> None:
-    """Leave cases of tests with `combinations(strength)` to `scripts/test --all`, but for those that cover the rest."""
+    """Mark cases of tests with `combinations(strength)` as long, except those that cover the rest."""
     groups: dict[tuple[int, object, str], list[pytest.Function]] = defaultdict(list)
     for item in items:
         mark = item.get_closest_marker("combinations")
@@ -51,13 +51,13 @@ def mark_second_loops_long(items: Sequence[pytest.Item]) -> None:
 
 
 def _is_run(item: pytest.Item) -> bool:
-    """Return whether the case covers anything: it is not skipped here and not long by itself."""
+    """Return whether the case counts as covering: it is neither skipped here nor long by itself."""
     marks = list(item.iter_markers())
     return not any(mark.name in ("skip", "long") or (mark.name == "skipif" and True in mark.args[:1]) for mark in marks)
 
 
 def _parameters(item: pytest.Function) -> dict[str, tuple[int, ...]]:
-    """Return the values' identities; names that are set together are one parameter."""
+    """Return the identities of the values; names that are set together are one parameter."""
     values = {name: id(value) for name, value in item.callspec.params.items()}
     together = [mark.args[0] for mark in item.iter_markers("parametrize")]
     names = [one.replace(" ", "").split(",") if isinstance(one, str) else one for one in together]

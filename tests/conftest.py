@@ -1,4 +1,4 @@
-"""What holds for all tests: under `scripts/test --all` a test skipped for a missing tool is a failure."""
+"""Fixtures and hooks of all tests: under `scripts/test --all` a test skipped for a missing tool is a failure."""
 
 import functools
 import importlib
@@ -33,7 +33,7 @@ MISSING = "missing tool"
 
 @pytest.fixture(autouse=True)
 def fresh_log() -> None:
-    """Undo what a command that ran in this process did to the log: the next test may listen to what it left out."""
+    """Reset what a command that ran in this process did to logging: the next test may capture what it turned off."""
     log = logging.getLogger("pdserve")
     log.handlers[:], log.propagate = [], True
     log.setLevel(logging.NOTSET)
@@ -61,10 +61,10 @@ def native_libraries() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def ports_of_its_own() -> Iterator[None]:
-    """Give each worker its share of the ports above those of connections; what `pdserve up` finds itself is below them.
+    """Give each worker its share of the ports above the ephemeral ones; `pdserve up` itself searches below them.
 
-    A port is found free first and listened on seconds later, or again once its process was killed: nobody else of this
-    run may find it meanwhile.
+    A port is probed first and listened on seconds later, or again after its process was killed: meanwhile nothing else
+    of this run may find it.
     """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
@@ -89,7 +89,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Do this before `-m "not long"` chooses."""
+    """Run before `-m "not long"` selects."""
     items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in FIRST])
     mark_the_rest_long(items)
     mark_second_loops_long(items)

@@ -1,6 +1,6 @@
 """A wheel as data: downloaded once, parts of it unzipped into pdserve's cache folder, and never installed.
 
-What tests take from it is text. Where no index can be reached, they skip by name.
+Tests read only text from it. Where no index can be reached, they skip with that reason.
 """
 
 import fcntl
@@ -17,16 +17,13 @@ _PIP_SECONDS = 90
 
 
 class NoWheel(Exception):
-    """Why a wheel cannot be had here."""
+    """The reason why a wheel is not available here."""
 
 
 def wheel_in(
     folder: Path, environ: Mapping[str, str], project: str, version: str, wanted: Callable[[str], bool]
 ) -> Path:  # fmt: skip
-    """Return where the wheel's `wanted` files lie below `folder`, downloading it where it is not there.
-
-    Raises NoWheel.
-    """
+    """Return the folder that has the wheel's `wanted` files, below `folder`; download it if needed. Raises NoWheel."""
     root = folder / version
     if root.is_dir():
         return root
@@ -66,7 +63,7 @@ def _download(folder: Path, environ: Mapping[str, str], asked: str) -> Path:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock: of several workers one downloads."""
+    """Hold the lock: only one worker downloads."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

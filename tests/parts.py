@@ -40,7 +40,7 @@ _ROOT = Path(__file__).parents[1]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Do what the module says; returns the exit status."""
+    """Run the command named in `argv`; return the exit status."""
     match list(argv):
         case ["names"]:
             print(*PARTS, sep="\n")

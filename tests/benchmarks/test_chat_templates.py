@@ -1,4 +1,4 @@
-"""The benchmark of chat templates: that it runs, and counts what it says."""
+"""The benchmark of chat templates runs and counts correctly."""
 
 import argparse
 import asyncio

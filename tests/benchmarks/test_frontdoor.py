@@ -17,7 +17,7 @@ EVENTS = [b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", *[b'b\r\ndat
 
 
 class _Socket:
-    """A connection that gives what it was told, piece by piece."""
+    """A connection that returns the given pieces, one at a time."""
 
     def __init__(self, pieces: list[bytes]) -> None:
         self.pieces = pieces
@@ -56,7 +56,7 @@ def test_a_response_with_a_length_ends_with_its_last_byte() -> None:
     assert len(run.failures) == 1
 
 
-def test_the_table_has_a_column_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_a_column_for_each_server(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"server": "a", "figure": "f", "value": 1.5, "goal": 2}, {"server": "b", "figure": "g", "value": 3}]
 
     frontdoor.print_table(rows)
@@ -73,7 +73,7 @@ def test_cpu_time_is_split_by_thread() -> None:
 
 @pytest.mark.long
 @pytest.mark.cluster
-def test_the_real_front_answers_the_fake_instances_client(tmp_path: Path) -> None:
+def test_the_real_front_door_answers_the_fake_instances_client(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--scale", "0.02", "--only", "request-1", "stream-1", "first-byte"]
 
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:

@@ -1,4 +1,4 @@
-"""The GPU benchmark without a GPU: what it says, that its parts run on a tiny model, and its arithmetic."""
+"""The GPU benchmark without a GPU: its output, its parts on a tiny model, and its arithmetic."""
 
 import importlib.util
 import json
@@ -55,7 +55,7 @@ def test_a_tiny_run_has_a_figure_for_every_part(tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().out.count("| tiny decode, batch 3, context 24 |") == 3
 
 
-def test_where_graphs_are_captured_steps_run_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_run_with_and_without_captured_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "_STEPS", 2)
     device = CapturingDevice()
 
@@ -80,7 +80,7 @@ def test_layers_are_timed_by_transformers_and_by_device_ops() -> None:
     assert (device.captured, device.replays) == (4, 4 * 3)
 
 
-def test_the_least_that_a_step_does_is_that_of_the_shapes() -> None:
+def test_the_least_work_of_a_step_follows_from_the_shapes() -> None:
     weights = {shape.name: shape.layer_weights + 2 * shape.head_weights for shape in (ONE_B, EIGHT_B)}
     assert weights["8B"] == pytest.approx(8.03e9, rel=1e-3)  # Llama 3 8B: 8.03 billion
     assert weights["1B"] == pytest.approx(1.236e9 + ONE_B.head_weights, rel=1e-3)  # Llama 3.2 1B ties its head
@@ -103,13 +103,13 @@ def test_the_operations_of_a_prefill_are_those_that_torch_counts() -> None:
         network(torch.full((TINY.prompts, TINY.prompt_tokens), 7), logits_to_keep=1)
 
     tokens = TINY.prompts * TINY.prompt_tokens
-    hidden = tokens * (TINY.prompt_tokens - 1) // 2  # eager attends to the future too, and masks it
+    hidden = tokens * (TINY.prompt_tokens - 1) // 2  # eager attention also computes the future tokens, and masks them
     rotary = 2 * tokens * TINY.head_dim // 2 // TINY.prompts  # positions times frequencies, once for all prompts
     attended = 4 * hidden * TINY.num_layers * TINY.num_heads * TINY.head_dim
     assert counter.get_total_flops() - attended == pytest.approx(TINY.prefill_operations(), abs=rotary)
 
 
-def test_a_row_knows_its_fraction_and_whether_it_is_enough() -> None:
+def test_a_row_has_its_fraction_and_whether_it_is_enough() -> None:
     enough, short = Row("a", "us", 7.0, "GB/s", 10.0, "x", 0.7), Row("a", "us", 6.9, "GB/s", 10.0, "x", 0.7)
 
     assert (enough.fraction, enough.met, short.met) == (0.7, True, False)
@@ -119,7 +119,7 @@ def test_a_row_knows_its_fraction_and_whether_it_is_enough() -> None:
 
 @pytest.mark.long
 @pytest.mark.cluster
-def test_processes_hand_over_and_serve_on_a_tiny_model(tmp_path: Path) -> None:
+def test_processes_hand_off_and_serve_on_a_tiny_model(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     command = [sys.executable, "-P", str(SCRIPT), "--device", "cpu", "--tiny", "--parts", "hand-off", "pd"]
 
@@ -127,7 +127,7 @@ def test_processes_hand_over_and_serve_on_a_tiny_model(tmp_path: Path) -> None:
         try:
             _, errors = running.communicate(timeout=300)
         finally:
-            running.terminate()  # it stops what it started; a kill would leave a cluster behind
+            running.terminate()  # it stops what it started; killing it would leave a cluster behind
 
     assert running.returncode == 0, errors
     rows = json.loads(file.read_text())["rows"]

@@ -1,4 +1,4 @@
-"""The hop benchmark: what it computes, and that it runs with the fake engine."""
+"""The hop benchmark: its arithmetic, and that it runs with the fake engine."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ from benchmarks import hop
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "hop.py"
 
 
-def test_the_hop_is_the_later_second_token_as_a_share_of_the_first() -> None:
+def test_the_hop_is_the_delay_of_the_second_token_over_the_first() -> None:
     times = {"pd": [(1.0, 1.2), (1.0, 1.3)], "combined": [(1.0, 1.1), (2.0, 2.1)]}
 
     row = hop.summary(512, times, argparse.Namespace(runs=2, chunk=512))
@@ -32,7 +32,7 @@ def test_both_sides_start_answer_and_end(tmp_path: Path) -> None:
         try:
             output, errors = running.communicate(timeout=300)
         finally:
-            running.terminate()  # it stops what it started; a kill would leave a cluster behind
+            running.terminate()  # it stops what it started; killing it would leave a cluster behind
 
     assert running.returncode == 0, errors
     row = json.loads(output.splitlines()[0])

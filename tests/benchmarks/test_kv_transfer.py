@@ -1,4 +1,4 @@
-"""The KV benchmark runs, proves the bytes it moves, and names what it could not measure. No figure is judged here."""
+"""The KV benchmark runs, verifies the bytes it moves, and names what it could not measure. No figure is judged here."""
 
 import functools
 import itertools
@@ -46,7 +46,7 @@ def test_a_quick_run_compares_with_a_copy_and_names_missing_peers(tmp_path: Path
     assert "| measure" in output
 
 
-def test_a_transport_that_is_not_there_is_a_row_and_not_the_end(tmp_path: Path) -> None:
+def test_a_missing_transport_is_a_row_and_does_not_end_the_run(tmp_path: Path) -> None:
     _, rows = run(tmp_path, "--transports", "pigeon", "shm", "--parts", "scattered")
 
     assert "pigeon" in rows[0]["skipped"]
@@ -77,7 +77,7 @@ def test_no_scattered_block_follows_its_predecessor(count: int) -> None:
     assert all(b != a + 1 for a, b in itertools.pairwise(blocks))
 
 
-def test_the_default_shape_has_6_kib_a_block_of_a_tensor() -> None:
+def test_the_default_shape_has_6_kib_per_block_of_a_tensor() -> None:
     shape = shape_named("default")
 
     assert (shape.num_layers, 16 * shape.tensors[0].token_bytes) == (30, 6 << 10)
@@ -98,7 +98,7 @@ def test_contestants_take_turns_and_ratios_are_per_round() -> None:
     assert ratio_of(seconds["ours"], seconds["peer"]) == 1.0
 
 
-def test_a_goal_is_judged_by_the_ratio_or_by_ours_alone() -> None:
+def test_a_goal_is_judged_by_the_ratio_or_by_our_time_alone() -> None:
     slow = Row("a", ours=1.0, peer_name="copy", peer=2.0, ratio=0.5, goal=0.8)
     quick = Row("b", "ms", ours=1.5, goal=2.0, at_least=False)
     bare = Row("c", ours=1.0, peer_name="copy", peer=2.0, ratio=0.5)

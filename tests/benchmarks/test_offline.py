@@ -13,7 +13,7 @@ from tests.cluster.conftest import fake_model  # noqa: F401 - a fixture
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "offline.py"
 
 
-def test_the_requests_are_within_their_bounds_and_the_same_every_time() -> None:
+def test_the_requests_are_within_bounds_and_the_same_every_time() -> None:
     requests = offline.workload(256, 0)
 
     assert requests == offline.workload(256, 0) != offline.workload(256, 1)

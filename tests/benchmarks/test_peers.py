@@ -1,4 +1,4 @@
-"""The peers' set-up says what it cannot do; their runners notice wrong bytes."""
+"""The peers' set-up reports what it cannot do; their runners detect wrong bytes."""
 
 import importlib.util
 import os
@@ -12,7 +12,7 @@ PEERS = Path(__file__).resolve().parents[2] / "benchmarks" / "peers"
 
 
 def load(name: str) -> ModuleType:
-    """Import a runner's module as it lies in the folder."""
+    """Import a runner's module from its folder."""
     spec = importlib.util.spec_from_file_location(name, PEERS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -34,7 +34,7 @@ def set_up(tmp_path: Path, *peers: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
 
 
-def test_an_unknown_peer_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+def test_an_unknown_peer_is_refused_with_the_known_names(tmp_path: Path) -> None:
     ran = set_up(tmp_path, "carrier")
 
     assert ran.returncode == 2
@@ -51,7 +51,7 @@ def test_without_apt_the_missing_package_is_named(tmp_path: Path) -> None:
     assert "not installed: iperf3" in ran.stderr
 
 
-def test_a_single_wrong_byte_is_seen() -> None:
+def test_a_single_wrong_byte_is_detected() -> None:
     region = load("peer_process").Region((2 << 20) + 5)
     region.fill()
     assert region.holds_pattern((2 << 20) + 5)

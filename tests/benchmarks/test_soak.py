@@ -1,4 +1,4 @@
-"""The soak: what it holds against a cluster, and that it runs with the fake engine."""
+"""The soak test: what it checks on a cluster, and that it runs with the fake engine."""
 
 import argparse
 import asyncio
@@ -65,13 +65,13 @@ def test_leaks_and_unfinished_requests_are_named() -> None:
         ({"left_behind": {"shared_memory": ["psm_1"], "processes": []}}, "nothing left behind"),
     ],
 )
-def test_each_promise_can_be_broken(differs: dict[str, object], broken: str | None) -> None:
+def test_each_guarantee_can_be_violated(differs: dict[str, object], broken: str | None) -> None:
     held = soak.holds(_row(**differs), argparse.Namespace(kill_every=0.0, freeze_every=0.0, most_growth=64, clients=12))
 
     assert [promise for promise, kept in held.items() if not kept] == ([] if broken is None else [broken])
 
 
-def test_another_answer_to_the_same_body_is_wrong() -> None:
+def test_a_different_answer_to_the_same_body_is_wrong() -> None:
     client = SoakClient(Mock(), "model", random.Random(0), 1.0)
 
     assert client.same("greedy 1", "a") == ("answered", "")
@@ -84,14 +84,14 @@ def test_a_refused_good_request_is_a_fault_and_a_full_server_is_not(status: int,
     async def answer(request: web.Request) -> web.Response:
         return web.json_response({"error": {"message": "no"}}, status=status)
 
-    async def endings() -> set[str]:
+    async def outcomes() -> set[str]:
         app = web.Application()
         app.router.add_post("/v1/completions", answer)
         async with TestServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as session:
             client = SoakClient(session, "model", random.Random(0), 10.0)
             return {(await client.ask(kind)).how for kind in ("greedy", "choices")}
 
-    assert asyncio.run(endings()) == {how}
+    assert asyncio.run(outcomes()) == {how}
 
 
 @pytest.mark.long
@@ -106,7 +106,7 @@ def test_a_cluster_is_soaked_and_ended(tmp_path: Path) -> None:
         try:
             output, errors = running.communicate(timeout=300)
         finally:
-            running.terminate()  # it stops what it started; a kill would leave a cluster behind
+            running.terminate()  # it stops what it started; killing it would leave a cluster behind
 
     row = json.loads(output.splitlines()[-1])
     assert running.returncode == 0, (row, errors)

@@ -1,4 +1,4 @@
-"""What a broken input is, for the tests of every package and for docs/broken-inputs.md, and how one is tried."""
+"""What a broken input is, for the tests of every package and for docs/broken-inputs.md, and how it is run."""
 
 import contextlib
 import io
@@ -19,9 +19,9 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}")
 
 @dataclass(frozen=True)
 class Command:
-    """A command: what runs its arguments in this process and returns the exit status, and how its errors begin.
+    """A command: runs its arguments in this process and returns the exit status; its errors begin with `begins`.
 
-    One that is a process of its own is a function that runs it, with a deadline, and prints what it said.
+    For one that needs its own process it is a function that runs that, with a deadline, and prints the output.
     """
 
     run: Callable[[Sequence[str]], int]
@@ -54,7 +54,7 @@ class Broken:
 
 @dataclass(frozen=True)
 class Answer:
-    """What was said of a broken input, the exit status, and the files that came new."""
+    """The output for a broken input, the exit status, and the new files."""
 
     said: str
     status: int
@@ -62,7 +62,7 @@ class Answer:
 
 
 def answer(broken: Broken) -> Answer:
-    """Try one in a folder of its own; the folder's path is left out of what is said, and times are the word TIME."""
+    """Run one in its own folder; in the output the folder's path is left out, and times are the word TIME."""
     said = io.StringIO()
     environ = {"PATH": os.environ["PATH"], **broken.environ}
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), patch.dict(os.environ, environ, clear=True):

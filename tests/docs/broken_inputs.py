@@ -1,4 +1,4 @@
-"""Every broken input of every package, by the heading it stands under in docs/broken-inputs.md."""
+"""Every broken input of every package, by its heading in docs/broken-inputs.md."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Write what the tests know of broken inputs into docs: a page of all of them, and the rules in both languages."""
+"""Write the tests' broken inputs into docs: a page of all of them, and the rules in both languages."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +32,7 @@ def pages() -> dict[Path, str]:
 
 
 def _put(document: str, lines: Iterator[str]) -> str:
-    """Return the document with the lines between its marks."""
+    """Return the document with these lines between its marks."""
     before, _, rest = document.partition(BEGIN)
     _, _, after = rest.partition(END)
     made = "\n".join(lines)

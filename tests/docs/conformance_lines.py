@@ -1,4 +1,4 @@
-"""The lines of the request checklist in our words, by section: what docs/conformance.md has a row for."""
+"""The lines of the request checklist, reworded, by section: the rows of docs/conformance.md."""
 
 LINES: dict[str, dict[int, str]] = {
     "A1": {

@@ -1,4 +1,4 @@
-"""What users of today's vLLM rely on, surface by surface, in our words: section B of the checklist, line by line."""
+"""What users of today's vLLM rely on, surface by surface, reworded: section B of the checklist, line by line."""
 
 SURFACES: dict[str, dict[int, str]] = {
     "B.text": {
@@ -82,7 +82,7 @@ SURFACES: dict[str, dict[int, str]] = {
         3: "http_requests_total", 4: "our own names, of each role and of the hand-off",
     },
     "B.clients": {
-        1: "the official openai client", 2: "lm-eval: log-likelihoods are those of the model itself",
+        1: "the official openai client", 2: "lm-eval: loglikelihoods are those of the model itself",
         3: "lm-eval: texts and chats",
     },
     "B.pooling": {1: "/v1/embeddings", 2: "/v1/score and /score"},

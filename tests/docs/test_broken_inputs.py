@@ -24,18 +24,18 @@ def test_a_broken_input_ends_with_status_2_and_writes_nothing(broken: Broken) ->
         assert "note: " not in told.said
 
 
-def test_every_rule_has_a_broken_input_and_words_in_chinese() -> None:
+def test_every_rule_has_a_broken_input_and_a_chinese_sentence() -> None:
     found = {one.rule for inputs in SECTIONS.values() for one in inputs} - {None}
 
     assert found == set(CODES)
     assert list(RULES_IN_CHINESE) == CODES
 
 
-def test_no_two_packages_have_a_heading_in_common() -> None:
+def test_no_two_packages_share_a_heading() -> None:
     assert sum(map(len, PARTS)) == len(SECTIONS)
 
 
-def test_the_pages_list_them_as_they_are_answered_today() -> None:
+def test_the_pages_list_the_current_messages() -> None:
     for path, text in pages().items():
         assert BEGIN in text
         assert path.read_text() == text, f"{path.name}: run scripts/broken-inputs"

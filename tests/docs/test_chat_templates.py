@@ -1,4 +1,4 @@
-"""docs/chat-templates.md says the limits and names the templates that there are."""
+"""docs/chat-templates.md gives the limits and names the available templates."""
 
 import re
 from pathlib import Path

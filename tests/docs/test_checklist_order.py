@@ -1,4 +1,4 @@
-"""Lines 143 and 144 of the checklist: each package of the order has a job, each of its folders stands at the top."""
+"""Lines 143 and 144 of the checklist: each named package has a CI job, and each named folder is at the top level."""
 
 import ast
 import re
@@ -47,9 +47,7 @@ def imported() -> frozenset[str]:
 
 @pytest.mark.covers("A10.143")
 @pytest.mark.parametrize(("distribution", "module"), MODULE_BY_DISTRIBUTION.items())
-def test_a_package_of_the_order_is_declared_and_has_a_job(
-    distribution: str, module: str, imported: frozenset[str]
-) -> None:
+def test_a_named_package_is_declared_and_has_a_job(distribution: str, module: str, imported: frozenset[str]) -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     declared = [*PROJECT["project"]["dependencies"], *(line for name in ("engine", "ray") for line in extras[name])]
 
@@ -58,7 +56,7 @@ def test_a_package_of_the_order_is_declared_and_has_a_job(
 
 
 @pytest.mark.covers("A10.144")
-def test_the_required_folders_are_at_the_top() -> None:
+def test_the_named_folders_are_at_the_top_level() -> None:
     assert (ROOT / "pyproject.toml").is_file()
     assert [name for name in FOLDERS if not (ROOT / name).is_dir()] == []
     packages = {path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file()}

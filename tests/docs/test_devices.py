@@ -1,4 +1,4 @@
-"""docs/devices.md says of each feature and device what ran: its table is held to the tests that exist."""
+"""docs/devices.md lists what ran for each feature and device: its table is compared with the existing tests."""
 
 import ast
 import re
@@ -24,7 +24,7 @@ def table_of(page: str) -> tuple[list[str], dict[str, dict[str, str]]]:
 
 
 def wrong_cells(page: str) -> Iterator[str]:
-    """Yield what is wrong with each cell, in words."""
+    """Yield an error message for each wrong cell."""
     _, table = table_of(page)
     for feature, cells in table.items():
         for kind, cell in cells.items():
@@ -90,7 +90,7 @@ def test_a_cell_that_claims_too_much_is_found(cell: str, why: str) -> None:
     assert why in found
 
 
-def test_the_page_names_the_variables_and_the_lack_of_a_card() -> None:
+def test_the_page_names_the_variables_and_the_missing_device() -> None:
     assert "No GPU and no NPU was at hand" in PAGE
     for name, value in {**HCCL_DEFAULTS, **NCCL_DEFAULTS}.items():
         assert f"| `{name}` | {value} (" in PAGE

@@ -1,4 +1,4 @@
-"""docs/doctor.md, in both languages, lists the doctor's checks, all of them, in the order of the screen."""
+"""docs/doctor.md, in both languages, lists all checks of the doctor in the order of its output."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every file that the documents and docstrings name is there, and every link in them leads to one."""
+"""Every file that the documents and docstrings name exists, and so does the target of every link in them."""
 
 import ast
 import re
@@ -16,7 +16,7 @@ LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 SOURCES = re.compile(r"(?<![\w/.*}>-])((?:[a-z0-9_]+/)*[a-z0-9_]+\.py)\b")
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-OTHERS = {  # of torch_npu, FlashInfer, vLLM, and what a user of ours may have in his folder
+OTHERS = {  # of torch_npu, FlashInfer, vLLM, and what a user may have in their folder
     "_op_plugin_docs.py", "torch_npu/npu/graphs.py", "flashinfer/__init__.py", "vllm/entrypoints/api_server.py",
     "entrypoints/llm.py", "engine.py", "wire.py",
 }  # fmt: skip
@@ -29,7 +29,7 @@ def _docstrings(source: Path) -> Iterator[str]:
 
 
 def _missing_sources(source: Path, root: Path = ROOT) -> list[str]:
-    """Return what docstrings name that lies neither beside their own file, nor in its package, nor in `root`."""
+    """Return the files that docstrings name and that are not beside them, in their package, or in `root`."""
     package = root / source.relative_to(root).parts[0]
     named = [name for text in _docstrings(source) for name in SOURCES.findall(text) if name not in OTHERS]
     return [name for name in named if not any((at / name).exists() for at in (source.parent, package, root))]
@@ -47,7 +47,7 @@ def test_files_named_by_a_page_exist(page: Path) -> None:
     assert _missing(page) == []
 
 
-def test_a_file_that_is_not_there_is_found(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("`docs/hand-off.md`, `kvtransfer/no_such.py`, [gone](gone.md), [site](https://example.org/x.md)\n")
 
@@ -61,7 +61,7 @@ def test_files_named_by_docstrings_exist(folder: str) -> None:
     assert {source: names for source, names in missing.items() if names} == {}
 
 
-def test_a_source_that_is_not_there_is_found(tmp_path: Path) -> None:
+def test_a_missing_source_is_reported(tmp_path: Path) -> None:
     source = tmp_path / "package" / "inner" / "here.py"
     source.parent.mkdir(parents=True)
     (tmp_path / "package" / "there.py").write_text("")
@@ -70,7 +70,7 @@ def test_a_source_that_is_not_there_is_found(tmp_path: Path) -> None:
     assert _missing_sources(source, tmp_path) == ["gone.py"]
 
 
-def test_every_page_is_found_from_the_readme() -> None:
+def test_every_page_is_reachable_from_the_readme() -> None:
     """A reader reaches each page of docs/ from README.md, by links alone."""
     seen, left = set[Path](), [ROOT / "README.md"]
     while left:

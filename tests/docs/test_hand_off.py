@@ -1,4 +1,4 @@
-"""docs/hand-off.md says of messages, limits, transports and places in the code what the code says."""
+"""docs/hand-off.md agrees with the code on messages, limits, transports and places in the code."""
 
 import ast
 import dataclasses
@@ -36,7 +36,7 @@ def value_of(file: str, name: str) -> float:
     return value
 
 
-def test_every_message_is_there_with_its_number_and_limit() -> None:
+def test_every_message_is_listed_with_its_number_and_limit() -> None:
     written = [(int(kind), name, int(limit.replace(",", ""))) for kind, name, _, limit, _ in rows("## The messages")]
 
     assert written == [(int(kind), kind.name, frame._MAX_BODY[kind]) for kind in MessageType]
@@ -48,7 +48,7 @@ def test_messages_are_listed_under_the_side_that_sends_them() -> None:
     assert by_sender - {MessageType.HELLO, MessageType.PROOF, MessageType.SETUP} == set(incoming._FROM_SENDER)
 
 
-def test_every_limit_is_that_of_the_code() -> None:
+def test_every_limit_equals_that_of_the_code() -> None:
     limits = rows("## Limits and waits")
 
     assert len(limits) > 20
@@ -66,7 +66,7 @@ def test_the_fields_of_a_frame_add_up_to_its_bytes() -> None:
     assert f"FRAME is {frame.FRAME_HEAD_BYTES} bytes" in TEXT
 
 
-def test_every_transport_is_listed_best_first_with_lanes_and_section() -> None:
+def test_transports_are_listed_best_first_with_lanes_and_section() -> None:
     table = rows("## The transports")
 
     assert tuple(name.strip("`") for name, *_ in table) == transports.NAMES
@@ -83,7 +83,7 @@ def test_every_state_is_drawn(states: type[ReceiverState | SenderState]) -> None
     assert all(re.search(rf"\b{state.name}\b", drawing) for state in states)
 
 
-def test_every_place_in_the_code_is_there() -> None:
+def test_every_named_place_in_the_code_exists() -> None:
     places = PLACE.findall(TEXT)
 
     assert len(places) > 40

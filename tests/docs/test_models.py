@@ -1,4 +1,4 @@
-"""docs/models.md lists the model types that the tests find exact, and those that they find refused, with the words."""
+"""docs/models.md lists the model types that the tests find exact, and those that are refused, with the messages."""
 
 import re
 from pathlib import Path
@@ -17,11 +17,11 @@ def _rows(section: str) -> list[list[str]]:
     return rows[1:]
 
 
-def test_the_exact_ones_are_those_of_every_test_run() -> None:
+def test_the_exact_models_are_those_of_every_test_run() -> None:
     assert [_NAME.findall(row[0])[0] for row in _rows("Exact")] == list(NAMED)
 
 
-def test_the_others_are_those_of_the_long_run() -> None:
+def test_the_other_models_are_those_of_the_long_run() -> None:
     listed = _PAGE.split("scripts/test --all`:\n\n")[1].split("\n\n")[0]
 
     assert _NAME.findall(listed) == list(OTHERS)

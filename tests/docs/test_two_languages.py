@@ -1,4 +1,4 @@
-"""Each page of launch, deployment and NPUs has its Chinese one: the same flags, files, variables and figures."""
+"""Each page on launch, deployment and NPUs has a Chinese version: the same flags, files, variables and figures."""
 
 import re
 from collections import Counter
@@ -27,7 +27,7 @@ def _flags(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_both_pages_lead_to_each_other(page: str) -> None:
+def test_both_pages_link_to_each_other(page: str) -> None:
     assert f"[中文]({page}.zh-CN.md)" in _text(f"{page}.md")
     assert f"[English]({page}.md)" in _text(f"{page}.zh-CN.md")
 

@@ -15,7 +15,7 @@ import pytest
 
 from pdserve import admin_client, cli
 from pdserve.ports import free_ports
-from scheduler.links.admin_socket import door_name, keep_door
+from scheduler.links.admin_socket import fake_name, keep_door
 from scheduler.links.probe import LinkProbe
 from testing.wire.fake_instance import FakeInstance
 from tests.pdserve.scheduler_page import PAGE, served_page
@@ -78,7 +78,7 @@ class AdminSocket:
         self.cluster = FakeCluster(self._roles)
         self.cluster.kind = self._kind
         async with self.cluster.serving():
-            name = door_name("127.0.0.1", self.port)
+            name = fake_name("127.0.0.1", self.port)
             keeping = asyncio.create_task(keep_door(name, LinkProbe(self.cluster.control.registry)))
             await until(lambda: f"@{name}\n" in Path("/proc/net/unix").read_text())
             self._open.set()
@@ -169,17 +169,17 @@ def test_zero_mib_sends_nothing(admin_socket: AdminSocket, capsys: pytest.Captur
 def test_ctrl_c_is_quiet_and_ends_the_measurement(
     admin_socket: AdminSocket, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def set_deaf(is_deaf: bool) -> None:
+    def set_unresponsive(is_deaf: bool) -> None:
         admin_socket.cluster.instances[0].behaviour.deaf = is_deaf
 
-    admin_socket.call(lambda: set_deaf(True))
+    admin_socket.call(lambda: set_unresponsive(True))
     command = [sys.executable, "-P", "-m", "pdserve", "links", "--url", admin_socket.url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as asking:
         assert asking.stderr is not None
         first = asking.stderr.readline()
         asking.send_signal(signal.SIGINT)
         out, err = asking.communicate(timeout=WAIT_S)
-    admin_socket.call(lambda: set_deaf(False))
+    admin_socket.call(lambda: set_unresponsive(False))
 
     assert first.startswith("measuring 1 of 2")
     assert (asking.returncode, out, err) == (130, "", "")
@@ -225,11 +225,11 @@ def test_a_wildcard_admin_socket_is_found_by_local_addresses(
 ) -> None:
     tried: list[str] = []
 
-    def door_name(host: str, port: int) -> str:
+    def fake_name(host: str, port: int) -> str:
         tried.append(host)
         return f"none-{os.getpid()}-{port}"
 
-    monkeypatch.setattr(admin_client, "door_name", door_name)
+    monkeypatch.setattr(admin_client, "door_name", fake_name)
     for host in ("127.0.0.1", "192.0.2.1"):
         tried.append(host)
         with pytest.raises(admin_client.NoAdminSocket):

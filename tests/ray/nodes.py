@@ -26,7 +26,7 @@ _QUICK = {
 
 
 class RayNodes:
-    """The cluster, from a test's side. Its folder is its own: Ray's sockets bear no long path."""
+    """The cluster, from a test's side. It has its own folder: Ray's sockets need a short path."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="ray-"))
@@ -51,7 +51,7 @@ class RayNodes:
         return self._ask(f"add {json.dumps(arguments)}")
 
     def kill(self, node_id: str) -> None:
-        """Let a node die as by a power cut: its raylet is killed, and what is below it dies with that."""
+        """Fail a node as a power cut would: its raylet and everything below it are killed."""
         assert self._ask(f"kill {node_id}") == "ok"
 
     def close(self) -> None:

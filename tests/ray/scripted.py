@@ -1,4 +1,4 @@
-"""Ray's side of the driver without Ray: actors that answer what a test lets them answer."""
+"""A stand-in for Ray's side of the driver: actors that answer what a test lets them answer."""
 
 import json
 from collections.abc import Callable
@@ -10,7 +10,7 @@ Answer = str | Exception | None
 
 
 class ScriptedHandle:
-    """One actor. `answers` maps a verb to its answer, None while there is none; `asked` is what it was asked."""
+    """One actor. `answers` maps a verb to its answer, None while there is none; `asked` holds the calls it received."""
 
     def __init__(self, **answers: Answer) -> None:
         self.answers: dict[str, Answer] = {"start": "", "stop": "stopped", **answers}
@@ -19,32 +19,32 @@ class ScriptedHandle:
         self.log, self.exit_status = "", None  # type: tuple[str, int | None]
 
     def ask(self, verb: str, text: str) -> "ScriptedPending":
-        """Note it."""
+        """Record the call."""
         self.asked.append((verb, text))
         return ScriptedPending(self, verb, text)
 
     def kill(self) -> None:
-        """Note it."""
+        """Record the call."""
         self.killed = True
 
     @property
     def verbs(self) -> list[str]:
-        """What it was asked, without the texts."""
+        """The calls it received, without their texts."""
         return [verb for verb, _ in self.asked]
 
-    def told_tables(self) -> list[str | None]:
-        """The tables that came with what it was asked."""
+    def received_tables(self) -> list[str | None]:
+        """The tables that came with the calls."""
         return [decode(Look, text).global_table for verb, text in self.asked if verb == "news"]
 
 
 class ScriptedPending:
-    """The answer to one call, as the script has it when it is looked at."""
+    """The answer to one call, as the script has it at the time of the poll."""
 
     def __init__(self, handle: ScriptedHandle, verb: str, text: str) -> None:
         self._handle, self._verb, self._text = handle, verb, text
 
     def poll(self) -> str | None:
-        """Return or raise what the script says; news are made of the handle's log and exit status."""
+        """Return or raise what the script has; `news` is composed of the handle's log and exit status."""
         answer = self._handle.answers.get(self._verb)
         if isinstance(answer, Exception):
             raise answer
@@ -67,30 +67,30 @@ class ScriptedSession:
         self.closed = False
 
     def join(self, address: str | None, num_cpus: int) -> "ScriptedSession":
-        """Stand for the session's constructor."""
+        """Stand in for the session's constructor."""
         self.joined = address, num_cpus
         return self
 
     def reserve(
         self, need: Need, num_instances: int, strategy: str, timeout_s: float, say: Callable[[str], None]
     ) -> None:
-        """Note it."""
+        """Record the call."""
         self.reserved = need, num_instances, strategy
 
     def place(self, index: int) -> ScriptedHandle:
-        """Make an actor whose seat is the script's for its bundle and its number among that bundle's."""
+        """Make an actor; its seat is the script's for its bundle and its number within that bundle."""
         before = self.handles.setdefault(index, [])
         before.append(ScriptedHandle(seat=self._seats(index, len(before))))
         return before[-1]
 
     def close(self) -> bool:
-        """Note it."""
+        """Record the call."""
         self.closed = True
         return True
 
 
 def seat(node: str, ip: str, port: int, *device_ids: str) -> str:
-    """Return the answer of a node that takes the instance."""
+    """Return the answer of a node that accepts the instance."""
     return encode(Seat(node, ip, port, device_ids, (ip,) * len(device_ids)))
 
 
@@ -100,7 +100,7 @@ def lines(*texts: str) -> str:
 
 
 def as_json(text: str) -> dict[str, object]:
-    """Return a message as it crosses."""
+    """Return a message after a round trip through JSON."""
     told = json.loads(text)
     assert isinstance(told, dict)
     return told

@@ -1,6 +1,6 @@
 """Take seats on the nodes of a Ray cluster and print them, one a line: `python seats.py ADDRESS KIND RANKS COUNT`.
 
-In a process of its own, as `up` is: Ray's threads end with it.
+It runs in its own process, as `up` does: Ray's threads end with it.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""What --address may say."""
+"""Which values --address accepts."""
 
 import pytest
 
@@ -39,5 +39,5 @@ def test_host_and_port_are_separated() -> None:
     ("host", "expected"),
     [("127.0.0.1", True), ("127.8.0.1", True), ("::1", True), ("localhost", True), ("10.0.0.1", False), ("h", False)],
 )
-def test_loopback_is_known(host: str, expected: bool) -> None:
+def test_loopback_is_recognised(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected

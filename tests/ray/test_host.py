@@ -1,4 +1,4 @@
-"""An instance's place on a node, over real short-lived processes and without Ray."""
+"""An instance's place on a node, with real short-lived processes and without Ray."""
 
 import json
 import os
@@ -22,7 +22,7 @@ _STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayInstanceHost]:
-    """A host whose processes run the code that its flags are."""
+    """A host whose processes run the code that their flags contain."""
     monkeypatch.setattr(module, "launch_command", lambda host, port, flags: (sys.executable, "-S", "-c", *flags))
     made = RayInstanceHost(
         NodePlace("n1", "127.0.0.1", {}), {**os.environ, "RAY_X": "1", "OMP_NUM_THREADS": "1"}, tmp_path
@@ -67,7 +67,7 @@ def test_a_placement_on_cpus_has_its_devices_and_a_free_port(node: RayInstanceHo
     ("given", "expected"),
     [(["6", "7"], ("6", "7")), (["GPU-1a", "GPU-2b"], ("3", "4")), (["6"], ("3", "4")), ([], ("3", "4"))],
 )
-def test_the_devices_are_those_that_ray_names_where_it_names_numbers(
+def test_numbered_devices_are_those_that_ray_assigned(
     tmp_path: Path, given: Sequence[str], expected: tuple[str, ...]
 ) -> None:
     node = RayInstanceHost(NodePlace("n1", "127.0.0.1", {"cuda": given}), {}, tmp_path)
@@ -91,7 +91,7 @@ def test_npus_have_the_addresses_of_their_own_network(tmp_path: Path) -> None:
     assert (seat.device_ids, seat.device_ips) == (("6", "7"), ("192.0.2.16", "192.0.2.17"))
 
 
-def test_another_version_on_the_node_is_refused_with_both(node: RayInstanceHost) -> None:
+def test_another_version_on_the_node_is_refused_with_both_versions(node: RayInstanceHost) -> None:
     with pytest.raises(Incompatible, match=f"pdserve {__version__} is installed on this node, 9.9 where `up` runs"):
         node.seat(NodeRequest("cpu", ("0",), "9.9"))
 
@@ -128,7 +128,7 @@ def test_its_log_is_read_in_whole_lines_from_an_offset(node: RayInstanceHost) ->
     assert (last.log, last.exit_status) == ("one\ntw", -9)
 
 
-def test_a_long_log_comes_in_pieces(node: RayInstanceHost) -> None:
+def test_a_long_log_is_read_in_parts(node: RayInstanceHost) -> None:
     node.seat(_CPU)
     node.start(_orders("print('x' * 100_000)"))
 
@@ -139,7 +139,7 @@ def test_a_long_log_comes_in_pieces(node: RayInstanceHost) -> None:
     assert (len(first.log + second.log), second.more) == (100_001, False)
 
 
-def test_a_new_table_is_put_in_place_of_the_old_one(node: RayInstanceHost) -> None:
+def test_a_new_table_replaces_the_old_one(node: RayInstanceHost) -> None:
     node.seat(_CPU)
     node.start(
         _orders("import os, signal; print(os.environ['GLOBAL_RANK_TABLE_FILE_PATH'], flush=True); signal.pause()")
@@ -154,7 +154,7 @@ def test_a_new_table_is_put_in_place_of_the_old_one(node: RayInstanceHost) -> No
     assert sorted(path.name for path in table.parent.iterdir()) == ["cluster_secret", "g.json", "l.json", "lock", "log"]
 
 
-def test_one_that_died_starts_again_in_the_same_place(node: RayInstanceHost) -> None:
+def test_a_process_that_died_is_restarted_in_the_same_place(node: RayInstanceHost) -> None:
     node.seat(_CPU)
     node.start(_orders("print('first')"))
     first = _ended(node)
@@ -166,7 +166,7 @@ def test_one_that_died_starts_again_in_the_same_place(node: RayInstanceHost) -> 
     assert news.pid != first.pid
 
 
-def test_a_second_process_beside_the_first_is_refused(node: RayInstanceHost) -> None:
+def test_a_second_process_in_the_same_place_is_refused(node: RayInstanceHost) -> None:
     node.seat(_CPU)
     node.start(_orders(_STAYS))
 
@@ -182,7 +182,7 @@ def test_a_name_with_a_path_is_not_a_file_name(node: RayInstanceHost, tmp_path: 
     assert not (tmp_path / "g.json").exists()
 
 
-def test_stopping_is_by_sigterm_first(node: RayInstanceHost) -> None:
+def test_stopping_sends_sigterm_first(node: RayInstanceHost) -> None:
     node.seat(_CPU)
     node.start(_orders(_STAYS))
     _until(node, "up")
@@ -191,7 +191,7 @@ def test_stopping_is_by_sigterm_first(node: RayInstanceHost) -> None:
 
 
 @pytest.mark.long
-def test_one_that_does_not_heed_it_is_killed(node: RayInstanceHost) -> None:
+def test_a_process_that_ignores_sigterm_is_killed(node: RayInstanceHost) -> None:
     node.seat(_CPU)
     node.start(_orders(_STUBBORN))
     _until(node, "up")
@@ -199,7 +199,7 @@ def test_one_that_does_not_heed_it_is_killed(node: RayInstanceHost) -> None:
     assert answer(node, "stop", "") == (True, "killed")
 
 
-def test_calls_answer_in_text_and_no_exception_crosses(node: RayInstanceHost) -> None:
+def test_calls_return_text_and_no_exception_crosses(node: RayInstanceHost) -> None:
     done, text = answer(node, "seat", encode(_CPU))
     assert (done, decode(Seat, text).ip) == (True, "127.0.0.1")
 

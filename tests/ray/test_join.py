@@ -1,4 +1,4 @@
-"""What is said of a cluster that cannot be joined."""
+"""The errors for a cluster that cannot be joined."""
 
 import importlib
 import socket
@@ -17,7 +17,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         load()
 
 
-def test_ray_is_imported_only_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_is_imported_only_when_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     for name in [name for name in sys.modules if name.startswith("pdserve.ray_cluster")]:
         monkeypatch.delitem(sys.modules, name)
@@ -36,7 +36,7 @@ def test_an_address_without_ray_is_reported_at_once() -> None:
 
 @pytest.mark.usefixtures("ray_is_here")
 @pytest.mark.long
-def test_one_that_answers_nothing_is_left_after_the_deadline() -> None:
+def test_an_address_that_never_answers_is_given_up_after_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
         with pytest.raises(ConfigError, match=f"--address {address}: no Ray cluster answers there within 3 s"):
@@ -58,5 +58,5 @@ def test_the_relevant_part_of_rays_error_is_quoted(said: str, expected: str) -> 
     assert why(said) == expected
 
 
-def test_long_words_are_cut() -> None:
+def test_long_words_are_truncated() -> None:
     assert len(why("x" * 1000)) == 400

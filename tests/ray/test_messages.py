@@ -34,6 +34,6 @@ def test_invalid_messages_are_refused(text: str, words: str) -> None:
         decode(Look, text)
 
 
-def test_a_list_of_other_things_than_words_is_refused() -> None:
+def test_a_list_of_anything_but_strings_is_refused() -> None:
     with pytest.raises(InternalError, match=r"NodeRequest.device_ids is \[4\]"):
         decode(NodeRequest, '{"kind": "npu", "device_ids": [4], "version": "0"}')

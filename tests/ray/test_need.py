@@ -1,4 +1,4 @@
-"""Devices in Ray's resources."""
+"""Devices as Ray resources."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def test_each_rank_is_one_device_of_its_kind(device: str, ranks: int, bundle: di
     assert need_of(device, ranks).bundle == bundle
 
 
-def test_a_cluster_without_room_is_described_with_what_it_has() -> None:
+def test_a_cluster_without_room_is_reported_with_its_resources() -> None:
     nodes = [{"CPU": 8.0}, {"CPU": 8.0, "NPU": 4.0}]
 
     assert no_room(Need("npu", 2), 3, "spread", nodes, 60.0) == (

@@ -1,4 +1,4 @@
-"""The table follows the instances from node to node."""
+"""The table follows instances that move from node to node."""
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def test_the_table_on_disk_is_the_one_that_all_processes_read(roll: Placements) 
     assert roll.text == roll.path.read_text()
 
 
-def test_a_lost_instance_keeps_its_entry_until_it_sits_elsewhere(roll: Placements) -> None:
+def test_a_lost_instance_keeps_its_entry_until_it_is_placed_elsewhere(roll: Placements) -> None:
     _seat_all(roll)
     roll.write()
 
@@ -84,7 +84,7 @@ def test_taking_a_lost_instances_device_removes_its_entry(roll: Placements) -> N
     assert [(one.server_ip, one.server_port) for one in table.decode] == [("10.0.0.2", 40)]
 
 
-def test_the_file_stays_while_a_role_has_no_entry(roll: Placements) -> None:
+def test_the_file_is_kept_while_a_role_has_no_entry(roll: Placements) -> None:
     _seat_all(roll)
     roll.write()
     before = roll.path.read_text()
@@ -102,7 +102,7 @@ def test_the_file_stays_while_a_role_has_no_entry(roll: Placements) -> None:
     ("server", "what"),
     [(_server("10.0.0.2", 50, "1"), "device 1"), (_server("10.0.0.2", 20, "7"), "port 20")],
 )
-def test_a_seat_that_another_living_one_has_is_refused(roll: Placements, server: TableServer, what: str) -> None:
+def test_a_seat_held_by_another_live_instance_is_refused(roll: Placements, server: TableServer, what: str) -> None:
     _seat_all(roll)
 
     with pytest.raises(ConfigError, match=f"decode-1 was given {what} of 10.0.0.2, which prefill-0 has"):

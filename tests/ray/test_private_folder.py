@@ -1,4 +1,4 @@
-"""Folders that are taken away, by their owner or, where it was killed, by the next."""
+"""Private folders are removed by their owner or, if it was killed, by the next one."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ sys.stdin.read()
 """
 
 
-def test_a_private_folder_has_mode_0700_and_is_removed_whole(tmp_path: Path) -> None:
+def test_a_private_folder_has_mode_0700_and_is_removed_completely(tmp_path: Path) -> None:
     folder = PrivateFolder(tmp_path)
     (folder.path / "secret").write_text("x")
 
@@ -25,7 +25,7 @@ def test_a_private_folder_has_mode_0700_and_is_removed_whole(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_in_use_stays_and_one_whose_process_was_killed_goes(tmp_path: Path) -> None:
+def test_a_folder_in_use_is_kept_and_that_of_a_killed_process_removed(tmp_path: Path) -> None:
     owner = subprocess.Popen(
         [sys.executable, "-P", "-c", _OWNER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -40,7 +40,7 @@ def test_one_in_use_stays_and_one_whose_process_was_killed_goes(tmp_path: Path) 
     assert not path.exists()
 
 
-def test_foreign_folders_stay(tmp_path: Path) -> None:
+def test_foreign_folders_are_kept(tmp_path: Path) -> None:
     (tmp_path / "pdserve-ray-begun").mkdir()
     (tmp_path / "pdserve-ray-file").write_text("")
     (tmp_path / "other").mkdir()

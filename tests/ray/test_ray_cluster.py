@@ -1,4 +1,4 @@
-"""`pdserve up --ray` over Ray's own cluster of several nodes: placed, served, killed, healed, left."""
+"""`pdserve up --ray` on a Ray cluster of several nodes: placement, serving, killed nodes, recovery, shutdown."""
 
 import os
 import re
@@ -27,7 +27,7 @@ pytestmark = [
 
 ASK = {"model": "tiny", "prompt": "hello", "max_tokens": 4}
 LONG = {"model": "tiny", "prompt": "hello", "max_tokens": 100, "ignore_eos": True, "temperature": 0}
-_AGENTS = ("ray::RuntimeEnvAgent", "ray::DashboardAgent")  # Ray's own: they miss a killed node after about a minute
+_AGENTS = ("ray::RuntimeEnvAgent", "ray::DashboardAgent")  # Ray's own: they notice a killed node after about a minute
 _PLACED = re.compile(r"(\S+) is placed on \S+ \(node (\w+)\)")
 
 
@@ -52,7 +52,7 @@ class RayUp(Pdserve):
         self.added += [self.nodes.add(**{"num_cpus": 2, **resources}) for _ in range(count)]
 
     def kill_node_of(self, name: str) -> str:
-        """Kill the node where an instance was placed last."""
+        """Kill the node on which an instance was last placed."""
         start = self.places()[name][-1]
         (node_id,) = (one for one in self.added if one.startswith(start))
         self.added.remove(node_id)
@@ -60,7 +60,7 @@ class RayUp(Pdserve):
         return node_id
 
     def places(self) -> dict[str, list[str]]:
-        """Where each instance was placed, first to last, as the supervisor says."""
+        """Where each instance was placed, first to last, as the supervisor reports."""
         found: dict[str, list[str]] = {}
         for name, node in _PLACED.findall(self.folder.log("supervisor").read_text()):
             found.setdefault(name, []).append(node)
@@ -146,7 +146,7 @@ def test_a_killed_node_is_replaced_and_each_request_ends_once(up: RayUp, tiny_mo
     assert len(up.table) == 3
 
 
-def test_the_only_node_killed_everything_restarts_on_another(up: RayUp) -> None:
+def test_killing_the_only_node_restarts_everything_on_another(up: RayUp) -> None:
     up.add(2)
     assert up.up("--ray-strategy", "pack").returncode == 0
     before = up.record("prefill-0"), up.record("decode-0")
@@ -171,7 +171,7 @@ def test_an_instance_waits_for_a_node_with_room(up: RayUp) -> None:
     assert up.client.post("/v1/completions", ASK).status == 200
 
 
-def test_a_killed_process_starts_again_in_its_place(up: RayUp) -> None:
+def test_a_killed_process_is_restarted_in_its_place(up: RayUp) -> None:
     up.add(2)
     assert up.up().returncode == 0
     address = up.record("decode-0").address
@@ -204,7 +204,7 @@ def test_a_killed_supervisor_leaves_no_instance_or_reservation(up: RayUp) -> Non
 @pytest.mark.parametrize(
     ("kind", "resources"), [("npu", {"resources": {"NPU": 4}}), ("cuda", {"num_gpus": 4}), ("cpu", {"num_cpus": 4})]
 )
-def test_the_devices_of_an_instance_are_those_that_ray_gave_it(
+def test_an_instances_devices_are_those_that_ray_assigned(
     nodes: RayNodes, kind: str, resources: dict[str, object]
 ) -> None:
     node_id = nodes.add(**resources)
@@ -249,7 +249,7 @@ def test_a_client_without_the_clusters_token_is_refused(up: RayUp, token: str | 
 
 
 class OwnRayUp(Pdserve):
-    """The command with --ray alone."""
+    """The command with --ray and no address."""
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -287,7 +287,7 @@ def test_our_own_ray_listens_on_loopback_and_leaves_nothing(own: OwnRayUp, numbe
     assert not [folder for folder in folders if folder.exists()]
 
 
-def test_a_killed_supervisor_takes_its_ray_with_it(own: OwnRayUp) -> None:
+def test_a_killed_supervisor_ends_its_own_ray(own: OwnRayUp) -> None:
     assert own.up().returncode == 0
     everything = [process for process in own.everything() if process.name() not in _AGENTS]
 
@@ -318,7 +318,7 @@ _FOLDER = re.compile(r"(\S*/pdserve-ray-\w+)/r\b")
 
 
 def _listening(process: psutil.Process) -> list[str]:
-    """The addresses a process listens on."""
+    """Return the addresses that a process listens on."""
     try:
         return [one.laddr.ip for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
     except psutil.NoSuchProcess:
@@ -334,7 +334,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def _processes_at(address: str) -> list[psutil.Process]:
-    """The processes that listen at an address of this machine."""
+    """Return the processes that listen on an address of this machine."""
     port = int(address.rpartition(":")[2])
     found = (
         one.pid for one in psutil.net_connections("inet")
@@ -348,7 +348,7 @@ def _sum(up: Pdserve, name: str) -> float:
 
 
 class _Load:
-    """Threads that ask again and again, all at it when the `with` begins; `ended` has each answer's status and text."""
+    """Threads that send requests in a loop, all running once the `with` begins; `ended` has statuses and texts."""
 
     def __init__(self, up: RayUp, count: int) -> None:
         self._up, self._over = up, threading.Event()
@@ -369,7 +369,7 @@ class _Load:
             assert not thread.is_alive()
 
     def wait_more(self, count: int) -> None:
-        """Return when so many more were answered well."""
+        """Return when that many more were answered successfully."""
         wanted = count + sum(status == 200 for status, _ in self.ended)
         until(lambda: sum(status == 200 for status, _ in self.ended) >= wanted)
 

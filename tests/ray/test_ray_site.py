@@ -1,4 +1,4 @@
-"""`up --ray` over scripted actors: who is placed, what is written, what dies and comes back."""
+"""`up --ray` with scripted actors: placement, written files, lost processes and their recovery."""
 
 import itertools
 import os
@@ -23,7 +23,7 @@ from wire.errors import InstanceLost, Unavailable
 
 
 def _on_two_nodes(index: int, time: int) -> Answer:
-    """Each bundle on a node of its own; what is placed again is on a third."""
+    """Each bundle on its own node; replacements are placed on a third."""
     node = 3 if time else index + 1
     return seat(f"node-{node}", f"10.0.0.{node}", 20 + index, str(index))
 
@@ -38,7 +38,7 @@ class _Rig:
         self.site = RaySite(request, self.folder, self.said.append, self.session.join)
 
     def start(self) -> dict[str, Watched]:
-        """Place all and start the instances."""
+        """Place all instances and start them."""
         self.plans = {plan.name: plan for plan in self.site.plans()}
         return {name: self.site.spawn(plan, False) for name, plan in self.plans.items() if name != "scheduler"}
 
@@ -58,7 +58,7 @@ def _until(child: Watched, rig: _Rig, index: int, verb: str) -> None:
         assert child.ended() is None
 
 
-def test_all_instances_sit_before_anything_starts(rig: _Rig) -> None:
+def test_all_instances_are_placed_before_anything_starts(rig: _Rig) -> None:
     rig.start()
 
     assert rig.session.reserved == (Need("cpu", 1), 2, "spread")
@@ -78,7 +78,7 @@ def test_the_scheduler_runs_locally_without_ray_variables(rig: _Rig) -> None:
     assert Path(plan.env["RANK_TABLE_FILE_PATH"]).exists()
 
 
-def test_an_instance_gets_its_flags_tables_and_the_secret(rig: _Rig) -> None:
+def test_an_instance_gets_its_flags_tables_and_secret(rig: _Rig) -> None:
     child = rig.start()["decode-0"]
     _until(child, rig, 1, "start")
 
@@ -94,7 +94,7 @@ def test_an_instance_gets_its_flags_tables_and_the_secret(rig: _Rig) -> None:
     assert orders.secret == (rig.folder.tables / "cluster_secret").read_text()
 
 
-def test_a_process_that_died_starts_again_on_its_own_actor(rig: _Rig) -> None:
+def test_a_process_that_died_is_restarted_by_its_own_actor(rig: _Rig) -> None:
     child = rig.start()["decode-0"]
     _until(child, rig, 1, "news")
     before = rig.table
@@ -111,7 +111,7 @@ def test_a_process_that_died_starts_again_on_its_own_actor(rig: _Rig) -> None:
     assert rig.table == before
 
 
-def test_a_lost_instance_starts_elsewhere_and_the_table_follows(rig: _Rig) -> None:
+def test_a_lost_instance_starts_elsewhere_and_the_table_is_updated(rig: _Rig) -> None:
     children = rig.start()
     child = children["decode-0"]
     _until(children["prefill-0"], rig, 0, "news")
@@ -128,7 +128,7 @@ def test_a_lost_instance_starts_elsewhere_and_the_table_follows(rig: _Rig) -> No
     assert rig.table == [("prefill-0", "10.0.0.1", 20), ("decode-0", "10.0.0.3", 21)]
     assert again.record.address == "10.0.0.3:21"
     prefill = rig.session.handles[0][0]
-    while not any(table is not None and "10.0.0.3" in table for table in prefill.told_tables()):
+    while not any(table is not None and "10.0.0.3" in table for table in prefill.received_tables()):
         assert children["prefill-0"].ended() is None
 
 
@@ -142,14 +142,14 @@ def test_an_instance_without_room_at_start_is_reported(tmp_path: Path) -> None:
     assert rig.session.closed
 
 
-def test_a_table_that_no_process_would_read_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_table_that_no_process_would_accept_is_refused_at_once(tmp_path: Path) -> None:
     rig = _Rig(tmp_path, lambda index, time: seat("n", "127.0.0.1" if index else "10.0.0.1", 20 + index, str(index)))
 
     with pytest.raises(RanktableError, match="write the address at which others reach this host"):
         rig.site.plans()
 
 
-def test_closing_stops_each_and_leaves(rig: _Rig) -> None:
+def test_closing_stops_each_instance_and_leaves_the_cluster(rig: _Rig) -> None:
     rig.start()
 
     assert rig.site.close(lambda: False) == []
@@ -167,7 +167,7 @@ def test_killed_processes_are_named(rig: _Rig, answer: str | None) -> None:
     assert rig.session.closed
 
 
-def test_one_that_is_gone_when_it_is_to_stop_needs_no_killing(rig: _Rig) -> None:
+def test_an_instance_that_is_gone_at_shutdown_is_not_killed(rig: _Rig) -> None:
     rig.start()
     rig.session.handles[1][0].answers["stop"] = InstanceLost("its node has died")
 
@@ -197,7 +197,7 @@ def test_joining_a_cluster_prints_its_consequences(tmp_path: Path, address: str 
     assert rig.session.joined == (address, 2)
 
 
-def test_the_last_runs_log_is_kept(rig: _Rig) -> None:
+def test_the_previous_runs_log_is_kept(rig: _Rig) -> None:
     rig.folder.log("decode-0").parent.mkdir(parents=True)
     rig.folder.log("decode-0").write_text("before\n")
 

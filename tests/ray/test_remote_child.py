@@ -1,4 +1,4 @@
-"""An instance as the driver sees it, over scripted actors and a clock of its own."""
+"""An instance as the driver sees it, with scripted actors and a fake clock."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ PLACE_S = 60.0
 
 
 class _Seating:
-    """A table that is whole when a test says so."""
+    """A table that is complete when a test sets it so."""
 
     def __init__(self) -> None:
         self.seated: list[tuple[str, Seat]] = []
@@ -47,12 +47,12 @@ class _Rig:
         self.child.request_seat(NodeRequest("cpu", ("0",), "0"))
 
     def run(self) -> None:
-        """Go on until its news are asked for."""
+        """Run until its next `news` call is pending."""
         while "news" not in self.handle.verbs:
             assert self.child.ended() is None
 
     def look(self) -> str | None:
-        """Let the next news come."""
+        """Let the next `news` call return."""
         self.now += NEWS_EVERY_S
         self.child.ended()
         return self.child.ended()
@@ -92,13 +92,13 @@ def test_its_end_is_reported_like_a_local_processs(rig: _Rig) -> None:
     assert rig.look() == f"decode-0 ended with exit status 2: no such model (log: {rig.log})"
     assert rig.child.exit_status == 2
     assert not rig.child.is_lost
-    assert rig.handle.verbs[-1] == "news"  # and asks no more
+    assert rig.handle.verbs[-1] == "news"  # and makes no more calls
     asked = len(rig.handle.asked)
     rig.look()
     assert len(rig.handle.asked) == asked
 
 
-def test_a_signal_has_its_name(rig: _Rig) -> None:
+def test_a_signal_is_reported_by_name(rig: _Rig) -> None:
     rig.run()
     rig.handle.exit_status = -9
 
@@ -126,7 +126,7 @@ def test_missing_room_is_reported_after_the_deadline(rig: _Rig) -> None:
     assert rig.child.is_lost
 
 
-def test_an_actor_that_answers_no_more_is_lost(rig: _Rig) -> None:
+def test_an_actor_that_no_longer_answers_is_lost(rig: _Rig) -> None:
     rig.run()
     rig.handle.answers["news"] = None
     rig.child.ended()
@@ -143,7 +143,7 @@ def test_an_actor_that_answers_no_more_is_lost(rig: _Rig) -> None:
     assert "no reply to 'news' within 30 s" in (rig.child.ended() or "")
 
 
-def test_it_waits_for_the_other_role_and_not_forever(rig: _Rig) -> None:
+def test_it_waits_for_the_other_role_until_the_deadline(rig: _Rig) -> None:
     rig.seating.whole = False
     assert rig.child.ended() is None
     assert rig.child.ended() is None
@@ -153,7 +153,7 @@ def test_it_waits_for_the_other_role_and_not_forever(rig: _Rig) -> None:
     assert "the other role had no instance within 60 s" in (rig.child.ended() or "")
 
 
-def test_a_table_that_became_whole_lets_it_start(rig: _Rig) -> None:
+def test_it_starts_once_the_table_is_complete(rig: _Rig) -> None:
     rig.seating.whole = False
     rig.child.ended()
     rig.child.ended()
@@ -170,18 +170,18 @@ def test_its_node_gets_each_new_table_once(rig: _Rig) -> None:
     rig.look()
     rig.look()
 
-    assert [text for text in rig.handle.told_tables() if text is not None] == ["t2"]
+    assert [text for text in rig.handle.received_tables() if text is not None] == ["t2"]
 
 
 @pytest.mark.parametrize("error", [ConfigError("device 0 is taken"), RanktableError("disk is full")])
-def test_a_seat_that_cannot_be_entered_is_an_end_of_it_alone(rig: _Rig, error: Exception) -> None:
+def test_a_seat_that_cannot_be_entered_ends_only_that_instance(rig: _Rig, error: Exception) -> None:
     rig.seating.refuses = error
 
     assert f"is lost: {error}" in (rig.child.ended() or "")
     assert rig.child.exit_status == (2 if isinstance(error, ConfigError) else None)
 
 
-def test_a_full_disk_costs_the_log_alone(rig: _Rig) -> None:
+def test_a_full_disk_loses_only_the_log(rig: _Rig) -> None:
     rig.run()
     rig.log.unlink()
     rig.log.mkdir()

@@ -61,7 +61,7 @@ class Asked:
     answering: "asyncio.Task[None]"
 
     @property
-    def ending(self) -> str:
+    def outcome(self) -> str:
         """The outcome: a status, or how the stream ended."""
         if self.exchange.gone:
             return "gone"
@@ -102,7 +102,7 @@ class Clients:
         asked = self.begin(*self._some_request(), self.rng.choice((*KEYS, "none")))
         await self._behave(asked.exchange, asked.answering)
         await asked.answering
-        self.endings[asked.ending] += 1
+        self.endings[asked.outcome] += 1
 
     def begin(self, path: str, body: Mapping[str, Any], key: str) -> "Asked":
         """Send a request over its own connection."""

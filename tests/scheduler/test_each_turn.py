@@ -114,4 +114,4 @@ async def _ask(num_turns: int, happens: Happens, tokens: Tokens, *, fails: bool)
         assert sum(counters.endings.values()) <= ledger.received + ledger.rejected
         assert clients.context.drain.active == 0
     assert unseen == []
-    return asked.ending, has_happened
+    return asked.outcome, has_happened

@@ -37,7 +37,7 @@ async def calls_of(tokens: Tokens, num_tokens: int, **fields: Any) -> Counter[st
             await asyncio.wait([one.answering for one in asked])
         finally:
             sys.setprofile(None)
-        assert {one.ending for one in asked} <= {"streamed", "200"}
+        assert {one.outcome for one in asked} <= {"streamed", "200"}
     return calls
 
 

@@ -1,4 +1,4 @@
-"""Of a cross product, cases that have every combination of a few parameters' values."""
+"""From a cross product, choose cases that have every combination of a few parameters' values."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -58,7 +58,7 @@ def test_the_other_cases_are_marked_long(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=5, skipped=3, deselected=10)
 
 
-def test_a_test_runs_one_case_on_the_second_loop(pytester: pytest.Pytester) -> None:
+def test_a_test_runs_only_one_case_on_the_second_loop(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(
         "import pytest\n"
         "from tests.combinations import mark_second_loops_long\n"

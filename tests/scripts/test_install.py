@@ -47,7 +47,7 @@ def test_an_environment_that_was_broken_off_is_made_again(clone: Path, tmp_path:
     first, second, third = (_install(clone, tmp_path) for _ in range(3))
 
     assert first.returncode == -signal.SIGKILL
-    assert (tmp_path / "made").read_text().split() == ["made"] * 2, "the third finds it whole"
+    assert (tmp_path / "made").read_text().split() == ["made"] * 2, "the third finds it complete"
     assert ["making .venv" in done.stdout for done in (first, second, third)] == [True, True, False]
     assert not (clone / ".venv" / ".pdserve-making").exists()
 

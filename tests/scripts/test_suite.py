@@ -45,7 +45,7 @@ def test_the_summary_shows_each_part_of_this_commit(tmp_path: Path) -> None:
     assert not is_green
 
 
-def test_a_commit_is_green_once_every_part_is(tmp_path: Path) -> None:
+def test_a_commit_is_green_once_every_part_is_green(tmp_path: Path) -> None:
     for part in PARTS:
         (tmp_path / f"{part}.xml").write_text(_RESULT.format(3, 0, 5.0))
 
@@ -66,7 +66,7 @@ def test_results_of_a_changed_tree_are_not_the_commits(tmp_path: Path, monkeypat
     assert changed.name == f"{clean.name}-changed"
 
 
-def test_an_unknown_part_is_refused_with_the_names() -> None:
+def test_an_unknown_part_is_refused_with_the_known_names() -> None:
     done = _run("scripts/test", "--all=engin")
 
     assert done.returncode == 2
