@@ -62,6 +62,7 @@ _CHECKED_TESTS = (
     "pdserve",
     "prefill_worker",
     "processes",
+    "ranktable_tools",
     "ray",
     "rpc",
     "scheduler",

@@ -1,4 +1,4 @@
-"""A machine and tables for the doctor's checks: files below a folder, tools as stubs, tables as plain data."""
+"""A machine and tables for the doctor's checks: files below a folder, stub tools, tables as plain data."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.ranktable_tools.stub_tools import calls, write_stub
 
 HERE = "127.0.0.1"
 ELSEWHERE = "127.0.0.2"
-"""Loopback, so that it can be asked, and none of this machine's own names, so that it counts as another host."""
+"""Loopback, so that it can be reached, and none of this machine's own names, so that it counts as another host."""
 
 
 class Bench:

@@ -1,4 +1,4 @@
-"""Every input that a command on tables other than lint refuses, as data."""
+"""Every input that table commands other than lint refuse, as data."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ _JOIN = ("merge-local", "--local-ranktable-list", "a.json", "b.json")
 COMMANDS = (
     Broken("gen: nothing to generate", None, {}, _GEN),
     Broken("gen: a device in both lists", None, {}, (*_GEN, "--prefill-server-list=4,5", "--decode-server-list=5,6")),
-    Broken("gen: one GPU in two instances that no port tells apart", None, {}, (*_GEN, *_SHARED)),
+    Broken("gen: one GPU in two instances that no port distinguishes", None, {}, (*_GEN, *_SHARED)),
     Broken("gen: an NPU in two instances", None, {}, ("gen", "--ip", A, "--device-type=npu", *_SHARED)),
     Broken("gen: two files of one name", None, {}, (*_GEN, "--prefill-server-list", "1,23", "12,3")),
     Broken("gen: no device ids", None, {}, (*_GEN, "--prefill-server-list", "4,five")),

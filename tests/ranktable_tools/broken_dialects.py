@@ -1,4 +1,4 @@
-"""Every broken table that is not the guide's, as data: HCCL's, MindIE's, kubeinfer's and vllm-ascend's."""
+"""Every broken table in a dialect other than the guide's, as data: HCCL's, MindIE's, kubeinfer's and vllm-ascend's."""
 
 from collections.abc import Mapping
 
@@ -46,7 +46,7 @@ OTHER_DIALECTS = (
         "HCCL 1.2: a super_device_id past 2^30", "number-range", "server_list.0.device.0.super_device_id", "1073741825"
     ),
     _pods("HCCL 1.2: a server in no super pod", "super-pod-missing", "super_pod_list", [pod("1", A)]),
-    _pods("HCCL 1.2: a super pod names a stranger", "super-pod-server", "super_pod_list", [pod("1", A, B, C)]),
+    _pods("HCCL 1.2: a super pod names an unknown server", "super-pod-server", "super_pod_list", [pod("1", A, B, C)]),
     _pods("HCCL 1.2: a server in two super pods", "super-pod-twice", "super_pod_list", [pod("1", A, B), pod("2", B)]),
     lint_row(
         "HCCL 1.2: a super pod in two pieces",

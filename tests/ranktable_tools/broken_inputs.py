@@ -1,4 +1,4 @@
-"""Every broken table we know, as data: what is broken, the rule that finds it, the files, and the command line."""
+"""Every known broken table, as data: what is broken, the rule that finds it, the files, and the command line."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ LINT = ("lint", "t.json")
 
 
 def with_value(document: Document, path: str, value: object) -> Document:
-    """Set what stands at a path like `server_group_list.1.group_id`; `...` takes it out."""
+    """Set the value at a path like `server_group_list.1.group_id`; `...` removes it."""
     changed = copy.deepcopy(document)
     *parents, last = (int(key) if key.isdigit() else key for key in path.split("."))
     holder: Any = changed
@@ -40,7 +40,7 @@ def lint_row(what: str, rule: str, document: Document | list[object] | str, *fla
 
 
 def changed(base: Callable[[], Document]) -> Callable[..., Broken]:
-    """Return what makes a row of a sample with one value changed: what, rule, path, value, flags."""
+    """Return a function that makes a row of a sample with one value changed: what, rule, path, value, flags."""
 
     def row(what: str, rule: str, path: str, value: object, *flags: str) -> Broken:
         return lint_row(what, rule, with_value(base(), path, value), *flags)
@@ -109,7 +109,7 @@ VALUES = (
     _guide("an address to listen on", "listen-address", f"{_G1}.server_ip", "0.0.0.0"),
     _guide("no port", "bad-port", f"{_G1}.server_port", "80888"),
     _guide("a device_id that is a number", "wrong-type", f"{_G1}.device.0.device_id", 4),
-    _guide("a device_id in words", "bad-number", f"{_G1}.device.0.device_id", "davinci4"),
+    _guide("a device_id that is not a number", "bad-number", f"{_G1}.device.0.device_id", "davinci4"),
     _guide("a server_id of blanks", "empty-id", f"{_G1}.server_id", " "),
     _guide("loopback among several hosts", "loopback", "server_group_list.0.server_list.0.server_ip", "127.0.0.1"),
     _guide("a device on loopback among several hosts", "loopback-device", f"{_G1}.device.0.device_ip", "127.0.0.1"),

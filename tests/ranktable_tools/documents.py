@@ -1,4 +1,4 @@
-"""Tables of every dialect as documents, built by plain dictionaries alone: nothing of the product writes them."""
+"""Tables of every dialect as documents, built from plain dictionaries alone: no code of the product writes them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

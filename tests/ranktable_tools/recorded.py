@@ -1,4 +1,4 @@
-"""What hccn_tool and npu-smi answer on A2, A3 and Ascend 950, in recorded layouts; leading tabs are theirs."""
+"""What hccn_tool and npu-smi print on A2, A3 and Ascend 950, in recorded layouts; leading tabs are theirs."""
 
 IP = "ipaddr:10.0.245.11\nnetmask:255.255.255.0\n"
 IP_UNSET = "Get ipconf failed, because no ip was preset there!\n"

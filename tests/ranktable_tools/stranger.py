@@ -1,4 +1,4 @@
-"""Become a user who may not read a file, or only the owner of one that is closed to all, for a while."""
+"""Become, for a while, a user who may not read a file, or the owner of a file that is closed to everyone."""
 
 import contextlib
 import os
@@ -10,8 +10,8 @@ _NOBODY = 65534
 
 
 @contextlib.contextmanager
-def as_a_stranger(path: Path) -> Iterator[None]:
-    """Lose the right to read one file, and nothing else: root becomes nobody, others close the file to themselves."""
+def as_another_user(path: Path) -> Iterator[None]:
+    """Lose the right to read one file, and nothing else: root becomes nobody, others remove the file's mode bits."""
     if os.geteuid() != 0:
         path.chmod(0)
         yield
@@ -24,7 +24,7 @@ def as_a_stranger(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_an_owner_who_may_not(path: Path) -> Iterator[None]:
-    """Own a file of mode 0000: root, whom no mode keeps out, becomes nobody, and the file nobody's."""
+    """Own a file of mode 0000: root, which ignores modes, becomes nobody, and the file nobody's."""
     path.chmod(0)
     if os.geteuid() != 0:
         yield
@@ -36,7 +36,7 @@ def as_an_owner_who_may_not(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _nobody(path: Path) -> Iterator[None]:
-    # The stranger is still of root's group.
+    # This user is still in root's group.
     through = stat.S_IXGRP | stat.S_IXOTH
     folders = [folder for folder in path.parents if folder.stat().st_mode & through != through]
     modes = [folder.stat().st_mode for folder in folders]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_stub(folder: Path, name: str, answers: Mapping[str, str], *, status: int = 0, other: str = "") -> Path:
-    """Write `folder/name`: its arguments, joined by spaces, name the answer; it notes each call in `folder/calls`.
+    """Write `folder/name`: its arguments, joined by spaces, select the answer; each call is recorded in `folder/calls`.
 
     Any other arguments are answered with `other` and status 13, as hccn_tool does.
     """

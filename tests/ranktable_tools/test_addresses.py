@@ -1,4 +1,4 @@
-"""Which host an address or name means."""
+"""Which host an address or name refers to."""
 
 import socket
 import threading
@@ -125,7 +125,7 @@ def test_addresses_and_names_are_hosts(text: str) -> None:
         ("::", "that is an address to listen on, not one to reach a host at"),
     ],
 )
-def test_what_is_no_host_is_reported(text: str, problem: str) -> None:
+def test_a_text_that_is_no_host_is_reported(text: str, problem: str) -> None:
     assert host_problem(text) == problem
 
 

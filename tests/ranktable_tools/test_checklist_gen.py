@@ -1,4 +1,4 @@
-"""Lines 83-88, 91, 95, 96 and 108 of the checklist: what `gen` makes of the guide's flags, as typed in the guide."""
+"""Lines 83-88, 91, 95, 96 and 108 of the checklist: what `gen` writes for the guide's flags, as typed in the guide."""
 
 import json
 from pathlib import Path
@@ -77,7 +77,7 @@ def test_local_tables_of_an_earlier_gen_are_named(tmp_path: Path, capsys: pytest
     _gen(tmp_path, *whole)
     _gen(tmp_path / "new", *whole)
 
-    assert "an earlier gen" not in part  # another host's is not ours to judge
+    assert "an earlier gen" not in part  # tables of another host are left alone
     (note,) = [line for line in capsys.readouterr().out.splitlines() if "an earlier gen" in line]
     assert note.endswith(": local_ranktable_10.0.0.18_23.json, local_ranktable_10.0.0.99_01.json")
 
@@ -158,7 +158,7 @@ def test_ranks_count_from_0_and_device_ids_are_the_physical_ones(tmp_path: Path)
 
 
 @pytest.mark.covers("A7.96")
-def test_a_local_table_is_its_entry_of_the_global_one(tmp_path: Path) -> None:
+def test_a_local_table_equals_its_entry_in_the_global_one(tmp_path: Path) -> None:
     assert _gen(tmp_path, "--prefill-server-list", "4,5", "--decode-server-list", "6,7", "--api-server") == 0
 
     groups = _groups(tmp_path)

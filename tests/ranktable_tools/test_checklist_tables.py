@@ -1,4 +1,4 @@
-"""Lines 81, 82, 87, 89-98 of the checklist: merge's tables, what lint and start-up refuse, and roles by matching."""
+"""Lines 81, 82, 87, 89-98 of the checklist: merge's tables, refusals of lint and start-up, and roles by matching."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Say = pytest.CaptureFixture[str]
 
 
 def _started(save: Save, document: Document, own: Document) -> str:
-    """Return the role of a process that is given these tables, or the words it is refused with."""
+    """Return the role of a process that is given these tables, or the message it is refused with."""
     environ = {
         "GLOBAL_RANK_TABLE_FILE_PATH": save("global.json", document),
         "RANK_TABLE_FILE_PATH": save("local.json", own),
@@ -91,7 +91,7 @@ def test_merge_needs_two_tables(capsys: Say, files: list[str]) -> None:
 
 
 @pytest.mark.covers("A7.89")
-def test_merge_concatenates_in_argument_order_and_counts_again(tmp_path: Path) -> None:
+def test_merge_concatenates_in_argument_order_and_recounts(tmp_path: Path) -> None:
     parts = [grouped(group(1, server(C, 1), server(C, 0))), SCHEDULER_PART, DECODE_PART]
 
     assert _merged(tmp_path, *parts) == 0
@@ -109,7 +109,7 @@ def test_merge_concatenates_in_argument_order_and_counts_again(tmp_path: Path) -
         [grouped(group(1, server(A, 4, 5))), DECODE_PART],
     ],
 )
-def test_two_entries_or_none_write_nothing(tmp_path: Path, capsys: Say, parts: list[Document]) -> None:
+def test_no_scheduler_or_two_of_them_write_nothing(tmp_path: Path, capsys: Say, parts: list[Document]) -> None:
     assert _merged(tmp_path, *parts) == 2
 
     assert not (tmp_path / "out").exists()
@@ -209,7 +209,7 @@ def test_devices_keep_their_physical_ids_in_any_rank_order(save: Save) -> None:
         ("device_id", "1", "the device_id list"),
     ],
 )
-def test_a_local_table_is_its_global_entry_to_the_letter(
+def test_a_local_table_is_an_exact_copy_of_its_global_entry(
     save: Save, capsys: Say, key: str, value: str, place: str
 ) -> None:
     own = local(server(B, 6))
@@ -228,7 +228,7 @@ def test_a_local_table_is_its_global_entry_to_the_letter(
 
 
 @pytest.mark.covers("A7.96")
-def test_two_local_tables_are_never_one_entry(save: Save, capsys: Say) -> None:
+def test_two_local_tables_never_match_one_entry(save: Save, capsys: Say) -> None:
     paths = [save("g.json", modelarts()), save("l.json", local()), save("twin.json", local())]
 
     assert cli.main(["lint", *paths]) == 2
@@ -236,14 +236,14 @@ def test_two_local_tables_are_never_one_entry(save: Save, capsys: Say) -> None:
 
 
 @pytest.mark.covers("A7.97")
-def test_the_role_is_the_entry_that_matches(save: Save) -> None:
+def test_the_role_is_that_of_the_matching_entry(save: Save) -> None:
     roles = [_started(save, modelarts(), own) for own in (local(server(A)), local(server(A, 4, 5)), local())]
 
     assert roles == ["scheduler", "prefill", "decode"]
 
 
 @pytest.mark.covers("A7.98")
-def test_a_table_unlike_the_merged_one_is_reported(tmp_path: Path, save: Save, capsys: Say) -> None:
+def test_a_table_that_differs_from_the_merged_one_is_reported(tmp_path: Path, save: Save, capsys: Say) -> None:
     assert _merged(tmp_path, SCHEDULER_PART, DECODE_PART) == 0
     path = str(tmp_path / "out" / "global_ranktable_merge.json")
     same = save("same.json", json.loads(Path(path).read_text()))

@@ -1,4 +1,4 @@
-"""The command `ranktable`, from what is typed to files, words and exit status."""
+"""The command `ranktable`, from its arguments to files, output and exit status."""
 
 import json
 import os
@@ -244,7 +244,7 @@ def test_show_recognises_parts_and_local_tables(capsys: pytest.CaptureFixture[st
     assert "modelarts, the table of one instance\n  10.0.0.18  devices 4,5" in out
 
 
-def test_help_teaches_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
 

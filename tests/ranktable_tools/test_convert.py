@@ -1,4 +1,4 @@
-"""Tables of other dialects become what pdserve starts from, and the guide's become HCCL's."""
+"""Tables of other dialects become tables that pdserve can start from, and the guide's become HCCL's."""
 
 import json
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def _seats(table: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
     ]
 
 
-def test_kubeinfer_becomes_the_guides_table(save: Save, capsys: Say) -> None:
+def test_kubeinfers_table_becomes_the_guides(save: Save, capsys: Say) -> None:
     document = grouped(group(0, server(A)), *(group(n, server(ip, 0, 1)) for n, ip in ((1, A), (2, B), (3, C))))
 
     table, notes = _converted(save, capsys, document, "--to", "modelarts", "--num-prefill", "2")
@@ -69,7 +69,7 @@ def test_merge_alls_table_gets_a_scheduler(save: Save, capsys: Say) -> None:
     assert _seats(table) == [("0", C, []), ("1", A, ["0", "1"]), ("2", A, ["2", "3"]), ("2", B, ["0", "1"])]
 
 
-def test_vllm_ascends_devices_become_instances_naming_losses(save: Save, capsys: Say) -> None:
+def test_vllm_ascends_devices_become_instances_and_losses_are_named(save: Save, capsys: Say) -> None:
     table, notes = _converted(save, capsys, vllm_ascend(), "--to", "modelarts", "--api-server", A)
 
     assert _seats(table) == [("0", A, []), ("1", A, ["0", "1"]), ("2", B, ["0"]), ("2", C, ["0"])]
@@ -118,7 +118,7 @@ def test_hccl_with_super_pods_becomes_hccl_without(save: Save, capsys: Say) -> N
 
 
 def test_hccls_servers_of_one_host_become_one(save: Save, capsys: Say) -> None:
-    """A README renames the servers of one host; HCCL wants the host's devices in one entry."""
+    """A README renames the servers of one host; HCCL requires the host's devices in one entry."""
     document = local({**server(A, 0), "server_id": "server-0"}, {**server(A, 1, first_rank=1), "server_id": "server-1"})
 
     table, _ = _converted(save, capsys, document, "--to", "hccl-1.0")
@@ -214,7 +214,7 @@ def test_two_files_of_one_name_write_nothing(save: Save, capsys: Say) -> None:
     assert f"local_ranktable_{A}_12.json would be the file of both prefill-0 and decode-0" in capsys.readouterr().err
 
 
-def test_the_input_is_not_written_over(save: Save, tmp_path: Path, capsys: Say) -> None:
+def test_the_input_is_not_overwritten(save: Save, tmp_path: Path, capsys: Say) -> None:
     name = f"global_ranktable_{A}.json"
     path = save(name, modelarts())
     before = Path(path).read_text()

@@ -1,4 +1,4 @@
-"""The quota of a process's control groups, as both versions write it, and the threads that it leaves."""
+"""The CPU quota of a process's control groups, in both cgroup versions, and the number of threads that it allows."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def test_the_quota_of_version_1_counts(mount: str, us: str, quota: float | None,
     ("line", "folder"),
     [("0::/pods/a\n", f"{_GROUP}/pods"), ("0::/pods/a\n", f"{_GROUP}/pods/a"), ("2:cpu:/pods\n", f"{_GROUP}/cpu/pods")],
 )
-def test_the_least_of_all_groups_above_counts(line: str, folder: str, tmp_path: Path) -> None:
+def test_the_smallest_quota_of_all_parent_groups_counts(line: str, folder: str, tmp_path: Path) -> None:
     files = {"proc/self/cgroup": f"4:memory:/x\n{line}", f"{_GROUP}/cpu.max": "800000 100000\n"}
 
     root = _machine(tmp_path, files | {f"{folder}/cpu.max": "300000 100000\n"})

@@ -1,4 +1,4 @@
-"""How a host's cores are dealt to its instances."""
+"""How a host's cores are divided among its instances."""
 
 import pytest
 from hypothesis import given
@@ -26,7 +26,7 @@ def test_one_prefill_and_one_decode_get_half_of_the_cores_each() -> None:
     assert core_share(table, decode, HERE, range(16)) == CoreShare(tuple(range(8, 16)), shared=False, of_host=0.5)
 
 
-def test_two_ids_on_two_cores_pin_one_each() -> None:
+def test_two_ids_on_two_cores_are_pinned_to_one_each() -> None:
     prefill, decode = _server("4"), _server("6")
     table = _table([prefill], [decode])
 
@@ -62,7 +62,7 @@ def test_other_names_of_this_host_count(other: str) -> None:
     assert core_share(_table([prefill], [decode]), prefill, HERE, range(4)).cores == (0, 1)
 
 
-def test_no_cores_and_a_stranger_are_refused() -> None:
+def test_no_cores_and_an_unknown_host_are_refused() -> None:
     table = _table([_server("0")], [_server("1")])
 
     with pytest.raises(ValueError, match="cannot assign 0 cores"):
@@ -72,7 +72,7 @@ def test_no_cores_and_a_stranger_are_refused() -> None:
 
 
 @given(num_ids=st.integers(2, 12), num_cores=st.integers(1, 40))
-def test_cores_are_dealt_evenly_and_none_is_left_over(num_ids: int, num_cores: int) -> None:
+def test_cores_are_divided_evenly_and_none_is_left_over(num_ids: int, num_cores: int) -> None:
     servers = [_server(str(number)) for number in range(num_ids)]
     table = _table(servers[:1], servers[1:])
 

@@ -27,16 +27,16 @@ def test_both_outputs_and_the_status_are_returned(tmp_path: Path) -> None:
     assert (answer.text, answer.status, answer.summary) == (recorded.IP_UNSET, 13, recorded.IP_UNSET.strip())
 
 
-def test_silence_is_reported_too(tmp_path: Path) -> None:
+def test_missing_output_is_reported_too(tmp_path: Path) -> None:
     assert run_tool((str(write_stub(tmp_path, "hccn_tool", {})),)).summary == "nothing"
 
 
-def test_a_tool_that_is_not_there_is_named() -> None:
+def test_a_missing_tool_is_named() -> None:
     with pytest.raises(RanktableError, match=r"/none/hccn_tool -i: cannot be run: No such file or directory"):
         run_tool(("/none/hccn_tool", "-i"))
 
 
-def test_a_tool_that_hangs_is_ended_at_its_deadline(tmp_path: Path) -> None:
+def test_a_tool_that_hangs_is_killed_at_its_deadline(tmp_path: Path) -> None:
     tool = tmp_path / "npu-smi"
     tool.write_text("#!/bin/sh\nexec sleep 600\n")
     tool.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Whatever a dialect writes it reads back equal, is found again by its structure, and is written the same again."""
+"""What a dialect writes it reads back equal, detects again by its structure, and writes the same again."""
 
 import json
 from dataclasses import replace
@@ -40,7 +40,7 @@ def _address(host: str, device_id: int) -> str:
 
 @st.composite
 def _servers(draw: st.DrawFn, seats: list[tuple[str, list[int]]], run_on: bool) -> list[TableServer]:
-    """Servers with devices; ranks count on over them, or begin anew with each."""
+    """Servers with devices; ranks either continue across them or restart at each."""
     servers: list[TableServer] = []
     start = 0
     for host, ids in seats:
@@ -91,7 +91,7 @@ def _instances(draw: st.DrawFn, super_pods: bool = False, hccl: bool = False) ->
 
 @st.composite
 def _of_hccl(draw: st.DrawFn, server: TableServer, number: int) -> TableServer:
-    """A server without a server_ip of its own: a pod's, a host's, or its id."""
+    """A server without its own server_ip: a pod's, a host's, or its id."""
     host_ip = draw(st.none() | st.just(server.server_ip))
     container_ip = draw(st.none() | st.just(f"203.0.113.{number + 1}"))
     server_id = server.server_ip if host_ip is None else f"{number}-{server.server_id}"

@@ -1,4 +1,4 @@
-"""Each dialect is told by its structure or named, and reads into the one model."""
+"""Each dialect is detected by its structure or named, and is read into the one model."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -49,12 +49,12 @@ def test_every_dialect_has_a_sample() -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_dialect_is_found_by_its_structure(name: str) -> None:
+def test_a_dialect_is_detected_by_its_structure(name: str) -> None:
     assert detect(SAMPLES[name]()).name == name
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_sample_reads_without_a_problem(save: Save, name: str) -> None:
+def test_a_sample_is_read_without_a_problem(save: Save, name: str) -> None:
     assert read_table(save("t.json", SAMPLES[name]())).dialect.name == name
 
 
@@ -63,7 +63,7 @@ def test_a_dialect_is_found_by_its_names(alias: str, name: str) -> None:
     assert named(alias).name == name
 
 
-def test_an_unknown_name_is_answered_with_all() -> None:
+def test_an_unknown_name_is_refused_with_all_known_ones() -> None:
     with pytest.raises(RanktableError) as caught:
         named("bert")
 
@@ -75,9 +75,9 @@ def test_an_unknown_name_is_answered_with_all() -> None:
 @pytest.mark.parametrize(
     ("document", "names"),
     [
-        # Ranks that count on over two servers: one instance of kubeinfer's, or two of the guide's with a mistake.
+        # Ranks that continue across two servers: one instance of kubeinfer's, or two of the guide's with a mistake.
         (modelarts(prefill=[server(A, 0), server(B, 0, first_rank=1)]), "modelarts and kubeinfer"),
-        # Pods of one group whose ranks begin anew: hosts of one instance, or instances of the guide's.
+        # Pods of one group whose ranks restart: hosts of one instance, or instances of the guide's.
         (
             modelarts(prefill=[server(A, 0, pod_name="p-0"), server(B, 0, pod_name="p-1")], decode=[server(C, 0)]),
             "modelarts and kubeinfer",
@@ -92,7 +92,7 @@ def test_an_unknown_name_is_answered_with_all() -> None:
         ({**modelarts(), **hccl()}, "modelarts and hccl-1.0"),
     ],
 )
-def test_a_table_that_could_be_two_names_both(save: Save, document: Document, names: str) -> None:
+def test_an_ambiguous_table_is_refused_with_both_names(save: Save, document: Document, names: str) -> None:
     path = save("t.json", document)
 
     with pytest.raises(RanktableError) as caught:
@@ -142,7 +142,7 @@ def test_roles_are_not_guessed(save: Save) -> None:
 
 
 @pytest.mark.parametrize("name", ["kubeinfer", "omni-merged", "mindie"])
-def test_a_number_of_prefill_instances_leaves_a_decode_instance(save: Save, name: str) -> None:
+def test_given_the_prefill_instances_the_rest_is_one_decode_instance(save: Save, name: str) -> None:
     with pytest.raises(RanktableError, match="has 3 instances; --num-prefill is 3: it must leave a decode instance"):
         _read(save, SAMPLES[name](), ReadOptions(num_prefill=3))
 
@@ -187,12 +187,12 @@ def test_vllm_ascend_devices_are_split_as_given(save: Save) -> None:
     assert hosts.instances[0].devices[1].super_device_id == "106758160"
 
 
-def test_a_cut_that_leaves_a_rest_is_refused(save: Save) -> None:
+def test_a_split_that_leaves_a_remainder_is_refused(save: Save) -> None:
     with pytest.raises(RanktableError, match="prefill_device_list has 2 devices; must be a multiple of --devices-per"):
         _read(save, vllm_ascend(), ReadOptions(devices_per_instance=3))
 
 
-def test_hccl_reads_one_instance_over_its_servers(save: Save) -> None:
+def test_hccl_is_read_as_one_instance_over_its_servers(save: Save) -> None:
     table = _read(save, hccl())
 
     one = TableServer(A, A, (_device(0, 10, 0), _device(1, 11, 1)))
@@ -209,7 +209,7 @@ def test_a_pod_is_reached_at_its_own_address(save: Save) -> None:
     assert first.devices[0].super_device_id == "113246208"
 
 
-def test_hccl_of_one_host_may_leave_device_addresses_out(save: Save) -> None:
+def test_hccl_of_one_host_may_omit_device_addresses(save: Save) -> None:
     entry = server(A, 0, 1)
     for listed in entry["device"]:
         del listed["device_ip"]
@@ -219,7 +219,7 @@ def test_hccl_of_one_host_may_leave_device_addresses_out(save: Save) -> None:
     assert [device.device_ip for device in table.instances[0].devices] == [None, None]
 
 
-def test_a_local_table_over_several_servers_reads_for_others(save: Save) -> None:
+def test_a_local_table_of_other_tools_may_have_several_servers(save: Save) -> None:
     table = _read(save, local(server(A, 0, 1), server(B, 0, 1, first_rank=2)))
 
     assert [server.server_ip for server in table.instances[0].servers] == [A, B]
@@ -244,14 +244,14 @@ def test_a_device_port_is_kept(save: Save) -> None:
     assert table.instances[0].devices[0] == replace(_device(4, 14, 0), device_port="16667")
 
 
-def test_a_super_pod_may_be_named_by_words(save: Save) -> None:
+def test_a_super_pod_id_may_be_any_string(save: Save) -> None:
     document = hccl_1_2()
     document["super_pod_list"] = [pod("pod-a", A, B)]
 
     assert _read(save, document).instances[0].servers[0].super_pod_id == "pod-a"
 
 
-def test_a_device_may_have_its_hosts_name_in_the_guides_table_alone(save: Save) -> None:
+def test_only_in_the_guides_table_may_a_device_have_its_hosts_name(save: Save) -> None:
     """As `ranktable gen --ip node-1.example` writes it where devices have no address of their own."""
     entry = {**server("node-1.example", 4), "device": [device("4", "node-1.example", 0)]}
 

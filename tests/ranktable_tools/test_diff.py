@@ -1,4 +1,4 @@
-"""What differs between two tables, in sentences."""
+"""The differences between two tables, as sentences."""
 
 import copy
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def _diff(save: Save, capsys: Say, old: Document, new: Document, *flags: str) ->
     return lines
 
 
-def test_the_same_cluster_in_other_words_is_the_same(save: Save, capsys: Say) -> None:
+def test_the_same_cluster_written_differently_is_the_same(save: Save, capsys: Say) -> None:
     other = copy.deepcopy(modelarts())
     other["server_group_list"][1]["server_list"][0]["server_id"] = "host-a"
     other["server_group_list"][1]["server_count"] = 1
@@ -29,7 +29,7 @@ def test_the_same_cluster_in_other_words_is_the_same(save: Save, capsys: Say) ->
     assert _diff(save, capsys, modelarts(), other) == ["No differences."]
 
 
-def test_an_instance_that_came_and_one_that_went(save: Save, capsys: Say) -> None:
+def test_an_added_and_a_removed_instance(save: Save, capsys: Say) -> None:
     old = modelarts(prefill=[server(A, 0), server(A, 1)], decode=[server(B, 0)])
     new = modelarts(prefill=[server(A, 0)], decode=[server(B, 0), server(C, 0, 1)])
 
@@ -39,7 +39,7 @@ def test_an_instance_that_came_and_one_that_went(save: Save, capsys: Say) -> Non
     ]
 
 
-def test_an_instance_that_moved_kept_its_seat(save: Save, capsys: Say) -> None:
+def test_a_moved_instance_keeps_its_number(save: Save, capsys: Say) -> None:
     assert _diff(save, capsys, modelarts(), modelarts(decode=[server(C, 6, 7)])) == [
         "decode-0 (192.0.2.2, devices 6,7) moves to 192.0.2.3, devices 6,7."
     ]

@@ -1,4 +1,4 @@
-"""The doctor on cores and cards, over recorded tool outputs."""
+"""The doctor's checks of cores and cards, over recorded tool outputs."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def gpus(tmp_path: Path) -> Bench:
     return bench
 
 
-def test_cards_of_the_table_are_here(a2: Bench) -> None:
+def test_the_tables_cards_exist_on_the_machine(a2: Bench) -> None:
     verdict = check_cards(a2.case(tables([server(HERE, "0")], [server(HERE, "1")])))
 
     assert (verdict.result, verdict.words) == ("ok", "npu 0,1: 2 x 910B4")
@@ -55,7 +55,7 @@ def test_without_npu_smi_the_next_step_is_to_mount_it(tmp_path: Path) -> None:
     assert "mount npu-smi and /usr/local/Ascend/driver" in verdict.next_step
 
 
-def test_an_npu_smi_that_lists_nothing_is_passed_on_in_its_words(tmp_path: Path) -> None:
+def test_an_npu_smi_that_lists_nothing_is_quoted(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "davinci0")
     bench.tool("npu-smi", {}, other="dcmi model initialized failed, because the device is used. ret is -8020\n")
 
@@ -76,19 +76,19 @@ def test_a_card_that_is_not_ok_is_named_by_its_physical_id(a3: Bench) -> None:
     assert verdict.next_step == "npu-smi info -t health -i 1 -c 1"
 
 
-def test_cards_outside_the_table_may_be_as_they_are(a3: Bench) -> None:
+def test_the_state_of_cards_outside_the_table_does_not_matter(a3: Bench) -> None:
     verdict = check_card_health(a3.case(tables([server(HERE, "0")], [server(HERE, "1,2")])))
 
     assert (verdict.result, verdict.words) == ("ok", "3 cards OK")
 
 
-def test_a_stranger_on_a_card_is_named(a2: Bench) -> None:
+def test_an_unrelated_process_on_a_card_is_named(a2: Bench) -> None:
     verdict = check_card_users(a2.case())
 
     assert (verdict.result, verdict.words) == ("warn", "card 1 is used by python3 (pid 51544, 58955 MB)")
 
 
-def test_a_stranger_on_a_gpu_is_named(gpus: Bench) -> None:
+def test_an_unrelated_process_on_a_gpu_is_named(gpus: Bench) -> None:
     verdict = check_card_users(gpus.case())
 
     assert (verdict.result, verdict.words) == ("warn", "card 1 is used by /usr/bin/python3 (pid 4711, 900 MB)")
@@ -133,7 +133,7 @@ def test_a_machine_without_cards_has_nothing_to_check(tmp_path: Path) -> None:
         (("0", "0"), 1, "ok", "1 core for 1 device id"),
     ],
 )
-def test_device_ids_share_cores_where_there_are_too_few(
+def test_device_ids_share_cores_if_there_are_too_few(
     tmp_path: Path, ids: tuple[str, str], cores: int, result: str, words: str
 ) -> None:
     given = tables([server(HERE, ids[0])], [server(HERE, ids[1])])

@@ -1,4 +1,4 @@
-"""The doctor on a running cluster: the scheduler's /ready, and pdserve's own commands, here stand-ins for them."""
+"""The doctor's checks of a running cluster: the scheduler's /ready, and stand-ins for pdserve's own commands."""
 
 import json
 import threading
@@ -71,7 +71,7 @@ def test_the_scheduler_is_ready_or_names_what_is_missing(
     assert (verdict.result, verdict.words.replace(url, "URL")) == (result, words)
 
 
-def test_no_scheduler_is_nothing_to_check_yet(tmp_path: Path) -> None:
+def test_without_a_scheduler_there_is_nothing_to_check_yet(tmp_path: Path) -> None:
     unknown = check_scheduler(Bench(tmp_path).case())
     absent = check_scheduler(Bench(tmp_path / "b").case(url="http://127.0.0.1:1"))
 
@@ -79,7 +79,7 @@ def test_no_scheduler_is_nothing_to_check_yet(tmp_path: Path) -> None:
     assert absent.words.startswith("no scheduler answers at http://127.0.0.1:1: ")
 
 
-def test_the_schedulers_address_is_the_tables_unless_it_is_given(tmp_path: Path) -> None:
+def test_the_schedulers_address_is_the_tables_by_default(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     wide = tables([server(HERE, "0")], [server(HERE, "1")], scheduler="fd00::7")
 
@@ -105,7 +105,7 @@ def test_tls_flags_are_passed_on(tmp_path: Path) -> None:
     assert check_model(replace(case, tls=("--tls-cert=a.pem",))).result == "ok"
 
 
-def test_two_models_are_a_failure_in_pdserves_words(tmp_path: Path) -> None:
+def test_two_models_are_a_failure_in_pdserves_own_message(tmp_path: Path) -> None:
     told = {"instances": [_instance(), _instance(model="Qwen3")], "differences": ["model weights differ: a, b"]}
 
     verdict = check_model(_case(Bench(tmp_path), {DESCRIBE: json.dumps(told)}))

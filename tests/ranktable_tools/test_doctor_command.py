@@ -1,4 +1,4 @@
-"""`ranktable doctor`, from what is typed to the screen and the exit status; line 118 of the checklist."""
+"""`ranktable doctor`, from its arguments to the screen and the exit status; line 118 of the checklist."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def files(tmp_path: Path) -> list[str]:
     return [str(tmp_path / f"global_ranktable_{IP}.json"), str(tmp_path / f"local_ranktable_{IP}_0.json")]
 
 
-def test_a_host_in_order_ends_with_0(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_healthy_host_ends_with_0(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
 
     assert main(["doctor", *CPU, *files]) == 0

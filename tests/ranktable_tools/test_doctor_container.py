@@ -65,7 +65,7 @@ def test_a_driver_that_is_not_mounted_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cards", "result"), [(("4",), "fail"), (("4", "5", "6", "7"), "fail"), (("0", "1"), "warn"), (("5", "4"), "ok")]
 )
-def test_its_cards_are_the_local_tables(tmp_path: Path, cards: tuple[str, ...], result: str) -> None:
+def test_its_cards_are_compared_with_the_local_table(tmp_path: Path, cards: tuple[str, ...], result: str) -> None:
     verdict = check_container(_container(tmp_path, *cards).case(_local()), uid=1000)
 
     assert verdict.result == result
@@ -104,7 +104,7 @@ def test_a_user_without_access_to_the_cards_is_a_warning(tmp_path: Path) -> None
     assert (verdict.result, verdict.words) == ("warn", "uid 1001 may not open the cards, which are uid 1000's")
 
 
-def test_without_container_or_npus_nothing_is_mounted(tmp_path: Path) -> None:
+def test_without_container_or_npus_no_mounts_are_checked(tmp_path: Path) -> None:
     plain = Bench(tmp_path / "a", "davinci0")
     without = Bench(tmp_path / "b")
     without.file("/proc/1/cgroup", "0::/kubepods/burstable/pod1\n")

@@ -1,4 +1,4 @@
-"""The doctor on the network between NPUs: links, TLS switches and pairs."""
+"""The doctor's checks of the network between NPUs: links, TLS switches and pairs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_a_link_that_is_down_is_a_failure_and_on_an_a3_a_warning(tmp_path: Path,
     assert (verdict.result, verdict.words) == (result, "the link of device 1 is DOWN")
 
 
-def test_an_unhealthy_network_is_reported_with_the_tools_word(tmp_path: Path) -> None:
+def test_an_unhealthy_network_is_reported_in_the_tools_own_term(tmp_path: Path) -> None:
     answers = {**_both("-link", UP), **_both("-net_health", HEALTHY, "net health status: Unreachable\n")}
 
     verdict = check_device_links(_bench(tmp_path, answers).case())
@@ -85,7 +85,7 @@ def test_a_device_without_a_tls_switch_is_a_warning(tmp_path: Path) -> None:
     assert (verdict.result, verdict.words) == ("warn", "the TLS switch of device 1 is unknown")
 
 
-def test_every_pair_of_a_rank_is_pinged_one_after_the_other(tmp_path: Path) -> None:
+def test_every_pair_of_a_rank_is_pinged_in_turn(tmp_path: Path) -> None:
     pings = {f"-i {one} -ping -g address 10.20.0.{6 + one}": recorded.PING for one in (0, 1)}
     bench = _bench(tmp_path, pings)
 
@@ -95,7 +95,7 @@ def test_every_pair_of_a_rank_is_pinged_one_after_the_other(tmp_path: Path) -> N
     assert [call for call in bench.calls if "ping" in call] == [f"hccn_tool {arguments}" for arguments in pings]
 
 
-def test_a_pair_that_cannot_talk_is_a_failure_in_the_tools_words(tmp_path: Path) -> None:
+def test_an_unreachable_pair_is_a_failure_in_the_tools_own_words(tmp_path: Path) -> None:
     pings = {"-i 0 -ping -g address 10.20.0.6": recorded.PING, "-i 1 -ping -g address 10.20.0.7": recorded.PING_LOST}
 
     verdict = check_device_pairs(_bench(tmp_path, pings).case(TWO_HOSTS))
@@ -104,7 +104,7 @@ def test_a_pair_that_cannot_talk_is_a_failure_in_the_tools_words(tmp_path: Path)
     assert verdict.words.startswith("device 1 does not reach 10.20.0.7 (decode-0): device 3 PING 10.20.11.16 3")
 
 
-def test_in_a_super_pod_hccs_counts_and_roce_will_do(tmp_path: Path) -> None:
+def test_in_a_super_pod_hccs_counts_and_roce_is_enough(tmp_path: Path) -> None:
     pings = {
         "-i 0 -hccs_ping -g address 10.20.0.6": recorded.HCCS_PING,
         "-i 1 -hccs_ping -g address 10.20.0.7": recorded.HCCS_PING_FAILED[0],
@@ -125,7 +125,7 @@ def test_pairs_are_those_of_the_other_role_on_other_hosts(tmp_path: Path) -> Non
     assert pairs == [("0", "10.20.0.6"), ("1", "10.20.0.7"), ("0", "10.20.0.8"), ("1", "10.20.0.9")]
 
 
-def test_no_more_pairs_are_pinged_than_the_limit_and_it_is_reported(tmp_path: Path) -> None:
+def test_the_limit_on_pinged_pairs_is_kept_and_reported(tmp_path: Path) -> None:
     many = [server(ELSEWHERE, f"{number}") for number in range(MAX_PINGS + 1)]
     pings = {f"-i 0 -ping -g address 10.20.0.{number}": recorded.PING for number in range(MAX_PINGS)}
     bench = _bench(tmp_path, pings)

@@ -1,4 +1,4 @@
-"""All checks together, and what is shown of them."""
+"""All checks together, and how their findings are shown."""
 
 import json
 import threading
@@ -38,7 +38,7 @@ def test_a_bare_machine_has_no_failures(tmp_path: Path) -> None:
     assert {finding.verdict.result for finding in findings} <= {"ok", "not here"}
 
 
-def test_findings_keep_the_tables_order_whichever_ends_first(tmp_path: Path) -> None:
+def test_findings_keep_the_tables_order_whichever_finishes_first(tmp_path: Path) -> None:
     second_is_done = threading.Event()
 
     def first(case: DoctorInput) -> Verdict:
@@ -86,7 +86,7 @@ def test_an_exception_in_a_check_is_its_finding(tmp_path: Path) -> None:
     assert words == ["npu-smi info: did not exit within 10 s", "the check failed: KeyError('x')"]
 
 
-def test_a_tool_runs_once_and_one_at_a_time(tmp_path: Path) -> None:
+def test_a_tool_runs_once_and_one_tool_at_a_time(tmp_path: Path) -> None:
     running, most, asked = 0, 0, []
 
     def run(command: object) -> ToolOutput:
@@ -124,7 +124,7 @@ def test_a_tool_that_did_not_answer_is_not_retried(tmp_path: Path) -> None:
     assert len(asked) == 1
 
 
-def test_the_screen_is_one_line_a_check_and_the_next_step_below() -> None:
+def test_the_screen_has_one_line_per_check_and_the_next_step_below() -> None:
     assert text_lines("doctor on a", FINDINGS) == [
         "doctor on a",
         "ok    ports     8088 is free",
@@ -137,13 +137,13 @@ def test_the_screen_is_one_line_a_check_and_the_next_step_below() -> None:
     ]
 
 
-def test_colours_are_opt_in_and_not_the_tools() -> None:
+def test_colours_are_opt_in_and_a_tools_own_are_removed() -> None:
     shown = text_lines("t", [CheckResult("ports", ok("\x1b[31mred"))], colour=True)
 
     assert shown[1] == "\x1b[32mok  \x1b[0m  ports  ?[31mred"
 
 
-def test_json_has_the_same_and_the_gravest_result() -> None:
+def test_json_has_the_same_findings_and_the_worst_result() -> None:
     told = json.loads(json_text("t", FINDINGS))
 
     assert told["result"] == "fail"
@@ -152,7 +152,7 @@ def test_json_has_the_same_and_the_gravest_result() -> None:
     }  # fmt: skip
 
 
-def test_troubles_are_combined_with_the_gravest_first() -> None:
+def test_findings_are_combined_with_the_worst_first() -> None:
     verdict = combined([warn("b", "step 2"), fail("a", "step 1"), warn("c", "step 2")], "fine")
 
     assert (verdict.result, verdict.words, verdict.next_step) == ("fail", "a; b; c", "step 1; step 2")

@@ -1,4 +1,4 @@
-"""The doctor on docker and the forwarding of packets."""
+"""The doctor's checks of docker and IP forwarding."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def test_dockers_version_is_read(tmp_path: Path) -> None:
     assert (verdict.result, verdict.words) == ("ok", "Docker version 24.0.7, build afdd53b")
 
 
-def test_a_docker_that_does_not_run_is_a_warning(tmp_path: Path) -> None:
+def test_a_docker_that_is_not_running_is_a_warning(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.tool("docker", {}, other="docker: exec format error\n")
 
@@ -32,14 +32,14 @@ def test_without_docker_the_next_step_installs_it(tmp_path: Path) -> None:
     assert verdict.next_step.startswith("yum install -y docker-engine")
 
 
-def test_in_a_container_docker_is_the_hosts_affair(tmp_path: Path) -> None:
+def test_in_a_container_docker_is_left_to_the_host(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.file("/run/.containerenv", "")
 
     assert check_docker(bench.case()).words == "this is a container"
 
 
-def test_ip_forward_is_1_or_to_be_set_where_docker_is(tmp_path: Path) -> None:
+def test_with_docker_ip_forward_has_to_be_1(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.file(FORWARD, "0\n")
     without_docker = check_ip_forward(bench.case())
@@ -54,7 +54,7 @@ def test_ip_forward_is_1_or_to_be_set_where_docker_is(tmp_path: Path) -> None:
     assert (on.result, on.words) == ("ok", "net.ipv4.ip_forward is 1")
 
 
-def test_in_a_container_ip_forward_is_the_hosts_affair(tmp_path: Path) -> None:
+def test_in_a_container_ip_forward_is_left_to_the_host(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.file("/run/.containerenv", "")
     bench.file(FORWARD, "0\n")

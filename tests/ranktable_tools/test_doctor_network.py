@@ -1,4 +1,4 @@
-"""The doctor on addresses, ports and proxies, against real sockets."""
+"""The doctor's checks of addresses, ports and proxies, against real sockets."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 
 @contextlib.contextmanager
 def _listener(answer: bytes | None, host: str = HERE, context: ssl.SSLContext | None = None) -> Iterator[int]:
-    """Listen on a free port; give every caller `answer`, or, for None, nothing until it goes; by TLS with `context`."""
+    """Listen on a free port; send every client `answer`, or nothing until it leaves if None; by TLS with `context`."""
     with socket.create_server((host, 0)) as listening:
         thread = threading.Thread(target=_answer, args=(listening, answer, context), daemon=True)
         thread.start()
@@ -81,7 +81,7 @@ def test_mutual_tls_is_distinguished_from_other_servers(tmp_path: Path, version:
     assert answer.state == "TLS"
 
 
-def test_an_unknown_host_is_told_with_a_reason() -> None:
+def test_an_unknown_host_is_reported_with_a_reason() -> None:
     answer = ask_port("no-such-host.invalid", 1, 2.0)
 
     assert answer.state == "unreachable"
@@ -127,7 +127,7 @@ def test_the_process_that_has_a_port_is_named(host: str, family: socket.AddressF
     assert listener(machine, _free_port()) is None
 
 
-def test_node_ports_win_and_a_wrong_one_is_named(tmp_path: Path) -> None:
+def test_node_ports_take_precedence_and_a_wrong_one_is_named(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     first, second = _free_port(), _free_port()
     named = check_ports(bench.case(_given((1, 1)), {"NODE_PORTS": f"{first},{second}"}))
@@ -147,7 +147,7 @@ def test_without_ports_nothing_is_probed(tmp_path: Path) -> None:
     assert check_reach(bench.case(unknown)).result == "not here"
 
 
-def test_instances_elsewhere_answer_or_are_to_be_started(tmp_path: Path) -> None:
+def test_remote_instances_answer_or_have_to_be_started(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     with _listener(SETTINGS, ELSEWHERE) as port:
         answering = check_reach(bench.case(_given((1, port), ELSEWHERE)))
@@ -159,7 +159,7 @@ def test_instances_elsewhere_answer_or_are_to_be_started(tmp_path: Path) -> None
     assert absent.next_step == "start that instance"
 
 
-def test_an_instance_reaches_the_other_role_and_the_scheduler_all(tmp_path: Path) -> None:
+def test_a_host_checks_the_other_role_and_the_scheduler_checks_all(tmp_path: Path) -> None:
     bench, unknown = Bench(tmp_path), "no-such-host.invalid"
     prefill, decode = server(HERE, "0", 1), server(HERE, "1", 2)
     others = ([prefill, server(unknown, "0", 3)], [decode, server(unknown, "1", 4)])
@@ -219,7 +219,7 @@ def test_a_table_without_this_host_is_a_warning(tmp_path: Path) -> None:
     assert (verdict.result, verdict.words) == ("warn", "none of the table's hosts is this one: 127.0.0.2, 127.0.0.3")
 
 
-def test_a_proxy_has_to_leave_the_tables_hosts_out(tmp_path: Path) -> None:
+def test_a_proxy_has_to_exclude_the_tables_hosts(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     two_hosts = tables([server(HERE, "0")], [server("10.0.0.19", "1")])
     proxy = {"http_proxy": "http://user:pa55word@proxy:3128"}

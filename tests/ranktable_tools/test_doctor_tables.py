@@ -1,4 +1,4 @@
-"""The doctor on tables, their secret, and the variables beside them."""
+"""The doctor's checks of tables, their secret, and their environment variables."""
 
 import os
 from pathlib import Path
@@ -73,7 +73,7 @@ def test_lint_findings_across_tables_are_failures(tmp_path: Path, folder: Path) 
     assert verdict.next_step.startswith("ranktable lint ")
 
 
-def test_two_instances_of_one_gpu_are_fine_where_they_are_meant(tmp_path: Path) -> None:
+def test_two_instances_of_one_gpu_are_fine_if_allowed(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     wanted = GenArguments(["0"], ["0"], True, str(tmp_path / "t"), IP, "8088,8089", "cuda", share_devices=True)
     made = gen(wanted, lambda line: None, {})
@@ -94,7 +94,7 @@ def test_without_a_table_there_is_nothing_to_check(tmp_path: Path) -> None:
     assert (verdict.result, verdict.words) == ("not here", "no global table was given")
 
 
-def test_two_global_tables_are_one_too_many(tmp_path: Path, folder: Path) -> None:
+def test_a_second_global_table_is_refused(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(RanktableError, match="2 global tables were given"):
         read_tables([_paths(folder)[0]] * 2, Bench(tmp_path).machine())
 
@@ -136,8 +136,8 @@ def test_no_secret_is_a_warning_a_named_missing_one_a_failure(tmp_path: Path) ->
     assert (result, words) == ("fail", "PDSERVE_SECRET_FILE names /none/secret: No such file or directory")
 
 
-def test_a_secret_of_ones_own_that_is_closed_names_its_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ranktable_tools.doctor.tables.os.access", lambda *_: False)  # root is let in anyhow
+def test_ones_own_unreadable_secret_is_reported_with_its_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ranktable_tools.doctor.tables.os.access", lambda *_: False)  # root can read it anyhow
     path = tmp_path / "cluster_secret"
     path.write_text("x" * 64)
     path.chmod(0o200)
@@ -160,7 +160,7 @@ def test_somebody_elses_secret_names_both_users(tmp_path: Path) -> None:
     assert verdict.words == f"{path} belongs to uid 12345, this is uid 0"
 
 
-def test_variables_that_mean_other_readers_are_reported(tmp_path: Path) -> None:
+def test_variables_meant_for_other_programs_are_reported(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
 
     assert check_variables(bench.case()).result == "ok"
@@ -171,7 +171,7 @@ def test_variables_that_mean_other_readers_are_reported(tmp_path: Path) -> None:
     assert wrong.next_step == "export USE_OPENAI=1; unset RANK_TABLE_FILE (start_servers.sh does it for its process)"
 
 
-def test_llm_tools_path_leads_to_the_tool_or_not(tmp_path: Path) -> None:
+def test_llm_tools_path_leads_to_the_tool_or_is_reported(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     (tmp_path / "PD_separate").mkdir()
     (tmp_path / "PD_separate" / "pd_ranktable_tools.py").touch()

@@ -1,4 +1,4 @@
-"""The doctor on versions of driver, firmware, CANN and torch_npu."""
+"""The doctor's checks of the versions of driver, firmware, CANN and torch_npu."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ class Ascend:
     def check(
         self, driver: str | None, cann: str | None, torch_npu: str | None, firmware: str = "7.1.0.7.220"
     ) -> tuple[str, str]:
-        """Return the result and the words."""
+        """Return the result and the message."""
         if driver is not None:
             self.bench.file("/usr/local/Ascend/driver/version.info", DRIVER.format(version=driver))
         if cann is not None:
@@ -42,7 +42,7 @@ def ascend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ascend:
     return Ascend(tmp_path, monkeypatch)
 
 
-def test_versions_that_fit_are_reported(ascend: Ascend) -> None:
+def test_matching_versions_are_reported(ascend: Ascend) -> None:
     assert ascend.check("25.5.0", "9.1.0", "2.10.0.post4") == (
         "ok",
         "driver 25.5.0, firmware 7.1.0.7.220, CANN 9.1.0, torch_npu 2.10.0.post4",
@@ -68,7 +68,7 @@ def test_versions_that_fit_are_reported(ascend: Ascend) -> None:
         ),
     ],
 )
-def test_a_version_that_does_not_fit_is_a_failure(
+def test_a_version_that_does_not_match_is_a_failure(
     ascend: Ascend, driver: str | None, cann: str | None, torch_npu: str | None, words: str
 ) -> None:
     assert ascend.check(driver, cann, torch_npu) == ("fail", words)
@@ -84,7 +84,7 @@ def test_firmware_has_to_be_in_the_drivers_range(ascend: Ascend, firmware: str, 
     assert fits or words == f"firmware {firmware} is not in 7.0.0 to 7.7.99, which driver 25.5.0 supports"
 
 
-def test_all_that_is_wrong_is_reported_at_once(ascend: Ascend) -> None:
+def test_all_mismatches_are_reported_at_once(ascend: Ascend) -> None:
     result, words = ascend.check("23.0.6", "8.0.RC1", "2.1.0")
 
     assert result == "fail"
@@ -110,7 +110,7 @@ def test_cann_is_found_by_its_own_number_not_by_that_of_its_parts(
     assert find_cann(bench.machine(environ)) == version
 
 
-def test_without_a_version_file_the_driver_is_npu_smis(tmp_path: Path) -> None:
+def test_without_a_version_file_npu_smi_gives_the_drivers(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "davinci0")
     bench.tool("npu-smi", {"info": recorded.INFO_A2, "info -t board -i 0": recorded.BOARD})
 

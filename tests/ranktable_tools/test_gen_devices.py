@@ -1,4 +1,4 @@
-"""gen with nothing but the two lists, on machines with and without accelerators: device kind and addresses found."""
+"""gen with only the two lists, on machines with and without accelerators: device kind and addresses are detected."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_hccn_tool_runs_for_each_device_in_turn(tmp_path: Path) -> None:
     assert calls(host.tools) == [f"hccn_tool -i {number} -ip -g" for number in range(4, 8)]
 
 
-def test_an_a3_pod_takes_the_addresses_of_its_virtual_cards(tmp_path: Path) -> None:
+def test_an_a3_pod_uses_the_addresses_of_its_virtual_cards(tmp_path: Path) -> None:
     host = Host(tmp_path, *NPUS)
     answers = {f"-i {number} -vnic -g": recorded.VNIC.replace("2.199", f"2.{number}") for number in range(8)}
     write_stub(host.tools, "hccn_tool", answers, other=recorded.IP_UNSET)
@@ -71,7 +71,7 @@ def test_an_npu_host_without_addresses_is_refused_and_nothing_written(tmp_path: 
     assert not host.tables.exists()
 
 
-def test_the_device_type_given_overrules_the_one_found(tmp_path: Path) -> None:
+def test_a_given_device_type_overrides_the_detected_one(tmp_path: Path) -> None:
     host = Host(tmp_path, *NPUS)
 
     assert host.gen(device_type="cpu") == [IP] * 4
@@ -79,14 +79,14 @@ def test_the_device_type_given_overrules_the_one_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nodes", [(), ("nvidia4", "nvidia5", "nvidia6", "nvidia7")])
-def test_elsewhere_a_device_has_the_hosts_address(tmp_path: Path, nodes: tuple[str, ...]) -> None:
+def test_without_an_accelerator_a_device_has_the_hosts_address(tmp_path: Path, nodes: tuple[str, ...]) -> None:
     host = Host(tmp_path, *nodes)
 
     assert host.gen() == [IP] * 4
     assert not [line for line in host.said if line.startswith("Note:")]
 
 
-def test_gpus_that_are_not_here_are_a_note(tmp_path: Path) -> None:
+def test_gpus_missing_on_this_machine_are_a_note(tmp_path: Path) -> None:
     host = Host(tmp_path, "nvidia0")
 
     host.gen("0", "1")
@@ -95,7 +95,7 @@ def test_gpus_that_are_not_here_are_a_note(tmp_path: Path) -> None:
     assert note in host.said
 
 
-def test_the_guides_tool_takes_the_device_flags_too(
+def test_the_guides_tool_accepts_the_device_flags_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_stub(tmp_path, "hccn_tool", {"-i 0 -vnic -g": recorded.VNIC})

@@ -31,7 +31,7 @@ def test_gen_gives_every_file_to_the_owner(capsys: pytest.CaptureFixture[str]) -
     assert f"All 5 files belong to uid {UID}." in capsys.readouterr().out
 
 
-def test_a_part_of_a_table_is_given_too_and_has_no_secret() -> None:
+def test_a_partial_table_is_owned_too_and_has_no_secret() -> None:
     assert main([*GEN, f"--owner={UID}"]) == 0
 
     assert _owners() == dict.fromkeys(
@@ -40,14 +40,14 @@ def test_a_part_of_a_table_is_given_too_and_has_no_secret() -> None:
 
 
 @pytest.mark.parametrize("uid", ["-1", "99999999999"])
-def test_gen_writes_nothing_for_an_owner_that_cannot_be(uid: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gen_writes_nothing_for_an_impossible_owner(uid: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*WHOLE, f"--owner={uid}"]) == 2
 
     assert capsys.readouterr().err == f"ranktable: --owner is {uid}; must be a uid from 0 to 4294967294\n"
     assert not Path("out").exists()
 
 
-def test_gen_writes_nothing_where_files_cannot_be_given_to_the_owner(
+def test_gen_writes_nothing_if_the_owner_cannot_be_set(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def not_allowed(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""What gen makes of what was typed."""
+"""What gen makes of its arguments."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ def _request(prefill: str, decode: str, *, ip: str = IP, ports: tuple[int, ...] 
         ([], ()),
     ],
 )
-def test_spaces_part_instances_and_commas_devices(values: list[str], expected: tuple[tuple[str, ...], ...]) -> None:
+def test_spaces_separate_instances_and_commas_devices(values: list[str], expected: tuple[tuple[str, ...], ...]) -> None:
     assert parse_device_lists("--prefill-server-list", values) == expected
 
 
@@ -185,7 +185,7 @@ def test_instances_that_share_some_devices_need_no_ports() -> None:
         (_request("0", "0"), "if it is a GPU, ranktable gen --share-devices assigns it to both"),
     ],
 )
-def test_faults_sharing_does_not_allow_are_refused(request_: GenRequest, words: str) -> None:
+def test_errors_that_sharing_does_not_excuse_are_refused(request_: GenRequest, words: str) -> None:
     with pytest.raises(RanktableError) as caught:
         check_request(request_)
 

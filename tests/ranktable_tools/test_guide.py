@@ -42,7 +42,7 @@ def test_the_guides_line_writes_exactly_the_guides_files(tmp_path: Path, capsys:
     ]
 
 
-def test_only_api_server_brings_the_scheduler(tmp_path: Path) -> None:
+def test_only_api_server_adds_the_scheduler(tmp_path: Path) -> None:
     assert main(GEN) == 0
 
     document = json.loads((tmp_path / f"global_ranktable_{IP}.json").read_text())

@@ -1,4 +1,4 @@
-"""hccn_tool's recorded answers."""
+"""hccn_tool's recorded output."""
 
 import pytest
 
@@ -27,7 +27,7 @@ from tests.ranktable_tools import recorded
         ("", None),
     ],
 )
-def test_the_address_is_a_real_one_or_none(answer: str, address: str | None) -> None:
+def test_an_address_is_a_real_one_or_none(answer: str, address: str | None) -> None:
     assert parse_address(answer) == address
 
 
@@ -39,7 +39,7 @@ def test_the_link_is_up_or_down(answer: str, link: str | None) -> None:
 
 
 @pytest.mark.parametrize("word", ["Success", "Socket fail", "Receive timeout", "Unreachable", "Init", "Fault"])
-def test_network_health_is_the_tools_word(word: str) -> None:
+def test_network_health_is_the_tools_own_term(word: str) -> None:
     assert parse_net_health(f"net health status: {word}\n") == word
 
 

@@ -4,7 +4,7 @@ from ranktable_tools.devices.hccn_conf import parse_conf
 from tests.ranktable_tools import recorded
 
 
-def test_addresses_are_read_and_other_keys_pass() -> None:
+def test_addresses_are_read_and_other_keys_ignored() -> None:
     assert parse_conf(recorded.CONF) == {"0": "10.20.11.11", "1": "10.20.11.12"}
 
 

@@ -1,4 +1,4 @@
-"""This machine's own addresses, against the kernel's word of what can be bound."""
+"""This machine's own addresses, compared with what the kernel allows to bind."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""Strict JSON in, whole private files out."""
+"""Strict JSON is read, complete private files are written."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.json_file import read_json, write_private, write_private_first
-from tests.ranktable_tools.stranger import as_a_stranger, as_an_owner_who_may_not
+from tests.ranktable_tools.stranger import as_an_owner_who_may_not, as_another_user
 
 Save = Callable[[str, object], str]
 
@@ -42,18 +42,18 @@ def test_invalid_json_is_reported_with_line_and_column(save: Save) -> None:
     ("text", "reason"),
     [("", "Expecting value"), ('{"a": NaN}', "NaN is not a JSON number"), ("[" * 100_000, "more than 32 deep")],
 )
-def test_odd_texts_are_refused(save: Save, text: str, reason: str) -> None:
+def test_unusual_texts_are_refused(save: Save, text: str, reason: str) -> None:
     assert reason in _message(save("t.json", text))
 
 
 @pytest.mark.parametrize(("number", "digits"), [("1" * 5_000, 5_000), ("-" + "1" * 641, 641)])
-def test_a_number_longer_than_python_reads_is_refused_in_our_words(save: Save, number: str, digits: int) -> None:
+def test_a_number_too_long_for_python_is_refused_with_our_message(save: Save, number: str, digits: int) -> None:
     path = save("t.json", f'{{"version": {number}}}')
 
     assert _message(path) == f"{path}: a number of {digits} digits; the limit is 640"
 
 
-def test_a_number_as_long_as_is_read_is_read(save: Save) -> None:
+def test_the_longest_readable_number_is_read(save: Save) -> None:
     assert read_json(save("t.json", "-" + "1" * 640)) == -int("1" * 640)
 
 
@@ -139,7 +139,7 @@ def test_ctrl_c_while_it_writes_leaves_nothing(tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_first_written_file_stays(tmp_path: Path) -> None:
+def test_the_file_written_first_stays(tmp_path: Path) -> None:
     path = tmp_path / "new" / "t"
 
     written = [write_private_first(path, text) for text in ("first", "second")]
@@ -160,7 +160,7 @@ def test_without_hard_links_it_is_written_all_the_same(tmp_path: Path, monkeypat
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("t", "text")]
 
 
-def test_a_disk_that_takes_no_link_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_refuses_links_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -178,7 +178,7 @@ def test_a_table_of_another_user_names_owner_and_uid(tmp_path: Path) -> None:
     path.write_text("{}")
     owner = path.stat().st_uid
 
-    with as_a_stranger(path):
+    with as_another_user(path):
         message, uid = _message(str(path)), os.geteuid()
 
     assert message == (
@@ -186,7 +186,7 @@ def test_a_table_of_another_user_names_owner_and_uid(tmp_path: Path) -> None:
     )
 
 
-def test_a_table_of_ones_own_that_is_closed_names_its_mode(tmp_path: Path) -> None:
+def test_ones_own_unreadable_table_is_reported_with_its_mode(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text("{}")
 

@@ -1,4 +1,4 @@
-"""From the guide's variables to what one process is."""
+"""From the guide's variables to what one process runs as."""
 
 import json
 from collections.abc import Callable
@@ -127,7 +127,7 @@ def test_a_bad_file_is_named_with_its_variable(environ: dict[str, str], save: Sa
         ("local_rank_table_10.0.0.18_host.json", "local_ranktable_10.0.0.18_host.json"),
     ],
 )
-def test_the_guides_slip_in_the_file_name_is_corrected_with_a_note(
+def test_the_guides_typo_in_the_file_name_is_corrected_with_a_note(
     environ: dict[str, str], save: Save, guide_host: Document, written: str, asked: str
 ) -> None:
     path = save(written, guide_host)
@@ -139,7 +139,7 @@ def test_the_guides_slip_in_the_file_name_is_corrected_with_a_note(
     assert plan.notes == (f"RANK_TABLE_FILE_PATH: there is no {environ['RANK_TABLE_FILE_PATH']}; read {path}",)
 
 
-def test_a_different_device_address_names_entry_and_both_values(
+def test_a_different_device_address_is_reported_with_both_values(
     environ: dict[str, str], save: Save, guide_local: Document
 ) -> None:
     guide_local["server_list"][0]["device"][1]["device_ip"] = "29.0.0.99"
@@ -228,7 +228,7 @@ def test_one_port_on_two_hosts_is_fine(
     assert _addresses(plan) == [("prefill", "10.99.0.8", 8088, 0), ("decode", "10.99.0.9", 8088, 1)]
 
 
-def test_two_instances_of_one_gpu_start_where_that_is_allowed(save: Save) -> None:
+def test_two_instances_of_one_gpu_start_if_allowed(save: Save) -> None:
     shared = modelarts([server(A, 0, server_port="8088")], [server(A, 0, server_port="8089")])
     environ = {
         "GLOBAL_RANK_TABLE_FILE_PATH": save("g.json", shared),
@@ -249,7 +249,9 @@ def test_an_instance_ignores_the_schedulers_variables(
     assert plan.role == "decode"
 
 
-def test_node_ports_win_over_the_tables_ports(environ: dict[str, str], save: Save, guide_global: Document) -> None:
+def test_node_ports_take_precedence_over_the_tables_ports(
+    environ: dict[str, str], save: Save, guide_global: Document
+) -> None:
     for group, port in ((1, "7001"), (2, "7002")):
         guide_global["server_group_list"][group]["server_list"][0]["server_port"] = port
     environ["GLOBAL_RANK_TABLE_FILE_PATH"] = save("g2.json", guide_global)
@@ -324,13 +326,13 @@ def test_the_digest_changes_with_the_members(
     assert table_digest(read_global(save("g2.json", guide_global))) != resolve(environ).table_digest
 
 
-def test_the_plan_deals_cores(environ: dict[str, str], save: Save, guide_local: Document) -> None:
+def test_the_plan_assigns_cores(environ: dict[str, str], save: Save, guide_local: Document) -> None:
     plan = resolve({**environ, "RANK_TABLE_FILE_PATH": save("local.json", guide_local)})
 
     assert core_share(plan.global_table, plan.own, {"localhost"}, range(16)).cores == tuple(range(8, 16))
 
 
-def test_tables_in_each_others_place_are_reported(environ: dict[str, str]) -> None:
+def test_swapped_global_and_local_tables_are_reported(environ: dict[str, str]) -> None:
     table, host = environ["GLOBAL_RANK_TABLE_FILE_PATH"], environ["RANK_TABLE_FILE_PATH"]
 
     assert _refusal({**environ, "GLOBAL_RANK_TABLE_FILE_PATH": host}) == (

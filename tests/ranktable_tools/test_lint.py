@@ -1,4 +1,4 @@
-"""Whatever a file holds, lint answers in lines and never falls."""
+"""Whatever a file contains, lint answers in lines and never raises."""
 
 import contextlib
 import copy

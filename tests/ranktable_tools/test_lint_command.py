@@ -1,4 +1,4 @@
-"""`ranktable lint`, from what is typed to words and exit status."""
+"""`ranktable lint`, from its arguments to output and exit status."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
 
 
-def test_lint_as_json_has_path_value_and_cure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lint_as_json_has_path_value_and_fix(capsys: pytest.CaptureFixture[str]) -> None:
     main([*GEN, "--decode-server-list", "8"])
     capsys.readouterr()
     name = f"global_ranktable_{IP}.json"
@@ -40,7 +40,7 @@ def test_lint_as_json_has_path_value_and_cure(capsys: pytest.CaptureFixture[str]
     }
 
 
-def test_a_non_object_is_reported_once_and_long_values_cut(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_non_object_is_reported_once_and_long_values_truncated(capsys: pytest.CaptureFixture[str]) -> None:
     main(GEN)
     capsys.readouterr()
     document = json.loads(Path(f"global_ranktable_{IP}.json").read_text())
@@ -67,7 +67,7 @@ def test_a_note_is_printed_and_does_not_fail(capsys: pytest.CaptureFixture[str])
     assert json.loads(capsys.readouterr().out)["findings"][0]["severity"] == "note"
 
 
-def test_thousands_of_mistakes_are_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
+def test_thousands_of_mistakes_are_truncated(capsys: pytest.CaptureFixture[str]) -> None:
     servers = [{"server_id": " ", "server_ip": "10.0.0.1"} for _ in range(1000)]
     groups = [{"group_id": "1", "server_count": "1000", "server_list": servers}]
     Path("t.json").write_text(json.dumps({"version": "1.0", "status": "completed", "server_group_list": groups}))

@@ -1,4 +1,4 @@
-"""Which entry a local table means, where two come close."""
+"""Which entry a local table belongs to if two are similar."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_a_port_alone_does_not_distinguish() -> None:
     assert entry is not None
 
 
-def test_devices_are_nearer_than_ports() -> None:
+def test_devices_count_more_than_ports() -> None:
     other = (TableDevice("1", "192.0.2.1", "0"),)
 
     with pytest.raises(RanktableError, match="nearest entry is decode-0"):

@@ -1,4 +1,4 @@
-"""Several hosts' tables made one."""
+"""Tables of several hosts merged into one."""
 
 import pytest
 
@@ -29,12 +29,12 @@ def test_servers_are_concatenated_in_argument_order() -> None:
 
 
 @pytest.mark.parametrize("paths", [[], ["a.json"]])
-def test_fewer_than_two_tables_are_refused_in_the_guides_words(paths: list[str]) -> None:
+def test_fewer_than_two_tables_are_refused_with_the_guides_message(paths: list[str]) -> None:
     with pytest.raises(RanktableError, match=r"^Ensure that there are two global ranktable for merge mode\. Given: "):
         check_enough(paths)
 
 
-def test_two_schedulers_name_both_files_and_the_cure() -> None:
+def test_two_schedulers_name_both_files_and_the_fix() -> None:
     parts = [NamedPart("a.json", TablePart(A, (PREFILL[0],), ())), NamedPart("b.json", TablePart(A, (), (DECODE[1],)))]
 
     with pytest.raises(RanktableError) as caught:
@@ -47,7 +47,7 @@ def test_two_schedulers_name_both_files_and_the_cure() -> None:
     )
 
 
-def test_no_scheduler_is_refused_with_the_cure() -> None:
+def test_no_scheduler_is_refused_with_the_fix() -> None:
     parts = [
         NamedPart("a.json", TablePart(None, (PREFILL[0],), ())),
         NamedPart("b.json", TablePart(None, (), (DECODE[1],))),

@@ -1,4 +1,4 @@
-"""`ranktable merge`, from what is typed to files, their owner, words and exit status."""
+"""`ranktable merge`, from its arguments to files, their owner, output and exit status."""
 
 import errno
 import os
@@ -39,7 +39,7 @@ def test_two_hosts_merge_into_a_cluster_with_a_secret(tmp_path: Path, capsys: py
     assert main(["lint", "whole/global_ranktable_merge.json", *map(str, tmp_path.glob("local*"))]) == 0
 
 
-def test_merge_notes_instances_of_unlike_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_merge_notes_instances_of_unequal_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     main(["gen", "--prefill-server-list", "0,1", "--api-server", "--ip", "10.0.0.1", "--device-type", "cpu"])
     main(["gen", "--decode-server-list", "0", "--ip", "10.0.0.2", "--device-type", "cpu"])
     files = ["global_ranktable_10.0.0.1.json", "global_ranktable_10.0.0.2.json"]
@@ -77,7 +77,7 @@ def test_merge_writes_nothing_if_a_secret_is_unreadable(tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize("uid", ["-1", "99999999999"])
-def test_merge_writes_nothing_for_an_owner_that_cannot_be(
+def test_merge_writes_nothing_for_an_impossible_owner(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], uid: str
 ) -> None:
     files = _two_hosts()

@@ -1,4 +1,4 @@
-"""Local tables joined to one instance over several servers."""
+"""Local tables joined into one instance over several servers."""
 
 import json
 import stat
@@ -25,7 +25,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
 
 
-def test_ranks_count_on_over_all_servers_in_argument_order(save: Save, capsys: Say) -> None:
+def test_ranks_continue_over_all_servers_in_argument_order(save: Save, capsys: Say) -> None:
     files = [save("b.json", local(server(B, 6, 7))), save("a.json", local(server(A, 4, 5)))]
 
     assert cli.main(["merge-local", "--local-ranktable-list", *files, "--save-dir", "out"]) == 0
@@ -48,7 +48,7 @@ def test_ranks_keep_their_order_within_a_table(save: Save) -> None:
     assert [(entry["device_id"], entry["rank_id"]) for entry in second["device"]] == [("6", "2")]
 
 
-def test_the_guides_tool_does_it_in_the_guides_words(save: Save, capsys: Say) -> None:
+def test_the_guides_tool_does_it_with_the_guides_messages(save: Save, capsys: Say) -> None:
     files = [save("a.json", local(server(A, 0))), save("b.json", local(server(B, 0)))]
 
     assert guide.main(["--mode", "merge-local", "--local-ranktable-list", *files]) == 0

@@ -1,4 +1,4 @@
-"""The guide's dialect: what is read, what is refused and in which words, what is written byte by byte."""
+"""The guide's dialect: what is read, what is refused with which message, and what is written byte by byte."""
 
 import json
 from collections.abc import Callable
@@ -111,7 +111,7 @@ def test_an_unknown_group_id_is_refused_with_the_valid_ones(save: Save, guide_gl
 
 
 @pytest.mark.parametrize(("count", "shown"), [("2", '"2"'), (3, "3"), (True, "true"), ("01", '"01"')])
-def test_a_false_server_count_is_reported_with_both_numbers(
+def test_a_wrong_server_count_is_reported_with_both_numbers(
     save: Save, guide_global: Document, count: object, shown: str
 ) -> None:
     _group(guide_global, 1)["server_count"] = count
@@ -278,7 +278,7 @@ def test_one_port_twice_on_one_host_is_refused(save: Save, guide_global: Documen
     assert 'server_port is "8088" on localhost, which server_group_list[1]' in _refusal(save("g.json", guide_global))
 
 
-def test_all_faults_are_found_and_the_first_counts_the_rest(save: Save, guide_global: Document) -> None:
+def test_all_errors_are_found_and_the_first_counts_the_rest(save: Save, guide_global: Document) -> None:
     guide_global["version"] = "9"
     _device(guide_global, 1, 0)["rank_id"] = 0
     _group(guide_global, 2)["server_count"] = "5"
@@ -288,7 +288,7 @@ def test_all_faults_are_found_and_the_first_counts_the_rest(save: Save, guide_gl
     assert _refusal(path) == f'version is "9"; must be "1.0" (and 2 more: ranktable lint {path})'
 
 
-def test_a_part_may_lack_groups_but_not_repeat_them(save: Save, guide_global: Document) -> None:
+def test_a_partial_table_may_lack_groups_but_not_repeat_them(save: Save, guide_global: Document) -> None:
     groups = guide_global["server_group_list"]
     part = read_part(save("part.json", {**guide_global, "server_group_list": groups[2:]}))
     twice = save("twice.json", {**guide_global, "server_group_list": [groups[2], groups[2]]})

@@ -44,7 +44,7 @@ def test_without_the_tool_the_conf_file_is_read(conf: Path) -> None:
     assert npu_addresses(["1", "0"], None, NO_TOOL, conf=conf) == {"1": "10.20.11.12", "0": "10.20.11.11"}
 
 
-def test_the_named_conf_file_is_read_beside_the_tool(tmp_path: Path, conf: Path) -> None:
+def test_a_named_conf_file_is_read_even_if_the_tool_exists(tmp_path: Path, conf: Path) -> None:
     environ = _tool(tmp_path, {"0": "10.0.0.4"})
 
     assert npu_addresses(["0"], "conf", environ, conf=conf) == {"0": "10.20.11.11"}
@@ -52,7 +52,7 @@ def test_the_named_conf_file_is_read_beside_the_tool(tmp_path: Path, conf: Path)
 
 
 @pytest.mark.parametrize("answer", [recorded.IP_UNSET, recorded.NO_DEVICE, "ipaddr:\n"])
-def test_another_answer_is_passed_on_in_the_tools_words(tmp_path: Path, answer: str) -> None:
+def test_an_unknown_answer_of_the_tool_is_quoted(tmp_path: Path, answer: str) -> None:
     write_stub(tmp_path, "hccn_tool", {}, other=answer)
 
     with pytest.raises(RanktableError) as caught:
@@ -67,7 +67,7 @@ def test_two_npus_with_one_address_are_refused(tmp_path: Path) -> None:
         npu_addresses(["4", "5"], None, _tool(tmp_path, {"4": "10.0.0.4", "5": "10.0.0.4"}))
 
 
-def test_two_families_are_refused_as_hccl_would(tmp_path: Path) -> None:
+def test_two_address_families_are_refused_as_hccl_would(tmp_path: Path) -> None:
     with pytest.raises(RanktableError, match=r"device 4 has the IPv4 address 10\.0\.0\.4, device 5 the IPv6 address"):
         npu_addresses(["4", "5"], None, _tool(tmp_path, {"4": "10.0.0.4", "5": "fd00::5"}))
 

@@ -1,4 +1,4 @@
-"""npu-smi's recorded answers on A2, A3 and Ascend 950."""
+"""npu-smi's recorded output on A2, A3 and Ascend 950."""
 
 import pytest
 from hypothesis import given
@@ -62,7 +62,7 @@ def test_a_950_has_its_name_in_a_separate_cell() -> None:
     ]
 
 
-def test_two_chips_without_physical_ids_are_numbered_through() -> None:
+def test_chips_without_physical_ids_are_numbered_consecutively() -> None:
     text = recorded.INFO_A3.replace("Chip  Phy-ID", "Chip        ")
     for chip, physical in (("0", "0"), ("1", "1"), ("0", "2"), ("1", "3")):
         text = text.replace(f"| {chip}     {physical}                   |", f"| {chip}                         |")
@@ -85,7 +85,7 @@ def test_an_answer_without_a_table_has_no_device(answer: str) -> None:
     assert parse_processes(answer) == []
 
 
-def test_the_rows_are_read_without_the_lines_between_them() -> None:
+def test_the_rows_are_read_without_their_separator_lines() -> None:
     for text in (recorded.INFO_A2, recorded.INFO_A3, recorded.INFO_950):
         bare = "\n".join(f"  {line}  " for line in text.splitlines() if line.startswith("|"))
 
@@ -97,7 +97,7 @@ ANSWERS = [value for name, value in vars(recorded).items() if name.isupper() and
 
 
 @given(st.sampled_from(ANSWERS), st.data())
-def test_no_damaged_answer_breaks_a_parser(answer: str, data: st.DataObject) -> None:
+def test_no_damaged_output_raises_in_a_parser(answer: str, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(answer)))
     end = data.draw(st.integers(start, len(answer)))
     damaged = answer[:start] + data.draw(st.text(max_size=20)) + answer[end:]
@@ -108,7 +108,7 @@ def test_no_damaged_answer_breaks_a_parser(answer: str, data: st.DataObject) -> 
         parse_one(damaged)
 
 
-def test_the_super_pod_is_there_on_an_a3_alone() -> None:
+def test_only_an_a3_has_a_super_pod() -> None:
     assert parse_super_pod(recorded.SUPER_POD) == SuperPod("167772160", "0")
     assert parse_super_pod(recorded.NO_SUPER_POD) is None
 

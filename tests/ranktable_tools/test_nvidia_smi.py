@@ -1,4 +1,4 @@
-"""nvidia-smi's answers to our two queries."""
+"""nvidia-smi's output for our two queries."""
 
 from ranktable_tools.devices.nvidia_smi import Gpu, GpuProcess, parse_gpu_processes, parse_gpus
 

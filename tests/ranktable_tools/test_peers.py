@@ -14,10 +14,10 @@ def test_on_another_machine_only_the_tables_hosts_count() -> None:
     assert peer_addresses(table("192.0.2.7", "192.0.2.8")) == {"192.0.2.7", "192.0.2.8"}
 
 
-def test_all_addresses_of_this_machine_count_where_it_is_one() -> None:
+def test_on_a_host_of_the_table_all_its_addresses_count() -> None:
     assert peer_addresses(table("192.0.2.7", "127.0.0.1")) == {"192.0.2.7", *own_hosts()}
     assert "127.0.0.1" in peer_addresses(table("localhost", "localhost"))
 
 
-def test_a_name_that_is_unknown_adds_no_address() -> None:
+def test_an_unknown_name_adds_no_address() -> None:
     assert peer_addresses(table("no-such-host.invalid", "192.0.2.8")) == {"no-such-host.invalid", "192.0.2.8"}

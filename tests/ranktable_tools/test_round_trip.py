@@ -1,4 +1,4 @@
-"""Whatever gen writes reads back equal, and whatever it writes on several hosts merges into all of it."""
+"""What gen writes reads back equal, and what it writes on several hosts merges into all of it."""
 
 import itertools
 import tempfile

@@ -12,7 +12,7 @@ import pytest
 from ranktable_tools.errors import RanktableError
 from ranktable_tools.secret import check_owner, check_secret, ensure_secret, give
 from security.secret import MAX_SECRET_BYTES, MIN_SECRET_BYTES, read_secret
-from tests.ranktable_tools.stranger import as_a_stranger, as_an_owner_who_may_not
+from tests.ranktable_tools.stranger import as_an_owner_who_may_not, as_another_user
 from wire.errors import ConfigError
 
 GOOD = b"s" * MIN_SECRET_BYTES
@@ -37,7 +37,7 @@ def test_an_existing_secret_is_kept(tmp_path: Path) -> None:
     assert (path.read_bytes(), is_new) == (GOOD, False)
 
 
-def test_of_two_that_make_one_at_once_both_have_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_concurrent_creators_both_get_the_first_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first: list[tuple[Path, bool]] = []
     draw = secrets.token_hex
 
@@ -57,7 +57,7 @@ def test_of_two_that_make_one_at_once_both_have_the_first(tmp_path: Path, monkey
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_link_that_leads_nowhere_gives_way_to_a_secret(tmp_path: Path) -> None:
+def test_a_dangling_link_is_replaced_by_a_secret(tmp_path: Path) -> None:
     (tmp_path / "cluster_secret").symlink_to(tmp_path / "gone")
 
     path, is_new = ensure_secret(tmp_path)
@@ -73,7 +73,7 @@ def test_a_secret_of_a_bad_size_is_refused_as_at_the_start(tmp_path: Path, size:
 
 
 @pytest.mark.parametrize("size", [MIN_SECRET_BYTES, MAX_SECRET_BYTES])
-def test_a_secret_of_a_size_that_the_start_takes_is_kept(tmp_path: Path, size: int) -> None:
+def test_a_secret_of_an_accepted_size_is_kept(tmp_path: Path, size: int) -> None:
     path = _write(tmp_path, b"s" * size + b"\n")
 
     assert check_secret(tmp_path)
@@ -103,7 +103,7 @@ def test_a_link_is_judged_by_the_file_it_leads_to(tmp_path: Path, size: int, mod
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
-def test_a_foreign_users_secret_is_refused_unless_it_is_for_them(tmp_path: Path) -> None:
+def test_a_foreign_secret_is_refused_unless_meant_for_its_owner(tmp_path: Path) -> None:
     path = _write(tmp_path)
     os.chown(path, 1000, -1)
 
@@ -123,7 +123,7 @@ def test_a_secret_of_another_user_is_not_replaced(tmp_path: Path) -> None:
     path = _write(tmp_path)
     owner = path.stat().st_uid
 
-    with as_a_stranger(path):
+    with as_another_user(path):
         uid = os.geteuid()
         with pytest.raises(RanktableError) as caught:
             ensure_secret(tmp_path)
@@ -135,7 +135,7 @@ def test_a_secret_of_another_user_is_not_replaced(tmp_path: Path) -> None:
     assert path.read_bytes() == GOOD
 
 
-def test_a_secret_of_ones_own_that_is_closed_names_its_mode(tmp_path: Path) -> None:
+def test_ones_own_unreadable_secret_is_reported_with_its_mode(tmp_path: Path) -> None:
     path = _write(tmp_path)
 
     with as_an_owner_who_may_not(path):
@@ -160,7 +160,7 @@ def test_a_file_is_given_to_a_user(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("uid", [-1, 2**32 - 1, 2**40])
-def test_a_uid_that_cannot_be_is_refused(tmp_path: Path, uid: int) -> None:
+def test_an_impossible_uid_is_refused(tmp_path: Path, uid: int) -> None:
     with pytest.raises(RanktableError) as caught:
         check_owner(tmp_path, uid)
 

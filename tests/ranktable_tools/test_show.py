@@ -1,4 +1,4 @@
-"""A table drawn: who is in it and who talks to whom."""
+"""A drawn table: its members and which of them connect."""
 
 from collections.abc import Callable
 
@@ -46,7 +46,7 @@ def test_the_guides_cluster_has_clients_a_scheduler_instances_and_kv(save: Save,
     ]
 
 
-def test_one_hosts_part_has_no_clients_yet(save: Save, capsys: Say) -> None:
+def test_one_hosts_table_has_no_clients_yet(save: Save, capsys: Say) -> None:
     assert _shown(save, capsys, grouped(group(2, server("192.0.2.2", 6)))) == [
         "modelarts, 0 prefill, 1 decode, one host's table, to be merged",
         "    -- decode 0    192.0.2.2  devices 6",

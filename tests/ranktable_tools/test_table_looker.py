@@ -1,4 +1,4 @@
-"""Looks at a table beside an event loop."""
+"""Reading a table beside an event loop."""
 
 import asyncio
 import os
@@ -60,7 +60,7 @@ def test_an_unchanged_table_is_reported_after_a_hang(tmp_path: Path) -> None:
         looker = TableLooker(WatchedTable(str(file), slowly, 3), timeout_s=0.05)
         told = await looker.look()
         opened.set()
-        looker._timeout_s = 30.0  # from here on a look is late by the machine alone
+        looker._timeout_s = 30.0  # from here on only a slow machine delays a read
         async with asyncio.timeout(300):
             while (found := await looker.look()) is None:
                 pass
@@ -72,7 +72,7 @@ def test_an_unchanged_table_is_reported_after_a_hang(tmp_path: Path) -> None:
     assert (found, later) == (3, None)
 
 
-def test_a_defect_of_the_reader_comes_to_the_asker(tmp_path: Path) -> None:
+def test_an_exception_of_the_reader_reaches_the_caller(tmp_path: Path) -> None:
     file = tmp_path / "t"
     file.write_text("abc")
 

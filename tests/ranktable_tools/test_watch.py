@@ -1,4 +1,4 @@
-"""`ranktable watch`: each change in a sentence."""
+"""`ranktable watch`: one sentence for each change."""
 
 import json
 from collections.abc import Callable
@@ -23,8 +23,8 @@ def read(path: str) -> Seen:
     return seen(opened.reading.table, is_ours=opened.dialect.name == "modelarts")
 
 
-def said(save: Save, *documents: object) -> list[str]:
-    """Return what a watch says of one file that has these contents one after the other."""
+def printed(save: Save, *documents: object) -> list[str]:
+    """Return what a watch prints for one file that has these contents one after the other."""
     lines: list[str] = []
     path = save("t.json", documents[0])
     watch = Watch(WatchedTable(path, read), lines.append)
@@ -35,11 +35,11 @@ def said(save: Save, *documents: object) -> list[str]:
     return lines
 
 
-def test_each_change_is_a_sentence_behind_version_and_digest(save: Save) -> None:
+def test_each_change_is_a_sentence_after_version_and_digest(save: Save) -> None:
     more = modelarts(decode=[server(B, 6, 7), server(C, 0, 1)])
     less = modelarts(decode=[server(C, 0, 1)])
 
-    lines = said(save, modelarts(), more, less)
+    lines = printed(save, modelarts(), more, less)
 
     digests = [_digest(save, document) for document in (modelarts(), more, less)]
     assert lines == [
@@ -52,7 +52,7 @@ def test_each_change_is_a_sentence_behind_version_and_digest(save: Save) -> None
 def test_broken_tables_are_reported_and_the_last_good_one_stays(save: Save) -> None:
     more = modelarts(decode=[server(B, 6, 7), server(C, 0, 1)])
 
-    lines = said(save, modelarts(), json.dumps(more)[:200], {**more, "status": "initializing"}, more)
+    lines = printed(save, modelarts(), json.dumps(more)[:200], {**more, "status": "initializing"}, more)
 
     assert len(lines) == 4
     assert lines[1].startswith("ignored: ")
@@ -63,10 +63,12 @@ def test_broken_tables_are_reported_and_the_last_good_one_stays(save: Save) -> N
     assert lines[3].endswith("decode-1 (192.0.2.3, devices 0,1) is new.")
 
 
-def test_a_table_that_is_whole_again_as_it_was_is_reported_once(save: Save) -> None:
+def test_a_table_restored_unchanged_is_reported_once(save: Save) -> None:
     more = modelarts(decode=[server(B, 6, 7), server(C, 0, 1)])
 
-    lines = said(save, modelarts(), "{", modelarts(), modelarts(), "{", more, {**modelarts(), "status": "initializing"})
+    lines = printed(
+        save, modelarts(), "{", modelarts(), modelarts(), "{", more, {**modelarts(), "status": "initializing"}
+    )
 
     digest = _digest(save, modelarts())
     assert lines[2] == f"valid again: the table of version 1, digest {digest}"
@@ -76,14 +78,14 @@ def test_a_table_that_is_whole_again_as_it_was_is_reported_once(save: Save) -> N
 def test_a_table_of_the_same_cluster_is_not_a_new_version(save: Save) -> None:
     other = {**modelarts(), "hardware_type": "800I-A2-32G"}
 
-    assert len(said(save, modelarts(), other)) == 1
+    assert len(printed(save, modelarts(), other)) == 1
 
 
 def test_a_table_of_another_dialect_has_no_digest(save: Save) -> None:
     larger: Document = kubeinfer()
     larger["server_group_list"].append(group(4, server(B, 4, 5)))
 
-    lines = said(save, kubeinfer(), larger)
+    lines = printed(save, kubeinfer(), larger)
 
     assert lines[0] == "version 1: 3 instances, roles unknown"
     assert lines[1].startswith("version 2: ")
@@ -97,7 +99,7 @@ def test_watch_prints_the_table_and_ends_in_time(save: Save, capsys: pytest.Capt
     assert f"version 1, digest {_of(path)}: 2 prefill, 1 decode" in capsys.readouterr().out
 
 
-def test_the_command_waits_for_a_table_that_is_not_whole(save: Save, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_waits_for_a_complete_table(save: Save, capsys: pytest.CaptureFixture[str]) -> None:
     path = save("t.json", {**modelarts(), "status": "initializing"})
 
     assert main(["watch", path, "--interval", "0.01", "--for", "0.01"]) == 0
@@ -120,7 +122,7 @@ def test_numbers_out_of_range_are_refused(
     assert words in capsys.readouterr().err
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", str(tmp_path / "gone.json")]) == 2
     assert "gone.json: cannot be read" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""A table file that others replace: what is told of it, and how often."""
+"""A table file that others replace: which changes are reported, and how often."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ NEW = modelarts(decode=[server(B, 6, 7), server(C, 0, 1)])
 
 
 def replace(path: Path, document: object) -> None:
-    """Write a file as our tools do: whole, by a rename."""
+    """Write a file as our tools do: atomically, by a rename."""
     beside = path.with_name("beside")
     beside.write_text(document if isinstance(document, str) else json.dumps(document))
     beside.replace(path)
@@ -37,13 +37,13 @@ def watched(path: Path) -> WatchedTable[GlobalTable]:
 
 
 def looks(watched: WatchedTable[GlobalTable], count: int = 4) -> list[object]:
-    """Return what is told in so many looks, errors as text."""
+    """Return the reports of this many reads, errors as text."""
     told = (watched.look() for _ in range(count))
     return [str(found) if isinstance(found, RanktableError) else found for found in told if found is not None]
 
 
 def decodes(found: list[object]) -> list[int]:
-    """Return the numbers of decode instances of the tables told; anything else fails."""
+    """Return the numbers of decode instances of the reported tables; anything else fails."""
     assert all(isinstance(table, GlobalTable) for table in found), found
     return [len(table.decode) for table in found if isinstance(table, GlobalTable)]
 
@@ -65,7 +65,7 @@ def test_a_reformatted_table_is_not_reported(path: Path, watched: WatchedTable[G
     assert looks(watched) == []
 
 
-def test_a_second_writing_that_the_clock_does_not_show_is_seen(
+def test_a_rewrite_within_one_clock_tick_is_detected(
     path: Path, watched: WatchedTable[GlobalTable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ranktable_tools.watched_table._stamp", lambda path: (1,))
@@ -115,7 +115,7 @@ def test_a_broken_file_is_reported_once_and_the_last_table_stays(
     assert watched.table == read_global(_written(path, OLD))
 
 
-def test_a_file_that_is_gone_is_reported_once(path: Path, watched: WatchedTable[GlobalTable]) -> None:
+def test_a_missing_file_is_reported_once(path: Path, watched: WatchedTable[GlobalTable]) -> None:
     path.unlink()
 
     told = looks(watched, 6)
@@ -167,7 +167,7 @@ def test_a_briefly_broken_table_is_not_reported(path: Path, watched: WatchedTabl
     assert looks(watched) == []
 
 
-def test_an_initializing_table_is_reported_at_once_and_once(path: Path, watched: WatchedTable[GlobalTable]) -> None:
+def test_an_initializing_table_is_reported_immediately_and_once(path: Path, watched: WatchedTable[GlobalTable]) -> None:
     for document in ({**NEW, "status": "initializing"}, {**OLD, "status": "initializing"}):
         replace(path, document)
 
@@ -180,7 +180,7 @@ def test_an_initializing_table_is_reported_at_once_and_once(path: Path, watched:
     assert decodes(looks(watched)) == [2]
 
 
-def test_a_table_that_only_names_a_port_is_another(path: Path, watched: WatchedTable[GlobalTable]) -> None:
+def test_a_table_that_only_adds_a_port_is_a_new_one(path: Path, watched: WatchedTable[GlobalTable]) -> None:
     document: Document = modelarts(decode=[server(B, 6, 7, server_port="8090")])
     replace(path, document)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from security.secret import Prover, Secret, Side, differ, find_secret, read_secret, readable
-from tests.ranktable_tools.stranger import as_a_stranger, as_an_owner_who_may_not
+from tests.ranktable_tools.stranger import as_an_owner_who_may_not, as_another_user
 from wire.errors import ConfigError
 
 TEXT = "5f" * 32
@@ -81,7 +81,7 @@ def test_an_unreadable_file_of_another_user_is_reported_with_both(tmp_path: Path
     path.write_text("s" * 32)
     owner = path.stat().st_uid
 
-    with as_a_stranger(path), pytest.raises(ConfigError) as caught:
+    with as_another_user(path), pytest.raises(ConfigError) as caught:
         read_secret(path)
 
     assert f"{path} cannot be read: Permission denied; it belongs to user {owner}, this process is user " in str(
