@@ -12,8 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from telemetry.metric_families import Namespace, families
-from telemetry.metric_table import LOADS
-from wire.types import LoadSnapshot
+from wire.types import LOADS, LoadSnapshot
 
 
 class _Server(uvicorn.Server):

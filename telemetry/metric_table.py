@@ -1,9 +1,10 @@
 """The metrics of the scheduler and of instances: one row each, with its name and help in every namespace that has it.
 
 `source` is the attribute with the value: of ClusterView (CLUSTER), SchedulerCounters (REQUESTS, OUTCOMES), the exporter
-of spans (TRACES), LinkFigures (LINKS, GAPS) or LoadSnapshot (LOADS). Rows are in the order of the pages;
-metric_families.py turns them into Prometheus families. Metrics with a structure of their own stand with their
-collectors in scheduler/observability/: vLLM's queue, steps, cache and HTTP requests, and replacements.
+of spans (TRACES) or LinkMetrics (LINKS, GAPS). Rows are in the order of the pages; metric_families.py turns them into
+Prometheus families. The rows of an instance's load (LOADS) stand at the fields of LoadSnapshot (wire/types.py), and
+metrics with a structure of their own with their collectors in scheduler/observability/: vLLM's queue, steps, cache and
+HTTP requests, and replacements.
 """
 
 from dataclasses import dataclass
@@ -74,11 +75,6 @@ def _vllm(
 ) -> MetricRow:  # fmt: skip
     """Return the row of a metric that only vLLM's namespace has."""
     return MetricRow(kind, source, vllm=Exposed(name, help, buckets), labels=labels)
-
-
-def _load(kind: MetricKind, field: str, name: str, help: str, *, vllm: Exposed | None = None) -> MetricRow:
-    """Return the row of a field of LoadSnapshot."""
-    return MetricRow(kind, field, Exposed(name, help), vllm, Exposed(field, help))
 
 
 CLUSTER = (
@@ -190,45 +186,6 @@ LINKS = (
         _GAUGE, "passed_over", "link_passed_over", "A better transport that is not in use now, and why",
         labels=(*_OVER, "reason"),
     ),
-)  # fmt: skip
-LOADS = (
-    _row(_GAUGE, "blocks_in_use", "kv_blocks_used", "KV blocks used by sequences and tickets"),
-    MetricRow(_GAUGE, "blocks_used", instance=Exposed("blocks_used", "KV blocks in use, including those of probes")),
-    _load(_GAUGE, "blocks_cached", "kv_blocks_cached", "KV blocks with a reusable prefix"),
-    _load(_GAUGE, "blocks_swapped", "kv_blocks_swapped", "KV blocks of preempted prompts swapped out of the pool"),
-    _load(_GAUGE, "blocks_total", "kv_blocks_total", "KV blocks of the pool"),
-    _load(_GAUGE, "blocks_probe", "kv_blocks_probe", "KV blocks used by probes"),
-    _load(
-        _GAUGE, "running", "running", "Sequences in the batch",
-        vllm=Exposed("num_requests_running", "Sequences in the instance's batch"),
-    ),
-    _vllm(_GAUGE, "share_used", "kv_cache_usage_perc", "Share of the KV pool in use; 1 is all"),
-    _load(_GAUGE, "waiting", "waiting", "Sequences waiting in the instance"),
-    _load(_GAUGE, "held_prompts", "held_prompts", "Prefilled prompts whose KV is not yet handed off"),
-    _load(_GAUGE, "uncomputed_tokens", "uncomputed_tokens", "Prompt tokens accepted and not yet computed"),
-    _load(_GAUGE, "progress_age_s", "progress_age_seconds", "Time since the engine last made progress"),
-    _load(_GAUGE, "slowest_turn_s", "slowest_turn_seconds", "Longest recent time between two signs of progress"),
-    _load(_COUNTER, "kv_bytes_sent", "kv_bytes_sent", "KV bytes sent by the instance"),
-    _load(_COUNTER, "kv_bytes_received", "kv_bytes_received", "KV bytes received by the instance"),
-    _load(_COUNTER, "kv_frames_corrupt", "kv_frames_corrupt", "KV frames with a wrong digest"),
-    _load(_COUNTER, "kv_frames_resent", "kv_frames_resent", "KV frames sent a second time"),
-    _load(_COUNTER, "kv_frames_dropped", "kv_frames_dropped", "KV frames without a valid ticket"),
-    _load(_COUNTER, "kv_frames_duplicate", "kv_frames_duplicate", "KV frames that had already arrived"),
-    _load(_COUNTER, "kv_links_refused", "kv_links_refused", "KV links that the instance refused"),
-    _load(_COUNTER, "preemptions", "preemptions", "Prompts preempted for lack of blocks"),
-    _load(
-        _COUNTER, "prefix_tokens_sought", "prefix_tokens_sought", "Tokens looked up in the prefix cache",
-        vllm=Exposed("prefix_cache_queries", "Tokens looked up in the prefix cache"),
-    ),
-    _load(
-        _COUNTER, "prefix_tokens_found", "prefix_tokens_found", "Tokens found in the prefix cache",
-        vllm=Exposed("prefix_cache_hits", "Tokens found in the prefix cache"),
-    ),
-    _vllm(_COUNTER, "preemptions", "num_preemptions", "Prompts preempted for lack of blocks"),  # here on vLLM's page
-    _load(_COUNTER, "steps", "steps", "Steps of the instance"),
-    _load(_COUNTER, "step_seconds", "step_seconds", "Seconds spent in its steps"),
-    _load(_COUNTER, "tokens_computed", "tokens_computed", "Tokens computed by its model"),
-    _load(_COUNTER, "starved_s", "starved_seconds", "Time for which the machine kept the instance from running"),
 )  # fmt: skip
 GAPS = (
     _row(

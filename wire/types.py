@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from telemetry.metric_fields import counter, gauge, metrics_of
+from telemetry.metric_table import Exposed, MetricKind, MetricRow
 from wire.kv_layout import KvTensor
 from wire.parameters import MAX_COUNT, MAX_LISTED_TOKENS, MAX_LOGPROBS, Bounds, parameter, rule, rules_of
 
@@ -321,42 +323,46 @@ class InstanceDescription:
 class LoadSnapshot:
     """The load that an instance reports with every step and heartbeat: of its engine, of its loop and of its links.
 
-    Sequences and tickets use blocks; `blocks_probe` of them are used by probes. `uncomputed_tokens` are prompt tokens
-    accepted but not yet computed. `progress_age_s` is the time since the engine loop last finished a turn or a layer,
+    Sequences and tickets use blocks. `progress_age_s` is the time since the engine loop last finished a turn or layer,
     counting only seconds in which the process could run; `slowest_turn_s` is the longest recent such time, or the
-    estimate for the prompt tokens being computed. `starved_s` is how long the machine has kept the process from running
-    since it started.
-    `prefix_tokens_sought` were looked up among the computed blocks, of which `prefix_tokens_found` were cached.
-    `blocks_swapped` of preempted sequences have copies outside the pool. All `steps` together computed
-    `tokens_computed`. `step_tokens[i]` counts the steps with at most STEP_TOKEN_EDGES[i] tokens and more than the
-    previous bound; its last entry counts those above all bounds.
+    estimate for the prompt tokens being computed. `step_tokens[i]` counts the steps with at most STEP_TOKEN_EDGES[i]
+    tokens and more than the previous bound; its last entry counts those above all bounds.
     """
 
-    blocks_total: int = 0
     blocks_used: int = 0
-    blocks_probe: int = 0
-    blocks_cached: int = 0
-    running: int = 0
-    waiting: int = 0
-    uncomputed_tokens: int = 0
-    held_prompts: int = 0
-    progress_age_s: float = 0.0
-    steps: int = 0
-    step_seconds: float = 0.0
-    kv_bytes_sent: int = 0
-    kv_bytes_received: int = 0
-    preemptions: int = 0
-    kv_frames_corrupt: int = 0
-    kv_frames_resent: int = 0
-    kv_frames_dropped: int = 0
-    kv_frames_duplicate: int = 0
-    kv_links_refused: int = 0
-    prefix_tokens_sought: int = 0
-    prefix_tokens_found: int = 0
-    blocks_swapped: int = 0
-    tokens_computed: int = 0
-    slowest_turn_s: float = 0.0
-    starved_s: float = 0.0
+    blocks_cached: int = gauge("KV blocks with a reusable prefix", "kv_blocks_cached")
+    blocks_swapped: int = gauge("KV blocks of preempted prompts swapped out of the pool", "kv_blocks_swapped")
+    blocks_total: int = gauge("KV blocks of the pool", "kv_blocks_total")
+    blocks_probe: int = gauge("KV blocks used by probes", "kv_blocks_probe")
+    running: int = gauge(
+        "Sequences in the batch", vllm=Exposed("num_requests_running", "Sequences in the instance's batch")
+    )
+    waiting: int = gauge("Sequences waiting in the instance")
+    held_prompts: int = gauge("Prefilled prompts whose KV is not yet handed off")
+    uncomputed_tokens: int = gauge("Prompt tokens accepted and not yet computed")
+    progress_age_s: float = gauge("Time since the engine last made progress", "progress_age_seconds")
+    slowest_turn_s: float = gauge("Longest recent time between two signs of progress", "slowest_turn_seconds")
+    kv_bytes_sent: int = counter("KV bytes sent by the instance")
+    kv_bytes_received: int = counter("KV bytes received by the instance")
+    kv_frames_corrupt: int = counter("KV frames with a wrong digest")
+    kv_frames_resent: int = counter("KV frames sent a second time")
+    kv_frames_dropped: int = counter("KV frames without a valid ticket")
+    kv_frames_duplicate: int = counter("KV frames that had already arrived")
+    kv_links_refused: int = counter("KV links that the instance refused")
+    preemptions: int = counter(
+        "Prompts preempted for lack of blocks", vllm=Exposed("num_preemptions", "Prompts preempted for lack of blocks")
+    )
+    prefix_tokens_sought: int = counter(
+        "Tokens looked up in the prefix cache",
+        vllm=Exposed("prefix_cache_queries", "Tokens looked up in the prefix cache"),
+    )
+    prefix_tokens_found: int = counter(
+        "Tokens found in the prefix cache", vllm=Exposed("prefix_cache_hits", "Tokens found in the prefix cache")
+    )
+    steps: int = counter("Steps of the instance")
+    step_seconds: float = counter("Seconds spent in its steps")
+    tokens_computed: int = counter("Tokens computed by its model")
+    starved_s: float = counter("Time for which the machine kept the instance from running", "starved_seconds")
     step_tokens: tuple[int, ...] = ()
     links: tuple["LinkStatus", ...] = field(default=())
 
@@ -369,6 +375,19 @@ class LoadSnapshot:
     def share_used(self) -> float:
         """`blocks_in_use` divided by all blocks."""
         return self.blocks_in_use / self.blocks_total if self.blocks_total else 0.0
+
+
+LOADS = (
+    MetricRow(MetricKind.GAUGE, "blocks_in_use", Exposed("kv_blocks_used", "KV blocks used by sequences and tickets")),
+    MetricRow(
+        MetricKind.GAUGE, "blocks_used", instance=Exposed("blocks_used", "KV blocks in use, including those of probes")
+    ),
+    MetricRow(
+        MetricKind.GAUGE, "share_used", vllm=Exposed("kv_cache_usage_perc", "Share of the KV pool in use; 1 is all")
+    ),
+    *metrics_of(LoadSnapshot),
+)
+"""The metrics of a load: first those that are not simply a field, then one for each field that declares its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from prometheus_client.core import Metric
 from scheduler.links.link_metrics import link_metrics
 from scheduler.view import ClusterView
 from telemetry.metric_families import Namespace, families
-from telemetry.metric_table import CLUSTER, GAPS, LINKS, LOADS
+from telemetry.metric_table import CLUSTER, GAPS, LINKS
+from wire.types import LOADS
 
 
 class ClusterCollector:

@@ -12,8 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from scheduler.observability.counters import SchedulerCounters
 from scheduler.view import ClusterView, InstanceView
 from telemetry.metric_families import Namespace, families
-from telemetry.metric_table import LOADS, OUTCOMES, REQUESTS
-from wire.types import STEP_TOKEN_EDGES, LoadSnapshot
+from telemetry.metric_table import OUTCOMES, REQUESTS
+from wire.types import LOADS, STEP_TOKEN_EDGES, LoadSnapshot
 
 CLUSTER = "cluster"
 _LABELS = ("model_name", "engine")

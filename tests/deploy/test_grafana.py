@@ -81,7 +81,7 @@ def dashboard() -> Any:
 def labels() -> dict[str, set[str]]:
     """The labels of every sample on /metrics, by its name."""
     link = LinkStatus("d", "tcp", "up", 1, 1, 0, 0, 0.1, 1.0, ("shm: another host",))
-    load = LoadSnapshot(1, 0, 0, 0, 0, 0, 0, 0, 0.0, step_tokens=(0,) * 14, links=(link,))
+    load = LoadSnapshot(blocks_total=1, step_tokens=(0,) * 14, links=(link,))
     instance = InstanceView(0, "prefill-0", Role.PREFILL, "p", "living", "", describe(0, Role.PREFILL), load)
     gap = GapView("p", "d", "none")
     metrics = Metrics(lambda: ClusterView(True, (instance,), LedgerView(0, 0, 0, 0, 0, 0, 0), 0, 0, gaps=(gap,)))

@@ -8,8 +8,8 @@ import pytest
 
 from ranktable_tools.kube.command_line import main
 from ranktable_tools.kube.drain import drain
-from telemetry.metric_table import LOADS
 from tests.deploy.slept_clock import SleptClock
+from wire.types import LOADS
 
 
 class _Metrics(ThreadingHTTPServer):

@@ -11,7 +11,7 @@ from wire.types import LoadSnapshot
 
 def test_every_metric_has_a_help_text() -> None:
     registry = CollectorRegistry()
-    registry.register(LoadCollector(lambda: LoadSnapshot(8, 3, 0, 0, 1, 0, 0, 0, 0.5)))
+    registry.register(LoadCollector(lambda: LoadSnapshot(blocks_total=8, blocks_used=3, running=1, progress_age_s=0.5)))
 
     page = generate_latest(registry).decode()
 

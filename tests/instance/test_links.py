@@ -16,7 +16,7 @@ from wire.errors import InstanceLost
 from wire.messages import Heartbeat, LinkMeasured, MeasureLink
 from wire.types import KvEndpoint, LinkStatus, LoadSnapshot, Role
 
-LOAD = LoadSnapshot(8, 1, 0, 0, 1, 0, 0, 0, 0.0)
+LOAD = LoadSnapshot(blocks_total=8, blocks_used=1, running=1)
 STATUS = LinkStatus("decode-0", "tcp", "up", 3, 40, 0, 1, 0.001, 1e9, ("shm: refused",))
 COMMAND = MeasureLink("decode-0", 7, (), 1 << 20)
 

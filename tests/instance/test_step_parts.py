@@ -12,7 +12,7 @@ from wire.convert_messages import event_to_pb
 from wire.messages import Step
 from wire.types import FinishReason, LoadSnapshot, PromptLogprobs, StageTimes, TokenLogprobs, TokenOutput
 
-LOAD = LoadSnapshot(1, 0, 0, 0, 0, 0, 0, 0, 0.0)
+LOAD = LoadSnapshot(blocks_total=1)
 WIDEST = TokenLogprobs(-1.25, 2**31 - 1, tuple(range(2**31 - 128, 2**31)), tuple(-i / 7 for i in range(128)))
 TOLD = StageTimes(0.1, 0.2, 0.3, 0.4, 0.5, 2**62, "process_group", 2**62, *[2**31 - 1] * 3)
 

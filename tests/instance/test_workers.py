@@ -41,7 +41,7 @@ class Both:
 
     def load(self) -> LoadSnapshot:
         self.on_load()
-        return LoadSnapshot(1, 0, 0, 0, 0, 0, 0, 0, 0.0)
+        return LoadSnapshot(blocks_total=1)
 
     def turn(self) -> None:
         while self.posted:

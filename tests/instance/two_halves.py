@@ -15,7 +15,7 @@ from wire.types import KvEndpoint, LinkStatus, LoadSnapshot, Ticket
 
 CONFIG = FakeConfig(salt=3, num_layers=1, block_size=16, num_blocks=14, vocab_size=60, max_model_len=160)
 STATS = SendStats("tcp", 1, 0.0, 0)
-LOAD = LoadSnapshot(1, 0, 0, 0, 0, 0, 0, 0, 0.0)
+LOAD = LoadSnapshot(blocks_total=1)
 
 
 class Breaking(FakeModel):

@@ -142,8 +142,8 @@ def _view(*instances: InstanceView) -> ClusterView:
 @pytest.mark.covers("B.metrics.2")
 def test_loads_are_under_vllms_names_with_an_engine_per_instance() -> None:
     load = LoadSnapshot(
-        100, 32, 2, 0, running=3, waiting=1, uncomputed_tokens=0, held_prompts=0, progress_age_s=0.0, preemptions=5,
-        prefix_tokens_sought=96, prefix_tokens_found=64,
+        blocks_total=100, blocks_used=32, blocks_probe=2, running=3, waiting=1, preemptions=5, prefix_tokens_sought=96,
+        prefix_tokens_found=64,
     )  # fmt: skip
     view = _view(
         InstanceView(0, "prefill-0", Role.PREFILL, "a", "lost", "", None, None),
@@ -164,8 +164,8 @@ def test_loads_are_under_vllms_names_with_an_engine_per_instance() -> None:
 
 def test_each_instance_reports_the_tokens_of_its_steps() -> None:
     counts = (3, 2, *(0,) * 11, 1)  # three steps of one token, two of up to 8, one above 16,384
-    load = LoadSnapshot(1, 0, 0, 0, 0, 0, 0, 0, 0.0, steps=6, tokens_computed=20_000, step_tokens=counts)
-    silent = LoadSnapshot(1, 0, 0, 0, 0, 0, 0, 0, 0.0)
+    load = LoadSnapshot(blocks_total=1, steps=6, tokens_computed=20_000, step_tokens=counts)
+    silent = LoadSnapshot(blocks_total=1)
     view = _view(
         *(
             InstanceView(index, "c", Role.COMBINED, str(index), "living", "", None, told)
@@ -185,7 +185,7 @@ def test_each_instance_reports_the_tokens_of_its_steps() -> None:
 
 
 def test_two_processes_of_one_entry_are_one_sample() -> None:
-    loads = [LoadSnapshot(100, used, 0, 0, 0, 0, 0, 0, 0.0) for used in (10, 20)]
+    loads = [LoadSnapshot(blocks_total=100, blocks_used=used) for used in (10, 20)]
     view = _view(
         *(
             InstanceView(0, "decode-0", Role.DECODE, str(life), "living", "", None, load)

@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 def _shown() -> set[tuple[str, str]]:
     """Return name and kind of all metrics of a scheduler with one instance and one link."""
     link = LinkStatus("d", "tcp", "up", 1, 1, 0, 0, 0.1, 1.0, ("shm: another host",))
-    load = LoadSnapshot(1, 0, 0, 0, 0, 0, 0, 0, 0.0, step_tokens=(0,) * 14, links=(link,))
+    load = LoadSnapshot(blocks_total=1, step_tokens=(0,) * 14, links=(link,))
     instance = InstanceView(0, "prefill-0", Role.PREFILL, "p", "living", "", describe(0, Role.PREFILL), load)
     view = ClusterView(True, (instance,), LedgerView(0, 0, 0, 0, 0, 0, 0), 0, 0)
     text = Metrics(lambda: view).render().decode()

@@ -182,7 +182,7 @@ def test_gauges_show_every_instance_with_probes_apart() -> None:
 
 def _link_samples(*links: LinkStatus) -> dict[str, float]:
     """Return the samples of links as a scheduler would export them, by name and labels."""
-    load = LoadSnapshot(10, 0, 0, 0, 0, 0, 0, 0, 0.0, links=links)
+    load = LoadSnapshot(blocks_total=10, links=links)
     view = ClusterView(
         True, (InstanceView(0, "prefill-0", Role.PREFILL, "p", "living", "", None, load),), _NO_REQUESTS, 0, 0
     )

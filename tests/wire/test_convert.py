@@ -69,7 +69,7 @@ from wire.types import (
 
 LINK = LinkStatus("d", "tcp", "up", 7, 5, 1, 2, 0.5, 1e9, ("shm: another host",))
 LOAD = LoadSnapshot(
-    9, 4, 1, 0, 2, 1, 77, 1, 0.5, 10, 1.5, 1000, 2000, 3, 4, 5, 6, 7, 8, 96, 64, 12, 99, 0.25, 2.5, (3, 0, 1), (LINK,)
+    4, 2, 12, 9, 1, 2, 1, 1, 77, 0.5, 0.25, 1000, 2000, 4, 5, 6, 7, 8, 3, 96, 64, 10, 1.5, 99, 2.5, (3, 0, 1), (LINK,)
 )
 ENDPOINTS = (KvEndpoint("shm", "name", "boot"), KvEndpoint("tcp", "h:1", rank=1))
 TICKET = Ticket("ab" * 16, 2**62, "decode-1", 7, 0, 10.0, ENDPOINTS)
