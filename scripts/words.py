@@ -52,9 +52,11 @@ _ROOT = Path(__file__).parents[1]
 _PRODUCT = tomllib.loads((_ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["packages"]
 _CHECKED_TESTS = (
     "benchmarks",
+    "cluster",
     "decode_worker",
     "devices",
     "docs",
+    "faults",
     "flags",
     "instance",
     "native",

@@ -1,4 +1,4 @@
-"""Models and clusters that the tests share."""
+"""Models and clusters that tests share."""
 
 import json
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def fake_cluster(tmp_path_factory: pytest.TempPathFactory, fake_model: Path) -> Iterator[GuideCluster]:
-    """1P1D on the fake engine, ready; one for all tests that leave it as it was."""
+    """1P1D on the fake engine, ready; one for all tests that leave it unchanged."""
     with GuideCluster(tmp_path_factory.mktemp("fake-cluster"), fake_model, flags=("--engine=fake",)) as cluster:
         yield cluster.up()
 

@@ -1,7 +1,7 @@
-"""`vllm serve` in small: health, models and streamed completions, and the hand-off of its P/D pair.
+"""A small `vllm serve`: health, models and streamed completions, and the hand-off of its P/D pair.
 
-A prefill answers with tickets; a request with none of them that says it is a pair's is refused, so a client that
-skips P is seen.
+A prefill answers with tickets; a request that claims to be a pair's and has none is refused, so that a client which
+skips P is detected.
 """
 
 import json
@@ -34,7 +34,7 @@ class Handler(BaseHTTPRequestHandler):
             self._stream(len(asked["prompt"]), asked["max_tokens"])
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def _json(self, fields: dict[str, Any], status: int = 200) -> None:
         body = json.dumps(fields).encode()

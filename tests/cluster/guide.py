@@ -1,6 +1,6 @@
 """A cluster as the guide starts it: real processes, each by start_servers.sh, with tables by `ranktable gen`.
 
-Whatever a test does, leaving the `with` stops all processes and checks that none is left.
+However a test ends, leaving the `with` stops all processes and checks that none is left.
 """
 
 import os
@@ -37,7 +37,7 @@ class Tables:
 
 
 def generate(folder: Path, prefill: Sequence[str], decode: Sequence[str], ports: Sequence[int]) -> Tables:
-    """Write tables as `ranktable gen --ports` does: the ports tell clusters that run at the same time apart."""
+    """Write tables as `ranktable gen --ports` does: the ports distinguish clusters that run at the same time."""
     listed = ",".join(map(str, ports))
     made = gen(GenArguments(prefill, decode, True, str(folder), None, listed, "cpu"), lambda line: None, {})
     return Tables(folder / made.global_name, tuple(folder / local.file_name for local in made.locals))
@@ -66,7 +66,7 @@ class Process:
 
     @property
     def log(self) -> str:
-        """All it said so far."""
+        """All its output so far."""
         return self._log.read_text(errors="replace")
 
     @property
@@ -95,7 +95,7 @@ class Process:
 
 
 class GuideCluster:
-    """Names are `prefill-0`, `decode-0`, ..., `scheduler`. Owns the processes."""
+    """Processes are named `prefill-0`, `decode-0`, ..., `scheduler`. Owns them."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class GuideCluster:
         return process
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Return when /ready is 200; a process that ends meanwhile is an error."""
+        """Return when /ready is 200; a process that ends in the meantime is an error."""
         deadline = time.monotonic() + timeout_s
         words = ""
         while time.monotonic() < deadline:
@@ -181,7 +181,7 @@ class GuideCluster:
         return [sample for sample in self.client.metrics() if sample.name == name]
 
     def wait_idle(self, timeout_s: float = 10.0) -> None:
-        """Return when no instance that lives holds a block; the failure names those that do."""
+        """Return when no living instance holds a block; the failure names those that do."""
         deadline = time.monotonic() + timeout_s
         used: list[Sample] = []
         while time.monotonic() < deadline:

@@ -1,6 +1,6 @@
 """A cluster over several hosts as the guide starts it, and one more host with the clients: each has its own tables.
 
-Whatever a test does, leaving the `with` stops all processes and ends the hosts.
+However a test ends, leaving the `with` stops all processes and ends the hosts.
 """
 
 import shutil
@@ -80,7 +80,7 @@ class HostCluster:
             self.network.hosts[name].run(*RANKTABLE, "gen", *_lists(name), "--save-dir", ".", cwd=self._own(name))
 
     def merge(self, *command: str) -> str:
-        """Collect the hosts' tables on the scheduler's, merge them there, copy the outcome to all; return its words."""
+        """Collect the hosts' tables on the scheduler's, merge them there, copy it to all; return merge's output."""
         desk = self.folder / "desk"
         desk.mkdir(exist_ok=True)
         parts = []
@@ -104,7 +104,7 @@ class HostCluster:
         return self
 
     def join(self, name: str) -> None:
-        """Put a late host into the cluster while it serves: gen there with its port, merge anew, start its process."""
+        """Add a late host to the cluster while it serves: run gen there with its port, merge again, start it."""
         self.ports[name] = FIRST_PORT + len(self.ports)
         words = (*_lists(name), "--ports", str(self.ports[name]), "--save-dir", ".")
         self.network.hosts[name].run(*RANKTABLE, "gen", *words, cwd=self._own(name))
@@ -113,13 +113,13 @@ class HostCluster:
         self._start(name)
 
     def leave(self, name: str) -> Process:
-        """Merge anew without this host; return its process, which ends by itself."""
+        """Merge again without this host; return its process, which ends by itself."""
         self.instances = tuple(one for one in self.instances if one != name)
         self.merge(*MERGE)
         return self.processes.pop(name)
 
     def states(self) -> dict[str, str]:
-        """What the scheduler says of each instance, by its host's address."""
+        """The state of each instance that the scheduler reports, by its host's address."""
         with self.as_client() as client:
             instances = client.get("/ready").json()["instances"]
         return {one["address"].partition(":")[0]: one["state"] for one in instances}
@@ -130,7 +130,7 @@ class HostCluster:
             return [sample for sample in client.metrics() if sample.name == name]
 
     def wait(self, what: str, condition: Callable[[], bool], timeout_s: float = START_TIMEOUT_S) -> None:
-        """Return when the condition holds, as the clients' host sees it; a process that ends meanwhile is an error."""
+        """Return when the condition holds, seen from the clients' host; a process that ends before is an error."""
         deadline = time.monotonic() + timeout_s
         with self.as_client():
             while not condition():
@@ -140,14 +140,14 @@ class HostCluster:
                 time.sleep(_POLL_S)
 
     def ledger(self) -> dict[str, float]:
-        """The scheduler's counts of requests: received, and by how they ended."""
+        """The scheduler's counts of requests: received, and by outcome."""
         with self.as_client() as client:
             samples = {sample.name: sample.value for sample in client.metrics() if not sample.labels}
         kinds = ("received", "completed", "failed", "cancelled", "rejected")
         return {kind: samples[f"pdserve_requests_{kind}_total"] for kind in kinds}
 
     def wait_idle(self) -> None:
-        """Return when no instance holds a block and no request is under way."""
+        """Return when no instance holds a block and no request is in progress."""
         names = ("pdserve_kv_blocks_used", "pdserve_requests_inflight")
         self.wait("idle", lambda: not any(one.value for one in self.client.metrics() if one.name in names), 30.0)
 
@@ -183,7 +183,7 @@ class HostCluster:
 
 
 def _lists(name: str) -> tuple[str, ...]:
-    """What gen is told on this host."""
+    """The lists that gen gets on this host."""
     if name == "scheduler":
         return ("--api-server",)
     role = name.rstrip("0123456789")

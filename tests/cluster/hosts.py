@@ -1,6 +1,6 @@
-"""Hosts that are network namespaces: one address each, on one switch that parts any two of them and joins them again.
+"""Hosts that are network namespaces: one address each, on one switch that can separate any two and reconnect them.
 
-The namespaces have no names and touch nothing of this machine's own network: each lives while its holder does, which
+The namespaces have no names and touch nothing of this machine's own network: each lives as long as its holder, which
 reads a pipe of ours and so ends with this process, however that ends.
 """
 
@@ -20,7 +20,7 @@ _CLONE_NEWNET = 0x40000000  # linux/sched.h
 
 
 def obstacle() -> str:
-    """Return why there can be no such hosts here, for a skip; empty where there can."""
+    """Return why such hosts are impossible here, as the reason of a skip; empty if they are possible."""
     for tool, package in (("ip", "iproute2"), ("unshare", "util-linux"), ("nsenter", "util-linux")):
         if shutil.which(tool) is None:
             return f"{MISSING}: {tool} ({package})"
@@ -44,21 +44,21 @@ class Namespace:
 
     @property
     def pid(self) -> int:
-        """The holder's, by which `ip link set ... netns` names the namespace."""
+        """The holder's process id, by which `ip link set ... netns` names the namespace."""
         return self._holder.pid
 
     @property
     def number(self) -> int:
-        """What tells it from every other one that lives now."""
+        """What distinguishes it from every other one that exists now."""
         return Path(f"/proc/{self.pid}/ns/net").stat().st_ino
 
     @property
     def before(self) -> tuple[str, ...]:
-        """What to put before a command for it to run in here; it takes nsenter's place, process id and all."""
+        """What to put before a command to run it in here; the command replaces nsenter, process id included."""
         return ("nsenter", f"--net=/proc/{self.pid}/ns/net")
 
     def run(self, *command: str, cwd: Path | None = None) -> str:
-        """Run a command in here to its end and return what it printed; fails where it fails."""
+        """Run a command in here to its end and return its output; raises if it fails."""
         done = subprocess.run(
             [*self.before, *command], capture_output=True, text=True, cwd=cwd, timeout=COMMAND_TIMEOUT_S, check=False,
             stdin=subprocess.DEVNULL,
@@ -68,7 +68,7 @@ class Namespace:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Let this thread's new sockets be in here. Its other ones, and other threads, stay where they are."""
+        """Create this thread's new sockets in here. Its existing ones, and other threads, stay where they are."""
         with open("/proc/thread-self/ns/net") as home, open(f"/proc/{self.pid}/ns/net") as here:
             _set_namespace(here.fileno())
             try:
@@ -113,7 +113,7 @@ class Network:
         return tuple(one.number for one in (self._switch, *self.hosts.values()))
 
     def part(self, *names: str) -> None:
-        """Let the switch pass nothing between any two of these, and say so to nobody; others reach them as before."""
+        """Make the switch drop everything between any two of these, silently; others reach them as before."""
         self._isolate(names, "on")
 
     def join(self, *names: str) -> None:
@@ -121,7 +121,7 @@ class Network:
         self._isolate(names, "off")
 
     def unplug(self, name: str) -> None:
-        """Let the switch pass nothing to or from this host; its own end stays up."""
+        """Make the switch drop everything to and from this host; its own interface stays up."""
         self._switch.run("ip", "link", "set", _port(name), "nomaster")
 
     def plug_in(self, name: str) -> None:
@@ -153,7 +153,7 @@ def living(namespaces: Sequence[int]) -> dict[int, list[int]]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             number = (folder / "ns" / "net").stat().st_ino
-        except OSError:  # it ended while we looked, or is not ours to look at
+        except OSError:  # it ended in the meantime, or we may not look at it
             continue
         if number in namespaces:
             found.setdefault(number, []).append(int(folder.name))

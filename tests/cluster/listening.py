@@ -1,4 +1,4 @@
-"""Which sockets the processes of a cluster listen on, as the kernel has it, and which docs/ports.md knows."""
+"""Which sockets the processes of a cluster listen on, according to the kernel, and which docs/ports.md lists."""
 
 import os
 import re
@@ -32,7 +32,7 @@ def sockets_of(process: str, pid: int) -> set[Listening]:
 
 
 def documented() -> dict[str, str]:
-    """Return the sockets of docs/ports.md, name to the whole row."""
+    """Return the sockets of docs/ports.md, each name with its whole row."""
     rows = re.findall(r"^\| ((?:scheduler|instance) [a-z ]+) \|(.*)\|$", PORTS_MD.read_text(), re.M)
     return dict(rows)
 

@@ -18,7 +18,7 @@ _GROUPS = {"prefill": 1, "decode": 2}
 
 
 class LiveCluster(GuideCluster):
-    """1P1D at the start. The scheduler goes by NODE_PORTS; what is added later has its port in the table."""
+    """1P1D at the start. The scheduler uses NODE_PORTS; instances added later have their port in the table."""
 
     def __init__(self, folder: Path, model: Path, *, flags: Sequence[str] = ()) -> None:
         super().__init__(folder, model, prefill=("0",), decode=("1",), flags=flags)
@@ -31,7 +31,7 @@ class LiveCluster(GuideCluster):
         return listed
 
     def add(self, name: str, device_id: str) -> Process:
-        """Put an instance at the end of its role's entries, and start its process."""
+        """Add an instance at the end of its role's entries, and start its process."""
         (port,) = free_ports(1)
         ip = self.servers("prefill")[0]["server_ip"]
         entry = {
@@ -67,7 +67,7 @@ class LiveCluster(GuideCluster):
             time.sleep(_POLL_S)
 
     def wait_running(self, name: str, least: int) -> None:
-        """Return when an instance runs so many sequences."""
+        """Return when an instance runs that many sequences."""
         deadline, port = time.monotonic() + WAIT_S, f":{self.port_of[name]}"
         while True:
             running = [one.value for one in self.gauge("pdserve_running") if one.labels["instance"].endswith(port)]
@@ -77,7 +77,7 @@ class LiveCluster(GuideCluster):
             time.sleep(_POLL_S)
 
     def wait_log(self, name: str, words: str) -> None:
-        """Return when a process has said this."""
+        """Return when a process has logged this."""
         deadline = time.monotonic() + WAIT_S
         while words not in self.processes[name].log:
             assert time.monotonic() < deadline, self.processes[name].log
@@ -104,7 +104,7 @@ def replace(path: Path, text: str) -> None:
 def fake_words(
     host: str, prompt: Sequence[int], count: int, devices: Iterable[tuple[str, str]], config: FakeConfig
 ) -> dict[tuple[str, str], str]:
-    """Return what each pair of (prefill device, decode device) answers: a fake's numbers show who computed what."""
+    """Return the answer of each pair of (prefill device, decode device): a fake's numbers show who computed what."""
     params, answers = SamplingParams(count, temperature=0), {}
     for start, end in devices:
         salts = [zlib.crc32(f"{host}|{(device,)}".encode()) for device in (start, end)]

@@ -1,4 +1,4 @@
-"""Clients that ask all the time, and the limits of a cluster within which each of their requests has to end."""
+"""Clients that send requests continuously, and the limits of a cluster within which each request has to end."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ LIMITS = (f"--first-token-timeout={FIRST_TOKEN_S}", f"--stall-timeout={STALL_S}"
 
 
 class Load:
-    """Clients that ask a prompt of their own again and again until told to stop. Owns what they saw, by client."""
+    """Clients that send their own prompt again and again until stopped. Owns the results, by client."""
 
     def __init__(self, http: httpx.AsyncClient, stall_s: int) -> None:
         self.seen: list[list[Seen]] = [[] for _ in range(NUM_CLIENTS)]
@@ -22,7 +22,7 @@ class Load:
         self._http, self._stopped, self._ending = http, False, asyncio.Event()
 
     async def client(self, number: int) -> None:
-        """Be one of them; a request that ends later than the cluster's limits allow is a failure."""
+        """Run one of them; a request that ends later than the cluster's limits allow is a failure."""
         prompt = [3 + (11 * number + 5 * at) % 200 for at in range(90)]
         while not self._stopped:
             async with asyncio.timeout(self._deadline_s):
@@ -30,7 +30,7 @@ class Load:
             self._ending.set()
 
     async def each(self, num_answers: int, num_errors: int = 0) -> None:
-        """Return when each client has seen so many more endings of each kind."""
+        """Return when each client has seen that many more outcomes of each kind."""
         before = [len(one) for one in self.seen]
         async with asyncio.timeout(PHASE_S):
             for start, one in zip(before, self.seen, strict=True):
@@ -42,7 +42,7 @@ class Load:
         await self._ending.wait()
 
     def stop(self) -> None:
-        """Let each client end after the request it is at."""
+        """Stop each client after its current request."""
         self._stopped = True
 
 

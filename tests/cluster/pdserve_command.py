@@ -1,4 +1,4 @@
-"""The `pdserve` command as a user types it, with a run folder and a port of its own."""
+"""The `pdserve` command as a user types it, with its own run folder and port."""
 
 import os
 import subprocess
@@ -45,7 +45,7 @@ class Pdserve:
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self._env)
 
     def front(self, *flags: str) -> "subprocess.Popen[str]":
-        """Start one that stays in front."""
+        """Start one in the foreground."""
         command = self._command("up", *self.flags, *flags)
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self._env)
 
@@ -56,12 +56,12 @@ class Pdserve:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What every cluster here is told."""
+        """The flags of every cluster here."""
         return ("--port", str(self.port), "--model", str(self.model), *self.engine, "--served-model-name", "tiny")
 
     @property
     def state(self) -> ClusterState:
-        """What the run folder says now."""
+        """The current contents of the run folder."""
         state = self.folder.read()
         assert state is not None
         return state
@@ -81,7 +81,7 @@ class Pdserve:
         return next(process for process in self.state.processes if process.name == name)
 
     def wait_replaced(self, dead: ProcessRecord) -> None:
-        """Return when another process lives in its place and the cluster is ready with all of its instances."""
+        """Return when another process has replaced it and the cluster is ready with all of its instances."""
         deadline = time.monotonic() + DEADLINE_S
         while self.record(dead.name).pid == dead.pid or not self._is_whole():
             assert time.monotonic() < deadline, self("status").stdout + self("logs", "supervisor").stdout
@@ -96,14 +96,14 @@ class Pdserve:
         return spare
 
     def wait_log(self, words: str) -> None:
-        """Return when the supervisor has said this."""
+        """Return when the supervisor has logged this."""
         log, deadline = self.folder.log("supervisor"), time.monotonic() + DEADLINE_S
         while words not in log.read_text():
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(_POLL_S)
 
     def everything(self) -> list[psutil.Process]:
-        """The supervisor and all below it."""
+        """The supervisor and all processes below it."""
         watcher = self.state.supervisor
         assert watcher is not None
         above = psutil.Process(watcher.pid)

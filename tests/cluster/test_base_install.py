@@ -1,4 +1,4 @@
-"""The base package in an environment of its own, without torch: the scheduler, and a cluster of the fake engine."""
+"""The base package in its own environment, without torch: the scheduler, and a cluster of the fake engine."""
 
 import shutil
 import subprocess
@@ -13,7 +13,7 @@ from tests.pdserve.hub.printed_models import OPT, hub_environment, printed_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
-# With all that is hidden: another worker of the tests writes its examples there meanwhile.
+# With everything hidden: another worker of the tests writes its examples there in the meantime.
 _LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info", "tests", "docs")
 
 
@@ -34,7 +34,7 @@ def base_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def test_the_base_package_brings_no_torch(base_python: Path) -> None:
+def test_the_base_package_installs_no_torch(base_python: Path) -> None:
     code = "import importlib.util as u, sys; sys.exit(any(u.find_spec(n) for n in ('torch', 'transformers', 'numpy')))"
 
     assert subprocess.run([str(base_python), "-P", "-c", code], timeout=300).returncode == 0
@@ -90,7 +90,7 @@ def test_a_scheduler_without_torch_finds_model_and_tokenizer(base_python: Path, 
         assert [file.name for file in (tmp_path / "other-host").rglob("tokenizer.json")] == ["tokenizer.json"]
 
 
-def test_the_engine_is_asked_for_where_it_is_missing(base_python: Path) -> None:
+def test_a_missing_engine_is_reported_with_the_extra_to_install(base_python: Path) -> None:
     done = subprocess.run(
         [str(base_python), "-P", "-m", "pdserve", "serve", "/no/model"], capture_output=True, text=True, timeout=300
     )

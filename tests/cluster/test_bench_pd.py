@@ -84,7 +84,7 @@ def test_four_contestants_are_compared(fake_model: Path, work: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)])
-def test_whatever_ends_it_ends_what_it_started(
+def test_however_it_ends_its_processes_end_too(
     running: "subprocess.Popen[str]", work: Path, number: signal.Signals, status: int
 ) -> None:
     started = below(running.pid)

@@ -42,7 +42,7 @@ def saved(folder: Path) -> dict[str, Any]:
     return fields
 
 
-def test_a_random_load_is_measured_saved_and_drawn(cluster: GuideCluster, tmp_path: Path) -> None:
+def test_a_random_load_is_measured_saved_and_plotted(cluster: GuideCluster, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason=f"{MISSING}: matplotlib, of the extra `plot`")
     picture = tmp_path / "run.svg"
 
@@ -66,7 +66,7 @@ def test_a_random_load_is_measured_saved_and_drawn(cluster: GuideCluster, tmp_pa
 
 
 @pytest.mark.long
-def test_chat_and_files_are_loads_too(cluster: GuideCluster, tmp_path: Path) -> None:
+def test_chats_and_files_are_loads_too(cluster: GuideCluster, tmp_path: Path) -> None:
     custom, talks = tmp_path / "prompts.jsonl", tmp_path / "talks.json"
     custom.write_text('{"prompt": "hello", "output_tokens": 3}\n{"prompt": "again"}\n')
     turns = [{"from": "human", "value": "how are you today"}, {"from": "gpt", "value": "well enough, thank you"}]
@@ -124,7 +124,7 @@ def test_vectors_are_a_load_too(cluster: GuideCluster, tmp_path: Path) -> None:
     assert "mean_ttft_ms" not in result
 
 
-def test_errors_are_counted_by_kind_and_all_of_them_is_a_failure(cluster: GuideCluster) -> None:
+def test_errors_are_counted_by_kind_and_only_errors_are_a_failure(cluster: GuideCluster) -> None:
     done = bench(cluster, "--num-prompts", "3", "--random-input-len", "4000", "--disable-tqdm")
 
     assert done.returncode == 1
@@ -156,7 +156,7 @@ def test_ctrl_c_prints_what_was_measured(cluster: GuideCluster, tmp_path: Path) 
     assert 0 < saved(tmp_path)["completed"] < 500
 
 
-def test_a_server_that_is_not_there_is_one_line(cluster: GuideCluster) -> None:
+def test_a_server_that_is_not_running_is_one_line(cluster: GuideCluster) -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-m", "pdserve", "bench", "serve", "--base-url", "http://127.0.0.1:1"],
         capture_output=True, text=True, timeout=300,

@@ -1,4 +1,4 @@
-"""Lines 97 to 115 of the checklist that take a running cluster: roles, forms of flags, limits, any order."""
+"""Lines 97 to 115 of the checklist that need a running cluster: roles, forms of flags, limits, any order."""
 
 import json
 import shutil
@@ -74,7 +74,7 @@ def test_swapped_ports_of_two_prefill_instances_are_found(tmp_path: Path, fake_m
 
 @pytest.mark.covers("A8.109")
 @pytest.mark.long
-def test_two_models_are_one_too_many(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_second_model_is_refused(tmp_path: Path, tiny_model: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(tiny_model, other)
     config = json.loads((other / "config.json").read_text())

@@ -33,7 +33,7 @@ def _body(**fields: object) -> dict[str, object]:
 
 
 def _printed(said: str) -> dict[str, tuple[dict[str, str], list[str]]]:
-    """Return the environment and the flags of each start line that gen printed, by the name it ends with."""
+    """Return the environment and the flags of each start command that gen printed, by its end."""
     lines = {}
     for line in said.splitlines():
         if "start_servers.sh" in line:
@@ -46,7 +46,7 @@ def _printed(said: str) -> dict[str, tuple[dict[str, str], list[str]]]:
 
 
 @pytest.mark.covers("A10.139")
-def test_gen_and_the_start_lines_it_prints_lead_to_a_cluster(tmp_path: Path, fake_model: Path) -> None:
+def test_gen_and_the_start_commands_it_prints_lead_to_a_cluster(tmp_path: Path, fake_model: Path) -> None:
     gen = shlex.split(GEN.replace("ranktable", shlex.quote(str(RANKTABLE)), 1))
     done = subprocess.run(gen, capture_output=True, text=True, timeout=300, cwd=tmp_path, check=True)
     tables = Tables(next(tmp_path.glob("global_ranktable_*.json")), tuple(sorted(tmp_path.glob("local_*"))))
@@ -54,7 +54,7 @@ def test_gen_and_the_start_lines_it_prints_lead_to_a_cluster(tmp_path: Path, fak
     port_by_guide = dict(zip(("8088", "8089", "9000"), map(str, (*cluster.ports, cluster.port)), strict=True))
 
     def changed(text: str) -> str:
-        """The guide's ports may be taken here, and the model is ours; all else stays as printed."""
+        """The guide's ports may be in use here, and the model is ours; everything else stays as printed."""
         return re.sub(r"\b(8088|8089|9000)\b", lambda match: port_by_guide[match[1]], text).replace(
             "--model=MODEL", f"--model={fake_model}"
         )
@@ -123,7 +123,7 @@ def test_a_scheduler_names_missing_instances_at_its_deadline(tmp_path: Path, fak
 
 @pytest.mark.covers("A8.110")
 @pytest.mark.long
-def test_no_more_sequences_run_at_once_than_told_and_all_finish(tmp_path: Path, slow_fake_model: Path) -> None:
+def test_concurrent_sequences_stay_within_the_limit_and_all_finish(tmp_path: Path, slow_fake_model: Path) -> None:
     with GuideCluster(tmp_path, slow_fake_model, flags=(*FAKE, "--max-num-seqs=2")) as cluster:
         cluster.up()
         running: list[float] = []
@@ -159,7 +159,7 @@ def _monolithic(folder: Path, model: Path) -> Iterator[Client]:
 
 
 def _fields(number: int) -> dict[str, object]:
-    """A hundred unlike requests: greedy or seeded, of one choice or three, with and without stop strings, streamed."""
+    """A hundred different requests: greedy or seeded, one choice or three, with and without stop strings, streamed."""
     sampling: dict[str, object] = {"temperature": 0} if number % 3 else {"temperature": 1.2, "seed": number}
     if number % 3 == 0 and number % 2 == 0:
         sampling["n"] = 3

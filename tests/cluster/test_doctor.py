@@ -1,4 +1,4 @@
-"""`ranktable doctor` on a real cluster: ports, scheduler, model and links, and what does not belong together."""
+"""`ranktable doctor` on a real cluster: ports, scheduler, model and links, and mismatches."""
 
 import json
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def cluster(fake_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def ask(cluster: GuideCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run the doctor with the environment of the prefill instance, changed; return its status and findings."""
+    """Run the doctor with a modified environment of the prefill instance; return its status and findings."""
 
     def run(**changes: str) -> tuple[int, dict[str, Any]]:
         for name, value in {**cluster.environment("prefill-0"), **changes}.items():
@@ -35,7 +35,7 @@ def ask(cluster: GuideCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     return run
 
 
-def test_a_running_cluster_is_seen_whole(cluster: GuideCluster, ask: Any) -> None:
+def test_a_running_cluster_is_reported_completely(cluster: GuideCluster, ask: Any) -> None:
     status, found = ask()
 
     first, second = cluster.ports
@@ -48,14 +48,14 @@ def test_a_running_cluster_is_seen_whole(cluster: GuideCluster, ask: Any) -> Non
     assert status == 0
 
 
-def test_ports_in_another_order_are_found_by_asking_the_instances(cluster: GuideCluster, ask: Any) -> None:
+def test_ports_in_another_order_are_found_by_querying_the_instances(cluster: GuideCluster, ask: Any) -> None:
     status, found = ask(NODE_PORTS=",".join(map(str, reversed(cluster.ports))))
 
     assert status == 1
     assert "NODE_PORTS not in the table's order?" in found["model"]["words"]
 
 
-def test_another_secret_is_found_and_not_shown(cluster: GuideCluster, ask: Any, tmp_path: Path) -> None:
+def test_a_different_secret_is_found_and_not_shown(cluster: GuideCluster, ask: Any, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("5ec12e7" * 8)
     secret.chmod(0o600)

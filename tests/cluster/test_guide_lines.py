@@ -1,4 +1,4 @@
-"""The guide's own lines, as printed, from gen to a request on port 9000: one machine, which is a network namespace."""
+"""The guide's own commands, as printed, from gen to a request on port 9000: one machine, a network namespace."""
 
 import json
 import os
@@ -65,7 +65,7 @@ def _wait_ready(client: Client, shells: list[subprocess.Popen[bytes]], logs: lis
         time.sleep(_POLL_S)
 
 
-def test_a8_the_guides_lines_serve_as_printed(tmp_path: Path, long_model: Path) -> None:
+def test_a8_the_guides_commands_serve_as_printed(tmp_path: Path, long_model: Path) -> None:
     folder, programs = tmp_path / "guide", tmp_path / "bin"
     programs.mkdir()
     (programs / "python").symlink_to(sys.executable)

@@ -72,7 +72,7 @@ def test_the_guides_commands_run_from_its_tools_path(tmp_path: Path, fake_model:
 
 
 @pytest.mark.long
-def test_the_guides_json_with_localhost_boots(tmp_path: Path, fake_model: Path) -> None:
+def test_the_guides_json_with_localhost_starts(tmp_path: Path, fake_model: Path) -> None:
     tables = _guide_json(tmp_path)
 
     with GuideCluster(tmp_path, fake_model, flags=FAKE, tables=tables) as cluster:
@@ -160,7 +160,7 @@ def test_a_second_process_of_one_entry_is_refused_naming_both(tmp_path: Path, fa
         ),
     ],
 )
-def test_what_one_process_can_see_alone_ends_it_with_one_line(
+def test_what_one_process_can_detect_alone_ends_it_with_one_line(
     tmp_path: Path, fake_model: Path, env: dict[str, str], flags: Sequence[str], words: str
 ) -> None:
     with GuideCluster(tmp_path, fake_model, flags=FAKE) as cluster:
@@ -173,7 +173,7 @@ def test_what_one_process_can_see_alone_ends_it_with_one_line(
 
 
 @pytest.mark.covers("A8.108")
-def test_a_port_in_use_ends_the_newcomer(fake_cluster: GuideCluster) -> None:
+def test_a_port_in_use_ends_the_new_process(fake_cluster: GuideCluster) -> None:
     tables = generate(fake_cluster.folder / "other", ("1",), ("2",), free_ports(2))
     env = {
         "GLOBAL_RANK_TABLE_FILE_PATH": str(tables.global_path),
@@ -188,7 +188,7 @@ def test_a_port_in_use_ends_the_newcomer(fake_cluster: GuideCluster) -> None:
 
 
 def _guide_json(folder: Path) -> Tables:
-    """Write the guide's two examples, with the masked addresses made real."""
+    """Write the guide's two examples, with real addresses in place of the masked ones."""
     prefill = _server([("4", "10.0.0.22"), ("5", "10.0.0.23")])
     decode = _server([("6", "29.0.0.56"), ("7", "29.0.0.72")])
     groups = [[_server([])], [prefill], [decode]]

@@ -1,4 +1,4 @@
-"""The network of hosts that tests make: who reaches whom, and that nothing of it outlives the test."""
+"""The tests' network of hosts: which host reaches which, and that nothing of it outlives the test."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ with Network(["one", "other"]) as network:
 
 
 def _reaches(network: Network, source: str, target: str) -> bool:
-    """Whether a connection from one host comes to a socket that listens at the other."""
+    """Whether a connection from one host reaches a socket that listens on the other."""
     with network.hosts[target].entered():
         listener = socket.create_server((network.address_by_name[target], 0))
     with listener, network.hosts[source].entered(), contextlib.suppress(OSError):

@@ -29,7 +29,7 @@ def hub(tmp_path: Path) -> Iterator[FakeHub]:
 
 
 def greedy(folder: Path, num_tokens: int) -> str:
-    """Return what plain transformers goes on with after PROMPT."""
+    """Return what plain transformers generates after PROMPT."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     ids = tokenizer(PROMPT, return_tensors="pt")
@@ -128,7 +128,7 @@ def test_up_of_a_gated_model_is_one_line_and_starts_nothing(hub: FakeHub, tmp_pa
 
 
 @pytest.mark.long
-def test_serve_takes_a_name_where_a_folder_may_stand(hub: FakeHub, tmp_path: Path) -> None:
+def test_serve_accepts_a_name_instead_of_a_folder(hub: FakeHub, tmp_path: Path) -> None:
     (port,) = free_ports(1)
     command = [sys.executable, "-P", "-m", "pdserve", "serve", QWEN, "--port", str(port), *ENGINE_FLAGS]
     environ = Pdserve(tmp_path / "run", Path(QWEN))._env | hub_environment(hub, tmp_path)

@@ -1,4 +1,4 @@
-"""A cluster that asks for a key, over HTTPS: who gets the key, who never shows it, and that our own commands go on."""
+"""A cluster that requires a key, over HTTPS: which processes get it, that none shows it, and that our commands work."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ def _shown(pdserve: Pdserve) -> str:
     return "\n".join([*lines, *logs, *(one.stdout + one.stderr for one in told)])
 
 
-def test_a_key_by_flag_is_asked_for_over_https_and_stands_nowhere(
+def test_a_key_by_flag_is_required_over_https_and_shown_nowhere(
     pdserve: Pdserve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = Authority(tmp_path / "tls").sign("front")

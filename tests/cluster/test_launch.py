@@ -1,4 +1,4 @@
-"""start_servers.sh with one file of flags for every role: what each process says, and what it takes."""
+"""start_servers.sh with one file of flags for every role: what each process prints, and what it accepts."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tests.cluster.guide import GuideCluster
 pytestmark = pytest.mark.cluster
 
 
-def test_one_file_starts_every_role_and_each_says_its_part(tmp_path: Path, fake_model: Path) -> None:
+def test_one_file_starts_every_role_and_each_prints_its_part(tmp_path: Path, fake_model: Path) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text("engine: fake\nmax-num-seqs: 8\nmax-queued-requests: 20\nuse-v2-block-manager: true\n")
     flags = ("--config", str(file), "--trust-remote-code")
@@ -49,7 +49,7 @@ def test_one_file_starts_every_role_and_each_says_its_part(tmp_path: Path, fake_
         ),
     ],
 )
-def test_a_flag_that_cannot_be_taken_ends_the_process_with_2(
+def test_an_invalid_flag_ends_the_process_with_2(
     tmp_path: Path, fake_model: Path, flags: tuple[str, ...], words: str
 ) -> None:
     with GuideCluster(tmp_path, fake_model, flags=("--engine=fake",)) as cluster:

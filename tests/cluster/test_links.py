@@ -33,7 +33,7 @@ def _received(cluster: GuideCluster) -> float:
 
 
 def _status_of_link_up(cluster: GuideCluster, transport: str) -> str:
-    """Return what `pdserve status` prints, once the instance's next heartbeat has told the scheduler of its link."""
+    """Return the output of `pdserve status`, once the instance's next heartbeat has reported its link."""
     deadline = time.monotonic() + 300.0
     while [(one.labels["transport"], one.value) for one in cluster.gauge("pdserve_link_up")] != [(transport, 1.0)]:
         assert time.monotonic() < deadline, cluster.gauge("pdserve_link_up")
@@ -67,7 +67,7 @@ def test_the_link_is_measured_and_its_bytes_reach_no_pool(fake_cluster: GuideClu
 
 
 @pytest.mark.long
-def test_a_transport_that_one_side_lacks_is_named_with_the_reason(tmp_path: Path, fake_model: Path) -> None:
+def test_a_transport_missing_on_one_side_is_named_with_the_reason(tmp_path: Path, fake_model: Path) -> None:
     with GuideCluster(tmp_path, fake_model, flags=("--engine=fake",)) as cluster:
         cluster.start("decode-0", flags=("--kv-transport", "tcp"))
         cluster.start("prefill-0", "scheduler")

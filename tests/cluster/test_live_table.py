@@ -1,4 +1,4 @@
-"""The global table changes while requests are under way: each ends exactly once, and says what it has to say."""
+"""The global table changes while requests run: each ends exactly once, with the right answer."""
 
 import json
 import time
@@ -47,7 +47,7 @@ def _grow(cluster: LiveCluster) -> None:
     cluster.wait_states(dict.fromkeys(("prefill-0", "prefill-1", "decode-0", "decode-1"), "living"))
 
 
-def test_added_instances_are_used_and_a_removed_one_ends_what_it_has(
+def test_added_instances_are_used_and_a_removed_one_finishes_its_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = make_model(tmp_path / "model")
@@ -100,7 +100,7 @@ def test_added_instances_are_used_and_a_removed_one_ends_what_it_has(
 
 
 @pytest.mark.long
-def test_tables_that_are_not_to_be_used_leave_the_cluster_as_it_is(tmp_path: Path, fake_model: Path) -> None:
+def test_unusable_tables_leave_the_cluster_as_it_is(tmp_path: Path, fake_model: Path) -> None:
     with LiveCluster(tmp_path, fake_model, flags=("--engine=fake",)) as cluster:
         cluster.up()
         path, scheduler = cluster.tables.global_path, cluster.processes["scheduler"]
@@ -176,7 +176,7 @@ def _wait_living(pdserve: Pdserve, names: set[str]) -> None:
 
 
 @pytest.mark.long
-def test_a_real_model_says_the_same_whoever_comes_and_goes(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_real_models_answers_do_not_depend_on_joins_and_leaves(tmp_path: Path, tiny_model: Path) -> None:
     with (
         LiveCluster(tmp_path, tiny_model, flags=ENGINE_FLAGS) as cluster,
         ThreadPoolExecutor(NUM_REQUESTS) as pool,

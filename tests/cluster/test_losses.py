@@ -1,4 +1,4 @@
-"""Killed instances and clients that go away: every request ends, in words, and no block stays held."""
+"""Killed instances and disconnected clients: every request ends with a message, and no block stays held."""
 
 import asyncio
 import random
@@ -35,7 +35,7 @@ async def _stream(client: httpx.AsyncClient, started: asyncio.Event) -> str:
 
 
 async def _lose(cluster: GuideCluster, victim: str) -> tuple[list[str], float]:
-    """Kill `victim` while eight answers are under way; return how each ended and how long after the kill."""
+    """Kill `victim` while eight answers are being streamed; return how each ended and how long after the kill."""
     async with httpx.AsyncClient(base_url=cluster.client.base_url, timeout=300, trust_env=False) as client:
         started = [asyncio.Event() for _ in range(8)]
         streams = [asyncio.create_task(_stream(client, event)) for event in started]
@@ -56,7 +56,7 @@ def test_killing_decode_ends_every_request_with_a_reason(slow_cluster: GuideClus
 
 
 @pytest.mark.long
-def test_killing_decode_within_a_seeded_answer_changes_no_token(tmp_path: Path, tiny_model: Path) -> None:
+def test_killing_decode_during_a_seeded_answer_changes_no_token(tmp_path: Path, tiny_model: Path) -> None:
     body = {"model": "tiny", "prompt": "hello", "max_tokens": 40, "ignore_eos": True, "temperature": 1.1, "seed": 5}
     with GuideCluster(tmp_path, tiny_model, prefill=["4"], decode=["6", "7"], flags=ENGINE_FLAGS) as cluster:
         cluster.start("prefill-0", "decode-1", "scheduler")
@@ -122,7 +122,7 @@ def test_a_killed_decode_instance_that_returns_serves_again(slow_cluster: GuideC
 
 
 async def _one_of_many(client: httpx.AsyncClient, number: int, rng: random.Random) -> str:
-    """Run one request; half of them go away after a random number of lines."""
+    """Run one request; half of them disconnect after a random number of lines."""
     body = _body(prompt=[3 + number % 50] * rng.randint(1, 200), max_tokens=rng.randint(1, 60))
     leave_after = rng.randint(0, 40) if number % 2 else None
     async with client.stream("POST", "/v1/completions", json=body) as response:

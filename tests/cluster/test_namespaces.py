@@ -22,7 +22,7 @@ pytestmark = [
 
 
 def _bodies() -> Iterator[dict[str, object]]:
-    """Yield 20 requests: greedy, seeded, cut to the likely, of several choices; prompts of 1 to 96 tokens."""
+    """Yield 20 requests: greedy, seeded, truncated sampling, several choices; prompts of 1 to 96 tokens."""
     for number in range(20):
         sampling: dict[str, object] = {"temperature": 0} if number % 2 else {"temperature": 1.1, "seed": number}
         if number % 5 == 4:
@@ -42,7 +42,7 @@ def _choices(client: Client, body: dict[str, object]) -> list[tuple[str, str, st
 
 @contextmanager
 def _combined(cluster: HostCluster, model: Path) -> Iterator[Client]:
-    """One process with all of the model, on the clients' host."""
+    """One process with the whole model, on the clients' host."""
     flags = ("--served-model-name", "tiny", *ENGINE_FLAGS)
     command = [sys.executable, "-P", "-m", "pdserve", "serve", str(model), "--port=8000", *flags]
     client = Client("http://127.0.0.1:8000", timeout_s=300.0)

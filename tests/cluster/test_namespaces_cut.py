@@ -1,4 +1,4 @@
-"""Hosts whose link breaks under load and heals: each request ends once, then all are answered, and nothing restarts."""
+"""A link between hosts breaks under load and recovers: each request ends once, later all succeed, nothing restarts."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,7 +25,7 @@ FLAGS = (*ENGINE_FLAGS, *LIMITS, "--no-enable-prefix-caching")
 async def _load(
     cluster: HostCluster, cut: Callable[[], None], heal: Callable[[], None], stall_s: int = STALL_S, **during: int
 ) -> Load:
-    """Ask all the time: while all is whole, while it is cut until each client saw so many endings, and once healed."""
+    """Send requests throughout: before the cut, until each client saw that many outcomes, and after it."""
     limits = httpx.Limits(max_connections=NUM_CLIENTS)
     async with httpx.AsyncClient(base_url=cluster.base_url, timeout=300, trust_env=False, limits=limits) as http:
         load = Load(http, stall_s)
@@ -42,7 +42,7 @@ async def _load(
 
 
 def _between(network: Network) -> tuple[Callable[[], None], Callable[[], None]]:
-    """The way between P and D alone: the scheduler and the clients reach both as before."""
+    """The path between P and D alone: the scheduler and the clients reach both as before."""
     return lambda: network.part("prefill", "decode"), lambda: network.join("prefill", "decode")
 
 
@@ -54,7 +54,7 @@ def _cable(name: str) -> Callable[[Network], tuple[Callable[[], None], Callable[
 @pytest.mark.parametrize(
     "choose", [_between, _cable("decode"), _cable("prefill")], ids=["prefill-decode", "decode", "prefill"]
 )
-def test_each_request_ends_once_while_a_link_is_cut_and_heals(
+def test_each_request_ends_once_while_a_link_is_cut_and_restored(
     tmp_path: Path, tiny_model: Path, choose: Callable[[Network], tuple[Callable[[], None], Callable[[], None]]]
 ) -> None:
     with HostCluster(tmp_path, tiny_model, FLAGS) as cluster:
@@ -80,7 +80,7 @@ def test_each_request_ends_once_while_a_link_is_cut_and_heals(
 
 
 def test_with_another_pair_left_a_cut_link_fails_no_request(tmp_path: Path, tiny_model: Path) -> None:
-    """P gives a peer up that takes nothing for 10 s: a request that may wait longer goes on over the other pair."""
+    """P gives up a peer that accepts nothing for 10 s: a request that may wait longer continues on the other pair."""
     stall_s = 3 * STALL_S
     flags = (*FLAGS, f"--stall-timeout={stall_s}")
     with HostCluster(tmp_path, tiny_model, flags, ("prefill", "decode0", "decode1")) as cluster:

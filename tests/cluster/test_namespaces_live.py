@@ -1,4 +1,4 @@
-"""Hosts join and leave by the table while requests flow: in the end all are other ones, and no request failed."""
+"""Hosts join and leave by the table while requests run: in the end all are different, and no request failed."""
 
 import asyncio
 from pathlib import Path
@@ -36,7 +36,7 @@ def _version(cluster: HostCluster) -> float:
 
 
 def _leave(cluster: HostCluster, name: str) -> Process:
-    """Take a host out of the table and wait until the scheduler has seen it: two changes at once would be one."""
+    """Remove a host from the table and wait until the scheduler has seen it: two changes at once would be one."""
     before = _version(cluster)
     left = cluster.leave(name)
     cluster.wait(f"the table without {name}", lambda: _version(cluster) > before, JOIN_S)
@@ -44,7 +44,7 @@ def _leave(cluster: HostCluster, name: str) -> Process:
 
 
 async def _replace_all(cluster: HostCluster) -> tuple[Load, list[Process]]:
-    """Ask all the time while new instances join and the old ones leave; the last answers are the new ones' alone."""
+    """Send requests throughout while new instances join and the old ones leave; the last answers are the new ones'."""
     limits = httpx.Limits(max_connections=NUM_CLIENTS)
     left = []
     async with httpx.AsyncClient(base_url=cluster.base_url, timeout=300, trust_env=False, limits=limits) as http:

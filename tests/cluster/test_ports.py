@@ -1,4 +1,4 @@
-"""Every port of a running cluster: named in docs/ports.md, on loopback, pinned by its flag, and deaf to strangers."""
+"""Every port of a running cluster: listed in docs/ports.md, on loopback, pinned by its flag, unharmed by garbage."""
 
 import contextlib
 import http.client
@@ -141,9 +141,9 @@ def test_garbage_on_every_port_is_cut_and_the_cluster_serves(pinned: Pinned, blo
             answer = bytearray()
             with contextlib.suppress(ConnectionError):
                 sock.sendall(blob)
-                with contextlib.suppress(OSError):  # a Unix socket's other end has cut us already
+                with contextlib.suppress(OSError):  # the other end of a Unix socket has closed already
                     sock.shutdown(socket.SHUT_WR)
-                while data := sock.recv(65536):  # the deadline of the socket ends a port that neither answers nor cuts
+                while data := sock.recv(65536):  # the socket's deadline ends a port that neither answers nor closes
                     answer += data
             assert not re.match(rb"HTTP/1\.. 2", bytes(answer)), (pinned.kind(one), bytes(answer[:200]))
 
@@ -174,13 +174,13 @@ def test_no_http_port_has_a_hidden_route(pinned: Pinned, host: str) -> None:
     assert not open_ones
 
 
-def test_the_description_of_the_api_is_the_schedulers_and_only_read(pinned: Pinned) -> None:
+def test_the_api_description_is_the_schedulers_and_read_only(pinned: Pinned) -> None:
     assert _status(pinned.cluster.port, "GET", "/openapi.json", {}) == 200
     assert _status(pinned.cluster.port, "POST", "/openapi.json", {}) == 405
     assert _status(pinned.http_port, "GET", "/openapi.json", {}) == 404
 
 
-def test_an_instances_own_http_only_reads(pinned: Pinned) -> None:
+def test_an_instances_own_http_is_read_only(pinned: Pinned) -> None:
     for path in ("/health", "/metrics"):
         assert _status(pinned.http_port, "GET", path, {}) == 200
         for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
@@ -204,7 +204,7 @@ def test_a_client_can_set_no_transfer_field(pinned: Pinned, field: dict[str, obj
     assert next(iter(field)) in reply.json()["error"]["message"]
 
 
-def test_a_request_id_that_is_an_address_makes_nobody_dial_it(pinned: Pinned) -> None:
+def test_a_request_id_that_is_an_address_is_never_dialled(pinned: Pinned) -> None:
     with socket.create_server(("127.0.0.1", 0)) as decoy:
         port = decoy.getsockname()[1]
         for name in (f"___prefill_addr_127.0.0.1:{port}___decode_addr_127.0.0.1:{port}", f"http://127.0.0.1:{port}/"):

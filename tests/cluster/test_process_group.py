@@ -1,4 +1,4 @@
-"""A real cluster whose KV goes over process_group: the answers are those of one process, and of transformers."""
+"""A real cluster whose KV goes over process_group: its answers equal those of one process, and of transformers."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""scripts/quickstart's second half: it starts a cluster, asks it, and asks a running one again."""
+"""The second half of scripts/quickstart: it starts a cluster, queries it, and queries a running one again."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.cluster
 
 
 class Quickstart:
-    """The module, with a run folder and a port of its own."""
+    """The module, with its own run folder and port."""
 
     def __init__(self, run_dir: Path, model: Path) -> None:
         (self.port,) = free_ports(1)
@@ -27,14 +27,14 @@ class Quickstart:
         self._flags = ["--port", str(self.port), "--model", str(model), "--served-model-name", "tiny", *ENGINE_FLAGS]
 
     def of_the_fake_engine(self, model: Path) -> None:
-        """Start it with this model from here on."""
+        """Use this model from here on."""
         self._flags = ["--port", str(self.port), "--model", str(model), "--engine", "fake"]
 
     def __call__(self) -> "subprocess.CompletedProcess[str]":
         return self.run("pdserve.quickstart", *self._flags)
 
     def starting(self) -> "subprocess.Popen[str]":
-        """Start it in a process group of its own, without waiting."""
+        """Start it in its own process group, without waiting."""
         command = [sys.executable, "-P", "-m", "pdserve.quickstart", *self._flags]
         return subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self._env,
@@ -59,7 +59,7 @@ def quickstart(tmp_path: Path, tiny_model: Path) -> Iterator[Quickstart]:
     assert made.run("pdserve", "down").returncode == 0
 
 
-def test_it_starts_a_cluster_once_and_asks_it_each_time(quickstart: Quickstart) -> None:
+def test_it_starts_a_cluster_once_and_queries_it_each_time(quickstart: Quickstart) -> None:
     first, second = quickstart(), quickstart()
 
     assert first.returncode == 0, first.stderr
@@ -89,7 +89,7 @@ def _until(start: str, stream: "IO[str] | None") -> None:
 
 
 @pytest.mark.long
-def test_ctrl_c_while_it_starts_ends_it_without_a_word_of_failure(quickstart: Quickstart, tmp_path: Path) -> None:
+def test_ctrl_c_while_it_starts_ends_it_without_a_failure_message(quickstart: Quickstart, tmp_path: Path) -> None:
     with quickstart.starting() as first:
         _until("starting prefill-0", first.stdout)
         os.killpg(first.pid, signal.SIGINT)
@@ -101,12 +101,12 @@ def test_ctrl_c_while_it_starts_ends_it_without_a_word_of_failure(quickstart: Qu
 
 
 @pytest.mark.long
-def test_while_a_cluster_starts_there_it_says_so_and_announces_none(quickstart: Quickstart, tmp_path: Path) -> None:
+def test_while_a_cluster_starts_it_reports_that_and_announces_none(quickstart: Quickstart, tmp_path: Path) -> None:
     with quickstart.starting() as first:
         _until("starting prefill-0", first.stdout)
         state = RunFolder(tmp_path / "run").read()
         assert state is not None
-        os.kill(state.processes[0].pid, signal.SIGSTOP)  # so that it starts as long as we look
+        os.kill(state.processes[0].pid, signal.SIGSTOP)  # so that it is still starting while we look
         try:
             second = quickstart()
         finally:
@@ -123,7 +123,7 @@ def test_while_a_cluster_starts_there_it_says_so_and_announces_none(quickstart: 
 
 
 @pytest.mark.long
-def test_ctrl_c_while_it_asks_ends_it_and_the_cluster_serves_on(
+def test_ctrl_c_while_it_queries_ends_it_and_the_cluster_serves_on(
     quickstart: Quickstart, tmp_path: Path, slow_fake_model: Path
 ) -> None:
     quickstart.of_the_fake_engine(slow_fake_model)

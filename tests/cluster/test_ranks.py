@@ -1,4 +1,4 @@
-"""Real processes of unlike ranks: the tables' device lists make them, and the tokens prove every head that crossed."""
+"""Real processes with different numbers of ranks, by the tables' device lists; the tokens prove every head."""
 
 import json
 import zlib

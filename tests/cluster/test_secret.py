@@ -1,4 +1,4 @@
-"""The cluster secret between real processes, started as the guide does: found beside the table, told apart, absent."""
+"""The cluster secret between real processes, started as the guide does: found beside the table, different, absent."""
 
 import re
 import time
@@ -65,7 +65,7 @@ def test_unequal_secrets_end_a_starting_scheduler_naming_both(tmp_path: Path, fa
         last = scheduler.log.splitlines()[-1]
         differ = rf"cluster secrets differ: {fingerprint(other)} here \(\S+\), {fingerprint(beside)} there \(\S+ at "
         assert re.search(differ, last), last
-        # It ends at the first instance that answers; that one has said it before it did.
+        # It ends at the first instance that answers; that one has logged it before.
         assert any(f"{fingerprint(beside)} here" in one.processes[name].log for name in one.names)
         one.processes.pop("scheduler")
 
@@ -104,6 +104,6 @@ def test_a_cluster_over_mutual_tls_serves(tmp_path: Path, fake_model: Path) -> N
 
 
 def _host(folder: Path, model: Path) -> str:
-    """Return the address the tables have for this machine."""
+    """Return this machine's address in the tables."""
     (folder / "probe").mkdir()
     return read_global(str(cluster(folder / "probe", model).tables.global_path)).scheduler.server_ip

@@ -1,4 +1,4 @@
-"""Two instances of one device: refused with a message, and started where every process says --share-devices."""
+"""Two instances of one device: refused with a message, and started if every process has --share-devices."""
 
 from collections.abc import Sequence
 from pathlib import Path

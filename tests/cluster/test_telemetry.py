@@ -1,4 +1,4 @@
-"""What a P/D cluster tells of itself: vLLM's metrics, logs as JSON on every process, and a trace across both halves."""
+"""What a P/D cluster reports: vLLM's metrics, logs as JSON on every process, and a trace across both halves."""
 
 import json
 import urllib.request
@@ -42,14 +42,14 @@ def _ask(pdserve: Pdserve) -> str:
 
 
 def _events(log: Path) -> list[dict[str, object]]:
-    """Return the events of a log; what is printed before the first is text."""
+    """Return the events of a log; what is printed before the first one is text."""
     lines = log.read_text().splitlines()
     first = next(at for at, line in enumerate(lines) if line.startswith("{"))
     return [json.loads(line) for line in lines[first:]]
 
 
 @pytest.mark.covers("B.ops.2", "B.metrics.1", "B.metrics.3", "B.metrics.4")
-def test_a_cluster_tells_of_a_request_in_metrics_logs_and_traces(pdserve: Pdserve) -> None:
+def test_a_cluster_reports_a_request_in_metrics_logs_and_traces(pdserve: Pdserve) -> None:
     with http_collector(Collector()) as collector:
         endpoint = f"http://127.0.0.1:{collector.port}/v1/traces"
         up = pdserve.up("--log-format", "json", "--otlp-traces-endpoint", endpoint)

@@ -1,4 +1,4 @@
-"""The guide's 1P1D with two devices an instance: four ranks as real processes, which answer as one rank does."""
+"""The guide's 1P1D with two devices per instance: four ranks as real processes, which answer as one rank does."""
 
 import os
 import signal
@@ -72,7 +72,7 @@ def test_each_rank_runs_on_the_cores_of_its_device(two_and_two: GuideCluster) ->
         assert f"2 ranks on cores {cores[0]}" in two_and_two.processes[name].log
 
 
-def test_the_ranks_speak_on_loopback_alone(two_and_two: GuideCluster) -> None:
+def test_the_ranks_listen_only_on_loopback(two_and_two: GuideCluster) -> None:
     for name in ("prefill-0", "decode-0"):
         (rank,) = _ranks(two_and_two, name)
         ends = [end.ip for one in rank.net_connections("inet") for end in (one.laddr, one.raddr) if end]
@@ -157,7 +157,7 @@ def _lines(count: int) -> list[str]:
 
 
 def _retire(cluster: GuideCluster, name: str) -> Process:
-    """Return a process that is going to end otherwise than with status 0."""
+    """Return a process that is going to end with a status other than 0."""
     cluster.retired.append(cluster.processes.pop(name))
     return cluster.retired[-1]
 

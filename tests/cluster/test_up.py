@@ -45,7 +45,7 @@ def test_a_detached_cluster_serves_until_down(detached: Pdserve) -> None:
     assert "prefill" in detached("logs", "prefill-0").stdout
 
 
-def test_a_second_up_is_refused_by_the_first_ones_address(detached: Pdserve) -> None:
+def test_a_second_up_is_refused_with_the_first_ones_address(detached: Pdserve) -> None:
     second = detached.up()
 
     assert second.returncode == 2
@@ -63,12 +63,12 @@ def test_a_busy_port_is_one_line(detached: Pdserve, tmp_path: Path, fake_model: 
 
 
 @pytest.mark.long
-def test_while_one_starts_a_second_up_says_that(pdserve: Pdserve) -> None:
+def test_while_one_starts_a_second_up_reports_that(pdserve: Pdserve) -> None:
     with pdserve.starting() as first:
         assert first.stdout is not None
         assert first.stdout.readline().startswith("starting ")
         loading = pdserve.record("prefill-0")
-        os.kill(loading.pid, signal.SIGSTOP)  # so that it starts as long as we look
+        os.kill(loading.pid, signal.SIGSTOP)  # so that it is still starting while we look
         try:
             second = pdserve.up()
         finally:
@@ -100,7 +100,7 @@ def test_a_process_that_dies_at_start_is_named_with_line_and_log(pdserve: Pdserv
     assert pdserve.folder.read() is None
 
 
-def test_down_where_nothing_runs_is_fine(pdserve: Pdserve) -> None:
+def test_down_with_nothing_running_is_fine(pdserve: Pdserve) -> None:
     down = pdserve("down")
 
     assert down.returncode == 0
@@ -108,7 +108,7 @@ def test_down_where_nothing_runs_is_fine(pdserve: Pdserve) -> None:
 
 
 @pytest.mark.covers("B.shutdown.3")
-def test_in_front_it_stops_all_on_sigterm(pdserve: Pdserve) -> None:
+def test_in_the_foreground_it_stops_all_on_sigterm(pdserve: Pdserve) -> None:
     with pdserve.front() as front:
         assert front.stdout is not None
         lines = iter(front.stdout.readline, "")
@@ -121,7 +121,7 @@ def test_in_front_it_stops_all_on_sigterm(pdserve: Pdserve) -> None:
 
 
 @pytest.mark.long
-def test_ctrl_c_that_is_held_down_ends_it_as_one_does(pdserve: Pdserve) -> None:
+def test_repeated_ctrl_c_ends_it_as_a_single_one_does(pdserve: Pdserve) -> None:
     with pdserve.front() as up:
         assert up.stdout is not None
         while not (line := up.stdout.readline()).startswith("starting"):

@@ -54,7 +54,7 @@ def test_a_killed_instance_is_restarted_and_the_supervisor_logs_it(pdserve: Pdse
     assert line.split()[3:5] == [str(pdserve.record("decode-0").pid), "living"]
 
 
-def test_the_warm_spare_becomes_an_instance_that_died(pdserve: Pdserve) -> None:
+def test_the_warm_spare_replaces_an_instance_that_died(pdserve: Pdserve) -> None:
     assert pdserve.up().returncode == 0
     for name in ("decode-0", "prefill-0"):
         dead, spare = pdserve.record(name), pdserve.warm_spare()
@@ -178,7 +178,7 @@ def test_down_lets_running_requests_finish(slow: Pdserve) -> None:
 
 
 @pytest.mark.long
-def test_down_in_a_hurry_ends_all_at_once(slow: Pdserve) -> None:
+def test_a_fast_down_ends_all_at_once(slow: Pdserve) -> None:
     assert slow.up().returncode == 0
     everything = slow.everything()
     with _Asking(slow, LONG) as answers:
@@ -233,7 +233,7 @@ def _blocks_used(pdserve: Pdserve) -> list[float]:
 
 
 class _Asking:
-    """One request in a thread, under way when the `with` begins; its status, or None without an answer, at the end."""
+    """One request in a thread, running when the `with` begins; at the end its status, or None without an answer."""
 
     def __init__(self, pdserve: Pdserve, body: dict[str, object]) -> None:
         self._pdserve, self._body = pdserve, body

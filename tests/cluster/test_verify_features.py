@@ -52,12 +52,12 @@ def test_features_never_preempted_are_not_reported_as_equal(tiny_model: Path) ->
     unproven = [line for line in lines if re.search("after preemption .*was never preempted between two", line)]
     assert done.returncode == 1, done.stdout + done.stderr
     assert [line for line in lines if line.startswith("WRONG")] == unproven
-    assert len(unproven) > 24, done.stderr  # of 24 features in two ways: a pool of a tenth stops but some
+    assert len(unproven) > 24, done.stderr  # of 24 features in two ways: a tenth of the pool preempts all but a few
     assert lines[-1].startswith("not equal: ")
 
 
 @pytest.mark.long
-def test_what_it_started_ends_with_it_on_sigterm(tiny_model: Path) -> None:
+def test_on_sigterm_everything_that_it_started_ends(tiny_model: Path) -> None:
     command = [sys.executable, "-P", "-m", "pdserve", "verify", "--model", str(tiny_model), "--transport", "shm"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -72,7 +72,7 @@ def test_what_it_started_ends_with_it_on_sigterm(tiny_model: Path) -> None:
     assert [one for one in started if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
 
 
-def test_features_are_exact_and_so_for_float32_alone(tiny_model: Path) -> None:
+def test_features_are_exact_and_in_float32_only(tiny_model: Path) -> None:
     done = _verify("--model", str(tiny_model), "--dtype", "bfloat16")
 
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""One streamed completion as a client sees it: its tokens, how it ended and when."""
+"""One streamed completion as a client sees it: its tokens, its outcome and the time of it."""
 
 import json
 import time
@@ -11,9 +11,8 @@ from tests.faults.cases import ANSWER, CLOSED, ERROR
 
 @dataclass
 class Seen:
-    """What one client saw. `words` are a fake engine's tokens, `ending` is one of cases' three.
-
-    `ended_at` is `time.time()`.
+    """What one client saw. `words` are a fake engine's tokens, `ending` is one of cases' three. `ended_at` is
+    `time.time()`.
     """
 
     words: list[str] = field(default_factory=list)
@@ -25,7 +24,7 @@ class Seen:
 
 
 async def ask(client: httpx.AsyncClient, prompt: list[int], max_tokens: int) -> Seen:
-    """Send one request and read its answer to whatever end it has; fails on an end that is none of the three."""
+    """Send one request and read its answer to whatever outcome it has; fails if that is none of the three."""
     seen = Seen()
     body = {
         "model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True,
@@ -49,7 +48,7 @@ async def _read(response: httpx.Response, seen: Seen) -> None:
     async for line in response.aiter_lines():
         if not line.startswith("data:"):
             continue
-        assert not seen.ending, f"{line} came after the ending {seen}"
+        assert not seen.ending, f"{line} came after the finish {seen}"
         data = line.removeprefix("data:").strip()
         if data == "[DONE]":
             assert reason == "length", f"[DONE] after {seen.words} with finish_reason {reason}"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from processes.failpoints import POINTS
 
 HITS: dict[str, tuple[int, ...]] = {"kv.send.mid": (3,), "decode.token": (1, 5)}
-"""Which hit of a point fails where it is not the first: a frame in the middle of a chunk, D's first and fifth token."""
+"""Which hit of a point fails if not the first: a frame in the middle of a chunk, D's first and fifth token."""
 
 VICTIMS = {"P": "prefill-0", "D": "decode-0", "scheduler": "scheduler"}
 DELAY_S = 0.3
@@ -33,7 +33,7 @@ class Case:
 
     @property
     def victim(self) -> str:
-        """The process that fails: the first of its role, which is the one that placement takes first."""
+        """The process that fails: the first of its role, which placement chooses first."""
         return VICTIMS[POINTS[self.point].who]
 
     @property
@@ -44,12 +44,12 @@ class Case:
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of each answer. Without a scheduler the instances must not come to an end by themselves first."""
+        """Tokens of each answer. Without a scheduler the instances must not finish by themselves first."""
         return LONG_TOKENS if self.victim == "scheduler" and self.action in ("kill9", "stop") else MAX_TOKENS
 
     @property
     def endings(self) -> frozenset[str]:
-        """How a request may end. While a second pair lives no fault of an instance is seen, at whatever token it is."""
+        """The allowed outcomes of a request. With a second pair alive no fault of an instance is visible."""
         if self.victim == "scheduler" and self.action in ("kill9", "stop"):
             return frozenset({CLOSED} if self.action == "kill9" else {ANSWER, ERROR})
         return frozenset({ANSWER})

@@ -1,4 +1,4 @@
-"""A cluster of real processes in which one at a time is told to fail, and what is asked of it from outside."""
+"""A cluster of real processes in which one at a time is set to fail, and what is observed of it from outside."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ _FAULT = re.compile(r"^(\S+)Z \S+ \S+ failpoint point=(\S+) action=(\S+)", re.MU
 
 
 def make_model(folder: Path) -> Path:
-    """Write what a fake instance and the scheduler read. Token 17 is the word `w17`, so text is tokens."""
+    """Write the files that a fake instance and the scheduler read. Token 17 is the word `w17`, so text is tokens."""
     folder.mkdir()
     tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -54,7 +54,7 @@ class FaultCluster:
         prefill, decode = [str(i) for i in range(pairs)], [str(i + pairs) for i in range(pairs)]
         flags = (
             "--engine=fake", f"--prefill-chunk-size={CHUNK}", "--log-level=DEBUG", "--stall-timeout=20",
-            "--no-enable-prefix-caching", *flags,  # so that an answer tells which two instances gave it, each time
+            "--no-enable-prefix-caching", *flags,  # so that an answer shows which two instances gave it, each time
         )  # fmt: skip
         self.guide = GuideCluster(folder, make_model(folder / "model"), prefill=prefill, decode=decode, flags=flags)
         self.names = (*self.guide.names, "scheduler")
@@ -73,11 +73,11 @@ class FaultCluster:
 
     @property
     def base_url(self) -> str:
-        """Where clients ask."""
+        """The URL that clients use."""
         return self.guide.client.base_url
 
     def renew(self, victim: str, setting: str) -> None:
-        """Let every process run as new where it failed before, `victim` with this setting; wait until all live."""
+        """Restart every process that failed before, `victim` with this setting; wait until all live."""
         for name in {*self._told, victim} & set(self.guide.processes):
             self.guide.kill(name)
         self._told = {victim}
@@ -87,7 +87,7 @@ class FaultCluster:
         self.wait_living(self.guide.names)
 
     def bury(self, name: str) -> int:
-        """Return the exit status of a process that its failpoint killed; it is nobody's any more."""
+        """Return the exit status of a process that its failpoint killed; the cluster forgets it."""
         process = self.guide.processes.pop(name)
         self.guide.retired.append(process)
         return process.wait()
@@ -98,7 +98,7 @@ class FaultCluster:
         self.guide.start(name, env={"PDSERVE_PYTHON": self._python, VARIABLE: setting}, flags=flags)
 
     def wait_living(self, names: Sequence[str]) -> None:
-        """Wait until the scheduler has a session with each of these and says so."""
+        """Wait until the scheduler has a session with each of these and reports so."""
         ports = {str(self.guide.ports[self.guide.names.index(name)]) for name in names}
         deadline = time.monotonic() + START_S
         while not (ports <= (living := self.living()) and all("session_open" in self.log(name) for name in names)):
@@ -108,7 +108,7 @@ class FaultCluster:
             time.sleep(_POLL_S)
 
     def living(self) -> set[str]:
-        """The ports of the instances that the scheduler says live; none while it says nothing."""
+        """The ports of the instances that the scheduler reports as living; none while it does not answer."""
         try:
             samples = self.guide.gauge("pdserve_instance_info")
         except Unavailable:
@@ -117,7 +117,7 @@ class FaultCluster:
         return {address.rpartition(":")[2] for address in living}
 
     def log(self, name: str) -> str:
-        """All the process that now has this name said."""
+        """All output of the process that has this name now."""
         return self.guide.processes[name].log
 
     def fault_at(self, name: str) -> float | None:
@@ -126,12 +126,12 @@ class FaultCluster:
         return None if found is None else datetime.fromisoformat(found[1]).replace(tzinfo=UTC).timestamp()
 
     def is_stopped(self, name: str) -> bool:
-        """Whether it stands still under SIGSTOP."""
+        """Whether SIGSTOP has stopped it."""
         stat = Path(f"/proc/{self.guide.processes[name].pid}/stat").read_text()
         return stat.rpartition(")")[2].split()[0] == "T"
 
     def ledger(self) -> dict[str, float]:
-        """The scheduler's counts of requests, by the name's end."""
+        """The scheduler's counts of requests, by the end of the name."""
         prefix = "pdserve_requests_"
         return {
             sample.name.removeprefix(prefix).removesuffix("_total"): sample.value
@@ -140,21 +140,21 @@ class FaultCluster:
         }
 
     def is_seen_idle(self) -> bool:
-        """Whether the scheduler knows of every instance that it holds and runs nothing."""
+        """Whether the scheduler reports every instance as holding and running nothing."""
         gauges = ("pdserve_kv_blocks_used", "pdserve_running", "pdserve_waiting")
         known = [sample.value for sample in self.guide.client.metrics() if sample.name in gauges]
         return len(known) == len(gauges) * len(self.guide.names) and not any(known)
 
     def blocks_used(self, name: str) -> float:
-        """KV blocks this instance holds now, by its own /metrics."""
+        """KV blocks that this instance holds now, by its own /metrics."""
         return self.figures(name)["pdserve_instance_blocks_used"]
 
     def starved_s(self, names: Sequence[str]) -> dict[str, float]:
-        """Seconds in which the machine kept each of these instances from running, since it began."""
+        """Seconds during which the machine kept each of these instances from running, since it started."""
         return {name: self.figures(name)["pdserve_instance_starved_s"] for name in names}
 
     def figures(self, name: str) -> dict[str, float]:
-        """What the instance's own /metrics says now."""
+        """What the instance's own /metrics shows now."""
         return _instance_metrics(self._http[name])
 
     def expected(self, prompt: Sequence[int], count: int) -> dict[tuple[str, str, str], list[str]]:
@@ -175,7 +175,7 @@ class FaultCluster:
         return answers
 
     def explains(self, prompt: Sequence[int], words: Sequence[str]) -> bool:
-        """Whether some pair says these words, or says the first of them and another one goes on from there."""
+        """Whether some pair gives these words, or gives the first of them and another one continues from there."""
         answers = self.expected(prompt, len(words)).values()
         same = max(_common(answer, words) for answer in answers)
         if same == len(words):
@@ -193,7 +193,7 @@ class FaultCluster:
 
 
 async def until(condition: Callable[[], bool], deadline: float, what: str) -> float:
-    """Ask off the loop until it is so; return the time.time() of that. Fails at `deadline` (time.time())."""
+    """Poll off the loop until it is so; return the time.time() of that. Fails at `deadline` (time.time())."""
     while True:
         if await asyncio.to_thread(condition):
             return time.time()

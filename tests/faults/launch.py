@@ -1,4 +1,4 @@
-"""`pdserve.launch` with the waits of a test: what takes 10 s in service takes 2 or 3 here. Run as a program."""
+"""`pdserve.launch` with a test's timeouts: what takes 10 s in service takes 2 or 3 here. Run as a program."""
 
 import sys
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ SILENCE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ShortLimits(ControlLimits):
-    """The scheduler's. No probes: each hit of a failpoint is a request's of the test."""
+    """The scheduler's. No probes: each hit of a failpoint is by a request of the test."""
 
     heartbeat_s: float = 0.2
     silence_s: float = SILENCE_S
@@ -41,7 +41,7 @@ class ShortConfig(InstanceConfig):
 
 
 def main() -> int:
-    """Put the short waits in place before anything of the product has taken the long ones, and start."""
+    """Set the short timeouts before anything of the product has read the long ones, and start."""
     scheduler.limits.ControlLimits = ShortLimits  # type: ignore[misc]
     instance.config.InstanceConfig = ShortConfig  # type: ignore[misc]
     instance.host.HEARTBEAT_S = 0.2

@@ -36,11 +36,11 @@ class Message:
 
     @property
     def data(self) -> bytes:
-        """All of it, as it came."""
+        """All of it, as received."""
         return self.head + self.payload
 
     def flipped(self, bit: int) -> "Message":
-        """The same with one bit turned; bits count from the head's first byte through the payload."""
+        """The same with one bit flipped; bits count from the head's first byte through the payload."""
         data = bytearray(self.data)
         data[bit // 8] ^= 1 << bit % 8
         return replace(self, head=bytes(data[: len(self.head)]), payload=bytes(data[len(self.head) :]))
@@ -119,7 +119,7 @@ class FaultProxy:
         over, how = threading.Event(), "close"
         back = threading.Thread(target=self._back, args=(far, near, over), daemon=True)
         back.start()
-        with contextlib.suppress(OSError, EOFError, WireError):  # a stranger may knock here as at any port
+        with contextlib.suppress(OSError, EOFError, WireError):  # anybody may connect here, as to any port
             try:
                 while True:
                     message = _read_message(near, counts)
@@ -141,7 +141,7 @@ class FaultProxy:
             sock.close()
 
     def _back(self, far: socket.socket, near: socket.socket, over: threading.Event) -> None:
-        """Bring the receiver's answers to the sender until it has no more, or `over`; then the sender hears no more."""
+        """Forward the receiver's answers to the sender until the last one or `over`; then close towards it."""
         readable = select.poll()
         readable.register(far, select.POLLIN)
         with contextlib.suppress(OSError):
@@ -166,7 +166,7 @@ class FaultProxy:
 
 
 def replay(target: str, data: Iterable[bytes]) -> bytes:
-    """Say what was recorded to the receiver once more, on a connection of its own; return what it answered."""
+    """Send the recording to the receiver once more, on its own connection; return what it answered."""
     host, _, port = target.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as sock:
         answer = bytearray()

@@ -1,4 +1,4 @@
-"""Run one case of the matrix: three streams over two pairs, one process that fails, and every promise checked."""
+"""Run one case of the matrix: three streams over two pairs, one process that fails, and every guarantee checked."""
 
 import asyncio
 import signal
@@ -19,7 +19,7 @@ WAKE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one case came to. Milliseconds count from the fault; `woken_ms` from the SIGCONT."""
+    """The results of one case. Milliseconds count from the fault; `woken_ms` from the SIGCONT."""
 
     place: str
     action: str
@@ -32,7 +32,7 @@ class Measured:
 
 
 async def run_case(cluster: FaultCluster, case: Case) -> Measured:
-    """Run it over a cluster whose victim was renewed with the case's setting. Fails on a broken promise."""
+    """Run it over a cluster whose victim was restarted with the case's setting. Fails on a broken guarantee."""
     prompts = [[3 + (7 * stream + 5 * i) % 300 for i in range(PROMPT_TOKENS)] for stream in range(NUM_STREAMS)]
     before, starved_s = cluster.ledger(), cluster.starved_s(cluster.guide.names)
     async with client_of(cluster) as client:
@@ -55,7 +55,7 @@ async def run_case(cluster: FaultCluster, case: Case) -> Measured:
             pools_at = await _pools_zero(cluster, case, fault_at, starved_s)
         if case.action == "kill9":
             assert await asyncio.to_thread(cluster.bury, case.victim) == -signal.SIGKILL
-        check_endings(cluster, case, prompts, seen)
+        check_outcomes(cluster, case, prompts, seen)
         if (case.victim, case.action) != ("scheduler", "kill9"):
             await check_ledger(cluster, before, seen)
         if case.action == "stop":
@@ -70,8 +70,8 @@ async def run_case(cluster: FaultCluster, case: Case) -> Measured:
     )  # fmt: skip
 
 
-def check_endings(cluster: FaultCluster, case: Case, prompts: list[list[int]], seen: list[Seen]) -> None:
-    """Every stream ended as the case allows, and what it said until then is what the living pairs say."""
+def check_outcomes(cluster: FaultCluster, case: Case, prompts: list[list[int]], seen: list[Seen]) -> None:
+    """Every stream ended as the case allows, and its words until then are what the living pairs give."""
     for prompt, one in zip(prompts, seen, strict=True):
         assert one.ending in case.endings, f"{case}: {describe(seen)}"
         if one.ending == ANSWER:
@@ -123,7 +123,7 @@ async def _pools_zero(cluster: FaultCluster, case: Case, fault_at: float, starve
 
 
 async def _wake(cluster: FaultCluster, case: Case) -> float:
-    """Let the stopped process go on; return the ms until its own pool was empty, at most 1 s."""
+    """Continue the stopped process; return the ms until its own pool was empty, at most 1 s."""
     began = time.time()
     cluster.guide.processes[case.victim].send(signal.SIGCONT)
     if case.victim == "scheduler":
@@ -138,7 +138,7 @@ def _is_empty(cluster: FaultCluster, name: str) -> bool:
 
 
 async def _check_woken(cluster: FaultCluster, client: httpx.AsyncClient, case: Case) -> None:
-    """What a woken process still says of its old work is dropped: no commit, no token, no second ending of it."""
+    """What a woken process still sends about its old work is dropped: no commit, no token, no second finish of it."""
     others = [name for name in cluster.guide.names if name != case.victim]
     admitted = _admissions(cluster, others)
     await asyncio.to_thread(cluster.wait_living, cluster.guide.names)

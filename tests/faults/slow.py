@@ -22,7 +22,7 @@ ANSWER_S = 300.0
 
 @dataclass
 class Traffic:
-    """What the clients saw: every answer by its prompt's length, and whatever was not a whole answer."""
+    """What the clients saw: every answer by its prompt's length, and everything that was not a complete answer."""
 
     answers: dict[int, set[str]] = field(default_factory=dict)
     failures: list[Seen] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Render docs/faults.md from what the matrix measured: `python -m tests.faults.table RESULTS.json >docs/faults.md`."""
+"""Render docs/faults.md from the matrix's measurements: `python -m tests.faults.table RESULTS.json >docs/faults.md`."""
 
 import json
 import re
@@ -100,7 +100,7 @@ def _woken(case: Case, one: Measured) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the page made of the results file named."""
+    """Print the page for the named file of results."""
     print(render([Measured(**one) for one in json.loads(Path(argv[0]).read_text())]), end="")
     return 0
 

@@ -1,4 +1,4 @@
-"""Faults that the matrix does not hold: those that stay, those that come again, and those that leave no peer."""
+"""Faults outside the matrix: permanent ones, repeated ones, and those that leave no peer."""
 
 import asyncio
 import signal
@@ -56,7 +56,7 @@ def _assert_empty(cluster: FaultCluster, names: Sequence[str]) -> None:
         ("decode-0", "kv.before_commit=raise"), ("decode-0", "decode.token=raise"),
     ],
 )  # fmt: skip
-def test_an_instance_that_fails_every_prompt_costs_no_answer(cluster: FaultCluster, victim: str, setting: str) -> None:
+def test_an_instance_that_fails_every_prompt_loses_no_answer(cluster: FaultCluster, victim: str, setting: str) -> None:
     cluster.renew(victim, setting)
 
     seen = asyncio.run(_ask_all(cluster, 6))
@@ -79,7 +79,7 @@ def test_prefill_killed_while_sending_returns_on_its_port_each_time(cluster: Fau
     _assert_empty(cluster, cluster.guide.names)
 
 
-def test_killing_prefill_after_the_hand_off_goes_unnoticed(cluster: FaultCluster) -> None:
+def test_killing_prefill_after_the_hand_off_is_invisible(cluster: FaultCluster) -> None:
     cluster.renew("prefill-0", "")
 
     async def run() -> Seen:
@@ -97,7 +97,7 @@ def test_killing_prefill_after_the_hand_off_goes_unnoticed(cluster: FaultCluster
 
 
 @pytest.mark.parametrize("count", [2, 50])
-def test_killing_decode_in_the_middle_is_seen_by_nobody(cluster: FaultCluster, count: int) -> None:
+def test_killing_decode_mid_answer_is_invisible(cluster: FaultCluster, count: int) -> None:
     cluster.renew("decode-0", f"decode.token=kill9@{5 * count}")
 
     seen = asyncio.run(_ask_all(cluster, count, 30))

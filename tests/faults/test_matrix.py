@@ -1,4 +1,4 @@
-"""Every failpoint with every action, in one process of a real cluster of two pairs (issue's fault matrix)."""
+"""Every failpoint with every action, in one process of a real cluster of two pairs."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultCluster]:
 
 @pytest.fixture(scope="module")
 def results() -> Iterator[list[Measured]]:
-    """What the cases measured; written when the last has run, where it is asked for."""
+    """The measurements of the cases; written after the last has run, if requested."""
     measured: list[Measured] = []
     yield measured
     path = os.environ.get(RESULTS)
@@ -47,7 +47,7 @@ def _marked(case: Case) -> object:
 
 
 @pytest.mark.parametrize("case", [_marked(case) for case in CASES])
-def test_a_fault_ends_every_request_as_promised(cluster: FaultCluster, results: list[Measured], case: Case) -> None:
+def test_a_fault_ends_every_request_as_guaranteed(cluster: FaultCluster, results: list[Measured], case: Case) -> None:
     cluster.renew(case.victim, case.setting)
 
     results.append(asyncio.run(run_case(cluster, case)))
@@ -62,7 +62,7 @@ def tcp_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultClust
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", [case for case in CASES if case.point.startswith("kv.")], ids=str)
-def test_a_fault_in_a_tcp_hand_off_ends_every_request_as_promised(tcp_cluster: FaultCluster, case: Case) -> None:
+def test_a_fault_in_a_tcp_hand_off_ends_every_request_as_guaranteed(tcp_cluster: FaultCluster, case: Case) -> None:
     tcp_cluster.renew(case.victim, case.setting)
 
     asyncio.run(run_case(tcp_cluster, case))

@@ -27,7 +27,7 @@ _TRIES = 5
 
 @pytest.fixture(params=["apart"], autouse=True)
 def frames(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each tensor is a frame of its own, as the faults between frames need it; where "shared", as on any small put."""
+    """Each tensor is its own frame, as the faults between frames need it; with "shared", as on any small put."""
     if request.param == "apart":
         monkeypatch.setattr(outgoing_tickets, "FRAME_BYTES", 0)
     return str(request.param)
@@ -38,14 +38,14 @@ BOTH = pytest.mark.parametrize("frames", ["apart", "shared"], indirect=True)
 
 @dataclass
 class Passage:
-    """A rig whose sender reaches the receiver by way of a proxy."""
+    """A rig whose sender reaches the receiver through a proxy."""
 
     rig: Rig
     proxy: FaultProxy
     tokens: Tokens
 
     def hand_over(self) -> Ticket:
-        """Start one hand-off of what lies in P_BLOCKS."""
+        """Start one hand-off of the contents of P_BLOCKS."""
         ticket = self.rig.open(NUM_TOKENS, D_BLOCKS)
         endpoint = replace(endpoint_of(self.rig, "tcp"), address=self.proxy.address)
         ticket = replace(ticket, endpoints=(endpoint,))
@@ -53,7 +53,7 @@ class Passage:
         return ticket
 
     def ended(self, ticket: Ticket) -> str:
-        """Wait for the sender's ending and return it; what committed is right to the byte, what did not is free."""
+        """Wait for the sender's outcome and return it; what committed is byte-exact, what did not is free."""
         events, ticket_id = self.rig.events, ticket.ticket_id
         told = [report for report in events.reports if report[1] == ticket_id]
         assert self.is_over(ticket, within_s=DEADLINE_S), f"only {told} came, the last messages {self.last_messages()}"
@@ -75,17 +75,17 @@ class Passage:
             )
 
     def last_messages(self) -> list[tuple[str, int]]:
-        """What passed the proxy of late, for a failure's message."""
+        """The last messages through the proxy, for a failure's message."""
         return [(message.kind.name, message.number) for message in self.proxy.recorded[-10:]]
 
     def let_leases_end(self) -> None:
-        """Put the clock past every lease and let both sides look at it."""
+        """Move the clock past every lease and let both sides read it."""
         self.rig.clock.now += 1000
         self.rig.receiver.sweep()
         self.rig.sender.sweep()
 
     def let_time_pass_until_over(self, ticket: Ticket) -> None:
-        """Let leases end as often as it takes: a thread that was late looks at its clock only after the next jump."""
+        """Let leases end as often as necessary: a thread that was late reads its clock only after the next jump."""
         for _ in range(int(DEADLINE_S / 0.02)):
             if self.is_over(ticket, within_s=0.02):
                 return
@@ -107,7 +107,7 @@ class Passage:
 
 
 class KvSenderBeside:
-    """A second sender over the same pool, with links of its own that pass no proxy."""
+    """A second sender over the same pool, with its own links that bypass the proxy."""
 
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
@@ -149,7 +149,7 @@ def flip_in_head(bit: int) -> Callable[[Message], Iterable[bytes]]:
     return lambda message: [message.flipped(bit).data]
 
 
-def test_undisturbed_a_hand_off_arrives_through_the_proxy() -> None:
+def test_without_faults_a_hand_off_arrives_through_the_proxy() -> None:
     with passage() as it:
         assert it.ended(it.hand_over()) == "acked"
 
@@ -176,7 +176,7 @@ def test_a_flipped_bit_of_a_payload_costs_one_resend(frames: str) -> None:
 
 
 @BOTH
-def test_payloads_flipped_every_time_end_the_ticket() -> None:
+def test_a_payload_flipped_every_time_ends_the_ticket() -> None:
     def flip(message: Message) -> Iterable[bytes]:
         return [message.flipped(8 * len(message.head)).data] if message.kind is FRAME else faithful(message)
 
@@ -245,7 +245,7 @@ def _flip_answer(kind: MessageType, bit: int) -> Callable[[bytes], bytes]:
 @pytest.mark.parametrize("kind", [OPEN, FRAME, COMMIT])
 @pytest.mark.parametrize("how", ["close", "half", "reset"])
 @pytest.mark.parametrize("part", [1, 90])
-def test_a_message_cut_short_ends_the_ticket_and_the_next_link_works(kind: MessageType, how: str, part: int) -> None:
+def test_a_truncated_message_ends_the_ticket_and_the_next_link_works(kind: MessageType, how: str, part: int) -> None:
     def truncate(message: Message) -> Iterator[bytes]:
         yield message.data[: min(part, len(message.data) - 1)]
         raise Cut(how)
@@ -253,7 +253,7 @@ def test_a_message_cut_short_ends_the_ticket_and_the_next_link_works(kind: Messa
     with passage(on(kind, 0, truncate)) as it:
         ticket = it.hand_over()
         until(lambda: ticket.ticket_id in it.rig.events.failures)
-        if kind is OPEN:  # the receiver never heard of it
+        if kind is OPEN:  # the receiver never received it
             it.let_leases_end()
 
         assert it.ended(ticket) == "failed"
@@ -323,7 +323,7 @@ def test_payloads_swapped_between_frames_are_detected_and_resent() -> None:
         assert it.rig.receiver.counts.corrupt_frames == 2
 
 
-def test_frames_exchanged_whole_are_only_out_of_order() -> None:
+def test_frames_swapped_as_a_whole_are_only_out_of_order() -> None:
     with passage(_swap(lambda a, b: (b.data, a.data))) as it:
         assert it.ended(it.hand_over()) == "acked"
 
@@ -335,7 +335,7 @@ def _as(message: Message, **changes: int) -> bytes:
     return encode(replace(message.frame, **changes)) + message.payload  # type: ignore[arg-type]
 
 
-def test_tensors_exchanged_between_two_heads_never_commit() -> None:
+def test_tensors_swapped_between_two_heads_never_commit() -> None:
     def exchange(a: Message, b: Message) -> tuple[bytes, bytes]:
         return _as(a, tensor=b.frame.tensor, layer=b.frame.layer), _as(b, tensor=a.frame.tensor, layer=a.frame.layer)
 
@@ -346,7 +346,7 @@ def test_tensors_exchanged_between_two_heads_never_commit() -> None:
         assert it.works()
 
 
-def test_late_messages_of_a_ticket_that_is_over_touch_nothing() -> None:
+def test_late_messages_of_a_finished_ticket_have_no_effect() -> None:
     gate = threading.Event()
 
     def late(message: Message) -> Iterator[bytes]:
@@ -367,7 +367,7 @@ def test_late_messages_of_a_ticket_that_is_over_touch_nothing() -> None:
         assert it.works()
 
 
-def test_a_recorded_stream_said_again_on_another_link_touches_nothing() -> None:
+def test_a_recorded_stream_replayed_on_another_link_has_no_effect() -> None:
     with passage() as it:
         assert it.ended(it.hand_over()) == "acked"
         ended, bytes_received = list(it.rig.events.reports), it.rig.receiver.bytes_received
@@ -375,7 +375,7 @@ def test_a_recorded_stream_said_again_on_another_link_touches_nothing() -> None:
 
         answer = replay(it.proxy.target, [message.data for message in it.proxy.recorded])
 
-        assert MessageType.ABORT in _kinds(answer)  # to OPEN; the COMMIT is known, and acked as any that comes twice
+        assert MessageType.ABORT in _kinds(answer)  # to OPEN; the COMMIT is known, and acked as any repeated one is
         assert it.rig.receiver.counts.dropped_frames == 6
         assert it.rig.events.reports == ended
         assert it.rig.receiver.bytes_received == bytes_received
@@ -396,7 +396,7 @@ def test_replaying_a_recorded_stream_commits_nothing_twice() -> None:
 
 
 def test_messages_of_a_foreign_ticket_are_dropped_and_counted() -> None:
-    """What another rig's sender says about its own ticket comes in on this link."""
+    """Another rig's sender's messages about its own ticket arrive on this link."""
     with passage() as other:
         assert other.ended(other.hand_over()) == "acked"
         foreign = [message.data for message in other.proxy.recorded if message.kind in (FRAME, COMMIT)]
@@ -413,7 +413,7 @@ def test_a_slow_link_takes_its_time_and_arrives() -> None:
         assert it.ended(it.hand_over()) == "acked"
 
 
-def test_a_link_that_stalls_in_mid_frame_holds_up_no_other() -> None:
+def test_a_link_that_stalls_in_mid_frame_delays_no_other() -> None:
     gate = threading.Event()
 
     def stall(message: Message) -> Iterator[bytes]:

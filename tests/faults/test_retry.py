@@ -46,11 +46,11 @@ def test_it_waits_for_such_a_pair_while_one_lives() -> None:
     assert _pair(*busy, avoid={(0, 2)}) is None
 
 
-def test_without_such_a_pair_one_that_shares_an_instance_will_do() -> None:
+def test_without_such_a_pair_one_that_shares_an_instance_is_used() -> None:
     assert _pair(_load(0, Role.PREFILL), _load(2, Role.DECODE), _load(3, Role.DECODE), avoid={(0, 2)}) == (0, 3)
 
 
-def test_a_combined_instance_shares_with_its_own_failure_only() -> None:
+def test_a_combined_instance_counts_only_its_own_failures() -> None:
     instances = [_load(0, Role.COMBINED), _load(1, Role.COMBINED), _load(2, Role.PREFILL), _load(3, Role.DECODE)]
 
     assert _pair(*instances, avoid={(None, 0)}) == (None, 1)

@@ -1,4 +1,4 @@
-"""The matrix's own judgement: a broken promise is seen, a kept one is not taken for broken."""
+"""The matrix's own checks: a broken guarantee is detected, a kept one is not taken for broken."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import pytest
 from tests.faults.asking import Seen, ask
 from tests.faults.cases import ANSWER, CLOSED, ERROR, MAX_TOKENS, Case
 from tests.faults.cluster import FaultCluster
-from tests.faults.running import check_endings
+from tests.faults.running import check_outcomes
 
 WHOLE = [f"w{i}" for i in range(MAX_TOKENS)]
 BEFORE, AFTER = Case("prefill.in_chunk", 1, "raise"), Case("decode.token", 5, "kill9")
@@ -28,7 +28,7 @@ class OneAnswer:
 
 
 def _check(case: Case, seen: Seen) -> None:
-    check_endings(cast(FaultCluster, OneAnswer()), case, [[1]], [seen])
+    check_outcomes(cast(FaultCluster, OneAnswer()), case, [[1]], [seen])
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def _check(case: Case, seen: Seen) -> None:
         (KILLED, Seen(WHOLE[:1], CLOSED)), (STOPPED, Seen([], ERROR, "lost")),
     ],
 )  # fmt: skip
-def test_a_kept_promise_passes(case: Case, seen: Seen) -> None:
+def test_a_kept_guarantee_passes(case: Case, seen: Seen) -> None:
     _check(case, seen)
 
 
@@ -52,7 +52,7 @@ def test_a_kept_promise_passes(case: Case, seen: Seen) -> None:
         (KILLED, Seen(WHOLE, ANSWER)), (STOPPED, Seen(WHOLE[:1], CLOSED)),
     ],
 )  # fmt: skip
-def test_a_broken_promise_fails(case: Case, seen: Seen) -> None:
+def test_a_broken_guarantee_fails(case: Case, seen: Seen) -> None:
     with pytest.raises(AssertionError):
         _check(case, seen)
 
@@ -82,6 +82,6 @@ def test_a_finish_is_read_as_it_is(stream: str, words: list[str], ending: str) -
 @pytest.mark.parametrize(
     "stream", [TOKEN, TOKEN + LAST, TOKEN + DONE, TOKEN + BROKEN + DONE, TOKEN + LAST + LAST + DONE]
 )
-def test_a_stream_without_a_true_finish_is_no_finish(stream: str) -> None:
+def test_a_stream_without_a_real_finish_has_none(stream: str) -> None:
     with pytest.raises(AssertionError):
         asyncio.run(_ask(stream))

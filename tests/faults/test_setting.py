@@ -1,4 +1,4 @@
-"""A setting that cannot be meant ends any process of a cluster before it serves."""
+"""An invalid setting ends any process of a cluster before it serves."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from processes.failpoints import VARIABLE, process_failpoints
         ("kv.send.mid=explode", "'kv.send.mid=explode' is not name=action"),
     ],
 )
-def test_a_wrong_setting_ends_the_process_with_one_line(
+def test_an_invalid_setting_ends_the_process_with_one_line(
     setting: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     process_failpoints.cache_clear()

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(1200)]
 
 STARVED_S = 120.0
 START_S = 300.0
-FOUND_S = 30.0  # at most 20 s of silence, of which the starved scheduler counts the time in which it could run
+FOUND_S = 30.0  # at most 20 s of silence, of which the starved scheduler counts the time during which it could run
 NUM_BUSY = 20
 _LOST = re.compile(r"^\S+ WARNING .*instance_lost.*$", re.MULTILINE)
 _BUSY = """
@@ -52,7 +52,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuideCluster]:
 
 @pytest.fixture(scope="module")
 def answers(cluster: GuideCluster) -> dict[int, set[str]]:
-    """What the clients get where nothing is starved."""
+    """The clients' answers without starvation."""
     return asyncio.run(keep_busy(cluster.client.base_url, time.monotonic())).answers
 
 
@@ -72,7 +72,7 @@ def _pids(cluster: GuideCluster, victim: str) -> list[int]:
 
 
 @pytest.mark.parametrize("victim", ["prefill-0", "decode-0", "decode-0's rank 1", "scheduler"])
-def test_a_process_that_runs_a_tenth_of_the_time_costs_nothing(
+def test_a_process_that_runs_a_tenth_of_the_time_loses_nothing(
     victim: str, cluster: GuideCluster, answers: dict[int, set[str]]
 ) -> None:
     async def run() -> Traffic:
@@ -107,7 +107,7 @@ def _busy_machine(folder: Path) -> Iterator[None]:
             one.wait()
 
 
-def test_a_machine_with_twenty_busy_sessions_costs_nothing(
+def test_a_machine_with_twenty_busy_sessions_loses_nothing(
     cluster: GuideCluster, answers: dict[int, set[str]], tmp_path: Path
 ) -> None:
     logged = len(cluster.processes["scheduler"].log)
@@ -119,7 +119,7 @@ def test_a_machine_with_twenty_busy_sessions_costs_nothing(
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
-def test_one_that_really_is_gone_is_found_while_it_is(number: signal.Signals, cluster: GuideCluster) -> None:
+def test_an_instance_that_is_really_gone_is_detected_meanwhile(number: signal.Signals, cluster: GuideCluster) -> None:
     victim, scheduler = cluster.processes["decode-0"], cluster.processes["scheduler"]
     logged = len(scheduler.log)
 

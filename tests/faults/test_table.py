@@ -1,4 +1,4 @@
-"""docs/faults.md has a row for each failpoint and action of the code, and none besides."""
+"""docs/faults.md has exactly one row for each failpoint and action of the code."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_a_rendered_page_has_a_row_for_each_case() -> None:
     assert "the fault-free answer (2), an error event (1): “lost / …” | 12 | 46 |" in page
 
 
-def test_results_that_leave_a_case_out_or_name_one_twice_make_no_page() -> None:
+def test_results_that_omit_or_repeat_a_case_make_no_page() -> None:
     with pytest.raises(ValueError, match=str(CASES[0])):
         render(MEASURED[1:])
     with pytest.raises(ValueError, match="results for"):
