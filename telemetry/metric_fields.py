@@ -6,27 +6,24 @@ is `pdserve_kv_blocks_cached` on the scheduler's page, `pdserve_instance_blocks_
 """
 
 from dataclasses import field, fields
+from functools import partial
 from typing import Any
 
 from telemetry.metric_table import Exposed, MetricKind, MetricRow
 
-_METADATA = "metric"
+
+def _declared(kind: MetricKind, help: str, name: str | None = None, *, vllm: str | None = None) -> Any:
+    """Declare a field, 0 by default; `name` is the scheduler's (None: the field's) and `vllm` vLLM's, if it has one."""
+    return field(default=0, metadata={"metric": (kind, help, name, vllm)})
 
 
-def gauge(help: str, name: str | None = None, *, vllm: Exposed | None = None) -> Any:
-    """Declare a field, 0 by default, that is a gauge; `name` is that of the scheduler's page, None: the field's."""
-    return field(default=0, metadata={_METADATA: (MetricKind.GAUGE, help, name, vllm)})
-
-
-def counter(help: str, name: str | None = None, *, vllm: Exposed | None = None) -> Any:
-    """Declare a field, 0 by default, that is a counter; `name` is that of the scheduler's page, None: the field's."""
-    return field(default=0, metadata={_METADATA: (MetricKind.COUNTER, help, name, vllm)})
+gauge, counter = partial(_declared, MetricKind.GAUGE), partial(_declared, MetricKind.COUNTER)
 
 
 def metrics_of(record: type[Any]) -> tuple[MetricRow, ...]:
     """Return the metrics of a dataclass's fields, in their order; an instance's own page has the fields' names."""
-    found = ((one.name, *one.metadata[_METADATA]) for one in fields(record) if _METADATA in one.metadata)
+    found = ((one.name, *one.metadata["metric"]) for one in fields(record) if "metric" in one.metadata)
     return tuple(
-        MetricRow(kind, source, Exposed(name or source, help), vllm, Exposed(source, help))
+        MetricRow(kind, source, Exposed(name or source, help), vllm and Exposed(vllm, help), Exposed(source, help))
         for source, kind, help, name, vllm in found
     )

@@ -334,9 +334,7 @@ class LoadSnapshot:
     blocks_swapped: int = gauge("KV blocks of preempted prompts swapped out of the pool", "kv_blocks_swapped")
     blocks_total: int = gauge("KV blocks of the pool", "kv_blocks_total")
     blocks_probe: int = gauge("KV blocks used by probes", "kv_blocks_probe")
-    running: int = gauge(
-        "Sequences in the batch", vllm=Exposed("num_requests_running", "Sequences in the instance's batch")
-    )
+    running: int = gauge("Sequences in the batch")
     waiting: int = gauge("Sequences waiting in the instance")
     held_prompts: int = gauge("Prefilled prompts whose KV is not yet handed off")
     uncomputed_tokens: int = gauge("Prompt tokens accepted and not yet computed")
@@ -349,16 +347,9 @@ class LoadSnapshot:
     kv_frames_dropped: int = counter("KV frames without a valid ticket")
     kv_frames_duplicate: int = counter("KV frames that had already arrived")
     kv_links_refused: int = counter("KV links that the instance refused")
-    preemptions: int = counter(
-        "Prompts preempted for lack of blocks", vllm=Exposed("num_preemptions", "Prompts preempted for lack of blocks")
-    )
-    prefix_tokens_sought: int = counter(
-        "Tokens looked up in the prefix cache",
-        vllm=Exposed("prefix_cache_queries", "Tokens looked up in the prefix cache"),
-    )
-    prefix_tokens_found: int = counter(
-        "Tokens found in the prefix cache", vllm=Exposed("prefix_cache_hits", "Tokens found in the prefix cache")
-    )
+    preemptions: int = counter("Prompts preempted for lack of blocks")
+    prefix_tokens_sought: int = counter("Tokens looked up in the prefix cache", vllm="prefix_cache_queries")
+    prefix_tokens_found: int = counter("Tokens found in the prefix cache", vllm="prefix_cache_hits")
     steps: int = counter("Steps of the instance")
     step_seconds: float = counter("Seconds spent in its steps")
     tokens_computed: int = counter("Tokens computed by its model")
@@ -377,17 +368,16 @@ class LoadSnapshot:
         return self.blocks_in_use / self.blocks_total if self.blocks_total else 0.0
 
 
+_GAUGE, _COUNTER, _ = MetricKind
 LOADS = (
-    MetricRow(MetricKind.GAUGE, "blocks_in_use", Exposed("kv_blocks_used", "KV blocks used by sequences and tickets")),
-    MetricRow(
-        MetricKind.GAUGE, "blocks_used", instance=Exposed("blocks_used", "KV blocks in use, including those of probes")
-    ),
-    MetricRow(
-        MetricKind.GAUGE, "share_used", vllm=Exposed("kv_cache_usage_perc", "Share of the KV pool in use; 1 is all")
-    ),
+    MetricRow(_GAUGE, "blocks_in_use", Exposed("kv_blocks_used", "KV blocks used by sequences and tickets")),
+    MetricRow(_GAUGE, "blocks_used", instance=Exposed("blocks_used", "KV blocks in use, including those of probes")),
+    MetricRow(_GAUGE, "running", vllm=Exposed("num_requests_running", "Sequences in the instance's batch")),
+    MetricRow(_GAUGE, "share_used", vllm=Exposed("kv_cache_usage_perc", "Share of the KV pool in use; 1 is all")),
     *metrics_of(LoadSnapshot),
+    MetricRow(_COUNTER, "preemptions", vllm=Exposed("num_preemptions", "Prompts preempted for lack of blocks")),
 )
-"""The metrics of a load: first those that are not simply a field, then one for each field that declares its own."""
+"""The metrics of a load: one for each field that declares its own, and those that differ; in the order of the pages."""
 
 
 @dataclass(frozen=True, slots=True)
