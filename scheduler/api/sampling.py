@@ -1,8 +1,7 @@
 """From a checked body to SamplingParams: the limits that depend on the model, the prompts or the config."""
 
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from scheduler.api.beams import read_beam_search
 from scheduler.api.generation_body import GenerationBody
@@ -47,8 +46,12 @@ async def read_sampling(
     if constraint is not None and beams is not None:
         raise InvalidRequest(f"{constraint[0]} conflicts with use_beam_search: leave one out", "use_beam_search")
     logprobs = _bounded(body.num_logprobs_field, body.num_logprobs, context)
+    given = {
+        name: defaults.get(name, default) if (value := getattr(body, name)) is None else value
+        for name, default in _AS_GIVEN.items()
+    }
     return SamplingParams(
-        **{name: _given(body, defaults, name) for name in _AS_GIVEN},
+        **given,
         max_tokens=max_tokens,
         temperature=max(temperature, _LEAST_TEMPERATURE) if temperature else 0.0,
         top_k=top_k,
@@ -65,11 +68,6 @@ async def read_sampling(
         logprob_token_ids=_logprob_ids(body, tokens),
         repetition_detection=_repetition(body),
     )
-
-
-def _given(body: GenerationBody, defaults: Mapping[str, Any], name: str) -> Any:
-    value = getattr(body, name)
-    return defaults.get(name, _AS_GIVEN[name]) if value is None else value
 
 
 def draw_seed() -> int:
