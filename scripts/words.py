@@ -44,6 +44,7 @@ ALLOWED = {
     ("docs/metrics.md", "sought"),  # part of metrics' names
     ("ranktable_tools/containers/base_image.py", "asked for"),  # two lines of a shell script
     ("tests/scheduler/test_operations.py", "ending"),  # a field of the request log
+    ("tests/conformance/printed.py", "tell"),  # a prompt that a guide prints
 }
 """(file, match): a contract's name, or plain English there."""
 SHARED_CLASSES = {"SamplingParams"}
@@ -53,7 +54,9 @@ _PRODUCT = tomllib.loads((_ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
 _CHECKED_TESTS = (
     "benchmarks",
     "cluster",
+    "conformance",
     "decode_worker",
+    "deploy",
     "devices",
     "docs",
     "faults",

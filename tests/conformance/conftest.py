@@ -1,4 +1,4 @@
-"""One model, served in the two ways that must be indistinguishable: by one combined instance, and over P/D."""
+"""One model, served in two ways that must be indistinguishable: by one combined instance, and over P/D."""
 
 import subprocess
 import sys

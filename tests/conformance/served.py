@@ -1,4 +1,4 @@
-"""A client for one way of serving, and transformers as the truth."""
+"""A client for one way of serving, and transformers as the reference."""
 
 import json
 from pathlib import Path
@@ -98,7 +98,7 @@ class Oracle:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def generate(self, text: str = PROMPT, **settings: Any) -> list[str]:
-        """Return the texts that `generate` makes of a prompt, greedy and of 8 tokens unless told otherwise."""
+        """Return the texts that `generate` makes of a prompt, by default greedily and of 8 tokens."""
         ids = torch.tensor([self.ids(text)])
         told = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0} | settings
         with torch.no_grad():

@@ -122,7 +122,7 @@ def test_the_examples_of_clients_run(printed: str) -> None:
 @pytest.mark.long
 @pytest.mark.covers("A2.32")
 @pytest.mark.parametrize("told", ["flag", "environment"])
-def test_a_key_is_asked_for_before_p_and_d(tmp_path: Path, fake_model: Path, told: str) -> None:  # noqa: F811
+def test_a_key_is_required_before_p_and_d(tmp_path: Path, fake_model: Path, told: str) -> None:  # noqa: F811
     key, cluster = "token-abc123", GuideCluster(tmp_path, fake_model, flags=("--engine=fake",))
     body = '{"model": "tiny", "prompt": "a", "max_tokens": 2}'
     with cluster:
@@ -151,7 +151,7 @@ def test_a_key_is_asked_for_before_p_and_d(tmp_path: Path, fake_model: Path, tol
 
 @contextmanager
 def command(words: tuple[str, ...], name: str, model: Path, folder: Path) -> Iterator[Client]:
-    """Run a printed command, from where ./examples is, until it serves the model of a hub; stop it at the end."""
+    """Run a printed command, from the folder of ./examples, until it serves the model of a hub; stop it at the end."""
     (port,), log = free_ports(1), folder / "log"
     client = Client(f"http://127.0.0.1:{port}")
     with FakeHub({name: model}) as hub, log.open("wb") as output:

@@ -30,7 +30,7 @@ HERE = " --allow-private-urls 127.0.0.1/32"
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
-    """The printed models, with room for the 1,000 tokens that the files ask for; Llama 3 wants a token."""
+    """The printed models, with room for the 1,000 tokens that the files request; Llama 3 requires a token."""
     folder, repos = tmp_path_factory.mktemp("printed-batches"), dict[str, Path]()
     for name, kind in ((guides.LLAMA, "llama"), (guides.NOUS_31, "llama3")):
         repos[name] = make_tiny_model(kind, folder / kind)
@@ -95,7 +95,7 @@ def test_the_openai_example_runs_as_printed(tmp_path: Path, hub: FakeHub, comman
 
 @pytest.mark.covers("A1.18")
 @pytest.mark.long
-def test_a_model_for_which_one_needs_a_token_is_refused_without_it(tmp_path: Path, hub: FakeHub) -> None:
+def test_a_gated_model_is_refused_without_a_token(tmp_path: Path, hub: FakeHub) -> None:
     before, hub.token = hub.token, "hf_another"
     try:
         ended = shell("HF_TOKEN= " + guides.OPENAI_COMMAND, tmp_path, hub)

@@ -11,14 +11,14 @@ PREFILL = [*CHAT, {"role": "assistant", "content": "The capital"}]
 
 
 @pytest.mark.covers("B.chat.1")
-def test_max_completion_tokens_wins(served: Served) -> None:
+def test_max_completion_tokens_takes_precedence(served: Served) -> None:
     assert served.chat(max_tokens=9, max_completion_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3
     for bad in (0, -1, 513):
         assert served.refused(CHATS, max_completion_tokens=bad)["param"] == "max_completion_tokens"
 
 
 @pytest.mark.covers("B.chat.2")
-def test_top_logprobs_null_is_none_and_all_only_where_allowed(served: Served) -> None:
+def test_top_logprobs_null_is_none_and_all_only_if_allowed(served: Served) -> None:
     for top in (None, 0):
         content = served.chat(logprobs=True, top_logprobs=top)["choices"][0]["logprobs"]["content"]
         assert [entry["top_logprobs"] for entry in content] == [[]] * len(content)
@@ -48,7 +48,7 @@ def test_reasoning_effort_and_include_reasoning_are_accepted(served: Served) -> 
 
 
 @pytest.mark.covers("B.chat.8")
-def test_a_message_is_gone_on_with_and_none_begun(served: Served, oracle: Oracle) -> None:
+def test_the_last_message_is_continued_without_a_new_one(served: Served, oracle: Oracle) -> None:
     text = oracle.tokenizer.apply_chat_template(PREFILL, tokenize=False, continue_final_message=True)
     expected = oracle.generate(text)[0]
 

@@ -1,4 +1,4 @@
-"""A5: chat templates over real processes, combined and over P/D, held to transformers."""
+"""A5: chat templates over real processes, combined and over P/D, compared with transformers."""
 
 from pathlib import Path
 

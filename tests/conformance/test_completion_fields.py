@@ -1,4 +1,4 @@
-"""Completions and the limits of sampling as users of today's vLLM know them, combined and over P/D."""
+"""Completions and their sampling limits as users of today's vLLM know them, combined and over P/D."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ RANGES: dict[str, tuple[list[Any], list[Any]]] = {
     "B.limits.10",
 )
 @pytest.mark.parametrize("name", RANGES)
-def test_each_range_at_its_borders(compared: Compared, name: str) -> None:
+def test_the_limits_of_each_range_are_accepted(compared: Compared, name: str) -> None:
     good, bad = RANGES[name]
 
     for value in good:
@@ -40,7 +40,7 @@ def test_each_range_at_its_borders(compared: Compared, name: str) -> None:
 
 
 @pytest.mark.covers("B.limits.3", "B.limits.10")
-def test_what_is_beyond_sense_is_clamped_and_bad_keys_are_all_named(served: Served) -> None:
+def test_excessive_values_are_clamped_and_all_bad_keys_are_named(served: Served) -> None:
     sampled = {"seed": 3, "max_tokens": 12}
     assert served.text(temperature=1e-6, **sampled) == served.text(temperature=0.01, **sampled)
     assert served.text(logit_bias={"40": 1e6}) == served.text(logit_bias={"40": 100})
@@ -51,7 +51,7 @@ def test_what_is_beyond_sense_is_clamped_and_bad_keys_are_all_named(served: Serv
 
 
 @pytest.mark.covers("B.completion.2")
-def test_an_echo_tells_the_prompt_and_max_tokens_0_nothing_else(served: Served, oracle: Oracle) -> None:
+def test_an_echo_returns_the_prompt_and_max_tokens_0_nothing_else(served: Served, oracle: Oracle) -> None:
     ids = oracle.ids(PROMPT)
     whole = served.completion(echo=True, logprobs=1)["choices"][0]
     alone = served.completion(echo=True, logprobs=1, max_tokens=0)
@@ -66,7 +66,7 @@ def test_an_echo_tells_the_prompt_and_max_tokens_0_nothing_else(served: Served, 
 
 
 @pytest.mark.covers("A11.11", "A11.12", "B.completion.3")
-def test_no_limit_is_16_tokens_and_none_at_all_goes_with_an_echo(served: Served) -> None:
+def test_the_default_limit_is_16_tokens_and_an_echo_may_have_none(served: Served) -> None:
     for fields in ({"max_tokens": None}, {"max_tokens": None, "max_completion_tokens": None}):
         assert served.completion(ignore_eos=True, **fields)["usage"]["completion_tokens"] == 16
     assert served.refused(max_tokens=0)["param"] == "max_tokens"
@@ -74,7 +74,7 @@ def test_no_limit_is_16_tokens_and_none_at_all_goes_with_an_echo(served: Served)
 
 
 @pytest.mark.covers("B.completion.5")
-def test_a_prompt_is_cut_on_either_side(served: Served, oracle: Oracle) -> None:
+def test_a_prompt_is_truncated_on_either_side(served: Served, oracle: Oracle) -> None:
     ids = oracle.ids(PROMPT)
     for side, kept in (("left", ids[-4:]), ("right", ids[:4])):
         cut = served.text(truncate_prompt_tokens=4, truncation_side=side)
@@ -83,7 +83,7 @@ def test_a_prompt_is_cut_on_either_side(served: Served, oracle: Oracle) -> None:
 
 
 @pytest.mark.covers("B.completion.6")
-def test_a_bad_word_is_never_written(compared: Compared, oracle: Oracle) -> None:
+def test_a_bad_word_is_never_generated(compared: Compared, oracle: Oracle) -> None:
     written = oracle.ids(oracle.generate(max_new_tokens=24)[0])
     texts = {token_id: oracle.tokenizer.decode([token_id]) for token_id in written}
     bad = next(token_id for token_id, text in texts.items() if text.isalnum())
@@ -96,7 +96,7 @@ def test_a_bad_word_is_never_written(compared: Compared, oracle: Oracle) -> None
 
 
 @pytest.mark.covers("B.completion.8")
-def test_an_id_out_of_the_vocabulary_is_named(served: Served) -> None:
+def test_an_id_outside_the_vocabulary_is_named(served: Served) -> None:
     for prompt in ([5, 320], [[5], [5, 320]]):
         refused = served.refused(prompt=prompt)
         assert refused["param"] == "prompt"

@@ -81,7 +81,7 @@ async def post(client: httpx.AsyncClient, folder: Path, path: str, **fields: Any
     return response.json()
 
 
-async def test_an_encoder_embeds_scores_by_angle_and_writes_nothing(tmp_path: Path) -> None:
+async def test_an_encoder_embeds_scores_by_cosine_and_generates_nothing(tmp_path: Path) -> None:
     folder = make_bert(tmp_path / "bert")
     tokenizer = save_words(folder)
     texts = [text for pair in PAIRS for text in pair]
@@ -128,7 +128,7 @@ async def test_a_cross_encoder_scores_pairs_and_makes_no_vectors(tmp_path: Path)
 
 
 def cls_vector(network: Any, ids: list[int]) -> torch.Tensor:
-    """Return the first token's hidden state at length 1: what an encoder without more files makes."""
+    """Return the first token's hidden state at length 1: the vector of an encoder without further files."""
     with torch.no_grad():
         hidden: torch.Tensor = network(input_ids=torch.tensor([ids])).last_hidden_state[0, 0].double()
     unit: torch.Tensor = hidden / hidden.norm()

@@ -1,4 +1,4 @@
-"""Errors and headers as clients meet them, and grammars beyond the seeds', combined and over P/D."""
+"""Errors and headers as clients see them, and grammars beyond the legacy API's, combined and over P/D."""
 
 import json
 from typing import Any
@@ -23,7 +23,7 @@ ROUTES = (
 LEAKS = ("Traceback", "site-packages", ".py", "0x", "/tmp", "/home", "127.0.0.1")
 
 
-def told(response: httpx.Response, status: int) -> dict[str, Any]:
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
     """Return the error of an answer with this status."""
     assert response.status_code == status, response.text
     assert set(response.json()) == {"error"}
@@ -39,17 +39,17 @@ def told(response: httpx.Response, status: int) -> dict[str, Any]:
 def test_every_route_answers_in_one_envelope(served: Served, path: str) -> None:
     http, json_type = served.http, {"content-type": "application/json"}
     for broken in (b"", b"{", b"[]", b"null", b'{"a": NaN}', b"\xff", b'{"a":' * 80 + b"1" + b"}" * 80):
-        told(http.post(path, content=broken, headers=json_type), 400)
-    told(http.post(path, content=b"{}", headers={"content-type": "text/plain"}), 415)
-    told(http.post(path, files={"file": b"x"}), 415)
-    told(http.get(path), 405)
-    told(http.post(path + "/x", json={}), 404)
-    long = told(http.post(path, json={"model": ["x" * 10**5]}), 400)
+        error_of(http.post(path, content=broken, headers=json_type), 400)
+    error_of(http.post(path, content=b"{}", headers={"content-type": "text/plain"}), 415)
+    error_of(http.post(path, files={"file": b"x"}), 415)
+    error_of(http.get(path), 405)
+    error_of(http.post(path + "/x", json={}), 404)
+    long = error_of(http.post(path, json={"model": ["x" * 10**5]}), 400)
     assert len(long["message"]) < 1000
 
 
 @pytest.mark.covers("B.errors.2")
-def test_a_path_leads_to_what_is_wrong(served: Served) -> None:
+def test_an_errors_path_leads_to_the_wrong_value(served: Served) -> None:
     chats = "/v1/chat/completions"
     cases: list[tuple[str, dict[str, Any], str]] = [
         (chats, {"messages": [CHAT[0], {"role": "user", "content": 5}]}, "messages.1.content"),
@@ -61,16 +61,16 @@ def test_a_path_leads_to_what_is_wrong(served: Served) -> None:
          "response_format.json_schema"),
     ]  # fmt: skip
     for path, body, param in cases:
-        assert told(served.post(path, **body), 400)["param"] == param
+        assert error_of(served.post(path, **body), 400)["param"] == param
 
 
 @pytest.mark.covers("B.errors.3", "B.errors.4")
 def test_another_model_is_404_and_no_folder_is_shown(served: Served) -> None:
     for path, body in (("/v1/completions", {"prompt": PROMPT}), ("/v1/embeddings", {"input": PROMPT})):
-        error = told(served.http.post(path, json={"model": "gpt-9"} | body), 404)
+        error = error_of(served.http.post(path, json={"model": "gpt-9"} | body), 404)
         assert error["message"].endswith("served: tiny")
         assert (error["param"], error["type"]) == ("model", "not_found_error")
-    told(served.http.get("/v1/models/gpt-9"), 404)
+    error_of(served.http.get("/v1/models/gpt-9"), 404)
 
 
 @pytest.mark.covers("B.errors.12")
@@ -80,12 +80,12 @@ def test_a_prompt_too_long_names_the_maximum_context_length(served: Served) -> N
         ("/v1/completions", {"prompt": [5] * 512, "max_tokens": 1}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "fox " * 600}]}),
     ):
-        error = told(served.post(path, **body), 400)
+        error = error_of(served.post(path, **body), 400)
         assert "maximum context length is 512 tokens" in error["message"]
 
 
 @pytest.mark.covers("B.headers.1")
-def test_a_clients_id_ends_the_answers_and_comes_back(served: Served) -> None:
+def test_a_clients_id_is_the_suffix_of_the_answers_and_is_returned(served: Served) -> None:
     headers = {"X-Request-Id": "order-66"}
     for path, body, kind in (
         ("/v1/completions", {"prompt": PROMPT}, "cmpl"),
@@ -97,7 +97,7 @@ def test_a_clients_id_ends_the_answers_and_comes_back(served: Served) -> None:
 
 
 @pytest.mark.covers("B.structured.2", "B.structured.3", "B.structured.6")
-def test_formats_of_today_hold(compared: Compared) -> None:
+def test_current_formats_are_enforced(compared: Compared) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     named = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     for fields in (
@@ -128,9 +128,9 @@ def test_formats_of_today_hold(compared: Compared) -> None:
 
 
 @pytest.mark.covers("B.structured.5")
-def test_nesting_has_an_end(served: Served) -> None:
+def test_nesting_is_limited(served: Served) -> None:
     schema: dict[str, Any] = {"type": "integer"}
     for _ in range(70):
         schema = {"type": "array", "items": schema}
     assert "64" in served.refused(guided_json=json.dumps(schema))["message"]
-    assert "64" in told(served.post("/v1/completions", prompt=PROMPT, guided_json=schema), 400)["message"]
+    assert "64" in error_of(served.post("/v1/completions", prompt=PROMPT, guided_json=schema), 400)["message"]

@@ -43,7 +43,7 @@ def frames(response: httpx.Response) -> Iterator[list[str]]:
 
 
 @pytest.mark.covers("A8.105")
-def test_a_stream_ends_with_what_is_answered_whole(http: httpx.Client) -> None:
+def test_a_stream_ends_with_the_complete_answer(http: httpx.Client) -> None:
     whole = http.post("/generate", json=ASKED).json()["text"]
     with http.stream("POST", "/generate", json=ASKED | {"stream": True}) as response:
         told = list(frames(response))

@@ -1,4 +1,4 @@
-"""Bodies that have killed other servers: each gets a 400 or a plain answer, and the next request is as before."""
+"""Bodies that have crashed other servers: each gets a 400 or a normal answer, and the next request works as before."""
 
 import asyncio
 import json
@@ -48,8 +48,8 @@ def test_a_hostile_body_is_400_and_harms_no_later_request(served: Served, kind: 
     assert served.text() == before
 
 
-def test_grammars_that_cost_much_end_within_their_limits(served: Served) -> None:
-    """Backtracking engines hang on the first one; here a step costs no more with it than with any other."""
+def test_expensive_grammars_end_within_their_limits(served: Served) -> None:
+    """Backtracking engines hang on the first one; here a step takes no longer with it than with any other."""
     assert set(served.text(guided_regex="(a+)+b", max_tokens=30, seed=1, temperature=1.0)) <= {"a", "b"}
     for number in range(40):
         asked = {"type": "object", "properties": {f"k{number}": {"const": number}}, "required": [f"k{number}"]}
@@ -67,7 +67,7 @@ MIXED: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def test_64_requests_at_once_each_say_what_they_say_alone(served: Served) -> None:
+def test_64_concurrent_requests_answer_as_each_alone(served: Served) -> None:
     bodies = [
         {"model": "tiny", "prompt": f"{PROMPT} {at % 5}", "max_tokens": 10, "temperature": 0, **MIXED[at % len(MIXED)]}
         for at in range(64)

@@ -1,4 +1,4 @@
-"""lm-eval's clients for OpenAI servers, unchanged, over P/D; its own `hf` model on the same weights is the truth."""
+"""lm-eval's clients for OpenAI servers, unchanged, over P/D; its own `hf` model is the reference."""
 
 import importlib.util
 import json
@@ -66,7 +66,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def evaluate(tasks: Path, task: str, kind: str, *flags: str, **model_args: Any) -> list[Any]:
-    """Return what a `kind` of model said to each question of `task`, as lm-eval logs it."""
+    """Return the answers of a `kind` of model to each question of `task`, as lm-eval logs them."""
     output = tasks / f"{task}-{kind}"
     told = ",".join(f"{name}={value}" for name, value in model_args.items())
     command = [
@@ -82,7 +82,7 @@ def evaluate(tasks: Path, task: str, kind: str, *flags: str, **model_args: Any) 
 
 
 @pytest.mark.covers("B.clients.2")
-def test_log_likelihoods_are_those_of_the_model_itself(tasks: Path, pair: str, model: Path) -> None:
+def test_loglikelihoods_are_those_of_the_model_itself(tasks: Path, pair: str, model: Path) -> None:
     served = evaluate(
         tasks, "choices", "local-completions",
         model="tiny", base_url=f"{pair}/v1/completions", tokenizer=model, tokenizer_backend="huggingface",
@@ -98,7 +98,7 @@ def test_log_likelihoods_are_those_of_the_model_itself(tasks: Path, pair: str, m
 
 
 @pytest.mark.covers("B.clients.3")
-def test_what_is_written_is_what_the_model_itself_writes(tasks: Path, pair: str, model: Path) -> None:
+def test_generated_text_is_that_of_the_model_itself(tasks: Path, pair: str, model: Path) -> None:
     served = evaluate(
         tasks, "writing", "local-completions",
         model="tiny", base_url=f"{pair}/v1/completions", tokenizer=model, tokenizer_backend="huggingface",

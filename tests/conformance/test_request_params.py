@@ -77,7 +77,7 @@ def test_chat_template_kwargs_are_variables(served: Served) -> None:
 
 @pytest.mark.covers("B.structured.2", "A4.65")
 @pytest.mark.parametrize("surface", ["completion", "chat"])
-def test_response_format_asks_for_json(compared: Compared, surface: str) -> None:
+def test_response_format_requests_json(compared: Compared, surface: str) -> None:
     ask = compared.text if surface == "completion" else compared.said
     schema = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
 
@@ -129,7 +129,7 @@ def test_guided_grammar_takes_both_notations(served: Served, grammar: str) -> No
 
 
 @pytest.mark.covers("A4.70")
-def test_the_old_backends_names_are_taken_and_others_are_not(served: Served) -> None:
+def test_the_old_backends_names_are_accepted_and_others_are_not(served: Served) -> None:
     for backend in ("outlines", "lm-format-enforcer"):
         assert served.text(guided_choice=["yes"], guided_decoding_backend=backend) == "yes"
     refused = served.refused(guided_choice=["yes"], guided_decoding_backend="wishes")
@@ -139,7 +139,7 @@ def test_the_old_backends_names_are_taken_and_others_are_not(served: Served) -> 
 
 @pytest.mark.covers("B.structured.6", "A4.71")
 @pytest.mark.parametrize(("pattern", "allowed"), [("", ""), ("[ ]?", " "), ("[ \\n]{0,2}", " \n")])
-def test_the_whitespace_pattern_says_what_stands_between(served: Served, pattern: str, allowed: str) -> None:
+def test_the_whitespace_pattern_defines_what_is_between_tokens(served: Served, pattern: str, allowed: str) -> None:
     properties = {"a": {"type": "integer"}}
     schema = {"type": "object", "properties": properties, "required": ["a"], "additionalProperties": False}
     for seed in range(5):
@@ -148,7 +148,7 @@ def test_the_whitespace_pattern_says_what_stands_between(served: Served, pattern
 
 
 @pytest.mark.covers("B.structured.1", "A4.72")
-def test_only_one_way_says_what_the_output_must_be(served: Served) -> None:
+def test_only_one_field_may_constrain_the_output(served: Served) -> None:
     both = {"guided_json": "{}", "guided_regex": "a"}
     assert served.refused(**both)["param"] == "guided_json"
     assert served.refused(guided_regex="a", response_format={"type": "json_object"})["param"] == "response_format"
@@ -156,13 +156,13 @@ def test_only_one_way_says_what_the_output_must_be(served: Served) -> None:
     assert served.refused("/v1/chat/completions", guided_json="{}", **tools)["param"] == "tools"
 
 
-def test_a_field_that_asks_for_nothing_is_not_blamed_for_another(served: Served) -> None:
+def test_a_field_that_constrains_nothing_is_not_blamed_for_another(served: Served) -> None:
     for neutral in ({"response_format": {"type": "text"}}, {"guided_json_object": False}):
         assert served.refused(guided_regex="[a", **neutral)["param"] == "guided_regex"
 
 
 @pytest.mark.covers("B.structured.1", "B.structured.4")
-def test_structured_outputs_are_todays_name_of_the_same(served: Served) -> None:
+def test_structured_outputs_is_todays_name_of_the_same(served: Served) -> None:
     asked = {"seed": 4, **SAMPLED}
 
     told = served.text(structured_outputs={"json": PERSON, "disable_any_whitespace": True}, **asked)
@@ -174,7 +174,7 @@ def test_structured_outputs_are_todays_name_of_the_same(served: Served) -> None:
 
 
 @pytest.mark.covers("A9.134")
-def test_the_guides_own_schema_with_references_is_kept(compared: Compared) -> None:
+def test_the_guides_own_schema_with_references_is_followed(compared: Compared) -> None:
     schema = {
         "title": "Character", "type": "object",
         "properties": {

@@ -1,4 +1,4 @@
-"""A9 and what A11 settles: the guide's table of request fields, row by row, combined and over P/D."""
+"""A9 and the readings of A11: the guide's table of request fields, row by row, combined and over P/D."""
 
 import json
 from typing import Any
@@ -56,7 +56,7 @@ def test_sampling_defaults_and_ranges(compared: Compared) -> None:
 
 @pytest.mark.covers("B.finish.2", "A9.126")
 def test_stop_cuts_at_texts_of_several_bytes(served: Served) -> None:
-    """Each of these characters is three tokens here, so the stop is found across their borders."""
+    """Each of these characters is three tokens here, so the stop is found across token boundaries."""
     asked: dict[str, Any] = {"guided_regex": "我说你好吗再见", "max_tokens": 60}
     assert served.text(**asked) == "我说你好吗再见"
     for stop, text in ((["你", "好"], "我说"), ("好", "我说你"), ("你好吗", "我说"), (None, "我说你好吗再见")):
@@ -67,7 +67,7 @@ def test_stop_cuts_at_texts_of_several_bytes(served: Served) -> None:
 
 
 @pytest.mark.covers("A9.127")
-def test_a_stream_says_what_the_plain_answer_says(served: Served) -> None:
+def test_a_stream_equals_the_plain_answer(served: Served) -> None:
     for path, body in (("/v1/completions", {"prompt": PROMPT}), ("/v1/chat/completions", {"messages": CHAT})):
         asked = body | {"max_tokens": 12, "seed": 4, "n": 2}
         plain = served.post(path, **asked).json()
@@ -117,7 +117,7 @@ def test_the_guides_chat_as_printed(compared: Compared) -> None:
 
 
 @pytest.mark.covers("A8.116")
-def test_combined_and_p_d_are_the_same_with_everything_at_once(compared: Compared) -> None:
+def test_combined_and_p_d_agree_with_everything_at_once(compared: Compared) -> None:
     asked = {
         "prompt": [PROMPT, "what is the capital"], "n": 3, "best_of": 4, "seed": 5, "temperature": 0.9, "top_p": 0.95,
         "top_k": 50, "min_p": 0.01, "presence_penalty": 0.3, "frequency_penalty": 0.2, "repetition_penalty": 1.1,
@@ -136,7 +136,7 @@ def test_combined_and_p_d_are_the_same_with_everything_at_once(compared: Compare
 
 
 @pytest.mark.covers("B.logprobs.1", "B.logprobs.2")
-def test_logprobs_are_the_log_softmax_over_p_and_d_without_a_seam(served: Served, oracle: Oracle) -> None:
+def test_logprobs_are_the_log_softmax_across_p_and_d(served: Served, oracle: Oracle) -> None:
     choice = served.completion(logprobs=2, echo=True, return_token_ids=True)["choices"][0]
     ids = [*choice["prompt_token_ids"], *choice["token_ids"]]
     expected = oracle.logprobs(ids)

@@ -87,7 +87,7 @@ def flags_of(request: pytest.FixtureRequest, inner_flags: tuple[str, ...]) -> Ca
 
 @pytest.fixture(scope="session")
 def ended() -> dict[str, tuple[Ended, list[dict[str, Any]]]]:
-    """The mixed file's ending and output in each way, once it ran."""
+    """The exit status and output of the mixed file in each way, once it ran."""
     return {}
 
 
@@ -96,7 +96,7 @@ def way(
     request: pytest.FixtureRequest, flags_of: Callable[[str], tuple[str, ...]],
     tmp_path_factory: pytest.TempPathFactory, ended: dict[str, tuple[Ended, list[dict[str, Any]]]],
 ) -> tuple[Ended, list[dict[str, Any]]]:  # fmt: skip
-    """How the mixed file ended in one way, and then in the other, each by one of the two module forms."""
+    """The result of the mixed file in one way, then in the other, each by one of the two module forms."""
     name = request.param
     if name not in ended:
         folder = tmp_path_factory.mktemp("batch")
@@ -115,7 +115,7 @@ def answered(way: tuple[Ended, list[dict[str, Any]]]) -> Lines:
 
 
 def body(line: dict[str, Any]) -> dict[str, Any]:
-    """Return the body of a line that was answered well."""
+    """Return the body of a line that was answered successfully."""
     assert (line["error"], line["response"]["status_code"]) == (None, 200)
     answer: dict[str, Any] = line["response"]["body"]
     return answer
@@ -129,17 +129,17 @@ def test_every_line_is_answered_once_in_order_except_blank_ones(
 
 
 @pytest.mark.covers("A1.2")
-def test_the_command_ends_with_0_and_says_what_it_did(way: tuple[Ended, list[dict[str, Any]]]) -> None:
+def test_the_command_ends_with_0_and_prints_what_it_did(way: tuple[Ended, list[dict[str, Any]]]) -> None:
     counts = f"{len(MIXED)} lines answered ({len(MIXED) - len(GOOD)} errors)"
 
     assert way[0].status == 0
     assert re.fullmatch(re.escape(counts) + r" in \d+\.\d s, \d+\.\d tokens/s: \S+/out\.jsonl\n", way[0].out)
-    assert "%|" not in way[0].err, "no bar where nobody looks"
+    assert "%|" not in way[0].err, "no bar without a terminal"
     assert re.search(r"^the first error is '[^']+': \S", way[0].err, re.MULTILINE)
 
 
 @pytest.mark.covers("A1.3")
-def test_both_module_forms_and_both_ways_say_the_same(
+def test_both_module_forms_and_both_ways_give_the_same(
     way: tuple[Ended, list[dict[str, Any]]], ended: dict[str, tuple[Ended, list[dict[str, Any]]]]
 ) -> None:
     first = ended[WAYS[0]][1] if WAYS[0] in ended else way[1]
@@ -157,7 +157,7 @@ def test_both_names_of_the_limit_cap_the_output(answered: Lines) -> None:
 
 
 @pytest.mark.covers("A1.6")
-def test_every_line_has_the_envelope_and_an_id_of_its_own(way: tuple[Ended, list[dict[str, Any]]]) -> None:
+def test_every_line_has_the_envelope_and_its_own_id(way: tuple[Ended, list[dict[str, Any]]]) -> None:
     for line in way[1]:
         jsonschema.validate(line, LINE_SCHEMA)
         assert (line["error"] is None) is (line["custom_id"] in GOOD)
@@ -182,7 +182,7 @@ def test_a_chat_has_every_field(answered: Lines) -> None:
 
 
 @pytest.mark.covers("A1.9", "A1.11")
-def test_vectors_stand_among_chats_and_repeat(answered: Lines) -> None:
+def test_vectors_are_mixed_with_chats_and_repeat(answered: Lines) -> None:
     first, again = body(answered["vector"]), body(answered["vector again"])
 
     assert (first["object"], first["id"][:5], first["model"]) == ("list", "embd-", "tiny")
@@ -194,7 +194,7 @@ def test_vectors_stand_among_chats_and_repeat(answered: Lines) -> None:
 
 
 @pytest.mark.covers("A1.10", "A1.11")
-def test_scores_stand_among_chats_by_both_paths(answered: Lines) -> None:
+def test_scores_are_mixed_with_chats_by_both_paths(answered: Lines) -> None:
     answer, other = body(answered["scores"]), body(answered["other scores"])
 
     assert (answer["object"], answer["id"][:6]) == ("list", "score-")
@@ -215,7 +215,7 @@ def test_a_line_to_another_model_is_404_and_the_run_continues(answered: Lines) -
 
 
 @pytest.mark.covers("A1.21")
-def test_an_endpoint_that_is_none_is_that_lines_error(answered: Lines) -> None:
+def test_an_unknown_endpoint_is_that_lines_error(answered: Lines) -> None:
     line = answered["bad url"]
 
     assert line["response"]["status_code"] == 400
@@ -226,13 +226,13 @@ def test_an_endpoint_that_is_none_is_that_lines_error(answered: Lines) -> None:
 
 
 @pytest.mark.covers("A1.22")
-def test_a_line_that_asks_for_a_stream_is_that_lines_error(answered: Lines) -> None:
+def test_a_line_that_requests_a_stream_is_that_lines_error(answered: Lines) -> None:
     assert "Request must not be sent in stream mode" in answered["streamed"]["error"]["message"]
 
 
 @pytest.mark.covers("A1.24")
 @pytest.mark.parametrize(("name", "words"), [("got", "POST"), ("no object", "body"), ("wrong field", "max_tokens")])
-def test_what_is_wrong_in_a_request_is_that_lines_error(answered: Lines, name: str, words: str) -> None:
+def test_an_invalid_request_is_that_lines_error(answered: Lines, name: str, words: str) -> None:
     assert answered[name]["response"]["status_code"] == 400
     assert words in answered[name]["error"]["message"]
 
@@ -259,7 +259,7 @@ def test_an_endpoint_that_the_model_lacks_is_that_lines_error(tmp_path: Path) ->
 
 
 def assert_alike(one: Any, other: Any) -> None:
-    """Fail unless both are equal but for what is left of a number when it is added up in another order."""
+    """Fail unless both are equal, except for the rounding of sums in another order."""
     if isinstance(one, dict) and isinstance(other, dict):
         assert one.keys() == other.keys()
         one, other = list(one.values()), list(other.values())

@@ -95,7 +95,7 @@ def test_stop_token_ids_stop_and_are_reported(served: Served, oracle: Oracle) ->
 
 @pytest.mark.covers("A3.51")
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_is_in_the_output_only_when_asked(served: Served, oracle: Oracle, stream: bool) -> None:
+def test_a_stop_string_is_in_the_output_only_when_requested(served: Served, oracle: Oracle, stream: bool) -> None:
     letters = [oracle.ids(letter)[0] for letter in "abcdefgh"]
     asked = {"allowed_token_ids": letters, "max_tokens": 12}
     whole = served.text(**asked)
@@ -126,7 +126,7 @@ def test_listed_tokens_and_repetitions_are_the_same_over_p_and_d(compared: Compa
 
 
 @pytest.mark.covers("B.finish.1", "B.finish.2", "A3.52", "A9.133")
-def test_ignore_eos_fills_max_tokens(served: Served) -> None:
+def test_ignore_eos_reaches_max_tokens(served: Served) -> None:
     likes_eos = {"logit_bias": {"2": 100}}
     ended = served.completion(**likes_eos)
     ignored = served.completion(ignore_eos=True, max_tokens=9, **likes_eos)
@@ -138,7 +138,7 @@ def test_ignore_eos_fills_max_tokens(served: Served) -> None:
 
 
 @pytest.mark.covers("A3.53")
-def test_min_tokens_holds_every_end_back(served: Served) -> None:
+def test_min_tokens_prevents_every_earlier_finish(served: Served) -> None:
     answer = served.completion(min_tokens=5, logit_bias={"2": 100})
 
     assert answer["usage"]["completion_tokens"] == 6
@@ -146,7 +146,7 @@ def test_min_tokens_holds_every_end_back(served: Served) -> None:
 
 
 @pytest.mark.covers("A3.54")
-def test_special_tokens_are_shown_only_when_asked(served: Served) -> None:
+def test_special_tokens_are_shown_only_when_requested(served: Served) -> None:
     forced = {"allowed_token_ids": [1], "max_tokens": 2}
 
     assert served.text(**forced) == ""

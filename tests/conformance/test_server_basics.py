@@ -1,4 +1,4 @@
-"""A2: what the seeds' client examples expect of an OpenAI server, combined and over P/D."""
+"""A2: what clients of the legacy API expect of an OpenAI server, combined and over P/D."""
 
 import socket
 import subprocess
@@ -20,7 +20,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/cat.png"}
 
 @pytest.fixture
 def client(served: Served) -> Iterator[openai.OpenAI]:
-    """The official client; any key does where none is asked for."""
+    """The official client; any key works, since none is required."""
     with openai.OpenAI(base_url=f"{served.http.base_url}/v1", api_key="EMPTY", max_retries=0, timeout=300) as client:
         yield client
 
@@ -66,7 +66,7 @@ def test_another_model_is_404(served: Served, client: openai.OpenAI) -> None:
 
 
 @pytest.mark.covers("A2.33")
-def test_without_a_key_any_or_none_is_taken(served: Served) -> None:
+def test_without_a_key_any_or_none_is_accepted(served: Served) -> None:
     for headers in ({}, {"Authorization": "Bearer EMPTY"}):
         answer = served.http.post(
             "/v1/completions", json={"model": "tiny", "prompt": PROMPT, "max_tokens": 1}, headers=headers
@@ -131,12 +131,12 @@ def test_an_image_is_refused_with_a_reason_and_the_server_lives(served: Served) 
 
 
 @pytest.mark.covers("B.chat.12")
-def test_a_field_that_is_unknown_is_ignored(served: Served) -> None:
+def test_an_unknown_field_is_ignored(served: Served) -> None:
     assert served.text(metadata={"a": "b"}, store=True, service_tier="auto", unheard_of=[1]) == served.text()
 
 
 @pytest.mark.covers("A2.25", "A2.26", "A2.27")
-def test_serve_and_the_module_form_are_one(model: Path, tmp_path: Path) -> None:
+def test_serve_and_the_module_form_are_the_same(model: Path, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -1,4 +1,4 @@
-"""What a stream is made of, on both surfaces, combined and over P/D."""
+"""The parts of a stream, on both surfaces, combined and over P/D."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def test_each_choice_opens_once_and_ends_once(served: Served, path: str) -> None
 
 @pytest.mark.covers("B.usage.1", "B.usage.2", "B.usage.3", "B.usage.4")
 @pytest.mark.parametrize("path", BODIES)
-def test_counts_come_as_asked_and_never_else(served: Served, path: str) -> None:
+def test_usage_is_sent_only_as_requested(served: Served, path: str) -> None:
     for options in (None, {"include_usage": False}, {}):
         assert not any("usage" in chunk for chunk in streamed(served, path, stream_options=options))
 
@@ -68,7 +68,7 @@ def test_offsets_continue_across_chunks(served: Served) -> None:
 
 
 @pytest.mark.covers("B.logprobs.5")
-def test_tokens_are_told_by_number_where_asked(served: Served) -> None:
+def test_tokens_are_returned_as_numbers_where_requested(served: Served) -> None:
     asked = {"logprobs": 1, "return_tokens_as_token_ids": True, "return_token_ids": True}
     choice = served.completion(**asked)["choices"][0]
     chunks = events(served.post("/v1/completions", prompt=PROMPT, max_tokens=8, temperature=0, stream=True, **asked))

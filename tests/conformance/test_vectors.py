@@ -24,7 +24,7 @@ def vector(oracle: Oracle, ids: list[int]) -> list[float]:
 
 
 def posted(served: Served, path: str, **body: Any) -> dict[str, Any]:
-    """Return the body of a good answer."""
+    """Return the body of a successful answer."""
     response = served.post(path, **body)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
@@ -47,7 +47,7 @@ def test_embeddings_are_the_hidden_states_of_transformers(served: Served, oracle
 
 
 @pytest.mark.covers("A1.9")
-def test_every_form_of_input_is_the_same_vector(served: Served, oracle: Oracle) -> None:
+def test_every_form_of_input_gives_the_same_vector(served: Served, oracle: Oracle) -> None:
     ids = oracle.tokenizer.encode(PROMPT)
     forms: list[Any] = [PROMPT, [PROMPT], ids, [ids]]
 
@@ -114,7 +114,7 @@ def test_tokens_are_those_of_transformers_and_back(served: Served, oracle: Oracl
     assert posted(served, "/detokenize", tokens=ids) == {"prompt": oracle.tokenizer.decode(ids)}
 
 
-def test_b_tokenizer_its_config_is_told_by_flag(served: Served, oracle: Oracle) -> None:
+def test_b_tokenizer_its_config_is_shown_by_flag(served: Served, oracle: Oracle) -> None:
     info = served.http.get("/tokenizer_info").json()
 
     own = oracle.tokenizer

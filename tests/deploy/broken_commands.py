@@ -1,4 +1,4 @@
-"""Every input that docker_run.sh, build_image.sh and link_guide_paths refuse before docker is asked, as data."""
+"""Every input that docker_run.sh, build_image.sh and link_guide_paths refuse before calling docker, as data."""
 
 from collections.abc import Mapping
 
@@ -46,7 +46,7 @@ DOCKER_RUN = (
     _row("a folder that is no whole path", "decode", *_LOCAL, "--volume", "data:/work"),
     _row("a volume without its place", "decode", *_LOCAL, "--volume", "/data"),
     _row("a name that docker does not take", "decode", *_LOCAL, "--name", "a b"),
-    _row("a size in words", "decode", *_LOCAL, "--shm-size", "much"),
+    _row("a size that is not a number", "decode", *_LOCAL, "--shm-size", "much"),
     _row("a slip in a flag", "decode", *_LOCAL, "--shm=2g"),
     Broken(
         "a slip in a key of --config", None, {"c.yaml": "image: pdserve\nshm-sise: 2g\n"},

@@ -1,4 +1,4 @@
-"""A stand-in for docker in PATH, and tables to start containers from."""
+"""A stand-in for docker on PATH, and tables to start containers from."""
 
 import os
 from pathlib import Path
@@ -40,5 +40,5 @@ def tables(tmp_path: Path) -> Make:
 
 
 def _not_here(path: str, words: list[str]) -> None:
-    """What would take the tests' own place fails instead."""
+    """Anything that would replace the tests' own process fails instead."""
     raise AssertionError(f"would have become {words}")

@@ -22,7 +22,7 @@ def line_of(capsys: Capture, *words: str) -> list[str]:
 
 
 def refusal_of(capsys: Capture, *words: str) -> str:
-    """Return what it says of bad input; it prints no line then."""
+    """Return the message for bad input; no line is printed then."""
     capsys.readouterr()
     status = docker_run.main(words)
     said = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""A Docker engine on a Unix socket that says yes: it keeps what docker's own client makes of a command line."""
+"""A Docker engine on a Unix socket that accepts all: it keeps what docker's own client makes of a command line."""
 
 import json
 import socketserver
@@ -30,7 +30,7 @@ class _Handler(BaseHTTPRequestHandler):
         return "unix"
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def do_HEAD(self) -> None:
         self._answer(200, b"")

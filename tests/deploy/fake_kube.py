@@ -44,7 +44,7 @@ class Cluster:
             } | ({"data": dict(data)} if data else {})  # fmt: skip
 
     def run_pod(self, name: str, ip: str | None, labels: Mapping[str, str] | None = None, **metadata: str) -> None:
-        """Put a pod there, or in the place of another of its name."""
+        """Add a pod, or replace another one of its name."""
         with self.lock:
             self.pods[name] = {
                 "metadata": {"name": name, "labels": dict(labels or {"app": "pdserve"}), **metadata},
@@ -62,7 +62,7 @@ class Cluster:
         return str(self.version)
 
     def allows(self, token: str, verb: str, resource: str, name: str | None) -> bool:
-        """Tell whether a role that is bound to the token's account allows it."""
+        """Return whether a role that is bound to the token's account allows it."""
         if not self.roles:
             return token in self.accounts
         account = self.accounts.get(token)
@@ -93,14 +93,14 @@ class _Server(ThreadingHTTPServer):
     cluster: Cluster
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that does not like our certificate is its own test's matter."""
+        """A client that rejects our certificate is the matter of its own test."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         self._serve("get")
@@ -189,7 +189,7 @@ def _merged(old: Any, patch: Any) -> Any:
 
 
 def _check(document: Object) -> None:
-    """Hold a ConfigMap to what the API server does: strings, and 1 MiB in all."""
+    """Check a ConfigMap as the API server does: strings, and 1 MiB in all."""
     data = document.get("data") or {}
     if not all(isinstance(value, str) for value in data.values()):
         raise _Refused(422, "data: not all strings")
@@ -217,7 +217,7 @@ def serving(cluster: Cluster, tls: TlsFiles | None = None) -> Iterator[str]:
 
 
 def access(url: str, folder: Path, token: str, ca: str | None = None) -> Access:
-    """Return what a pod with this token knows of the server."""
+    """Return what a pod with this token needs to reach the server."""
     path = folder / f"token-{token}"
     path.write_text(token + "\n")
     return Access(url, NAMESPACE, path, None if ca is None else Path(ca))

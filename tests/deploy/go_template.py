@@ -22,7 +22,7 @@ Function = Callable[..., Any]
 
 
 class TemplateError(Exception):
-    """A template is wrong, or wants what is not there."""
+    """A template is invalid, or uses a missing value."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ def render(
 
 
 def truth(value: Any) -> bool:
-    """Tell whether `if` takes a value: not for zero, nothing and what is empty."""
+    """Return whether `if` takes a value: not for zero, nothing and what is empty."""
     return bool(value)
 
 

@@ -1,4 +1,4 @@
-"""The parts that pods write, as `ranktable gen` makes them."""
+"""The partial tables that pods write, as `ranktable gen` makes them."""
 
 from ranktable_tools.dialects import modelarts
 from ranktable_tools.generate import GenRequest, build

@@ -1,4 +1,4 @@
-"""Time that passes only while somebody sleeps."""
+"""Time that passes only during sleeps."""
 
 from collections.abc import Callable
 
@@ -20,4 +20,4 @@ class SleptClock:
 
 
 def no_lines(line: str) -> None:
-    """Say nothing."""
+    """Log nothing."""

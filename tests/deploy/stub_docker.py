@@ -1,4 +1,4 @@
-"""A `docker` that stands for the engine: it lists the containers it is told of, and notes what it was asked to do."""
+"""A `docker` that stands in for the engine: it lists the containers it is given, and records its calls."""
 
 import json
 from collections.abc import Sequence
@@ -30,13 +30,13 @@ class StubDocker:
         self.runs()
 
     def runs(self, *containers: dict[str, Any], status: int = 0) -> None:
-        """Let these containers run, as `docker inspect` tells of them."""
+        """Set the running containers, as `docker inspect` reports them."""
         (self.folder / "ids").write_text("".join(f"{index:064d}\n" for index in range(len(containers))))
         (self.folder / "inspect.json").write_text(json.dumps(list(containers)))
         (self.folder / "status").write_text(str(status))
 
     def answers_run(self, text: str, status: int) -> None:
-        """Let `docker run` print this and end so."""
+        """Let `docker run` print this and end with this status."""
         (self.folder / "run.out").write_text(text)
         (self.folder / "status").write_text(str(status))
 
@@ -48,7 +48,7 @@ class StubDocker:
 
 
 def container(name: str, *, npus: Sequence[int] = (), env: Sequence[str] = (), **host: Any) -> dict[str, Any]:
-    """Return a container as `docker inspect` tells of it; `labels` among the rest are its labels."""
+    """Return a container as `docker inspect` reports it; `labels` among the rest are its labels."""
     labels = host.pop("labels", {})
     devices = [
         {"PathOnHost": f"/dev/davinci{npu}", "PathInContainer": f"/dev/davinci{npu}", "CgroupPermissions": "rwm"}

@@ -1,4 +1,4 @@
-"""deploy/compose.yaml: what it says holds together, and its very commands, run as processes, serve 1P1D on the CPU."""
+"""deploy/compose.yaml: it is consistent, and its own commands, run as processes, serve 1P1D on the CPU."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from tests.engine.tiny_models import VOCAB_SIZE, make_tiny_model, save_tiny_toke
 CLONE = Path(__file__).resolve().parent.parent.parent
 ENTRYPOINT = CLONE / "deploy" / "docker" / "entrypoint.sh"
 PARTS = ("prefill", "decode", "scheduler")
-# Of the compose specification, what the file may use: a word that is none of them is a slip.
+# Of the compose specification, what the file may use: any other key is a typo.
 SERVICE_KEYS = {
     "image", "build", "init", "cap_drop", "security_opt", "volumes", "network_mode", "restart", "stop_grace_period",
     "depends_on", "command", "ports", "environment", "healthcheck",
@@ -78,7 +78,7 @@ def test_the_scheduler_is_on_loopback_by_default(services: dict[str, Any]) -> No
     ]
 
 
-def test_a_model_of_ones_own_is_mounted_and_named() -> None:
+def test_a_users_own_model_is_mounted_and_named() -> None:
     environ = {"MODEL_DIR": "/data/qwen", "PDSERVE_MODEL": "/models", "SERVED_MODEL_NAME": "qwen"}
 
     for name in PARTS:

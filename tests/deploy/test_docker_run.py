@@ -1,4 +1,4 @@
-"""deploy/docker_run.sh: the guide's `docker run` line with the devices of the table, what is added, what is refused."""
+"""deploy/docker_run.sh: the guide's `docker run` line with the devices of the table, its additions and refusals."""
 
 import json
 import os
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("docker")
 
 @pytest.mark.covers("A8.119")
 @pytest.mark.parametrize("role", ["prefill", "decode", "scheduler"])
-def test_guide_exact_is_the_guides_line(tables: Make, capsys: Capture, role: str) -> None:
+def test_guide_exact_prints_the_guides_line(tables: Make, capsys: Capture, role: str) -> None:
     line = line_of(capsys, role, *tables(), *FLAGS, "--guide-exact")
 
     assert line == shlex.split(GUIDE[role])
@@ -58,7 +58,7 @@ def test_run_lines_have_the_tables_devices_and_missing_options(tables: Make, cap
 
 
 @pytest.mark.covers("A8.119")
-def test_the_scheduler_gets_no_card_no_node_and_no_driver(tables: Make, capsys: Capture) -> None:
+def test_the_scheduler_gets_no_device_no_node_and_no_driver(tables: Make, capsys: Capture) -> None:
     line = line_of(capsys, "scheduler", *tables(), *FLAGS)
 
     assert not [word for word in line if "/dev/" in word or "Ascend" in word or "npu" in word]
@@ -88,7 +88,7 @@ def test_the_guides_variables_name_the_tables(
     assert "--device=/dev/davinci7" in line_of(capsys, "decode", *FLAGS)
 
 
-def test_one_of_several_instances_is_taken_by_number(tables: Make, capsys: Capture) -> None:
+def test_one_of_several_instances_is_selected_by_number(tables: Make, capsys: Capture) -> None:
     whole = tables("0 1", "2")
 
     assert "--device=/dev/davinci1" in line_of(capsys, "prefill", *whole, "--instance", "1", *FLAGS)
@@ -150,7 +150,7 @@ def test_other_folders_are_mounted(capsys: Capture, target: str) -> None:
         (["--dir", "/d", "--shm", "1g"], "unknown flag --shm: did you mean --shm-size? (see docker_run.sh --help)"),
     ],
 )
-def test_wrong_values_are_one_line(capsys: Capture, words: list[str], said: str) -> None:
+def test_invalid_values_are_one_line(capsys: Capture, words: list[str], said: str) -> None:
     error = refusal_of(capsys, "scheduler", "--image", "i", *words)
 
     assert said in error
@@ -188,7 +188,7 @@ def test_without_a_docker_engine_the_line_is_printed_with_a_note(
     assert "not checked whether another container has the cards: docker ps: Cannot connect" in said.err
 
 
-def test_an_answer_of_another_shape_is_one_line(tables: Make, docker: StubDocker, capsys: Capture) -> None:
+def test_unexpected_output_of_docker_is_one_line(tables: Make, docker: StubDocker, capsys: Capture) -> None:
     docker.runs(container("x"))
     (docker.folder / "inspect.json").write_text('[["x"]]')
 
@@ -197,7 +197,7 @@ def test_an_answer_of_another_shape_is_one_line(tables: Make, docker: StubDocker
     assert "docker inspect: no list of containers" in capsys.readouterr().err
 
 
-def test_run_hands_the_very_words_to_docker(tables: Make, tmp_path: Path, docker: StubDocker) -> None:
+def test_run_passes_exactly_the_printed_arguments_to_docker(tables: Make, tmp_path: Path, docker: StubDocker) -> None:
     folder = tmp_path / "with space"
     folder.mkdir()
     words = ["scheduler", "--image", "i", "--dir", str(folder), "--container-work-dir", "/work", "--run"]
@@ -224,7 +224,7 @@ def test_run_refuses_missing_mount_sources(tables: Make, docker: StubDocker, cap
     assert docker.asked("run") == []
 
 
-def test_a_table_that_is_wrong_is_named(tmp_path: Path, capsys: Capture) -> None:
+def test_an_invalid_table_is_named(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "x.json"
     path.write_text(json.dumps({"version": "1.0"}))
 
@@ -261,7 +261,7 @@ def test_an_empty_value_is_refused_by_the_flags_name(tables: Make, capsys: Captu
         (build_image, ["--base-image=i", "--image-name=n", "--with-torchvision"], "--with-torchvision-npu"),
     ],
 )
-def test_a_slip_in_a_flag_is_answered_with_the_nearest_one(
+def test_a_typo_in_a_flag_is_answered_with_the_nearest_one(
     script: ModuleType, typed: list[str], near: str, capsys: Capture
 ) -> None:
     assert script.main(typed) == 2

@@ -1,4 +1,4 @@
-"""deploy/docker_run.sh: cards already given away, GPUs and what cuda_ipc needs, and what docker's own client reads."""
+"""deploy/docker_run.sh: cards in use, GPUs and the needs of cuda_ipc, and how docker's own client reads the line."""
 
 import json
 import os
@@ -28,9 +28,7 @@ pytestmark = pytest.mark.usefixtures("docker")
         container("first", env=["ASCEND_VISIBLE_DEVICES=1,5"]),
     ],
 )
-def test_a_card_already_given_away_is_refused(
-    tables: Make, docker: StubDocker, capsys: Capture, holder: dict[str, object]
-) -> None:
+def test_a_card_in_use_is_refused(tables: Make, docker: StubDocker, capsys: Capture, holder: dict[str, object]) -> None:
     docker.runs(container("monitor"), holder, status=1)  # status 1: one that ended meanwhile
 
     error = refusal_of(capsys, "prefill", *tables(), *FLAGS)
@@ -46,7 +44,7 @@ def test_other_containers_cards_are_no_conflict(tables: Make, docker: StubDocker
     assert len(docker.asked("inspect")[0]) == 3
 
 
-def test_an_npu_is_shared_in_no_case(tables: Make, docker: StubDocker, capsys: Capture) -> None:
+def test_an_npu_is_never_shared(tables: Make, docker: StubDocker, capsys: Capture) -> None:
     docker.runs(container("first", npus=[4]))
 
     assert "card 4 of the table" in refusal_of(capsys, "prefill", *tables(), *FLAGS, "--share-devices")
@@ -81,7 +79,7 @@ def test_cuda_ipc_gets_what_it_needs(tables: Make, capsys: Capture) -> None:
     assert "memlock=-1:-1" in line
 
 
-def test_a_gpu_instance_without_peers_here_gets_its_own_cards_alone(
+def test_a_gpu_instance_without_local_peers_gets_only_its_own_cards(
     tables: Make, tmp_path: Path, capsys: Capture
 ) -> None:
     tables(npu=False)
@@ -101,7 +99,7 @@ def test_a_gpu_instance_without_peers_here_gets_its_own_cards_alone(
 def test_dockers_own_client_parses_the_line_as_meant(
     tables: Make, tmp_path: Path, docker: StubDocker, capsys: Capture, kind: str
 ) -> None:
-    """Docker's client asks a stand-in for its engine: what it was told is what the line says."""
+    """Docker's client calls a stand-in for its engine: what it sends equals the line."""
     words = ["decode", *tables(npu=kind == "npu"), *FLAGS, "--device-type", kind, "--volume", "/m:/models:ro"]
     line = line_of(capsys, *words)
     (docker.folder / "docker").unlink()

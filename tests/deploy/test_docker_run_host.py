@@ -1,4 +1,4 @@
-"""What deploy/docker_run.sh makes of the host that it runs on: driver, tools and nodes below a folder stand for it."""
+"""How deploy/docker_run.sh uses the host that it runs on: driver, tools and nodes below a folder stand in for it."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def _container(role: Role = "prefill", *, guide_exact: bool = False) -> Containe
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """An NPU host as the guide has it; /var/log/npu is not there yet."""
+    """An NPU host as the guide has it; /var/log/npu does not exist yet."""
     for folder in FOLDERS:
         (tmp_path / folder[1:]).mkdir(parents=True)
     for file in FILES:
@@ -46,7 +46,7 @@ def test_a_host_as_the_guide_has_it_is_ready(root: Path) -> None:
 
 
 @pytest.mark.parametrize("gone", ["/usr/local/Ascend/driver", "/etc/ascend_install.info", "/data", "/etc/localtime"])
-def test_a_mount_that_is_not_there_is_named(root: Path, gone: str) -> None:
+def test_a_missing_mount_source_is_named(root: Path, gone: str) -> None:
     path = root / gone[1:]
     path.rmdir() if path.is_dir() else path.unlink()
 
@@ -55,7 +55,7 @@ def test_a_mount_that_is_not_there_is_named(root: Path, gone: str) -> None:
 
 
 @pytest.mark.parametrize("gone", ["/dev/davinci5", "/dev/devmm_svm"])
-def test_a_node_that_is_not_there_is_named(root: Path, gone: str) -> None:
+def test_a_missing_device_node_is_named(root: Path, gone: str) -> None:
     (root / gone[1:]).unlink()
 
     with pytest.raises(RanktableError, match=f"^{gone}: not on this host; `npu-smi info` shows what is"):
@@ -71,7 +71,7 @@ def test_the_scheduler_needs_no_host_files(root: Path) -> None:
         require_ready(_container("scheduler", guide_exact=True), Host(None, root))
 
 
-def test_npu_smi_is_taken_from_where_it_is(root: Path) -> None:
+def test_npu_smi_is_mounted_from_its_place_on_the_host(root: Path) -> None:
     (root / SMI[1:]).unlink()
     other = root / "usr/local/bin/npu-smi"
     other.parent.mkdir()
@@ -92,7 +92,7 @@ def test_a_missing_hccn_conf_is_reported(root: Path) -> None:
     assert "there is no /etc/hccn.conf here" in notes_of(found, Host(None, root), share=False, strict=False)[0]
 
 
-def test_the_guides_exact_line_does_not_go_by_the_host(root: Path) -> None:
+def test_the_guides_exact_line_does_not_depend_on_the_host(root: Path) -> None:
     (root / SMI[1:]).unlink()
     container = _container(guide_exact=True)
 

@@ -1,4 +1,4 @@
-"""The Grafana dashboard is one that Grafana reads, and asks for nothing that /metrics does not have."""
+"""The Grafana dashboard is valid, and queries nothing that /metrics does not have."""
 
 import itertools
 import json
@@ -69,7 +69,7 @@ SHAPE = {
         "templating": {"type": "object", "required": ["list"]},
     },
 }
-"""What a dashboard of Grafana 9 and later is, as far as this one uses it."""
+"""The structure of a dashboard of Grafana 9 and later, as far as this one uses it."""
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def _panels(dashboard: Any) -> Iterator[Any]:
 
 
 def _queries(dashboard: Any) -> Iterator[tuple[str, str, str]]:
-    """Yield title, expression and legend of everything that is asked."""
+    """Yield title, expression and legend of every query."""
     for panel in _panels(dashboard):
         for target in panel["targets"]:
             yield panel["title"], target["expr"], target["legendFormat"]
@@ -117,11 +117,11 @@ def _names(expression: str) -> set[str]:
     return {word for word in words if not re.fullmatch(r"and|or|offset|\d*e\d*|[smhd]", word) and "_" in word}
 
 
-def test_it_has_the_shape_of_a_dashboard(dashboard: Any) -> None:
+def test_it_has_the_structure_of_a_dashboard(dashboard: Any) -> None:
     jsonschema.validate(dashboard, SHAPE)
 
 
-def test_panels_have_a_place_and_an_id_of_their_own(dashboard: Any) -> None:
+def test_panels_have_their_own_place_and_id(dashboard: Any) -> None:
     panels = dashboard["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     assert len({panel["title"] for panel in panels}) == len(panels)
@@ -137,10 +137,10 @@ def test_every_queried_metric_is_on_the_schedulers_page(dashboard: Any, labels: 
     asked = {title: _names(expression) for title, expression, _ in _queries(dashboard)}
 
     assert {title: names - set(labels) for title, names in asked.items() if names - set(labels)} == {}
-    assert all(asked.values()), "each asks for something"
+    assert all(asked.values()), "each has a query"
 
 
-def test_every_label_that_is_used_is_one_of_the_metrics(dashboard: Any, labels: dict[str, set[str]]) -> None:
+def test_every_label_used_is_one_of_the_metrics(dashboard: Any, labels: dict[str, set[str]]) -> None:
     for title, expression, legend in _queries(dashboard):
         known = ADDED.union(*(labels[name] for name in _names(expression)))
         used = set(re.findall(r"[{,]\s*(\w+)\s*(?:=~|!~|!=|=)", expression))

@@ -12,7 +12,7 @@ from tests.deploy.guide_lines import BUILD, GEN, MERGE, PORTS, start
 CLONE = Path(__file__).resolve().parent.parent.parent
 LINKS = CLONE / "deploy" / "link_guide_paths"
 
-# Stands for Python in the shell scripts: finds every module and tells what it was started with.
+# Stands in for Python in the shell scripts: finds every module and prints what it was started with.
 RECORDER = """#!/bin/sh
 case "$1$2" in -c* | -P-c) exit 0 ;; esac
 echo "$@"
@@ -109,7 +109,7 @@ def test_a_link_to_another_clone_is_named(tmp_path: Path) -> None:
     assert done.stderr.startswith("link_guide_paths: AscendCloud-LLM: is a link to /opt/other, but must be")
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     done = _sh(f"sh {LINKS} file", tmp_path, tmp_path)

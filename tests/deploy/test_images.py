@@ -1,4 +1,4 @@
-"""The Dockerfiles and what runs in them: linted, and as far as it goes run, without an engine that builds them."""
+"""The Dockerfiles and what runs in them: linted, and run as far as possible without an engine that builds them."""
 
 import io
 import json
@@ -21,7 +21,7 @@ from tests.deploy.fake_engine import fake_engine
 CLONE = Path(__file__).resolve().parent.parent.parent
 DOCKER = CLONE / "deploy" / "docker"
 DOCKERFILES = sorted(DOCKER.glob("Dockerfile.*"))
-# Ours need the network of a build or an image around them; what they do there is said in docs/deploy.md.
+# Ours need the network of a build or an image around them; docs/deploy.md describes what they do there.
 SCRIPTS = sorted([*DOCKER.glob("*.sh"), *(CLONE / "deploy").glob("*.sh"), CLONE / "deploy" / "link_guide_paths"])
 HADOLINT = Path(sys.executable).parent / "hadolint"
 names = pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.suffix[1:])
@@ -74,7 +74,7 @@ def test_native_libraries_are_built_by_and_for_the_images_user(dockerfile: Path)
 
 @pytest.mark.long
 def test_a_start_in_the_image_compiles_nothing(tmp_path: Path) -> None:
-    """Run by hand the way the image's build runs it, in a home of its own: the compilers of this machine."""
+    """Run by hand as the image's build runs it, in its own home: the compilers of this machine."""
     (command,) = re.findall(r"(python -P -m native\.build)$", _instructions(DOCKERFILES[0], "RUN")[-1])
     environ = {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(
@@ -87,7 +87,7 @@ def test_a_start_in_the_image_compiles_nothing(tmp_path: Path) -> None:
 
 
 @names
-def test_every_file_that_an_image_runs_is_there_and_may_be_run(dockerfile: Path) -> None:
+def test_every_file_that_an_image_runs_exists_and_is_executable(dockerfile: Path) -> None:
     named = re.findall(r"(?:/opt/pdserve/)?(deploy/[\w./-]+)", "\n".join(_instructions(dockerfile, "RUN")))
     (entrypoint,) = _instructions(dockerfile, "ENTRYPOINT")
     named.append(json.loads(entrypoint)[0].removeprefix("/opt/pdserve/"))
@@ -152,7 +152,7 @@ def test_a_ma_user_with_another_uid_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
-    """The files of an image at another place than /opt/pdserve; its programs tell what they were started with."""
+    """The files of an image at another place than /opt/pdserve; its programs print what they were started with."""
     shutil.copytree(CLONE / "deploy", tmp_path / "image" / "deploy")
     for name in ("python", "pdserve"):
         path = tmp_path / "image" / ".venv" / "bin" / name

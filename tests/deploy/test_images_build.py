@@ -1,4 +1,4 @@
-"""deploy/build_image.sh: what it asks the base image, what it refuses before the build, what it has docker build."""
+"""deploy/build_image.sh: how it probes the base image, what it refuses before the build, what docker builds."""
 
 import os
 import shlex
@@ -210,7 +210,7 @@ def test_wrong_names_are_refused_before_docker_runs(docker: StubDocker, capsys: 
     assert docker.asked("run") == []
 
 
-def test_proxies_and_indexes_are_passed_on_by_name_alone(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxies_and_indexes_are_passed_on_by_name_only(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", "http://user:secret@proxy")
     monkeypatch.setenv("PIP_INDEX_URL", "https://mirror/simple")
 
@@ -223,7 +223,7 @@ def test_proxies_and_indexes_are_passed_on_by_name_alone(capsys: Capture, monkey
 
 
 def test_the_probe_reports_this_machine() -> None:
-    """The shell and Python of the tests stand for a base image's."""
+    """The shell and Python of the tests stand in for a base image's."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
     done = subprocess.run(["sh", "-c", PROBE], capture_output=True, text=True, timeout=300, env={"PATH": path})

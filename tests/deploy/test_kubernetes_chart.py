@@ -1,4 +1,4 @@
-"""The Helm chart: what it renders is what the API takes, holds together, and refuses slips."""
+"""The Helm chart: the API accepts what it renders, which is consistent, and typos are refused."""
 
 import functools
 import json
@@ -17,14 +17,14 @@ from tests.deploy.kube_values import GPU, KUBEINFER, MONITORED, NPU, RAY, RAY_NP
 
 
 @pytest.mark.parametrize("values", SETS)
-def test_the_api_takes_every_object(values: Object) -> None:
+def test_the_api_accepts_every_object(values: Object) -> None:
     for document in rendered(values):
         check(document, VERSIONS[-1])
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("values", SETS)
-def test_the_oldest_api_that_the_chart_is_for_takes_them_too(values: Object) -> None:
+def test_the_oldest_supported_api_accepts_them_too(values: Object) -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
 
     assert chart["kubeVersion"] == f">={VERSIONS[0]}.0-0"
@@ -106,7 +106,7 @@ def test_a_platforms_table_without_a_volume_is_refused_with_a_reason() -> None:
     ({"prefill": {"replicas": 0}}, "0 is less than the minimum"),
     ({"args": "--max-model-len=1"}, "is not of type 'array'"),
 ])  # fmt: skip
-def test_a_slip_in_the_values_is_refused(values: Object, message: str) -> None:
+def test_a_typo_in_the_values_is_refused(values: Object, message: str) -> None:
     with pytest.raises(jsonschema.ValidationError, match=message):
         documents(values)
 
@@ -129,7 +129,7 @@ def test_every_value_is_read_by_a_template() -> None:
         assert re.search(rf"\.{name}\b", text), name
 
 
-def test_a_secret_is_made_once_and_one_of_ones_own_is_taken() -> None:
+def test_a_secret_is_created_once_and_a_users_own_is_used() -> None:
     made = objects({}, "Secret")[0]
 
     assert made["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
@@ -139,7 +139,7 @@ def test_a_secret_is_made_once_and_one_of_ones_own_is_taken() -> None:
     assert volumes["secret"]["secret"]["secretName"] == "mine"
 
 
-def test_releases_do_not_meet() -> None:
+def test_releases_do_not_collide() -> None:
     first, second = (
         {(each["kind"], each["metadata"]["name"]) for each in documents({}, release=release)} for release in ("a", "b")
     )
@@ -168,7 +168,7 @@ def test_kuberay_runs_up_on_its_head() -> None:
     assert f"ray=={job['rayClusterSpec']['rayVersion']}" in pinned
 
 
-def test_kuberays_workers_declare_their_cards() -> None:
+def test_kuberays_workers_declare_their_devices() -> None:
     workers = objects(RAY_NPU, "RayJob")[0]["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]
 
     assert workers["rayStartParams"]["resources"] == '"{\\"NPU\\": 8}"'

@@ -1,4 +1,4 @@
-"""The chart's own words, run as processes over a fake API server: they become a cluster, and pods come and go."""
+"""The chart's own commands, run as processes over a fake API server: they form a cluster, and pods come and go."""
 
 import json
 import time
@@ -33,7 +33,7 @@ def _hosts(cluster: KubeProcesses) -> list[list[str]]:
 
 
 def _health(address: str) -> int:
-    """Ask as a kubelet's gRPC probe does: no certificate, no secret, the whole server."""
+    """Call as a kubelet's gRPC probe does: no certificate, no secret, the whole server."""
     with grpc.insecure_channel(address) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         status: int = stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=10).status
@@ -119,7 +119,7 @@ def test_a_dead_container_restarts_in_its_pod_a_scheduler_in_another(tmp_path: P
 
 @pytest.mark.cluster
 @pytest.mark.long
-def test_pods_with_certificates_of_their_own_serve_over_mutual_tls(tmp_path: Path) -> None:
+def test_pods_with_their_own_certificates_serve_over_mutual_tls(tmp_path: Path) -> None:
     volume = {"csi": {"driver": "csi.cert-manager.io"}}
     values = {"tls": {"enabled": True, "volume": volume}, "instance": {"probe": "http"}}
     with kube_processes(tmp_path, _fake_model(tmp_path), ("--engine=fake",), values) as cluster:

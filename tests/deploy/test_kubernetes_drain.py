@@ -1,4 +1,4 @@
-"""What a pod does before its instance is ended: it waits until the work has gone."""
+"""What a pod does before its instance is stopped: it waits until its work is done."""
 
 import threading
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from wire.types import LOADS
 
 
 class _Metrics(ThreadingHTTPServer):
-    """An instance's /metrics; each answer takes the next figure of what is running."""
+    """An instance's /metrics; each answer has the next number of running sequences."""
 
     daemon_threads = True
     running: Iterator[int]
@@ -91,5 +91,5 @@ def test_the_address_is_the_pods_own(
     assert (said.out, "POD_IP is not set" in said.err) == ("no work is left, after 0 s\n", True)
 
 
-def test_the_figures_are_those_an_instance_shows() -> None:
+def test_the_metrics_are_those_an_instance_shows() -> None:
     assert {"running", "waiting", "held_prompts"} <= {row.instance.name for row in LOADS if row.instance}

@@ -1,4 +1,4 @@
-"""What the cluster's table is, from the parts of pods and the pods that are there."""
+"""How the cluster's table is merged from the parts of pods and the existing pods."""
 
 import json
 
@@ -70,7 +70,7 @@ def test_a_table_without_a_role_is_never_written() -> None:
     assert decision.notes == ("kept as it is: 0 of 1 decode instances",)
 
 
-def test_a_part_from_before_the_pod_was_made_again_does_not_count() -> None:
+def test_a_part_older_than_its_pod_does_not_count() -> None:
     waits = _pods(s="10.0.0.8", p_0="10.0.0.7", d_0="10.0.0.2")
 
     decision = decide(PARTS, waits, None, ONE_EACH)
@@ -127,7 +127,7 @@ def test_parts_that_cannot_be_merged_in_any_way_are_reported() -> None:
     assert decision.notes[0].startswith("not merged: p-0: prefill-0.device[0].device_id")
 
 
-def test_a_pod_that_serves_stays_where_one_that_comes_has_its_card() -> None:
+def test_a_serving_pod_keeps_its_card_when_a_new_pod_claims_it() -> None:
     first = decide(PARTS, PODS, None, ONE_EACH).text
     parts = PARTS | {"a-0": part("decode", "10.0.0.2", port=8089)}
 

@@ -1,4 +1,4 @@
-"""Who may connect to whom by the chart's NetworkPolicies, and what the pods are given for mutual TLS."""
+"""Which connections the chart's NetworkPolicies allow, and what the pods get for mutual TLS."""
 
 from collections.abc import Iterator
 
@@ -57,7 +57,7 @@ def test_clients_reach_the_scheduler_and_nothing_else() -> None:
         assert not _allows(CLOSED, WEB, component, port), component
 
 
-def test_where_no_client_is_named_everyone_is_one() -> None:
+def test_without_named_clients_everyone_is_one() -> None:
     values = {"networkPolicy": {"enabled": True}}
 
     assert _allows(values, OTHER, "scheduler", HTTP)
@@ -137,7 +137,7 @@ def test_what_would_not_work_is_refused_with_a_reason(values: Object, words: str
 
 
 @pytest.mark.parametrize("values", [{"tls": {"secret": "x"}}, {"networkPolicy": {"clients": {"app": "web"}}}])
-def test_a_slip_is_refused(values: Object) -> None:
+def test_a_typo_is_refused(values: Object) -> None:
     with pytest.raises(jsonschema.ValidationError):
         documents(values)
 

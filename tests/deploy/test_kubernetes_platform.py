@@ -1,4 +1,4 @@
-"""A platform's table is used as it is: where it lies, or converted, and this pod is found in it."""
+"""A platform's table is used unchanged: in place, or converted, and this pod is found in it."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def test_a_table_of_the_guides_form_is_read_in_place(tmp_path: Path) -> None:
     assert not (tmp_path / "state" / TABLE_FILE).exists()
 
 
-def test_one_of_another_dialect_is_converted_and_follows_its_changes(tmp_path: Path) -> None:
+def test_one_of_another_dialect_is_converted_and_its_changes_followed(tmp_path: Path) -> None:
     groups = [group(0, server(A)), group(1, server(A, 0)), group(2, server(B, 0))]
     path, state = _file(tmp_path, grouped(*groups)), tmp_path / "state"
     platform = PlatformTable(path, 8088, "kubeinfer", ReadOptions(num_prefill=1))
@@ -65,7 +65,7 @@ def test_one_of_another_dialect_is_converted_and_follows_its_changes(tmp_path: P
     assert {server.server_port for server in (*after.prefill, *after.decode)} == {8088}
 
 
-def test_it_is_waited_for_until_it_is_completed_and_has_this_pod(tmp_path: Path) -> None:
+def test_it_is_awaited_until_it_is_complete_and_has_this_pod(tmp_path: Path) -> None:
     path = tmp_path / "global_rank_table.json"
 
     def happens(now: float) -> None:

@@ -1,4 +1,4 @@
-"""The pods of the Helm chart: what they run, what they may do, how they are asked, ended and placed."""
+"""The pods of the Helm chart: their commands, rights, probes, shutdown and placement."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tests.deploy.kube_values import ALL, GPU, KUBEINFER, NPU, PLATFORM
 
 
 @pytest.mark.parametrize("values", SETS)
-def test_every_containers_line_is_one_that_our_commands_take(values: Object) -> None:
+def test_every_containers_command_is_one_that_ours_accept(values: Object) -> None:
     for pod in pods(values):
         for container in containers(pod):
             words = container.get("args", [])
@@ -118,7 +118,7 @@ def test_there_is_one_scheduler_and_instances_start_together() -> None:
     assert {each["spec"]["leaderWorkerTemplate"]["size"] for each in objects(GPU, "LeaderWorkerSet")} == {1}
 
 
-def test_the_writer_waits_for_as_many_as_there_are() -> None:
+def test_the_writer_waits_for_all_instances() -> None:
     pod = pod_of(NPU, "table-writer")
     few = pod_of({"table": {"waitForPrefill": 1}, "prefill": {"replicas": 4}}, "table-writer")
 
@@ -147,7 +147,7 @@ def test_cards_are_requested_under_the_plugins_names(values: Object, role: str, 
         assert f"--num-devices={wanted}" in main["args"]
 
 
-def test_npus_bring_their_driver_and_their_numbers() -> None:
+def test_npus_get_their_driver_and_their_numbers() -> None:
     pod, scheduler = pod_of(NPU, "prefill"), pod_of(NPU, "scheduler")
     mounts = {mount["mountPath"] for mount in main_of(pod)["volumeMounts"]}
     variables = {each["name"]: each.get("valueFrom") for each in main_of(pod)["env"]}

@@ -1,4 +1,4 @@
-"""The chart's Roles, kept by an API server: each account may make its own calls, and no other."""
+"""The chart's Roles, enforced by an API server: each account may make its own calls, and no others."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,7 @@ from tests.deploy.fake_kube import Cluster, access, serving
 from tests.deploy.kube_chart import objects
 
 
-def test_the_charts_roles_allow_each_account_its_own_calls_alone(tmp_path: Path) -> None:
+def test_the_charts_roles_allow_each_account_only_its_own_calls(tmp_path: Path) -> None:
     parts, table = "pdserve-parts", "pdserve-ranktable"
     cluster = Cluster(objects({}, "Role"), objects({}, "RoleBinding"))
     cluster.accounts = {"m": "pdserve-member", "w": "pdserve-table-writer", "d": "default"}

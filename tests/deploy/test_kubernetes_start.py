@@ -1,4 +1,4 @@
-"""What a member's own container does: its tables, the wait for the cluster's, and what its process is told."""
+"""What a member's own container does: its tables, the wait for the cluster's, and the flags of its process."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def test_the_scheduler_has_no_device_and_no_port(tmp_path: Path) -> None:
     assert (tmp_path / PART_FILE).read_text() == part("scheduler", "pdserve.models.svc")
 
 
-def test_the_process_starts_when_the_table_is_whole_and_has_it(tmp_path: Path) -> None:
+def test_the_process_starts_once_the_table_is_complete_and_has_it(tmp_path: Path) -> None:
     table, said = tmp_path / TABLE_FILE, list[str]()
 
     def happens(now: float) -> None:
@@ -165,13 +165,13 @@ def test_npus_are_those_whose_nodes_the_container_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["4,5", "Ascend910-4,Ascend910-5"])
-def test_of_all_a_hosts_npus_those_count_that_the_plugin_names(tmp_path: Path, value: str) -> None:
+def test_of_all_a_hosts_npus_those_named_by_the_plugin_count(tmp_path: Path, value: str) -> None:
     dev = _nodes(tmp_path, *(f"davinci{number}" for number in range(8)))
 
     assert own_device_ids("npu", 2, {"ASCEND_VISIBLE_DEVICES": value}, dev) == ["4", "5"]
 
 
-def test_gpus_that_are_named_by_uuid_are_those_whose_nodes_are_there(tmp_path: Path) -> None:
+def test_gpus_named_by_uuid_are_those_whose_nodes_exist(tmp_path: Path) -> None:
     dev = _nodes(tmp_path, "nvidia3", "nvidia1", "nvidiactl")
 
     assert own_device_ids("cuda", 2, {"NVIDIA_VISIBLE_DEVICES": "GPU-aa,GPU-bb"}, dev) == ["1", "3"]

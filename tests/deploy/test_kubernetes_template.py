@@ -62,17 +62,17 @@ def test_templates_render_as_in_go(text: str, made: str) -> None:
     ("{{ include \"nothing\" . }}", "no template is called 'nothing'"),
     ("{{ if .a }}", "if without an end"),
     ("{{ end }}", "an end without its beginning"),
-    ("{{ fail \"in words\" }}", "in words"),
+    ("{{ fail \"a message\" }}", "a message"),
     ("{{ .name ! }}", "what is ' !'"),
 ])  # fmt: skip
-def test_a_slip_is_found(text: str, message: str) -> None:
+def test_a_typo_is_found(text: str, message: str) -> None:
     with pytest.raises(TemplateError, match=message):
         _render(text)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ALL)
-def test_helm_makes_the_same_of_the_chart(name: str, tmp_path: Path) -> None:
+def test_helm_renders_the_chart_identically(name: str, tmp_path: Path) -> None:
     if shutil.which("helm") is None:
         pytest.skip("no helm here: it is in none of the registries that an installation asks")
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(ALL[name]))
@@ -87,5 +87,5 @@ def test_helm_makes_the_same_of_the_chart(name: str, tmp_path: Path) -> None:
 
 
 def _comparable(document: dict[str, Any]) -> str:
-    """Return an object as text; a Secret without what is drawn by lot."""
+    """Return an object as text; a Secret without its random values."""
     return yaml.safe_dump(document | {"data": None} if document["kind"] == "Secret" else document)

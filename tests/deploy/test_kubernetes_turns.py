@@ -1,9 +1,9 @@
-"""The containers that repeat something end by a signal, whenever it comes."""
+"""The containers that repeat something end on a signal, whenever it comes."""
 
 import subprocess
 import sys
 
-# The handler runs between any two lines: so it does while the wait takes its locks and lets go of them, and once more
+# The handler runs between any two lines: also while the wait acquires and releases its locks, and once more
 # within itself.
 _AT_EVERY_LINE = """
 import signal, sys
@@ -22,7 +22,7 @@ print("ended")
 """
 
 
-def test_a_signal_ends_it_at_whatever_line_of_its_wait_it_comes() -> None:
+def test_a_signal_ends_it_at_any_line_of_its_wait() -> None:
     done = subprocess.run([sys.executable, "-P", "-c", _AT_EVERY_LINE], capture_output=True, text=True, timeout=300)
 
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "ended"), done.stderr
@@ -32,13 +32,13 @@ _WAITING = """
 import os, signal, threading
 from ranktable_tools.kube.retry_loop import repeat, until_signal
 
-def tell():
+def interrupt():
     os.kill(os.getpid(), signal.SIGTERM)
 
 turns = []
 def turn():
     turns.append(None)
-    threading.Thread(target=tell).start()
+    threading.Thread(target=interrupt).start()
     return []
 
 repeat(turn, until_signal(), 600.0, print)

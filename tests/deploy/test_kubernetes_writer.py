@@ -76,7 +76,7 @@ def test_the_table_is_initializing_then_completed_then_live(cluster: Cluster, ap
     assert writer.turn()[-1].endswith("completed: prefill-0 10.0.0.1, decode-0 10.0.0.3")
 
 
-def test_nothing_is_written_where_nothing_changed(cluster: Cluster, api: KubeApi, tmp_path: Path) -> None:
+def test_nothing_is_written_if_nothing_changed(cluster: Cluster, api: KubeApi, tmp_path: Path) -> None:
     writer = Writer(api, PLACES, ClusterSize(1, 1))
     for member in _three(cluster, api, tmp_path):
         member.turn()
@@ -134,7 +134,7 @@ def test_two_writers_write_one_table(cluster: Cluster, api: KubeApi, tmp_path: P
     assert len([call for call in cluster.calls if call[0] == "PUT" and call[2] == 200]) == 1
 
 
-def test_a_member_that_ends_takes_its_part_back(cluster: Cluster, api: KubeApi, tmp_path: Path) -> None:
+def test_a_member_that_ends_removes_its_part(cluster: Cluster, api: KubeApi, tmp_path: Path) -> None:
     members = _three(cluster, api, tmp_path)
     for member in members:
         member.turn()
@@ -144,9 +144,7 @@ def test_a_member_that_ends_takes_its_part_back(cluster: Cluster, api: KubeApi, 
     assert set(cluster.data("parts")) == {"s", "d-0"}
 
 
-def test_a_part_is_sent_again_after_a_minute_and_when_it_changes(
-    cluster: Cluster, api: KubeApi, tmp_path: Path
-) -> None:
+def test_a_part_is_resent_after_a_minute_and_when_it_changes(cluster: Cluster, api: KubeApi, tmp_path: Path) -> None:
     now = 0.0
     (tmp_path / PART_FILE).write_text("one")
     announcer = Announcer(api, PartOwner("p-0", tmp_path, "parts", "ranktable"), clock=lambda: now)
@@ -179,7 +177,7 @@ def test_the_servers_refusal_is_quoted(api: KubeApi, name: str, words: str) -> N
         api.config_map(name)
 
 
-def test_a_server_that_is_not_there_is_reported(tmp_path: Path) -> None:
+def test_a_missing_server_is_reported(tmp_path: Path) -> None:
     with pytest.raises(KubeError, match=r"http://127\.0\.0\.1:1 does not respond: .*refused"):
         KubeApi(access("http://127.0.0.1:1", tmp_path, "t")).config_map("x")
 
@@ -220,7 +218,7 @@ def test_proxy_variables_are_not_for_the_api_server(api: KubeApi, monkeypatch: p
     assert api.config_map("parts").data == {}
 
 
-def test_a_token_that_was_renewed_is_used(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_renewed_token_is_used(cluster: Cluster, tmp_path: Path) -> None:
     with serving(cluster) as url:
         found = access(url, tmp_path, "t")
         api = KubeApi(found)

@@ -1,4 +1,4 @@
-"""The guide's launcher: which Python it takes, what it hands over, how it fails."""
+"""The guide's launcher: which Python it uses, what it passes on, how it fails."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ import pytest
 
 CLONE = Path(__file__).resolve().parent.parent.parent
 RECORDER = """#!/bin/sh
-# Stands for Python: finds every module and tells what it was started with.
+# Stands in for Python: finds every module and prints what it was started with.
 case "$2" in -c) exit 0 ;; esac
 printf '%s\\n' "$@"
 echo "RANK_TABLE_FILE=${RANK_TABLE_FILE-unset} PYTHONPATH=${PYTHONPATH-unset}"
@@ -103,7 +103,7 @@ def test_an_uninstalled_clone_is_made_importable(clone: Path, bare_python: str) 
     assert done.stdout == f"{clone}/pdserve/__init__.py ['--port=1'] {clone} True\n"
 
 
-def test_an_installed_pdserve_is_taken_without_a_pythonpath(tmp_path: Path, clone: Path) -> None:
+def test_an_installed_pdserve_is_used_without_a_pythonpath(tmp_path: Path, clone: Path) -> None:
     site = tmp_path / "site"
     (site / "pdserve").mkdir(parents=True)
     (site / "fastapi.py").touch()
@@ -114,7 +114,7 @@ def test_an_installed_pdserve_is_taken_without_a_pythonpath(tmp_path: Path, clon
     prelude = f"import sys; sys.path.append({str(site)!r})"
     (tmp_path / "boot").mkdir()
     (tmp_path / "boot" / "sitecustomize.py").write_text(prelude)
-    # The recorder drops the variable that brought it its site, as an installed Python has none.
+    # The recorder drops the variable with its site folder, as an installed Python has none.
     python.write_text(
         f'#!/bin/sh\nexport PYTHONPATH="{tmp_path}/boot${{PYTHONPATH:+:$PYTHONPATH}}"\nexec "{sys.executable}" "$@"\n'
     )
@@ -125,7 +125,7 @@ def test_an_installed_pdserve_is_taken_without_a_pythonpath(tmp_path: Path, clon
     assert done.stdout == f"{site}/pdserve/__init__.py [] {tmp_path}/boot True\n"
 
 
-def test_a_pdserve_in_the_current_folder_is_not_taken(tmp_path: Path, clone: Path, bare_python: str) -> None:
+def test_a_pdserve_in_the_current_folder_is_not_used(tmp_path: Path, clone: Path, bare_python: str) -> None:
     for folder in (tmp_path / "trap", clone):
         (folder / "pdserve").mkdir(parents=True)
         (folder / "pdserve" / "__init__.py").touch()
