@@ -52,6 +52,7 @@ SHARED_CLASSES = {"SamplingParams"}
 _ROOT = Path(__file__).parents[1]
 _PRODUCT = tomllib.loads((_ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["packages"]
 _CHECKED_TESTS = (
+    "batch",
     "benchmarks",
     "cluster",
     "conformance",

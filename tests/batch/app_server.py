@@ -30,7 +30,7 @@ async def serving(app: ASGIApp, files: TlsFiles | None = None) -> AsyncIterator[
     task = asyncio.ensure_future(server.serve())
     try:
         async with asyncio.timeout(DEADLINE_S):
-            while not server.started:  # noqa: ASYNC110 - uvicorn tells in no other way
+            while not server.started:  # noqa: ASYNC110 - uvicorn reports it in no other way
                 await asyncio.sleep(0.001)
         yield f"{'http' if files is None else 'https'}://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:

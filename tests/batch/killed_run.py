@@ -1,4 +1,4 @@
-"""Run a job in a process of its own, to be killed: python -m tests.batch.killed_run FOLDER [MAX_FILE_BYTES]."""
+"""Run a job in its own process, to be killed: python -m tests.batch.killed_run FOLDER [MAX_FILE_BYTES]."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from batch.runner import BatchProgress, run_batch
 
 
 class Echo:
-    """Answers each body with itself, each after a number of turns of its own; `n` divisible by 10 is refused."""
+    """Answers each body with itself, each after its own number of loop turns; `n` divisible by 10 is refused."""
 
     async def ask(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
@@ -42,7 +42,7 @@ def run(folder: Path) -> BatchProgress:
 
 
 def main() -> None:
-    """Run it; a run that was stopped says why and ends with status 1."""
+    """Run it; a run that was stopped prints the reason and ends with status 1."""
     if len(sys.argv) > 2:
         limit = int(sys.argv[2])
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def _peak_kib() -> int:
-    """Return the most memory this program had; getrusage would count that of who started it."""
+    """Return this program's peak memory; getrusage would count that of its parent."""
     (told,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(told.split()[1])
 

@@ -23,7 +23,7 @@ NAME = "tiny"
 async def real_app(
     folder: Path, says: str = "hello world", **options: Any
 ) -> AsyncIterator[tuple[ASGIApp, ScriptedDispatcher]]:  # fmt: skip
-    """Yield the app of the model in `folder`, served as NAME, and what stands behind it: all it writes is `says`."""
+    """Yield the app of the model in `folder`, served as NAME, and its cluster, which generates only `says`."""
     engine = EngineOptions(model=str(folder), served_model_name=(NAME,))
     tokens = Tokens(read_model_files(str(folder)))
     line = Line(tokens._encode(says, add_special_tokens=False))

@@ -1,4 +1,4 @@
-"""Inputs and an answerer for tests: it echoes, or does as its script says, and knows what it was asked."""
+"""Inputs and a backend for tests: it echoes, or follows its script, and records its requests."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ CHAT = "/v1/chat/completions"
 AT_ONCE = RetryPolicy(attempts=3, busy_attempts=5, first_delay_s=0.0, max_delay_s=0.0, max_retry_after_s=0.0)
 
 Script = Callable[[Any, int], Answer | Exception]
-"""What is answered to a body's `n`, asked for the so-manieth time."""
+"""The answer to a body's `n` at its given attempt, counted from 0."""
 
 
 def line(n: Any, **changes: Any) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def plain(path: Path) -> list[dict[str, Any]]:
 
 
 def says(body: Any, status: int = 200, **headers: str) -> Answer:
-    """Return an answer of JSON."""
+    """Return a JSON answer."""
     return Answer(status, {name.replace("_", "-"): value for name, value in headers.items()}, json.dumps(body).encode())
 
 
@@ -57,11 +57,11 @@ def echo(n: Any, times: int = 1) -> Answer:
 
 
 def ignore(progress: BatchProgress) -> None:
-    """Take no notice."""
+    """Do nothing with it."""
 
 
 class Scripted:
-    """A BatchBackend. `probe` is the status of /health and /ready; an error where nobody is there."""
+    """A BatchBackend. `probe` is the status of /health and /ready, or an error if the server is gone."""
 
     def __init__(self, script: Script = echo, *, probe: int | Exception = 200) -> None:
         self.asked: Counter[Any] = Counter()

@@ -1,4 +1,4 @@
-"""Whatever is answered and whenever a run is stopped, in the end each line has one answer, at its place."""
+"""Whatever is answered and whenever a run is stopped, in the end each line has one answer, in its place."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_l4_every_line_is_answered_once_in_order(
     place: Path, plan: list[tuple[int, int, bool]], inflight: int, data: st.DataObject
 ) -> None:  # fmt: skip
-    """`plan`: of each line the status (0: nobody answers) of its first tries, how many, and whether it can be asked."""
+    """`plan` has for each line the status (0: no answer) of its first attempts, how many, and whether it is valid."""
     lines = [line(n) if can_be_asked else line(n, url="/nowhere") for n, (_, _, can_be_asked) in enumerate(plan)]
     job = BatchJob(
         write_lines(place / "in", lines), place / "out", place / "err", max_inflight=inflight, retries=AT_ONCE

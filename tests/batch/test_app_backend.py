@@ -1,4 +1,4 @@
-"""An app in this process: what it breaks off with is told, and one that does not end is cancelled."""
+"""An app in this process: its exceptions are reported, and one that does not end is cancelled."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from wire.errors import Unavailable
 pytestmark = pytest.mark.anyio
 
 
-async def test_an_error_of_the_app_is_unavailable_and_names_its_kind_alone() -> None:
+async def test_an_error_of_the_app_is_unavailable_and_names_only_its_kind() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         raise ZeroDivisionError("a secret")
 
@@ -28,7 +28,7 @@ async def test_a_silent_app_is_unavailable() -> None:
         await AppBackend(app).ask("GET", "/x")
 
 
-async def test_an_app_that_ignores_its_clients_going_is_cancelled() -> None:
+async def test_an_app_that_ignores_a_disconnect_is_cancelled() -> None:
     asked, cancelled = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""What every BatchBackend does: an app in this process and a live server are asked alike."""
+"""What every BatchBackend does, over an app in this process and over a live server."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ def over(request: pytest.FixtureRequest) -> Over:
 
 
 class App:
-    """Tells what it was asked; /hold holds the answer back until the client goes, /half ends in the middle."""
+    """Returns the request it got; /hold holds the answer back until the client leaves, /half ends in the middle."""
 
     def __init__(self) -> None:
         self.asked, self.gone = asyncio.Event(), asyncio.Event()
@@ -70,7 +70,7 @@ class App:
         await send({"type": "http.response.body", "body": content[5:]})
 
 
-async def test_the_answer_is_the_apps_whole_whatever_its_status(over: Over) -> None:
+async def test_the_answer_is_the_apps_own_whatever_its_status(over: Over) -> None:
     async with over(App()) as answerer:
         answer = await answerer.ask("POST", "/v1/x?a=b", '{"text": "café"}'.encode(), {"X-Request-Id": "r1"})
 
@@ -100,7 +100,7 @@ async def test_a_large_body_arrives_whole(over: Over) -> None:
     assert told["body"].encode() == body
 
 
-async def test_many_are_answered_at_once(over: Over) -> None:
+async def test_many_requests_are_answered_at_once(over: Over) -> None:
     async with over(App()) as answerer:
         answers = await asyncio.gather(*(answerer.ask("POST", f"/{i}", b"{}") for i in range(50)))
 

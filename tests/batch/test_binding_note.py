@@ -1,4 +1,4 @@
-"""The place of the note may have a file of somebody else's, which no run removes or replaces."""
+"""A foreign file in the place of the note is neither removed nor replaced by any run."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def test_a_foreign_file_is_refused_before_any_request(job: BatchJob, content: by
 
 
 @pytest.mark.parametrize("status", [200, 400])
-async def test_a_file_that_came_while_it_ran_stays_too(job: BatchJob, status: int) -> None:
+async def test_a_file_that_appeared_during_the_run_stays_too(job: BatchJob, status: int) -> None:
     def script(n: object, times: int) -> Answer:
         job.note_path.write_bytes(MINE)
         return says({}, status)

@@ -1,4 +1,4 @@
-"""Of a run that ended only what failed is asked again; the good answers stay as they are."""
+"""After a run only failed lines are sent again; the good answers stay as they are."""
 
 import json
 from dataclasses import replace
@@ -111,7 +111,7 @@ async def test_an_output_of_another_input_is_refused(ended: BatchJob) -> None:
     )
 
 
-async def test_a_line_that_is_cut_is_named(ended: BatchJob) -> None:
+async def test_a_truncated_line_is_named(ended: BatchJob) -> None:
     ended.output_path.write_bytes(ended.output_path.read_bytes()[:-20])
 
     assert f"{ended.output_path}: line 30 is not JSON" in _refusal(ended)
@@ -152,7 +152,7 @@ async def test_failed_lines_are_not_retried_on_another_model(job: BatchJob) -> N
     progress = await run_job(replace(again, binding={"--model": "a", "--dtype": "float32"}), Scripted())
 
     assert (progress.done, progress.errors) == (NUM_LINES, 0)
-    assert not job.note_path.exists(), "nothing is left to be asked again"
+    assert not job.note_path.exists(), "nothing is left to be sent again"
 
 
 async def test_removing_the_note_mixes_both_runs_in_one_file(job: BatchJob) -> None:
@@ -172,7 +172,7 @@ async def test_an_output_without_a_good_answer_binds_no_model(job: BatchJob) -> 
     assert (progress.done, progress.errors) == (NUM_LINES, 0)
 
 
-async def test_what_failed_in_a_retry_that_was_stopped_is_retried(ended: BatchJob) -> None:
+async def test_failures_of_a_stopped_retry_are_retried(ended: BatchJob) -> None:
     def script(n: Any, times: int) -> Answer | Exception:
         return RuntimeError("killed") if n == 23 else says({"error": {"message": "still"}}, 400)
 
@@ -216,7 +216,7 @@ async def test_a_stopped_retry_of_all_failures_loses_no_output(job: BatchJob) ->
     assert set(again.asked) == {3, 13}
 
 
-async def test_the_models_of_answers_that_no_line_chose_are_reported(job: BatchJob) -> None:
+async def test_the_models_of_discarded_answers_are_reported(job: BatchJob) -> None:
     write_lines(job.input_path, [line(0, body={"n": 0}), line(1, body={"n": 1, "model": "m"}), line(2)])
     answers = [(0, "served"), (1, "m-2024")]
     write_lines(

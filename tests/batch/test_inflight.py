@@ -1,4 +1,4 @@
-"""A busy server is asked less at once, and more again as it answers."""
+"""A busy server gets fewer requests at once, and more again as it answers."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -25,13 +25,13 @@ def _answers(status: int) -> Callable[[], Awaitable[Answer]]:
 
 
 async def _round(inflight: Inflight, status: int, count: int) -> int:
-    """Ask `count` times at once; return the limit then."""
+    """Send `count` requests at once; return the limit afterwards."""
     await asyncio.gather(*(inflight.ask(_answers(status)) for _ in range(count)))
     return inflight.limit
 
 
 @pytest.mark.parametrize("busy", [429, 503, 504])
-async def test_it_halves_once_for_all_that_were_turned_away_together(busy: int) -> None:
+async def test_it_is_halved_once_for_all_requests_refused_together(busy: int) -> None:
     inflight = Inflight(64)
 
     assert [await _round(inflight, busy, inflight.limit) for _ in range(7)] == [32, 16, 8, 4, 2, 1, 1]
@@ -44,7 +44,7 @@ async def test_the_window_doubles_to_its_last_good_size_then_grows_slowly() -> N
 
     limits = [await _round(inflight, GOOD, inflight.limit) for _ in range(4)]
 
-    assert limits == [32, 33, 34, 35], "the second cut of an outage says nothing of what the server can take"
+    assert limits == [32, 33, 34, 35], "a second cut during an outage does not show the server's capacity"
 
 
 async def test_late_answers_do_not_undo_a_reduction() -> None:
@@ -85,7 +85,7 @@ async def test_in_flight_requests_stay_in_the_limit_despite_cancels() -> None:
     tasks = [asyncio.create_task(inflight.ask(partial(ask, number))) for number in range(4)]
     await asyncio.sleep(0)
     assert out == [0]
-    tasks[0].cancel()  # its place is the next one's, who is cancelled before it can take it
+    tasks[0].cancel()  # its place goes to the next one, which is cancelled before it can take it
     await asyncio.sleep(0)
     tasks[1].cancel()
     gate.set()
@@ -96,7 +96,7 @@ async def test_in_flight_requests_stay_in_the_limit_despite_cancels() -> None:
 
 
 class _Small(Scripted):
-    """A server that turns away all above `room` at once, and counts them."""
+    """A server that refuses all requests above `room` at once, and counts them."""
 
     def __init__(self, room: int) -> None:
         super().__init__(self._by_room)

@@ -1,4 +1,4 @@
-"""The input is read once before anything else: what cannot be used ends the run there, named by its lines."""
+"""The input is read once before anything else: what is invalid ends the run there, named by its lines."""
 
 import gzip
 import hashlib
@@ -180,7 +180,7 @@ def test_a_missing_input_is_named(path: Path) -> None:
         InputFile.open(path, LIMITS)
 
 
-def test_a_folder_and_a_pipe_are_refused_and_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_folder_and_a_pipe_are_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
 
     for path in (tmp_path, tmp_path / "pipe", Path("/dev/null")):
@@ -196,7 +196,7 @@ def test_a_file_longer_than_declared_is_refused_without_quoting_it() -> None:
     assert "wait until no program writes to it" in str(refused.value)
 
 
-def test_a_line_that_was_changed_is_not_run(path: Path) -> None:
+def test_a_line_that_changed_is_not_run(path: Path) -> None:
     path.write_bytes(_line("a") + b"\n" + _line("b"))
     source = InputFile.open(path, LIMITS)
     path.write_bytes(_line("a") + b"\n" + _line("c"))
@@ -208,7 +208,7 @@ def test_a_line_that_was_changed_is_not_run(path: Path) -> None:
         source.close()
 
 
-def test_no_descriptor_is_left_where_the_input_is_refused(path: Path) -> None:
+def test_a_refused_input_leaves_no_open_descriptor(path: Path) -> None:
     before = set(os.listdir("/proc/self/fd"))
     for content in (b"x", b"\xff\xfe"):
         _refused(path, content)

@@ -1,4 +1,4 @@
-"""A journal keeps every answer whatever cuts it short, for the very run that it is of, and for one at a time."""
+"""A journal keeps every answer however it is cut short, for exactly its own run, and for one run at a time."""
 
 import errno
 import os
@@ -79,7 +79,7 @@ def test_appended_answers_are_read_by_position_also_after_reopening(path: Path) 
     again.close()
 
 
-def test_more_is_appended_to_a_journal_that_is_taken_up(path: Path) -> None:
+def test_a_resumed_journal_is_appended_to(path: Path) -> None:
     _written(path)
     journal = _open(path)
     journal.append(JournalRecord(7, LineOutcome(b"{}", False)))
@@ -110,7 +110,7 @@ def test_a_journal_cut_at_any_byte_keeps_the_records_before_it(
 
 
 @given(st.data())
-def test_a_journal_with_a_spoiled_byte_loses_that_record_alone(
+def test_a_journal_with_a_corrupt_byte_loses_only_that_record(
     place: Path, data: st.DataObject
 ) -> None:  # fmt: skip
     content = bytearray(CONTENT)
@@ -121,7 +121,7 @@ def test_a_journal_with_a_spoiled_byte_loses_that_record_alone(
     found = _lines(journal)
     journal.close()
     assert found.items() <= _expected(RECORDS).items()
-    assert len(found) >= len(RECORDS) - 2  # a line's end that is spoiled takes the line after it along
+    assert len(found) >= len(RECORDS) - 2  # a corrupt line end also loses the next line
 
 
 def test_repeated_or_unknown_positions_are_counted_once_or_never(path: Path) -> None:
@@ -138,7 +138,7 @@ def test_repeated_or_unknown_positions_are_counted_once_or_never(path: Path) -> 
     journal.close()
 
 
-def test_a_good_answer_counts_instead_of_a_failure_before_it(path: Path) -> None:
+def test_a_good_answer_replaces_an_earlier_failure(path: Path) -> None:
     content = _written(path)
     mended = JournalRecord(3, LineOutcome(b"mended", False, 7, 9))
     path.write_bytes(content + encode(mended) + encode(JournalRecord(3, LineOutcome(b"late", True))))
@@ -256,7 +256,7 @@ def test_a_link_a_folder_and_a_pipe_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_journal_is_for_its_owners_eyes(path: Path) -> None:
+def test_a_journal_is_readable_only_by_its_owner(path: Path) -> None:
     _written(path)
 
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -290,7 +290,7 @@ def test_an_append_that_fails_leaves_the_journal_as_it_was(path: Path, monkeypat
     again.close()
 
 
-def test_a_journal_that_cannot_be_begun_is_refused_and_gone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_that_cannot_be_started_is_refused_and_removed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -300,7 +300,7 @@ def test_a_journal_that_cannot_be_begun_is_refused_and_gone(path: Path, monkeypa
     assert not path.exists()
 
 
-def test_a_folder_that_is_not_there_is_reported(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written: No such file or directory"):
         _open(tmp_path / "nowhere" / "journal")
 

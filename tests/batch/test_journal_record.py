@@ -1,4 +1,4 @@
-"""A journal's lines prove themselves: what was written is read, and what is not whole is none."""
+"""A journal's lines are self-checking: what was written is read, and an incomplete record is none."""
 
 import zlib
 
@@ -30,7 +30,7 @@ def test_a_record_is_read_as_it_was_written(record: JournalRecord) -> None:
 
 
 @given(RECORDS, st.data())
-def test_a_cut_record_is_invalid(record: JournalRecord, data: st.DataObject) -> None:
+def test_a_truncated_record_is_invalid(record: JournalRecord, data: st.DataObject) -> None:
     written = encode(record)
     at = data.draw(st.integers(0, len(written) - 1))
 

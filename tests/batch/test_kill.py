@@ -1,4 +1,4 @@
-"""A run killed at any moment and run again ends with the file of one that was never killed."""
+"""A run that is killed at any moment and run again ends with the same file as one that was never killed."""
 
 import os
 import random
@@ -36,7 +36,7 @@ def _filled(folder: Path) -> Path:
 
 @pytest.fixture
 def unkilled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that nothing befell."""
+    """The folder of an undisturbed run."""
     folder = _filled(tmp_path_factory.mktemp("unkilled"))
     run(folder)
     return folder
@@ -53,7 +53,7 @@ def _run(folder: Path, failpoint: str = "", max_file_bytes: int | None = None) -
 
 
 def _check(folder: Path, unkilled: Path) -> None:
-    """Both files are those of the run that was never killed, and nothing is left beside them but the note of it."""
+    """Both files equal those of the undisturbed run, and nothing is left beside them but its note."""
     for name in ("out.jsonl", "err.jsonl"):
         assert plain(folder / name) == plain(unkilled / name)
     assert sorted(os.listdir(folder)) == ["err.jsonl", "in.jsonl", "out.jsonl", "out.jsonl.asked"]
@@ -74,7 +74,7 @@ _CASES = [*_POINTS[:6], *(pytest.param(point, marks=pytest.mark.long) for point 
 
 
 @pytest.mark.parametrize("failpoint", _CASES)
-def test_a_run_killed_once_ends_as_if_it_had_not_been(folder: Path, unkilled: Path, failpoint: str) -> None:
+def test_a_run_killed_once_ends_as_an_undisturbed_one(folder: Path, unkilled: Path, failpoint: str) -> None:
     killed = _run(folder, failpoint)
 
     assert killed.returncode == KILLED, killed.stderr
@@ -84,7 +84,7 @@ def test_a_run_killed_once_ends_as_if_it_had_not_been(folder: Path, unkilled: Pa
     _check(folder, unkilled)
 
 
-def test_a_run_killed_again_and_again_ends_as_if_it_had_not_been(folder: Path, unkilled: Path) -> None:
+def test_a_run_killed_repeatedly_ends_as_an_undisturbed_one(folder: Path, unkilled: Path) -> None:
     for hit in (3, 1, 9, 9, 1, 20):
         assert _run(folder, f"batch.after_write=kill9@{hit}").returncode == KILLED
     for name in ("before_rename", "between_renames", "after_rename"):

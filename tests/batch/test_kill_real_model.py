@@ -1,4 +1,4 @@
-"""The command over a real model, killed at 20 moments by chance, ends with the file of a run that nothing befell."""
+"""The command over a real model, killed at 20 random moments, ends with the file of an undisturbed run."""
 
 import os
 import random
@@ -69,7 +69,7 @@ def _compared(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def unkilled(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that nothing befell."""
+    """The folder of an undisturbed run."""
     folder = _filled(tmp_path_factory.mktemp("unkilled"))
     assert _run(folder, model) == 0
     assert sum(line["error"] is None for line in _compared(folder)) == NUM_LINES * 4 // 5
@@ -77,7 +77,7 @@ def unkilled(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _points() -> Iterator[tuple[str, int]]:
-    """Yield 20 moments by chance, those of the end last, and how many lines are answered by then."""
+    """Yield 20 random moments, those at the end last, and the number of lines answered by then."""
     chance, done = random.Random(20), 0
     for _ in range(16):
         name, hit = chance.choice(["batch.before_write", "batch.after_write"]), chance.randint(1, MOST_ANSWERED)

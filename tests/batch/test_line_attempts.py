@@ -1,4 +1,4 @@
-"""How long is waited before a line is asked again. The runs are in test_runner.py."""
+"""How long a line waits before its next attempt. The runs are in test_runner.py."""
 
 import asyncio
 import json
@@ -63,7 +63,7 @@ def _hanging(probe: int | Exception) -> Scripted:
 
 
 @virtual
-async def test_a_line_that_hangs_fails_after_its_one_try() -> None:
+async def test_a_line_that_hangs_fails_after_its_only_attempt() -> None:
     answerer = _hanging(200)
     asker = LineAttempts(
         answerer, RetryPolicy(timeout_s=7.0), Inflight(1), random.Random(0), CappedLog(EventLogger("test"))

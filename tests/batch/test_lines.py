@@ -1,4 +1,4 @@
-"""Why a line cannot be used is said in words, and nothing of the line is repeated but its custom_id."""
+"""An unusable line is refused with a message that quotes nothing of it but its custom_id."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Memory is flat over the longest input that is taken: what is kept of a line is its place."""
+"""Memory is flat over the longest accepted input: only a line's position is kept."""
 
 import re
 import subprocess
@@ -28,7 +28,7 @@ def _peak_kib(folder: Path, num_lines: int) -> int:
 
 
 @pytest.mark.long
-def test_50_000_lines_of_80_mb_cost_no_more_memory_than_their_places(tmp_path: Path) -> None:
+def test_50_000_lines_of_80_mb_take_only_the_memory_of_positions(tmp_path: Path) -> None:
     few, many = _peak_kib(tmp_path / "few", 500), _peak_kib(tmp_path / "many", 50_000)
 
     assert many - few < MAX_GROWTH_KIB

@@ -1,4 +1,4 @@
-"""Every line of the output has the same form: an answer with a null error, or an error that stands in both places."""
+"""Every line of the output has the same form: an answer with a null error, or an error in both places."""
 
 import json
 from typing import Any
@@ -100,11 +100,11 @@ def test_an_error_of_the_server_is_the_lines_own() -> None:
         (Answer(500, {}, b"\xff"), "\ufffd"),
     ],
 )
-def test_errors_of_other_forms_are_brought_into_ours(answer: Answer, message: str) -> None:
+def test_errors_of_other_forms_are_converted_to_ours(answer: Answer, message: str) -> None:
     assert _answered(answer)["error"]["message"] == message
 
 
-def test_the_words_of_an_error_do_nothing_to_a_terminal() -> None:
+def test_an_error_message_cannot_control_a_terminal() -> None:
     assert words_of(says({"error": {"message": "a\x1b[2J\nb" + "x" * 9999}}, 503)) == "a [2J b" + "x" * 505
     assert words_of(Answer(503, {}, b"")) == "the server answers 503"
 
@@ -113,7 +113,7 @@ def test_a_long_text_is_cut() -> None:
     assert len(_answered(Answer(500, {}, b"x" * 10**6))["error"]["message"]) == 512
 
 
-def test_an_answer_that_is_too_deep_for_a_line_is_an_error() -> None:
+def test_an_answer_that_is_nested_too_deeply_is_an_error() -> None:
     line = _answered(Answer(200, {}, b"[" * 500 + b"]" * 500))
 
     assert line["error"]["message"] == "the answer is nested deeper than 250 levels"

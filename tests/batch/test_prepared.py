@@ -1,4 +1,4 @@
-"""What must fail before a model loads fails in prepare, and leaves nothing behind."""
+"""Whatever must fail before a model loads fails in prepare, and leaves nothing behind."""
 
 import os
 from dataclasses import replace
@@ -34,7 +34,7 @@ def test_a_job_that_can_run_is_counted(job: BatchJob) -> None:
         assert job.journal_path.exists()
 
 
-def test_a_job_that_answers_nothing_leaves_nothing(job: BatchJob) -> None:
+def test_preparing_alone_leaves_nothing(job: BatchJob) -> None:
     prepare(job).close()
 
     assert os.listdir(job.input_path.parent) == ["in.jsonl"]
@@ -74,12 +74,12 @@ def test_an_input_where_the_run_keeps_its_own_files_is_refused(job: BatchJob) ->
         place.rename(job.input_path)
 
 
-def test_places_that_are_written_twice_are_refused(job: BatchJob) -> None:
+def test_one_path_for_two_outputs_is_refused(job: BatchJob) -> None:
     for place in (job.output_path, job.journal_path, job.output_path.parent / "." / "out.jsonl"):
         assert "would be written twice" in _refused(replace(job, error_path=place))
 
 
-def test_an_output_in_no_folder_is_refused(job: BatchJob) -> None:
+def test_an_output_in_a_missing_folder_is_refused(job: BatchJob) -> None:
     assert "there is no folder" in _refused(replace(job, output_path=job.output_path / "deeper" / "out.jsonl"))
 
 

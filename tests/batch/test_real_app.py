@@ -109,7 +109,7 @@ async def test_an_app_and_a_server_give_the_same_lines(text_model: Path, tmp_pat
     assert files[0] == files[1]
 
 
-async def test_the_id_of_the_line_is_the_one_that_the_answer_shows(text_model: Path, tmp_path: Path) -> None:
+async def test_a_lines_id_is_the_one_in_its_answer(text_model: Path, tmp_path: Path) -> None:
     async with _asked(text_model) as (answerer, _):
         (line,) = await _run(_job(tmp_path, GOOD[0]), answerer)
 
@@ -118,7 +118,7 @@ async def test_the_id_of_the_line_is_the_one_that_the_answer_shows(text_model: P
 
 
 @pytest.mark.parametrize("by_url", [False, True], ids=["app", "url"])
-async def test_a_line_without_a_model_is_of_the_one_served(text_model: Path, tmp_path: Path, by_url: bool) -> None:
+async def test_a_line_without_a_model_is_of_the_served_one(text_model: Path, tmp_path: Path, by_url: bool) -> None:
     lines = [{"custom_id": f"r{i}", "method": "POST", "url": url, "body": body} for i, (url, body) in enumerate(GOOD)]
     job = BatchJob(write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl", retries=AT_ONCE)
 

@@ -1,4 +1,4 @@
-"""What may be printed of URLs and of what servers say about them."""
+"""Which parts of URLs and of servers' messages about them may be printed."""
 
 import pytest
 from hypothesis import given
@@ -40,7 +40,7 @@ def test_a_url_is_shown_without_query_fragment_user_and_password(url: str, shown
 
 
 @given(st.text("ab.:/\\@[]%\n ", max_size=12), st.text("?#", min_size=1, max_size=2), st.text("a?#/@&=", max_size=5))
-def test_nothing_behind_a_question_mark_is_shown_of_any_url(text: str, mark: str, more: str) -> None:
+def test_nothing_after_a_question_mark_is_shown_of_any_url(text: str, mark: str, more: str) -> None:
     assert "SECRET" not in redacted(f"https://{text}{mark}{more}SECRET")
 
 
@@ -54,7 +54,7 @@ def test_nothing_behind_a_question_mark_is_shown_of_any_url(text: str, mark: str
         "see https://elsewhere/x?token=abc+def/gh=",
     ],
 )
-def test_a_servers_words_lose_the_secrets_of_the_query_in_each_form(said: str) -> None:
+def test_a_servers_message_loses_all_forms_of_the_querys_secrets(said: str) -> None:
     words = redacted_words(said, V2)
 
     assert "(hidden)" in words
@@ -70,7 +70,7 @@ def test_secrets_are_redacted_also_escaped_or_within_credentials() -> None:
     assert "AKIDEXAMPLE" not in words
 
 
-def test_user_and_password_are_taken_out_of_a_servers_words() -> None:
+def test_user_and_password_are_removed_from_a_servers_message() -> None:
     assert redacted_words("no user me:secret here", "https://me:secret@host/a") == "no user (hidden) here"
 
 

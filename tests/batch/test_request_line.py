@@ -1,4 +1,4 @@
-"""What cannot be asked is refused with a message; what can is asked as the line says it."""
+"""An invalid request is refused with a message; a valid one is sent as its line has it."""
 
 import json
 from typing import Any
@@ -49,7 +49,7 @@ def test_an_invalid_request_line_is_refused(changes: dict[str, Any], words: str,
     assert (str(refused.value), refused.value.param) == (words, param)
 
 
-def test_a_body_that_is_too_deep_is_refused() -> None:
+def test_a_body_that_is_nested_too_deeply_is_refused() -> None:
     deep: Any = 1
     for _ in range(500):
         deep = [deep]

@@ -1,4 +1,4 @@
-"""What ends a run early loses no answer: the same job goes on from there."""
+"""A run that ends early loses no answer: the same job continues from there."""
 
 import asyncio
 import errno
@@ -46,14 +46,14 @@ async def test_a_cancelled_run_cancels_requests_and_keeps_answers(job: BatchJob)
     assert [one["response"]["body"]["echo"] for one in read_lines(job.output_path)] == list(range(NUM_LINES))
 
 
-async def test_a_server_that_is_gone_is_quoted(job: BatchJob) -> None:
+async def test_the_error_of_a_server_that_is_gone_is_quoted(job: BatchJob) -> None:
     error = {"error": {"message": "no decode instance is ready"}}
 
     with pytest.raises(BatchStopped, match="answers 503: no decode instance is ready, and /health answers 503; 0 of"):
         await run_job(job, Scripted(lambda n, times: says(error, 503), probe=503))
 
 
-async def test_a_run_cancelled_while_it_writes_the_output_is_taken_up(
+async def test_a_run_cancelled_while_it_writes_the_output_can_be_resumed(
     job: BatchJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     writing = asyncio.Event()
@@ -137,7 +137,7 @@ async def test_a_run_with_nothing_left_sends_no_request(job: BatchJob, monkeypat
     assert len(read_lines(job.output_path)) == NUM_LINES
 
 
-async def test_an_input_that_changes_under_the_run_ends_it(job: BatchJob) -> None:
+async def test_an_input_that_changes_during_the_run_ends_it(job: BatchJob) -> None:
     with prepare(job) as prepared:
         text = job.input_path.read_text()
         with job.input_path.open("r+") as file:
@@ -147,7 +147,7 @@ async def test_an_input_that_changes_under_the_run_ends_it(job: BatchJob) -> Non
             await run_batch(prepared, Scripted(), on_progress=ignore)
 
 
-async def test_an_input_that_is_replaced_under_the_run_does_not_matter(job: BatchJob) -> None:
+async def test_an_input_that_is_replaced_during_the_run_does_not_matter(job: BatchJob) -> None:
     with prepare(job) as prepared:
         other = write_lines(job.input_path.with_name("other"), [line(99)])
         other.rename(job.input_path)

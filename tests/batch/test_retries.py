@@ -1,4 +1,4 @@
-"""What passes is waited out; what does not becomes the line's error while the server is well, and else ends the run."""
+"""Transient failures are waited out; others become the line's error while the server is healthy, or end the run."""
 
 import pytest
 
@@ -23,7 +23,7 @@ async def test_passing_failures_are_retried(job: BatchJob, passing: Answer | Exc
     assert progress.errors == 0
 
 
-async def test_a_line_without_an_answer_of_a_healthy_server_fails_alone(job: BatchJob) -> None:
+async def test_an_unanswered_line_of_a_healthy_server_fails_alone(job: BatchJob) -> None:
     answerer = Scripted(lambda n, times: Unavailable("the connection was lost") if n == 7 else echo(n))
 
     await run_job(job, answerer)

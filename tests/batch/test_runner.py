@@ -1,4 +1,4 @@
-"""A run answers every line once, in the order of the input, and leaves its output alone."""
+"""A run answers every line once, in the order of the input, and leaves only its output."""
 
 import asyncio
 from typing import Any
@@ -32,7 +32,7 @@ async def test_each_line_has_its_answer_in_the_order_of_the_input(job: BatchJob)
     assert progress == BatchProgress(NUM_LINES, NUM_LINES, 0, 0, 3 * NUM_LINES, 2 * NUM_LINES)
 
 
-async def test_answers_that_come_in_another_order_change_nothing(job: BatchJob) -> None:
+async def test_answers_in_another_order_change_nothing(job: BatchJob) -> None:
     class Backwards(Scripted):
         async def _wait(self) -> None:
             for _ in range(NUM_LINES - max(self.asked)):
@@ -107,7 +107,7 @@ async def test_failed_lines_are_in_the_output_and_the_error_file(job: BatchJob) 
     assert progress.first_error in [f"{one['custom_id']!r}: {one['error']['message']}" for one in errors]
 
 
-async def test_the_words_of_the_first_error_are_fit_for_a_terminal(job: BatchJob) -> None:
+async def test_the_first_errors_message_is_fit_for_a_terminal(job: BatchJob) -> None:
     def script(n: int, count: int) -> Answer:
         return says({"error": {"message": "no \x1b[31m model\nof this name", "type": "x"}}, 404)
 

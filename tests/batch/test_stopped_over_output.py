@@ -1,4 +1,4 @@
-"""A run that was stopped before it replaced an output goes on with what failed asked again: the two are not mixed."""
+"""A run stopped before it replaced an earlier output continues with its own answers: the two are never mixed."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ def _in(dtype: str) -> Script:
 
 
 async def _stopped(job: BatchJob, dtype: str, script: Script) -> BatchJob:
-    """Run four lines to their end in float32, then from anew in `dtype`, stopped at the third; return that job."""
+    """Run four lines to their end in float32, then again in `dtype`, stopped at the third; return that job."""
     write_lines(job.input_path, [line(n, body={"n": n}) for n in range(4)])
     await run_job(replace(job, binding={"--dtype": "float32"}), Scripted(script))
     again = replace(job, binding={"--dtype": dtype}, max_inflight=1)

@@ -1,4 +1,4 @@
-"""A live server: no secret in any word, every failure to answer is Unavailable, connections are bounded."""
+"""A live server: no secret in any message, every failure to answer is Unavailable, connections are bounded."""
 
 import asyncio
 import gzip
@@ -20,7 +20,7 @@ KEY = "key-0123456789"
 
 
 class Keyed:
-    """Says which key and path came; /big answers with much, packed; /away leads elsewhere."""
+    """Records which key and path came; /big answers with much, compressed; /away redirects."""
 
     def __init__(self) -> None:
         self.now = self.most = 0
@@ -42,7 +42,7 @@ class Keyed:
 
 @asynccontextmanager
 async def _silent(says: bytes = b"", *, hangs_up: bool = False) -> AsyncIterator[str]:
-    """Serve what says one thing to everybody and then nothing."""
+    """Serve one that sends one thing to every client and then nothing."""
 
     async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -64,19 +64,19 @@ async def test_the_key_is_sent_only_to_the_server() -> None:
 
 
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
-async def test_a_base_url_ending_in_v1_is_not_doubled(end: str) -> None:
+async def test_a_base_url_with_v1_at_its_end_is_not_doubled(end: str) -> None:
     async with serving(Keyed()) as url, UrlBackend(url + "/base" + end) as answerer:
         answer = await answerer.ask("POST", "/v1/completions", b"{}")
 
     assert answer.body == b"none /base/v1/completions"
 
 
-async def test_redirects_are_answers() -> None:
+async def test_redirects_are_returned_as_answers() -> None:
     async with serving(Keyed()) as url, UrlBackend(url) as answerer:
         assert (await answerer.ask("POST", "/away", b"{}")).status == 307
 
 
-async def test_a_compressed_answer_is_bounded_by_its_unpacked_size() -> None:
+async def test_a_compressed_answer_is_bounded_by_its_decompressed_size() -> None:
     async with serving(Keyed()) as url, UrlBackend(url, max_answer_bytes=2**20) as answerer:
         with pytest.raises(Unavailable, match=r"127\.0\.0\.1:\d+ answers with more than 1048576 bytes"):
             await answerer.ask("GET", "/big")
@@ -115,13 +115,13 @@ async def test_an_answer_that_is_not_http_is_unavailable_and_not_quoted() -> Non
     assert "secret" not in str(lost.value)
 
 
-async def test_an_answer_that_does_not_come_in_time_is_unavailable() -> None:
+async def test_an_answer_that_is_too_late_is_unavailable() -> None:
     async with _silent() as url, UrlBackend(url, timeout_s=0.05) as answerer, asyncio.timeout(DEADLINE_S):
         with pytest.raises(Unavailable, match=r"no complete answer within 0\.05 s"):
             await answerer.ask("POST", "/v1/x", b"{}")
 
 
-async def test_a_certificate_that_is_not_trusted_is_unavailable(tmp_path: Path) -> None:
+async def test_an_untrusted_certificate_is_unavailable(tmp_path: Path) -> None:
     files = Authority(tmp_path / "ca").sign("server")
 
     async with serving(Keyed(), files) as url, UrlBackend(url, KEY) as answerer:
@@ -143,7 +143,9 @@ def test_an_incomplete_base_url_is_refused_with_the_missing_part(url: str, words
         UrlBackend(url)
 
 
-async def test_a_certificate_of_a_trusted_authority_is_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_certificate_of_a_trusted_authority_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     authority = Authority(tmp_path / "ca")
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.cert))
 
@@ -166,7 +168,7 @@ async def test_an_invalid_base_url_is_refused_without_quoting_it(url: str) -> No
 
 
 @pytest.mark.parametrize("key", ["", "two words", "line\r\nX-Other: 1", "ключ"])
-async def test_a_key_that_no_header_takes_is_refused_and_not_repeated(key: str) -> None:
+async def test_a_key_that_no_header_can_carry_is_refused_and_not_quoted(key: str) -> None:
     with pytest.raises(ConfigError) as refused:
         UrlBackend("http://host", key)
 

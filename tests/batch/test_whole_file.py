@@ -1,4 +1,4 @@
-"""A file appears whole or not at all, and never over what is no plain file."""
+"""A file appears completely or not at all, and never replaces anything but a regular file."""
 
 import os
 import stat
@@ -12,7 +12,7 @@ from wire.errors import ConfigError
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where the file is to appear."""
+    """The path at which the file is to appear."""
     return tmp_path / "out.jsonl"
 
 
@@ -97,7 +97,7 @@ def test_places_where_a_file_can_appear(path: Path) -> None:
     check_folder(path, "the output")
 
 
-def test_places_where_none_can_are_refused_with_a_reason(tmp_path: Path) -> None:
+def test_impossible_places_are_refused_with_a_reason(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("elsewhere")
     os.mkfifo(tmp_path / "pipe")
 

@@ -1,4 +1,4 @@
-"""A server on loopback that says exactly the bytes it is told to, and keeps what it was asked."""
+"""A server on loopback that sends exactly the bytes it is given, and records its requests."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ DEADLINE_S = 300.0
 
 @dataclass
 class Asked:
-    """One request as it came, and the connection it came by."""
+    """One request as received, and its connection."""
 
     line: str
     headers: dict[str, str]
@@ -24,17 +24,17 @@ class Asked:
 
     @property
     def target(self) -> str:
-        """What stands between the method and the version."""
+        """The text between the method and the version."""
         return self.line.split(" ")[1]
 
     async def read_body(self, num_bytes: int | None = None) -> bytes:
-        """Read the body, or so many bytes of it."""
+        """Read the body, or that many bytes of it."""
         wanted = int(self.headers.get("content-length", "0")) if num_bytes is None else num_bytes
         self.body += await self.reader.readexactly(wanted)
         return self.body
 
     async def say(self, answer: bytes) -> None:
-        """Send these bytes; raise ConnectionError where nobody takes them."""
+        """Send these bytes; raise ConnectionError if nobody receives them."""
         if self.writer.is_closing():
             raise ConnectionResetError
         self.writer.write(answer)
@@ -46,7 +46,7 @@ Handler = Callable[[Asked], Awaitable[None]]
 
 @dataclass
 class RawServer:
-    """Where it listens, and what it was asked so far."""
+    """Where it listens, and its requests so far."""
 
     port: int
     asked: list[Asked] = field(default_factory=list)
@@ -91,13 +91,13 @@ def ok(body: bytes, *headers: str) -> bytes:
 
 
 def answer(status: str, body: bytes = b"", *headers: str) -> bytes:
-    """Return an answer with the true length of its body."""
+    """Return an answer with the correct length of its body."""
     lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers]
     return "".join(f"{line}\r\n" for line in lines).encode() + b"\r\n" + body
 
 
 def in_turn(*answers: bytes) -> Handler:
-    """Return a handler that reads each request whole and says these answers, the last one from then on."""
+    """Return a handler that reads each request completely and sends these answers in turn, repeating the last."""
     left = list(answers)
 
     async def handle(asked: Asked) -> None:

@@ -18,7 +18,7 @@ App = Callable[[Environ, Callable[..., Any]], Iterable[bytes]]
 
 
 class SignatureGate:
-    """Passes on what is signed with the key or carries a header Authorization; refuses the rest as S3 words it."""
+    """Forwards requests that are signed with the key or have an Authorization header; else refuses in S3's words."""
 
     def __init__(self, app: App, secret_key: str) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Which addresses may be connected to, in all the forms in which one may be written."""
+"""Which addresses may be connected to, in every notation of them."""
 
 import pytest
 
@@ -38,12 +38,12 @@ def test_link_local_and_metadata_addresses_are_never_allowed(rules: AddressRules
 
 
 @pytest.mark.parametrize("address", PRIVATE)
-def test_private_addresses_are_allowed_by_flag_alone(address: str) -> None:
+def test_private_addresses_are_allowed_only_by_flag(address: str) -> None:
     assert EVERYTHING.refusal(address) is None
     refusal = str(PUBLIC.refusal(address))
     told, _, flag = refusal.partition(": --allow-private-urls ")
     assert told == f"{address} is not a public address"
-    assert AddressRules.of([flag.removesuffix(" allows it")]).refusal(address) is None, "what it advises, helps"
+    assert AddressRules.of([flag.removesuffix(" allows it")]).refusal(address) is None, "following its advice helps"
 
 
 @pytest.mark.parametrize("address", OPEN)
@@ -53,7 +53,7 @@ def test_public_addresses_are_allowed(address: str) -> None:
 
 @pytest.mark.parametrize("text", NO_ADDRESS)
 @pytest.mark.parametrize("rules", [PUBLIC, EVERYTHING], ids=["public", "everything"])
-def test_an_address_counts_in_its_full_form_alone(rules: AddressRules, text: str) -> None:
+def test_an_address_is_accepted_only_in_its_full_form(rules: AddressRules, text: str) -> None:
     assert rules.refusal(text) == f"{text!r} is not an IP address in its full form"
 
 
@@ -71,6 +71,6 @@ def test_a_flag_cannot_name_a_network_that_is_never_allowed(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["10.0.0.1/8", "ten", "", "10.0.0.0/33", "*"])
-def test_a_flag_that_is_no_network_is_refused_with_its_text(text: str) -> None:
+def test_an_invalid_network_of_a_flag_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ConfigError, match=r"is not a network: .*; write it as 10\.0\.0\.0/8"):
         AddressRules.of([text])

@@ -34,7 +34,7 @@ def _names_in(folder: Path) -> list[str]:
 
 
 async def _refusal(handler: Handler, to: Path, path: str = "/file", limits: DownloadLimits = LIMITS) -> tuple[str, int]:
-    """Return the error of a download that fails, with its traceback, and how often the server was asked."""
+    """Return the error of a download that fails, with its traceback, and the number of requests."""
     async with raw_server(handler) as server:
         with pytest.raises(PdserveError) as caught:
             await download(server.url(path), to, rules=LOOPBACK, limits=limits)
@@ -46,7 +46,7 @@ async def _refusal(handler: Handler, to: Path, path: str = "/file", limits: Down
 
 
 @pytest.mark.covers("A1.13")
-async def test_a_remote_file_is_fetched_whole(tmp_path: Path) -> None:
+async def test_a_remote_file_is_fetched_completely(tmp_path: Path) -> None:
     to = tmp_path / "in.jsonl"
     async with raw_server(in_turn(ok(BODY))) as server:
         num_bytes = await download(server.url(), to, rules=LOOPBACK, limits=LIMITS)
@@ -105,7 +105,7 @@ async def test_an_expired_url_fails_at_once_with_its_expiry(tmp_path: Path) -> N
     ],
     ids=["500", "503", "429", "nothing", "half a head", "no HTTP", "cut", "chunks cut", "wrong checksum"],
 )  # fmt: skip
-async def test_a_failure_that_may_pass_is_tried_again(tmp_path: Path, bad: bytes) -> None:
+async def test_a_transient_failure_is_retried(tmp_path: Path, bad: bytes) -> None:
     words, tries = await _refusal(in_turn(bad), tmp_path / "in", SIGNED)
     async with raw_server(in_turn(bad, bad, ok(BODY))) as server:
         await download(server.url(), tmp_path / "in", rules=LOOPBACK, limits=LIMITS)
@@ -128,7 +128,7 @@ async def test_no_log_line_has_the_secrets_of_a_url(tmp_path: Path, caplog: pyte
     assert "SECRET" not in caplog.text
 
 
-async def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
+async def test_a_missing_server_is_named(tmp_path: Path) -> None:
     async with raw_server(in_turn(b"")) as server:
         url = server.url(SIGNED)
 
@@ -183,7 +183,7 @@ async def test_a_file_without_a_length_is_fetched(tmp_path: Path, head: str, end
     assert to.read_bytes() == b"hello\n"
 
 
-async def test_a_packed_file_is_not_unpacked(tmp_path: Path) -> None:
+async def test_a_compressed_file_is_not_decompressed(tmp_path: Path) -> None:
     bomb = gzip.compress(b"0" * 10_000_000)[:900]
 
     words, tries = await _refusal(in_turn(ok(bomb, "Content-Encoding: gzip")), tmp_path / "in")
@@ -233,7 +233,7 @@ def _trickle() -> Handler:
     ],
     ids=["silent", "half a line", "stalled", "stalled early", "stalled error", "a byte at a time"],
 )  # fmt: skip
-async def test_a_server_too_slow_is_given_up(tmp_path: Path, slow: Callable[[], Handler]) -> None:
+async def test_a_server_that_is_too_slow_is_given_up(tmp_path: Path, slow: Callable[[], Handler]) -> None:
     words, _ = await _refusal(slow(), tmp_path / "in", SIGNED, HASTY)
 
     # Which of them is missed first is up to this machine too, where it is slow.
@@ -241,20 +241,28 @@ async def test_a_server_too_slow_is_given_up(tmp_path: Path, slow: Callable[[], 
     assert re.fullmatch(rf"Unavailable: http://\S+/bucket/in\.jsonl\?\(hidden\): {missed}", words)
 
 
-async def test_all_tries_together_have_a_deadline(tmp_path: Path) -> None:
+async def test_all_attempts_together_have_a_deadline(tmp_path: Path) -> None:
     with pytest.raises(DeadlineExceeded, match=r"\(hidden\): not done within 0.1 s"):
         async with raw_server(_then_silent()) as server:
             await download(server.url(SIGNED), tmp_path / "in", rules=LOOPBACK, limits=replace(LIMITS, whole_s=0.1))
 
 
 async def test_checksums_of_the_answer_are_checked(tmp_path: Path) -> None:
-    def told(digest: bytes) -> str:
+    def checksum_headers(digest: bytes) -> str:
         return base64.b64encode(digest).decode()
 
     md5, sha256 = hashlib.md5(BODY).digest(), hashlib.sha256(BODY).digest()
-    good = ok(BODY, f"Content-MD5: {told(md5)}", f"Content-Digest: sha-512=:AA==:, sha-256=:{told(sha256)}:")
-    bad = ok(BODY, f"x-amz-checksum-sha256: {told(md5 + md5)}", f"x-goog-hash: crc32c=AA==,md5={told(md5)}")
-    torn = ok(BODY, "x-goog-hash: crc32c=AA==", f"x-goog-hash: md5={told(hashlib.md5(b'').digest())}")
+    good = ok(
+        BODY,
+        f"Content-MD5: {checksum_headers(md5)}",
+        f"Content-Digest: sha-512=:AA==:, sha-256=:{checksum_headers(sha256)}:",
+    )
+    bad = ok(
+        BODY,
+        f"x-amz-checksum-sha256: {checksum_headers(md5 + md5)}",
+        f"x-goog-hash: crc32c=AA==,md5={checksum_headers(md5)}",
+    )
+    torn = ok(BODY, "x-goog-hash: crc32c=AA==", f"x-goog-hash: md5={checksum_headers(hashlib.md5(b'').digest())}")
     async with raw_server(in_turn(bad, torn, good)) as server:
         await download(server.url(), tmp_path / "in", rules=LOOPBACK, limits=LIMITS)
 
@@ -270,14 +278,18 @@ async def test_headers_that_are_no_checksum_of_the_file_are_ignored(tmp_path: Pa
 
 
 async def test_progress_counts_up_to_the_length(tmp_path: Path) -> None:
-    told: list[tuple[int, int | None]] = []
+    checksum_headers: list[tuple[int, int | None]] = []
     async with raw_server(in_turn(ok(BODY))) as server:
         await download(
-            server.url(), tmp_path / "in", rules=LOOPBACK, limits=LIMITS, on_bytes=lambda *seen: told.append(seen)
+            server.url(),
+            tmp_path / "in",
+            rules=LOOPBACK,
+            limits=LIMITS,
+            on_bytes=lambda *seen: checksum_headers.append(seen),
         )
 
-    assert told[-1] == (len(BODY), len(BODY))
-    assert told == sorted(told)
+    assert checksum_headers[-1] == (len(BODY), len(BODY))
+    assert checksum_headers == sorted(checksum_headers)
 
 
 async def test_a_cancelled_download_leaves_nothing(tmp_path: Path) -> None:

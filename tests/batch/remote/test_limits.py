@@ -1,4 +1,4 @@
-"""What one transfer may take."""
+"""The limits of one transfer."""
 
 import pytest
 
@@ -14,6 +14,6 @@ def test_delays_double_up_to_the_longest_and_jitter_takes_up_to_half(
     assert Retries(first_delay_s=1, max_delay_s=5).delay_s(failures, jitter) == delay_s
 
 
-def test_the_least_speed_is_one_byte_a_window() -> None:
+def test_the_minimum_speed_is_one_byte_a_window() -> None:
     assert Waits(idle_s=30, floor_bytes_per_s=1024).window_bytes == 30_720
     assert Waits(idle_s=0.1, floor_bytes_per_s=0).window_bytes == 1

@@ -1,4 +1,4 @@
-"""Memory stays flat while a file of 100 MB comes and goes."""
+"""Memory stays flat while a file of 100 MB is downloaded and uploaded."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[3]
 PIECE = b"x" * 100_000
 NUM_PIECES = 1000
-# Prints by how many KiB the largest size of this process has grown since a small file went the same way.
+# Prints by how many KiB this process's peak size has grown since a small file was transferred the same way.
 CHILD = """
 import asyncio, sys
 from pathlib import Path
@@ -52,7 +52,7 @@ def anyio_backend() -> str:
 
 
 class Store:
-    """Has files of as many pieces as a path says, and counts the bytes that come."""
+    """Has files of as many pieces as a path says, and counts the received bytes."""
 
     def __init__(self) -> None:
         self.num_bytes = 0

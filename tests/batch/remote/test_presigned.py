@@ -1,4 +1,4 @@
-"""What the query of a presigned URL says; the forms are those of the stores' own documents."""
+"""What the query of a presigned URL contains; the forms are those of the stores' own documents."""
 
 from datetime import UTC, datetime
 
@@ -15,7 +15,7 @@ AZURE = "sv=2024-11-04&se=2026-11-22T02%3A00%3A00Z&sr=b&sp=r&sig=abc%3D"
 @pytest.mark.parametrize(
     "query", [V2, V4, V4.lower(), GOOGLE, AZURE, "OSSAccessKeyId=a&Expires=1&Signature=b", "a=1&x-oss-signature=2"]
 )
-def test_a_signed_query_is_known(query: str) -> None:
+def test_a_signed_query_is_recognised(query: str) -> None:
     assert is_presigned(query)
 
 
@@ -43,7 +43,7 @@ def test_a_signature_of_version_2_forbids_headers_about_the_content(query: str, 
         ("X-Amz-Date=now&X-Amz-Expires=1", None),
     ],
 )
-def test_the_end_of_a_signature_is_read_where_it_is_told(query: str, end: datetime | None) -> None:
+def test_the_expiry_of_a_signature_is_read_if_it_is_in_the_url(query: str, end: datetime | None) -> None:
     assert expires_at(query) == end
 
 

@@ -1,4 +1,4 @@
-"""What is known of a URL before work is done for it."""
+"""What is checked of a URL before work is done for it."""
 
 import asyncio
 import socket
@@ -46,7 +46,7 @@ async def test_one_allowed_address_is_enough(monkeypatch: pytest.MonkeyPatch) ->
     await check_reach(URL, AddressRules())
 
 
-async def test_a_name_that_is_not_known_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unknown_name_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     _names(monkeypatch)
 
     with pytest.raises(Unavailable, match=r"\(hidden\): cannot resolve bucket\.example: Name or service not known"):

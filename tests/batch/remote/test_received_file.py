@@ -1,4 +1,4 @@
-"""A received file stands at its path only when it is whole."""
+"""A received file appears at its path only when it is complete."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ from batch.remote.received_file import ReceivedFile
 from wire.errors import ConfigError
 
 
-def test_a_kept_file_takes_the_place_of_another(tmp_path: Path) -> None:
+def test_a_kept_file_replaces_another(tmp_path: Path) -> None:
     path = tmp_path / "in"
     path.write_bytes(b"old")
     with ReceivedFile(path) as file:
@@ -31,7 +31,7 @@ def test_a_file_that_is_not_kept_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_part_left_by_a_killed_run_is_written_again(tmp_path: Path) -> None:
+def test_a_part_left_by_a_killed_run_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "in.part").write_bytes(b"a longer part of then")
     with ReceivedFile(tmp_path / "in") as file:
         file.write(b"new")
@@ -40,7 +40,7 @@ def test_a_part_left_by_a_killed_run_is_written_again(tmp_path: Path) -> None:
     assert (tmp_path / "in").read_bytes() == b"new"
 
 
-def test_a_link_in_the_place_of_the_part_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_in_place_of_the_part_is_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"mine")
     (tmp_path / "in.part").symlink_to(victim)
@@ -54,7 +54,7 @@ def test_a_link_in_the_place_of_the_part_is_not_followed(tmp_path: Path) -> None
     assert victim.read_bytes() == b"mine"
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigError, match=r"none/in\.part: No such file or directory"),
         ReceivedFile(tmp_path / "none" / "in"),

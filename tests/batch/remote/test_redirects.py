@@ -1,4 +1,4 @@
-"""Where a transfer may be led by redirects and names: the address that is checked is the one connected to."""
+"""Where redirects and names may lead a transfer: the address that is checked is the one connected to."""
 
 import socket
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class Names(AbstractResolver):
         ]  # fmt: skip
 
     async def close(self) -> None:
-        """Hold nothing."""
+        """Nothing is open."""
 
 
 def _to(location: str, status: str = "302 Found") -> bytes:
@@ -72,7 +72,7 @@ async def test_other_addresses_in_the_url_itself_are_refused_too(tmp_path: Path,
 
 @pytest.mark.parametrize("name", ["localhost.", "metadata.google.internal", "rebound.example"])
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "169.254.169.254", "fe80::1", "10.1.2.3", "::ffff:127.0.0.1"])
-async def test_a_name_counts_by_its_address(tmp_path: Path, name: str, address: str) -> None:
+async def test_a_name_is_judged_by_its_address(tmp_path: Path, name: str, address: str) -> None:
     names = Names([address])
     refusal = f"({address} is not a public address|pdserve never connects to {address} )"
     with pytest.raises(ConfigError, match=f"http://{name}/in: {refusal}"):
@@ -92,7 +92,7 @@ async def test_a_host_name_is_resolved_and_checked_at_each_connection(tmp_path: 
         assert len(server.asked) == names.lookups - 1 == 1
 
 
-async def test_a_name_is_looked_up_once_a_connection(tmp_path: Path) -> None:
+async def test_a_name_is_looked_up_once_per_connection(tmp_path: Path) -> None:
     names = Names(["127.0.0.1"], ["127.0.0.2"])
     async with raw_server(in_turn(ok(b"hello"))) as server:
         await download(server.url(host="rebound.example"), tmp_path / "in", rules=ONE, limits=LIMITS, resolver=names)
@@ -108,7 +108,7 @@ async def test_of_two_addresses_of_a_name_the_allowed_one_is_used(tmp_path: Path
     assert (tmp_path / "in").read_bytes() == b"hello"
 
 
-async def test_a_name_that_is_not_known_is_tried_again_and_named(tmp_path: Path) -> None:
+async def test_an_unknown_name_is_retried_and_reported(tmp_path: Path) -> None:
     class NoNames(Names):
         async def resolve(
             self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
@@ -156,7 +156,7 @@ async def test_a_redirect_is_checked_as_the_url_is(tmp_path: Path, location: str
         assert len(server.asked) == 1
 
 
-async def test_redirects_end(tmp_path: Path) -> None:
+async def test_redirects_are_limited(tmp_path: Path) -> None:
     async with raw_server(in_turn(_to("/again"))) as server:
         with pytest.raises(ConfigError, match="more than 5 redirects"):
             await download(server.url(), tmp_path / "in", rules=LOOPBACK, limits=LIMITS)
@@ -167,7 +167,7 @@ async def test_redirects_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "query", ["?Signature=SECRET&Expires=1", "?X-Amz-Signature=SECRET", "?x-amz-algorithm=a", "?sig=SECRET"]
 )
-async def test_a_presigned_url_is_followed_nowhere(tmp_path: Path, query: str) -> None:
+async def test_a_presigned_url_is_never_redirected(tmp_path: Path, query: str) -> None:
     async with raw_server(in_turn(_to("/elsewhere"))) as server:
         with pytest.raises(ConfigError, match=r"\(hidden\): the .* 302, and redirects of a presigned URL") as caught:
             await download(server.url(f"/in{query}"), tmp_path / "in", rules=LOOPBACK, limits=LIMITS)

@@ -1,4 +1,4 @@
-"""A download that is cut off goes on where it was, if the server still has that very file."""
+"""A download that is cut off continues where it was, if the server still has that very file."""
 
 import asyncio
 import base64
@@ -34,7 +34,7 @@ def rest(begin: int, body: bytes = BODY, *headers: str) -> bytes:
 
 
 class Cutting:
-    """Cuts its first answer once the client has `CUT` bytes of it; later ones are as told, the last from then on."""
+    """Cuts its first answer once the client has `CUT` bytes of it; then sends the given ones, the last repeatedly."""
 
     def __init__(self, first: bytes, *later: bytes) -> None:
         self.seen: list[int] = []
@@ -43,7 +43,7 @@ class Cutting:
         self._arrived = asyncio.Event()
 
     def see(self, num_bytes: int, length: int | None) -> None:
-        """Take the client's progress."""
+        """Record the client's progress."""
         self.seen.append(num_bytes)
         if num_bytes >= CUT - len(CHUNK):
             self._arrived.set()
@@ -80,7 +80,7 @@ async def test_a_cut_download_requests_only_the_rest(tmp_path: Path) -> None:
     assert cutting.seen == sorted(cutting.seen)
 
 
-async def test_the_checksum_of_the_first_answer_is_that_of_all_of_it(tmp_path: Path) -> None:
+async def test_the_first_answers_checksum_is_that_of_the_whole_file(tmp_path: Path) -> None:
     def told(body: bytes) -> str:
         return f"Content-MD5: {base64.b64encode(hashlib.md5(body).digest()).decode()}"
 
@@ -104,9 +104,9 @@ async def test_the_checksum_of_the_first_answer_is_that_of_all_of_it(tmp_path: P
         answer("206 Partial Content", BODY[CUT:-1], f"Content-Range: bytes {CUT}-{len(BODY) - 2}/{len(BODY)}"),
         answer("206 Partial Content", BODY[CUT:]),
     ],
-    ids=["200", "416", "another file", "another place", "another length", "not to its end", "no range told"],
+    ids=["200", "416", "another file", "another place", "another length", "not to its end", "no range given"],
 )
-async def test_where_it_is_another_file_by_now_all_of_it_is_fetched(tmp_path: Path, answered: bytes) -> None:
+async def test_a_file_that_changed_is_fetched_completely(tmp_path: Path, answered: bytes) -> None:
     await _fetch(Cutting(ok(BODY, TAG), answered, ok(BODY[::-1], 'ETag: "v2"')), tmp_path / "in")
 
     assert (tmp_path / "in").read_bytes() == BODY[::-1]
@@ -120,14 +120,14 @@ async def test_without_a_strong_etag_a_download_starts_again(tmp_path: Path, hea
     assert (tmp_path / "in").read_bytes() == BODY
 
 
-async def test_an_error_in_between_forgets_nothing(tmp_path: Path) -> None:
+async def test_an_error_in_between_loses_nothing(tmp_path: Path) -> None:
     asked = await _fetch(Cutting(ok(BODY, TAG), answer("503 Slow Down"), rest(CUT)), tmp_path / "in")
 
     assert [one.headers.get("range") for one in asked] == [None, f"bytes={CUT}-", f"bytes={CUT}-"]
     assert (tmp_path / "in").read_bytes() == BODY
 
 
-async def test_the_limit_is_that_of_the_whole(tmp_path: Path) -> None:
+async def test_the_limit_is_that_of_the_whole_file(tmp_path: Path) -> None:
     big = b"x" * 5500
     head = f"HTTP/1.1 200 OK\r\n{TAG}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
     chunked = head + CHUNK + b"x" * 800 + b"\r\n"

@@ -30,7 +30,7 @@ ODD_KEY = "in put/+~é&=.jsonl"
 RETRIES = Retries(tries=2, first_delay_s=0.001)
 DOWN = DownloadLimits(retries=RETRIES)
 UP = UploadLimits(retries=RETRIES, expect_s=2)
-# The guides' script but for the text of its docstring, with their placeholders.
+# The guides' script, except for the text of its docstring, with their placeholders.
 PRESIGN = """
 import boto3
 from botocore.exceptions import ClientError
@@ -58,7 +58,7 @@ print(f"{output_url=}")
 
 @dataclass
 class Bucket:
-    """A bucket, where it is, and who may sign for it."""
+    """A bucket, its endpoint, and the keys that may sign for it."""
 
     url: str
     secret_key: str
@@ -116,7 +116,7 @@ def bucket() -> Iterator[Bucket]:
 @pytest.mark.covers("A1.15")
 @pytest.mark.parametrize("version", ["s3", "s3v4"])
 @pytest.mark.parametrize("num_bytes", [0, 1000, 3_000_000])
-async def test_a_file_goes_up_and_comes_down_by_presigned_urls(
+async def test_a_file_is_uploaded_and_downloaded_by_presigned_urls(
     bucket: Bucket, tmp_path: Path, version: str, num_bytes: int
 ) -> None:
     sent, received = tmp_path / "out", tmp_path / "in"
@@ -166,7 +166,7 @@ async def test_a_url_signed_for_another_key_is_refused_without_its_secrets(
     bucket.gate.refused.clear()
 
 
-async def test_a_key_that_is_not_there_fails_in_the_stores_words(bucket: Bucket, tmp_path: Path) -> None:
+async def test_a_missing_key_fails_with_the_stores_message(bucket: Bucket, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"answered 404 .*: NoSuchKey: The specified key does not exist"):
         await download(bucket.signed("get_object", "none"), tmp_path / "in", rules=LOOPBACK, limits=DOWN)
 
@@ -194,7 +194,7 @@ async def test_the_guides_script_signs_urls_that_work(bucket: Bucket, tmp_path: 
     assert bucket.gate.refused == []
 
 
-async def test_a_put_whose_answer_is_lost_is_sent_again_with_the_same_bytes(bucket: Bucket, tmp_path: Path) -> None:
+async def test_a_put_whose_answer_is_lost_is_resent_with_the_same_bytes(bucket: Bucket, tmp_path: Path) -> None:
     sent = tmp_path / "out"
     sent.write_bytes(b"again\n" * 1000)
     bucket.gate.answers_to_lose = 1

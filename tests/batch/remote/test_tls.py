@@ -1,4 +1,4 @@
-"""Files behind https: by default of certificates that the machine trusts, or of those in SSL_CERT_FILE."""
+"""Files over https: by default with certificates that the machine trusts, or with those in SSL_CERT_FILE."""
 
 import asyncio
 import datetime
@@ -16,7 +16,7 @@ from tests.conftest import MISSING
 pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 ROOT = Path(__file__).parents[3]
-# The library reads the trusted certificates where it is imported: so each case has a process of its own.
+# The library reads the trusted certificates at import: so each case has its own process.
 CHILD = """
 import asyncio, sys
 from pathlib import Path
@@ -39,7 +39,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a certificate for 127.0.0.1 that signs itself, with its key."""
+    """Return a self-signed certificate for 127.0.0.1 with its key."""
     x509 = pytest.importorskip("cryptography.x509", reason=f"{MISSING}: cryptography, of the extra `clients`")
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -76,7 +76,7 @@ async def _fetched(certificate: Path, to: Path, host: str = "127.0.0.1", **envir
         return out.decode().strip(), len(server.asked)
 
 
-async def test_a_certificate_that_is_not_trusted_is_refused_at_once(certificate: Path, tmp_path: Path) -> None:
+async def test_an_untrusted_certificate_is_refused_at_once(certificate: Path, tmp_path: Path) -> None:
     printed, num_asked = await _fetched(certificate, tmp_path / "in")
 
     assert printed.startswith("ConfigError https://127.0.0.1:")

@@ -38,7 +38,7 @@ def small(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def big(tmp_path: Path) -> Path:
-    """Return a file that fills the sockets and that the server is asked about first."""
+    """Return a file that fills the sockets and is sent only after 100 Continue."""
     path = tmp_path / "big.jsonl"
     path.write_bytes(BIG)
     return path
@@ -49,7 +49,7 @@ def _content(path: Path) -> bytes:
 
 
 async def _refusal(handler: Handler, path: Path, limits: UploadLimits = LIMITS) -> tuple[str, list[Asked]]:
-    """Return the error of an upload that fails, and what the server was asked."""
+    """Return the error of an upload that fails, and the server's requests."""
     before = _content(path)
     async with raw_server(handler) as server:
         with pytest.raises(PdserveError) as caught:
@@ -123,14 +123,14 @@ async def test_a_permanent_403_fails_at_once_in_the_servers_words(small: Path) -
 
 @pytest.mark.parametrize("reads", [0, 100_000], ids=["before the body", "within the body"])
 @pytest.mark.parametrize("asks_first", [True, False])
-async def test_an_early_403_is_read_though_the_body_is_not(big: Path, reads: int, asks_first: bool) -> None:
+async def test_an_early_403_is_read_even_if_the_body_is_not(big: Path, reads: int, asks_first: bool) -> None:
     async def refuse(asked: Asked) -> None:
         if reads and asks_first:
             await asked.say(b"HTTP/1.1 100 Continue\r\n\r\n")
         await asked.read_body(reads)
         await asked.say(answer("403 Forbidden", DENIED))
         while await asked.reader.read(len(BIG)):
-            pass  # until the other end closes: to close first might take the answer away
+            pass  # until the other end closes: closing first might lose the answer
 
     limits = LIMITS if asks_first else replace(LIMITS, expect_from_bytes=len(BIG) + 1)
     words, asked = await _refusal(refuse, big, limits)
@@ -146,9 +146,7 @@ async def test_an_early_403_is_read_though_the_body_is_not(big: Path, reads: int
     ids=["503", "500", "429", "lost answer", "half an answer", "no HTTP"],
 )
 @pytest.mark.parametrize("content", [BODY, BIG], ids=["small", "big"])
-async def test_a_failure_that_may_pass_is_tried_again_with_the_same_bytes(
-    tmp_path: Path, content: bytes, bad: bytes
-) -> None:
+async def test_a_transient_failure_is_retried_with_the_same_bytes(tmp_path: Path, content: bytes, bad: bytes) -> None:
     path = tmp_path / "results.jsonl"
     path.write_bytes(content)
     async with raw_server(in_turn(bad, bad, ok(b""))) as server:
@@ -179,7 +177,7 @@ async def test_a_connection_cut_within_the_body_is_retried_with_all_bytes(big: P
 
 
 @pytest.mark.parametrize("says_no_by", ["silence", "a 417"])
-async def test_a_server_that_knows_no_expectation_gets_the_body_unasked(big: Path, says_no_by: str) -> None:
+async def test_a_server_without_100_continue_gets_the_body_anyway(big: Path, says_no_by: str) -> None:
     async def old_server(asked: Asked) -> None:
         if "expect" in asked.headers and says_no_by == "a 417":
             await asked.say(answer("417 Expectation Failed"))
@@ -204,7 +202,7 @@ async def test_a_200_before_the_whole_body_is_a_failure(big: Path) -> None:
     assert len(asked) == 3
 
 
-async def test_a_put_is_sent_nowhere_else(small: Path) -> None:
+async def test_a_put_is_never_redirected(small: Path) -> None:
     words, asked = await _refusal(in_turn(answer("307 Temporary", b"", "Location: http://127.0.0.1:1/")), small)
 
     assert words.endswith("the server answered 307, and redirects of a PUT are not followed")
@@ -212,7 +210,7 @@ async def test_a_put_is_sent_nowhere_else(small: Path) -> None:
 
 
 @pytest.mark.parametrize("read", [0, 100_000, None], ids=["takes nothing", "takes a part", "never answers"])
-async def test_a_server_too_slow_is_given_up(big: Path, read: int | None) -> None:
+async def test_a_server_that_is_too_slow_is_given_up(big: Path, read: int | None) -> None:
     async def slow(asked: Asked) -> None:
         if "expect" in asked.headers:
             await asked.say(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -226,7 +224,7 @@ async def test_a_server_too_slow_is_given_up(big: Path, read: int | None) -> Non
     assert len(asked) == 3
 
 
-async def test_all_tries_together_have_a_deadline(small: Path) -> None:
+async def test_all_attempts_together_have_a_deadline(small: Path) -> None:
     async def stall(asked: Asked) -> None:
         await asyncio.Event().wait()
 
@@ -236,14 +234,14 @@ async def test_all_tries_together_have_a_deadline(small: Path) -> None:
     assert words.endswith("?(hidden): not done within 0.1 s")
 
 
-async def test_a_file_that_is_not_there_is_named_before_any_connection(tmp_path: Path) -> None:
+async def test_a_missing_file_is_named_before_any_connection(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.jsonl: No such file or directory"):
         await upload(tmp_path / "none.jsonl", "http://127.0.0.1:1/out", rules=LOOPBACK)
 
 
 @pytest.mark.parametrize("content", [b"other\n", BODY.upper()], ids=["shorter", "as long"])
-async def test_a_file_that_changes_between_two_tries_is_not_sent(small: Path, content: bytes) -> None:
-    os.utime(small, (0, 0))  # long before: a clock of files may tick slowly
+async def test_a_file_that_changes_between_attempts_is_not_sent(small: Path, content: bytes) -> None:
+    os.utime(small, (0, 0))  # long before: a file system's clock may be coarse
 
     async def change(asked: Asked) -> None:
         await asked.read_body()
@@ -256,7 +254,7 @@ async def test_a_file_that_changes_between_two_tries_is_not_sent(small: Path, co
         assert len(server.asked) == 1
 
 
-async def test_a_server_that_is_not_there_is_named(small: Path) -> None:
+async def test_a_missing_server_is_named(small: Path) -> None:
     async with raw_server(in_turn(b"")) as server:
         url = server.url(V2)
 

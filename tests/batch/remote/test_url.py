@@ -46,7 +46,7 @@ SHORT_FORMS = [
 
 
 @pytest.mark.parametrize("text", OTHER_SCHEMES)
-def test_schemes_but_http_and_https_are_refused(text: str) -> None:
+def test_schemes_other_than_http_and_https_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="begins with http:// or https:// and a host"):
         RemoteUrl.parse(text)
 
@@ -61,7 +61,7 @@ def test_ambiguous_urls_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("host", SHORT_FORMS)
-def test_an_address_in_another_form_than_the_full_one_is_refused(host: str) -> None:
+def test_an_address_in_an_unusual_notation_is_refused(host: str) -> None:
     with pytest.raises(ConfigError, match="must be in its full form"):
         RemoteUrl.parse(f"http://{host}/x")
 
